@@ -1,0 +1,2 @@
+//! The `shmesh` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Shared-memory links between processes.
