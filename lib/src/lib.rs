@@ -1,1 +1,55 @@
-//! Shared-memory links between processes.
+//! Shared-memory links between the processes of one machine: no copy, and no system call on the hot path.
+//!
+//! ```text
+//!   primary (PHY, trainer)                        secondary (MAC, loader)
+//!        |   ----- ring m2s ----->  messages  ----------->   |
+//!        |   <---- ring s2m ------  messages  <-----------   |
+//!        |                                                   |
+//!        '---- pools: cpu_msg, cpu_data, cpu_large ----------'     each buffer with an owner word
+//!        '---- seats: who is attached -----------------------'
+//! ```
+//!
+//! A [`Link`] connects a primary and a secondary side. A sender [loans](Link::loan) a buffer, writes the message where it
+//! will be read, and [sends](Loan::send) it: an index crosses, the bytes stay. A receiver [takes](Link::receive) the message
+//! and drops it, and the buffer is free again. Small messages [travel in the ring](Link::send_inline). Any participant may be
+//! killed at any instruction: nobody else notices, and [`Link::recover`] takes back what it held.
+//!
+//! Layers, each using only those before it: `sync`, `sys`, `segment`, `participant`, `pool`, `ring`, `notify`, `link`.
+//! `docs/architecture.md` says why.
+//!
+//! ```
+//! use shmesh::config::{LinkConfig, PoolId};
+//! use shmesh::{LinkOptions, Side};
+//!
+//! # let dir = tempfile::tempdir()?;
+//! let options = LinkOptions::new().dir(dir.path()); // /dev/shm unless named
+//! let trainer = options.create(&LinkConfig::new("batches".parse()?))?;
+//! let loader = options.attach("batches", Side::Secondary)?; // in another process
+//!
+//! let mut batch = loader.loan_with(PoolId::CpuData)?;
+//! batch.msg_mut(8)?.copy_from_slice(&42_u64.to_le_bytes());
+//! batch.data_mut(65_536)?.fill(1);
+//! batch.send()?;
+//! loader.notify()?;
+//!
+//! assert!(trainer.wait(Some(std::time::Duration::from_secs(1)))?);
+//! let batch = trainer.receive()?.expect("a message waits");
+//! assert_eq!(batch.data().len(), 65_536);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod config;
+mod error;
+mod link;
+mod notify;
+mod participant;
+mod pool;
+mod ring;
+mod segment;
+mod sync;
+pub mod sys;
+
+pub use error::{Error, Result};
+pub use link::{Link, LinkOptions, Loan, Message, Recovered, SendError};
+pub use participant::{MAX_SEATS, Participant, SeatIndex, SeatWord, Side};
+pub use ring::INLINE_MAX_BYTES;

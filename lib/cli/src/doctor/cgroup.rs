@@ -1,0 +1,230 @@
+//! Room in the memory cgroup, v1 and v2. It matters more than the size of the directory: `fallocate` beyond
+//! the cgroup's limit is an OOM kill, not an error, so the room must be known before a link is made.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::mounts::{self, Mount};
+use super::source::{Source, Unknown, field, human};
+use super::{Finding, Status};
+
+/// Below this, even a default link may not fit.
+const LITTLE: u64 = 64 << 20;
+/// v1 writes "no limit" as the largest page-aligned number; anything near it is none.
+const V1_NO_LIMIT: u64 = 1 << 62;
+
+/// Where one controller's files of this process lie, as far as they can be seen from here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// 1 or 2.
+    pub(super) version: u8,
+    /// The path in `/proc/self/cgroup`.
+    pub(super) path: String,
+    /// The process's own directory first, then its ancestors up to the mount point.
+    pub(super) dirs: Vec<PathBuf>,
+}
+
+/// The line of `/proc/self/cgroup` that governs `controller`: version and path.
+fn membership<'a>(text: &'a str, controller: &str) -> Option<(u8, &'a str)> {
+    let lines = || {
+        text.lines().filter_map(|line| {
+            let mut parts = line.splitn(3, ':');
+            Some((parts.next()?, parts.next()?, parts.next()?))
+        })
+    };
+    let first = lines().find(|(_, names, _)| names.split(',').any(|name| name == controller));
+    if let Some((_, _, path)) = first {
+        return Some((1, path));
+    }
+    lines().find(|(id, names, _)| *id == "0" && names.is_empty()).map(|(_, _, path)| (2, path))
+}
+
+/// The directory of cgroup `path` below a mount; the mount point itself where the path leads outside of what
+/// is seen.
+fn directory(mount: &Mount, path: &str) -> PathBuf {
+    let below = Path::new(path).strip_prefix(&mount.root).unwrap_or(Path::new(""));
+    match below.components().any(|part| part == std::path::Component::ParentDir) {
+        true => mount.point.clone(),
+        false => mount.point.join(below),
+    }
+}
+
+/// Finds the cgroup of this process for one controller.
+pub(super) fn locate(source: &Source, controller: &str) -> Result<Place, Unknown> {
+    let text = source.text("/proc/self/cgroup")?;
+    let (version, path) = membership(&text, controller)
+        .ok_or_else(|| Unknown(format!("/proc/self/cgroup has no {controller} hierarchy")))?;
+    let mounts = mounts::parse(&source.text("/proc/self/mountinfo")?);
+    let mount = mounts
+        .iter()
+        .find(|mount| match version {
+            1 => mount.kind == "cgroup" && mount.super_options.split(',').any(|one| one == controller),
+            _ => mount.kind == "cgroup2",
+        })
+        .ok_or_else(|| {
+            Unknown(format!("the {controller} hierarchy (cgroup v{version}) is not mounted here"))
+        })?;
+    let mut own = directory(mount, path);
+    if !source.exists(&own) {
+        own.clone_from(&mount.point);
+    }
+    let dirs = own.ancestors().take_while(|dir| dir.starts_with(&mount.point)).map(Path::to_owned).collect();
+    Ok(Place { version, path: path.to_owned(), dirs })
+}
+
+/// One level of the memory hierarchy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Level {
+    /// The limit, if there is one.
+    limit: Option<u64>,
+    /// What is charged.
+    used: u64,
+    /// Page cache in it that the kernel gives up before it kills.
+    reclaimable: u64,
+}
+
+impl Level {
+    /// What may still be charged before the kernel kills.
+    fn room(&self) -> Option<u64> {
+        Some(self.limit?.saturating_sub(self.used.saturating_sub(self.reclaimable)))
+    }
+}
+
+/// The memory cgroup of this process, as far as it can be seen.
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    /// Where it is.
+    place: Place,
+    /// Own level first.
+    levels: Vec<Level>,
+}
+
+impl Memory {
+    /// The smallest room among the levels; `None` without any limit.
+    pub(super) fn room(&self) -> Option<u64> {
+        self.levels.iter().filter_map(Level::room).min()
+    }
+
+    /// The smallest limit among the levels.
+    fn limit(&self) -> Option<u64> {
+        self.levels.iter().filter_map(|level| level.limit).min()
+    }
+}
+
+/// A limit as the kernel writes it: `max` (v2) or a number.
+fn parse_limit(text: &str) -> Option<u64> {
+    text.trim().parse().ok().filter(|limit| *limit < V1_NO_LIMIT)
+}
+
+/// `key value` in `memory.stat`.
+fn stat(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// Reads one level; `None` where it has no memory files (the root of v2).
+fn level(source: &Source, version: u8, dir: &Path) -> Option<Level> {
+    let (limit, used, cache) = match version {
+        1 => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        _ => ("memory.max", "memory.current", "inactive_file"),
+    };
+    let details = source.text(dir.join("memory.stat")).unwrap_or_default();
+    let mut limit = parse_limit(&source.text(dir.join(limit)).ok()?);
+    // v1 tells the smallest limit of all ancestors, also of those that cannot be seen from here: the pod's.
+    if let Some(above) = stat(&details, "hierarchical_memory_limit").filter(|limit| *limit < V1_NO_LIMIT) {
+        limit = Some(limit.map_or(above, |own| own.min(above)));
+    }
+    let used = source.number(dir.join(used)).ok()?;
+    Some(Level { limit, used, reclaimable: stat(&details, cache).unwrap_or_default() })
+}
+
+/// Reads the memory cgroup and its visible ancestors.
+pub(super) fn memory(source: &Source) -> Result<Memory, Unknown> {
+    let place = locate(source, "memory")?;
+    let levels = place.dirs.iter().filter_map(|dir| level(source, place.version, dir)).collect();
+    Ok(Memory { place, levels })
+}
+
+/// What the memory cgroup means for links.
+pub(super) fn finding(memory: &Result<Memory, Unknown>) -> Finding {
+    const ID: &str = "memory.cgroup";
+    let memory = match memory {
+        Ok(memory) => memory,
+        Err(why) => {
+            let means = "The memory limit is not known: a link larger than it ends in an OOM kill, not in an \
+                         error, so keep links well below the container's limit.";
+            return Finding::unknown(ID, why, means);
+        }
+    };
+    let own = memory.levels.first();
+    let value = json!({
+        "version": memory.place.version,
+        "path": memory.place.path,
+        "limit_bytes": memory.limit(),
+        "used_bytes": own.map(|level| level.used),
+        "reclaimable_bytes": own.map(|level| level.reclaimable),
+        "room_bytes": memory.room(),
+    });
+    let version = memory.place.version;
+    let (Some(limit), Some(room)) = (memory.limit(), memory.room()) else {
+        let means = "No memory limit is visible here: links may take what the node has and are charged to \
+                     whoever touches them first; in a pod, set a memory limit that covers them.";
+        return Finding::new(ID, Status::Note, value, format!("v{version}, no limit"), means);
+    };
+    let shown = format!("v{version}, limit {}, room {}", human(limit), human(room));
+    let (status, means) = if room < LITTLE {
+        let means = format!(
+            "Only {} can still be charged: making a larger link here is an OOM kill (SIGKILL), not an error; \
+             raise the container's memory limit or let the sidecar make the link.",
+            human(room)
+        );
+        (Status::Warn, means)
+    } else {
+        let means = format!(
+            "Links made by this container may take {} more; fallocate beyond that is an OOM kill, not an \
+             error, and a pod limit above the container's may be smaller still.",
+            human(room)
+        );
+        (Status::Ok, means)
+    };
+    Finding::new(ID, status, value, shown, means)
+}
+
+/// The node's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeMemory {
+    /// All of it.
+    total: u64,
+    /// What can be had without swapping.
+    pub(super) available: u64,
+}
+
+/// Reads `/proc/meminfo`, which shows the node even inside a container.
+pub(super) fn node_memory(source: &Source) -> Result<NodeMemory, Unknown> {
+    let text = source.text("/proc/meminfo")?;
+    let bytes = |name| field(&text, name)?.strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024);
+    match (bytes("MemTotal"), bytes("MemAvailable")) {
+        (Some(total), Some(available)) => Ok(NodeMemory { total, available }),
+        _ => Err(Unknown("/proc/meminfo has no MemTotal or MemAvailable".into())),
+    }
+}
+
+/// What the node's memory means for links.
+pub(super) fn node_finding(node: &Result<NodeMemory, Unknown>) -> Finding {
+    const ID: &str = "memory.node";
+    match node {
+        Err(why) => Finding::unknown(ID, why, "The node's memory bounds all links together."),
+        Ok(node) => Finding::new(
+            ID,
+            if node.available < LITTLE { Status::Warn } else { Status::Ok },
+            json!({ "total_bytes": node.total, "available_bytes": node.available }),
+            format!("{}, {} available", human(node.total), human(node.available)),
+            "All links of all pods on this node share what is available; shared pages are freed only by \
+             removing them.",
+        ),
+    }
+}
+
+#[cfg(test)]
+#[path = "cgroup_tests.rs"]
+mod tests;

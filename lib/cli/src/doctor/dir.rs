@@ -1,0 +1,157 @@
+//! The IPC directory itself: whether it is there, what it is made of, and a file really made in it.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, statfs};
+
+use super::mounts::{self, Mount};
+use super::source::{Source, Unknown};
+
+/// Mode and owner of the directory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owner {
+    /// Permission bits with setuid, setgid and sticky.
+    pub(super) mode: u32,
+    /// Owning user.
+    pub(super) uid: u32,
+    /// Owning group.
+    pub(super) gid: u32,
+}
+
+/// What `statfs` says.
+#[derive(Clone, Debug)]
+pub(super) struct Space {
+    /// `tmpfs`, `hugetlbfs`, or the magic number.
+    pub(super) kind: String,
+    /// Total bytes; `None` without a limit.
+    pub(super) size: Option<u64>,
+    /// Bytes that are free for this user; `None` without a limit.
+    pub(super) free: Option<u64>,
+    /// Free inodes; `None` without a limit.
+    pub(super) inodes: Option<u64>,
+}
+
+/// A file really made in the directory, without a name where the file system can do that.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    /// The file, or why there is none.
+    pub(super) file: Result<OwnedFd, Errno>,
+    /// Whether `O_TMPFILE` made it.
+    pub(super) anonymous: Result<(), Errno>,
+}
+
+/// Everything about the directory.
+#[derive(Debug)]
+pub(super) struct Facts {
+    /// As the user named it.
+    pub(super) dir: PathBuf,
+    /// Mode and owner.
+    pub(super) owner: Result<Owner, Unknown>,
+    /// Space.
+    pub(super) space: Result<Space, Unknown>,
+    /// What it is seen through, and how many mounts lie hidden there.
+    pub(super) seen: Result<(Mount, usize), Unknown>,
+    /// A trial file.
+    pub(super) scratch: Scratch,
+}
+
+impl Facts {
+    /// Looks at the directory and tries to write there; what it makes is gone at once.
+    pub(super) fn gather(source: &Source, dir: &Path) -> Self {
+        let owner = owner(dir);
+        let scratch = match &owner {
+            Ok(_) => scratch(dir),
+            Err(_) => Scratch { file: Err(Errno::ENOENT), anonymous: Err(Errno::ENOENT) },
+        };
+        Self { dir: dir.to_owned(), owner, space: space(dir), seen: seen(source, dir), scratch }
+    }
+
+    /// What the directory is seen through, if that is known.
+    pub(super) fn mount(&self) -> Option<&Mount> {
+        self.seen.as_ref().ok().map(|(mount, _)| mount)
+    }
+}
+
+/// Mode and owner, if it is a directory.
+fn owner(dir: &Path) -> Result<Owner, Unknown> {
+    let meta = std::fs::metadata(dir).map_err(|why| Unknown(why.to_string()))?;
+    if !meta.is_dir() {
+        return Err(Unknown("not a directory".into()));
+    }
+    Ok(Owner { mode: meta.mode() & 0o7777, uid: meta.uid(), gid: meta.gid() })
+}
+
+/// Asks the file system.
+fn space(dir: &Path) -> Result<Space, Unknown> {
+    let stat = statfs(dir).map_err(|why| Unknown(format!("statfs: {}", why.desc())))?;
+    let block =
+        u64::try_from(stat.block_size()).map_err(|_| Unknown("statfs: negative block size".into()))?;
+    let kind = match stat.filesystem_type() {
+        TMPFS_MAGIC => "tmpfs".to_owned(),
+        HUGETLBFS_MAGIC => "hugetlbfs".to_owned(),
+        other => format!("{:#x}", other.0),
+    };
+    // tmpfs mounted with size=0 or nr_inodes=0 has no limit and says 0 for the total.
+    let limited = |total: u64, amount: u64| (total > 0).then_some(amount);
+    Ok(Space {
+        kind,
+        size: limited(stat.blocks(), stat.blocks().saturating_mul(block)),
+        free: limited(stat.blocks(), stat.blocks_available().saturating_mul(block)),
+        inodes: limited(stat.files(), stat.files_free()),
+    })
+}
+
+/// Finds the mount of the directory, links resolved.
+fn seen(source: &Source, dir: &Path) -> Result<(Mount, usize), Unknown> {
+    let path = dir.canonicalize().map_err(|why| Unknown(why.to_string()))?;
+    let mounts = mounts::parse(&source.text("/proc/self/mountinfo")?);
+    mounts::covering(&mounts, &path)
+        .map(|(mount, hidden)| (mount.clone(), hidden))
+        .ok_or_else(|| Unknown("no mount in /proc/self/mountinfo covers it".into()))
+}
+
+/// Makes a file that has no name; where that cannot be, one whose name is removed at once.
+fn scratch(dir: &Path) -> Scratch {
+    let (write, mode) = (OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::S_IRUSR | Mode::S_IWUSR);
+    let why = match open(dir, write | OFlag::O_TMPFILE, mode) {
+        Ok(file) => return Scratch { file: Ok(file), anonymous: Ok(()) },
+        Err(why) => why,
+    };
+    let name = dir.join(format!(".shmesh-doctor-{}", std::process::id()));
+    let file = open(&name, write | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW, mode);
+    if file.is_ok() {
+        // A failure leaves one empty file, which is no reason to stop.
+        let _ = std::fs::remove_file(&name);
+    }
+    Scratch { file, anonymous: Err(why) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::tests::Tree;
+    use crate::doctor::{Status, shm};
+
+    #[test]
+    fn real_directories() {
+        let tree = Tree::new();
+        tree.file("proc/self/mountinfo", "1 0 0:1 / / rw - ext4 /dev/x rw\n");
+        let dir = tempfile::tempdir().unwrap();
+        let facts = Facts::gather(&tree.source(), dir.path());
+        assert!(facts.scratch.file.is_ok());
+        assert_eq!(facts.mount().unwrap().kind, "ext4");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing stays behind");
+
+        let missing = Facts::gather(&tree.source(), &dir.path().join("none"));
+        let found = shm::findings(&missing);
+        assert_eq!((found.len(), found[0].status), (1, Status::Fail));
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        let found = shm::findings(&Facts::gather(&tree.source(), &dir.path().join("file")));
+        assert_eq!(found[0].value["reason"], "not a directory");
+    }
+}

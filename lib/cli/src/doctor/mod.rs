@@ -1,0 +1,183 @@
+//! `shmesh doctor`: what this machine or container gives, and what follows for links, in sentences.
+//!
+//! Each probe family is a file: it reads below a [`Source`] (so that a test can give it a tree of its own),
+//! parses with pure functions and answers [`Finding`]s. What cannot be learnt is "unknown" with the reason,
+//! never an error.
+
+mod cgroup;
+mod cpu;
+mod dir;
+mod identity;
+mod isolation;
+mod limits;
+mod mounts;
+mod need;
+mod pages;
+mod report;
+mod shm;
+mod source;
+mod syscalls;
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use source::{Source, Unknown};
+
+/// A way to open a pidfd by number. nix has none and this crate has no unsafe code, so the caller lends one.
+pub(crate) type PidfdOpen = fn(u32) -> std::io::Result<OwnedFd>;
+
+/// What `shmesh doctor` is asked.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// The IPC directory
+    #[arg(long, value_name = "DIR", env = "SHMESH_DIR", default_value = "/dev/shm")]
+    pub(crate) dir: PathBuf,
+    /// How to print
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    pub(crate) output: Output,
+    /// Will links of this total size fit? Bytes, or 512Mi, 2Gi
+    #[arg(long, value_name = "N", value_parser = source::parse_bytes)]
+    pub(crate) need_bytes: Option<u64>,
+    /// Tries `pidfd_open`; without it the answer is inferred.
+    #[arg(skip)]
+    pub(crate) pidfd_open: Option<PidfdOpen>,
+}
+
+/// How to print the findings.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    /// For people: aligned lines and sentences
+    Text,
+    /// For programs: one JSON object
+    Json,
+}
+
+/// What the command's exit status says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExitVerdict {
+    /// Links work here: exit status 0.
+    Works,
+    /// Links cannot work here, or not of the size asked for: exit status 1.
+    Fails,
+}
+
+impl From<ExitVerdict> for ExitCode {
+    fn from(verdict: ExitVerdict) -> Self {
+        match verdict {
+            ExitVerdict::Works => Self::SUCCESS,
+            ExitVerdict::Fails => Self::from(1),
+        }
+    }
+}
+
+/// How good a finding is for links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    /// As links want it.
+    Ok,
+    /// Worth knowing; nothing is lost.
+    Note,
+    /// Links work, but worse than they could, or fail later.
+    Warn,
+    /// Links cannot work.
+    Fail,
+}
+
+impl Status {
+    /// As printed.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+        }
+    }
+}
+
+/// One thing learnt, and what follows from it.
+#[derive(Clone, Debug, Serialize)]
+struct Finding {
+    /// Stable name, `family.thing`.
+    id: &'static str,
+    /// The fact for programs; `{"unknown": reason}` where it could not be learnt.
+    value: Value,
+    /// How good it is for links.
+    status: Status,
+    /// What follows for links, and the remedy.
+    means: String,
+    /// The fact for people.
+    #[serde(skip)]
+    shown: String,
+}
+
+impl Finding {
+    /// A fact that was learnt.
+    fn new(
+        id: &'static str,
+        status: Status,
+        value: Value,
+        shown: impl Into<String>,
+        means: impl Into<String>,
+    ) -> Self {
+        Self { id, value, status, means: means.into(), shown: shown.into() }
+    }
+
+    /// A fact that could not be learnt; `means` says what to do without it.
+    fn unknown(id: &'static str, why: &Unknown, means: impl Into<String>) -> Self {
+        Self::new(id, Status::Note, json!({ "unknown": why.0 }), format!("unknown ({why})"), means)
+    }
+}
+
+/// Looks at everything, prints it to `out` and says whether links work here.
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<ExitVerdict> {
+    let findings = collect(&Source::new("/"), &args.dir, args.need_bytes, args.pidfd_open);
+    match args.output {
+        Output::Text => report::text(&args.dir, &findings, out)?,
+        Output::Json => report::json(&args.dir, &findings, out)?,
+    }
+    Ok(verdict(&findings))
+}
+
+/// Links work unless a finding says that they cannot.
+fn verdict(findings: &[Finding]) -> ExitVerdict {
+    match findings.iter().any(|finding| finding.status == Status::Fail) {
+        true => ExitVerdict::Fails,
+        false => ExitVerdict::Works,
+    }
+}
+
+/// Runs every probe. Facts of the kernel come from `source`; the directory and the system calls are really
+/// tried.
+fn collect(source: &Source, dir: &Path, need: Option<u64>, pidfd_open: Option<PidfdOpen>) -> Vec<Finding> {
+    let facts = dir::Facts::gather(source, dir);
+    let memory = cgroup::memory(source);
+    let node = cgroup::node_memory(source);
+    let status = source.text("/proc/self/status");
+    let cores = cpu::Cores::gather(source, &status);
+
+    let mut findings = shm::findings(&facts);
+    findings.push(cgroup::finding(&memory));
+    findings.push(cgroup::node_finding(&node));
+    if let Some(need) = need {
+        let free = facts.space.as_ref().ok().and_then(|space| space.free);
+        let room = memory.as_ref().ok().and_then(|memory| memory.room());
+        let available = node.as_ref().ok().map(|node| node.available);
+        findings.push(need::finding(&need::Question { need, free, room, available }));
+    }
+    findings.extend(limits::findings(source, &status));
+    findings.extend(pages::findings(source, facts.mount()));
+    findings.extend(isolation::findings(source, &status));
+    findings.extend(syscalls::findings(source, &status, &facts.scratch, pidfd_open));
+    findings.extend(identity::findings(source, &status));
+    findings.extend(cpu::findings(source, &cores));
+    findings
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! `--need-bytes`: will links of this total size fit?
+
+use serde_json::json;
+
+use super::source::human;
+use super::{Finding, Status};
+
+/// What is needed and what is there; `None` is without a limit, or unknown.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question {
+    /// Bytes of all links together.
+    pub(super) need: u64,
+    /// Free in the IPC directory.
+    pub(super) free: Option<u64>,
+    /// Room in the memory cgroup.
+    pub(super) room: Option<u64>,
+    /// Available on the node.
+    pub(super) available: Option<u64>,
+}
+
+/// The answer.
+pub(super) fn finding(question: &Question) -> Finding {
+    let Question { need, free, room, available } = *question;
+    let short = |have: Option<u64>| have.filter(|have| *have < need);
+    let mut reasons = Vec::new();
+    if let Some(have) = short(room) {
+        reasons.push(format!(
+            "the memory cgroup has room for {} only, so making them is an OOM kill and not an error: raise \
+             the memory limit by {}",
+            human(have),
+            human(need - have)
+        ));
+    }
+    if let Some(have) = short(available) {
+        reasons
+            .push(format!("the node has only {} available: use a larger node or smaller links", human(have)));
+    }
+    if let Some(have) = short(free) {
+        reasons.push(format!(
+            "the IPC directory has {} free: enlarge it (sizeLimit of the emptyDir, or more units of \
+             shmesh.io/shm) or use `backing: memfd`, which does not count there",
+            human(have)
+        ));
+    }
+    let value = json!({
+        "need_bytes": need, "fits": reasons.is_empty(),
+        "dir_free_bytes": free, "cgroup_room_bytes": room, "node_available_bytes": available,
+    });
+    let shown = format!("{} needed", human(need));
+    if reasons.is_empty() {
+        let means = "Links of this size fit now, if this container makes them; in a pod the sidecar makes \
+                     and pays for them, so ask there.";
+        Finding::new("links.need", Status::Ok, value, format!("{shown}, fits"), means)
+    } else {
+        let means = format!("They do not fit: {}.", reasons.join("; "));
+        Finding::new("links.need", Status::Fail, value, format!("{shown}, does not fit"), means)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(need: u64, free: Option<u64>, room: Option<u64>, available: Option<u64>) -> Finding {
+        finding(&Question { need, free, room, available })
+    }
+
+    #[test]
+    fn exactly_fits() {
+        assert_eq!(ask(10, Some(10), Some(10), Some(10)).status, Status::Ok);
+        assert_eq!(ask(u64::MAX, None, None, None).status, Status::Ok);
+        assert_eq!(ask(0, Some(0), Some(0), Some(0)).status, Status::Ok);
+    }
+
+    #[test]
+    fn each_shortage_is_named() {
+        let found = ask(11, Some(10), Some(10), Some(10));
+        assert_eq!((found.status, &found.value["fits"]), (Status::Fail, &json!(false)));
+        for word in ["OOM kill", "node has only", "backing: memfd"] {
+            assert!(found.means.contains(word), "{word}");
+        }
+        assert!(!ask(11, None, Some(10), None).means.contains("memfd"));
+        assert_eq!(ask(11, Some(10), None, None).status, Status::Fail);
+    }
+}

@@ -1,0 +1,197 @@
+//! Huge pages: what `huge_pages: hugetlb` and `huge_pages: transparent` would do here.
+
+use serde_json::json;
+
+use super::mounts::Mount;
+use super::source::{Source, human};
+use super::{Finding, Status, cgroup};
+
+/// Where the kernel lists its huge page pools.
+const POOLS: &str = "/sys/kernel/mm/hugepages";
+/// Where the kernel keeps the switches of transparent huge pages.
+const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// One size of hugetlb pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pool {
+    /// Bytes per page.
+    page: u64,
+    /// Pages set aside.
+    total: u64,
+    /// Pages neither used nor promised.
+    free: u64,
+    /// Bytes the cgroup allows, if that is known and limited.
+    allowed: Option<u64>,
+}
+
+impl Pool {
+    /// Bytes a link could have.
+    fn usable(&self) -> u64 {
+        let bytes = self.free.saturating_mul(self.page);
+        self.allowed.map_or(bytes, |allowed| allowed.min(bytes))
+    }
+}
+
+/// Bytes of `hugepages-2048kB`.
+fn page_bytes(name: &str) -> Option<u64> {
+    name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The size as the hugetlb cgroup's files name it: `2MB`, `1GB`, `64KB`.
+fn cgroup_name(page: u64) -> String {
+    match page {
+        page if page >= 1 << 30 => format!("{}GB", page >> 30),
+        page if page >= 1 << 20 => format!("{}MB", page >> 20),
+        page => format!("{}KB", page >> 10),
+    }
+}
+
+/// The smallest limit of the hugetlb cgroup for one page size among the levels that are visible.
+fn allowed(source: &Source, page: u64) -> Option<u64> {
+    let place = cgroup::locate(source, "hugetlb").ok()?;
+    let kind = if place.version == 1 { "limit_in_bytes" } else { "max" };
+    let file = format!("hugetlb.{}.{kind}", cgroup_name(page));
+    place
+        .dirs
+        .iter()
+        .filter_map(|dir| source.number(dir.join(&file)).ok())
+        .filter(|limit| *limit < 1 << 60)
+        .min()
+}
+
+/// Reads one pool.
+fn pool(source: &Source, name: &str) -> Option<Pool> {
+    let page = page_bytes(name)?;
+    let number = |file: &str| source.number(format!("{POOLS}/{name}/{file}")).ok();
+    let free = number("free_hugepages")?.saturating_sub(number("resv_hugepages").unwrap_or_default());
+    Some(Pool { page, total: number("nr_hugepages")?, free, allowed: allowed(source, page) })
+}
+
+/// Both kinds of huge pages. `mount` is what the IPC directory is seen through.
+pub(super) fn findings(source: &Source, mount: Option<&Mount>) -> Vec<Finding> {
+    vec![hugetlb(source), transparent(source, mount)]
+}
+
+/// Pages set aside by the administrator.
+fn hugetlb(source: &Source) -> Finding {
+    const ID: &str = "pages.hugetlb";
+    let names = match source.names(POOLS) {
+        Ok(names) => names,
+        Err(why) => return Finding::unknown(ID, &why, "Do not count on `huge_pages: hugetlb`."),
+    };
+    let pools: Vec<Pool> = names.iter().filter_map(|name| pool(source, name)).collect();
+    let value = json!({ "sizes": pools.iter().map(|pool| json!({
+        "page_bytes": pool.page, "total_pages": pool.total, "free_pages": pool.free,
+        "cgroup_limit_bytes": pool.allowed,
+    })).collect::<Vec<_>>() });
+    let list: Vec<String> = pools
+        .iter()
+        .map(|pool| format!("{}: {} of {} free", human(pool.page), pool.free, pool.total))
+        .collect();
+    let shown = if list.is_empty() { "none".to_owned() } else { list.join(", ") };
+    if let Some(best) = pools.iter().filter(|pool| pool.usable() > 0).min_by_key(|pool| pool.page) {
+        let means = format!(
+            "`huge_pages: hugetlb` works for links up to {} (pages of {}): faster to attach; the pod must \
+             request hugepages-{}i.",
+            human(best.usable()),
+            human(best.page),
+            cgroup_name(best.page).trim_end_matches('B'),
+        );
+        return Finding::new(ID, Status::Ok, value, shown, means);
+    }
+    let means = if pools.iter().any(|pool| pool.free > 0) {
+        "The node has free huge pages but this container's cgroup allows none: request hugepages-2Mi in the \
+         pod for `huge_pages: hugetlb`; without it leave huge_pages off."
+    } else {
+        "`huge_pages: hugetlb` is refused at start: the node sets none aside (vm.nr_hugepages, then \
+         hugepages-2Mi in the pod); ordinary pages work."
+    };
+    Finding::new(ID, Status::Note, value, shown, means)
+}
+
+/// The word in brackets: `always within_size advise [never] deny force`.
+fn chosen(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once('[')?;
+    rest.split_once(']').map(|(word, _)| word)
+}
+
+/// Pages the kernel makes huge by itself.
+fn transparent(source: &Source, mount: Option<&Mount>) -> Finding {
+    const ID: &str = "pages.transparent";
+    let text = match source.text(format!("{TRANSPARENT}/shmem_enabled")) {
+        Ok(text) => text,
+        Err(why) => return Finding::unknown(ID, &why, "Do not count on `huge_pages: transparent`."),
+    };
+    let general = chosen(&text).unwrap_or("unknown");
+    // Since 6.11 each size has its own switch, which says "inherit" unless somebody changed it.
+    let own = source.text(format!("{TRANSPARENT}/hugepages-2048kB/shmem_enabled")).unwrap_or_default();
+    let memfd = match chosen(&own) {
+        Some(own) if own != "inherit" && general != "deny" && general != "force" => own,
+        _ => general,
+    };
+    let dir = match general {
+        "deny" | "force" => general,
+        _ => mount.and_then(|mount| mount.value("huge")).unwrap_or("never"),
+    };
+    let value = json!({ "shmem_enabled": general, "memfd": memfd, "dir": dir });
+    let shown = format!("memfd {memfd}, directory {dir}");
+    let (status, means) = match (effect(memfd), effect(dir)) {
+        (Effect::None, Effect::None) => (
+            Status::Note,
+            format!(
+                "`huge_pages: transparent` changes nothing here: segments stay on small pages, so prefault \
+                 them (a peer's first touch of 148 MiB is 38 ms instead of 1 ms); remedy: write `advise` to \
+                 {TRANSPARENT}/shmem_enabled on the node."
+            ),
+        ),
+        (Effect::None, _) => (
+            Status::Ok,
+            "`huge_pages: transparent` works for named segments in the directory, not for memfd segments."
+                .to_owned(),
+        ),
+        (memfd, Effect::None) => (
+            Status::Ok,
+            format!(
+                "{} Named segments in the directory stay on small pages (mount option huge=).",
+                memfd.sentence()
+            ),
+        ),
+        (memfd, _) => (Status::Ok, format!("{} The same holds for the directory.", memfd.sentence())),
+    };
+    Finding::new(ID, status, value, shown, means)
+}
+
+/// What a setting does to a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    /// Nothing, even when asked.
+    None,
+    /// Huge pages when asked.
+    Asked,
+    /// Huge pages unasked.
+    Always,
+}
+
+impl Effect {
+    /// For memfd segments.
+    fn sentence(self) -> &'static str {
+        match self {
+            Self::None => "Memfd segments stay on small pages.",
+            Self::Asked => "`huge_pages: transparent` works for memfd segments.",
+            Self::Always => "Memfd segments get huge pages even without `huge_pages: transparent`.",
+        }
+    }
+}
+
+/// What a setting does.
+fn effect(setting: &str) -> Effect {
+    match setting {
+        "advise" => Effect::Asked,
+        "always" | "within_size" | "force" => Effect::Always,
+        _ => Effect::None,
+    }
+}
+
+#[cfg(test)]
+#[path = "pages_tests.rs"]
+mod tests;

@@ -1,0 +1,134 @@
+//! The findings on paper: aligned text for people, one JSON object for programs.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::json;
+
+use super::{ExitVerdict, Finding, Status, verdict};
+
+/// Where sentences are wrapped.
+const WIDTH: usize = 110;
+/// Sentences start under the value.
+const INDENT: usize = 6;
+
+/// How many findings have this status.
+fn count(findings: &[Finding], status: Status) -> usize {
+    findings.iter().filter(|finding| finding.status == status).count()
+}
+
+/// One JSON object: verdict, directory, counts, findings.
+pub(super) fn json(dir: &Path, findings: &[Finding], out: &mut dyn Write) -> io::Result<()> {
+    let verdict = match verdict(findings) {
+        ExitVerdict::Works => "works",
+        ExitVerdict::Fails => "fails",
+    };
+    let all = [Status::Ok, Status::Note, Status::Warn, Status::Fail];
+    let counts: serde_json::Map<_, _> =
+        all.into_iter().map(|status| (status.word().to_owned(), json!(count(findings, status)))).collect();
+    let report = json!({
+        "dir": dir.to_string_lossy(),
+        "verdict": verdict,
+        "counts": counts,
+        "findings": findings,
+    });
+    serde_json::to_writer_pretty(&mut *out, &report)?;
+    writeln!(out)
+}
+
+/// A line per finding, its sentence below, a summary at the end.
+pub(super) fn text(dir: &Path, findings: &[Finding], out: &mut dyn Write) -> io::Result<()> {
+    let wide = findings.iter().map(|finding| finding.id.len()).max().unwrap_or_default();
+    for finding in findings {
+        writeln!(out, "{:<5} {:<wide$}  {}", finding.status.word(), finding.id, plain(&finding.shown))?;
+        for line in wrap(&plain(&finding.means), WIDTH - INDENT) {
+            writeln!(out, "{:INDENT$}{line}", "")?;
+        }
+    }
+    writeln!(out)?;
+    writeln!(out, "{}", summary(dir, findings))
+}
+
+/// The last line.
+fn summary(dir: &Path, findings: &[Finding]) -> String {
+    let counts = format!(
+        "{} ok, {} note, {} warn, {} fail",
+        count(findings, Status::Ok),
+        count(findings, Status::Note),
+        count(findings, Status::Warn),
+        count(findings, Status::Fail),
+    );
+    let fatal: Vec<_> =
+        findings.iter().filter(|finding| finding.status == Status::Fail).map(|finding| finding.id).collect();
+    let dir = plain(&dir.to_string_lossy());
+    if fatal.is_empty() {
+        format!("{counts}: links work in {dir}.")
+    } else {
+        format!("{counts}: links cannot work in {dir} as asked; see {}.", fatal.join(", "))
+    }
+}
+
+/// Text that cannot steer a terminal: names of files and mounts are anybody's.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// Breaks at blanks; a word longer than `width` gets a line of its own.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Vec<Finding> {
+        vec![
+            Finding::new("dir.path", Status::Ok, json!({ "mode": 0o1777 }), "tmpfs\u{1b}[2J", "Fine."),
+            Finding::new("syscall.memfd", Status::Fail, json!(false), "refused", "No memfd."),
+        ]
+    }
+
+    #[test]
+    fn text_is_aligned_and_safe() {
+        let mut out = Vec::new();
+        text(Path::new("/dev/shm"), &sample(), &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.starts_with(
+            "ok    dir.path       tmpfs\u{fffd}[2J\n      Fine.\nfail  syscall.memfd  refused\n"
+        ));
+        assert!(out.ends_with(
+            "1 ok, 0 note, 0 warn, 1 fail: links cannot work in /dev/shm as asked; see syscall.memfd.\n"
+        ));
+    }
+
+    #[test]
+    fn json_has_the_four_keys() {
+        let mut out = Vec::new();
+        json(Path::new("/x"), &sample(), &mut out).unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(report["verdict"], "fails");
+        assert_eq!(report["counts"], json!({ "ok": 1, "note": 0, "warn": 0, "fail": 1 }));
+        let first = report["findings"][0].as_object().unwrap();
+        let keys: std::collections::BTreeSet<_> = first.keys().map(String::as_str).collect();
+        assert_eq!(keys, ["id", "means", "status", "value"].into());
+        assert_eq!(first["status"], "ok");
+    }
+
+    #[test]
+    fn wraps_at_blanks() {
+        assert_eq!(wrap("ab cd ef", 5), ["ab cd", "ef"]);
+        assert_eq!(wrap("abcdefgh ij", 5), ["abcdefgh", "ij"]);
+        assert!(wrap("", 5).is_empty());
+    }
+}

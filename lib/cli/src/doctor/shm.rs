@@ -1,0 +1,228 @@
+//! What the IPC directory means for links: how much fits, who may write, what to do about it.
+
+use nix::errno::Errno;
+use serde_json::json;
+
+use super::dir::{Facts, Owner, Space};
+use super::mounts::Mount;
+use super::source::{Unknown, human};
+use super::{Finding, Status};
+
+/// What container runtimes give when nobody asks.
+const DEFAULT: u64 = 64 << 20;
+/// Less free space than this is worth a warning.
+const LITTLE: u64 = 1 << 20;
+/// Files a link needs: six segments, a socket, and some air.
+const INODES_PER_LINK: u64 = 8;
+/// How to get a larger directory.
+const REMEDY: &str =
+    "mount an emptyDir of medium Memory with a sizeLimit at /dev/shm, or request shmesh.io/shm units";
+
+/// The findings; only the first when there is no directory.
+pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+    let owner = match &facts.owner {
+        Ok(owner) => owner,
+        Err(why) => {
+            let means = format!(
+                "Links cannot be made or found without this directory: create it or name another one with \
+                 --dir or SHMESH_DIR; in a pod, {REMEDY}."
+            );
+            let value = json!({ "path": facts.dir.to_string_lossy(), "exists": false, "reason": why.0 });
+            return vec![Finding::new("dir.path", Status::Fail, value, show(facts, &why.0), means)];
+        }
+    };
+    let mut findings = vec![path(facts, owner)];
+    match &facts.space {
+        Ok(space) => {
+            findings.push(kind(space, facts.mount()));
+            findings.push(size(space, facts.mount()));
+            findings.push(inodes(space));
+        }
+        Err(why) => findings.push(Finding::unknown(
+            "dir.space",
+            why,
+            "Try a link: it fails at start if it does not fit.",
+        )),
+    }
+    findings.push(mount(&facts.seen));
+    findings.push(writable(facts, owner));
+    findings
+}
+
+/// The path and a remark.
+fn show(facts: &Facts, remark: &str) -> String {
+    format!("{} ({remark})", facts.dir.display())
+}
+
+/// Who may do what in it.
+fn path(facts: &Facts, owner: &Owner) -> Finding {
+    let Owner { mode, uid, gid } = *owner;
+    let (status, means) = match mode {
+        mode if mode & 0o002 != 0 && mode & 0o1000 == 0 => (
+            Status::Warn,
+            "Everybody may remove everybody's segments here: set the sticky bit (chmod +t).".to_owned(),
+        ),
+        mode if mode & 0o002 != 0 => {
+            (Status::Ok, "Every user may make links here; nobody can remove another's.".to_owned())
+        }
+        mode if mode & 0o020 != 0 => {
+            (Status::Ok, format!("Members of group {gid} may make links here, others may not."))
+        }
+        _ => (
+            Status::Note,
+            format!(
+                "Only uid {uid} may make links here; a peer needs that uid, or a mode of 3770 with a common \
+                 group."
+            ),
+        ),
+    };
+    let value = json!({
+        "path": facts.dir.to_string_lossy(), "exists": true, "mode": format!("{mode:04o}"),
+        "sticky": mode & 0o1000 != 0, "uid": uid, "gid": gid,
+    });
+    Finding::new("dir.path", status, value, show(facts, &format!("{mode:04o} {uid}:{gid}")), means)
+}
+
+/// What it is made of.
+fn kind(space: &Space, mount: Option<&Mount>) -> Finding {
+    let name = match space.kind.as_str() {
+        known @ ("tmpfs" | "hugetlbfs") => known,
+        magic => mount.map_or(magic, |mount| &mount.kind),
+    };
+    let (status, means) = match space.kind.as_str() {
+        "tmpfs" => (Status::Ok, "Segments are memory and nothing else.".to_owned()),
+        "hugetlbfs" => (
+            Status::Warn,
+            "Every segment takes whole huge pages here and sockets cannot be made: use a tmpfs, and \
+             huge_pages for single links."
+                .to_owned(),
+        ),
+        _ => (
+            Status::Warn,
+            format!(
+                "Named segments would be written to a disk in the background, which costs time and wears \
+                     it: {REMEDY}, or use `backing: memfd`."
+            ),
+        ),
+    };
+    Finding::new("dir.filesystem", status, json!(name), name, means)
+}
+
+/// How much fits.
+fn size(space: &Space, mount: Option<&Mount>) -> Finding {
+    let value = json!({ "size_bytes": space.size, "free_bytes": space.free });
+    let (Some(size), Some(free)) = (space.size, space.free) else {
+        let means = "The directory has no limit of its own: memory is the only bound, so mind memory.cgroup.";
+        return Finding::new("dir.space", Status::Note, value, "no limit", means);
+    };
+    let shown = format!("{}, {} free", human(size), human(free));
+    // The runtimes call their default "shm"; one unit of shmesh.io/shm has the same size and is called
+    // "tmpfs".
+    let by_default = mount.is_none_or(|mount| mount.origin == "shm");
+    let (status, means) = if size == DEFAULT && by_default {
+        (
+            Status::Warn,
+            format!(
+                "This is the 64 MiB every container gets by default; larger links fail with ENOSPC: {REMEDY}."
+            ),
+        )
+    } else if free < LITTLE {
+        (
+            Status::Warn,
+            format!(
+                "Hardly anything is free: look for forgotten links (`shmesh ls`, `shmesh rm`), or {REMEDY}."
+            ),
+        )
+    } else {
+        (Status::Ok, format!("Links of up to {} in total fit here; more is an error at start.", human(free)))
+    };
+    Finding::new("dir.space", status, value, shown, means)
+}
+
+/// How many files fit.
+fn inodes(space: &Space) -> Finding {
+    const ID: &str = "dir.inodes";
+    match space.inodes {
+        None => Finding::new(
+            ID,
+            Status::Ok,
+            json!({ "free": null }),
+            "no limit",
+            "Files do not bound the number of links.",
+        ),
+        Some(free) => {
+            let links = free / INODES_PER_LINK;
+            let status = if links == 0 { Status::Warn } else { Status::Ok };
+            let means = format!("Room for about {links} links, at up to {INODES_PER_LINK} files each.");
+            Finding::new(ID, status, json!({ "free": free }), format!("{free} free"), means)
+        }
+    }
+}
+
+/// What it is seen through.
+fn mount(seen: &Result<(Mount, usize), Unknown>) -> Finding {
+    const ID: &str = "dir.mount";
+    let (mount, hidden) = match seen {
+        Ok((mount, hidden)) => (mount, *hidden),
+        Err(why) => {
+            return Finding::unknown(ID, why, "Make sure that nothing else is mounted over the directory.");
+        }
+    };
+    let value = json!({
+        "point": mount.point.to_string_lossy(), "type": mount.kind, "source": mount.origin,
+        "options": mount.options, "super_options": mount.super_options, "hidden_below": hidden,
+    });
+    let shown =
+        format!("{} on {} ({}; {})", mount.origin, mount.point.display(), mount.options, mount.super_options);
+    let (status, means) = if hidden > 0 {
+        let means = format!(
+            "{hidden} other mount(s) at the same place are hidden below this one: peers that see the lower \
+             one share no link with you; give a container exactly one of emptyDir, pool or sized shm at this \
+             path."
+        );
+        (Status::Warn, means)
+    } else if mount.has("ro") {
+        (Status::Warn, "Mounted read-only: no link can be made here; mount it rw.".to_owned())
+    } else if ["nosuid", "nodev", "noexec"].iter().all(|option| mount.has(option)) {
+        (Status::Ok, "Nothing put here can be run; links need no more.".to_owned())
+    } else {
+        (
+            Status::Ok,
+            "One mount, and it is on top; nosuid,nodev,noexec would be stricter and costs links nothing."
+                .to_owned(),
+        )
+    };
+    Finding::new(ID, status, value, shown, means)
+}
+
+/// Whether a file can really be made.
+fn writable(facts: &Facts, owner: &Owner) -> Finding {
+    const ID: &str = "dir.writable";
+    let why = match &facts.scratch.file {
+        Ok(_) => return Finding::new(ID, Status::Ok, json!(true), "yes", "Links can be made here."),
+        Err(why) => *why,
+    };
+    let remedy = match why {
+        Errno::EACCES | Errno::EPERM if owner.mode & 0o002 != 0 => {
+            "its mode allows it, so look for a security module (SELinux, AppArmor) that refuses".to_owned()
+        }
+        Errno::EACCES | Errno::EPERM if owner.mode & 0o020 != 0 => format!(
+            "join group {} (additionalGids, or fsGroup for an emptyDir) or run as uid {}",
+            owner.gid, owner.uid
+        ),
+        Errno::EACCES | Errno::EPERM => {
+            format!("run as uid {}, or loosen mode {:04o} to 3770 with a common group", owner.uid, owner.mode)
+        }
+        Errno::EROFS => "mount it read-write".to_owned(),
+        Errno::ENOSPC | Errno::EDQUOT => {
+            "remove forgotten links (`shmesh ls`, `shmesh rm`) or enlarge it".to_owned()
+        }
+        _ => "name another directory with --dir or SHMESH_DIR".to_owned(),
+    };
+    let means = format!("No link can be made here, only those of a broker joined: {remedy}.");
+    Finding::new(ID, Status::Fail, json!(false), format!("no ({})", why.desc()), means)
+}
+
+#[cfg(test)]
+#[path = "shm_tests.rs"]
+mod tests;

@@ -1,0 +1,241 @@
+//! The system calls links stand on, each really tried: a seccomp profile is known by what it refuses.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, FcntlArg, Flock, FlockArg, SealFlag, fallocate, fcntl};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::sockopt::PeerPidfd;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, getsockopt, recvmsg,
+    sendmsg, socketpair,
+};
+use nix::unistd::{close, ftruncate};
+use serde_json::json;
+
+use super::dir::Scratch;
+use super::source::{Source, Unknown, field};
+use super::{Finding, PidfdOpen, Status, cpu};
+
+/// What follows from a call that works and from one that does not.
+struct Call {
+    /// The finding's name.
+    id: &'static str,
+    /// The status when it does not work.
+    refused: Status,
+    /// What follows when it works.
+    works: &'static str,
+    /// What follows when it does not, with the remedy.
+    fails: &'static str,
+}
+
+impl Call {
+    /// The finding for a trial's outcome.
+    fn judge(&self, outcome: Result<(), Errno>) -> Finding {
+        match outcome {
+            Ok(()) => Finding::new(self.id, Status::Ok, json!({ "works": true }), "works", self.works),
+            Err(why) => {
+                let value = json!({ "works": false, "errno": format!("{why:?}") });
+                Finding::new(
+                    self.id,
+                    self.refused,
+                    value,
+                    format!("refused: {why:?}, {}", why.desc()),
+                    self.fails,
+                )
+            }
+        }
+    }
+}
+
+const MEMFD: Call = Call {
+    id: "syscall.memfd_create",
+    refused: Status::Fail,
+    works: "Segments without a name can be made (`backing: memfd`).",
+    fails: "Segments without a name cannot be made: allow memfd_create in the seccomp profile \
+            (RuntimeDefault does), and see vm.memfd_noexec if this is EACCES.",
+};
+const SEALS: Call = Call {
+    id: "syscall.memfd_seals",
+    refused: Status::Warn,
+    works: "No peer can shrink a segment under you, and readers can be kept read-only.",
+    fails: "A hostile peer could shrink a segment and kill its readers by SIGBUS: Linux 5.1 or later has all \
+            seals.",
+};
+const FALLOCATE: Call = Call {
+    id: "syscall.fallocate",
+    refused: Status::Warn,
+    works: "Named segments are reserved when they are made, so a full directory is an error at start.",
+    fails: "Named segments cannot be reserved here, a full directory would be a SIGBUS later: use a tmpfs \
+            with free space, or `backing: memfd`.",
+};
+const EVENTFD: Call = Call {
+    id: "syscall.eventfd2",
+    refused: Status::Fail,
+    works: "Doorbells can wake sleepers and join epoll or asyncio loops.",
+    fails: "There are no doorbells and links cannot attach: allow eventfd2 in the seccomp profile \
+            (RuntimeDefault does).",
+};
+const SCM_RIGHTS: Call = Call {
+    id: "syscall.scm_rights",
+    refused: Status::Fail,
+    works: "A broker can hand over segments and doorbells.",
+    fails: "A broker cannot hand over anything, so no link can attach: allow sendmsg and recvmsg of \
+            SCM_RIGHTS, and raise RLIMIT_NOFILE if it is used up.",
+};
+const PEER_PIDFD: Call = Call {
+    id: "syscall.so_peerpidfd",
+    refused: Status::Note,
+    works: "A broker knows each peer by the kernel's word and sees its death at once.",
+    fails: "Before Linux 6.5 a broker knows peers by their connected socket and start time, and sees deaths \
+            as hang-ups; a newer kernel pins them.",
+};
+const PIDFD_OPEN: Call = Call {
+    id: "syscall.pidfd_open",
+    refused: Status::Note,
+    works: "Processes can be pinned by number where numbers can be judged (see ns.pid).",
+    fails: "Processes cannot be pinned by number; death is seen through SO_PEERPIDFD or hang-up instead.",
+};
+const FLOCK: Call = Call {
+    id: "syscall.flock",
+    refused: Status::Warn,
+    works: "Only one of two starting at once makes a link; the lock dies with its holder.",
+    fails: "Two participants that start at once may both try to make a link: start one first, or use a \
+            tmpfs.",
+};
+const TMPFILE: Call = Call {
+    id: "syscall.o_tmpfile",
+    refused: Status::Note,
+    works: "A segment gets its name only when it is complete.",
+    fails: "Segments are visible while they are being made; a maker killed in between leaves one for `shmesh \
+            rm`.",
+};
+
+/// Tries them all.
+pub(super) fn findings(
+    source: &Source,
+    status: &Result<String, Unknown>,
+    scratch: &Scratch,
+    pidfd_open: Option<PidfdOpen>,
+) -> Vec<Finding> {
+    let memfd = memfd();
+    let mut findings = vec![MEMFD.judge(memfd.as_ref().map(drop).map_err(|why| *why))];
+    if let Ok(memfd) = &memfd {
+        findings.push(SEALS.judge(seals(memfd)));
+    }
+    if let Ok(file) = &scratch.file {
+        findings.push(FALLOCATE.judge(fallocate(file, FallocateFlags::empty(), 0, 4096)));
+        findings.push(FLOCK.judge(flock(file)));
+        findings.push(TMPFILE.judge(scratch.anonymous));
+    }
+    findings.push(EVENTFD.judge(eventfd()));
+    findings.push(SCM_RIGHTS.judge(scm_rights()));
+    findings.push(PEER_PIDFD.judge(peer_pidfd()));
+    findings.push(match pidfd_open {
+        Some(open) => PIDFD_OPEN.judge(
+            open(std::process::id())
+                .map(drop)
+                .map_err(|why| Errno::from_raw(why.raw_os_error().unwrap_or_default())),
+        ),
+        None => inferred(source, status),
+    });
+    findings
+}
+
+/// A small memfd that may be sealed.
+fn memfd() -> Result<OwnedFd, Errno> {
+    let fd = memfd_create("shmesh-doctor", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    ftruncate(&fd, 4096)?;
+    Ok(fd)
+}
+
+/// Seals it and makes sure that the seal holds.
+fn seals(memfd: &OwnedFd) -> Result<(), Errno> {
+    fcntl(memfd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_FUTURE_WRITE))?;
+    let all = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(memfd, FcntlArg::F_ADD_SEALS(all))?;
+    match ftruncate(memfd, 0) {
+        Err(Errno::EPERM) => Ok(()),
+        Err(other) => Err(other),
+        Ok(()) => Err(Errno::ENOTSUP),
+    }
+}
+
+/// Takes a lock, as the maker of a link does.
+fn flock(file: &OwnedFd) -> Result<(), Errno> {
+    let copy = file.try_clone().map_err(|why| Errno::from_raw(why.raw_os_error().unwrap_or_default()))?;
+    Flock::lock(copy, FlockArg::LockExclusiveNonblock).map(drop).map_err(|(_, why)| why)
+}
+
+/// Rings a doorbell and hears it.
+fn eventfd() -> Result<(), Errno> {
+    let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+    bell.write(1)?;
+    bell.read().map(drop)
+}
+
+/// Two connected ends, as between a broker and a participant.
+fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+    )
+}
+
+/// Passes a descriptor through a socket.
+fn scm_rights() -> Result<(), Errno> {
+    let (near, far) = pair()?;
+    let fds = [near.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&fds)];
+    sendmsg::<()>(near.as_raw_fd(), &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None)?;
+    let (mut byte, mut space) = ([0u8; 1], nix::cmsg_space!([std::os::fd::RawFd; 1]));
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(far.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
+    let mut arrived = 0;
+    for one in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(fds) = one {
+            for fd in fds {
+                arrived += 1;
+                close(fd)?;
+            }
+        }
+    }
+    if arrived == 1 { Ok(()) } else { Err(Errno::EMFILE) }
+}
+
+/// Asks who is at the other end.
+fn peer_pidfd() -> Result<(), Errno> {
+    let (near, _far) = pair()?;
+    getsockopt(&near.as_fd(), PeerPidfd).map(drop)
+}
+
+/// What can be said of `pidfd_open` without trying it.
+fn inferred(source: &Source, status: &Result<String, Unknown>) -> Finding {
+    let release = source.text("/proc/sys/kernel/osrelease").ok();
+    let version = release.as_deref().and_then(cpu::version);
+    let filtered = status.as_ref().ok().and_then(|status| field(status, "Seccomp")) != Some("0");
+    match version {
+        Some(version) if version < (5, 3) => PIDFD_OPEN.judge(Err(Errno::ENOSYS)),
+        Some(_) if !filtered => Finding::new(
+            PIDFD_OPEN.id,
+            Status::Ok,
+            json!({ "works": true, "inferred": true }),
+            "works (the kernel has it and nothing filters)",
+            PIDFD_OPEN.works,
+        ),
+        _ => Finding::unknown(
+            PIDFD_OPEN.id,
+            &Unknown("not tried; a seccomp filter or an unknown kernel decides".into()),
+            "RuntimeDefault allows it; where it is refused, death is seen through SO_PEERPIDFD or hang-up.",
+        ),
+    }
+}
+
+#[cfg(test)]
+#[path = "syscalls_tests.rs"]
+mod tests;

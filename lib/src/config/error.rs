@@ -1,0 +1,214 @@
+//! What can be wrong with a configuration, and where.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use super::link::{MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN};
+use super::name::{LinkName, NameError};
+use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolId};
+use super::{MAX_FILE_BYTES, MAX_LINKS};
+
+/// A position in the YAML text, if one is known. Prints as ` (line L, column C)`, or as nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place(Option<(u64, u64)>);
+
+impl Place {
+    /// No position: the value did not come from a text.
+    pub const UNKNOWN: Self = Self(None);
+
+    /// Line and column, both from 1.
+    pub const fn line_column(self) -> Option<(u64, u64)> {
+        self.0
+    }
+
+    pub(super) fn at(line: u64, column: u64) -> Self {
+        // The parser reports an unknown position as 0, 0.
+        Self((line > 0).then_some((line, column)))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some((line, column)) => write!(f, " (line {line}, column {column})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Text from a file made fit to print: quoted, control characters escaped, at most 64 characters.
+pub(super) fn shown(text: &str) -> String {
+    const LIMIT: usize = 64;
+    match text.char_indices().nth(LIMIT) {
+        Some((end, _)) => format!("{:?}...", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+/// Why a configuration is refused. Each message names the field, the value, the limit and the remedy.
+///
+/// ```
+/// let text = "links:\n  - name: a\n    ring: { len: 0 }\n";
+/// let error = shmesh::config::from_yaml(text).unwrap_err();
+/// assert_eq!(error.location(), Some((3, 18)));
+/// assert!(error.to_string().ends_with("(line 3, column 18)"));
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "fields: the link, pool, value and place that the message names")]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {path:?}")]
+    Read { path: PathBuf, source: io::Error },
+    /// The file was read and its content is refused; the source says why.
+    #[error("cannot use the configuration file {path:?}{}", .source.place())]
+    File { path: PathBuf, source: Box<ConfigError> },
+    /// The text is larger than [`MAX_FILE_BYTES`].
+    #[error("the configuration has more than {MAX_FILE_BYTES} bytes; split it into several files")]
+    TextTooLarge,
+    /// The file is not UTF-8.
+    #[error("the configuration is not UTF-8; save it as UTF-8{place}")]
+    NotUtf8 { place: Place },
+    /// Not YAML, or not of the expected shape.
+    #[error("the YAML is not as expected: {message}{place}")]
+    Yaml { message: String, place: Place },
+    /// Nesting, aliases or the number of nodes pass what any real file needs.
+    #[error("the YAML passes a safety limit: {message}; use less nesting and fewer aliases{place}")]
+    TooComplex { message: String, place: Place },
+    /// A key that has no meaning here.
+    #[error("unknown key {key}; known here: {known}{place}")]
+    UnknownKey { key: String, known: String, place: Place },
+    /// A key that stands twice in one map.
+    #[error("key {key} stands twice in the same map; remove one{place}")]
+    DuplicateKey { key: String, place: Place },
+    /// A key that must be there is not.
+    #[error("key {key} is missing; add it{place}")]
+    MissingKey { key: String, place: Place },
+    /// Neither our form nor NVIPC's.
+    #[error("the file has neither 'links' (shmesh form) nor 'transport' (NVIPC form) at its top; add one")]
+    UnknownForm,
+    /// Both our form and NVIPC's in one file.
+    #[error(
+        "the file has both 'transport' (NVIPC form) and 'links' or 'version' (shmesh form); keep one{place}"
+    )]
+    MixedForms { place: Place },
+    /// A version of the form that this library does not know.
+    #[error("version is {found}, this library reads version 1; set it to 1{place}")]
+    VersionUnsupported { found: String, place: Place },
+    /// A value of the wrong type.
+    #[error("{field} needs {expected}, found {found}{place}")]
+    WrongType { field: String, expected: &'static str, found: String, place: Place },
+    /// A number below zero.
+    #[error("{field} is {value}, it cannot be below 0; give a whole number from 0 up{place}")]
+    Negative { field: String, value: i128, place: Place },
+    /// A number that does not fit 64 bits.
+    #[error("{field} is {found}, which does not fit 64 bits; give a smaller whole number{place}")]
+    NumberTooLarge { field: String, found: String, place: Place },
+    /// The list of links is empty.
+    #[error("the file has no link; list at least one{place}")]
+    NoLinks { place: Place },
+    /// More than [`MAX_LINKS`] links.
+    #[error("the file has {count} links, the limit is {MAX_LINKS}; split it into several files{place}")]
+    TooManyLinks { count: usize, place: Place },
+    /// A name that is not a [`LinkName`].
+    #[error("{reason}{place}")]
+    BadName { reason: NameError, place: Place },
+    /// Two links with one name.
+    #[error("link {link} is already defined{first}; rename or remove this one{place}")]
+    DuplicateLink { link: LinkName, first: Place, place: Place },
+    /// `cpu_msg`, the mandatory pool, is switched off.
+    #[error("link {link}: pool cpu_msg is mandatory; set its buffer size and pool_len above 0{place}")]
+    CpuMsgMissing { link: LinkName, place: Place },
+    /// One number of a pool is given, and the other has no default.
+    #[error("link {link}: pool {pool} has no {missing}; give both numbers, or none{place}")]
+    PoolIncomplete { link: LinkName, pool: PoolId, missing: &'static str, place: Place },
+    /// A pool in device memory is asked for, and there is no device.
+    #[error(
+        "link {link}: pool {pool} needs a device backend, none is configured; set buf_size_bytes or pool_len to 0 \
+         (NVIPC files: buf_size or pool_len){place}"
+    )]
+    DeviceBackendMissing { link: LinkName, pool: PoolId, place: Place },
+    /// A buffer above [`MAX_BUF_SIZE_BYTES`].
+    #[error(
+        "link {link}: pool {pool} has buffers of {value} bytes, the limit is {MAX_BUF_SIZE_BYTES}; lower it{place}"
+    )]
+    BufSizeTooLarge { link: LinkName, pool: PoolId, value: u64, place: Place },
+    /// More than [`MAX_POOL_LEN`] buffers.
+    #[error("link {link}: pool {pool} has pool_len {value}, the limit is {MAX_POOL_LEN}; lower it{place}")]
+    PoolLenTooLarge { link: LinkName, pool: PoolId, value: u64, place: Place },
+    /// A pool above [`MAX_SEGMENT_BYTES`].
+    #[error(
+        "link {link}: pool {pool} would have {bytes} bytes, the limit of a segment is {MAX_SEGMENT_BYTES}; lower \
+         its pool_len or buffer size{place}"
+    )]
+    SegmentTooLarge { link: LinkName, pool: PoolId, bytes: u64, place: Place },
+    /// All pools of a link together above [`MAX_SEGMENT_BYTES`].
+    #[error(
+        "link {link}: its pools would have {bytes} bytes together, the limit is {MAX_SEGMENT_BYTES}; lower a \
+         pool_len{place}"
+    )]
+    LinkTooLarge { link: LinkName, bytes: u64, place: Place },
+    /// A ring outside [`MIN_RING_LEN`] to [`MAX_RING_LEN`].
+    #[error("link {link}: ring length is {value}; give {MIN_RING_LEN} to {MAX_RING_LEN}{place}")]
+    RingLenOutOfRange { link: LinkName, value: u64, place: Place },
+    /// Polling longer than [`MAX_SPIN_US`].
+    #[error("link {link}: spin_us is {value}, the limit is {MAX_SPIN_US}; lower it{place}")]
+    SpinTooLong { link: LinkName, value: u64, place: Place },
+    /// A file mode other than the two that make sense.
+    #[error("link {link}: file_mode is {found}; give \"0600\" (owner) or \"0660\" (owner and group){place}")]
+    FileModeRefused { link: LinkName, found: String, place: Place },
+    /// Reserved huge pages with named segments: tmpfs cannot hold them.
+    #[error(
+        "link {link}: huge_pages hugetlb needs memfd backing; set backing to memfd, or huge_pages to off{place}"
+    )]
+    HugetlbNeedsMemfd { link: LinkName, place: Place },
+    /// An NVIPC transport that exists there and not here.
+    #[error("transport type {found} is not supported by this version of the library; set it to shm{place}")]
+    TransportUnsupported { found: String, place: Place },
+    /// An NVIPC transport that nobody knows.
+    #[error("transport type {found} is unknown; set it to shm{place}")]
+    TransportUnknown { found: String, place: Place },
+}
+
+impl ConfigError {
+    /// Line and column of the offending value, both from 1, where it came from a text.
+    pub fn location(&self) -> Option<(u64, u64)> {
+        self.place().line_column()
+    }
+
+    pub(super) fn place(&self) -> Place {
+        match self {
+            Self::Read { .. } | Self::TextTooLarge | Self::UnknownForm => Place::UNKNOWN,
+            Self::File { source, .. } => source.place(),
+            Self::NotUtf8 { place }
+            | Self::Yaml { place, .. }
+            | Self::TooComplex { place, .. }
+            | Self::UnknownKey { place, .. }
+            | Self::DuplicateKey { place, .. }
+            | Self::MissingKey { place, .. }
+            | Self::MixedForms { place }
+            | Self::VersionUnsupported { place, .. }
+            | Self::WrongType { place, .. }
+            | Self::Negative { place, .. }
+            | Self::NumberTooLarge { place, .. }
+            | Self::NoLinks { place }
+            | Self::TooManyLinks { place, .. }
+            | Self::BadName { place, .. }
+            | Self::DuplicateLink { place, .. }
+            | Self::CpuMsgMissing { place, .. }
+            | Self::PoolIncomplete { place, .. }
+            | Self::DeviceBackendMissing { place, .. }
+            | Self::BufSizeTooLarge { place, .. }
+            | Self::PoolLenTooLarge { place, .. }
+            | Self::SegmentTooLarge { place, .. }
+            | Self::LinkTooLarge { place, .. }
+            | Self::RingLenOutOfRange { place, .. }
+            | Self::SpinTooLong { place, .. }
+            | Self::FileModeRefused { place, .. }
+            | Self::HugetlbNeedsMemfd { place, .. }
+            | Self::TransportUnsupported { place, .. }
+            | Self::TransportUnknown { place, .. } => *place,
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The configuration of one link, and the rules it must keep.
+
+use super::error::{ConfigError, Place};
+use super::name::LinkName;
+use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
+
+/// Fewest slots in a ring.
+pub const MIN_RING_LEN: u32 = 1;
+
+/// Most slots in a ring. A power of two, so rounding up cannot pass it.
+pub const MAX_RING_LEN: u32 = 1 << 20;
+
+/// Longest time in microseconds that a waiter may poll before it sleeps: one second. More is a unit mixed up.
+pub const MAX_SPIN_US: u32 = 1_000_000;
+
+/// How many may push to a ring at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum RingMode {
+    /// One producer, one consumer: faster, and the user promises it.
+    Spsc,
+    /// Many producers, many consumers.
+    #[default]
+    Mpmc,
+}
+
+/// What the segments are made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Backing {
+    /// Files in the IPC directory (`/dev/shm`); whoever may open the file may attach.
+    #[default]
+    Named,
+    /// Sealed memfds without a name, which only the broker hands out.
+    Memfd,
+}
+
+/// Whether segments use huge pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum HugePages {
+    /// Base pages.
+    #[default]
+    Off,
+    /// Ask the kernel for transparent huge pages; base pages where it has none.
+    Transparent,
+    /// Reserved huge pages; needs [`Backing::Memfd`].
+    Hugetlb,
+}
+
+/// Everything that is decided about one link before it exists.
+///
+/// ```
+/// use shmesh::config::{LinkConfig, PoolConfig, PoolId};
+///
+/// let mut link = LinkConfig::new("fronthaul".parse()?);
+/// link.pools[PoolId::CpuLarge.index()] = PoolConfig { buf_size_bytes: 4 << 20, pool_len: 16 };
+/// link.validate()?;
+///
+/// link.file_mode = 0o666;
+/// assert!(link.validate().unwrap_err().to_string().contains("0600"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// The link's name, NVIPC's `prefix`.
+    pub name: LinkName,
+    /// Slots in each ring, [`MIN_RING_LEN`] to [`MAX_RING_LEN`]; the transport rounds up to a power of two.
+    pub ring_len: u32,
+    /// How many may push at once.
+    pub ring_mode: RingMode,
+    /// The pools, each at [`PoolId::index`].
+    pub pools: [PoolConfig; PoolId::COUNT],
+    /// What the segments are made of.
+    pub backing: Backing,
+    /// Whether segments use huge pages.
+    pub huge_pages: HugePages,
+    /// Touch every page at the start, so that the creator pays and nobody faults later.
+    pub prefault: bool,
+    /// Keep the pages in memory (`mlock`).
+    pub lock_memory: bool,
+    /// Have doorbells, so that a participant can sleep.
+    pub notify: bool,
+    /// How long `wait` polls before it sleeps, in microseconds, at most [`MAX_SPIN_US`].
+    pub spin_us: u32,
+    /// Mode of named segments: `0o600`, or `0o660` to share with a group.
+    pub file_mode: u32,
+}
+
+impl LinkConfig {
+    /// The built-in defaults: `cpu_msg` 1024 buffers of 8 KiB, `cpu_data` 256 of 64 KiB, no other pool.
+    pub fn new(name: LinkName) -> Self {
+        let mut pools = [PoolConfig::DISABLED; PoolId::COUNT];
+        pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 8192, pool_len: 1024 };
+        pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: 65_536, pool_len: 256 };
+        Self {
+            name,
+            ring_len: 1024,
+            ring_mode: RingMode::default(),
+            pools,
+            backing: Backing::default(),
+            huge_pages: HugePages::default(),
+            prefault: true,
+            lock_memory: false,
+            notify: true,
+            spin_us: 50,
+            file_mode: 0o600,
+        }
+    }
+
+    /// What NVIPC uses where its file says nothing (Aerial 26-1, `set_nv_ipc_default_config`).
+    ///
+    /// ```
+    /// use shmesh::config::{LinkConfig, PoolId};
+    ///
+    /// let link = LinkConfig::nvipc_defaults("nvipc".parse()?);
+    /// assert_eq!(link.pool(PoolId::CpuMsg).pool_len, 4096);
+    /// assert!(!link.pool(PoolId::GpuData).is_enabled());
+    /// # Ok::<(), shmesh::config::NameError>(())
+    /// ```
+    pub fn nvipc_defaults(name: LinkName) -> Self {
+        let pool = |buf_size_bytes, pool_len| PoolConfig { buf_size_bytes, pool_len };
+        let pools =
+            [pool(8192, 4096), pool(576_000, 1024), pool(4_096_000, 64), pool(576_000, 0), pool(576_000, 0)];
+        Self { ring_len: 8192, pools, ..Self::new(name) }
+    }
+
+    /// The size of one pool.
+    pub fn pool(&self, pool: PoolId) -> PoolConfig {
+        self.pools[pool.index()]
+    }
+
+    /// Bytes in all enabled pools together, without rings, headers and alignment. Saturates.
+    pub fn payload_bytes(&self) -> u64 {
+        self.pools.iter().fold(0, |sum: u64, pool| sum.saturating_add(pool.payload_bytes()))
+    }
+
+    /// Checks every rule that one field alone cannot express, and every limit.
+    ///
+    /// The loaders call this with the places of the values at hand; an error from here has no
+    /// [`location`](ConfigError::location).
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.check(&LinkPlaces::default())
+    }
+
+    /// [`validate`](Self::validate), with the places where the values were read.
+    pub(super) fn check(&self, places: &LinkPlaces) -> Result<(), ConfigError> {
+        let link = || self.name.clone();
+        if !(MIN_RING_LEN..=MAX_RING_LEN).contains(&self.ring_len) {
+            let (value, place) = (self.ring_len.into(), places.ring_len);
+            return Err(ConfigError::RingLenOutOfRange { link: link(), value, place });
+        }
+        if self.spin_us > MAX_SPIN_US {
+            let (value, place) = (self.spin_us.into(), places.spin_us);
+            return Err(ConfigError::SpinTooLong { link: link(), value, place });
+        }
+        if !matches!(self.file_mode, 0o600 | 0o660) {
+            let (found, place) = (format!("{:04o}", self.file_mode), places.file_mode);
+            return Err(ConfigError::FileModeRefused { link: link(), found, place });
+        }
+        if self.huge_pages == HugePages::Hugetlb && self.backing != Backing::Memfd {
+            return Err(ConfigError::HugetlbNeedsMemfd { link: link(), place: places.huge_pages });
+        }
+        for pool in PoolId::ALL {
+            self.check_pool(pool, &places.pools[pool.index()])?;
+        }
+        if !self.pool(PoolId::CpuMsg).is_enabled() {
+            let at = &places.pools[PoolId::CpuMsg.index()];
+            let place = if self.pool(PoolId::CpuMsg).pool_len == 0 { at.pool_len } else { at.buf_size };
+            return Err(ConfigError::CpuMsgMissing { link: link(), place });
+        }
+        let bytes = self.payload_bytes();
+        if bytes > MAX_SEGMENT_BYTES {
+            return Err(ConfigError::LinkTooLarge { link: link(), bytes, place: places.link });
+        }
+        Ok(())
+    }
+
+    fn check_pool(&self, pool: PoolId, places: &PoolPlaces) -> Result<(), ConfigError> {
+        let link = || self.name.clone();
+        let size = self.pool(pool);
+        if u64::from(size.buf_size_bytes) > MAX_BUF_SIZE_BYTES {
+            let (value, place) = (size.buf_size_bytes.into(), places.buf_size);
+            return Err(ConfigError::BufSizeTooLarge { link: link(), pool, value, place });
+        }
+        if size.pool_len > MAX_POOL_LEN {
+            let (value, place) = (size.pool_len.into(), places.pool_len);
+            return Err(ConfigError::PoolLenTooLarge { link: link(), pool, value, place });
+        }
+        let bytes = size.payload_bytes();
+        if bytes > MAX_SEGMENT_BYTES {
+            return Err(ConfigError::SegmentTooLarge { link: link(), pool, bytes, place: places.pool_len });
+        }
+        if pool.is_device() && size.is_enabled() {
+            return Err(ConfigError::DeviceBackendMissing { link: link(), pool, place: places.pool_len });
+        }
+        Ok(())
+    }
+}
+
+/// Where a link's values stand in the text; the link's own place for those that are not there.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LinkPlaces {
+    pub(super) link: Place,
+    pub(super) ring_len: Place,
+    pub(super) huge_pages: Place,
+    pub(super) spin_us: Place,
+    pub(super) file_mode: Place,
+    pub(super) pools: [PoolPlaces; PoolId::COUNT],
+}
+
+/// Where a pool's two numbers stand in the text.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PoolPlaces {
+    pub(super) buf_size: Place,
+    pub(super) pool_len: Place,
+}
+
+impl LinkPlaces {
+    /// All places as that of the link, to be made exact field by field.
+    pub(super) fn all_at(link: Place) -> Self {
+        let pools = [PoolPlaces { buf_size: link, pool_len: link }; PoolId::COUNT];
+        Self { link, ring_len: link, huge_pages: link, spin_us: link, file_mode: link, pools }
+    }
+}

@@ -1,0 +1,198 @@
+//! Configuration of links: what a link is made of, and how it is read from YAML.
+//!
+//! Two forms are read, told apart by their top-level keys: ours (`links`) and NVIPC's (`transport`). Ours is
+//! strict: what it does not know, it refuses. NVIPC's is taken as it is, and keys without a meaning here are
+//! reported in [`LoadedConfig::ignored`]. Every error that stems from a text says where.
+//!
+//! ```
+//! use shmesh::config::{self, PoolId, RingMode};
+//!
+//! let loaded = config::from_yaml(
+//!     "
+//! version: 1
+//! links:
+//!   - name: fronthaul
+//!     ring: { len: 4096, mode: spsc }
+//!     pools:
+//!       cpu_msg:  { buf_size_bytes: 8192, pool_len: 4096 }
+//!       cpu_data: { buf_size_bytes: 576000, pool_len: 1024 }
+//!     backing: memfd
+//!     memory: { huge_pages: off, prefault: true, lock: false }
+//!     notify: { enabled: true, spin_us: 50 }
+//! ",
+//! )?;
+//! let link = &loaded.links[0];
+//! assert_eq!(link.ring_mode, RingMode::Spsc);
+//! assert_eq!(link.pool(PoolId::CpuData).pool_len, 1024);
+//! # Ok::<(), config::ConfigError>(())
+//! ```
+
+mod error;
+mod leaf;
+mod link;
+mod name;
+mod nvipc;
+mod parse;
+mod pool;
+// Miri has no files here, and there is no unsafe code for it to look at.
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests;
+mod yaml;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde::de::MapAccess;
+use serde_saphyr::Spanned;
+
+use leaf::{Given, KnownKeys, Leaf, Open};
+
+pub use error::{ConfigError, Place};
+pub use link::{Backing, HugePages, LinkConfig, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN, RingMode};
+pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};
+pub use pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
+
+/// Largest configuration text in bytes (1 MiB), above what a Kubernetes ConfigMap can hold.
+pub const MAX_FILE_BYTES: usize = 1 << 20;
+
+/// Most links in one configuration.
+pub const MAX_LINKS: usize = 1024;
+
+/// A configuration that was read and checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoadedConfig {
+    /// The links, in the order of the file; at least one, names unique.
+    pub links: Vec<LinkConfig>,
+    /// Keys of an NVIPC file without a meaning here, in the order of the file. Show them to the user once.
+    pub ignored: Vec<IgnoredKey>,
+    /// Which form the text had.
+    pub form: ConfigForm,
+}
+
+/// The form of a configuration text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ConfigForm {
+    /// Ours, with `links` at its top.
+    Shmesh,
+    /// NVIPC's, with `transport` at its top.
+    Nvipc,
+}
+
+/// A key that was read over.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct IgnoredKey {
+    /// The key with its parents, such as `transport.app_config.pcap_enable`. The instances of a multi-instance
+    /// file share one path.
+    pub path: String,
+    /// The line where it first stands, from 1; 0 if unknown.
+    pub line: u64,
+}
+
+/// Reads a configuration in either form.
+///
+/// ```
+/// use shmesh::config::{self, ConfigForm};
+///
+/// let text = "
+/// transport:
+///   type: shm
+///   shm_config: { prefix: nvipc, cuda_device_id: -1 }
+/// ";
+/// let loaded = config::from_yaml(text)?;
+/// assert_eq!(loaded.form, ConfigForm::Nvipc);
+/// assert_eq!(loaded.links[0].name.as_str(), "nvipc");
+/// assert_eq!(loaded.ignored[0].path, "transport.shm_config.cuda_device_id");
+/// # Ok::<(), config::ConfigError>(())
+/// ```
+pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
+    if text.len() > MAX_FILE_BYTES {
+        return Err(ConfigError::TextTooLarge);
+    }
+    let Open { known: top, unknown } = parse::parse::<Open<Top>>(text)?;
+    if let Some(transport) = top.transport {
+        let ours = top.version.0.as_ref().map(Place::of).or(top.links.as_ref().map(Place::of));
+        if let Some(place) = ours {
+            return Err(ConfigError::MixedForms { place });
+        }
+        let mut ignored = nvipc::Ignored::default();
+        ignored.add("", &unknown);
+        let links = nvipc::links(transport, &mut ignored)?;
+        return Ok(LoadedConfig { links, ignored: ignored.into_keys(), form: ConfigForm::Nvipc });
+    }
+    if top.links.is_none() && top.version.0.is_none() {
+        return Err(ConfigError::UnknownForm);
+    }
+    if let Some(key) = unknown.first() {
+        let (known, place) = ("version, links".to_owned(), Place::of(key));
+        return Err(ConfigError::UnknownKey { key: error::shown(&key.value), known, place });
+    }
+    yaml::check_version(&top.version)?;
+    let list = top.links.ok_or_else(|| ConfigError::NoLinks {
+        place: top.version.0.as_ref().map_or(Place::UNKNOWN, Place::of),
+    })?;
+    Ok(LoadedConfig { links: yaml::links(list)?, ignored: Vec::new(), form: ConfigForm::Shmesh })
+}
+
+/// Reads a configuration file in either form. Each error names the path.
+///
+/// ```no_run
+/// let loaded = shmesh::config::from_file("/etc/shmesh/links.yaml".as_ref())?;
+/// for key in &loaded.ignored {
+///     eprintln!("line {}: {} has no effect", key.line, key.path);
+/// }
+/// # Ok::<(), shmesh::config::ConfigError>(())
+/// ```
+pub fn from_file(path: &Path) -> Result<LoadedConfig, ConfigError> {
+    let bytes = read_limited(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let in_file = |error| ConfigError::File { path: path.to_owned(), source: Box::new(error) };
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err(in_file(ConfigError::TextTooLarge));
+    }
+    let text = std::str::from_utf8(&bytes).map_err(|error| {
+        let place = place_after(&bytes[..error.valid_up_to()]);
+        in_file(ConfigError::NotUtf8 { place })
+    })?;
+    from_yaml(text).map_err(in_file)
+}
+
+/// At most one byte more than is allowed: enough to see that it is too much, of a file that may never end.
+fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(MAX_FILE_BYTES + 1).unwrap_or(u64::MAX);
+    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The place that follows this text.
+fn place_after(text: &[u8]) -> Place {
+    let line_start = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    let lines = text.iter().filter(|byte| **byte == b'\n').count();
+    let columns = String::from_utf8_lossy(&text[line_start..]).chars().count();
+    Place::at(to_u64(lines + 1), to_u64(columns + 1))
+}
+
+fn to_u64(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+/// The top of a text of either form; the keys tell which.
+#[derive(Debug, Default)]
+struct Top {
+    version: Given<Leaf>,
+    links: Option<Spanned<Vec<Spanned<yaml::LinkYaml>>>>,
+    transport: Option<Spanned<nvipc::Transports>>,
+}
+
+impl<'de> KnownKeys<'de> for Top {
+    fn read<A: MapAccess<'de>>(&mut self, key: &Spanned<String>, map: &mut A) -> Result<bool, A::Error> {
+        match key.value.as_str() {
+            "version" => self.version = map.next_value()?,
+            "links" => self.links = Some(map.next_value()?),
+            "transport" => self.transport = Some(map.next_value()?),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}

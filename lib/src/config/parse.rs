@@ -1,0 +1,97 @@
+//! Calling the YAML parser: its limits, and its errors in our words.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_saphyr::localizer::Localizer;
+use serde_saphyr::{MessageFormatter, Options, UserMessageFormatter};
+
+use super::error::{ConfigError, Place, shown};
+
+/// Parses one document within limits that no real configuration comes near.
+///
+/// A list of 1024 links needs about 50 000 nodes, and NVIPC's files nest 8 deep.
+pub(super) fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, ConfigError> {
+    serde_saphyr::from_str_with_options(text, options()).map_err(|error| convert(&error))
+}
+
+fn options() -> Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: 32,
+            flow_nesting_limit: 32,
+            max_nodes: 200_000,
+            max_events: 400_000,
+            max_documents: 8,
+            max_anchors: 1024,
+            max_aliases: 16_384,
+            max_merge_keys: 4096,
+            max_recorded_anchor_events: 50_000,
+            // Many links that share one anchored pool are legitimate; the replay limits below bound the work.
+            enforce_alias_anchor_ratio: false,
+        },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: 100_000,
+            max_replay_stack_depth: 8,
+        },
+        strict_booleans: true,
+        reject_unsupported_tags: true,
+        // Comments that are kept count against a limit of 32 in a row, which a licence header passes.
+        emit_comments: false,
+        with_snippet: false,
+    }
+}
+
+/// The parser's wording without its positions, which we print ourselves.
+struct BareMessage;
+
+impl MessageFormatter for BareMessage {
+    fn localizer(&self) -> &dyn Localizer {
+        self
+    }
+
+    fn format_message<'a>(&self, error: &'a serde_saphyr::Error) -> Cow<'a, str> {
+        UserMessageFormatter.format_message(error)
+    }
+}
+
+impl Localizer for BareMessage {
+    fn attach_location<'a>(&self, base: Cow<'a, str>, _: serde_saphyr::Location) -> Cow<'a, str> {
+        base
+    }
+}
+
+fn convert(error: &serde_saphyr::Error) -> ConfigError {
+    use serde_saphyr::Error;
+
+    // An alias wraps the error of the value that it stands for; that value is what has to be changed.
+    let mut inner = error.without_snippet();
+    while let Error::AliasError { error, .. } = inner {
+        inner = error.without_snippet();
+    }
+    let place =
+        inner.location().or(error.location()).map_or(Place::UNKNOWN, |at| Place::at(at.line(), at.column()));
+    let message = || -> String {
+        let text = inner.render_with_formatter(&BareMessage);
+        // The renderer has escaped control characters; what is left to fear is length.
+        text.chars().take(300).collect()
+    };
+    match inner {
+        Error::SerdeUnknownField { field, expected, .. } => {
+            ConfigError::UnknownKey { key: shown(field), known: expected.join(", "), place }
+        }
+        Error::SerdeMissingField { field, .. } => ConfigError::MissingKey { key: shown(field), place },
+        Error::DuplicateMappingKey { key, .. } => {
+            ConfigError::DuplicateKey { key: shown(key.as_deref().unwrap_or("(not a text)")), place }
+        }
+        Error::Budget { .. }
+        | Error::AliasReplayCounterOverflow { .. }
+        | Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. }
+        | Error::AliasReplayStackDepthExceeded { .. }
+        | Error::RecursiveReferencesRequireWeakTypes { .. } => {
+            ConfigError::TooComplex { message: message(), place }
+        }
+        _ => ConfigError::Yaml { message: message(), place },
+    }
+}

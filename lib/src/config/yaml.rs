@@ -1,0 +1,224 @@
+//! The shmesh form: strict, with units in the names.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+use super::MAX_LINKS;
+use super::error::{ConfigError, Place, shown};
+use super::leaf::{Given, Leaf, PoolLeaves};
+use super::link::{Backing, HugePages, LinkConfig, LinkPlaces, RingMode};
+use super::name::LinkName;
+use super::pool::PoolId;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LinkYaml {
+    name: Spanned<String>,
+    #[serde(default)]
+    ring: Option<RingYaml>,
+    #[serde(default)]
+    pools: Option<PoolsYaml>,
+    #[serde(default)]
+    backing: Given<Leaf>,
+    #[serde(default)]
+    memory: Option<MemoryYaml>,
+    #[serde(default)]
+    notify: Option<NotifyYaml>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RingYaml {
+    len: Given<Leaf>,
+    mode: Given<Leaf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct PoolsYaml {
+    cpu_msg: Option<Spanned<PoolYaml>>,
+    cpu_data: Option<Spanned<PoolYaml>>,
+    cpu_large: Option<Spanned<PoolYaml>>,
+    cuda_data: Option<Spanned<PoolYaml>>,
+    gpu_data: Option<Spanned<PoolYaml>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct PoolYaml {
+    buf_size_bytes: Given<Leaf>,
+    pool_len: Given<Leaf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct MemoryYaml {
+    huge_pages: Given<Leaf>,
+    prefault: Given<Leaf>,
+    lock: Given<Leaf>,
+    // Text, not a number: YAML reads a bare 0600 as six hundred.
+    file_mode: Given<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct NotifyYaml {
+    enabled: Given<Leaf>,
+    spin_us: Given<Leaf>,
+}
+
+/// Checks the version, where the file has one.
+pub(super) fn check_version(version: &Given<Leaf>) -> Result<(), ConfigError> {
+    match &version.0 {
+        None | Some(Spanned { value: Leaf::Int(1), .. }) => Ok(()),
+        Some(other) => {
+            Err(ConfigError::VersionUnsupported { found: other.value.to_string(), place: Place::of(other) })
+        }
+    }
+}
+
+/// Turns the list into checked links.
+pub(super) fn links(list: Spanned<Vec<Spanned<LinkYaml>>>) -> Result<Vec<LinkConfig>, ConfigError> {
+    if list.value.is_empty() {
+        return Err(ConfigError::NoLinks { place: Place::of(&list) });
+    }
+    if let Some(first_too_many) = list.value.get(MAX_LINKS) {
+        let place = Place::of(first_too_many);
+        return Err(ConfigError::TooManyLinks { count: list.value.len(), place });
+    }
+    let mut names = Names::default();
+    list.value
+        .into_iter()
+        .map(|link| {
+            let name = names.take(&link.value.name.value, Place::of(&link.value.name))?;
+            let at = Place::of(&link);
+            link.value.into_config(name, at)
+        })
+        .collect()
+}
+
+/// The names seen so far: parses them, and refuses the second use of one.
+#[derive(Debug, Default)]
+pub(super) struct Names(BTreeMap<LinkName, Place>);
+
+impl Names {
+    pub(super) fn take(&mut self, text: &str, place: Place) -> Result<LinkName, ConfigError> {
+        let link: LinkName = text.parse().map_err(|reason| ConfigError::BadName { reason, place })?;
+        match self.0.insert(link.clone(), place) {
+            None => Ok(link),
+            Some(first) => Err(ConfigError::DuplicateLink { link, first, place }),
+        }
+    }
+}
+
+impl LinkYaml {
+    fn into_config(self, name: LinkName, at: Place) -> Result<LinkConfig, ConfigError> {
+        let mut link = LinkConfig::new(name);
+        let mut places = LinkPlaces::all_at(at);
+        if let Some(ring) = self.ring {
+            ring.apply(&mut link, &mut places)?;
+        }
+        if let Some(pools) = self.pools {
+            pools.apply(&mut link, &mut places)?;
+        }
+        let words = [("named", Backing::Named), ("memfd", Backing::Memfd)];
+        self.backing.word_into("backing", "named or memfd", &words, &mut link.backing)?;
+        if let Some(memory) = self.memory {
+            memory.apply(&mut link, &mut places)?;
+        }
+        if let Some(notify) = self.notify {
+            notify.apply(&mut link, &mut places)?;
+        }
+        link.check(&places)?;
+        Ok(link)
+    }
+}
+
+impl RingYaml {
+    fn apply(self, link: &mut LinkConfig, places: &mut LinkPlaces) -> Result<(), ConfigError> {
+        if let Some((value, place)) = self.len.whole("ring.len")? {
+            places.ring_len = place;
+            let link_name = || link.name.clone();
+            link.ring_len = u32::try_from(value).map_err(|_| ConfigError::RingLenOutOfRange {
+                link: link_name(),
+                value,
+                place,
+            })?;
+        }
+        let words = [("spsc", RingMode::Spsc), ("mpmc", RingMode::Mpmc)];
+        self.mode.word_into("ring.mode", "spsc or mpmc", &words, &mut link.ring_mode)?;
+        Ok(())
+    }
+}
+
+impl PoolsYaml {
+    fn apply(self, link: &mut LinkConfig, places: &mut LinkPlaces) -> Result<(), ConfigError> {
+        let given = [self.cpu_msg, self.cpu_data, self.cpu_large, self.cuda_data, self.gpu_data];
+        for (pool, yaml) in PoolId::ALL.into_iter().zip(given) {
+            let Some(yaml) = yaml else { continue };
+            let at = Place::of(&yaml);
+            let leaves = PoolLeaves { buf_size: yaml.value.buf_size_bytes, pool_len: yaml.value.pool_len };
+            let places = &mut places.pools[pool.index()];
+            (places.buf_size, places.pool_len) = (at, at);
+            leaves.overlay(("pools", "buf_size_bytes"), pool, link, places)?;
+            // A pool that is off by default and gets one number only would stay off without a word.
+            let size = link.pool(pool);
+            let missing = match (&leaves.buf_size.0, &leaves.pool_len.0) {
+                (Some(_), None) if size.buf_size_bytes > 0 && size.pool_len == 0 => "pool_len",
+                (None, Some(_)) if size.pool_len > 0 && size.buf_size_bytes == 0 => "buf_size_bytes",
+                _ => continue,
+            };
+            return Err(ConfigError::PoolIncomplete { link: link.name.clone(), pool, missing, place: at });
+        }
+        Ok(())
+    }
+}
+
+impl MemoryYaml {
+    fn apply(self, link: &mut LinkConfig, places: &mut LinkPlaces) -> Result<(), ConfigError> {
+        // "off" stays a word because the parser is told that only true and false are booleans.
+        let words = [
+            ("off", HugePages::Off),
+            ("transparent", HugePages::Transparent),
+            ("hugetlb", HugePages::Hugetlb),
+        ];
+        let expected = "off, transparent or hugetlb";
+        if let Some(place) =
+            self.huge_pages.word_into("memory.huge_pages", expected, &words, &mut link.huge_pages)?
+        {
+            places.huge_pages = place;
+        }
+        self.prefault.flag_into("memory.prefault", &mut link.prefault)?;
+        self.lock.flag_into("memory.lock", &mut link.lock_memory)?;
+        if let Some(mode) = self.file_mode.0 {
+            places.file_mode = Place::of(&mode);
+            link.file_mode = match mode.value.as_str() {
+                "0600" | "600" | "0o600" => 0o600,
+                "0660" | "660" | "0o660" => 0o660,
+                other => {
+                    let (link, found) = (link.name.clone(), shown(other));
+                    return Err(ConfigError::FileModeRefused { link, found, place: places.file_mode });
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
+impl NotifyYaml {
+    fn apply(self, link: &mut LinkConfig, places: &mut LinkPlaces) -> Result<(), ConfigError> {
+        self.enabled.flag_into("notify.enabled", &mut link.notify)?;
+        if let Some((value, place)) = self.spin_us.whole("notify.spin_us")? {
+            places.spin_us = place;
+            let link_name = || link.name.clone();
+            link.spin_us = u32::try_from(value).map_err(|_| ConfigError::SpinTooLong {
+                link: link_name(),
+                value,
+                place,
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,301 @@
+//! What can go wrong, each with the thing, the limit and the remedy.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::{ConfigError, NameError, PoolId};
+use crate::participant::Side;
+
+/// A result of this library.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why an operation failed. Link names are shared strings, so an error on the hot path allocates nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The name of a link is not one.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The configuration is not one.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+
+    /// There is no such link.
+    #[error("link {link}: not found in {dir}: start its primary, or look with `shmesh ls --dir {dir}`", dir = .dir.display())]
+    NotFound {
+        /// The link.
+        link: Arc<str>,
+        /// Where it was looked for.
+        dir: PathBuf,
+    },
+    /// The link's primary, or the only participant that its side may have, lives.
+    #[error("link {link}: process {pid} is its {side} already; stop it first, or use another name")]
+    AlreadyOwned {
+        /// The link.
+        link: Arc<str>,
+        /// The side that is taken.
+        side: Side,
+        /// Who has it, as its own pid namespace numbers it.
+        pid: u32,
+    },
+    /// A link of this name exists with another shape.
+    #[error(
+        "link {link}: it exists with {field} {existing}, asked for was {asked}; use the same configuration, or remove it \
+         with `shmesh rm {link}`"
+    )]
+    Differs {
+        /// The link.
+        link: Arc<str>,
+        /// What differs.
+        field: String,
+        /// As it exists.
+        existing: String,
+        /// As it was asked for.
+        asked: String,
+    },
+    /// A file or memfd is not a segment of ours.
+    #[error("link {link}: {what} is not a shmesh segment; move it away, or use another link name")]
+    NotOurs {
+        /// The link.
+        link: Arc<str>,
+        /// The file.
+        what: String,
+    },
+    /// A segment, or the process that holds it, is of another version of this library.
+    #[error(
+        "link {link}: {what} has layout version {found}, this library speaks {ours}; run one version on both sides, and \
+         remove the link with `shmesh rm {link}`"
+    )]
+    Version {
+        /// The link.
+        link: Arc<str>,
+        /// The file or the peer.
+        what: String,
+        /// Its version.
+        found: u16,
+        /// Ours.
+        ours: u16,
+    },
+    /// A segment does not have the size that its header says.
+    #[error("link {link}: {what} has {found} bytes, its header says {expected}: it was truncated; remove the link with `shmesh rm {link}`")]
+    Truncated {
+        /// The link.
+        link: Arc<str>,
+        /// The file.
+        what: String,
+        /// Its size.
+        found: u64,
+        /// The size it should have.
+        expected: u64,
+    },
+    /// The header of a segment contradicts itself, or the link's other segments.
+    #[error("link {link}: {what} is damaged ({why}); remove the link with `shmesh rm {link}`")]
+    Damaged {
+        /// The link.
+        link: Arc<str>,
+        /// The file.
+        what: String,
+        /// What was found.
+        why: &'static str,
+    },
+    /// The file system has no room.
+    #[error(
+        "link {link}: {what} needs {needed} bytes, {dir} has {free} free; make pools smaller, or give {dir} more \
+         (in a pod: the sizeLimit of the emptyDir at /dev/shm)", dir = .dir.display()
+    )]
+    NoSpace {
+        /// The link.
+        link: Arc<str>,
+        /// The segment.
+        what: String,
+        /// Its size in bytes.
+        needed: u64,
+        /// What is left.
+        free: u64,
+        /// The IPC directory.
+        dir: PathBuf,
+    },
+    /// The memory cgroup has no room, and the kernel would kill this process instead of failing the call.
+    #[error(
+        "link {link}: its segments need {needed} bytes, the memory limit of this container leaves {room}; raise \
+         resources.limits.memory, or make pools smaller"
+    )]
+    MemoryLimit {
+        /// The link.
+        link: Arc<str>,
+        /// Size of all its segments in bytes.
+        needed: u64,
+        /// Bytes that can still be charged.
+        room: u64,
+    },
+    /// This user may not use the link.
+    #[error("link {link}: no permission for {what}: it belongs to another user; run as that user, or create the link with file_mode 0660 and a common group")]
+    Permission {
+        /// The link.
+        link: Arc<str>,
+        /// The file.
+        what: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// All seats of the participant table are taken.
+    #[error("link {link}: all {limit} participants are attached; detach one, or call recover() if some have died")]
+    Crowded {
+        /// The link.
+        link: Arc<str>,
+        /// How many there can be.
+        limit: usize,
+    },
+    /// A ring with one producer and one consumer has it already.
+    #[error("link {link}: participant {seat} (process {pid}) is the {role} of this ring, which has one (ring mode spsc); use that handle, or ring mode mpmc")]
+    RoleTaken {
+        /// The link.
+        link: Arc<str>,
+        /// "producer" or "consumer".
+        role: &'static str,
+        /// Who has it.
+        seat: u8,
+        /// Its process.
+        pid: u32,
+    },
+
+    /// The pool has no free buffer.
+    #[error("link {link}: all {len} buffers of pool {pool} are loaned, queued or held by a receiver; receive or release some, or raise its pool_len")]
+    Exhausted {
+        /// The link.
+        link: Arc<str>,
+        /// The pool.
+        pool: PoolId,
+        /// Its number of buffers.
+        len: u32,
+    },
+    /// The small cells in which inline messages travel are all in use.
+    #[error("link {link}: all {len} inline cells are queued or held by a receiver; receive some, or raise the ring's len")]
+    InlineExhausted {
+        /// The link.
+        link: Arc<str>,
+        /// The number of cells.
+        len: u32,
+    },
+    /// The ring has no free slot.
+    #[error("link {link}: {len} messages are queued and the ring is full; the receiver is behind, or raise the ring's len")]
+    Full {
+        /// The link.
+        link: Arc<str>,
+        /// Its capacity.
+        len: u32,
+    },
+    /// A message does not fit.
+    #[error("link {link}: {len} bytes do not fit into a buffer of pool {pool}, which has {limit}; use a pool with larger buffers, or raise its buf_size_bytes")]
+    TooLong {
+        /// The link.
+        link: Arc<str>,
+        /// The pool.
+        pool: PoolId,
+        /// Asked for.
+        len: usize,
+        /// Size of its buffers.
+        limit: u32,
+    },
+    /// A message does not fit into a slot.
+    #[error("link {link}: an inline message has at most {limit} bytes, not {len}; loan a buffer instead", limit = crate::ring::INLINE_MAX_BYTES)]
+    InlineTooLong {
+        /// The link.
+        link: Arc<str>,
+        /// Asked for.
+        len: usize,
+    },
+    /// The link has no such pool, or the pool cannot hold this part.
+    #[error("link {link}: pool {pool} is not configured for a DATA part; set its buf_size_bytes and pool_len, or use another pool")]
+    NoPool {
+        /// The link.
+        link: Arc<str>,
+        /// The pool.
+        pool: PoolId,
+    },
+    /// A loan was offered to a link that did not make it.
+    #[error("link {link}: the loan belongs to another handle; send it with the handle that made it")]
+    ForeignLoan {
+        /// The link.
+        link: Arc<str>,
+    },
+
+    /// This participant was declared dead while it was stopped. What it held was given to others.
+    #[error("link {link}: this participant was evicted and its loans were reclaimed; drop this handle and attach again")]
+    Evicted {
+        /// The link.
+        link: Arc<str>,
+    },
+    /// Shared memory holds something that no participant of ours writes.
+    #[error("link {link}: {what}; a peer is broken or hostile: find it with `shmesh dump {link}`, then remove the link")]
+    Corrupt {
+        /// The link.
+        link: Arc<str>,
+        /// What was found.
+        what: &'static str,
+    },
+    /// A participant that lives cannot be evicted from a ring with one producer and one consumer.
+    #[error("link {link}: participant {seat} (process {pid}) lives; in ring mode spsc it must end before its place is taken")]
+    StillAlive {
+        /// The link.
+        link: Arc<str>,
+        /// The participant.
+        seat: u8,
+        /// Its process.
+        pid: u32,
+    },
+    /// The link was made without notification.
+    #[error("link {link}: it has no notification (notify.enabled: false); poll with receive(), or create it with notification")]
+    NoNotification {
+        /// The link.
+        link: Arc<str>,
+    },
+    /// The process that keeps the link's descriptors did not answer as expected.
+    #[error("link {link}: the holder of its descriptors at {path} {what}", path = .path.display())]
+    Holder {
+        /// The link.
+        link: Arc<str>,
+        /// Its socket.
+        path: PathBuf,
+        /// What it did.
+        what: &'static str,
+    },
+    /// The kernel refused something.
+    #[error("link {link}: cannot {doing}")]
+    System {
+        /// The link.
+        link: Arc<str>,
+        /// What was tried.
+        doing: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the same call can succeed later without anybody changing a configuration: a pool or ring was full, all
+    /// seats were taken, or the link was not there yet.
+    ///
+    /// ```
+    /// let error = shmesh::Error::Full { link: "fronthaul".into(), len: 8 };
+    /// assert!(error.is_retryable());
+    /// ```
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            Self::Exhausted { .. }
+                | Self::InlineExhausted { .. }
+                | Self::Full { .. }
+                | Self::Crowded { .. }
+                | Self::NotFound { .. }
+                | Self::AlreadyOwned { .. }
+                | Self::RoleTaken { .. }
+        )
+    }
+
+    pub(crate) fn system(link: &Arc<str>, doing: impl Into<String>, source: io::Error) -> Self {
+        Self::System { link: Arc::clone(link), doing: doing.into(), source }
+    }
+}

@@ -1,0 +1,424 @@
+//! The shared part of a link: every table, and the steps that move a buffer from hand to hand.
+//!
+//! `Core` knows nothing of files, sockets or bytes of payload, so the same code runs on mapped memory, on the heap, under
+//! Miri and under loom.
+
+use std::sync::Arc;
+
+use crate::config::PoolId;
+use crate::participant::{Participant, Role, SEAT_LINES, SeatIndex, Seats, Side};
+use crate::pool::hints::Recent;
+use crate::pool::owner::{DataOwner, Holder, MsgOwner};
+use crate::pool::{Pool, Table};
+use crate::ring::entry::Entry;
+use crate::ring::{CONTROL_LINES, Look, Owners, Ring, Wild};
+use crate::segment::layout::{LinkLayout, PoolLayout, Shape};
+use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_shared_at};
+use crate::sync::Ordering;
+
+/// All tables of a link.
+#[derive(Clone, Debug)]
+pub(crate) struct Core {
+    pub(crate) shape: Shape,
+    pub(crate) seats: Seats,
+    primary: Lines,
+    rings: [Ring; 2],
+    pools: [Option<Pool>; PoolId::COUNT],
+    inline: Option<Table>,
+}
+
+/// A pool's table by its place in a handle's array of [`Recent`]s: the pools by id, then the inline cells.
+pub(crate) const TABLES: usize = PoolId::COUNT + 1;
+pub(crate) const INLINE: usize = PoolId::COUNT;
+
+/// A DATA buffer attached to a MSG.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct DataRef {
+    pub(crate) pool: PoolId,
+    pub(crate) index: u32,
+    pub(crate) owner: DataOwner,
+}
+
+/// What a message says about itself, as the receiver copied it.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Descriptor {
+    pub(crate) msg_id: i32,
+    pub(crate) cell_id: i32,
+    pub(crate) msg_len: u32,
+    pub(crate) data_len: u32,
+}
+
+pub(crate) fn pack(high: i32, low: i32) -> u64 {
+    u64::from(high.cast_unsigned()) << 32 | u64::from(low.cast_unsigned())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of a word")]
+pub(crate) fn unpack(word: u64) -> (i32, i32) {
+    (((word >> 32) as u32).cast_signed(), (word as u32).cast_signed())
+}
+
+impl Core {
+    /// Places all tables over the memory of the segments. `None`: a segment is too small, which the headers rule out.
+    pub(crate) fn place(
+        shape: &Shape,
+        shm: &Arc<Memory>,
+        pools: &[Option<Arc<Memory>>; PoolId::COUNT],
+    ) -> Option<Self> {
+        let l = LinkLayout::of(shape);
+        let ring = |i: usize| {
+            let control = shm.window(l.controls[i], CONTROL_LINES)?;
+            let slots = shm.window(l.slots[i], l.slot_lines)?;
+            Some(Ring::new(control, slots, shape.ring_capacity as usize, shape.single))
+        };
+        let mut placed = [const { None }; PoolId::COUNT];
+        for ((placed, memory), (size, len)) in placed.iter_mut().zip(pools).zip(shape.pools) {
+            if len > 0 {
+                let l = PoolLayout::of(size, len);
+                *placed = Some(Pool::place(memory.as_ref()?, l.table, l.buffers, size, len as usize)?);
+            }
+        }
+        Some(Self {
+            shape: *shape,
+            seats: Seats::new(shm.window(l.seats, SEAT_LINES)?),
+            primary: shm.window(l.primary_role, 1)?,
+            rings: [ring(0)?, ring(1)?],
+            pools: placed,
+            inline: if shape.single { None } else { Some(Table::place(shm, l.inline, l.inline_cells)?) },
+        })
+    }
+
+    /// Turns fresh, zeroed memory into an empty link.
+    pub(crate) fn format(&self) {
+        for table in (0..TABLES).filter_map(|i| self.table(i)) {
+            table.format();
+        }
+    }
+
+    /// A link on the heap.
+    #[cfg(test)]
+    pub(crate) fn heap(shape: &Shape) -> Self {
+        let l = LinkLayout::of(shape);
+        let pools = shape.pools.map(|(size, len)| {
+            let bytes = usize::try_from(PoolLayout::of(size, len).bytes()).unwrap();
+            (len > 0).then(|| Memory::heap(bytes / crate::sync::LINE_BYTES))
+        });
+        let core = Self::place(shape, &Memory::heap(l.total), &pools).unwrap();
+        core.format();
+        core
+    }
+
+    #[inline]
+    pub(crate) fn pool(&self, pool: PoolId) -> Option<&Pool> {
+        self.pools[pool as usize].as_ref()
+    }
+
+    /// The table at a place in the array of [`TABLES`].
+    pub(crate) fn table(&self, place: usize) -> Option<&Table> {
+        match self.pools.get(place) {
+            Some(pool) => pool.as_ref().map(|pool| &pool.table),
+            None => self.inline.as_ref(),
+        }
+    }
+
+    /// The MSG pool; a link always has one.
+    #[inline]
+    pub(crate) fn msg(&self) -> &Pool {
+        match &self.pools[PoolId::CpuMsg as usize] {
+            Some(pool) => pool,
+            None => unreachable!("`Shape::is_sane` and `LinkConfig::validate` ask for a MSG pool"),
+        }
+    }
+
+    pub(crate) fn inline(&self) -> Option<&Table> {
+        self.inline.as_ref()
+    }
+
+    /// The ring on which `side` sends.
+    #[inline]
+    pub(crate) fn outgoing(&self, side: Side) -> &Ring {
+        &self.rings[usize::from(side == Side::Secondary)]
+    }
+
+    /// The ring on which `side` receives.
+    #[inline]
+    pub(crate) fn incoming(&self, side: Side) -> &Ring {
+        &self.rings[usize::from(side == Side::Primary)]
+    }
+
+    pub(crate) fn rings(&self) -> &[Ring; 2] {
+        &self.rings
+    }
+
+    pub(crate) fn primary_role(&self) -> Role<'_> {
+        Role(self.primary[0].word(0))
+    }
+
+    /// Loans a MSG buffer to `seat`.
+    #[inline]
+    pub(crate) fn loan_msg(&self, seat: SeatIndex, recent: &Recent) -> Option<(u32, MsgOwner)> {
+        let next = |free| MsgOwner(free).loaned(seat).0;
+        let (index, word) = self.msg().table.claim(seat, || self.seats.used(), recent, next)?;
+        Some((index, MsgOwner(word)))
+    }
+
+    /// Loans an inline cell to `seat`.
+    pub(crate) fn loan_inline(&self, seat: SeatIndex, recent: &Recent) -> Option<(u32, MsgOwner)> {
+        let next = |free| MsgOwner(free).loaned(seat).0;
+        let (index, word) = self.inline.as_ref()?.claim(seat, || self.seats.used(), recent, next)?;
+        Some((index, MsgOwner(word)))
+    }
+
+    /// Attaches a DATA buffer to a loaned MSG. The MSG comes first and goes last, so whatever instruction a participant
+    /// dies at, a DATA buffer either belongs to a living MSG or names one that is over.
+    #[inline]
+    pub(crate) fn loan_data(
+        &self,
+        seat: SeatIndex,
+        recent: &Recent,
+        pool: PoolId,
+        cell: u32,
+        msg: MsgOwner,
+    ) -> Option<DataRef> {
+        let next = |free| DataOwner(free).attached(cell, msg).0;
+        let (index, word) = self.pool(pool)?.table.claim(seat, || self.seats.used(), recent, next)?;
+        Some(DataRef { pool, index, owner: DataOwner(word) })
+    }
+
+    /// Writes the descriptor into the cell of a loaned MSG, before it is sent.
+    #[inline]
+    pub(crate) fn describe(&self, cell: u32, d: &Descriptor, data: Option<DataRef>) {
+        let line = self.msg().table.cell(cell);
+        line.word(1).store(pack(d.msg_id, d.cell_id), Ordering::Relaxed);
+        line.word(2).store(u64::from(d.msg_len) << 32 | u64::from(d.data_len), Ordering::Relaxed);
+        let data = data.map_or(0, |data| (data.pool as u64 + 1) << 32 | u64::from(data.index));
+        line.word(3).store(data, Ordering::Relaxed);
+    }
+
+    /// Copies and checks the descriptor of a received MSG.
+    #[inline]
+    pub(crate) fn read_descriptor(&self, cell: u32, owner: MsgOwner) -> Result<(Descriptor, Option<DataRef>), Wild> {
+        let line = self.msg().table.cell(cell);
+        let (msg_id, cell_id) = unpack(line.word(1).load(Ordering::Relaxed));
+        let (msg_len, data_len) = unpack(line.word(2).load(Ordering::Relaxed));
+        let (msg_len, data_len) = (msg_len.cast_unsigned(), data_len.cast_unsigned());
+        if msg_len > self.msg().buf_size() {
+            return Err(Wild("a message longer than its buffer"));
+        }
+        let wild = line.word(3).load(Ordering::Relaxed);
+        let data = if wild == 0 { None } else { Some(self.data_ref(cell, owner, wild, data_len)?) };
+        let data_len = if data.is_some() { data_len } else { 0 };
+        Ok((Descriptor { msg_id, cell_id, msg_len, data_len }, data))
+    }
+
+    fn data_ref(&self, cell: u32, owner: MsgOwner, wild: u64, data_len: u32) -> Result<DataRef, Wild> {
+        let id = u32::try_from((wild >> 32).wrapping_sub(1)).ok().and_then(PoolId::from_index);
+        let id = id.filter(|&id| id != PoolId::CpuMsg).ok_or(Wild("a DATA part in a pool that cannot hold one"))?;
+        let pool = self.pool(id).ok_or(Wild("a DATA part in a pool that this link does not have"))?;
+        let index = u32::try_from(wild & u64::from(u32::MAX)).ok().and_then(|index| pool.table.tame(index));
+        let index = index.ok_or(Wild("a DATA buffer past the end of its pool"))?;
+        let data = DataOwner(pool.table.owner(index).load(Ordering::Relaxed));
+        if !data.belongs_to(cell, owner) {
+            return Err(Wild("a DATA buffer that belongs to another message"));
+        }
+        if data_len > pool.buf_size() {
+            return Err(Wild("a DATA part longer than its buffer"));
+        }
+        Ok(DataRef { pool: id, index, owner: data })
+    }
+
+    /// Ends a MSG and its DATA. `false`: it was taken away, because its holder was declared dead.
+    #[inline]
+    pub(crate) fn release(
+        &self,
+        seat: SeatIndex,
+        recents: &[Recent; TABLES],
+        cell: u32,
+        owner: MsgOwner,
+        data: Option<DataRef>,
+    ) -> bool {
+        if let Some(data) = data {
+            self.release_data(seat, recents, data);
+        }
+        self.msg().table.release(seat, &recents[PoolId::CpuMsg as usize], cell, owner.0, owner.freed().0)
+    }
+
+    #[inline]
+    fn release_data(&self, seat: SeatIndex, recents: &[Recent; TABLES], data: DataRef) {
+        if let Some(pool) = self.pool(data.pool) {
+            let (held, freed) = (data.owner.0, data.owner.freed().0);
+            pool.table.release(seat, &recents[data.pool as usize], data.index, held, freed);
+        }
+    }
+
+    /// How the participant at `seat` takes messages off its ring.
+    #[inline]
+    pub(crate) fn receiving(&self, seat: SeatIndex) -> Receiving<'_> {
+        Receiving { core: self, seat }
+    }
+}
+
+/// Takes messages off a ring for one seat.
+#[derive(Debug)]
+pub(crate) struct Receiving<'a> {
+    core: &'a Core,
+    seat: SeatIndex,
+}
+
+impl Receiving<'_> {
+    #[inline]
+    fn table(&self, entry: Entry) -> Result<&Table, Wild> {
+        if entry.is_inline() {
+            return self.core.inline.as_ref().ok_or(Wild("an inline cell on a link that has none"));
+        }
+        Ok(&self.core.msg().table)
+    }
+}
+
+impl Owners for Receiving<'_> {
+    #[inline]
+    fn look(&self, entry: Entry) -> Result<Look, Wild> {
+        let table = self.table(entry)?;
+        let cell = table.tame(entry.wild_cell()).ok_or(Wild("an entry past the end of its pool"))?;
+        // Acquire: whoever sees a later loan of this buffer sees the `head` that had passed this entry before.
+        let owner = MsgOwner(table.owner(cell).load(Ordering::Acquire));
+        if !entry.names(owner.incarnation()) {
+            return Ok(Look::Gone);
+        }
+        Ok(match owner.holder() {
+            Holder::Loaned(_) => Look::Here(owner.0),
+            // Its last consumer died before it moved `head`, so it never got the message.
+            Holder::Borrowed(seat) if self.core.shape.single && seat != self.seat => Look::Here(owner.0),
+            Holder::Borrowed(_) | Holder::Free => Look::Gone,
+            Holder::Impossible => return Err(Wild("an owner word that nobody writes")),
+        })
+    }
+
+    #[inline]
+    fn take(&self, entry: Entry, word: u64) -> bool {
+        let Ok(table) = self.table(entry) else { return false };
+        let borrowed = MsgOwner(word).borrowed(self.seat);
+        // Relaxed: `PUBLISH` has made the message visible, and this exchange only decides who gets it.
+        let owner = table.owner(entry.wild_cell());
+        owner.compare_exchange(word, borrowed.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    #[inline]
+    fn take_alone(&self, entry: Entry, word: u64) {
+        let borrowed = MsgOwner(word).borrowed(self.seat);
+        self.core.msg().table.owner(entry.wild_cell()).store(borrowed.0, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn ahead(&self, entry: Entry) {
+        let Ok(table) = self.table(entry) else { return };
+        if let Some(cell) = table.tame(entry.wild_cell()) {
+            prefetch_exclusive(table.cell(cell));
+            if !entry.is_inline() {
+                prefetch_shared_at(self.core.msg().buffer(cell).as_ptr());
+            }
+        }
+    }
+}
+
+/// What recovery gave back.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Recovered {
+    /// Participants that were found dead, or were evicted.
+    pub participants: u32,
+    /// MSG buffers and inline cells that they held.
+    pub messages: u32,
+    /// DATA buffers that were attached to them.
+    pub data_buffers: u32,
+    /// Free buffers that no list named.
+    pub readmitted: u32,
+    /// Messages that they had sent and that stay queued.
+    pub kept: u32,
+}
+
+impl Core {
+    /// Takes back all that `dead` holds and gives its seat free; what it had sent stays sent. `me` is the seat that does
+    /// it. Any number of participants may do this at once, and each may die in it: every step can be repeated.
+    ///
+    /// With `keep_seated`, the seat stays taken: its process may still run, and must not share the seat with another.
+    pub(crate) fn reclaim(&self, dead: &Participant, me: SeatIndex, keep_seated: bool) -> Recovered {
+        let mut done = Recovered { participants: 1, ..Recovered::default() };
+        for place in [PoolId::CpuMsg as usize, INLINE] {
+            self.reclaim_messages(dead, me, place, &mut done);
+        }
+        for pool in PoolId::ALL.into_iter().filter(|&pool| pool != PoolId::CpuMsg) {
+            self.reclaim_orphans(me, pool, &mut done);
+        }
+        for table in (0..TABLES).filter_map(|i| self.table(i)) {
+            done.readmitted += table.readmit_unknown(me);
+        }
+        for ring in &self.rings {
+            ring.words().control(crate::ring::SLEEPERS).fetch_and(!dead.seat.bit(), Ordering::Relaxed);
+        }
+        if !keep_seated {
+            self.seats.vacate(dead);
+        }
+        done
+    }
+
+    fn reclaim_messages(&self, dead: &Participant, me: SeatIndex, place: usize, done: &mut Recovered) {
+        let Some(table) = self.table(place) else { return };
+        let held: Vec<(u32, MsgOwner)> = (0..u32::try_from(table.len()).unwrap_or(u32::MAX))
+            .map(|index| (index, MsgOwner(table.owner(index).load(Ordering::Acquire))))
+            .filter(|(_, owner)| {
+                matches!(owner.holder(), Holder::Loaned(seat) | Holder::Borrowed(seat) if seat == dead.seat)
+            })
+            .collect();
+        // After the owner words: the dead one sends nothing any more, so what is in neither ring now was not sent, or was
+        // received, and then its owner word has changed and our exchange fails.
+        let queued: std::collections::HashSet<(u32, u64)> = self
+            .rings
+            .iter()
+            .flat_map(Ring::queued)
+            .filter(|(_, entry)| entry.is_inline() == (place == INLINE))
+            .filter_map(|(_, entry)| {
+                let index = table.tame(entry.wild_cell())?;
+                let owner = MsgOwner(table.owner(index).load(Ordering::Relaxed));
+                entry.names(owner.incarnation()).then_some((index, owner.incarnation()))
+            })
+            .collect();
+        for (index, owner) in held {
+            let sent = queued.contains(&(index, owner.incarnation()));
+            let stays = match owner.holder() {
+                Holder::Loaned(_) => sent,
+                // One consumer: it died before it moved `head`, and the next one gets the message. Many consumers: the
+                // exchange on the owner word was the reception, and the message died with its receiver.
+                _ => sent && self.shape.single,
+            };
+            if stays {
+                done.kept += 1;
+                continue;
+            }
+            // If the dead one still has its seat, nobody else can have written the owner word that we read.
+            if !self.seats.is_seated(dead) {
+                return;
+            }
+            if table.reclaim(me, index, owner.0, owner.freed().0) {
+                done.messages += 1;
+            }
+        }
+    }
+
+    /// Frees the DATA buffers whose MSG is over.
+    fn reclaim_orphans(&self, me: SeatIndex, pool: PoolId, done: &mut Recovered) {
+        let Some(pool) = self.pool(pool) else { return };
+        for index in 0..u32::try_from(pool.table.len()).unwrap_or(u32::MAX) {
+            let data = DataOwner(pool.table.owner(index).load(Ordering::Acquire));
+            let Some((cell, _)) = data.attached_to() else { continue };
+            // A MSG is loaned before its DATA and freed after it: read in this order, a living pair never looks orphaned.
+            let owner = self
+                .msg()
+                .table
+                .tame(cell)
+                .map(|cell| MsgOwner(self.msg().table.owner(cell).load(Ordering::Acquire)));
+            let alive = owner.is_some_and(|owner| !owner.is_free() && data.belongs_to(cell, owner));
+            if !alive && pool.table.reclaim(me, index, data.0, data.freed().0) {
+                done.data_buffers += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Loans: messages being written, and sending them.
+
+use std::fmt;
+
+use super::Link;
+use super::core::{DataRef, Descriptor, INLINE, pack};
+use crate::config::PoolId;
+use crate::error::{Error, Result};
+use crate::pool::owner::MsgOwner;
+use crate::ring::entry::Entry;
+use crate::ring::mpmc::PushError;
+use crate::ring::{Full, INLINE_MAX_BYTES, Ring};
+use crate::segment::prefetch_exclusive_at;
+use crate::sync::Ordering;
+
+/// A message being written: a MSG buffer, and perhaps a DATA buffer, that nobody else has.
+///
+/// [`send`](Self::send) makes it visible to the other side and ends it. Dropped unsent, its buffers go back to their pools.
+/// Buffers are not cleared: they hold what their last user left.
+#[must_use = "a loan that is dropped is not sent"]
+pub struct Loan<'a> {
+    link: &'a Link,
+    cell: u32,
+    owner: MsgOwner,
+    data: Option<DataRef>,
+    descriptor: Descriptor,
+}
+
+/// A message that could not be sent; it still is the sender's.
+#[derive(Debug)]
+pub struct SendError<'a> {
+    /// The message, to be sent again or dropped.
+    pub loan: Loan<'a>,
+    /// Why.
+    pub error: Error,
+}
+
+impl fmt::Display for SendError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for SendError<'_> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl From<SendError<'_>> for Error {
+    fn from(failed: SendError<'_>) -> Self {
+        failed.error
+    }
+}
+
+impl Link {
+    /// Loans a MSG buffer: the one that this handle released last, if any.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when all buffers are in use; [`Error::Evicted`].
+    #[inline]
+    pub fn loan(&self) -> Result<Loan<'_>> {
+        self.check_seated()?;
+        let Some((cell, owner)) = self.core().loan_msg(self.me.seat, &self.recents[PoolId::CpuMsg as usize]) else {
+            return Err(self.exhausted(PoolId::CpuMsg));
+        };
+        // The receiver has read this line last; asked for now, it comes while the caller prepares what to write.
+        prefetch_exclusive_at(self.core().msg().buffer(cell).as_ptr());
+        Ok(Loan { link: self, cell, owner, data: None, descriptor: Descriptor::default() })
+    }
+
+    /// Loans a MSG buffer with a DATA buffer of `pool`.
+    ///
+    /// # Errors
+    /// [`Error::NoPool`] when the link does not have the pool or it holds MSG parts; else as [`loan`](Self::loan).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use shmesh::config::PoolId;
+    /// let mut loan = link.loan_with(PoolId::CpuData)?;
+    /// loan.msg_mut(2)?.copy_from_slice(b"TX");
+    /// loan.data_mut(4096)?.fill(0xa5);
+    /// loan.send()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn loan_with(&self, pool: PoolId) -> Result<Loan<'_>> {
+        if pool == PoolId::CpuMsg {
+            return Err(Error::NoPool { link: self.link(), pool });
+        }
+        let mut loan = self.loan()?;
+        let recent = &self.recents[pool as usize];
+        match self.core().loan_data(self.me.seat, recent, pool, loan.cell, loan.owner) {
+            Some(data) => {
+                loan.data = Some(data);
+                Ok(loan)
+            }
+            None => Err(self.exhausted(pool)),
+        }
+    }
+
+    /// Sends up to 48 bytes inside the ring's slot: one cache line, no pool.
+    ///
+    /// # Errors
+    /// [`Error::InlineTooLong`]; [`Error::Full`]; [`Error::InlineExhausted`]; [`Error::RoleTaken`]; [`Error::Evicted`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// mac.send_inline(7, 0, b"slot indication")?;
+    /// assert_eq!(phy.receive()?.expect("it was just sent").msg(), b"slot indication");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn send_inline(&self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<()> {
+        if msg.len() > INLINE_MAX_BYTES {
+            return Err(Error::InlineTooLong { link: self.link(), len: msg.len() });
+        }
+        self.check_seated()?;
+        let mut words = [0; 7];
+        words[0] = pack(msg_id, cell_id);
+        let (whole, rest) = msg.as_chunks::<8>();
+        for (word, bytes) in words[1..].iter_mut().zip(whole) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        if !rest.is_empty() {
+            let mut last = [0; 8];
+            last[..rest.len()].copy_from_slice(rest);
+            words[1 + whole.len()] = u64::from_ne_bytes(last);
+        }
+        match self.outgoing() {
+            Ring::Spsc(ring) => {
+                let producer = self.producer(ring)?;
+                ring.push(producer, Entry::inline_here(msg.len()), Some(&words)).map_err(|Full| self.full())
+            }
+            Ring::Mpmc(ring) => {
+                let recent = &self.recents[INLINE];
+                let Some((cell, owner)) = self.core().loan_inline(self.me.seat, recent) else {
+                    let len = self.core().inline().map_or(0, |table| table.len());
+                    return Err(Error::InlineExhausted {
+                        link: self.link(),
+                        len: u32::try_from(len).unwrap_or(u32::MAX),
+                    });
+                };
+                let table = self.core().inline();
+                if let Some(line) = table.map(|table| table.cell(cell)) {
+                    for (i, word) in words.iter().enumerate() {
+                        line.word(i + 1).store(*word, Ordering::Relaxed);
+                    }
+                }
+                ring.push(Entry::inline_cell(cell, owner.incarnation(), msg.len())).map_err(|error| {
+                    if let Some(table) = table {
+                        table.release(self.me.seat, recent, cell, owner.0, owner.freed().0);
+                    }
+                    self.push_error(error)
+                })
+            }
+        }
+    }
+
+    /// Sends loans in order. Stops at the first that cannot be sent; that one and the rest come back to the caller.
+    ///
+    /// Returns how many were sent. One [`notify`](Self::notify) after a batch is enough.
+    ///
+    /// # Errors
+    /// The first loan that could not be sent, if none was. A later one that could not stays in `loans`.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let mut loans = Vec::new();
+    /// for i in 0..10 {
+    ///     let mut loan = link.loan()?;
+    ///     loan.msg_mut(1)?[0] = i;
+    ///     loans.push(loan);
+    /// }
+    /// assert_eq!(link.send_batch(&mut loans)?, 10);
+    /// assert!(loans.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn send_batch<'a>(&'a self, loans: &mut Vec<Loan<'a>>) -> Result<usize> {
+        let mut sent = 0;
+        let mut failed = None;
+        // `drain` would drop what a failure leaves behind.
+        let mut rest = std::mem::take(loans).into_iter();
+        for loan in rest.by_ref() {
+            match loan.send() {
+                Ok(()) => sent += 1,
+                Err(SendError { loan, error }) => {
+                    loans.push(loan);
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        loans.extend(rest);
+        match failed {
+            Some(error) if sent == 0 => Err(error),
+            _ => Ok(sent),
+        }
+    }
+
+    #[cold]
+    fn full(&self) -> Error {
+        Error::Full { link: self.link(), len: self.ring_len() }
+    }
+
+    #[cold]
+    fn push_error(&self, error: PushError) -> Error {
+        match error {
+            PushError::Full => self.full(),
+            PushError::Wild(wild) => self.corrupt(wild),
+        }
+    }
+}
+
+impl<'a> Loan<'a> {
+    /// The MSG part: its first `len` bytes, which is the length the message will have.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] when the buffer is smaller.
+    #[inline]
+    pub fn msg_mut(&mut self, len: usize) -> Result<&mut [u8]> {
+        self.descriptor.msg_len = self.link.fits(PoolId::CpuMsg, len)?;
+        Ok(bytes_mut(self, self.link.core().msg().buffer(self.cell), len))
+    }
+
+    /// The DATA part: its first `len` bytes, which is the length it will have. Without one, only 0 bytes fit.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] when the buffer is smaller; [`Error::NoPool`] when the loan has no DATA buffer.
+    #[inline]
+    pub fn data_mut(&mut self, len: usize) -> Result<&mut [u8]> {
+        let Some(data) = self.data else {
+            return Err(Error::NoPool { link: self.link.link(), pool: PoolId::CpuData });
+        };
+        self.descriptor.data_len = self.link.fits(data.pool, len)?;
+        match self.link.core().pool(data.pool) {
+            Some(pool) => Ok(bytes_mut(self, pool.buffer(data.index), len)),
+            None => Err(self.link.exhausted(data.pool)),
+        }
+    }
+
+    /// Sets the message's id: the application's to choose.
+    #[inline]
+    pub fn set_msg_id(mut self, msg_id: i32) -> Self {
+        self.descriptor.msg_id = msg_id;
+        self
+    }
+
+    /// Sets the id of the cell that the message is about: the application's to choose.
+    #[inline]
+    pub fn set_cell_id(mut self, cell_id: i32) -> Self {
+        self.descriptor.cell_id = cell_id;
+        self
+    }
+
+    /// The pool of the DATA part.
+    #[must_use]
+    pub fn data_pool(&self) -> Option<PoolId> {
+        self.data.map(|data| data.pool)
+    }
+
+    /// Index of the MSG buffer in its pool, as `shmesh dump` shows it.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.cell
+    }
+
+    /// Makes the message visible to the other side. Does not wake a receiver that sleeps: see [`Link::notify`].
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::RoleTaken`], [`Error::Evicted`], each with the loan.
+    #[inline]
+    #[expect(clippy::result_large_err, reason = "the loan comes back in it, and moving it is cheaper than losing it")]
+    pub fn send(self) -> std::result::Result<(), SendError<'a>> {
+        let link = self.link;
+        if let Err(error) = link.check_seated() {
+            return Err(SendError { loan: self, error });
+        }
+        link.core().describe(self.cell, &self.descriptor, self.data);
+        let entry = Entry::pooled(self.cell, self.owner.incarnation());
+        let pushed = match link.outgoing() {
+            Ring::Spsc(ring) => link
+                .producer(ring)
+                .and_then(|producer| ring.push(producer, entry, None).map_err(|Full| link.full())),
+            Ring::Mpmc(ring) => ring.push(entry).map_err(|error| link.push_error(error)),
+        };
+        match pushed {
+            Ok(()) => {
+                // The buffers are the receiver's now.
+                std::mem::forget(self);
+                Ok(())
+            }
+            Err(error) => Err(SendError { loan: self, error }),
+        }
+    }
+}
+
+impl Link {
+    #[inline]
+    fn fits(&self, pool: PoolId, len: usize) -> Result<u32> {
+        let limit = self.core().pool(pool).map_or(0, |pool| pool.buf_size());
+        match u32::try_from(len) {
+            Ok(fits) if fits <= limit => Ok(fits),
+            _ => Err(Error::TooLong { link: self.link(), pool, len, limit }),
+        }
+    }
+}
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        let link = self.link;
+        // Refused only if this participant was evicted, and then others have the buffers.
+        let _ = link.core().release(link.me.seat, &link.recents, self.cell, self.owner, self.data);
+    }
+}
+
+impl fmt::Debug for Loan<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loan")
+            .field("link", &self.link.name())
+            .field("index", &self.cell)
+            .field("descriptor", &self.descriptor)
+            .field("data", &self.data)
+            .finish()
+    }
+}
+
+// UNSAFETY: hands out the bytes of a loaned buffer.
+#[expect(unsafe_code, reason = "the bytes of a buffer that this loan holds exclusively")]
+#[inline]
+fn bytes_mut<'b>(_loan: &'b mut Loan<'_>, start: std::ptr::NonNull<u8>, len: usize) -> &'b mut [u8] {
+    // SAFETY: `fits` checked `len` against the size of the buffer, which lies in memory that the link keeps mapped. The
+    // owner word gives the buffer to this loan alone, the borrow of the loan makes the slice unique in it, and bytes are
+    // valid whatever they hold.
+    unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
+}

@@ -1,0 +1,342 @@
+//! Creating a link, attaching to it, and adopting what a crash left.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::core::Core;
+use super::holder::{Holder, Offer};
+use super::{Link, Shared};
+use crate::config::{Backing, LinkConfig, LinkName, PoolId};
+use crate::error::{Error, Result};
+use crate::participant::Side;
+use crate::segment::header::{Conduct, Header};
+use crate::segment::layout::Shape;
+use crate::segment::store::{Segment, Store};
+use crate::sys::eventfd::Doorbell;
+use crate::sys::process::{Liveness, ProcessIdentity};
+use crate::sys::{cgroup, file};
+
+/// Environment variable that names the IPC directory.
+pub const DIR_VARIABLE: &str = "SHMESH_DIR";
+/// The IPC directory, unless it is named.
+pub const DEFAULT_DIR: &str = "/dev/shm";
+/// How long two processes that start or end at the same moment may need to agree on who holds the link.
+const SETTLE: Duration = Duration::from_secs(2);
+/// Between two looks at a link that is not there yet.
+const RETRY: Duration = Duration::from_millis(2);
+
+/// How to create a link or attach to one.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// use shmesh::{LinkOptions, Side, config::LinkConfig};
+/// let options = LinkOptions::new().dir(dir.path());
+/// let missing = options.attach("fronthaul", Side::Secondary);
+/// assert!(matches!(missing, Err(shmesh::Error::NotFound { .. })));
+///
+/// let phy = options.create(&LinkConfig::new("fronthaul".parse()?))?;
+/// let mac = options.attach("fronthaul", Side::Secondary)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct LinkOptions {
+    dir: PathBuf,
+    timeout: Duration,
+    prefault: bool,
+}
+
+impl Default for LinkOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LinkOptions {
+    /// The IPC directory is that of the environment variable `SHMESH_DIR`, or `/dev/shm`.
+    #[must_use]
+    pub fn new() -> Self {
+        let dir = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty());
+        Self { dir: dir.map_or_else(|| DEFAULT_DIR.into(), PathBuf::from), timeout: Duration::ZERO, prefault: true }
+    }
+
+    /// Uses another IPC directory.
+    #[must_use]
+    pub fn dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.dir = dir.into();
+        self
+    }
+
+    /// How long [`attach`](Self::attach) waits for the link to exist. Without it, it does not wait.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Whether attaching maps all pages at once, so that none is faulted in later. On unless switched off.
+    #[must_use]
+    pub fn prefault(mut self, prefault: bool) -> Self {
+        self.prefault = prefault;
+        self
+    }
+
+    /// Creates the link as its primary, or takes the place of a primary that has ended: then the link, and everything that
+    /// waits in it, is as it was.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyOwned`] while another process is its primary; [`Error::Differs`] when it exists with another shape;
+    /// [`Error::NoSpace`], [`Error::MemoryLimit`], [`Error::Permission`] and what opening a segment can find.
+    pub fn create(&self, config: &LinkConfig) -> Result<Link> {
+        config.validate()?;
+        let store = Store::new(config, &self.dir);
+        let deadline = Instant::now() + SETTLE;
+        loop {
+            if let Some(shared) = self.try_open(&store, Some(config), Side::Primary)? {
+                return shared;
+            }
+            self.not_settled(&store, deadline)?;
+        }
+    }
+
+    /// Attaches to a link that exists.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when it does not, after the timeout; [`Error::AlreadyOwned`] when this side has its one process
+    /// (the primary side always, both with ring mode `spsc`); and what opening a segment can find.
+    pub fn attach(&self, link: &str, side: Side) -> Result<Link> {
+        let name: LinkName = link.parse()?;
+        let mut config = LinkConfig::new(name);
+        config.prefault = self.prefault;
+        let store = Store::new(&config, &self.dir);
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            if let Some(shared) = self.try_open(&store, None, side)? {
+                return shared;
+            }
+            self.not_settled(&store, deadline)?;
+        }
+    }
+
+    fn not_settled(&self, store: &Store, deadline: Instant) -> Result<()> {
+        if Instant::now() >= deadline {
+            return Err(Error::NotFound { link: Arc::clone(&store.link), dir: self.dir.clone() });
+        }
+        std::thread::sleep(RETRY);
+        Ok(())
+    }
+
+    /// One attempt. `None`: the link is not there (yet), or changes hands just now.
+    fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Option<Result<Link>>> {
+        // 1. Somebody holds it: from there come the doorbells and the memfds.
+        let (offer, connection) = match Holder::ask(store)? {
+            Some((offer, connection)) => (offer, Some(connection)),
+            None => (Offer::default(), None),
+        };
+        let mut lock = None;
+        if connection.is_none() {
+            // 2. Nobody does: then we are going to, if there is a link or we may make one, and if the lock is free.
+            if create.is_none() && !store.path(None).exists() {
+                return Ok(None);
+            }
+            lock = Holder::try_lock(store)?;
+            if lock.is_none() {
+                return Ok(None);
+            }
+        }
+        let segments = match self.existing(store, offer.segments)? {
+            Some(segments) => segments,
+            None => match create {
+                Some(config) if lock.is_some() => self.fresh(store, config)?,
+                _ => return Ok(None),
+            },
+        };
+        if let Some(config) = create {
+            same_shape(store, config, &segments)?;
+        }
+        let conduct = segments[0].header.conduct;
+        let doorbells = match offer.doorbells {
+            Some(doorbells) => Some(doorbells),
+            None if conduct.notify => {
+                let new = || Doorbell::new().map_err(|error| Error::system(&store.link, "make an eventfd", error));
+                Some([new()?, new()?])
+            }
+            None => None,
+        };
+        let me = ProcessIdentity::me()
+            .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
+        let mut pools = [const { None }; PoolId::COUNT];
+        for segment in &segments[1..] {
+            if let Some(pool) = segment.header.pool {
+                pools[pool as usize] = Some(Arc::clone(&segment.memory));
+            }
+        }
+        let core = Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or(Error::Damaged {
+            link: Arc::clone(&store.link),
+            what: store.path(None).display().to_string(),
+            why: "its tables do not fit",
+        })?;
+        let shared = Arc::new(Shared {
+            core,
+            store: Store { backing: segments_backing(&segments, store), ..store.clone() },
+            me,
+            segments,
+            doorbells,
+            spin_us: conduct.spin_us,
+        });
+        let holder = Arc::new(Holder::start(&shared, lock, connection)?);
+        Ok(Some(admit(shared, holder, side)))
+    }
+
+    /// The link's segments, if it exists: as the holder gave them, or by name.
+    fn existing(&self, store: &Store, given: Vec<std::fs::File>) -> Result<Option<Vec<Segment>>> {
+        let mut given = given.into_iter();
+        let mut next = |pool: Option<PoolId>| match given.next() {
+            Some(file) => store.check(file, "a memfd of the holder", pool).map(Some),
+            None => store.open(pool),
+        };
+        let Some(shm) = next(None)? else { return Ok(None) };
+        let damaged = |pool, why| Error::Damaged {
+            link: Arc::clone(&store.link),
+            what: store.path(pool).display().to_string(),
+            why,
+        };
+        let (shape, epoch) = (shm.header.shape, shm.header.epoch);
+        let mut segments = vec![shm];
+        for pool in PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0) {
+            let segment = next(Some(pool))?.ok_or_else(|| damaged(Some(pool), "it is missing"))?;
+            if segment.header.epoch != epoch || segment.header.shape != shape {
+                return Err(damaged(Some(pool), "it belongs to another link of the same name"));
+            }
+            segments.push(segment);
+        }
+        Ok(Some(segments))
+    }
+
+    /// Makes the link's segments. Only for who has the lock and found no link.
+    fn fresh(&self, store: &Store, config: &LinkConfig) -> Result<Vec<Segment>> {
+        let shape = Shape::of(config);
+        let epoch = file::random().map_err(|error| Error::system(&store.link, "read /dev/urandom", error))?;
+        let conduct = Conduct { notify: config.notify, spin_us: config.spin_us };
+        let header = |pool| Header { pool, epoch, shape, conduct };
+        let pools = PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0);
+        let headers: Vec<_> = std::iter::once(None).chain(pools.map(Some)).map(header).collect();
+
+        let needed = headers.iter().map(Header::bytes).sum();
+        if let Some(room) = cgroup::room_bytes().filter(|&room| needed > room) {
+            return Err(Error::MemoryLimit { link: Arc::clone(&store.link), needed, room });
+        }
+        let segments = headers.into_iter().map(|header| store.create(header)).collect::<Result<Vec<_>>>()?;
+        let mut memories = [const { None }; PoolId::COUNT];
+        for segment in &segments[1..] {
+            if let Some(pool) = segment.header.pool {
+                memories[pool as usize] = Some(Arc::clone(&segment.memory));
+            }
+        }
+        if let Some(core) = Core::place(&shape, &segments[0].memory, &memories) {
+            core.format();
+        }
+        // The link's own segment last: who finds that finds all.
+        for segment in segments[1..].iter().chain(&segments[..1]) {
+            let path = store.path(segment.header.pool);
+            let mut published = store.publish(segment);
+            if published.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::AlreadyExists) {
+                // There is no link, so this pool is what a creator left that died between two names.
+                self.remove_remnant(store, &path, segment.header.pool)?;
+                published = store.publish(segment);
+            }
+            published.map_err(|error| store.refused(&path.display().to_string(), error))?;
+        }
+        Ok(segments)
+    }
+
+    fn remove_remnant(&self, store: &Store, path: &Path, pool: Option<PoolId>) -> Result<()> {
+        // Only what is ours: `open` refuses anything else.
+        store.open(pool)?;
+        std::fs::remove_file(path).map_err(|error| store.refused(&path.display().to_string(), error))
+    }
+}
+
+/// What the segments really are: who attaches does not choose.
+fn segments_backing(segments: &[Segment], store: &Store) -> Backing {
+    if store.backing == Backing::Memfd || file::is_size_sealed(&segments[0].file) {
+        Backing::Memfd
+    } else {
+        Backing::Named
+    }
+}
+
+/// Who creates must find what it would have made.
+fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Result<()> {
+    let (found, asked) = (segments[0].header.shape, Shape::of(config));
+    let differs = |field: String, existing: String, asked: String| Error::Differs {
+        link: Arc::clone(&store.link),
+        field,
+        existing,
+        asked,
+    };
+    if found.ring_capacity != asked.ring_capacity {
+        let (existing, asked) = (found.ring_capacity.to_string(), asked.ring_capacity.to_string());
+        return Err(differs("ring.len".into(), existing, asked));
+    }
+    if found.single != asked.single {
+        let mode = |single| if single { "spsc" } else { "mpmc" }.to_owned();
+        return Err(differs("ring.mode".into(), mode(found.single), mode(asked.single)));
+    }
+    for pool in PoolId::ALL {
+        let (existing, asked) = (found.pools[pool as usize], asked.pools[pool as usize]);
+        if existing != asked {
+            let text = |(size, len): (u32, u32)| format!("{size} bytes x {len}");
+            return Err(differs(format!("pools.{}", pool.name()), text(existing), text(asked)));
+        }
+    }
+    let backing = segments_backing(segments, &Store { backing: Backing::Named, ..store.clone() });
+    if backing != config.backing {
+        let text = |backing| format!("{backing:?}").to_lowercase();
+        return Err(differs("backing".into(), text(backing), text(config.backing)));
+    }
+    Ok(())
+}
+
+/// Sits down, unless this side has its one process already.
+fn admit(shared: Arc<Shared>, holder: Arc<Holder>, side: Side) -> Result<Link> {
+    let link = Link::seated(shared, holder, side)?;
+    // What dead participants held, so that a restarted process finds its place free.
+    link.recover()?;
+    let me = &link.shared.me;
+    if side == Side::Primary {
+        let claimed = link.core().primary_role().claim(&link.me, &link.core().seats);
+        if let Err(owner) = claimed
+            && (owner.word.pid() != me.pid || owner.liveness(me) != Liveness::Alive)
+        {
+            return Err(Error::AlreadyOwned { link: link.link(), side, pid: owner.word.pid() });
+        }
+    } else if link.core().shape.single {
+        // Two that come at once see each other, and both may be refused; neither is let in wrongly.
+        let other = link.core().seats.all().find(|other| {
+            other.seat != link.me.seat && other.word.side() == side && other.word.pid() != me.pid
+        });
+        if let Some(owner) = other {
+            return Err(Error::AlreadyOwned { link: link.link(), side, pid: owner.word.pid() });
+        }
+    }
+    Ok(link)
+}
+
+impl Link {
+    /// [`LinkOptions::create`] with the default options.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create(config: &LinkConfig) -> Result<Self> {
+        LinkOptions::new().create(config)
+    }
+
+    /// [`LinkOptions::attach`] with the default options, as the secondary.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn attach(link: &str) -> Result<Self> {
+        LinkOptions::new().attach(link, Side::Secondary)
+    }
+}

@@ -1,0 +1,99 @@
+//! Recovery: taking back what dead participants held.
+
+use super::Link;
+use super::core::Recovered;
+use crate::error::{Error, Result};
+use crate::participant::{Participant, SeatIndex, SeatWord};
+use crate::sys::process::Liveness;
+
+impl Recovered {
+    fn add(&mut self, other: Self) {
+        self.participants += other.participants;
+        self.messages += other.messages;
+        self.data_buffers += other.data_buffers;
+        self.readmitted += other.readmitted;
+        self.kept += other.kept;
+    }
+}
+
+impl Link {
+    /// Takes back what participants held that have ended: loans, received messages, their seats. What they had sent stays
+    /// sent. Nobody else on the link waits for this, or notices it.
+    ///
+    /// A process in another pid namespace cannot be judged from here and is left alone: the sidecar, which can, names it
+    /// with [`recover_participant`](Self::recover_participant).
+    ///
+    /// # Errors
+    /// [`Error::Evicted`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert_eq!(link.recover()?.participants, 0, "nobody has died");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn recover(&self) -> Result<Recovered> {
+        self.check_seated()?;
+        let mut done = Recovered::default();
+        for other in self.core().seats.all() {
+            if other.seat != self.me.seat && other.liveness(&self.shared.me) == Liveness::Dead {
+                done.add(self.core().reclaim(&other, self.me.seat, false));
+            }
+        }
+        Ok(done)
+    }
+
+    /// Takes back what the participant in `seat` held, on the caller's word that its process has ended. `word` is what
+    /// [`participants`](Self::participants) said of it: if somebody else sits there by now, nothing happens.
+    ///
+    /// # Errors
+    /// [`Error::Evicted`], of the caller.
+    pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Result<Recovered> {
+        self.check_seated()?;
+        match self.core().seats.at(seat) {
+            Some(dead) if dead.word == word && seat != self.me.seat => {
+                Ok(self.core().reclaim(&dead, self.me.seat, false))
+            }
+            _ => Ok(Recovered::default()),
+        }
+    }
+
+    /// Declares a participant dead that may still run, because it is stuck or stopped, and takes back what it held.
+    ///
+    /// If it runs on, each of its calls fails with [`Error::Evicted`], and nothing it does can free or send a buffer a
+    /// second time. But memory stays mapped in its process: a write that it had begun may still reach a buffer that others
+    /// have by now. End the process if you can. Its seat stays taken until it has ended.
+    ///
+    /// # Errors
+    /// [`Error::StillAlive`] on a link with ring mode `spsc` and when the process lives: there, its place in the ring cannot
+    /// be fenced. [`Error::Evicted`], of the caller.
+    pub fn evict(&self, seat: SeatIndex) -> Result<Recovered> {
+        self.check_seated()?;
+        let Some(other) = self.core().seats.at(seat).filter(|_| seat != self.me.seat) else {
+            return Ok(Recovered::default());
+        };
+        let alive = other.liveness(&self.shared.me) != Liveness::Dead;
+        if alive && self.core().shape.single {
+            return Err(Error::StillAlive { link: self.link(), seat: seat.value(), pid: other.word.pid() });
+        }
+        if alive && !self.core().seats.evict(&other) {
+            return Ok(Recovered::default());
+        }
+        Ok(self.core().reclaim(&other, self.me.seat, alive))
+    }
+
+    /// Everybody who is attached, dead or alive.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let everybody: Vec<_> = link.participants().collect();
+    /// assert_eq!(everybody[0].word.pid(), std::process::id());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn participants(&self) -> impl Iterator<Item = Participant> + '_ {
+        self.core().seats.all()
+    }
+}

@@ -1,0 +1,213 @@
+//! Waiting for messages, and waking who waits.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use super::Link;
+use crate::error::{Error, Result};
+use crate::notify;
+use crate::ring::Ring;
+use crate::sync::spin;
+use crate::sys::eventfd::Doorbell;
+
+/// Looks at the ring between two looks at the clock, which costs as much as several of them.
+const LOOKS_PER_CLOCK: u32 = 16;
+
+impl Link {
+    /// Wakes the other side if somebody there sleeps or has taken the file descriptor. Call it after sending: once for a
+    /// batch. While the peer is awake it costs a fence and a load, and no system call.
+    ///
+    /// # Errors
+    /// [`Error::NoNotification`].
+    #[inline]
+    pub fn notify(&self) -> Result<()> {
+        let ring = self.outgoing();
+        let bell = self.bell(ring)?;
+        if notify::anybody_asleep(ring) {
+            bell.signal().map_err(|error| Error::system(&self.shared.store.link, "ring the doorbell", error))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a message is there to be received, at most `timeout` (`None`: for ever). `false`: the time is over.
+    ///
+    /// Spins as long as the link's `spin_us` says, then sleeps on the doorbell: a sender must [`notify`](Self::notify).
+    /// On a link without notification it spins only.
+    ///
+    /// # Errors
+    /// [`Error::Evicted`]; [`Error::System`] when the kernel refuses to poll.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use std::time::Duration;
+    /// assert!(!phy.wait(Some(Duration::from_millis(1)))?);
+    /// mac.send_inline(1, 0, b"wake up")?;
+    /// mac.notify()?;
+    /// assert!(phy.wait(None)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
+        self.wait_for(timeout, |ring| ring.has_message())
+    }
+
+    /// Ends a TTI: posts the semaphore of the other side once, and wakes it. Send the TTI's messages before.
+    ///
+    /// # Errors
+    /// [`Error::NoNotification`].
+    pub fn post(&self) -> Result<()> {
+        let ring = self.outgoing();
+        self.bell(ring)?;
+        notify::post(ring);
+        self.notify()
+    }
+
+    /// Waits for a TTI: takes one post of the other side. Then receive until there is nothing more. `false`: the time is
+    /// over. Posts add up, and each is taken by one waiter.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait), and [`Error::NoNotification`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// mac.send_inline(1, 0, b"first")?;
+    /// mac.send_inline(1, 0, b"second")?;
+    /// mac.post()?;
+    /// assert!(phy.wait_tti(None)?);
+    /// let mut received = 0;
+    /// while phy.receive()?.is_some() {
+    ///     received += 1;
+    /// }
+    /// assert_eq!(received, 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait_tti(&self, timeout: Option<Duration>) -> Result<bool> {
+        self.bell(self.incoming())?;
+        self.wait_for(timeout, notify::take_post)
+    }
+
+    /// The doorbell of this side, for select, poll, epoll or tokio: readable after each [`notify`](Self::notify) and
+    /// [`post`](Self::post) of the other side, from now on. Take the signals with [`value`](Self::value).
+    ///
+    /// Messages sent before the first call may not have rung: receive once after it.
+    ///
+    /// # Errors
+    /// [`Error::NoNotification`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let fd = phy.fd()?; // give it to epoll
+    /// mac.send_inline(1, 0, b"ring")?;
+    /// mac.notify()?;
+    /// assert_eq!(phy.value()?, Some(1));
+    /// # let _ = fd;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn fd(&self) -> Result<BorrowedFd<'_>> {
+        let ring = self.incoming();
+        let bell = self.bell(ring)?;
+        if !self.armed.replace(true) {
+            notify::fall_asleep(ring, self.me.seat);
+        }
+        Ok(bell.as_fd())
+    }
+
+    /// Takes one signal off the doorbell of this side: `Some(1)`, or `None` when there is none. Never waits.
+    ///
+    /// # Errors
+    /// [`Error::NoNotification`].
+    pub fn value(&self) -> Result<Option<u64>> {
+        let taken = self.bell(self.incoming())?.take();
+        let taken = taken.map_err(|error| Error::system(&self.shared.store.link, "read the doorbell", error))?;
+        Ok(taken.then_some(1))
+    }
+
+    #[inline]
+    fn bell(&self, ring: &Ring) -> Result<&Doorbell> {
+        let outgoing = std::ptr::eq(ring, self.outgoing());
+        // The doorbells are in the order of the rings: the primary's outgoing one first.
+        let first = outgoing == (self.side == super::Side::Primary);
+        match &self.shared.doorbells {
+            Some(bells) => Ok(&bells[usize::from(!first)]),
+            None => Err(Error::NoNotification { link: self.link() }),
+        }
+    }
+
+    fn wait_for(&self, timeout: Option<Duration>, ready: impl Fn(&Ring) -> bool) -> Result<bool> {
+        self.check_seated()?;
+        let ring = self.incoming();
+        if ready(ring) {
+            return Ok(true);
+        }
+        let start = Instant::now();
+        let deadline = timeout.and_then(|timeout| start.checked_add(timeout));
+        let spin_end = start + Duration::from_micros(u64::from(self.shared.spin_us));
+        let bell = self.bell(ring).ok();
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if ready(ring) {
+                    return Ok(true);
+                }
+                spin();
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Ok(false);
+            }
+            if bell.is_some() && now >= spin_end {
+                break;
+            }
+            if bell.is_none() {
+                self.check_seated()?;
+            }
+        }
+        let Some(bell) = bell else { return Ok(false) };
+        notify::fall_asleep(ring, self.me.seat);
+        let slept = self.sleep(bell, deadline, || ready(ring));
+        if !self.armed.get() {
+            notify::wake_up(ring, self.me.seat);
+        }
+        slept
+    }
+
+    fn sleep(&self, bell: &Doorbell, deadline: Option<Instant>, ready: impl Fn() -> bool) -> Result<bool> {
+        let failed = |error| Error::system(&self.shared.store.link, "sleep on the doorbell", error);
+        loop {
+            if ready() {
+                return Ok(true);
+            }
+            // A signal may be old, from a message that was received while we were awake: take it and look again.
+            if bell.take().map_err(failed)? {
+                continue;
+            }
+            if !bell.wait(deadline).map_err(failed)? {
+                return Ok(ready());
+            }
+            self.check_seated()?;
+        }
+    }
+}
+
+impl Link {
+    /// Whether a message waits to be received, as far as one look can tell.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert!(!link.has_message());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn has_message(&self) -> bool {
+        self.incoming().has_message()
+    }
+}

@@ -1,0 +1,299 @@
+//! The participant table: who is attached to a link.
+//!
+//! A participant is one attached handle of one process. It sits in a seat, and everything that it holds in shared memory
+//! names the seat. One word says who sits there, so attaching and leaving are one compare-and-swap each; a process that
+//! dies in between has either attached, with its identity, or not.
+//!
+//! A seat is given away only after everything its last holder had was taken back (`crate::link::recover`).
+
+mod role;
+
+pub(crate) use role::Role;
+
+use crate::segment::Lines;
+use crate::sync::{AtomicU64, Ordering};
+use crate::sys::process::{Liveness, ProcessIdentity};
+
+/// Participants that can be attached to a link at the same time: one bit each in the word that says who sleeps.
+pub const MAX_SEATS: usize = if cfg!(loom) { 4 } else { 64 };
+
+/// A seat in the participant table: `0..64`.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct SeatIndex(u8);
+
+impl SeatIndex {
+    /// Checks a number that may come from shared memory.
+    #[must_use]
+    #[inline]
+    pub fn from_wild(wild: u64) -> Option<Self> {
+        // The cast keeps 6 bits.
+        #[expect(clippy::cast_possible_truncation, reason = "checked to be below 64")]
+        (wild < MAX_SEATS as u64).then_some(Self(wild as u8))
+    }
+
+    /// The number.
+    #[must_use]
+    #[inline]
+    pub fn value(self) -> u8 {
+        self.0
+    }
+
+    pub(crate) fn as_usize(self) -> usize {
+        usize::from(self.0)
+    }
+
+    /// The bit that stands for this seat in a mask of all seats.
+    pub(crate) fn bit(self) -> u64 {
+        1 << self.0
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        (0..64).take(MAX_SEATS).map(Self)
+    }
+}
+
+impl std::fmt::Display for SeatIndex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Which end of the link a participant is on.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Side {
+    /// Creates the link; sends on ring `m2s`, receives on `s2m`. NVIPC's PHY.
+    Primary,
+    /// Attaches to it; sends on ring `s2m`, receives on `m2s`. NVIPC's MAC.
+    Secondary,
+}
+
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Primary => "primary",
+            Self::Secondary => "secondary",
+        })
+    }
+}
+
+const LIVE: u64 = 1;
+const EVICTED: u64 = 1 << 1;
+const SECONDARY: u64 = 1 << 2;
+const PID_SHIFT: u32 = 3;
+const PID_BITS: u32 = 22;
+const NAMESPACE_SHIFT: u32 = PID_SHIFT + PID_BITS;
+const NAMESPACE_BITS: u32 = 11;
+const START_SHIFT: u32 = NAMESPACE_SHIFT + NAMESPACE_BITS;
+const START_BITS: u32 = 12;
+const EPOCH_SHIFT: u32 = START_SHIFT + START_BITS;
+
+const fn low(value: u64, bits: u32) -> u64 {
+    value & ((1 << bits) - 1)
+}
+
+/// The word of a seat: who sits there.
+///
+/// ```text
+/// | epoch 16 | start time, low 12 | pid namespace, low 11 | pid 22 | secondary | evicted | live |
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SeatWord(u64);
+
+impl SeatWord {
+    fn taken(self, who: &ProcessIdentity, side: Side) -> Self {
+        let epoch = low(self.epoch().wrapping_add(1), 16);
+        Self(
+            epoch << EPOCH_SHIFT
+                | low(who.start_time, START_BITS) << START_SHIFT
+                | low(who.pid_namespace, NAMESPACE_BITS) << NAMESPACE_SHIFT
+                | low(u64::from(who.pid), PID_BITS) << PID_SHIFT
+                | if side == Side::Secondary { SECONDARY } else { 0 }
+                | LIVE,
+        )
+    }
+
+    fn vacated(self) -> Self {
+        Self(self.epoch() << EPOCH_SHIFT)
+    }
+
+    /// Whether somebody sits here (alive or not).
+    #[must_use]
+    pub fn is_live(self) -> bool {
+        self.0 & LIVE != 0
+    }
+
+    /// Whether its holder was declared dead while it may still run.
+    #[must_use]
+    pub fn is_evicted(self) -> bool {
+        self.0 & EVICTED != 0
+    }
+
+    /// Its side.
+    #[must_use]
+    pub fn side(self) -> Side {
+        if self.0 & SECONDARY == 0 { Side::Primary } else { Side::Secondary }
+    }
+
+    /// Process id, as its own pid namespace numbers it.
+    #[must_use]
+    pub fn pid(self) -> u32 {
+        u32::try_from(low(self.0 >> PID_SHIFT, PID_BITS)).unwrap_or(0)
+    }
+
+    /// How many participants sat here before, modulo 65536.
+    #[must_use]
+    pub fn epoch(self) -> u64 {
+        self.0 >> EPOCH_SHIFT
+    }
+}
+
+/// One occupied seat, as read at one instant.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Participant {
+    /// Where it sits.
+    pub seat: SeatIndex,
+    /// Its identity word.
+    pub word: SeatWord,
+    /// Start time of the process in clock ticks after boot; 0 while it is attaching.
+    pub start_time: u64,
+    /// Inode of its pid namespace; 0 while it is attaching.
+    pub pid_namespace: u64,
+}
+
+impl Participant {
+    /// Whether it lives, as far as this process can tell: another pid namespace's numbers say nothing here.
+    #[must_use]
+    pub fn liveness(&self, me: &ProcessIdentity) -> Liveness {
+        let namespace_differs = if self.pid_namespace == 0 {
+            low(self.word.0 >> NAMESPACE_SHIFT, NAMESPACE_BITS) != low(me.pid_namespace, NAMESPACE_BITS)
+        } else {
+            self.pid_namespace != me.pid_namespace
+        };
+        if namespace_differs {
+            return Liveness::Unknown;
+        }
+        let start_time = match me.start_time_of(self.word.pid()) {
+            Ok(Some(start_time)) => start_time,
+            Ok(None) => return Liveness::Dead,
+            Err(_) => return Liveness::Unknown,
+        };
+        let same = if self.start_time == 0 {
+            low(start_time, START_BITS) == low(self.word.0 >> START_SHIFT, START_BITS)
+        } else {
+            start_time == self.start_time
+        };
+        if same { Liveness::Alive } else { Liveness::Dead }
+    }
+}
+
+/// The participant table of a link: one line per seat.
+#[derive(Clone, Debug)]
+pub(crate) struct Seats {
+    lines: Lines,
+}
+
+/// Lines that the table takes: one per seat, and one for the number of seats ever used.
+pub(crate) const SEAT_LINES: usize = MAX_SEATS + 1;
+
+const START_TIME: usize = 1;
+const PID_NAMESPACE: usize = 2;
+
+impl Seats {
+    pub(crate) fn new(lines: Lines) -> Self {
+        debug_assert_eq!(lines.len(), SEAT_LINES);
+        Self { lines }
+    }
+
+    #[inline]
+    fn word(&self, seat: SeatIndex) -> &AtomicU64 {
+        self.lines[seat.as_usize()].word(0)
+    }
+
+    /// Sits down. `None` when all seats are taken.
+    pub(crate) fn attach(&self, who: &ProcessIdentity, side: Side) -> Option<Participant> {
+        for seat in SeatIndex::all() {
+            let vacant = SeatWord(self.word(seat).load(Ordering::Relaxed));
+            if vacant.is_live() {
+                continue;
+            }
+            let taken = vacant.taken(who, side);
+            // Acquire pairs with the Release of `vacate`: what the last holder had was taken back before.
+            if self.word(seat).compare_exchange(vacant.0, taken.0, Ordering::Acquire, Ordering::Relaxed).is_err() {
+                continue;
+            }
+            let line = &self.lines[seat.as_usize()];
+            line.word(PID_NAMESPACE).store(who.pid_namespace, Ordering::Relaxed);
+            line.word(START_TIME).store(who.start_time, Ordering::Relaxed);
+            self.lines[MAX_SEATS].word(0).fetch_max(seat.as_usize() as u64 + 1, Ordering::Relaxed);
+            return Some(Participant {
+                seat,
+                word: taken,
+                start_time: who.start_time,
+                pid_namespace: who.pid_namespace,
+            });
+        }
+        None
+    }
+
+    /// Seats `0..n` have been used since the link was created. Never more than [`MAX_SEATS`].
+    #[inline]
+    pub(crate) fn used(&self) -> usize {
+        usize::try_from(self.lines[MAX_SEATS].word(0).load(Ordering::Relaxed)).unwrap_or(MAX_SEATS).min(MAX_SEATS)
+    }
+
+    /// Whether `participant` still sits there and was not evicted.
+    #[inline]
+    pub(crate) fn is_current(&self, participant: &Participant) -> bool {
+        self.word(participant.seat).load(Ordering::Relaxed) == participant.word.0
+    }
+
+    /// Whether the seat still belongs to `participant`, evicted or not. Recovery asks this between reading an owner word
+    /// and taking the buffer away: if it does, nobody else can have sat there when the word was read.
+    pub(crate) fn is_seated(&self, participant: &Participant) -> bool {
+        self.word(participant.seat).load(Ordering::Acquire) & !EVICTED == participant.word.0 & !EVICTED
+    }
+
+    /// Declares a participant dead that may still run. `false` when it is no longer there.
+    pub(crate) fn evict(&self, participant: &Participant) -> bool {
+        let word = participant.word.0 & !EVICTED;
+        let swap = self.word(participant.seat).compare_exchange(
+            word,
+            word | EVICTED,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        matches!(swap, Ok(_)) || swap == Err(word | EVICTED)
+    }
+
+    /// Gives the seat free. Only for its holder, when it holds nothing, or for recovery, when all it had was taken back.
+    pub(crate) fn vacate(&self, participant: &Participant) -> bool {
+        let line = &self.lines[participant.seat.as_usize()];
+        let current = line.word(0).load(Ordering::Relaxed);
+        if current & !EVICTED != participant.word.0 & !EVICTED {
+            return false;
+        }
+        let vacated = SeatWord(current).vacated();
+        // The details first: once the seat is vacant they belong to the next holder, who may be writing them.
+        line.word(START_TIME).store(0, Ordering::Relaxed);
+        line.word(PID_NAMESPACE).store(0, Ordering::Relaxed);
+        // Release pairs with the Acquire of `attach`.
+        line.word(0).compare_exchange(current, vacated.0, Ordering::Release, Ordering::Relaxed).is_ok()
+    }
+
+    /// Who sits at `seat`.
+    pub(crate) fn at(&self, seat: SeatIndex) -> Option<Participant> {
+        let line = &self.lines[seat.as_usize()];
+        let word = SeatWord(line.word(0).load(Ordering::Acquire));
+        word.is_live().then(|| Participant {
+            seat,
+            word,
+            start_time: line.word(START_TIME).load(Ordering::Relaxed),
+            pid_namespace: line.word(PID_NAMESPACE).load(Ordering::Relaxed),
+        })
+    }
+
+    /// Everybody who is attached.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Participant> + '_ {
+        SeatIndex::all().filter_map(|seat| self.at(seat))
+    }
+}

@@ -1,0 +1,57 @@
+//! A role that one participant at a time plays: the primary of a link, the producer or the consumer of a ring with one.
+
+use super::{Participant, SeatIndex, Seats};
+use crate::sync::{AtomicU64, Ordering};
+
+const HELD: u64 = 1;
+
+/// The word of a role: `| epoch of the seat 16 | seat 8 | held 1 |`, or 0.
+///
+/// It names its holder by seat and epoch, so it needs no cleaning when the holder dies: once the seat is vacant, or belongs
+/// to somebody else, the role is open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Role<'a>(pub(crate) &'a AtomicU64);
+
+impl Role<'_> {
+    fn word(participant: &Participant) -> u64 {
+        participant.word.epoch() << 9 | u64::from(participant.seat.value()) << 1 | HELD
+    }
+
+    /// The participant that plays it now.
+    pub(crate) fn holder(&self, seats: &Seats) -> Option<Participant> {
+        Self::holder_of(self.0.load(Ordering::Acquire), seats)
+    }
+
+    fn holder_of(word: u64, seats: &Seats) -> Option<Participant> {
+        if word & HELD == 0 {
+            return None;
+        }
+        let holder = seats.at(SeatIndex::from_wild(word >> 1 & 0xff)?)?;
+        (Self::word(&holder) == word).then_some(holder)
+    }
+
+    /// Takes the role, unless somebody who is still seated has it: that participant is returned.
+    pub(crate) fn claim(&self, me: &Participant, seats: &Seats) -> Result<(), Participant> {
+        let mut current = self.0.load(Ordering::Acquire);
+        // One round for each participant that could take it between our load and our exchange.
+        for _ in 0..super::MAX_SEATS {
+            if current == Self::word(me) {
+                return Ok(());
+            }
+            if let Some(holder) = Self::holder_of(current, seats) {
+                return Err(holder);
+            }
+            // Acquire pairs with the Release of `release`: the last holder's writes to the ring come before ours.
+            match self.0.compare_exchange(current, Self::word(me), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Ok(()),
+                Err(now) => current = now,
+            }
+        }
+        Err(*me)
+    }
+
+    /// Gives the role up, if `me` has it.
+    pub(crate) fn release(&self, me: &Participant) {
+        let _ = self.0.compare_exchange(Self::word(me), 0, Ordering::Release, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,205 @@
+//! Where free buffers probably are: one bitmap per seat and one reserve.
+//!
+//! A set bit says "this buffer was free when I looked". It proves nothing, so a bit may be set twice, stay set too long or
+//! be stolen; the owner word decides. That is what makes the bitmaps cheap: a seat writes its own without a locked
+//! instruction, and a process that dies in the middle of it leaves nothing broken.
+//!
+//! Buffers that were never used lie in the reserve, which is asked last, so a link works with as few buffers as it has in
+//! flight, and with those that were touched last. Releasing sets a bit in the releaser's own bitmap; a sender that has none
+//! left moves up to [`STEAL_MAX`] of them from another seat at once.
+
+use std::cell::Cell;
+
+use crate::participant::{MAX_SEATS, SeatIndex};
+use crate::segment::Lines;
+use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE};
+
+/// Buffers whose hints move together from one seat to another.
+pub(crate) const STEAL_MAX: u32 = 32;
+/// Buffers a handle remembers in the order of their release; see [`Recent`].
+const RECENT_MAX: usize = 64;
+/// The reserve has its bitmap after those of the seats.
+const RESERVE: usize = MAX_SEATS;
+
+/// Lines that one bitmap of `len` buffers takes: whole lines, so that two seats never write one line.
+pub(crate) const fn lines_per_bitmap(len: usize) -> usize {
+    len.div_ceil(64 * WORDS_PER_LINE)
+}
+
+/// Lines that the bitmaps of a pool of `len` buffers take.
+pub(crate) const fn lines(len: usize) -> usize {
+    (MAX_SEATS + 1) * lines_per_bitmap(len)
+}
+
+/// The buffers that one handle released last, newest on top: those are still in its cache.
+///
+/// Private to a handle. An entry counts only while its bit is set in the seat's bitmap; whoever steals a hint clears it.
+#[derive(Debug)]
+pub(crate) struct Recent {
+    stack: [Cell<u32>; RECENT_MAX],
+    /// Number of pushes less pops; the stack keeps the newest `RECENT_MAX`.
+    top: Cell<usize>,
+    depth: Cell<usize>,
+}
+
+impl Recent {
+    pub(crate) fn new() -> Self {
+        Self { stack: [const { Cell::new(0) }; RECENT_MAX], top: Cell::new(0), depth: Cell::new(0) }
+    }
+
+    #[inline]
+    pub(crate) fn push(&self, index: u32) {
+        let top = self.top.get();
+        self.stack[top % RECENT_MAX].set(index);
+        self.top.set(top.wrapping_add(1));
+        self.depth.set((self.depth.get() + 1).min(RECENT_MAX));
+    }
+
+    #[inline]
+    pub(crate) fn pop(&self) -> Option<u32> {
+        let depth = self.depth.get().checked_sub(1)?;
+        self.depth.set(depth);
+        let top = self.top.get().wrapping_sub(1);
+        self.top.set(top);
+        Some(self.stack[top % RECENT_MAX].get())
+    }
+}
+
+/// The bitmaps of one pool.
+#[derive(Clone, Debug)]
+pub(crate) struct Hints {
+    lines: Lines,
+    len: usize,
+    per_bitmap: usize,
+}
+
+impl Hints {
+    /// `lines` must hold [`lines`]`(len)` lines.
+    pub(crate) fn new(lines: Lines, len: usize) -> Self {
+        Self { lines, len, per_bitmap: lines_per_bitmap(len) }
+    }
+
+    fn words(&self) -> usize {
+        self.len.div_ceil(64)
+    }
+
+    #[inline]
+    fn word(&self, bitmap: usize, i: usize) -> &AtomicU64 {
+        self.lines[bitmap * self.per_bitmap + i / WORDS_PER_LINE].word(i % WORDS_PER_LINE)
+    }
+
+    /// Fills the reserve with all buffers: the state of a fresh pool.
+    pub(crate) fn fill_reserve(&self) {
+        for i in 0..self.words() {
+            let rest = self.len - i * 64;
+            let bits = if rest >= 64 { u64::MAX } else { (1 << rest) - 1 };
+            self.word(RESERVE, i).store(bits, Ordering::Relaxed);
+        }
+    }
+
+    /// Says that `index` is free. Only the participant at `seat` may call this.
+    #[inline]
+    pub(crate) fn set(&self, seat: SeatIndex, index: u32) {
+        let (word, bit) = self.at(seat, index);
+        // No locked instruction: only this seat sets bits here, and a bit that a thief cleared meanwhile comes back as a
+        // stale hint, which costs whoever follows it one retry.
+        word.store(word.load(Ordering::Relaxed) | bit, Ordering::Relaxed);
+    }
+
+    /// Takes the hint for `index` out of the own bitmap; `false` when it was not there.
+    #[inline]
+    pub(crate) fn take(&self, seat: SeatIndex, index: u32) -> bool {
+        let (word, bit) = self.at(seat, index);
+        let bits = word.load(Ordering::Relaxed);
+        if bits & bit == 0 {
+            return false;
+        }
+        word.store(bits & !bit, Ordering::Relaxed);
+        true
+    }
+
+    #[inline]
+    fn at(&self, seat: SeatIndex, index: u32) -> (&AtomicU64, u64) {
+        let index = index as usize;
+        (self.word(seat.as_usize(), index / 64), 1 << (index % 64))
+    }
+
+    /// Moves hints into the own bitmap and into `recent`: out of the own bitmap first, then from the other seats below
+    /// `seats_used`, then from the reserve. `ahead` hears of each, to fetch its owner word. Returns how many; 0 means that
+    /// nobody knows of a free buffer.
+    pub(crate) fn refill(
+        &self,
+        seat: SeatIndex,
+        seats_used: usize,
+        recent: &Recent,
+        ahead: impl Fn(u32),
+    ) -> u32 {
+        let own = seat.as_usize();
+        let others = (0..seats_used.min(MAX_SEATS)).filter(|&other| other != own);
+        for bitmap in [own].into_iter().chain(others).chain([RESERVE]) {
+            for i in 0..self.words() {
+                let found = self.word(bitmap, i).load(Ordering::Relaxed) & self.valid_bits(i);
+                if found != 0 {
+                    return self.move_hints(own, bitmap, i, found, recent, ahead);
+                }
+            }
+        }
+        0
+    }
+
+    /// Bits past the end of the pool are nobody's buffers, whoever sets them.
+    fn valid_bits(&self, i: usize) -> u64 {
+        match self.len - i * 64 {
+            0..=63 => (1 << (self.len - i * 64)) - 1,
+            _ => u64::MAX,
+        }
+    }
+
+    fn move_hints(
+        &self,
+        own: usize,
+        from: usize,
+        i: usize,
+        found: u64,
+        recent: &Recent,
+        ahead: impl Fn(u32),
+    ) -> u32 {
+        let mut taken = 0_u64;
+        let mut rest = found;
+        while rest != 0 {
+            let bit = rest & rest.wrapping_neg();
+            taken |= bit;
+            rest &= !bit;
+            if taken.count_ones() == STEAL_MAX {
+                break;
+            }
+        }
+        if from != own {
+            // First ours, then theirs: a hint that exists twice is harmless, one that exists nowhere waits for recovery.
+            let mine = self.word(own, i);
+            mine.store(mine.load(Ordering::Relaxed) | taken, Ordering::Relaxed);
+            self.word(from, i).fetch_and(!taken, Ordering::Relaxed);
+        }
+        // Highest first, so that the lowest index is handed out first: low indices stay hot.
+        let mut rest = taken;
+        while rest != 0 {
+            let bit = 63 - rest.leading_zeros();
+            rest &= !(1 << bit);
+            let index = u32::try_from(i * 64).unwrap_or(u32::MAX) + bit;
+            ahead(index);
+            recent.push(index);
+        }
+        taken.count_ones()
+    }
+
+    /// Bits of the `i`-th word that no bitmap names. For recovery: a free buffer that nobody names is lost until it is set.
+    pub(crate) fn unknown(&self, i: usize) -> u64 {
+        let known = (0..=RESERVE).fold(0, |known, bitmap| known | self.word(bitmap, i).load(Ordering::Relaxed));
+        !known & self.valid_bits(i)
+    }
+
+    /// Number of 64-bit words in a bitmap.
+    pub(crate) fn word_count(&self) -> usize {
+        self.words()
+    }
+}

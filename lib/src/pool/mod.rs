@@ -1,0 +1,216 @@
+//! Pools: arrays of equal buffers, each with an owner word.
+//!
+//! | file | concept |
+//! |---|---|
+//! | [`owner`] | the word that says who holds a buffer: the truth |
+//! | [`hints`] | where free buffers probably are |
+//! | `mod.rs` | [`Table`] puts the two together; [`Pool`] adds the bytes |
+
+pub(crate) mod hints;
+pub mod owner;
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::participant::SeatIndex;
+use crate::segment::{Lines, Memory, prefetch_exclusive};
+use crate::sync::{AtomicU64, LINE_BYTES, Line, Ordering};
+use hints::{Hints, Recent};
+
+/// The owner words of a pool, one cell (line) each, and the hints that find the free ones.
+///
+/// Word 0 of a cell is the owner word. The rest of a MSG cell is the message's descriptor, written by whoever holds it.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    hints: Hints,
+    cells: Lines,
+}
+
+/// Lines that a table of `len` cells takes.
+pub(crate) const fn table_lines(len: usize) -> usize {
+    hints::lines(len) + len
+}
+
+impl Table {
+    /// Places a table at line `start` of `memory`; `None` when it does not fit.
+    pub(crate) fn place(memory: &Arc<Memory>, start: usize, len: usize) -> Option<Self> {
+        let hint_lines = hints::lines(len);
+        let hints = Hints::new(memory.window(start, hint_lines)?, len);
+        Some(Self { hints, cells: memory.window(start.checked_add(hint_lines)?, len)? })
+    }
+
+    /// Marks every buffer free. Fresh memory already says so in the owner words; the reserve still has to be told.
+    pub(crate) fn format(&self) {
+        self.hints.fill_reserve();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// The cell of `index`, which must come from this table or have been checked against its length.
+    #[inline]
+    pub(crate) fn cell(&self, index: u32) -> &Line {
+        &self.cells[index as usize]
+    }
+
+    #[inline]
+    pub(crate) fn owner(&self, index: u32) -> &AtomicU64 {
+        self.cell(index).word(0)
+    }
+
+    /// Checks an index read from shared memory.
+    #[inline]
+    pub(crate) fn tame(&self, wild: u32) -> Option<u32> {
+        ((wild as usize) < self.cells.len()).then_some(wild)
+    }
+
+    /// Takes a free buffer for `seat`: the one it released last, if any. `next` makes the new owner word of the free one.
+    ///
+    /// `None` means that no free buffer is known. A buffer that another thread is releasing at this moment may be missed.
+    #[inline]
+    pub(crate) fn claim(
+        &self,
+        seat: SeatIndex,
+        seats_used: impl Fn() -> usize,
+        recent: &Recent,
+        next: impl Fn(u64) -> u64,
+    ) -> Option<(u32, u64)> {
+        // Each round takes one hint out of the own bitmap, so honest peers end this long before the bound does.
+        for _ in 0..2 * self.len() + 2 {
+            let Some(index) = recent.pop() else {
+                if self.refill(seat, seats_used(), recent) == 0 {
+                    return None;
+                }
+                continue;
+            };
+            if self.tame(index).is_none() || !self.hints.take(seat, index) {
+                continue;
+            }
+            let owner = self.owner(index);
+            let word = owner.load(Ordering::Relaxed);
+            if !owner::is_free(word) {
+                continue;
+            }
+            let claimed = next(word);
+            // Acquire pairs with the Release of `release`: the last holder is done with the bytes before we write them.
+            if owner.compare_exchange(word, claimed, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Some((index, claimed));
+            }
+        }
+        None
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refill(&self, seat: SeatIndex, seats_used: usize, recent: &Recent) -> u32 {
+        self.hints.refill(seat, seats_used, recent, |index| {
+            if let Some(index) = self.tame(index) {
+                prefetch_exclusive(self.cell(index));
+            }
+        })
+    }
+
+    /// Ends the incarnation `held`. `false`: it was over already, because its holder was declared dead.
+    #[inline]
+    pub(crate) fn release(&self, seat: SeatIndex, recent: &Recent, index: u32, held: u64, freed: u64) -> bool {
+        // Release pairs with the Acquire of `claim`: our reads and writes of the bytes come before the next holder's.
+        let won = self.owner(index).compare_exchange(held, freed, Ordering::Release, Ordering::Relaxed).is_ok();
+        if won {
+            // After the owner word: a hint that comes first could be followed, found wrong and dropped for good.
+            self.hints.set(seat, index);
+            recent.push(index);
+        }
+        won
+    }
+
+    /// As `release`, on behalf of a dead holder.
+    pub(crate) fn reclaim(&self, me: SeatIndex, index: u32, held: u64, freed: u64) -> bool {
+        // AcqRel: passes on what the dead holder had released before, to whoever claims the buffer next.
+        let won = self.owner(index).compare_exchange(held, freed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if won {
+            self.hints.set(me, index);
+        }
+        won
+    }
+
+    /// Gives every free buffer that no bitmap names back to `seat`: a process died between freeing and saying so.
+    /// Returns how many.
+    pub(crate) fn readmit_unknown(&self, seat: SeatIndex) -> u32 {
+        let mut readmitted = 0;
+        for i in 0..self.hints.word_count() {
+            let mut rest = self.hints.unknown(i);
+            while rest != 0 {
+                let index = u32::try_from(i * 64).unwrap_or(u32::MAX) + rest.trailing_zeros();
+                rest &= rest - 1;
+                if owner::is_free(self.owner(index).load(Ordering::Relaxed)) {
+                    self.hints.set(seat, index);
+                    readmitted += 1;
+                }
+            }
+        }
+        readmitted
+    }
+}
+
+/// Bytes from one buffer to the next: whole lines, and one more when that is a multiple of the page, because buffers a
+/// power of two apart would all start in the same set of the cache and push each other out.
+#[must_use]
+pub const fn stride_bytes(buf_size_bytes: u32) -> u64 {
+    let whole = (buf_size_bytes as u64).next_multiple_of(LINE_BYTES as u64);
+    if whole.is_multiple_of(4096) { whole + LINE_BYTES as u64 } else { whole }
+}
+
+/// One pool: its table and its bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    pub(crate) table: Table,
+    buffers: NonNull<u8>,
+    stride: usize,
+    buf_size: u32,
+}
+
+// UNSAFETY: see `buffer`; `NonNull<u8>` points into the memory that `table` keeps alive.
+#[expect(unsafe_code, reason = "a pointer into memory that the table's windows keep alive")]
+mod threads {
+    // SAFETY: all access to the bytes goes through a loan or message, which holds its buffer exclusively.
+    unsafe impl Send for super::Pool {}
+    // SAFETY: as above.
+    unsafe impl Sync for super::Pool {}
+}
+
+impl Pool {
+    /// Places a pool in `memory`: table at line `table_start`, bytes at line `buffer_start`.
+    pub(crate) fn place(
+        memory: &Arc<Memory>,
+        table_start: usize,
+        buffer_start: usize,
+        buf_size: u32,
+        len: usize,
+    ) -> Option<Self> {
+        let table = Table::place(memory, table_start, len)?;
+        let stride = usize::try_from(stride_bytes(buf_size)).ok()?;
+        let buffers = memory.payload(buffer_start, stride.checked_mul(len)? / LINE_BYTES)?;
+        Some(Self { table, buffers, stride, buf_size })
+    }
+
+    /// Size of a buffer in bytes, as configured.
+    #[inline]
+    pub(crate) fn buf_size(&self) -> u32 {
+        self.buf_size
+    }
+
+    /// The first byte of buffer `index`, which must be below the length of the table.
+    #[inline]
+    pub(crate) fn buffer(&self, index: u32) -> NonNull<u8> {
+        debug_assert!((index as usize) < self.table.len());
+        offset(self.buffers, index as usize * self.stride)
+    }
+}
+
+#[inline]
+#[expect(unsafe_code, reason = "pointer arithmetic inside the pool's bytes")]
+fn offset(base: NonNull<u8>, bytes: usize) -> NonNull<u8> {
+    // SAFETY: `Pool::place` checked that `len` strides fit in the memory; callers pass an index below `len`.
+    unsafe { base.add(bytes) }
+}

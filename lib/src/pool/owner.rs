@@ -1,0 +1,194 @@
+//! Owner words: one per buffer, and the only truth about who holds it.
+//!
+//! Every change of hands is one compare-and-swap of this word. The lists of free buffers ([`super::hints`]) are hints: a
+//! stale one costs a retry, a lost one is found by recovery, and neither can hand a buffer out twice.
+//!
+//! ```text
+//! MSG    | incarnation 54 | seat 8 | state 2 |
+//! DATA   | incarnation 24 | incarnation of the MSG, low 18 | cell of the MSG 20 | state 2 |
+//!
+//! MSG    Free --loan(p)--> Loaned(p) --receive(c)--> Borrowed(c) --release--> Free
+//! DATA   Free --loan-----> Attached(MSG cell, incarnation) ------release--> Free
+//! ```
+//!
+//! A MSG buffer that lies in a ring stays `Loaned` by its sender: the ring says that it was sent. A DATA buffer belongs to
+//! the MSG it was attached to, so it changes hands with it and needs no exchange of its own; when that incarnation of the
+//! MSG is over, the DATA buffer is an orphan and recovery takes it.
+//!
+//! The incarnation grows with each loan. It fences a participant that was declared dead and comes back: its compare-and-swap
+//! names an incarnation that is over.
+
+use crate::participant::SeatIndex;
+
+const STATE_BITS: u32 = 2;
+const STATE_MASK: u64 = 3;
+const SEAT_MASK: u64 = 0xff;
+const MSG_INCARNATION_SHIFT: u32 = 10;
+const DATA_CELL_BITS: u32 = 20;
+const DATA_MSG_INCARNATION_BITS: u32 = 18;
+const DATA_INCARNATION_SHIFT: u32 = STATE_BITS + DATA_CELL_BITS + DATA_MSG_INCARNATION_BITS;
+
+const FREE: u64 = 0;
+const LOANED: u64 = 1;
+const BORROWED: u64 = 2;
+const ATTACHED: u64 = 3;
+
+/// The owner word of a MSG buffer or of an inline cell, as read at one instant.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct MsgOwner(pub(crate) u64);
+
+/// Who holds a MSG buffer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Holder {
+    /// Nobody.
+    Free,
+    /// The participant that writes it, or wrote it and sent it.
+    Loaned(SeatIndex),
+    /// The participant that received it.
+    Borrowed(SeatIndex),
+    /// No state that this library writes.
+    Impossible,
+}
+
+impl MsgOwner {
+    /// Who holds the buffer.
+    #[must_use]
+    pub fn holder(self) -> Holder {
+        let seat = SeatIndex::from_wild(self.0 >> STATE_BITS & SEAT_MASK);
+        match (self.0 & STATE_MASK, seat) {
+            (FREE, _) => Holder::Free,
+            (LOANED, Some(seat)) => Holder::Loaned(seat),
+            (BORROWED, Some(seat)) => Holder::Borrowed(seat),
+            _ => Holder::Impossible,
+        }
+    }
+
+    /// Which loan of this buffer it is; grows by one with each.
+    #[must_use]
+    pub fn incarnation(self) -> u64 {
+        self.0 >> MSG_INCARNATION_SHIFT
+    }
+
+    pub(crate) fn is_free(self) -> bool {
+        self.0 & STATE_MASK == FREE
+    }
+
+    fn with(self, state: u64, seat: SeatIndex) -> Self {
+        Self(self.incarnation() << MSG_INCARNATION_SHIFT | u64::from(seat.value()) << STATE_BITS | state)
+    }
+
+    /// The next incarnation, loaned by `seat`.
+    pub(crate) fn loaned(self, seat: SeatIndex) -> Self {
+        Self(self.incarnation().wrapping_add(1) << MSG_INCARNATION_SHIFT).with(LOANED, seat)
+    }
+
+    /// The same incarnation in the hands of the receiver at `seat`.
+    pub(crate) fn borrowed(self, seat: SeatIndex) -> Self {
+        self.with(BORROWED, seat)
+    }
+
+    /// The same incarnation, over.
+    pub(crate) fn freed(self) -> Self {
+        Self(self.incarnation() << MSG_INCARNATION_SHIFT)
+    }
+}
+
+/// The owner word of a DATA buffer, as read at one instant.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct DataOwner(pub(crate) u64);
+
+impl DataOwner {
+    /// The MSG cell this buffer is attached to and the low bits of its incarnation; `None` when it is free.
+    #[must_use]
+    pub fn attached_to(self) -> Option<(u32, u64)> {
+        if self.0 & STATE_MASK != ATTACHED {
+            return None;
+        }
+        let cell = self.0 >> STATE_BITS & ((1 << DATA_CELL_BITS) - 1);
+        let incarnation = self.0 >> (STATE_BITS + DATA_CELL_BITS) & ((1 << DATA_MSG_INCARNATION_BITS) - 1);
+        Some((u32::try_from(cell).ok()?, incarnation))
+    }
+
+    /// Whether this word says "attached to `msg`, cell `cell`, in this very incarnation".
+    #[must_use]
+    pub fn belongs_to(self, cell: u32, msg: MsgOwner) -> bool {
+        self.attached_to() == Some((cell, msg.incarnation() & ((1 << DATA_MSG_INCARNATION_BITS) - 1)))
+    }
+
+    pub(crate) fn is_free(self) -> bool {
+        self.0 & STATE_MASK == FREE
+    }
+
+    pub(crate) fn attached(self, cell: u32, msg: MsgOwner) -> Self {
+        let incarnation = (self.0 >> DATA_INCARNATION_SHIFT).wrapping_add(1);
+        let of_msg = msg.incarnation() & ((1 << DATA_MSG_INCARNATION_BITS) - 1);
+        Self(
+            incarnation << DATA_INCARNATION_SHIFT
+                | of_msg << (STATE_BITS + DATA_CELL_BITS)
+                | u64::from(cell) << STATE_BITS
+                | ATTACHED,
+        )
+    }
+
+    pub(crate) fn freed(self) -> Self {
+        Self(self.0 >> DATA_INCARNATION_SHIFT << DATA_INCARNATION_SHIFT)
+    }
+}
+
+/// Whether an owner word of either kind says that the buffer is free: both keep the state in the same two bits.
+#[inline]
+pub(crate) fn is_free(word: u64) -> bool {
+    word & STATE_MASK == FREE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seat(i: u8) -> SeatIndex {
+        SeatIndex::from_wild(u64::from(i)).unwrap()
+    }
+
+    #[test]
+    fn a_msg_word_goes_round() {
+        let free = MsgOwner(0);
+        assert_eq!(free.holder(), Holder::Free);
+        let loaned = free.loaned(seat(63));
+        assert_eq!((loaned.holder(), loaned.incarnation()), (Holder::Loaned(seat(63)), 1));
+        let borrowed = loaned.borrowed(seat(7));
+        assert_eq!((borrowed.holder(), borrowed.incarnation()), (Holder::Borrowed(seat(7)), 1));
+        let again = borrowed.freed();
+        assert!(again.is_free() && is_free(again.0));
+        assert_eq!(again.loaned(seat(0)).incarnation(), 2);
+    }
+
+    #[test]
+    fn the_incarnation_wraps_without_touching_its_neighbours() {
+        let last = MsgOwner(u64::MAX << MSG_INCARNATION_SHIFT);
+        assert_eq!(last.loaned(seat(5)).incarnation(), 0);
+        let last = DataOwner(u64::MAX << DATA_INCARNATION_SHIFT);
+        let msg = MsgOwner(0).loaned(seat(1));
+        assert!(last.attached(9, msg).belongs_to(9, msg));
+    }
+
+    #[test]
+    fn a_data_word_belongs_to_one_incarnation_of_one_msg() {
+        let msg = MsgOwner(0).loaned(seat(1));
+        let data = DataOwner(0).attached(0xf_ffff, msg);
+        assert!(data.belongs_to(0xf_ffff, msg));
+        assert!(!data.belongs_to(0, msg));
+        assert!(data.belongs_to(0xf_ffff, msg.borrowed(seat(2))), "it changes hands with its MSG");
+        assert!(!data.belongs_to(0xf_ffff, msg.freed().loaned(seat(1))));
+        assert!(data.freed().is_free() && !data.freed().belongs_to(0, MsgOwner(0)));
+    }
+
+    #[test]
+    fn random_words_never_panic() {
+        for bits in 0..64 {
+            let word = 0x9e37_79b9_7f4a_7c15_u64.rotate_left(bits);
+            let _ = (MsgOwner(word).holder(), DataOwner(word).attached_to());
+        }
+        assert_eq!(MsgOwner(200 << STATE_BITS | LOANED).holder(), Holder::Impossible);
+        assert_eq!(MsgOwner(ATTACHED).holder(), Holder::Impossible);
+    }
+}

@@ -1,0 +1,116 @@
+//! What one slot of a ring says, in one word.
+//!
+//! ```text
+//! | lap 32 | incarnation, low 12      | cell 19 | 0 |    a MSG buffer
+//! | lap 32 | length 6 | incarnation 6 | cell 19 | 1 |    an inline message in a cell (many producers)
+//! | lap 32 | length 6 | 0             | 0       | 1 |    an inline message in this very slot (one producer)
+//! ```
+//!
+//! The lap counts how often the ring went round, from 1, so the zeroes of fresh memory are "not yet". It wraps after 2^32
+//! laps, which matters only to an exchange that was stalled for exactly that long.
+
+/// Bits of a cell index in an entry.
+pub(crate) const CELL_BITS: u32 = 19;
+/// The most bytes that a message inside a slot can have.
+pub const INLINE_MAX_BYTES: usize = 48;
+const INLINE: u64 = 1;
+const CELL_SHIFT: u32 = 1;
+const HIGH_SHIFT: u32 = CELL_SHIFT + CELL_BITS;
+const LENGTH_SHIFT: u32 = HIGH_SHIFT + 6;
+const LAP_SHIFT: u32 = 32;
+
+const fn low(value: u64, bits: u32) -> u64 {
+    value & ((1 << bits) - 1)
+}
+
+/// The low half of a slot's word: which message, without the lap.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Entry(u64);
+
+impl Entry {
+    /// The MSG buffer `cell` in its incarnation.
+    #[inline]
+    pub(crate) fn pooled(cell: u32, incarnation: u64) -> Self {
+        Self(low(incarnation, 12) << HIGH_SHIFT | u64::from(cell) << CELL_SHIFT)
+    }
+
+    /// An inline message of `len` bytes in `cell`.
+    pub(crate) fn inline_cell(cell: u32, incarnation: u64, len: usize) -> Self {
+        debug_assert!(len <= INLINE_MAX_BYTES);
+        Self((len as u64) << LENGTH_SHIFT | low(incarnation, 6) << HIGH_SHIFT | u64::from(cell) << CELL_SHIFT | INLINE)
+    }
+
+    /// An inline message of `len` bytes in the slot itself.
+    #[inline]
+    pub(crate) fn inline_here(len: usize) -> Self {
+        debug_assert!(len <= INLINE_MAX_BYTES);
+        Self((len as u64) << LENGTH_SHIFT | INLINE)
+    }
+
+    #[inline]
+    pub(crate) fn is_inline(self) -> bool {
+        self.0 & INLINE != 0
+    }
+
+    /// The cell, unchecked.
+    #[inline]
+    pub(crate) fn wild_cell(self) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "19 bits")]
+        let cell = low(self.0 >> CELL_SHIFT, CELL_BITS) as u32;
+        cell
+    }
+
+    /// Bytes of an inline message; `None` when no sender of ours writes that.
+    #[inline]
+    pub(crate) fn inline_len(self) -> Option<usize> {
+        #[expect(clippy::cast_possible_truncation, reason = "6 bits")]
+        let len = low(self.0 >> LENGTH_SHIFT, 6) as usize;
+        (len <= INLINE_MAX_BYTES).then_some(len)
+    }
+
+    /// Whether the entry names this incarnation of its cell, as far as its bits go.
+    #[inline]
+    pub(crate) fn names(self, incarnation: u64) -> bool {
+        let bits = if self.is_inline() { 6 } else { 12 };
+        low(self.0 >> HIGH_SHIFT, bits) == low(incarnation, bits)
+    }
+
+    #[inline]
+    pub(crate) fn in_lap(self, lap: u32) -> u64 {
+        u64::from(lap) << LAP_SHIFT | self.0
+    }
+
+    #[inline]
+    pub(crate) fn split(word: u64) -> (u32, Self) {
+        #[expect(clippy::cast_possible_truncation, reason = "the high half")]
+        let lap = (word >> LAP_SHIFT) as u32;
+        (lap, Self(low(word, LAP_SHIFT)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_survives_its_word() {
+        for lap in [0, 1, u32::MAX] {
+            let entry = Entry::pooled((1 << CELL_BITS) - 1, 0xabcd_efff);
+            let (l, e) = Entry::split(entry.in_lap(lap));
+            assert_eq!((l, e), (lap, entry));
+            assert_eq!((e.is_inline(), e.wild_cell()), (false, (1 << CELL_BITS) - 1));
+            assert!(e.names(0xabcd_efff) && e.names(0xfff) && !e.names(0xabcd_effe));
+
+            let entry = Entry::inline_cell(77, 63, INLINE_MAX_BYTES);
+            let (l, e) = Entry::split(entry.in_lap(lap));
+            assert_eq!((l, e.is_inline(), e.wild_cell(), e.inline_len()), (lap, true, 77, Some(48)));
+            assert!(e.names(63) && e.names(127) && !e.names(62));
+            assert_eq!(Entry::inline_here(0).inline_len(), Some(0));
+        }
+    }
+
+    #[test]
+    fn lengths_that_no_sender_writes_are_refused() {
+        assert_eq!(Entry(63 << LENGTH_SHIFT | INLINE).inline_len(), None);
+    }
+}

@@ -1,0 +1,170 @@
+//! Rings: bounded first-in first-out queues of messages, one per direction of a link.
+//!
+//! | ring | for | a message costs |
+//! |---|---|---|
+//! | [`spsc`] | one producer, one consumer | one store by each; a small message lies in the slot itself |
+//! | [`mpmc`] | any number of each: NVIPC's array queue | one exchange on the slot, one on the owner word, one on each end |
+//!
+//! Both are made so that a participant may die at any instruction. Slots are written by producers only and never cleared:
+//! the lap in a slot's word says whether it is new, and the consumers' head says how far they are. A slot becomes visible
+//! by a single store or exchange; whoever comes later finishes what a dead one left (moving `tail` or `head`).
+//!
+//! The values are indices of buffers, `0..N`, and no value is in a ring twice: only the holder of a buffer can push it, and
+//! pushing ends its right to do so.
+//!
+//! Pairs, named the same at both ends:
+//! - `PUBLISH`: a producer's Release on the slot word, a consumer's Acquire of it: payload and descriptor are visible.
+//! - `CONSUME`: a consumer's Release of `head`, a producer's Acquire of it: the slot may be overwritten.
+
+pub(crate) mod entry;
+pub(crate) mod mpmc;
+pub(crate) mod spsc;
+
+use crate::segment::Lines;
+use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE};
+use entry::Entry;
+pub use entry::INLINE_MAX_BYTES;
+
+/// Lines before the slots: each word that one side writes on a line (and its neighbour) of its own.
+pub(crate) const CONTROL_LINES: usize = 14;
+const TAIL: usize = 0;
+const HEAD: usize = 2;
+pub(crate) const PRODUCER_ROLE: usize = 4;
+pub(crate) const CONSUMER_ROLE: usize = 6;
+pub(crate) const SLEEPERS: usize = 8;
+pub(crate) const POSTS: usize = 10;
+pub(crate) const POSTS_TAKEN: usize = 12;
+
+/// The ring is full.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Full;
+
+/// Something in shared memory that no participant of ours writes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Wild(pub(crate) &'static str);
+
+/// What a consumer learns from the owner word of an entry.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Look {
+    /// The message is there to be taken; this is its owner word.
+    Here(u64),
+    /// Somebody took it, or its sender was declared dead before it was sent.
+    Gone,
+}
+
+/// How a ring asks for, and changes, the owner of what its entries name.
+pub(crate) trait Owners {
+    /// Reads the owner word behind an entry.
+    fn look(&self, entry: Entry) -> Result<Look, Wild>;
+    /// Makes the message ours by one exchange. `false`: somebody else was faster.
+    fn take(&self, entry: Entry, word: u64) -> bool;
+    /// As `take`, where nobody else can want it: a store will do.
+    fn take_alone(&self, entry: Entry, word: u64);
+    /// Hears of an entry that will probably be taken soon.
+    fn ahead(&self, entry: Entry);
+}
+
+/// The words of a ring as they lie in shared memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Words {
+    control: Lines,
+    slots: Lines,
+    /// log2 of the capacity.
+    shift: u32,
+}
+
+impl Words {
+    #[inline]
+    pub(crate) fn control(&self, line: usize) -> &AtomicU64 {
+        self.control[line].word(0)
+    }
+
+    #[inline]
+    fn capacity(&self) -> u64 {
+        1 << self.shift
+    }
+
+    /// How often the ring had gone round at `position`, from 1.
+    #[inline]
+    fn lap(&self, position: u64) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "laps count modulo 2^32")]
+        let lap = (position >> self.shift) as u32;
+        lap.wrapping_add(1)
+    }
+
+    #[inline]
+    fn slot_index(&self, position: u64) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "masked to the capacity")]
+        let index = (position & (self.capacity() - 1)) as usize;
+        index
+    }
+}
+
+/// A ring of either kind.
+#[derive(Clone, Debug)]
+pub(crate) enum Ring {
+    Spsc(spsc::Spsc),
+    Mpmc(mpmc::Mpmc),
+}
+
+/// Lines that the slots of a ring take.
+pub(crate) const fn slot_lines(capacity: usize, single: bool) -> usize {
+    if single { capacity } else { capacity.div_ceil(WORDS_PER_LINE) }
+}
+
+impl Ring {
+    /// Places a ring; `slots` must hold [`slot_lines`] lines and `capacity` must be a power of two.
+    pub(crate) fn new(control: Lines, slots: Lines, capacity: usize, single: bool) -> Self {
+        debug_assert!(capacity.is_power_of_two() && slots.len() == slot_lines(capacity, single));
+        let words = Words { control, slots, shift: capacity.trailing_zeros() };
+        if single { Self::Spsc(spsc::Spsc::new(words)) } else { Self::Mpmc(mpmc::Mpmc::new(words)) }
+    }
+
+    pub(crate) fn words(&self) -> &Words {
+        match self {
+            Self::Spsc(ring) => &ring.words,
+            Self::Mpmc(ring) => &ring.words,
+        }
+    }
+
+    pub(crate) fn is_single(&self) -> bool {
+        matches!(self, Self::Spsc(_))
+    }
+
+    /// The word of the slot at `position`.
+    pub(crate) fn slot(&self, position: u64) -> &AtomicU64 {
+        match self {
+            Self::Spsc(ring) => ring.slot(position).word(0),
+            Self::Mpmc(ring) => ring.slot(position),
+        }
+    }
+
+    /// How many messages were received from this ring so far.
+    pub(crate) fn head(&self) -> u64 {
+        self.words().control(HEAD).load(Ordering::Acquire)
+    }
+
+    /// Whether a message waits, as far as one look can tell.
+    pub(crate) fn has_message(&self) -> bool {
+        let head = self.head();
+        let (lap, _) = Entry::split(self.slot(head).load(Ordering::Acquire));
+        lap == self.words().lap(head)
+    }
+
+    /// The entries that were sent and not received, oldest first.
+    ///
+    /// While others use the ring this is a moment's view: an entry that was in the ring all the time is in it, and one whose
+    /// sender is dead is in it unless it was received.
+    pub(crate) fn queued(&self) -> impl Iterator<Item = (u64, Entry)> + '_ {
+        let words = self.words();
+        let head = self.head();
+        (0..words.capacity())
+            .map(move |i| head.wrapping_add(i))
+            .map(|position| (position, Entry::split(self.slot(position).load(Ordering::Acquire))))
+            // A slot of the lap before was not sent yet, and nothing behind it was. A slot of a later lap was received and
+            // sent again while we looked: skip it, and go on.
+            .take_while(move |&(position, (lap, _))| lap.wrapping_add(1) != words.lap(position))
+            .filter(move |&(position, (lap, _))| lap == words.lap(position))
+            .map(|(position, (_, entry))| (position, entry))
+    }
+}

@@ -1,0 +1,166 @@
+//! The array queue: any number of producers and consumers.
+//!
+//! A message is in the queue from the exchange on its slot (`PUBLISH`) until the exchange on its owner word. `tail` and
+//! `head` only follow: whoever finds a slot that is published, or a message that is taken, moves the index on behalf of the
+//! one that did it. So a participant that dies between its two exchanges holds nobody up, and no step waits for anybody.
+//!
+//! A consumer that reads an owner word must know that it belongs to this turn of the slot and not to a later loan of the
+//! same buffer. It reads `head` again afterwards: a later loan happens after the release of this one, that after its
+//! consumer moved `head` past this slot, so whoever sees the later owner word sees the later `head`.
+
+use super::entry::Entry;
+use super::{Full, HEAD, Look, Owners, TAIL, Wild, Words};
+use crate::sync::{AtomicU64, Ordering, spin};
+
+/// Every failed round means that somebody else made progress, or that a hostile peer writes what it likes. After so many,
+/// it is the latter.
+const ROUNDS_MAX: u32 = if cfg!(loom) { 1_000 } else { 1 << 20 };
+
+#[derive(Clone, Debug)]
+pub(crate) struct Mpmc {
+    pub(super) words: Words,
+}
+
+/// Why a message could not be sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum PushError {
+    Full,
+    Wild(Wild),
+}
+
+impl From<Full> for PushError {
+    fn from(_: Full) -> Self {
+        Self::Full
+    }
+}
+
+impl Mpmc {
+    pub(super) fn new(words: Words) -> Self {
+        Self { words }
+    }
+
+    /// Neighbours in time lie on different lines, so that a producer and a consumer seldom meet on one.
+    #[inline]
+    pub(super) fn slot(&self, position: u64) -> &AtomicU64 {
+        let (index, lines) = (self.words.slot_index(position), self.words.slots.len());
+        // The capacity is a power of two: with fewer than 8 slots there is one line, and it is all of them.
+        self.words.slots[index & (lines - 1)].word(index >> lines.trailing_zeros())
+    }
+
+    /// Sends one message.
+    #[inline]
+    pub(crate) fn push(&self, entry: Entry) -> Result<(), PushError> {
+        let (head, tail) = (self.words.control(HEAD), self.words.control(TAIL));
+        for _ in 0..ROUNDS_MAX {
+            let position = tail.load(Ordering::Acquire);
+            let slot = self.slot(position);
+            let seen = slot.load(Ordering::Acquire);
+            let lap = Entry::split(seen).0;
+            let here = self.words.lap(position);
+            if lap == here {
+                // Another producer published here and has not moved `tail` yet, or died before it could.
+                let _ = tail.compare_exchange(position, position.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed);
+                continue;
+            }
+            if lap.wrapping_add(1) != here {
+                // `tail` was old when we read the slot. Only a hostile peer can make this last.
+                spin();
+                continue;
+            }
+            // CONSUME. Signed: consumers may have passed an old position, and then the exchange below fails.
+            let ahead = position.wrapping_sub(head.load(Ordering::Acquire)).cast_signed();
+            if ahead >= self.words.capacity().cast_signed() {
+                return Err(PushError::Full);
+            }
+            // PUBLISH
+            if slot.compare_exchange(seen, entry.in_lap(here), Ordering::Release, Ordering::Relaxed).is_ok() {
+                let _ = tail.compare_exchange(position, position.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed);
+                return Ok(());
+            }
+        }
+        Err(PushError::Wild(Wild("a ring whose slots never settle")))
+    }
+
+    /// Takes up to `max` messages, giving each to `each` with its owner word, and moves `head` once.
+    #[inline]
+    pub(crate) fn pop(
+        &self,
+        owners: &impl Owners,
+        max: usize,
+        mut each: impl FnMut(Entry, u64),
+    ) -> Result<usize, Wild> {
+        let head = self.words.control(HEAD);
+        let mut position = head.load(Ordering::Acquire);
+        let mut taken = 0;
+        let mut rounds = 0;
+        let mut wild = None;
+        while taken < max {
+            rounds += 1;
+            if rounds > ROUNDS_MAX {
+                wild = Some(Wild("a ring whose slots never settle"));
+                break;
+            }
+            // PUBLISH
+            let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
+            let here = self.words.lap(position);
+            if lap.wrapping_add(1) == here {
+                break;
+            }
+            let look = if lap == here { owners.look(entry) } else { Ok(Look::Gone) };
+            // After the owner word was read: if nobody has passed this slot yet, the word is of this turn.
+            let passed = head.load(Ordering::Acquire);
+            if passed.wrapping_sub(position).cast_signed() > 0 {
+                position = passed;
+                continue;
+            }
+            if lap != here {
+                spin();
+                continue;
+            }
+            match look {
+                Ok(Look::Here(word)) => {
+                    let next = self.slot(position.wrapping_add(1)).load(Ordering::Relaxed);
+                    if Entry::split(next).0 == self.words.lap(position.wrapping_add(1)) {
+                        owners.ahead(Entry::split(next).1);
+                    }
+                    if !owners.take(entry, word) {
+                        // Somebody took it, or declared its sender dead: look again, and pass it.
+                        continue;
+                    }
+                    each(entry, word);
+                    taken += 1;
+                }
+                Ok(Look::Gone) => {}
+                Err(found) => {
+                    wild = Some(found);
+                    // Passed when it is reported, so that it is reported once.
+                    position = position.wrapping_add(u64::from(taken == 0));
+                    break;
+                }
+            }
+            position = position.wrapping_add(1);
+        }
+        self.pass(position);
+        match wild {
+            Some(wild) if taken == 0 => Err(wild),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Moves `head` to `position`: everything before it was taken, by us or by somebody else.
+    #[inline]
+    fn pass(&self, position: u64) {
+        let head = self.words.control(HEAD);
+        let mut current = head.load(Ordering::Relaxed);
+        for _ in 0..ROUNDS_MAX {
+            if position.wrapping_sub(current).cast_signed() <= 0 {
+                return;
+            }
+            // CONSUME
+            match head.compare_exchange(current, position, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => current = now,
+            }
+        }
+    }
+}

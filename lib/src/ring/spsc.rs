@@ -1,0 +1,162 @@
+//! The ring for one producer and one consumer.
+//!
+//! A slot is a whole line: its word, the two ids and 48 bytes, so a small message crosses with one line and no pool. The
+//! producer stores the word last (`PUBLISH`); the consumer moves `head` on a line of its own (`CONSUME`). Neither reads the
+//! other's index on the hot path: the consumer looks at the slot, and the producer keeps an old `head` until it seems full.
+//!
+//! `tail` is not in shared memory: after a crash it is where the slots stop being new. A consumer that died between making
+//! a message its own and moving `head` never returned it, so the next consumer gets it again.
+
+use std::cell::Cell;
+
+use super::entry::Entry;
+use super::{Full, HEAD, Look, Owners, Wild, Words};
+use crate::sync::{Line, Ordering};
+
+/// An inline message: both ids in one word, then the bytes.
+pub(crate) type InlineWords = [u64; 7];
+
+#[derive(Clone, Debug)]
+pub(crate) struct Spsc {
+    pub(super) words: Words,
+}
+
+/// The producer's own state.
+#[derive(Debug, Default)]
+pub(crate) struct Producer {
+    /// Where the next message goes; always right.
+    tail: Cell<u64>,
+    /// How far the consumer was when last asked; may be too small.
+    head: Cell<u64>,
+}
+
+/// The consumer's own state.
+#[derive(Debug, Default)]
+pub(crate) struct Consumer {
+    /// Where the next message comes from; always right.
+    head: Cell<u64>,
+}
+
+/// A message taken off the ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Popped {
+    /// Its buffer is now ours; the owner word says so.
+    Pooled(Entry, u64),
+    /// It was in the slot.
+    Inline(Entry, InlineWords),
+}
+
+impl Spsc {
+    pub(super) fn new(words: Words) -> Self {
+        Self { words }
+    }
+
+    #[inline]
+    pub(super) fn slot(&self, position: u64) -> &Line {
+        &self.words.slots[self.words.slot_index(position)]
+    }
+
+    /// Takes up the producer's role where the last one left it.
+    pub(crate) fn resume_producer(&self) -> Producer {
+        let head = self.words.control(HEAD).load(Ordering::Acquire);
+        let published = (0..self.words.capacity())
+            .take_while(|i| {
+                let position = head.wrapping_add(*i);
+                Entry::split(self.slot(position).word(0).load(Ordering::Acquire)).0 == self.words.lap(position)
+            })
+            .count() as u64;
+        Producer { tail: Cell::new(head.wrapping_add(published)), head: Cell::new(head) }
+    }
+
+    /// Takes up the consumer's role where the last one left it.
+    pub(crate) fn resume_consumer(&self) -> Consumer {
+        Consumer { head: Cell::new(self.words.control(HEAD).load(Ordering::Acquire)) }
+    }
+
+    /// Sends one message.
+    #[inline]
+    pub(crate) fn push(&self, me: &Producer, entry: Entry, inline: Option<&InlineWords>) -> Result<(), Full> {
+        let tail = me.tail.get();
+        if tail.wrapping_sub(me.head.get()) >= self.words.capacity() {
+            // CONSUME: the consumer has read what we are going to overwrite.
+            me.head.set(self.words.control(HEAD).load(Ordering::Acquire));
+            if tail.wrapping_sub(me.head.get()) >= self.words.capacity() {
+                return Err(Full);
+            }
+        }
+        let slot = self.slot(tail);
+        if let Some(inline) = inline {
+            for (i, word) in inline.iter().enumerate() {
+                slot.word(i + 1).store(*word, Ordering::Relaxed);
+            }
+        }
+        // PUBLISH
+        slot.word(0).store(entry.in_lap(self.words.lap(tail)), Ordering::Release);
+        me.tail.set(tail.wrapping_add(1));
+        Ok(())
+    }
+
+    /// Takes up to `max` messages, giving each to `each`, and moves `head` once.
+    #[inline]
+    pub(crate) fn pop(
+        &self,
+        me: &Consumer,
+        owners: &impl Owners,
+        max: usize,
+        mut each: impl FnMut(Popped),
+    ) -> Result<usize, Wild> {
+        let start = me.head.get();
+        let mut head = start;
+        let mut taken = 0;
+        let mut wild = None;
+        while taken < max && wild.is_none() {
+            let slot = self.slot(head);
+            // PUBLISH
+            let (lap, entry) = Entry::split(slot.word(0).load(Ordering::Acquire));
+            if lap != self.words.lap(head) {
+                if lap.wrapping_add(1) != self.words.lap(head) {
+                    wild = Some(Wild("a slot of a lap that was never reached"));
+                }
+                break;
+            }
+            let after = head.wrapping_add(1);
+            if entry.is_inline() {
+                each(Popped::Inline(entry, core::array::from_fn(|i| slot.word(i + 1).load(Ordering::Relaxed))));
+                (head, taken) = (after, taken + 1);
+                continue;
+            }
+            let (next_lap, next) = Entry::split(self.slot(after).word(0).load(Ordering::Relaxed));
+            if next_lap == self.words.lap(after) {
+                owners.ahead(next);
+            }
+            match owners.look(entry) {
+                Ok(Look::Here(word)) => {
+                    // Before `head` moves: recovery must find every message either in the ring or in our hands.
+                    owners.take_alone(entry, word);
+                    each(Popped::Pooled(entry, word));
+                    (head, taken) = (after, taken + 1);
+                }
+                Ok(Look::Gone) => wild = Some(Wild("an entry whose buffer belongs to nobody on this ring")),
+                Err(found) => wild = Some(found),
+            }
+        }
+        if wild.is_some() && taken == 0 && self.has_new(head) {
+            // Passed when it is reported, so that it is reported once.
+            head = head.wrapping_add(1);
+        }
+        if head != start {
+            me.head.set(head);
+            // CONSUME
+            self.words.control(HEAD).store(head, Ordering::Release);
+        }
+        match wild {
+            Some(wild) if taken == 0 => Err(wild),
+            // What was taken comes first; the next call reports the rest.
+            _ => Ok(taken),
+        }
+    }
+
+    fn has_new(&self, position: u64) -> bool {
+        Entry::split(self.slot(position).word(0).load(Ordering::Relaxed)).0 == self.words.lap(position)
+    }
+}

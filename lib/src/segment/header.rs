@@ -1,0 +1,183 @@
+//! The header: the first two lines of every segment.
+//!
+//! ```text
+//! word  0  magic "SHMESH" and the layout version in the upper 16 bits
+//!       1  which segment: 0 the link's own, 1 + id a pool
+//!       2  size of the segment in bytes
+//!       3  epoch: a random number that all segments of one link share
+//!       4  ring capacity; bit 32: one producer and one consumer
+//!       5-9  per pool: buffer size in the upper half, number of buffers in the lower
+//!       10 how the link is run: flags, and microseconds to spin before sleeping
+//!       15 checksum of words 0 to 14
+//! ```
+//!
+//! It is written once, before the segment has a name or leaves its creator, and never changes. Whoever opens a segment
+//! copies it once and believes the copy only.
+
+use super::layout::{LinkLayout, PoolLayout, Shape};
+use super::lines::Lines;
+use crate::config::PoolId;
+use crate::sync::{Ordering, WORDS_PER_LINE};
+
+/// Changes with every change of the layout or of what a word means.
+pub(crate) const LAYOUT_VERSION: u16 = 1;
+const MAGIC: u64 = u64::from_le_bytes(*b"SHMESH\0\0");
+const MAGIC_MASK: u64 = (1 << 48) - 1;
+const WORDS: usize = 16;
+const CHECKSUM: usize = WORDS - 1;
+const SINGLE: u64 = 1 << 32;
+const NOTIFY: u64 = 1 << 32;
+
+/// How a link is run; the same for all its participants, and no part of the layout.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Conduct {
+    pub(crate) notify: bool,
+    pub(crate) spin_us: u32,
+}
+
+/// A checked copy of a header.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Header {
+    /// `None`: the link's own segment.
+    pub(crate) pool: Option<PoolId>,
+    pub(crate) epoch: u64,
+    pub(crate) shape: Shape,
+    pub(crate) conduct: Conduct,
+}
+
+/// Why a segment cannot be used.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Unusable {
+    NotOurs,
+    Version(u16),
+    Damaged,
+    Size { expected: u64 },
+}
+
+impl Header {
+    /// Size of the segment that this header describes.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self.pool {
+            None => LinkLayout::of(&self.shape).bytes(),
+            Some(pool) => {
+                let (size, len) = self.shape.pools[pool as usize];
+                PoolLayout::of(size, len).bytes()
+            }
+        }
+    }
+
+    fn words(&self) -> [u64; WORDS] {
+        let mut words = [0; WORDS];
+        words[0] = MAGIC | u64::from(LAYOUT_VERSION) << 48;
+        words[1] = self.pool.map_or(0, |pool| pool as u64 + 1);
+        words[2] = self.bytes();
+        words[3] = self.epoch;
+        words[4] = u64::from(self.shape.ring_capacity) | if self.shape.single { SINGLE } else { 0 };
+        for (word, (size, len)) in words[5..].iter_mut().zip(self.shape.pools) {
+            *word = u64::from(size) << 32 | u64::from(len);
+        }
+        words[10] = u64::from(self.conduct.spin_us) | if self.conduct.notify { NOTIFY } else { 0 };
+        words[CHECKSUM] = checksum(&words);
+        words
+    }
+
+    /// Writes the header. The segment must not be shared yet.
+    pub(crate) fn write(&self, lines: &Lines) {
+        for (i, word) in self.words().into_iter().enumerate() {
+            lines[i / WORDS_PER_LINE].word(i % WORDS_PER_LINE).store(word, Ordering::Release);
+        }
+    }
+
+    /// Copies and checks a header. `len` is the size of the segment as the kernel says.
+    pub(crate) fn read(lines: &Lines, len: u64) -> Result<Self, Unusable> {
+        let words: [u64; WORDS] =
+            std::array::from_fn(|i| lines[i / WORDS_PER_LINE].word(i % WORDS_PER_LINE).load(Ordering::Acquire));
+        if words[0] & MAGIC_MASK != MAGIC {
+            return Err(Unusable::NotOurs);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "the upper 16 bits")]
+        let version = (words[0] >> 48) as u16;
+        if version != LAYOUT_VERSION {
+            return Err(Unusable::Version(version));
+        }
+        let half = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+        let header = Self {
+            pool: match words[1] {
+                0 => None,
+                id => Some(
+                    u32::try_from(id - 1).ok().and_then(PoolId::from_index).ok_or(Unusable::Damaged)?,
+                ),
+            },
+            epoch: words[3],
+            shape: Shape {
+                ring_capacity: half(words[4]),
+                single: words[4] & SINGLE != 0,
+                pools: std::array::from_fn(|i| (half(words[5 + i] >> 32), half(words[5 + i]))),
+            },
+            conduct: Conduct { notify: words[10] & NOTIFY != 0, spin_us: half(words[10]) },
+        };
+        // The sums below cannot overflow for a sane shape, so this comes first.
+        if words[CHECKSUM] != checksum(&words) || !header.shape.is_sane() {
+            return Err(Unusable::Damaged);
+        }
+        if header.bytes() != len || words[2] != len {
+            return Err(Unusable::Size { expected: words[2] });
+        }
+        Ok(header)
+    }
+}
+
+/// FNV-1a over the words: finds accidents, not attacks.
+fn checksum(words: &[u64; WORDS]) -> u64 {
+    words[..CHECKSUM].iter().fold(0xcbf2_9ce4_8422_2325, |sum, word| (sum ^ word).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn header() -> Header {
+        Header {
+            pool: Some(PoolId::CpuData),
+            epoch: 42,
+            shape: Shape {
+                ring_capacity: 8,
+                single: true,
+                pools: [(64, 4), (1000, 3), (0, 0), (0, 0), (0, 0)],
+            },
+            conduct: Conduct { notify: true, spin_us: 7 },
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let lines = Lines::heap(2);
+        header().write(&lines);
+        assert_eq!(Header::read(&lines, header().bytes()), Ok(header()));
+    }
+
+    #[test]
+    fn every_changed_bit_is_noticed() {
+        for bit in 0..WORDS * 64 {
+            let lines = Lines::heap(2);
+            header().write(&lines);
+            let word = lines[bit / 64 / WORDS_PER_LINE].word(bit / 64 % WORDS_PER_LINE);
+            word.store(word.load(Ordering::Relaxed) ^ 1 << (bit % 64), Ordering::Relaxed);
+            assert!(Header::read(&lines, header().bytes()).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn each_kind_of_damage_has_its_name() {
+        let lines = Lines::heap(2);
+        assert_eq!(Header::read(&lines, 4096), Err(Unusable::NotOurs));
+        header().write(&lines);
+        let bytes = header().bytes();
+        assert_eq!(Header::read(&lines, bytes - 1), Err(Unusable::Size { expected: bytes }));
+        lines[0].word(0).store(MAGIC | 9 << 48, Ordering::Relaxed);
+        assert_eq!(Header::read(&lines, bytes), Err(Unusable::Version(9)));
+        header().write(&lines);
+        lines[0].word(3).store(43, Ordering::Relaxed);
+        assert_eq!(Header::read(&lines, bytes), Err(Unusable::Damaged));
+    }
+}

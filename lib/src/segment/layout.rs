@@ -1,0 +1,163 @@
+//! Where each table lies in a segment. `docs/memory-layout.md` has the same as byte tables.
+//!
+//! Everything follows from the [`Shape`], which is in the header, so two processes that agree on the header agree on all.
+//! Positions count lines of 64 bytes.
+
+use crate::config::{LinkConfig, PoolId, RingMode};
+use crate::participant::SEAT_LINES;
+use crate::pool::{stride_bytes, table_lines};
+use crate::ring::{CONTROL_LINES, slot_lines};
+use crate::sync::LINE_BYTES;
+
+/// Lines of the header of every segment.
+pub(crate) const HEADER_LINES: usize = 2;
+/// Buffers start on a page, and segments are whole pages.
+const PAGE_LINES: usize = 4096 / LINE_BYTES;
+/// The most cells that an entry of a ring can name.
+const CELLS_MAX: usize = 1 << crate::ring::entry::CELL_BITS;
+
+/// Everything that decides the layout of a link.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Shape {
+    /// Slots per ring: a power of two.
+    pub(crate) ring_capacity: u32,
+    /// One producer and one consumer per ring.
+    pub(crate) single: bool,
+    /// `(buf_size, pool_len)` per pool; both 0 when there is none.
+    pub(crate) pools: [(u32, u32); PoolId::COUNT],
+}
+
+impl Shape {
+    pub(crate) fn of(config: &LinkConfig) -> Self {
+        Self {
+            ring_capacity: config.ring_len.next_power_of_two(),
+            single: config.ring_mode == RingMode::Spsc,
+            pools: std::array::from_fn(|i| {
+                let pool = &config.pools[i];
+                if pool.is_enabled() { (pool.buf_size_bytes, pool.pool_len) } else { (0, 0) }
+            }),
+        }
+    }
+
+    /// Whether a header that says so can be one of ours.
+    pub(crate) fn is_sane(&self) -> bool {
+        self.ring_capacity.is_power_of_two()
+            && self.ring_capacity <= crate::config::MAX_RING_LEN
+            && self.pools[PoolId::CpuMsg as usize].0 != 0
+            && self.pools.iter().all(|&(size, len)| {
+                (size == 0) == (len == 0)
+                    && len <= crate::config::MAX_POOL_LEN
+                    && u64::from(size) <= crate::config::MAX_BUF_SIZE_BYTES
+            })
+    }
+}
+
+/// The layout of the link's own segment, `<link>_shm`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkLayout {
+    pub(crate) primary_role: usize,
+    pub(crate) seats: usize,
+    /// Control lines of ring `m2s`, then of `s2m`.
+    pub(crate) controls: [usize; 2],
+    pub(crate) slots: [usize; 2],
+    pub(crate) slot_lines: usize,
+    /// The table of inline cells, of which a link with one producer needs none.
+    pub(crate) inline: usize,
+    pub(crate) inline_cells: usize,
+    pub(crate) total: usize,
+}
+
+impl LinkLayout {
+    pub(crate) fn of(shape: &Shape) -> Self {
+        let capacity = shape.ring_capacity as usize;
+        let primary_role = HEADER_LINES;
+        let seats = primary_role + 2;
+        let first = seats + SEAT_LINES + 1;
+        let second = first + CONTROL_LINES;
+        let slot_lines = slot_lines(capacity, shape.single);
+        let slots = second + CONTROL_LINES;
+        let inline = slots + 2 * slot_lines;
+        let inline_cells = if shape.single { 0 } else { (2 * capacity).min(CELLS_MAX) };
+        let inline_lines = if shape.single { 0 } else { table_lines(inline_cells) };
+        Self {
+            primary_role,
+            seats,
+            controls: [first, second],
+            slots: [slots, slots + slot_lines],
+            slot_lines,
+            inline,
+            inline_cells,
+            total: (inline + inline_lines).next_multiple_of(PAGE_LINES),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.total * LINE_BYTES) as u64
+    }
+}
+
+/// The layout of a pool's segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolLayout {
+    pub(crate) table: usize,
+    /// The first buffer, on a page.
+    pub(crate) buffers: usize,
+    bytes: u64,
+}
+
+impl PoolLayout {
+    pub(crate) fn of(buf_size: u32, len: u32) -> Self {
+        let table = HEADER_LINES;
+        let buffers = (table + table_lines(len as usize)).next_multiple_of(PAGE_LINES);
+        // 2^19 buffers of 2^31 bytes do not overflow.
+        let bytes = (buffers * LINE_BYTES) as u64 + stride_bytes(buf_size) * u64::from(len);
+        Self { table, buffers, bytes: bytes.next_multiple_of(4096) }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn shape(ring_capacity: u32, single: bool) -> Shape {
+        Shape { ring_capacity, single, pools: [(8192, 4096), (0, 0), (0, 0), (0, 0), (0, 0)] }
+    }
+
+    #[test]
+    fn tables_follow_each_other_without_overlap() {
+        for capacity in [1, 2, 8, 1024, 1 << 20] {
+            for single in [false, true] {
+                let l = LinkLayout::of(&shape(capacity, single));
+                assert!(HEADER_LINES <= l.primary_role && l.primary_role < l.seats);
+                assert!(l.seats + SEAT_LINES <= l.controls[0]);
+                assert!(l.controls[0] + CONTROL_LINES <= l.controls[1]);
+                assert!(l.controls[1] + CONTROL_LINES <= l.slots[0]);
+                assert!(l.slots[0] + l.slot_lines <= l.slots[1] && l.slots[1] + l.slot_lines <= l.inline);
+                assert!(l.inline < l.total + 1 && l.bytes() % 4096 == 0);
+            }
+        }
+    }
+
+    #[test]
+    fn buffers_start_on_a_page_and_do_not_all_share_one_set_of_the_cache() {
+        let l = PoolLayout::of(8192, 4096);
+        assert_eq!(l.buffers * LINE_BYTES % 4096, 0);
+        assert_eq!(stride_bytes(8192), 8192 + 64);
+        assert_eq!(stride_bytes(1), 64);
+        assert_eq!(stride_bytes(15_000), 15_040);
+        assert!(l.bytes() >= (l.buffers * LINE_BYTES) as u64 + 4096 * 8256);
+    }
+
+    #[test]
+    fn headers_that_are_not_ours_are_not_sane() {
+        assert!(shape(8, true).is_sane());
+        assert!(!shape(3, true).is_sane() && !shape(1 << 21, true).is_sane() && !shape(0, true).is_sane());
+        let mut odd = shape(8, false);
+        odd.pools[1] = (0, 5);
+        assert!(!odd.is_sane());
+    }
+}

@@ -1,0 +1,16 @@
+//! Segments: the shared regions of a link, and what lies where in them.
+//!
+//! | file | concept |
+//! |---|---|
+//! | [`lines`] | mapped or heap memory, and checked windows of cache lines over it |
+//! | [`header`] | the first lines of each segment: is it ours, whole, and of this version? |
+//! | [`layout`] | where each table lies, computed from the shape of the link alone |
+//! | [`store`] | files and memfds that hold segments: create, open, check |
+
+pub(crate) mod header;
+pub(crate) mod layout;
+pub(crate) mod lines;
+pub(crate) mod store;
+
+pub use lines::{Lines, Memory};
+pub(crate) use lines::{prefetch_exclusive, prefetch_exclusive_at, prefetch_shared_at};

@@ -1,0 +1,182 @@
+//! Files and memfds that hold segments: create, open, check.
+//!
+//! A named segment gets its name only when it is complete, so nobody ever opens half of one, and a creator that dies on
+//! the way leaves nothing behind.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::header::{Header, LAYOUT_VERSION, Unusable};
+use super::lines::Memory;
+use crate::config::{Backing, HugePages, LinkConfig, PoolId};
+use crate::error::{Error, Result};
+use crate::sys::file;
+
+/// Name of a segment's file: as the seed has them, `<link>_shm` and `<link>_<pool>`.
+pub(crate) fn file_name(link: &str, pool: Option<PoolId>) -> String {
+    format!("{link}_{}", pool.map_or("shm", PoolId::name))
+}
+
+/// An open, checked segment.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) header: Header,
+    pub(crate) file: File,
+}
+
+/// How segments are made and mapped in this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    pub(crate) link: Arc<str>,
+    pub(crate) dir: PathBuf,
+    pub(crate) backing: Backing,
+    pub(crate) huge_pages: HugePages,
+    pub(crate) prefault: bool,
+    pub(crate) lock_memory: bool,
+    pub(crate) file_mode: u32,
+}
+
+impl Store {
+    pub(crate) fn new(config: &LinkConfig, dir: &Path) -> Self {
+        Self {
+            link: config.name.as_str().into(),
+            dir: dir.to_path_buf(),
+            backing: config.backing,
+            huge_pages: config.huge_pages,
+            prefault: config.prefault,
+            lock_memory: config.lock_memory,
+            file_mode: config.file_mode,
+        }
+    }
+
+    pub(crate) fn path(&self, pool: Option<PoolId>) -> PathBuf {
+        self.dir.join(file_name(&self.link, pool))
+    }
+
+    /// Makes a segment with its header, without a name yet.
+    pub(crate) fn create(&self, header: Header) -> Result<Segment> {
+        let name = file_name(&self.link, header.pool);
+        let bytes = self.rounded(header.bytes());
+        let made = match self.backing {
+            Backing::Named => file::unnamed(&self.dir, self.file_mode),
+            Backing::Memfd => file::memfd(&name, self.huge_pages == HugePages::Hugetlb),
+        };
+        let made = made.map_err(|source| self.refused(&name, source))?;
+        made.set_len(bytes).map_err(|source| self.refused(&name, source))?;
+        file::reserve(&made, bytes).map_err(|source| match source.raw_os_error() {
+            Some(libc::ENOSPC | libc::ENOMEM | libc::EFBIG) => Error::NoSpace {
+                link: Arc::clone(&self.link),
+                what: name.clone(),
+                needed: bytes,
+                free: file::free_bytes(&self.dir).unwrap_or(0),
+                dir: self.dir.clone(),
+            },
+            _ => self.refused(&name, source),
+        })?;
+        if self.backing == Backing::Memfd {
+            file::seal_size(&made).map_err(|source| self.refused(&name, source))?;
+        }
+        let memory = self.map(&made, &name, bytes)?;
+        if let Some(lines) = memory.window(0, super::layout::HEADER_LINES) {
+            header.write(&lines);
+        }
+        Ok(Segment { memory, header, file: made })
+    }
+
+    /// Huge pages come whole.
+    fn rounded(&self, bytes: u64) -> u64 {
+        if self.huge_pages == HugePages::Hugetlb { bytes.next_multiple_of(2 << 20) } else { bytes }
+    }
+
+    /// Gives a named segment its name.
+    pub(crate) fn publish(&self, segment: &Segment) -> io::Result<()> {
+        match self.backing {
+            Backing::Named => file::publish(&segment.file, &self.path(segment.header.pool)),
+            Backing::Memfd => Ok(()),
+        }
+    }
+
+    /// Opens a named segment. `None`: there is no such file.
+    pub(crate) fn open(&self, pool: Option<PoolId>) -> Result<Option<Segment>> {
+        let path = self.path(pool);
+        match file::open(&path, true) {
+            Ok(file) => self.check(file, &path.display().to_string(), pool).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            // A link, a directory, a socket: whatever it is, we did not put it there.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
+                Err(Error::NotOurs { link: Arc::clone(&self.link), what: path.display().to_string() })
+            }
+            Err(error) => Err(self.refused(&path.display().to_string(), error)),
+        }
+    }
+
+    /// Checks and maps a segment that came from somewhere else.
+    pub(crate) fn check(&self, file: File, what: &str, pool: Option<PoolId>) -> Result<Segment> {
+        let (link, what) = (Arc::clone(&self.link), what.to_owned());
+        let metadata = file.metadata().map_err(|source| self.refused(&what, source))?;
+        let found = metadata.len();
+        if !metadata.is_file() || found < 4096 {
+            return Err(Error::NotOurs { link, what });
+        }
+        // Costs nothing where pages exist; a sparse file on a full tmpfs would be a bus error later.
+        file::reserve(&file, found).map_err(|source| self.refused(&what, source))?;
+        let memory = self.map(&file, &what, found)?;
+        let Some(lines) = memory.window(0, super::layout::HEADER_LINES) else {
+            return Err(Error::NotOurs { link, what });
+        };
+        let header = match Header::read(&lines, found) {
+            Err(Unusable::Size { expected }) if self.rounded(expected) == found && expected != found => {
+                Header::read(&lines, expected)
+            }
+            read => read,
+        };
+        let header = header.map_err(|unusable| match unusable {
+            Unusable::NotOurs => Error::NotOurs { link: Arc::clone(&link), what: what.clone() },
+            Unusable::Version(version) => Error::Version {
+                link: Arc::clone(&link),
+                what: what.clone(),
+                found: version,
+                ours: LAYOUT_VERSION,
+            },
+            Unusable::Damaged => Error::Damaged {
+                link: Arc::clone(&link),
+                what: what.clone(),
+                why: "its header contradicts itself",
+            },
+            Unusable::Size { expected } => {
+                Error::Truncated { link: Arc::clone(&link), what: what.clone(), found, expected }
+            }
+        })?;
+        if header.pool != pool {
+            return Err(Error::Damaged { link, what, why: "it holds another segment" });
+        }
+        Ok(Segment { memory, header, file })
+    }
+
+    fn map(&self, file: &File, what: &str, bytes: u64) -> Result<Arc<Memory>> {
+        let map = file::map(file.as_fd(), bytes, self.prefault).map_err(|source| self.refused(what, source))?;
+        if self.huge_pages == HugePages::Transparent {
+            // Advice: a node whose shmem_enabled is `never` maps small pages, and `shmesh doctor` says so.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        if self.lock_memory {
+            map.lock().map_err(|source| {
+                Error::system(&self.link, format!("lock {what} in memory (see RLIMIT_MEMLOCK, `shmesh doctor`)"), source)
+            })?;
+        }
+        Ok(Memory::mapped(map))
+    }
+
+    pub(crate) fn refused(&self, what: &str, source: io::Error) -> Error {
+        let link = Arc::clone(&self.link);
+        match source.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => Error::Permission { link, what: what.to_owned(), source },
+            Some(libc::ENOENT) => Error::NotFound { link, dir: self.dir.clone() },
+            _ => Error::System { link, doing: format!("use {what}"), source },
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! How much memory the cgroups of this process still allow.
+//!
+//! Shared memory beyond the limit does not fail: the kernel kills the process that touches it, `fallocate` included. So the
+//! question must be asked before.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Bytes that can still be charged to this process, by the tightest of its memory cgroups; `None` when nothing limits it
+/// or nothing can be read.
+#[must_use]
+pub fn room_bytes() -> Option<u64> {
+    let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
+    room_below(Path::new("/sys/fs/cgroup"), &membership)
+}
+
+fn room_below(root: &Path, membership: &str) -> Option<u64> {
+    membership
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let path = path.trim_start_matches('/');
+            if controllers.is_empty() {
+                tightest(root.to_path_buf(), path, "memory.max", "memory.current")
+            } else if controllers.split(',').any(|controller| controller == "memory") {
+                tightest(root.join("memory"), path, "memory.limit_in_bytes", "memory.usage_in_bytes")
+            } else {
+                None
+            }
+        })
+        .min()
+}
+
+/// The least room on the way from `root` to `root/path`. Levels that a private cgroup namespace hides are skipped.
+fn tightest(root: PathBuf, path: &str, limit: &str, usage: &str) -> Option<u64> {
+    let mut levels = vec![root.clone()];
+    let mut level = root;
+    for part in path.split('/').filter(|part| !part.is_empty() && *part != "..") {
+        level.push(part);
+        levels.push(level.clone());
+    }
+    levels
+        .iter()
+        .filter_map(|level| Some(number(&level.join(limit))?.saturating_sub(number(&level.join(usage))?)))
+        .min()
+}
+
+/// A number in a file; `None` for "max", for cgroup v1's "no limit", and for what is not there.
+fn number(path: &Path) -> Option<u64> {
+    let value: u64 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
+    (value < 1 << 60).then_some(value)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn the_tightest_level_counts() {
+        let root = tree(&[
+            ("a/memory.max", "1000\n"),
+            ("a/memory.current", "400\n"),
+            ("a/b/memory.max", "max\n"),
+            ("a/b/memory.current", "100\n"),
+        ]);
+        assert_eq!(room_below(root.path(), "0::/a/b\n"), Some(600));
+        assert_eq!(room_below(root.path(), "0::/\n"), None);
+        assert_eq!(room_below(root.path(), "nonsense"), None);
+    }
+
+    #[test]
+    fn version_1_has_a_tree_of_its_own_and_a_huge_number_for_no_limit() {
+        let root = tree(&[
+            ("memory/pod/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("memory/pod/memory.usage_in_bytes", "5\n"),
+            ("memory/pod/c/memory.limit_in_bytes", "100\n"),
+            ("memory/pod/c/memory.usage_in_bytes", "130\n"),
+        ]);
+        assert_eq!(room_below(root.path(), "4:memory:/pod\n0::/pod\n"), None);
+        assert_eq!(room_below(root.path(), "4:cpu,memory:/pod/c\n"), Some(0));
+    }
+}

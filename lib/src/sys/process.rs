@@ -1,0 +1,92 @@
+//! Who this process is, and whether another one lives.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+/// Whether a process lives.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Liveness {
+    /// It runs, or is stopped.
+    Alive,
+    /// It has ended, or its number belongs to another process by now.
+    Dead,
+    /// Its number is from another pid namespace: only somebody who can see it (the sidecar) knows.
+    Unknown,
+}
+
+/// A process, told apart from any later one with the same number.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ProcessIdentity {
+    /// Process id in its own pid namespace.
+    pub pid: u32,
+    /// Start time in clock ticks after boot.
+    pub start_time: u64,
+    /// Inode of its pid namespace.
+    pub pid_namespace: u64,
+}
+
+impl ProcessIdentity {
+    /// This process.
+    ///
+    /// # Errors
+    /// `/proc` is not mounted or not readable.
+    pub fn me() -> std::io::Result<Self> {
+        let pid = std::process::id();
+        let start_time = running_since(&fs::read_to_string("/proc/self/stat")?)
+            .ok_or_else(|| std::io::Error::other("/proc/self/stat has no start time"))?;
+        Ok(Self { pid, start_time, pid_namespace: fs::metadata("/proc/self/ns/pid")?.ino() })
+    }
+
+    /// When the process `pid` of our pid namespace started; `None` when there is none or it has ended.
+    ///
+    /// # Errors
+    /// The question has no answer here: `/proc` is hidden or there are no descriptors left. That proves no death.
+    pub fn start_time_of(&self, pid: u32) -> std::io::Result<Option<u64>> {
+        match fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Ok(stat) => Ok(running_since(&stat)),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`, unless the whole process has ended and only waits to be reaped.
+fn running_since(stat: &str) -> Option<u64> {
+    // The name, field 2, may hold spaces and parentheses: count from the last one.
+    let after_name = stat.rsplit_once(')')?.1;
+    let mut fields = after_name.split_ascii_whitespace();
+    let state = fields.next()?;
+    let threads: u64 = fields.nth(16)?.parse().ok()?;
+    let start_time = fields.nth(1)?.parse().ok()?;
+    // The first thread may end before the others: the process is dead when it is the last one.
+    if matches!(state, "Z" | "X" | "x") && threads <= 1 { None } else { Some(start_time) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAT: &str = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 777 1 2 3";
+
+    #[test]
+    fn reads_the_start_time_behind_any_name() {
+        assert_eq!(running_since(STAT), Some(777));
+        assert_eq!(running_since(""), None);
+        assert_eq!(running_since("1 (x) S"), None);
+    }
+
+    #[test]
+    fn a_zombie_is_dead_unless_other_threads_of_it_run() {
+        let zombie = STAT.replace(" S ", " Z ");
+        assert_eq!(running_since(&zombie), Some(777));
+        assert_eq!(running_since(&zombie.replace(" 3 0 777", " 1 0 777")), None);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads /proc")]
+    fn knows_itself_and_nobody_else() {
+        let me = ProcessIdentity::me().unwrap();
+        assert_eq!(me.start_time_of(me.pid).unwrap(), Some(me.start_time));
+        assert_eq!(me.start_time_of(4_194_304).unwrap(), None, "above the largest pid");
+    }
+}
