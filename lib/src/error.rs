@@ -10,10 +10,55 @@ use crate::participant::Side;
 /// A result of this library.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why an operation failed. Link names are shared strings, so an error on the hot path allocates nothing.
+/// Why an operation failed: one word, so that success costs nothing to return. [`kind`](Self::kind) says more.
+///
+/// ```
+/// use shmesh::{Error, ErrorKind, LinkOptions, Side};
+/// # let dir = tempfile::tempdir()?;
+/// let missing: Error = LinkOptions::new().dir(dir.path()).attach("fronthaul", Side::Secondary).unwrap_err();
+/// assert!(matches!(missing.kind(), ErrorKind::NotFound { .. }));
+/// assert!(missing.to_string().starts_with("link fronthaul: not found in"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Error(Box<ErrorKind>);
+
+impl Error {
+    /// What went wrong, with its details.
+    #[must_use]
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0
+    }
+}
+
+impl<K: Into<ErrorKind>> From<K> for Error {
+    #[cold]
+    fn from(kind: K) -> Self {
+        Self(Box::new(kind.into()))
+    }
+}
+
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// What can go wrong.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ErrorKind {
     /// The name of a link is not one.
     #[error(transparent)]
     Name(#[from] NameError),
@@ -278,24 +323,24 @@ impl Error {
     /// seats were taken, or the link was not there yet.
     ///
     /// ```
-    /// let error = shmesh::Error::Full { link: "fronthaul".into(), len: 8 };
+    /// let error = shmesh::Error::from(shmesh::ErrorKind::Full { link: "fronthaul".into(), len: 8 });
     /// assert!(error.is_retryable());
     /// ```
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(
-            self,
-            Self::Exhausted { .. }
-                | Self::InlineExhausted { .. }
-                | Self::Full { .. }
-                | Self::Crowded { .. }
-                | Self::NotFound { .. }
-                | Self::AlreadyOwned { .. }
-                | Self::RoleTaken { .. }
+            self.kind(),
+            ErrorKind::Exhausted { .. }
+                | ErrorKind::InlineExhausted { .. }
+                | ErrorKind::Full { .. }
+                | ErrorKind::Crowded { .. }
+                | ErrorKind::NotFound { .. }
+                | ErrorKind::AlreadyOwned { .. }
+                | ErrorKind::RoleTaken { .. }
         )
     }
 
     pub(crate) fn system(link: &Arc<str>, doing: impl Into<String>, source: io::Error) -> Self {
-        Self::System { link: Arc::clone(link), doing: doing.into(), source }
+        ErrorKind::System { link: Arc::clone(link), doing: doing.into(), source }.into()
     }
 }

@@ -49,7 +49,7 @@ mod segment;
 mod sync;
 pub mod sys;
 
-pub use error::{Error, Result};
-pub use link::{Link, LinkOptions, Loan, Message, Recovered, SendError};
+pub use error::{Error, ErrorKind, Result};
+pub use link::{DEFAULT_DIR, DIR_VARIABLE, Link, LinkOptions, Loan, Message, Recovered, SendError};
 pub use participant::{MAX_SEATS, Participant, SeatIndex, SeatWord, Side};
 pub use ring::INLINE_MAX_BYTES;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use crate::config::PoolId;
 use crate::participant::{Participant, Role, SEAT_LINES, SeatIndex, Seats, Side};
-use crate::pool::hints::Recent;
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::pool::{Pool, Table};
 use crate::ring::entry::Entry;
@@ -27,17 +26,9 @@ pub(crate) struct Core {
     inline: Option<Table>,
 }
 
-/// A pool's table by its place in a handle's array of [`Recent`]s: the pools by id, then the inline cells.
+/// A table by its place in a handle's array of stocks: the pools by id, then the inline cells.
 pub(crate) const TABLES: usize = PoolId::COUNT + 1;
 pub(crate) const INLINE: usize = PoolId::COUNT;
-
-/// A DATA buffer attached to a MSG.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct DataRef {
-    pub(crate) pool: PoolId,
-    pub(crate) index: u32,
-    pub(crate) owner: DataOwner,
-}
 
 /// What a message says about itself, as the receiver copied it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -153,50 +144,9 @@ impl Core {
         Role(self.primary[0].word(0))
     }
 
-    /// Loans a MSG buffer to `seat`.
-    #[inline]
-    pub(crate) fn loan_msg(&self, seat: SeatIndex, recent: &Recent) -> Option<(u32, MsgOwner)> {
-        let next = |free| MsgOwner(free).loaned(seat).0;
-        let (index, word) = self.msg().table.claim(seat, || self.seats.used(), recent, next)?;
-        Some((index, MsgOwner(word)))
-    }
-
-    /// Loans an inline cell to `seat`.
-    pub(crate) fn loan_inline(&self, seat: SeatIndex, recent: &Recent) -> Option<(u32, MsgOwner)> {
-        let next = |free| MsgOwner(free).loaned(seat).0;
-        let (index, word) = self.inline.as_ref()?.claim(seat, || self.seats.used(), recent, next)?;
-        Some((index, MsgOwner(word)))
-    }
-
-    /// Attaches a DATA buffer to a loaned MSG. The MSG comes first and goes last, so whatever instruction a participant
-    /// dies at, a DATA buffer either belongs to a living MSG or names one that is over.
-    #[inline]
-    pub(crate) fn loan_data(
-        &self,
-        seat: SeatIndex,
-        recent: &Recent,
-        pool: PoolId,
-        cell: u32,
-        msg: MsgOwner,
-    ) -> Option<DataRef> {
-        let next = |free| DataOwner(free).attached(cell, msg).0;
-        let (index, word) = self.pool(pool)?.table.claim(seat, || self.seats.used(), recent, next)?;
-        Some(DataRef { pool, index, owner: DataOwner(word) })
-    }
-
-    /// Writes the descriptor into the cell of a loaned MSG, before it is sent.
-    #[inline]
-    pub(crate) fn describe(&self, cell: u32, d: &Descriptor, data: Option<DataRef>) {
-        let line = self.msg().table.cell(cell);
-        line.word(1).store(pack(d.msg_id, d.cell_id), Ordering::Relaxed);
-        line.word(2).store(u64::from(d.msg_len) << 32 | u64::from(d.data_len), Ordering::Relaxed);
-        let data = data.map_or(0, |data| (data.pool as u64 + 1) << 32 | u64::from(data.index));
-        line.word(3).store(data, Ordering::Relaxed);
-    }
-
     /// Copies and checks the descriptor of a received MSG.
-    #[inline]
-    pub(crate) fn read_descriptor(&self, cell: u32, owner: MsgOwner) -> Result<(Descriptor, Option<DataRef>), Wild> {
+    #[inline(always)]
+    pub(crate) fn read_descriptor(&self, cell: u32, owner: MsgOwner) -> Result<(Descriptor, Option<(PoolId, u32)>), Wild> {
         let line = self.msg().table.cell(cell);
         let (msg_id, cell_id) = unpack(line.word(1).load(Ordering::Relaxed));
         let (msg_len, data_len) = unpack(line.word(2).load(Ordering::Relaxed));
@@ -210,7 +160,7 @@ impl Core {
         Ok((Descriptor { msg_id, cell_id, msg_len, data_len }, data))
     }
 
-    fn data_ref(&self, cell: u32, owner: MsgOwner, wild: u64, data_len: u32) -> Result<DataRef, Wild> {
+    fn data_ref(&self, cell: u32, owner: MsgOwner, wild: u64, data_len: u32) -> Result<(PoolId, u32), Wild> {
         let id = u32::try_from((wild >> 32).wrapping_sub(1)).ok().and_then(PoolId::from_index);
         let id = id.filter(|&id| id != PoolId::CpuMsg).ok_or(Wild("a DATA part in a pool that cannot hold one"))?;
         let pool = self.pool(id).ok_or(Wild("a DATA part in a pool that this link does not have"))?;
@@ -223,35 +173,11 @@ impl Core {
         if data_len > pool.buf_size() {
             return Err(Wild("a DATA part longer than its buffer"));
         }
-        Ok(DataRef { pool: id, index, owner: data })
-    }
-
-    /// Ends a MSG and its DATA. `false`: it was taken away, because its holder was declared dead.
-    #[inline]
-    pub(crate) fn release(
-        &self,
-        seat: SeatIndex,
-        recents: &[Recent; TABLES],
-        cell: u32,
-        owner: MsgOwner,
-        data: Option<DataRef>,
-    ) -> bool {
-        if let Some(data) = data {
-            self.release_data(seat, recents, data);
-        }
-        self.msg().table.release(seat, &recents[PoolId::CpuMsg as usize], cell, owner.0, owner.freed().0)
-    }
-
-    #[inline]
-    fn release_data(&self, seat: SeatIndex, recents: &[Recent; TABLES], data: DataRef) {
-        if let Some(pool) = self.pool(data.pool) {
-            let (held, freed) = (data.owner.0, data.owner.freed().0);
-            pool.table.release(seat, &recents[data.pool as usize], data.index, held, freed);
-        }
+        Ok((id, index))
     }
 
     /// How the participant at `seat` takes messages off its ring.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn receiving(&self, seat: SeatIndex) -> Receiving<'_> {
         Receiving { core: self, seat }
     }
@@ -265,7 +191,7 @@ pub(crate) struct Receiving<'a> {
 }
 
 impl Receiving<'_> {
-    #[inline]
+    #[inline(always)]
     fn table(&self, entry: Entry) -> Result<&Table, Wild> {
         if entry.is_inline() {
             return self.core.inline.as_ref().ok_or(Wild("an inline cell on a link that has none"));
@@ -275,7 +201,7 @@ impl Receiving<'_> {
 }
 
 impl Owners for Receiving<'_> {
-    #[inline]
+    #[inline(always)]
     fn look(&self, entry: Entry) -> Result<Look, Wild> {
         let table = self.table(entry)?;
         let cell = table.tame(entry.wild_cell()).ok_or(Wild("an entry past the end of its pool"))?;
@@ -293,7 +219,7 @@ impl Owners for Receiving<'_> {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&self, entry: Entry, word: u64) -> bool {
         let Ok(table) = self.table(entry) else { return false };
         let borrowed = MsgOwner(word).borrowed(self.seat);
@@ -302,13 +228,13 @@ impl Owners for Receiving<'_> {
         owner.compare_exchange(word, borrowed.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_alone(&self, entry: Entry, word: u64) {
         let borrowed = MsgOwner(word).borrowed(self.seat);
         self.core.msg().table.owner(entry.wild_cell()).store(borrowed.0, Ordering::Relaxed);
     }
 
-    #[inline]
+    #[inline(always)]
     fn ahead(&self, entry: Entry) {
         let Ok(table) = self.table(entry) else { return };
         if let Some(cell) = table.tame(entry.wild_cell()) {
@@ -370,7 +296,7 @@ impl Core {
             .collect();
         // After the owner words: the dead one sends nothing any more, so what is in neither ring now was not sent, or was
         // received, and then its owner word has changed and our exchange fails.
-        let queued: std::collections::HashSet<(u32, u64)> = self
+        let queued: std::collections::BTreeSet<(u32, u64)> = self
             .rings
             .iter()
             .flat_map(Ring::queued)

@@ -19,7 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Shared;
 use crate::config::{Backing, PoolId};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::participant::Side;
 use crate::segment::header::LAYOUT_VERSION;
 use crate::segment::store::Store;
@@ -81,7 +81,7 @@ impl Holder {
     /// Asks the holder of a link. `None`: there is none just now. The connection stays open as a sign of life.
     pub(super) fn ask(store: &Store) -> Result<Option<(Offer, OwnedFd)>> {
         let path = socket_path(store);
-        let holder = |what| Error::Holder { link: Arc::clone(&store.link), path: path.clone(), what };
+        let holder = |what| Error::from(ErrorKind::Holder { link: Arc::clone(&store.link), path: path.clone(), what });
         let connection = match socket::connect_to(&path) {
             Ok(connection) => connection,
             Err(error) => {
@@ -111,12 +111,12 @@ impl Holder {
         };
         let version = u16::from_le_bytes([low, high]);
         if version != LAYOUT_VERSION {
-            return Err(Error::Version {
+            return Err(Error::from(ErrorKind::Version {
                 link: Arc::clone(&store.link),
                 what: path.display().to_string(),
                 found: version,
                 ours: LAYOUT_VERSION,
-            });
+            }));
         }
         if fds.len() != usize::from(doorbells != 0) * 2 + usize::from(segments) {
             return Err(holder("sent other descriptors than it announced"));

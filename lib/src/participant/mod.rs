@@ -116,6 +116,11 @@ impl SeatWord {
         Self(self.epoch() << EPOCH_SHIFT)
     }
 
+    #[inline]
+    pub(crate) fn is(self, word: u64) -> bool {
+        self.0 == word
+    }
+
     /// Whether somebody sits here (alive or not).
     #[must_use]
     pub fn is_live(self) -> bool {
@@ -241,10 +246,9 @@ impl Seats {
         usize::try_from(self.lines[MAX_SEATS].word(0).load(Ordering::Relaxed)).unwrap_or(MAX_SEATS).min(MAX_SEATS)
     }
 
-    /// Whether `participant` still sits there and was not evicted.
-    #[inline]
-    pub(crate) fn is_current(&self, participant: &Participant) -> bool {
-        self.word(participant.seat).load(Ordering::Relaxed) == participant.word.0
+    /// The line of a seat, for its holder to look at.
+    pub(crate) fn line(&self, seat: SeatIndex) -> Lines {
+        self.lines.slice(seat.as_usize(), 1)
     }
 
     /// Whether the seat still belongs to `participant`, evicted or not. Recovery asks this between reading an owner word

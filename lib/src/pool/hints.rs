@@ -65,6 +65,39 @@ impl Recent {
     }
 }
 
+/// The bitmap of one seat, in the hands of its holder.
+#[derive(Debug)]
+pub(crate) struct Bitmap(Lines);
+
+impl Bitmap {
+    /// Says that `index` is free.
+    #[inline]
+    pub(crate) fn set(&self, index: u32) {
+        let (word, bit) = self.at(index);
+        // No locked instruction: only this seat sets bits here, and a bit that a thief cleared meanwhile comes back as a
+        // stale hint, which costs whoever follows it one retry.
+        word.store(word.load(Ordering::Relaxed) | bit, Ordering::Relaxed);
+    }
+
+    /// Takes the hint for `index` out; `false` when it was not there.
+    #[inline]
+    pub(crate) fn take(&self, index: u32) -> bool {
+        let (word, bit) = self.at(index);
+        let bits = word.load(Ordering::Relaxed);
+        if bits & bit == 0 {
+            return false;
+        }
+        word.store(bits & !bit, Ordering::Relaxed);
+        true
+    }
+
+    #[inline]
+    fn at(&self, index: u32) -> (&AtomicU64, u64) {
+        let i = index as usize / 64;
+        (self.0[i / WORDS_PER_LINE].word(i % WORDS_PER_LINE), 1 << (index % 64))
+    }
+}
+
 /// The bitmaps of one pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Hints {
@@ -97,31 +130,9 @@ impl Hints {
         }
     }
 
-    /// Says that `index` is free. Only the participant at `seat` may call this.
-    #[inline]
-    pub(crate) fn set(&self, seat: SeatIndex, index: u32) {
-        let (word, bit) = self.at(seat, index);
-        // No locked instruction: only this seat sets bits here, and a bit that a thief cleared meanwhile comes back as a
-        // stale hint, which costs whoever follows it one retry.
-        word.store(word.load(Ordering::Relaxed) | bit, Ordering::Relaxed);
-    }
-
-    /// Takes the hint for `index` out of the own bitmap; `false` when it was not there.
-    #[inline]
-    pub(crate) fn take(&self, seat: SeatIndex, index: u32) -> bool {
-        let (word, bit) = self.at(seat, index);
-        let bits = word.load(Ordering::Relaxed);
-        if bits & bit == 0 {
-            return false;
-        }
-        word.store(bits & !bit, Ordering::Relaxed);
-        true
-    }
-
-    #[inline]
-    fn at(&self, seat: SeatIndex, index: u32) -> (&AtomicU64, u64) {
-        let index = index as usize;
-        (self.word(seat.as_usize(), index / 64), 1 << (index % 64))
+    /// The bitmap of `seat`, for its holder.
+    pub(crate) fn of(&self, seat: SeatIndex) -> Bitmap {
+        Bitmap(self.lines.slice(seat.as_usize() * self.per_bitmap, self.per_bitmap))
     }
 
     /// Moves hints into the own bitmap and into `recent`: out of the own bitmap first, then from the other seats below

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | [`owner`] | the word that says who holds a buffer: the truth |
 //! | [`hints`] | where free buffers probably are |
-//! | `mod.rs` | [`Table`] puts the two together; [`Pool`] adds the bytes |
+//! | `mod.rs` | [`Table`] puts the two together; [`Pool`] adds the bytes; [`Stock`] is a handle's view of a table |
 
 pub(crate) mod hints;
-pub mod owner;
+pub(crate) mod owner;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::participant::SeatIndex;
 use crate::segment::{Lines, Memory, prefetch_exclusive};
 use crate::sync::{AtomicU64, LINE_BYTES, Line, Ordering};
-use hints::{Hints, Recent};
+use hints::{Bitmap, Hints, Recent};
 
 /// The owner words of a pool, one cell (line) each, and the hints that find the free ones.
 ///
@@ -65,29 +65,66 @@ impl Table {
         ((wild as usize) < self.cells.len()).then_some(wild)
     }
 
-    /// Takes a free buffer for `seat`: the one it released last, if any. `next` makes the new owner word of the free one.
+    /// As [`Stock::release`], on behalf of a dead holder.
+    pub(crate) fn reclaim(&self, me: SeatIndex, index: u32, held: u64, freed: u64) -> bool {
+        // AcqRel: passes on what the dead holder had released before, to whoever claims the buffer next.
+        let won = self.owner(index).compare_exchange(held, freed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if won {
+            self.hints.of(me).set(index);
+        }
+        won
+    }
+
+    /// Gives every free buffer that no bitmap names back to `seat`: a process died between freeing and saying so.
+    /// Returns how many.
+    pub(crate) fn readmit_unknown(&self, seat: SeatIndex) -> u32 {
+        let mut readmitted = 0;
+        for i in 0..self.hints.word_count() {
+            let mut rest = self.hints.unknown(i);
+            while rest != 0 {
+                let index = u32::try_from(i * 64).unwrap_or(u32::MAX) + rest.trailing_zeros();
+                rest &= rest - 1;
+                if owner::is_free(self.owner(index).load(Ordering::Relaxed)) {
+                    self.hints.of(seat).set(index);
+                    readmitted += 1;
+                }
+            }
+        }
+        readmitted
+    }
+}
+
+/// A table in the hands of one handle: with the handle's own bitmap, and the buffers it released last.
+#[derive(Debug)]
+pub(crate) struct Stock {
+    pub(crate) table: Table,
+    seat: SeatIndex,
+    own: Bitmap,
+    recent: Recent,
+}
+
+impl Stock {
+    pub(crate) fn new(table: &Table, seat: SeatIndex) -> Self {
+        Self { table: table.clone(), seat, own: table.hints.of(seat), recent: Recent::new() }
+    }
+
+    /// Takes a free buffer: the one released last, if any. `next` makes its new owner word of the free one.
     ///
     /// `None` means that no free buffer is known. A buffer that another thread is releasing at this moment may be missed.
-    #[inline]
-    pub(crate) fn claim(
-        &self,
-        seat: SeatIndex,
-        seats_used: impl Fn() -> usize,
-        recent: &Recent,
-        next: impl Fn(u64) -> u64,
-    ) -> Option<(u32, u64)> {
+    #[inline(always)]
+    pub(crate) fn claim(&self, seats_used: impl Fn() -> usize, next: impl Fn(u64) -> u64) -> Option<(u32, u64)> {
         // Each round takes one hint out of the own bitmap, so honest peers end this long before the bound does.
-        for _ in 0..2 * self.len() + 2 {
-            let Some(index) = recent.pop() else {
-                if self.refill(seat, seats_used(), recent) == 0 {
+        for _ in 0..2 * self.table.len() + 2 {
+            let Some(index) = self.recent.pop() else {
+                if self.refill(seats_used()) == 0 {
                     return None;
                 }
                 continue;
             };
-            if self.tame(index).is_none() || !self.hints.take(seat, index) {
+            if !self.own.take(index) {
                 continue;
             }
-            let owner = self.owner(index);
+            let owner = self.table.owner(index);
             let word = owner.load(Ordering::Relaxed);
             if !owner::is_free(word) {
                 continue;
@@ -103,53 +140,22 @@ impl Table {
 
     #[cold]
     #[inline(never)]
-    fn refill(&self, seat: SeatIndex, seats_used: usize, recent: &Recent) -> u32 {
-        self.hints.refill(seat, seats_used, recent, |index| {
-            if let Some(index) = self.tame(index) {
-                prefetch_exclusive(self.cell(index));
-            }
-        })
+    fn refill(&self, seats_used: usize) -> u32 {
+        self.table.hints.refill(self.seat, seats_used, &self.recent, |index| prefetch_exclusive(self.table.cell(index)))
     }
 
     /// Ends the incarnation `held`. `false`: it was over already, because its holder was declared dead.
-    #[inline]
-    pub(crate) fn release(&self, seat: SeatIndex, recent: &Recent, index: u32, held: u64, freed: u64) -> bool {
+    #[inline(always)]
+    pub(crate) fn release(&self, index: u32, held: u64, freed: u64) -> bool {
+        let owner = self.table.owner(index);
         // Release pairs with the Acquire of `claim`: our reads and writes of the bytes come before the next holder's.
-        let won = self.owner(index).compare_exchange(held, freed, Ordering::Release, Ordering::Relaxed).is_ok();
+        let won = owner.compare_exchange(held, freed, Ordering::Release, Ordering::Relaxed).is_ok();
         if won {
             // After the owner word: a hint that comes first could be followed, found wrong and dropped for good.
-            self.hints.set(seat, index);
-            recent.push(index);
+            self.own.set(index);
+            self.recent.push(index);
         }
         won
-    }
-
-    /// As `release`, on behalf of a dead holder.
-    pub(crate) fn reclaim(&self, me: SeatIndex, index: u32, held: u64, freed: u64) -> bool {
-        // AcqRel: passes on what the dead holder had released before, to whoever claims the buffer next.
-        let won = self.owner(index).compare_exchange(held, freed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if won {
-            self.hints.set(me, index);
-        }
-        won
-    }
-
-    /// Gives every free buffer that no bitmap names back to `seat`: a process died between freeing and saying so.
-    /// Returns how many.
-    pub(crate) fn readmit_unknown(&self, seat: SeatIndex) -> u32 {
-        let mut readmitted = 0;
-        for i in 0..self.hints.word_count() {
-            let mut rest = self.hints.unknown(i);
-            while rest != 0 {
-                let index = u32::try_from(i * 64).unwrap_or(u32::MAX) + rest.trailing_zeros();
-                rest &= rest - 1;
-                if owner::is_free(self.owner(index).load(Ordering::Relaxed)) {
-                    self.hints.set(seat, index);
-                    readmitted += 1;
-                }
-            }
-        }
-        readmitted
     }
 }
 

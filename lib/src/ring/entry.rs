@@ -62,10 +62,10 @@ impl Entry {
 
     /// Bytes of an inline message; `None` when no sender of ours writes that.
     #[inline]
-    pub(crate) fn inline_len(self) -> Option<usize> {
+    pub(crate) fn inline_len(self) -> Option<u32> {
         #[expect(clippy::cast_possible_truncation, reason = "6 bits")]
-        let len = low(self.0 >> LENGTH_SHIFT, 6) as usize;
-        (len <= INLINE_MAX_BYTES).then_some(len)
+        let len = low(self.0 >> LENGTH_SHIFT, 6) as u32;
+        (len as usize <= INLINE_MAX_BYTES).then_some(len)
     }
 
     /// Whether the entry names this incarnation of its cell, as far as its bits go.

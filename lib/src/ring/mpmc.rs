@@ -48,7 +48,7 @@ impl Mpmc {
     }
 
     /// Sends one message.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&self, entry: Entry) -> Result<(), PushError> {
         let (head, tail) = (self.words.control(HEAD), self.words.control(TAIL));
         for _ in 0..ROUNDS_MAX {
@@ -81,70 +81,98 @@ impl Mpmc {
         Err(PushError::Wild(Wild("a ring whose slots never settle")))
     }
 
-    /// Takes up to `max` messages, giving each to `each` with its owner word, and moves `head` once.
-    #[inline]
-    pub(crate) fn pop(
+    /// Takes one message: its entry and its owner word.
+    #[inline(always)]
+    pub(crate) fn pop(&self, owners: &impl Owners) -> Result<Option<(Entry, u64)>, Wild> {
+        let start = self.words.control(HEAD).load(Ordering::Acquire);
+        let mut position = start;
+        let taken = self.take(&mut position, owners);
+        if position != start {
+            self.pass(position);
+        }
+        taken
+    }
+
+    /// Takes up to `max` messages, giving each to `each`, and moves `head` once. Returns how many.
+    #[inline(always)]
+    pub(crate) fn pop_batch(
         &self,
         owners: &impl Owners,
         max: usize,
         mut each: impl FnMut(Entry, u64),
     ) -> Result<usize, Wild> {
-        let head = self.words.control(HEAD);
-        let mut position = head.load(Ordering::Acquire);
+        let start = self.words.control(HEAD).load(Ordering::Acquire);
+        let mut position = start;
         let mut taken = 0;
-        let mut rounds = 0;
         let mut wild = None;
-        while taken < max {
-            rounds += 1;
-            if rounds > ROUNDS_MAX {
-                wild = Some(Wild("a ring whose slots never settle"));
-                break;
+        while taken < max && wild.is_none() {
+            let before = position;
+            match self.take(&mut position, owners) {
+                Ok(Some((entry, word))) => {
+                    each(entry, word);
+                    taken += 1;
+                }
+                Ok(None) => break,
+                Err(found) => {
+                    wild = Some(found);
+                    // What was taken comes first; the next call reports, and passes, what is wrong.
+                    position = if taken > 0 { before } else { position };
+                }
             }
+        }
+        if position != start {
+            self.pass(position);
+        }
+        match wild {
+            Some(wild) if taken == 0 => Err(wild),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Makes the first message at or after `position` ours, and moves `position` behind it. The caller moves `head`.
+    #[inline(always)]
+    fn take(&self, position: &mut u64, owners: &impl Owners) -> Result<Option<(Entry, u64)>, Wild> {
+        let head = self.words.control(HEAD);
+        for _ in 0..ROUNDS_MAX {
+            let at = *position;
             // PUBLISH
-            let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
-            let here = self.words.lap(position);
+            let (lap, entry) = Entry::split(self.slot(at).load(Ordering::Acquire));
+            let here = self.words.lap(at);
             if lap.wrapping_add(1) == here {
-                break;
+                return Ok(None);
             }
             let look = if lap == here { owners.look(entry) } else { Ok(Look::Gone) };
             // After the owner word was read: if nobody has passed this slot yet, the word is of this turn.
             let passed = head.load(Ordering::Acquire);
-            if passed.wrapping_sub(position).cast_signed() > 0 {
-                position = passed;
+            if passed.wrapping_sub(at).cast_signed() > 0 {
+                *position = passed;
                 continue;
             }
             if lap != here {
                 spin();
                 continue;
             }
+            let after = at.wrapping_add(1);
             match look {
                 Ok(Look::Here(word)) => {
-                    let next = self.slot(position.wrapping_add(1)).load(Ordering::Relaxed);
-                    if Entry::split(next).0 == self.words.lap(position.wrapping_add(1)) {
-                        owners.ahead(Entry::split(next).1);
+                    let (next_lap, next) = Entry::split(self.slot(after).load(Ordering::Relaxed));
+                    if next_lap == self.words.lap(after) {
+                        owners.ahead(next);
                     }
-                    if !owners.take(entry, word) {
-                        // Somebody took it, or declared its sender dead: look again, and pass it.
-                        continue;
+                    if owners.take(entry, word) {
+                        *position = after;
+                        return Ok(Some((entry, word)));
                     }
-                    each(entry, word);
-                    taken += 1;
+                    // Somebody took it, or declared its sender dead: look again, and pass it.
                 }
-                Ok(Look::Gone) => {}
-                Err(found) => {
-                    wild = Some(found);
-                    // Passed when it is reported, so that it is reported once.
-                    position = position.wrapping_add(u64::from(taken == 0));
-                    break;
+                Ok(Look::Gone) => *position = after,
+                Err(wild) => {
+                    *position = after;
+                    return Err(wild);
                 }
             }
-            position = position.wrapping_add(1);
         }
-        self.pass(position);
-        match wild {
-            Some(wild) if taken == 0 => Err(wild),
-            _ => Ok(taken),
-        }
+        Err(Wild("a ring whose slots never settle"))
     }
 
     /// Moves `head` to `position`: everything before it was taken, by us or by somebody else.

@@ -37,15 +37,6 @@ pub(crate) struct Consumer {
     head: Cell<u64>,
 }
 
-/// A message taken off the ring.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Popped {
-    /// Its buffer is now ours; the owner word says so.
-    Pooled(Entry, u64),
-    /// It was in the slot.
-    Inline(Entry, InlineWords),
-}
-
 impl Spsc {
     pub(super) fn new(words: Words) -> Self {
         Self { words }
@@ -74,7 +65,7 @@ impl Spsc {
     }
 
     /// Sends one message.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&self, me: &Producer, entry: Entry, inline: Option<&InlineWords>) -> Result<(), Full> {
         let tail = me.tail.get();
         if tail.wrapping_sub(me.head.get()) >= self.words.capacity() {
@@ -96,67 +87,82 @@ impl Spsc {
         Ok(())
     }
 
-    /// Takes up to `max` messages, giving each to `each`, and moves `head` once.
-    #[inline]
-    pub(crate) fn pop(
+    /// Takes one message: its entry, its owner word (if it has a buffer) and its slot.
+    #[inline(always)]
+    pub(crate) fn pop(&self, me: &Consumer, owners: &impl Owners) -> Result<Option<(Entry, u64, &Line)>, Wild> {
+        let head = me.head.get();
+        let taken = self.take(head, owners);
+        if !matches!(taken, Ok(None)) {
+            // What is wrong is passed too: it is reported once.
+            self.consume(me, head.wrapping_add(1));
+        }
+        taken
+    }
+
+    /// Takes up to `max` messages, giving each to `each`, and moves `head` once. Returns how many.
+    #[inline(always)]
+    pub(crate) fn pop_batch(
         &self,
         me: &Consumer,
         owners: &impl Owners,
         max: usize,
-        mut each: impl FnMut(Popped),
+        mut each: impl FnMut(Entry, u64, &Line),
     ) -> Result<usize, Wild> {
         let start = me.head.get();
-        let mut head = start;
-        let mut taken = 0;
-        let mut wild = None;
-        while taken < max && wild.is_none() {
-            let slot = self.slot(head);
-            // PUBLISH
-            let (lap, entry) = Entry::split(slot.word(0).load(Ordering::Acquire));
-            if lap != self.words.lap(head) {
-                if lap.wrapping_add(1) != self.words.lap(head) {
-                    wild = Some(Wild("a slot of a lap that was never reached"));
+        for taken in 0..max {
+            let head = start.wrapping_add(taken as u64);
+            match self.take(head, owners) {
+                Ok(Some((entry, word, slot))) => each(entry, word, slot),
+                // What was taken comes first; the next call reports what is wrong.
+                Ok(None) | Err(_) if taken > 0 => {
+                    self.consume(me, head);
+                    return Ok(taken);
                 }
-                break;
-            }
-            let after = head.wrapping_add(1);
-            if entry.is_inline() {
-                each(Popped::Inline(entry, core::array::from_fn(|i| slot.word(i + 1).load(Ordering::Relaxed))));
-                (head, taken) = (after, taken + 1);
-                continue;
-            }
-            let (next_lap, next) = Entry::split(self.slot(after).word(0).load(Ordering::Relaxed));
-            if next_lap == self.words.lap(after) {
-                owners.ahead(next);
-            }
-            match owners.look(entry) {
-                Ok(Look::Here(word)) => {
-                    // Before `head` moves: recovery must find every message either in the ring or in our hands.
-                    owners.take_alone(entry, word);
-                    each(Popped::Pooled(entry, word));
-                    (head, taken) = (after, taken + 1);
+                Ok(None) => return Ok(0),
+                Err(wild) => {
+                    self.consume(me, head.wrapping_add(1));
+                    return Err(wild);
                 }
-                Ok(Look::Gone) => wild = Some(Wild("an entry whose buffer belongs to nobody on this ring")),
-                Err(found) => wild = Some(found),
             }
         }
-        if wild.is_some() && taken == 0 && self.has_new(head) {
-            // Passed when it is reported, so that it is reported once.
-            head = head.wrapping_add(1);
+        self.consume(me, start.wrapping_add(max as u64));
+        Ok(max)
+    }
+
+    /// Makes the message at `head` ours. `head` must move before the next one is taken, or at the end of a batch.
+    #[inline(always)]
+    fn take(&self, head: u64, owners: &impl Owners) -> Result<Option<(Entry, u64, &Line)>, Wild> {
+        let slot = self.slot(head);
+        // PUBLISH
+        let (lap, entry) = Entry::split(slot.word(0).load(Ordering::Acquire));
+        if lap != self.words.lap(head) {
+            if lap.wrapping_add(1) != self.words.lap(head) {
+                return Err(Wild("a slot of a lap that was never reached"));
+            }
+            return Ok(None);
         }
-        if head != start {
-            me.head.set(head);
-            // CONSUME
-            self.words.control(HEAD).store(head, Ordering::Release);
+        if entry.is_inline() {
+            return Ok(Some((entry, 0, slot)));
         }
-        match wild {
-            Some(wild) if taken == 0 => Err(wild),
-            // What was taken comes first; the next call reports the rest.
-            _ => Ok(taken),
+        let after = head.wrapping_add(1);
+        let (next_lap, next) = Entry::split(self.slot(after).word(0).load(Ordering::Relaxed));
+        if next_lap == self.words.lap(after) {
+            owners.ahead(next);
+        }
+        match owners.look(entry)? {
+            Look::Here(word) => {
+                // Before `head` moves: recovery must find every message either in the ring or in our hands.
+                owners.take_alone(entry, word);
+                Ok(Some((entry, word, slot)))
+            }
+            Look::Gone => Err(Wild("an entry whose buffer belongs to nobody on this ring")),
         }
     }
 
-    fn has_new(&self, position: u64) -> bool {
-        Entry::split(self.slot(position).word(0).load(Ordering::Relaxed)).0 == self.words.lap(position)
+    #[inline(always)]
+    fn consume(&self, me: &Consumer, head: u64) {
+        me.head.set(head);
+        // CONSUME
+        self.words.control(HEAD).store(head, Ordering::Release);
     }
 }

@@ -106,10 +106,10 @@ impl Lines {
         Self { first: memory.base, count, memory }
     }
 
-    /// The memory this window lies in.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<Memory> {
-        &self.memory
+    /// A window inside this one, which must be large enough.
+    pub(crate) fn slice(&self, start: usize, count: usize) -> Self {
+        let first = NonNull::from(&self[start..][..count]).cast::<Line>();
+        Self { first, count, memory: Arc::clone(&self.memory) }
     }
 }
 

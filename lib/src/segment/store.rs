@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::header::{Header, LAYOUT_VERSION, Unusable};
 use super::lines::Memory;
 use crate::config::{Backing, HugePages, LinkConfig, PoolId};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::sys::file;
 
 /// Name of a segment's file: as the seed has them, `<link>_shm` and `<link>_<pool>`.
@@ -68,13 +68,13 @@ impl Store {
         let made = made.map_err(|source| self.refused(&name, source))?;
         made.set_len(bytes).map_err(|source| self.refused(&name, source))?;
         file::reserve(&made, bytes).map_err(|source| match source.raw_os_error() {
-            Some(libc::ENOSPC | libc::ENOMEM | libc::EFBIG) => Error::NoSpace {
+            Some(libc::ENOSPC | libc::ENOMEM | libc::EFBIG) => Error::from(ErrorKind::NoSpace {
                 link: Arc::clone(&self.link),
                 what: name.clone(),
                 needed: bytes,
                 free: file::free_bytes(&self.dir).unwrap_or(0),
                 dir: self.dir.clone(),
-            },
+            }),
             _ => self.refused(&name, source),
         })?;
         if self.backing == Backing::Memfd {
@@ -108,7 +108,7 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             // A link, a directory, a socket: whatever it is, we did not put it there.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
-                Err(Error::NotOurs { link: Arc::clone(&self.link), what: path.display().to_string() })
+                Err(Error::from(ErrorKind::NotOurs { link: Arc::clone(&self.link), what: path.display().to_string() }))
             }
             Err(error) => Err(self.refused(&path.display().to_string(), error)),
         }
@@ -120,13 +120,13 @@ impl Store {
         let metadata = file.metadata().map_err(|source| self.refused(&what, source))?;
         let found = metadata.len();
         if !metadata.is_file() || found < 4096 {
-            return Err(Error::NotOurs { link, what });
+            return Err(Error::from(ErrorKind::NotOurs { link, what }));
         }
         // Costs nothing where pages exist; a sparse file on a full tmpfs would be a bus error later.
         file::reserve(&file, found).map_err(|source| self.refused(&what, source))?;
         let memory = self.map(&file, &what, found)?;
         let Some(lines) = memory.window(0, super::layout::HEADER_LINES) else {
-            return Err(Error::NotOurs { link, what });
+            return Err(Error::from(ErrorKind::NotOurs { link, what }));
         };
         let header = match Header::read(&lines, found) {
             Err(Unusable::Size { expected }) if self.rounded(expected) == found && expected != found => {
@@ -135,24 +135,24 @@ impl Store {
             read => read,
         };
         let header = header.map_err(|unusable| match unusable {
-            Unusable::NotOurs => Error::NotOurs { link: Arc::clone(&link), what: what.clone() },
-            Unusable::Version(version) => Error::Version {
+            Unusable::NotOurs => Error::from(ErrorKind::NotOurs { link: Arc::clone(&link), what: what.clone() }),
+            Unusable::Version(version) => Error::from(ErrorKind::Version {
                 link: Arc::clone(&link),
                 what: what.clone(),
                 found: version,
                 ours: LAYOUT_VERSION,
-            },
-            Unusable::Damaged => Error::Damaged {
+            }),
+            Unusable::Damaged => Error::from(ErrorKind::Damaged {
                 link: Arc::clone(&link),
                 what: what.clone(),
                 why: "its header contradicts itself",
-            },
+            }),
             Unusable::Size { expected } => {
-                Error::Truncated { link: Arc::clone(&link), what: what.clone(), found, expected }
+                Error::from(ErrorKind::Truncated { link: Arc::clone(&link), what: what.clone(), found, expected })
             }
         })?;
         if header.pool != pool {
-            return Err(Error::Damaged { link, what, why: "it holds another segment" });
+            return Err(Error::from(ErrorKind::Damaged { link, what, why: "it holds another segment" }));
         }
         Ok(Segment { memory, header, file })
     }
@@ -174,9 +174,9 @@ impl Store {
     pub(crate) fn refused(&self, what: &str, source: io::Error) -> Error {
         let link = Arc::clone(&self.link);
         match source.raw_os_error() {
-            Some(libc::EACCES | libc::EPERM) => Error::Permission { link, what: what.to_owned(), source },
-            Some(libc::ENOENT) => Error::NotFound { link, dir: self.dir.clone() },
-            _ => Error::System { link, doing: format!("use {what}"), source },
+            Some(libc::EACCES | libc::EPERM) => Error::from(ErrorKind::Permission { link, what: what.to_owned(), source }),
+            Some(libc::ENOENT) => Error::from(ErrorKind::NotFound { link, dir: self.dir.clone() }),
+            _ => Error::from(ErrorKind::System { link, doing: format!("use {what}"), source }),
         }
     }
 }

@@ -1,0 +1,169 @@
+//! The desk: what one participant works with. The tables of the link, seen from its seat.
+//!
+//! Everything that the hot path touches is one step away from here. Like [`Core`], a desk knows nothing of files or bytes
+//! of payload.
+
+use std::cell::OnceCell;
+
+use super::core::{Core, Descriptor, INLINE, Receiving, TABLES, pack};
+use crate::config::PoolId;
+use crate::participant::{Participant, Role, Side};
+use crate::pool::{Pool, Stock};
+use crate::pool::owner::{DataOwner, MsgOwner};
+use crate::ring::{CONSUMER_ROLE, PRODUCER_ROLE, Ring, spsc};
+use crate::segment::Lines;
+use crate::sync::Ordering;
+
+/// A participant at its seat.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) core: Core,
+    pub(crate) me: Participant,
+    seat_line: Lines,
+    pub(crate) outgoing: Ring,
+    pub(crate) incoming: Ring,
+    msg: Stock,
+    msg_pool: Pool,
+    stocks: [Option<Stock>; TABLES],
+    producer: OnceCell<spsc::Producer>,
+    consumer: OnceCell<spsc::Consumer>,
+}
+
+impl Desk {
+    pub(crate) fn new(core: &Core, me: Participant) -> Self {
+        let side = me.word.side();
+        let stock = |place: usize| core.table(place).map(|table| Stock::new(table, me.seat));
+        Self {
+            seat_line: core.seats.line(me.seat),
+            outgoing: core.outgoing(side).clone(),
+            incoming: core.incoming(side).clone(),
+            msg: Stock::new(&core.msg().table, me.seat),
+            msg_pool: core.msg().clone(),
+            stocks: std::array::from_fn(|place| if place == PoolId::CpuMsg as usize { None } else { stock(place) }),
+            producer: OnceCell::new(),
+            consumer: OnceCell::new(),
+            core: core.clone(),
+            me,
+        }
+    }
+
+    /// The MSG pool.
+    #[inline]
+    pub(crate) fn msg_pool(&self) -> &Pool {
+        &self.msg_pool
+    }
+
+    /// Whether this participant still has its seat and was not evicted.
+    #[inline(always)]
+    pub(crate) fn is_current(&self) -> bool {
+        self.me.word.is(self.seat_line[0].word(0).load(Ordering::Relaxed))
+    }
+
+    /// Loans a MSG buffer.
+    #[inline(always)]
+    pub(crate) fn loan_msg(&self) -> Option<(u32, MsgOwner)> {
+        let next = |free| MsgOwner(free).loaned(self.me.seat).0;
+        let (index, word) = self.msg.claim(|| self.core.seats.used(), next)?;
+        Some((index, MsgOwner(word)))
+    }
+
+    /// Loans an inline cell.
+    pub(crate) fn loan_inline(&self) -> Option<(u32, MsgOwner)> {
+        let next = |free| MsgOwner(free).loaned(self.me.seat).0;
+        let (index, word) = self.stocks[INLINE].as_ref()?.claim(|| self.core.seats.used(), next)?;
+        Some((index, MsgOwner(word)))
+    }
+
+    /// Attaches a DATA buffer to a loaned MSG. The MSG comes first and goes last, so whatever instruction a participant
+    /// dies at, a DATA buffer either belongs to a living MSG or names one that is over.
+    #[inline]
+    pub(crate) fn loan_data(&self, pool: PoolId, cell: u32, msg: MsgOwner) -> Option<u32> {
+        let next = |free| DataOwner(free).attached(cell, msg).0;
+        let (index, _) = self.stocks[pool as usize].as_ref()?.claim(|| self.core.seats.used(), next)?;
+        Some(index)
+    }
+
+    /// Writes the descriptor into the cell of a loaned MSG, before it is sent.
+    #[inline(always)]
+    pub(crate) fn describe(&self, cell: u32, d: &Descriptor, data: Option<(PoolId, u32)>) {
+        let line = self.msg.table.cell(cell);
+        line.word(1).store(pack(d.msg_id, d.cell_id), Ordering::Relaxed);
+        line.word(2).store(u64::from(d.msg_len) << 32 | u64::from(d.data_len), Ordering::Relaxed);
+        let data = data.map_or(0, |(pool, index)| (pool as u64 + 1) << 32 | u64::from(index));
+        line.word(3).store(data, Ordering::Relaxed);
+    }
+
+    /// Ends a MSG and its DATA. `false`: it was taken away, because its holder was declared dead.
+    #[inline(always)]
+    pub(crate) fn release(&self, cell: u32, owner: MsgOwner, data: Option<(PoolId, u32)>) -> bool {
+        if let Some((pool, index)) = data
+            && let Some(stock) = &self.stocks[pool as usize]
+        {
+            // If it is no longer ours, then neither is the MSG.
+            let held = DataOwner(stock.table.owner(index).load(Ordering::Relaxed));
+            if held.belongs_to(cell, owner) {
+                stock.release(index, held.0, held.freed().0);
+            }
+        }
+        self.msg.release(cell, owner.0, owner.freed().0)
+    }
+
+    /// Ends the use of an inline cell.
+    pub(crate) fn release_inline(&self, cell: u32, owner: MsgOwner) {
+        if let Some(stock) = &self.stocks[INLINE] {
+            stock.release(cell, owner.0, owner.freed().0);
+        }
+    }
+
+    /// How this participant takes messages off its ring.
+    #[inline(always)]
+    pub(crate) fn receiving(&self) -> Receiving<'_> {
+        self.core.receiving(self.me.seat)
+    }
+
+    /// This participant's state as producer of a ring with one; takes the role at the first use. `Err`: somebody has it.
+    #[inline(always)]
+    pub(crate) fn producer(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer, Participant> {
+        match self.producer.get() {
+            Some(producer) => Ok(producer),
+            None => {
+                self.claim(&self.outgoing, PRODUCER_ROLE)?;
+                Ok(self.producer.get_or_init(|| ring.resume_producer()))
+            }
+        }
+    }
+
+    /// As `producer`, for the consumer.
+    #[inline(always)]
+    pub(crate) fn consumer(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer, Participant> {
+        match self.consumer.get() {
+            Some(consumer) => Ok(consumer),
+            None => {
+                self.claim(&self.incoming, CONSUMER_ROLE)?;
+                Ok(self.consumer.get_or_init(|| ring.resume_consumer()))
+            }
+        }
+    }
+
+    #[cold]
+    fn claim(&self, ring: &Ring, line: usize) -> Result<(), Participant> {
+        Role(ring.words().control(line)).claim(&self.me, &self.core.seats)
+    }
+
+    /// Leaves: gives up roles, takes back what was loaned and not sent or received and not released, and the seat.
+    pub(crate) fn leave(&self) {
+        for ring in self.core.rings() {
+            Role(ring.words().control(PRODUCER_ROLE)).release(&self.me);
+            Role(ring.words().control(CONSUMER_ROLE)).release(&self.me);
+        }
+        self.core.primary_role().release(&self.me);
+        // Also what was forgotten: a loan that was leaked must not outlive its participant.
+        if self.is_current() {
+            self.core.reclaim(&self.me, self.me.seat, false);
+        }
+    }
+
+    pub(crate) fn side(&self) -> Side {
+        self.me.word.side()
+    }
+}
