@@ -12,8 +12,8 @@ use crate::pool::{Pool, Table};
 use crate::ring::entry::Entry;
 use crate::ring::{CONTROL_LINES, Look, Owners, Ring, Wild};
 use crate::segment::layout::{LinkLayout, PoolLayout, Shape};
-use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_shared_at};
-use crate::sync::Ordering;
+use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
+use crate::sync::{Line, Ordering};
 
 /// All tables of a link.
 #[derive(Clone, Debug)]
@@ -37,6 +37,58 @@ pub(crate) struct Descriptor {
     pub(crate) cell_id: i32,
     pub(crate) msg_len: u32,
     pub(crate) data_len: u32,
+}
+
+/// The descriptor of a MSG, in its cell: words 1 to 3, written where the receiver reads them.
+///
+/// A loan that carried its descriptor with it would be copied each time it is moved. Only the holder of the MSG writes here,
+/// so plain loads and stores of a word will do.
+#[derive(Debug)]
+pub(crate) struct Cell<'a>(pub(crate) &'a Line);
+
+const IDS: usize = 1;
+const LENGTHS: usize = 2;
+const DATA: usize = 3;
+
+impl Cell<'_> {
+    #[inline(always)]
+    pub(crate) fn clear(&self) {
+        for word in [IDS, LENGTHS, DATA] {
+            self.0.word(word).store(0, Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    fn set_half(&self, word: usize, shift: u32, half: u32) {
+        let word = self.0.word(word);
+        let other = word.load(Ordering::Relaxed) & !(u64::from(u32::MAX) << shift);
+        word.store(other | u64::from(half) << shift, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_msg_id(&self, id: i32) {
+        self.set_half(IDS, 32, id.cast_unsigned());
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_cell_id(&self, id: i32) {
+        self.set_half(IDS, 0, id.cast_unsigned());
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_msg_len(&self, len: u32) {
+        self.set_half(LENGTHS, 32, len);
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_data_len(&self, len: u32) {
+        self.set_half(LENGTHS, 0, len);
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_data(&self, pool: PoolId, index: u32) {
+        self.0.word(DATA).store((pool as u64 + 1) << 32 | u64::from(index), Ordering::Relaxed);
+    }
 }
 
 pub(crate) fn pack(high: i32, low: i32) -> u64 {
@@ -148,13 +200,13 @@ impl Core {
     #[inline(always)]
     pub(crate) fn read_descriptor(&self, cell: u32, owner: MsgOwner) -> Result<(Descriptor, Option<(PoolId, u32)>), Wild> {
         let line = self.msg().table.cell(cell);
-        let (msg_id, cell_id) = unpack(line.word(1).load(Ordering::Relaxed));
-        let (msg_len, data_len) = unpack(line.word(2).load(Ordering::Relaxed));
+        let (msg_id, cell_id) = unpack(line.word(IDS).load(Ordering::Relaxed));
+        let (msg_len, data_len) = unpack(line.word(LENGTHS).load(Ordering::Relaxed));
         let (msg_len, data_len) = (msg_len.cast_unsigned(), data_len.cast_unsigned());
         if msg_len > self.msg().buf_size() {
             return Err(Wild("a message longer than its buffer"));
         }
-        let wild = line.word(3).load(Ordering::Relaxed);
+        let wild = line.word(DATA).load(Ordering::Relaxed);
         let data = if wild == 0 { None } else { Some(self.data_ref(cell, owner, wild, data_len)?) };
         let data_len = if data.is_some() { data_len } else { 0 };
         Ok((Descriptor { msg_id, cell_id, msg_len, data_len }, data))
@@ -240,7 +292,8 @@ impl Owners for Receiving<'_> {
         if let Some(cell) = table.tame(entry.wild_cell()) {
             prefetch_exclusive(table.cell(cell));
             if !entry.is_inline() {
-                prefetch_shared_at(self.core.msg().buffer(cell).as_ptr());
+                // Exclusive too: whoever releases this buffer is the first to loan it again.
+                prefetch_exclusive_at(self.core.msg().buffer(cell).as_ptr());
             }
         }
     }

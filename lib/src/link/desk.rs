@@ -5,7 +5,7 @@
 
 use std::cell::OnceCell;
 
-use super::core::{Core, Descriptor, INLINE, Receiving, TABLES, pack};
+use super::core::{Cell, Core, INLINE, Receiving, TABLES};
 use crate::config::PoolId;
 use crate::participant::{Participant, Role, Side};
 use crate::pool::{Pool, Stock};
@@ -83,14 +83,10 @@ impl Desk {
         Some(index)
     }
 
-    /// Writes the descriptor into the cell of a loaned MSG, before it is sent.
+    /// The descriptor of a MSG that this participant has loaned.
     #[inline(always)]
-    pub(crate) fn describe(&self, cell: u32, d: &Descriptor, data: Option<(PoolId, u32)>) {
-        let line = self.msg.table.cell(cell);
-        line.word(1).store(pack(d.msg_id, d.cell_id), Ordering::Relaxed);
-        line.word(2).store(u64::from(d.msg_len) << 32 | u64::from(d.data_len), Ordering::Relaxed);
-        let data = data.map_or(0, |(pool, index)| (pool as u64 + 1) << 32 | u64::from(index));
-        line.word(3).store(data, Ordering::Relaxed);
+    pub(crate) fn cell(&self, cell: u32) -> Cell<'_> {
+        Cell(self.msg.table.cell(cell))
     }
 
     /// Ends a MSG and its DATA. `false`: it was taken away, because its holder was declared dead.

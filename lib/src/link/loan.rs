@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Link;
-use super::core::{Descriptor, pack};
+use super::core::pack;
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
@@ -23,7 +23,6 @@ pub struct Loan<'a> {
     cell: u32,
     owner: MsgOwner,
     data: Option<(PoolId, u32)>,
-    descriptor: Descriptor,
 }
 
 /// A message that could not be sent; it still is the sender's.
@@ -66,7 +65,8 @@ impl Link {
         };
         // The receiver has read this line last; asked for now, it comes while the caller prepares what to write.
         prefetch_exclusive_at(self.desk.msg_pool().buffer(cell).as_ptr());
-        Ok(Loan { link: self, cell, owner, data: None, descriptor: Descriptor::default() })
+        self.desk.cell(cell).clear();
+        Ok(Loan { link: self, cell, owner, data: None })
     }
 
     /// Loans a MSG buffer with a DATA buffer of `pool`.
@@ -93,6 +93,7 @@ impl Link {
         let mut loan = self.loan()?;
         match self.desk.loan_data(pool, loan.cell, loan.owner) {
             Some(index) => {
+                self.desk.cell(loan.cell).set_data(pool, index);
                 loan.data = Some((pool, index));
                 Ok(loan)
             }
@@ -221,7 +222,8 @@ impl<'a> Loan<'a> {
     /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller.
     #[inline(always)]
     pub fn msg_mut(&mut self, len: usize) -> Result<&mut [u8]> {
-        self.descriptor.msg_len = self.link.fits(PoolId::CpuMsg, len)?;
+        let fits = self.link.fits(PoolId::CpuMsg, len)?;
+        self.link.desk.cell(self.cell).set_msg_len(fits);
         Ok(bytes_mut(self, self.link.desk.msg_pool().buffer(self.cell), len))
     }
 
@@ -234,7 +236,8 @@ impl<'a> Loan<'a> {
         let Some((pool, index)) = self.data else {
             return Err(Error::from(ErrorKind::NoPool { link: self.link.link(), pool: PoolId::CpuData }));
         };
-        self.descriptor.data_len = self.link.fits(pool, len)?;
+        let fits = self.link.fits(pool, len)?;
+        self.link.desk.cell(self.cell).set_data_len(fits);
         match self.link.core().pool(pool) {
             Some(bytes) => Ok(bytes_mut(self, bytes.buffer(index), len)),
             None => Err(self.link.exhausted(pool)),
@@ -243,15 +246,15 @@ impl<'a> Loan<'a> {
 
     /// Sets the message's id: the application's to choose.
     #[inline]
-    pub fn with_msg_id(mut self, msg_id: i32) -> Self {
-        self.descriptor.msg_id = msg_id;
+    pub fn with_msg_id(self, msg_id: i32) -> Self {
+        self.link.desk.cell(self.cell).set_msg_id(msg_id);
         self
     }
 
     /// Sets the id of the cell that the message is about: the application's to choose.
     #[inline]
-    pub fn with_cell_id(mut self, cell_id: i32) -> Self {
-        self.descriptor.cell_id = cell_id;
+    pub fn with_cell_id(self, cell_id: i32) -> Self {
+        self.link.desk.cell(self.cell).set_cell_id(cell_id);
         self
     }
 
@@ -314,7 +317,6 @@ impl<'a> Loan<'a> {
     fn push(&self) -> Result<()> {
         let link = self.link;
         link.check_seated()?;
-        link.desk.describe(self.cell, &self.descriptor, self.data);
         let entry = Entry::pooled(self.cell, self.owner.incarnation());
         match link.outgoing() {
             Ring::Spsc(ring) => {
@@ -354,7 +356,6 @@ impl fmt::Debug for Loan<'_> {
         f.debug_struct("Loan")
             .field("link", &self.link.name())
             .field("index", &self.cell)
-            .field("descriptor", &self.descriptor)
             .field("data", &self.data)
             .finish()
     }

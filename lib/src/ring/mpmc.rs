@@ -141,6 +141,7 @@ impl Mpmc {
             if lap.wrapping_add(1) == here {
                 return Ok(None);
             }
+            owners.ahead(entry);
             let look = if lap == here { owners.look(entry) } else { Ok(Look::Gone) };
             // After the owner word was read: if nobody has passed this slot yet, the word is of this turn.
             let passed = head.load(Ordering::Acquire);

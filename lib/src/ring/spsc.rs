@@ -144,6 +144,7 @@ impl Spsc {
         if entry.is_inline() {
             return Ok(Some((entry, 0, slot)));
         }
+        owners.ahead(entry);
         let after = head.wrapping_add(1);
         let (next_lap, next) = Entry::split(self.slot(after).word(0).load(Ordering::Relaxed));
         if next_lap == self.words.lap(after) {
