@@ -133,17 +133,26 @@ impl Holder {
         Lock::try_take(&path, store.file_mode).map_err(|error| store.refused(&path.display().to_string(), error))
     }
 
-    /// Starts serving, or keeping the connection to who serves.
-    pub(super) fn start(shared: &Arc<Shared>, lock: Option<Lock>, connection: Option<OwnedFd>) -> Result<Self> {
+    /// The error of a link whose holder cannot be reached.
+    pub(super) fn missing(store: &Store) -> Error {
+        let what = "cannot be reached: its process is stopped or stuck; end it, or let it go on";
+        ErrorKind::Holder { link: Arc::clone(&store.link), path: socket_path(store), what }.into()
+    }
+
+    /// Starts serving, which takes the lock, or keeping the connection to who serves.
+    pub(super) fn start(
+        shared: &Arc<Shared>,
+        lock: &mut Option<Lock>,
+        connection: Option<OwnedFd>,
+    ) -> Result<Self> {
         let link = &shared.store.link;
         let failed = |doing: &str, error| Error::system(link, doing, error);
         let stop = Arc::new(Doorbell::new().map_err(|error| failed("make an eventfd", error))?);
         if shared.doorbells.is_none() && shared.store.backing == Backing::Named {
-            drop(lock);
             return Ok(Self { stop, thread: None, idle: Some(Arc::clone(shared)) });
         }
         // Listening before the caller goes on: who is told of the link must be able to attach.
-        let state = match (lock, connection) {
+        let state = match (lock.take(), connection) {
             (Some(lock), _) => Duty::Serve(
                 Service::begin(shared, lock).map_err(|error| failed("listen for other participants", error))?,
             ),
@@ -281,7 +290,11 @@ impl Service {
             }
         }
         let _ = std::fs::remove_file(&self.path);
-        remove_if_last(shared);
+        // Who has a connection is on the link, or about to be: it has had our answer.
+        self.sessions.retain(|session| !socket::is_closed(session));
+        if self.sessions.is_empty() {
+            remove_if_last(shared);
+        }
     }
 
     fn admit(&mut self) {

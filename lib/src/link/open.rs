@@ -90,13 +90,7 @@ impl LinkOptions {
     pub fn create(&self, config: &LinkConfig) -> Result<Link> {
         config.validate()?;
         let store = Store::new(config, &self.dir);
-        let deadline = Instant::now() + SETTLE;
-        loop {
-            if let Some(shared) = self.try_open(&store, Some(config), Side::Primary)? {
-                return shared;
-            }
-            self.not_settled(&store, deadline)?;
-        }
+        self.settle(&store, |last| self.try_open(&store, Some(config), Side::Primary, last))
     }
 
     /// Attaches to a link that exists.
@@ -109,25 +103,33 @@ impl LinkOptions {
         let mut config = LinkConfig::new(name);
         config.prefault = self.prefault;
         let store = Store::new(&config, &self.dir);
-        let deadline = Instant::now() + self.timeout;
+        self.settle(&store, |last| self.try_open(&store, None, side, last))
+    }
+
+    /// Tries until the link is there, or has waited long enough for what it waits for.
+    fn settle(&self, store: &Store, attempt: impl Fn(bool) -> Result<Attempt>) -> Result<Link> {
+        let start = Instant::now();
         loop {
-            if let Some(shared) = self.try_open(&store, None, side)? {
-                return shared;
+            let waited = start.elapsed();
+            match attempt(waited >= SETTLE)? {
+                Attempt::Done(link) => return Ok(*link),
+                Attempt::Absent if waited >= self.timeout => {
+                    return Err(ErrorKind::NotFound { link: Arc::clone(&store.link), dir: self.dir.clone() }.into());
+                }
+                Attempt::Unsettled if waited >= SETTLE.max(self.timeout) => return Err(Holder::missing(store)),
+                Attempt::Absent | Attempt::Unsettled => std::thread::sleep(RETRY),
             }
-            self.not_settled(&store, deadline)?;
         }
     }
 
-    fn not_settled(&self, store: &Store, deadline: Instant) -> Result<()> {
-        if Instant::now() >= deadline {
-            return Err(Error::from(ErrorKind::NotFound { link: Arc::clone(&store.link), dir: self.dir.clone() }));
-        }
-        std::thread::sleep(RETRY);
-        Ok(())
-    }
-
-    /// One attempt. `None`: the link is not there (yet), or changes hands just now.
-    fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Option<Result<Link>>> {
+    /// One attempt; the last one before giving up may take over from participants of whom nothing is heard.
+    fn try_open(
+        &self,
+        store: &Store,
+        create: Option<&LinkConfig>,
+        side: Side,
+        last: bool,
+    ) -> Result<Attempt> {
         // 1. Somebody holds it: from there come the doorbells and the memfds.
         let (offer, connection) = match Holder::ask(store)? {
             Some((offer, connection)) => (offer, Some(connection)),
@@ -137,32 +139,23 @@ impl LinkOptions {
         if connection.is_none() {
             // 2. Nobody does: then we are going to, if there is a link or we may make one, and if the lock is free.
             if create.is_none() && !store.path(None).exists() {
-                return Ok(None);
+                return Ok(Attempt::Absent);
             }
             lock = Holder::try_lock(store)?;
             if lock.is_none() {
-                return Ok(None);
+                return Ok(Attempt::Unsettled);
             }
         }
         let segments = match self.existing(store, offer.segments)? {
             Some(segments) => segments,
             None => match create {
                 Some(config) if lock.is_some() => self.fresh(store, config)?,
-                _ => return Ok(None),
+                _ => return Ok(Attempt::Absent),
             },
         };
         if let Some(config) = create {
             same_shape(store, config, &segments)?;
         }
-        let conduct = segments[0].header.conduct;
-        let doorbells = match offer.doorbells {
-            Some(doorbells) => Some(doorbells),
-            None if conduct.notify => {
-                let new = || Doorbell::new().map_err(|error| Error::system(&store.link, "make an eventfd", error));
-                Some([new()?, new()?])
-            }
-            None => None,
-        };
         let me = ProcessIdentity::me()
             .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
         let mut pools = [const { None }; PoolId::COUNT];
@@ -176,6 +169,19 @@ impl LinkOptions {
             what: store.path(None).display().to_string(),
             why: "its tables do not fit",
         }))?;
+        let conduct = segments[0].header.conduct;
+        if lock.is_some() && conduct.notify && survivors(&core, &me, last) {
+            // They have the doorbells, and one of them is about to become the holder.
+            return Ok(Attempt::Unsettled);
+        }
+        let doorbells = match offer.doorbells {
+            Some(doorbells) => Some(doorbells),
+            None if conduct.notify => {
+                let new = || Doorbell::new().map_err(|error| Error::system(&store.link, "make an eventfd", error));
+                Some([new()?, new()?])
+            }
+            None => None,
+        };
         let shared = Arc::new(Shared {
             core,
             store: Store { backing: segments_backing(&segments, store), ..store.clone() },
@@ -184,8 +190,9 @@ impl LinkOptions {
             doorbells,
             spin_us: conduct.spin_us,
         });
-        let holder = Arc::new(Holder::start(&shared, lock, connection)?);
-        Ok(Some(admit(shared, holder, side)))
+        // If the holder does not need the lock, it is ours until we are seated: whoever leaves last looks at the seats.
+        let holder = Arc::new(Holder::start(&shared, &mut lock, connection)?);
+        Ok(Attempt::Done(Box::new(admit(shared, holder, side)?)))
     }
 
     /// The link's segments, if it exists: as the holder gave them, or by name.
@@ -257,6 +264,25 @@ impl LinkOptions {
     }
 }
 
+/// What came of one attempt to open a link.
+enum Attempt {
+    Done(Box<Link>),
+    /// There is no such link.
+    Absent,
+    /// It is just being created, or changes its holder.
+    Unsettled,
+}
+
+/// Whether other processes on the link live. Those that we cannot judge count until `last`: a living one would have become
+/// the holder long before.
+fn survivors(core: &Core, me: &ProcessIdentity, last: bool) -> bool {
+    core.seats.all().filter(|other| !other.is_of(me)).any(|other| match other.liveness(me) {
+        Liveness::Alive => true,
+        Liveness::Unknown => !last,
+        Liveness::Dead => false,
+    })
+}
+
 /// What the segments really are: who attaches does not choose.
 fn segments_backing(segments: &[Segment], store: &Store) -> Backing {
     if store.backing == Backing::Memfd || file::is_size_sealed(&segments[0].file) {
@@ -307,14 +333,14 @@ fn admit(shared: Arc<Shared>, holder: Arc<Holder>, side: Side) -> Result<Link> {
     if side == Side::Primary {
         let claimed = link.core().primary_role().claim(&link.desk.me, &link.core().seats);
         if let Err(owner) = claimed
-            && (owner.word.pid() != me.pid || owner.liveness(me) != Liveness::Alive)
+            && !owner.is_of(me)
         {
             return Err(Error::from(ErrorKind::AlreadyOwned { link: link.link(), side, pid: owner.word.pid() }));
         }
     } else if link.core().shape.single {
         // Two that come at once see each other, and both may be refused; neither is let in wrongly.
         let other = link.core().seats.all().find(|other| {
-            other.seat != link.desk.me.seat && other.word.side() == side && other.word.pid() != me.pid
+            other.seat != link.desk.me.seat && other.word.side() == side && !other.is_of(me)
         });
         if let Some(owner) = other {
             return Err(Error::from(ErrorKind::AlreadyOwned { link: link.link(), side, pid: owner.word.pid() }));

@@ -166,6 +166,13 @@ pub struct Participant {
 }
 
 impl Participant {
+    /// Whether it is a handle of this very process. A number alone says nothing: each container has its process 1.
+    #[must_use]
+    pub fn is_of(&self, process: &ProcessIdentity) -> bool {
+        (self.word.pid(), self.start_time, self.pid_namespace)
+            == (process.pid, process.start_time, process.pid_namespace)
+    }
+
     /// Whether it lives, as far as this process can tell: another pid namespace's numbers say nothing here.
     #[must_use]
     pub fn liveness(&self, me: &ProcessIdentity) -> Liveness {

@@ -85,9 +85,12 @@ pub(crate) fn receive(fd: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     Ok((bytes, fds))
 }
 
-/// Ends a socket in both directions, which wakes whoever waits on it.
-pub(crate) fn shut_down(fd: impl AsFd) {
-    let _ = nix::sys::socket::shutdown(fd.as_fd().as_raw_fd(), nix::sys::socket::Shutdown::Both);
+/// Whether the other end of a connection is closed.
+pub(crate) fn is_closed(fd: &OwnedFd) -> bool {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok()
+        && fds[0].revents().is_some_and(|events| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
 }
 
 #[expect(unsafe_code, reason = "nix hands out raw descriptors here")]
