@@ -123,7 +123,9 @@ pub enum ErrorKind {
         ours: u16,
     },
     /// A segment does not have the size that its header says.
-    #[error("link {link}: {what} has {found} bytes, its header says {expected}: it was truncated; remove the link with `shmesh rm {link}`")]
+    #[error(
+        "link {link}: {what} has {found} bytes, its header says {expected}: it was truncated; remove the link with `shmesh rm {link}`"
+    )]
     Truncated {
         /// The link.
         link: Arc<str>,
@@ -175,7 +177,9 @@ pub enum ErrorKind {
         room: u64,
     },
     /// This user may not use the link.
-    #[error("link {link}: no permission for {what}: it belongs to another user; run as that user, or create the link with file_mode 0660 and a common group")]
+    #[error(
+        "link {link}: no permission for {what}: it belongs to another user; run as that user, or create the link with file_mode 0660 and a common group"
+    )]
     Permission {
         /// The link.
         link: Arc<str>,
@@ -185,7 +189,9 @@ pub enum ErrorKind {
         source: io::Error,
     },
     /// All seats of the participant table are taken.
-    #[error("link {link}: all {limit} participants are attached; detach one, or call recover() if some have died")]
+    #[error(
+        "link {link}: all {limit} participants are attached; detach one, or call recover() if some have died"
+    )]
     Crowded {
         /// The link.
         link: Arc<str>,
@@ -193,7 +199,9 @@ pub enum ErrorKind {
         limit: usize,
     },
     /// A ring with one producer and one consumer has it already.
-    #[error("link {link}: participant {seat} (process {pid}) is the {role} of this ring, which has one (ring mode spsc); use that handle, or ring mode mpmc")]
+    #[error(
+        "link {link}: participant {seat} (process {pid}) is the {role} of this ring, which has one (ring mode spsc); use that handle, or ring mode mpmc"
+    )]
     RoleTaken {
         /// The link.
         link: Arc<str>,
@@ -206,7 +214,9 @@ pub enum ErrorKind {
     },
 
     /// The pool has no free buffer.
-    #[error("link {link}: all {len} buffers of pool {pool} are loaned, queued or held by a receiver; receive or release some, or raise its pool_len")]
+    #[error(
+        "link {link}: all {len} buffers of pool {pool} are loaned, queued or held by a receiver; receive or release some, or raise its pool_len"
+    )]
     Exhausted {
         /// The link.
         link: Arc<str>,
@@ -216,7 +226,9 @@ pub enum ErrorKind {
         len: u32,
     },
     /// The small cells in which inline messages travel are all in use.
-    #[error("link {link}: all {len} inline cells are queued or held by a receiver; receive some, or raise the ring's len")]
+    #[error(
+        "link {link}: all {len} inline cells are queued or held by a receiver; receive some, or raise the ring's len"
+    )]
     InlineExhausted {
         /// The link.
         link: Arc<str>,
@@ -224,7 +236,9 @@ pub enum ErrorKind {
         len: u32,
     },
     /// The ring has no free slot.
-    #[error("link {link}: {len} messages are queued and the ring is full; the receiver is behind, or raise the ring's len")]
+    #[error(
+        "link {link}: {len} messages are queued and the ring is full; the receiver is behind, or raise the ring's len"
+    )]
     Full {
         /// The link.
         link: Arc<str>,
@@ -232,7 +246,9 @@ pub enum ErrorKind {
         len: u32,
     },
     /// A message does not fit.
-    #[error("link {link}: {len} bytes do not fit into a buffer of pool {pool}, which has {limit}; use a pool with larger buffers, or raise its buf_size_bytes")]
+    #[error(
+        "link {link}: {len} bytes do not fit into a buffer of pool {pool}, which has {limit}; use a pool with larger buffers, or raise its buf_size_bytes"
+    )]
     TooLong {
         /// The link.
         link: Arc<str>,
@@ -252,7 +268,9 @@ pub enum ErrorKind {
         len: usize,
     },
     /// The link has no such pool, or the pool cannot hold this part.
-    #[error("link {link}: pool {pool} is not configured for a DATA part; set its buf_size_bytes and pool_len, or use another pool")]
+    #[error(
+        "link {link}: pool {pool} is not configured for a DATA part; set its buf_size_bytes and pool_len, or use another pool"
+    )]
     NoPool {
         /// The link.
         link: Arc<str>,
@@ -267,13 +285,17 @@ pub enum ErrorKind {
     },
 
     /// This participant was declared dead while it was stopped. What it held was given to others.
-    #[error("link {link}: this participant was evicted and its loans were reclaimed; drop this handle and attach again")]
+    #[error(
+        "link {link}: this participant was evicted and its loans were reclaimed; drop this handle and attach again"
+    )]
     Evicted {
         /// The link.
         link: Arc<str>,
     },
     /// Shared memory holds something that no participant of ours writes.
-    #[error("link {link}: {what}; a peer is broken or hostile: find it with `shmesh dump {link}`, then remove the link")]
+    #[error(
+        "link {link}: {what}; a peer is broken or hostile: find it with `shmesh dump {link}`, then remove the link"
+    )]
     Corrupt {
         /// The link.
         link: Arc<str>,
@@ -281,7 +303,9 @@ pub enum ErrorKind {
         what: &'static str,
     },
     /// A participant that lives cannot be evicted from a ring with one producer and one consumer.
-    #[error("link {link}: participant {seat} (process {pid}) lives; in ring mode spsc it must end before its place is taken")]
+    #[error(
+        "link {link}: participant {seat} (process {pid}) lives; in ring mode spsc it must end before its place is taken"
+    )]
     StillAlive {
         /// The link.
         link: Arc<str>,
@@ -291,7 +315,9 @@ pub enum ErrorKind {
         pid: u32,
     },
     /// The link was made without notification.
-    #[error("link {link}: it has no notification (notify.enabled: false); poll with receive(), or create it with notification")]
+    #[error(
+        "link {link}: it has no notification (notify.enabled: false); poll with receive(), or create it with notification"
+    )]
     NoNotification {
         /// The link.
         link: Arc<str>,

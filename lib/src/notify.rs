@@ -38,12 +38,6 @@ pub(crate) fn post(ring: &Ring) {
     ring.words().control(POSTS).fetch_add(1, Ordering::Release);
 }
 
-/// Whether a post waits to be taken.
-pub(crate) fn has_post(ring: &Ring) -> bool {
-    let taken = ring.words().control(POSTS_TAKEN).load(Ordering::Relaxed);
-    ring.words().control(POSTS).load(Ordering::Acquire).wrapping_sub(taken).cast_signed() > 0
-}
-
 /// Takes one post, if there is one.
 pub(crate) fn take_post(ring: &Ring) -> bool {
     let taken = ring.words().control(POSTS_TAKEN);

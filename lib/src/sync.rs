@@ -9,7 +9,7 @@
 mod word {
     #![allow(clippy::disallowed_types, reason = "this is the facade that the rule sends everybody to")]
     /// A 64-bit word that several threads or processes write.
-    pub type AtomicU64 = core::sync::atomic::AtomicU64;
+    pub(crate) type AtomicU64 = core::sync::atomic::AtomicU64;
     pub(crate) use core::sync::atomic::fence;
     pub(crate) fn spin() {
         core::hint::spin_loop();
@@ -24,36 +24,37 @@ mod word {
     }
 }
 
-pub use core::sync::atomic::Ordering;
-pub use word::AtomicU64;
+pub(crate) use core::sync::atomic::Ordering;
+pub(crate) use word::AtomicU64;
 pub(crate) use word::{fence, spin};
 
 /// Words in a [`Line`].
-pub const WORDS_PER_LINE: usize = 8;
+pub(crate) const WORDS_PER_LINE: usize = 8;
 /// Bytes in a [`Line`] as it lies in shared memory: the cache line of x86-64 and of most aarch64 cores.
-pub const LINE_BYTES: usize = 64;
+pub(crate) const LINE_BYTES: usize = 64;
 
 /// One cache line of shared memory: the unit in which every table of a segment is laid out.
 ///
 /// Tables count in lines and not in bytes, because loom's atomics are larger than the machine's.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub struct Line([AtomicU64; WORDS_PER_LINE]);
+pub(crate) struct Line([AtomicU64; WORDS_PER_LINE]);
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Line>() == LINE_BYTES && align_of::<Line>() == LINE_BYTES);
 
 impl Line {
+    #[cfg(test)]
     /// A line of zeroes, which is what fresh shared memory holds.
     #[must_use]
-    pub fn zeroed() -> Self {
+    pub(crate) fn zeroed() -> Self {
         Self(core::array::from_fn(|_| AtomicU64::new(0)))
     }
 
     /// The `i`-th word.
     #[inline]
     #[must_use]
-    pub fn word(&self, i: usize) -> &AtomicU64 {
+    pub(crate) fn word(&self, i: usize) -> &AtomicU64 {
         &self.0[i]
     }
 }

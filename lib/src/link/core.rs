@@ -198,7 +198,11 @@ impl Core {
 
     /// Copies and checks the descriptor of a received MSG.
     #[inline(always)]
-    pub(crate) fn read_descriptor(&self, cell: u32, owner: MsgOwner) -> Result<(Descriptor, Option<(PoolId, u32)>), Wild> {
+    pub(crate) fn read_descriptor(
+        &self,
+        cell: u32,
+        owner: MsgOwner,
+    ) -> Result<(Descriptor, Option<(PoolId, u32)>), Wild> {
         let line = self.msg().table.cell(cell);
         let (msg_id, cell_id) = unpack(line.word(IDS).load(Ordering::Relaxed));
         let (msg_len, data_len) = unpack(line.word(LENGTHS).load(Ordering::Relaxed));
@@ -214,7 +218,9 @@ impl Core {
 
     fn data_ref(&self, cell: u32, owner: MsgOwner, wild: u64, data_len: u32) -> Result<(PoolId, u32), Wild> {
         let id = u32::try_from((wild >> 32).wrapping_sub(1)).ok().and_then(PoolId::from_index);
-        let id = id.filter(|&id| id != PoolId::CpuMsg).ok_or(Wild("a DATA part in a pool that cannot hold one"))?;
+        let id = id
+            .filter(|&id| id != PoolId::CpuMsg)
+            .ok_or(Wild("a DATA part in a pool that cannot hold one"))?;
         let pool = self.pool(id).ok_or(Wild("a DATA part in a pool that this link does not have"))?;
         let index = u32::try_from(wild & u64::from(u32::MAX)).ok().and_then(|index| pool.table.tame(index));
         let index = index.ok_or(Wild("a DATA buffer past the end of its pool"))?;

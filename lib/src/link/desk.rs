@@ -8,8 +8,8 @@ use std::cell::OnceCell;
 use super::core::{Cell, Core, INLINE, Receiving, TABLES};
 use crate::config::PoolId;
 use crate::participant::{Participant, Role, Side};
-use crate::pool::{Pool, Stock};
 use crate::pool::owner::{DataOwner, MsgOwner};
+use crate::pool::{Pool, Stock};
 use crate::ring::{CONSUMER_ROLE, PRODUCER_ROLE, Ring, spsc};
 use crate::segment::Lines;
 use crate::sync::Ordering;
@@ -39,7 +39,9 @@ impl Desk {
             incoming: core.incoming(side).clone(),
             msg: Stock::new(&core.msg().table, me.seat),
             msg_pool: core.msg().clone(),
-            stocks: std::array::from_fn(|place| if place == PoolId::CpuMsg as usize { None } else { stock(place) }),
+            stocks: std::array::from_fn(
+                |place| if place == PoolId::CpuMsg as usize { None } else { stock(place) },
+            ),
             producer: OnceCell::new(),
             consumer: OnceCell::new(),
             core: core.clone(),

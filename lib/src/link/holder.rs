@@ -81,14 +81,17 @@ impl Holder {
     /// Asks the holder of a link. `None`: there is none just now. The connection stays open as a sign of life.
     pub(super) fn ask(store: &Store) -> Result<Option<(Offer, OwnedFd)>> {
         let path = socket_path(store);
-        let holder = |what| Error::from(ErrorKind::Holder { link: Arc::clone(&store.link), path: path.clone(), what });
+        let holder =
+            |what| Error::from(ErrorKind::Holder { link: Arc::clone(&store.link), path: path.clone(), what });
         let connection = match socket::connect_to(&path) {
             Ok(connection) => connection,
             Err(error) => {
                 return match error.raw_os_error() {
                     // Nobody listens (any more).
                     Some(libc::ENOENT | libc::ECONNREFUSED | libc::EAGAIN) => Ok(None),
-                    Some(libc::ENAMETOOLONG) => Err(holder("has a path too long for a socket; use a shorter directory")),
+                    Some(libc::ENAMETOOLONG) => {
+                        Err(holder("has a path too long for a socket; use a shorter directory"))
+                    }
                     _ => Err(store.refused(&path.display().to_string(), error)),
                 };
             }
@@ -100,13 +103,16 @@ impl Holder {
             Ok((bytes, _)) if bytes.is_empty() => return Ok(None),
             Ok(answer) => answer,
             // It ends just now; somebody else will take its place.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EPIPE | libc::ECONNRESET)) => return Ok(None),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EPIPE | libc::ECONNRESET)) => {
+                return Ok(None);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(holder("does not answer: its process is stopped or stuck"));
             }
             Err(error) => return Err(store.refused(&path.display().to_string(), error)),
         };
-        let [b'S', b'H', b'M', b'E', b'S', b'H', b'!', 0, low, high, doorbells, segments, ..] = bytes[..] else {
+        let [b'S', b'H', b'M', b'E', b'S', b'H', b'!', 0, low, high, doorbells, segments, ..] = bytes[..]
+        else {
             return Err(holder("is not a shmesh holder"));
         };
         let version = u16::from_le_bytes([low, high]);
@@ -130,7 +136,8 @@ impl Holder {
     /// The right to be the holder, and to create or remove the link. `None`: somebody has it.
     pub(super) fn try_lock(store: &Store) -> Result<Option<Lock>> {
         let path = lock_path(store);
-        Lock::try_take(&path, store.file_mode).map_err(|error| store.refused(&path.display().to_string(), error))
+        Lock::try_take(&path, store.file_mode)
+            .map_err(|error| store.refused(&path.display().to_string(), error))
     }
 
     /// The error of a link whose holder cannot be reached.
@@ -154,7 +161,8 @@ impl Holder {
         // Listening before the caller goes on: who is told of the link must be able to attach.
         let state = match (lock.take(), connection) {
             (Some(lock), _) => Duty::Serve(
-                Service::begin(shared, lock).map_err(|error| failed("listen for other participants", error))?,
+                Service::begin(shared, lock)
+                    .map_err(|error| failed("listen for other participants", error))?,
             ),
             (None, Some(connection)) => Duty::Follow(connection),
             (None, None) => Duty::Elect,

@@ -301,7 +301,6 @@ impl<'a> Loan<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
-    #[expect(clippy::result_large_err, reason = "the loan comes back in it, and moving it is cheaper than losing it")]
     pub fn send_or_return(self) -> std::result::Result<(), SendError<'a>> {
         match self.push() {
             Ok(()) => {
@@ -361,7 +360,6 @@ impl fmt::Debug for Loan<'_> {
     }
 }
 
-// UNSAFETY: hands out the bytes of a loaned buffer.
 #[expect(unsafe_code, reason = "the bytes of a buffer that this loan holds exclusively")]
 #[inline]
 fn bytes_mut<'b>(_loan: &'b mut Loan<'_>, start: std::ptr::NonNull<u8>, len: usize) -> &'b mut [u8] {

@@ -221,7 +221,6 @@ impl fmt::Debug for Message<'_> {
     }
 }
 
-// UNSAFETY: hands out the bytes of a received message.
 #[expect(unsafe_code, reason = "the bytes of a buffer that this message holds")]
 #[inline]
 fn bytes<'b>(_message: &'b Message<'_>, start: NonNull<u8>, len: u32) -> &'b [u8] {

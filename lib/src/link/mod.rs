@@ -146,11 +146,16 @@ impl Link {
     }
 
     fn seated(shared: Arc<Shared>, holder: Arc<holder::Holder>, side: Side) -> Result<Self> {
-        let me = shared.core.seats.attach(&shared.me, side).ok_or_else(|| Error::from(ErrorKind::Crowded {
-            link: Arc::clone(&shared.store.link),
-            limit: MAX_SEATS,
-        }))?;
-        Ok(Self { desk: Desk::new(&shared.core, me), slab: slab::Slab::default(), armed: Cell::new(false), shared, holder })
+        let me = shared.core.seats.attach(&shared.me, side).ok_or_else(|| {
+            Error::from(ErrorKind::Crowded { link: Arc::clone(&shared.store.link), limit: MAX_SEATS })
+        })?;
+        Ok(Self {
+            desk: Desk::new(&shared.core, me),
+            slab: slab::Slab::default(),
+            armed: Cell::new(false),
+            shared,
+            holder,
+        })
     }
 
     #[inline]
@@ -193,7 +198,12 @@ impl Link {
 
     #[cold]
     fn role_taken(&self, role: &'static str, holder: &Participant) -> Error {
-        Error::from(ErrorKind::RoleTaken { link: self.link(), role, seat: holder.seat.value(), pid: holder.word.pid() })
+        Error::from(ErrorKind::RoleTaken {
+            link: self.link(),
+            role,
+            seat: holder.seat.value(),
+            pid: holder.word.pid(),
+        })
     }
 
     fn link(&self) -> Arc<str> {

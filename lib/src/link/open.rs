@@ -57,7 +57,11 @@ impl LinkOptions {
     #[must_use]
     pub fn new() -> Self {
         let dir = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty());
-        Self { dir: dir.map_or_else(|| DEFAULT_DIR.into(), PathBuf::from), timeout: Duration::ZERO, prefault: true }
+        Self {
+            dir: dir.map_or_else(|| DEFAULT_DIR.into(), PathBuf::from),
+            timeout: Duration::ZERO,
+            prefault: true,
+        }
     }
 
     /// Uses another IPC directory.
@@ -114,9 +118,13 @@ impl LinkOptions {
             match attempt(waited >= SETTLE)? {
                 Attempt::Done(link) => return Ok(*link),
                 Attempt::Absent if waited >= self.timeout => {
-                    return Err(ErrorKind::NotFound { link: Arc::clone(&store.link), dir: self.dir.clone() }.into());
+                    return Err(
+                        ErrorKind::NotFound { link: Arc::clone(&store.link), dir: self.dir.clone() }.into()
+                    );
                 }
-                Attempt::Unsettled if waited >= SETTLE.max(self.timeout) => return Err(Holder::missing(store)),
+                Attempt::Unsettled if waited >= SETTLE.max(self.timeout) => {
+                    return Err(Holder::missing(store));
+                }
                 Attempt::Absent | Attempt::Unsettled => std::thread::sleep(RETRY),
             }
         }
@@ -164,11 +172,13 @@ impl LinkOptions {
                 pools[pool as usize] = Some(Arc::clone(&segment.memory));
             }
         }
-        let core = Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or(Error::from(ErrorKind::Damaged {
-            link: Arc::clone(&store.link),
-            what: store.path(None).display().to_string(),
-            why: "its tables do not fit",
-        }))?;
+        let core = Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or(Error::from(
+            ErrorKind::Damaged {
+                link: Arc::clone(&store.link),
+                what: store.path(None).display().to_string(),
+                why: "its tables do not fit",
+            },
+        ))?;
         let conduct = segments[0].header.conduct;
         if lock.is_some() && conduct.notify && survivors(&core, &me, last) {
             // They have the doorbells, and one of them is about to become the holder.
@@ -177,7 +187,8 @@ impl LinkOptions {
         let doorbells = match offer.doorbells {
             Some(doorbells) => Some(doorbells),
             None if conduct.notify => {
-                let new = || Doorbell::new().map_err(|error| Error::system(&store.link, "make an eventfd", error));
+                let new =
+                    || Doorbell::new().map_err(|error| Error::system(&store.link, "make an eventfd", error));
                 Some([new()?, new()?])
             }
             None => None,
@@ -203,11 +214,13 @@ impl LinkOptions {
             None => store.open(pool),
         };
         let Some(shm) = next(None)? else { return Ok(None) };
-        let damaged = |pool, why| Error::from(ErrorKind::Damaged {
-            link: Arc::clone(&store.link),
-            what: store.path(pool).display().to_string(),
-            why,
-        });
+        let damaged = |pool, why| {
+            Error::from(ErrorKind::Damaged {
+                link: Arc::clone(&store.link),
+                what: store.path(pool).display().to_string(),
+                why,
+            })
+        };
         let (shape, epoch) = (shm.header.shape, shm.header.epoch);
         let mut segments = vec![shm];
         for pool in PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0) {
@@ -295,12 +308,9 @@ fn segments_backing(segments: &[Segment], store: &Store) -> Backing {
 /// Who creates must find what it would have made.
 fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Result<()> {
     let (found, asked) = (segments[0].header.shape, Shape::of(config));
-    let differs = |field: String, existing: String, asked: String| Error::from(ErrorKind::Differs {
-        link: Arc::clone(&store.link),
-        field,
-        existing,
-        asked,
-    });
+    let differs = |field: String, existing: String, asked: String| {
+        Error::from(ErrorKind::Differs { link: Arc::clone(&store.link), field, existing, asked })
+    };
     if found.ring_capacity != asked.ring_capacity {
         let (existing, asked) = (found.ring_capacity.to_string(), asked.ring_capacity.to_string());
         return Err(differs("ring.len".into(), existing, asked));
@@ -335,15 +345,24 @@ fn admit(shared: Arc<Shared>, holder: Arc<Holder>, side: Side) -> Result<Link> {
         if let Err(owner) = claimed
             && !owner.is_of(me)
         {
-            return Err(Error::from(ErrorKind::AlreadyOwned { link: link.link(), side, pid: owner.word.pid() }));
+            return Err(Error::from(ErrorKind::AlreadyOwned {
+                link: link.link(),
+                side,
+                pid: owner.word.pid(),
+            }));
         }
     } else if link.core().shape.single {
         // Two that come at once see each other, and both may be refused; neither is let in wrongly.
-        let other = link.core().seats.all().find(|other| {
-            other.seat != link.desk.me.seat && other.word.side() == side && !other.is_of(me)
-        });
+        let other =
+            link.core().seats.all().find(|other| {
+                other.seat != link.desk.me.seat && other.word.side() == side && !other.is_of(me)
+            });
         if let Some(owner) = other {
-            return Err(Error::from(ErrorKind::AlreadyOwned { link: link.link(), side, pid: owner.word.pid() }));
+            return Err(Error::from(ErrorKind::AlreadyOwned {
+                link: link.link(),
+                side,
+                pid: owner.word.pid(),
+            }));
         }
     }
     Ok(link)

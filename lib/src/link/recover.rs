@@ -75,7 +75,11 @@ impl Link {
         };
         let alive = other.liveness(&self.shared.me) != Liveness::Dead;
         if alive && self.core().shape.single {
-            return Err(Error::from(ErrorKind::StillAlive { link: self.link(), seat: seat.value(), pid: other.word.pid() }));
+            return Err(Error::from(ErrorKind::StillAlive {
+                link: self.link(),
+                seat: seat.value(),
+                pid: other.word.pid(),
+            }));
         }
         if alive && !self.core().seats.evict(&other) {
             return Ok(Recovered::default());

@@ -24,7 +24,8 @@ impl Link {
         let ring = self.outgoing();
         let bell = self.bell(ring)?;
         if notify::anybody_asleep(ring) {
-            bell.signal().map_err(|error| Error::system(&self.shared.store.link, "ring the doorbell", error))?;
+            bell.signal()
+                .map_err(|error| Error::system(&self.shared.store.link, "ring the doorbell", error))?;
         }
         Ok(())
     }
@@ -126,7 +127,8 @@ impl Link {
     /// [`NoNotification`](crate::ErrorKind::NoNotification).
     pub fn value(&self) -> Result<Option<u64>> {
         let taken = self.bell(self.incoming())?.take();
-        let taken = taken.map_err(|error| Error::system(&self.shared.store.link, "read the doorbell", error))?;
+        let taken =
+            taken.map_err(|error| Error::system(&self.shared.store.link, "read the doorbell", error))?;
         Ok(taken.then_some(1))
     }
 

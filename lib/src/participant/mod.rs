@@ -230,7 +230,11 @@ impl Seats {
             }
             let taken = vacant.taken(who, side);
             // Acquire pairs with the Release of `vacate`: what the last holder had was taken back before.
-            if self.word(seat).compare_exchange(vacant.0, taken.0, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            if self
+                .word(seat)
+                .compare_exchange(vacant.0, taken.0, Ordering::Acquire, Ordering::Relaxed)
+                .is_err()
+            {
                 continue;
             }
             let line = &self.lines[seat.as_usize()];
@@ -250,7 +254,9 @@ impl Seats {
     /// Seats `0..n` have been used since the link was created. Never more than [`MAX_SEATS`].
     #[inline]
     pub(crate) fn used(&self) -> usize {
-        usize::try_from(self.lines[MAX_SEATS].word(0).load(Ordering::Relaxed)).unwrap_or(MAX_SEATS).min(MAX_SEATS)
+        usize::try_from(self.lines[MAX_SEATS].word(0).load(Ordering::Relaxed))
+            .unwrap_or(MAX_SEATS)
+            .min(MAX_SEATS)
     }
 
     /// The line of a seat, for its holder to look at.
@@ -273,7 +279,7 @@ impl Seats {
             Ordering::AcqRel,
             Ordering::Relaxed,
         );
-        matches!(swap, Ok(_)) || swap == Err(word | EVICTED)
+        swap.is_ok() || swap == Err(word | EVICTED)
     }
 
     /// Gives the seat free. Only for its holder, when it holds nothing, or for recovery, when all it had was taken back.

@@ -17,11 +17,6 @@ impl Role<'_> {
         participant.word.epoch() << 9 | u64::from(participant.seat.value()) << 1 | HELD
     }
 
-    /// The participant that plays it now.
-    pub(crate) fn holder(&self, seats: &Seats) -> Option<Participant> {
-        Self::holder_of(self.0.load(Ordering::Acquire), seats)
-    }
-
     fn holder_of(word: u64, seats: &Seats) -> Option<Participant> {
         if word & HELD == 0 {
             return None;

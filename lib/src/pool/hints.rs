@@ -205,7 +205,8 @@ impl Hints {
 
     /// Bits of the `i`-th word that no bitmap names. For recovery: a free buffer that nobody names is lost until it is set.
     pub(crate) fn unknown(&self, i: usize) -> u64 {
-        let known = (0..=RESERVE).fold(0, |known, bitmap| known | self.word(bitmap, i).load(Ordering::Relaxed));
+        let known =
+            (0..=RESERVE).fold(0, |known, bitmap| known | self.word(bitmap, i).load(Ordering::Relaxed));
         !known & self.valid_bits(i)
     }
 

@@ -68,7 +68,8 @@ impl Table {
     /// As [`Stock::release`], on behalf of a dead holder.
     pub(crate) fn reclaim(&self, me: SeatIndex, index: u32, held: u64, freed: u64) -> bool {
         // AcqRel: passes on what the dead holder had released before, to whoever claims the buffer next.
-        let won = self.owner(index).compare_exchange(held, freed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let won =
+            self.owner(index).compare_exchange(held, freed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if won {
             self.hints.of(me).set(index);
         }
@@ -112,7 +113,11 @@ impl Stock {
     ///
     /// `None` means that no free buffer is known. A buffer that another thread is releasing at this moment may be missed.
     #[inline(always)]
-    pub(crate) fn claim(&self, seats_used: impl Fn() -> usize, next: impl Fn(u64) -> u64) -> Option<(u32, u64)> {
+    pub(crate) fn claim(
+        &self,
+        seats_used: impl Fn() -> usize,
+        next: impl Fn(u64) -> u64,
+    ) -> Option<(u32, u64)> {
         // Each round takes one hint out of the own bitmap, so honest peers end this long before the bound does.
         for _ in 0..2 * self.table.len() + 2 {
             let Some(index) = self.recent.pop() else {
@@ -141,7 +146,9 @@ impl Stock {
     #[cold]
     #[inline(never)]
     fn refill(&self, seats_used: usize) -> u32 {
-        self.table.hints.refill(self.seat, seats_used, &self.recent, |index| prefetch_exclusive(self.table.cell(index)))
+        self.table
+            .hints
+            .refill(self.seat, seats_used, &self.recent, |index| prefetch_exclusive(self.table.cell(index)))
     }
 
     /// Ends the incarnation `held`. `false`: it was over already, because its holder was declared dead.
@@ -162,7 +169,7 @@ impl Stock {
 /// Bytes from one buffer to the next: whole lines, and one more when that is a multiple of the page, because buffers a
 /// power of two apart would all start in the same set of the cache and push each other out.
 #[must_use]
-pub const fn stride_bytes(buf_size_bytes: u32) -> u64 {
+pub(crate) const fn stride_bytes(buf_size_bytes: u32) -> u64 {
     let whole = (buf_size_bytes as u64).next_multiple_of(LINE_BYTES as u64);
     if whole.is_multiple_of(4096) { whole + LINE_BYTES as u64 } else { whole }
 }
@@ -176,7 +183,6 @@ pub(crate) struct Pool {
     buf_size: u32,
 }
 
-// UNSAFETY: see `buffer`; `NonNull<u8>` points into the memory that `table` keeps alive.
 #[expect(unsafe_code, reason = "a pointer into memory that the table's windows keep alive")]
 mod threads {
     // SAFETY: all access to the bytes goes through a loan or message, which holds its buffer exclusively.

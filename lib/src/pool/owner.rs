@@ -35,11 +35,11 @@ const ATTACHED: u64 = 3;
 
 /// The owner word of a MSG buffer or of an inline cell, as read at one instant.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct MsgOwner(pub(crate) u64);
+pub(crate) struct MsgOwner(pub(crate) u64);
 
 /// Who holds a MSG buffer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Holder {
+pub(crate) enum Holder {
     /// Nobody.
     Free,
     /// The participant that writes it, or wrote it and sent it.
@@ -53,7 +53,7 @@ pub enum Holder {
 impl MsgOwner {
     /// Who holds the buffer.
     #[must_use]
-    pub fn holder(self) -> Holder {
+    pub(crate) fn holder(self) -> Holder {
         let seat = SeatIndex::from_wild(self.0 >> STATE_BITS & SEAT_MASK);
         match (self.0 & STATE_MASK, seat) {
             (FREE, _) => Holder::Free,
@@ -65,7 +65,7 @@ impl MsgOwner {
 
     /// Which loan of this buffer it is; grows by one with each.
     #[must_use]
-    pub fn incarnation(self) -> u64 {
+    pub(crate) fn incarnation(self) -> u64 {
         self.0 >> MSG_INCARNATION_SHIFT
     }
 
@@ -95,12 +95,12 @@ impl MsgOwner {
 
 /// The owner word of a DATA buffer, as read at one instant.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct DataOwner(pub(crate) u64);
+pub(crate) struct DataOwner(pub(crate) u64);
 
 impl DataOwner {
     /// The MSG cell this buffer is attached to and the low bits of its incarnation; `None` when it is free.
     #[must_use]
-    pub fn attached_to(self) -> Option<(u32, u64)> {
+    pub(crate) fn attached_to(self) -> Option<(u32, u64)> {
         if self.0 & STATE_MASK != ATTACHED {
             return None;
         }
@@ -111,12 +111,8 @@ impl DataOwner {
 
     /// Whether this word says "attached to `msg`, cell `cell`, in this very incarnation".
     #[must_use]
-    pub fn belongs_to(self, cell: u32, msg: MsgOwner) -> bool {
+    pub(crate) fn belongs_to(self, cell: u32, msg: MsgOwner) -> bool {
         self.attached_to() == Some((cell, msg.incarnation() & ((1 << DATA_MSG_INCARNATION_BITS) - 1)))
-    }
-
-    pub(crate) fn is_free(self) -> bool {
-        self.0 & STATE_MASK == FREE
     }
 
     pub(crate) fn attached(self, cell: u32, msg: MsgOwner) -> Self {
@@ -179,7 +175,7 @@ mod tests {
         assert!(!data.belongs_to(0, msg));
         assert!(data.belongs_to(0xf_ffff, msg.borrowed(seat(2))), "it changes hands with its MSG");
         assert!(!data.belongs_to(0xf_ffff, msg.freed().loaned(seat(1))));
-        assert!(data.freed().is_free() && !data.freed().belongs_to(0, MsgOwner(0)));
+        assert!(is_free(data.freed().0) && !data.freed().belongs_to(0, MsgOwner(0)));
     }
 
     #[test]

@@ -37,7 +37,12 @@ impl Entry {
     /// An inline message of `len` bytes in `cell`.
     pub(crate) fn inline_cell(cell: u32, incarnation: u64, len: usize) -> Self {
         debug_assert!(len <= INLINE_MAX_BYTES);
-        Self((len as u64) << LENGTH_SHIFT | low(incarnation, 6) << HIGH_SHIFT | u64::from(cell) << CELL_SHIFT | INLINE)
+        Self(
+            (len as u64) << LENGTH_SHIFT
+                | low(incarnation, 6) << HIGH_SHIFT
+                | u64::from(cell) << CELL_SHIFT
+                | INLINE,
+        )
     }
 
     /// An inline message of `len` bytes in the slot itself.
@@ -82,7 +87,6 @@ impl Entry {
 
     #[inline]
     pub(crate) fn split(word: u64) -> (u32, Self) {
-        #[expect(clippy::cast_possible_truncation, reason = "the high half")]
         let lap = (word >> LAP_SHIFT) as u32;
         (lap, Self(low(word, LAP_SHIFT)))
     }

@@ -127,10 +127,6 @@ impl Ring {
         }
     }
 
-    pub(crate) fn is_single(&self) -> bool {
-        matches!(self, Self::Spsc(_))
-    }
-
     /// The word of the slot at `position`.
     pub(crate) fn slot(&self, position: u64) -> &AtomicU64 {
         match self {

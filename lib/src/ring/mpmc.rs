@@ -59,7 +59,12 @@ impl Mpmc {
             let here = self.words.lap(position);
             if lap == here {
                 // Another producer published here and has not moved `tail` yet, or died before it could.
-                let _ = tail.compare_exchange(position, position.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed);
+                let _ = tail.compare_exchange(
+                    position,
+                    position.wrapping_add(1),
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
                 continue;
             }
             if lap.wrapping_add(1) != here {
@@ -74,7 +79,12 @@ impl Mpmc {
             }
             // PUBLISH
             if slot.compare_exchange(seen, entry.in_lap(here), Ordering::Release, Ordering::Relaxed).is_ok() {
-                let _ = tail.compare_exchange(position, position.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed);
+                let _ = tail.compare_exchange(
+                    position,
+                    position.wrapping_add(1),
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
                 return Ok(());
             }
         }

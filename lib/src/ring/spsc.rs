@@ -53,7 +53,8 @@ impl Spsc {
         let published = (0..self.words.capacity())
             .take_while(|i| {
                 let position = head.wrapping_add(*i);
-                Entry::split(self.slot(position).word(0).load(Ordering::Acquire)).0 == self.words.lap(position)
+                Entry::split(self.slot(position).word(0).load(Ordering::Acquire)).0
+                    == self.words.lap(position)
             })
             .count() as u64;
         Producer { tail: Cell::new(head.wrapping_add(published)), head: Cell::new(head) }
@@ -89,7 +90,11 @@ impl Spsc {
 
     /// Takes one message: its entry, its owner word (if it has a buffer) and its slot.
     #[inline(always)]
-    pub(crate) fn pop(&self, me: &Consumer, owners: &impl Owners) -> Result<Option<(Entry, u64, &Line)>, Wild> {
+    pub(crate) fn pop(
+        &self,
+        me: &Consumer,
+        owners: &impl Owners,
+    ) -> Result<Option<(Entry, u64, &Line)>, Wild> {
         let head = me.head.get();
         let taken = self.take(head, owners);
         if !matches!(taken, Ok(None)) {

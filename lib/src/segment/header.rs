@@ -90,12 +90,12 @@ impl Header {
 
     /// Copies and checks a header. `len` is the size of the segment as the kernel says.
     pub(crate) fn read(lines: &Lines, len: u64) -> Result<Self, Unusable> {
-        let words: [u64; WORDS] =
-            std::array::from_fn(|i| lines[i / WORDS_PER_LINE].word(i % WORDS_PER_LINE).load(Ordering::Acquire));
+        let words: [u64; WORDS] = std::array::from_fn(|i| {
+            lines[i / WORDS_PER_LINE].word(i % WORDS_PER_LINE).load(Ordering::Acquire)
+        });
         if words[0] & MAGIC_MASK != MAGIC {
             return Err(Unusable::NotOurs);
         }
-        #[expect(clippy::cast_possible_truncation, reason = "the upper 16 bits")]
         let version = (words[0] >> 48) as u16;
         if version != LAYOUT_VERSION {
             return Err(Unusable::Version(version));
@@ -104,9 +104,7 @@ impl Header {
         let header = Self {
             pool: match words[1] {
                 0 => None,
-                id => Some(
-                    u32::try_from(id - 1).ok().and_then(PoolId::from_index).ok_or(Unusable::Damaged)?,
-                ),
+                id => Some(u32::try_from(id - 1).ok().and_then(PoolId::from_index).ok_or(Unusable::Damaged)?),
             },
             epoch: words[3],
             shape: Shape {
@@ -129,7 +127,9 @@ impl Header {
 
 /// FNV-1a over the words: finds accidents, not attacks.
 fn checksum(words: &[u64; WORDS]) -> u64 {
-    words[..CHECKSUM].iter().fold(0xcbf2_9ce4_8422_2325, |sum, word| (sum ^ word).wrapping_mul(0x100_0000_01b3))
+    words[..CHECKSUM]
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, word| (sum ^ word).wrapping_mul(0x100_0000_01b3))
 }
 
 #[cfg(all(test, not(loom)))]

@@ -11,16 +11,11 @@ use crate::sync::Line;
 
 /// Memory that holds a segment: mapped in production, on the heap for loom, Miri and property tests.
 #[derive(Debug)]
-pub struct Memory {
+pub(crate) struct Memory {
     base: NonNull<Line>,
     lines: usize,
-    kind: Kind,
-}
-
-#[derive(Debug)]
-enum Kind {
-    Mapped(#[expect(dead_code, reason = "held so that the mapping lives")] memmap2::MmapRaw),
-    Heap,
+    /// The mapping; none for memory on the heap.
+    _map: Option<memmap2::MmapRaw>,
 }
 
 // SAFETY: the memory is a plain range without thread affinity, and everything reachable through `&Memory` is atomic
@@ -32,29 +27,24 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// Takes over a mapping. Its length is rounded down to whole lines.
     #[must_use]
-    pub fn mapped(map: memmap2::MmapRaw) -> Arc<Self> {
+    pub(crate) fn mapped(map: memmap2::MmapRaw) -> Arc<Self> {
         let base = NonNull::new(map.as_mut_ptr().cast::<Line>()).unwrap_or(NonNull::dangling());
         debug_assert!(base.is_aligned(), "mmap returns page-aligned addresses");
-        Arc::new(Self { base, lines: map.len() / size_of::<Line>(), kind: Kind::Mapped(map) })
+        Arc::new(Self { base, lines: map.len() / size_of::<Line>(), _map: Some(map) })
     }
 
+    #[cfg(test)]
     /// Zeroed heap memory of `lines` lines, for tests and models.
     #[must_use]
-    pub fn heap(lines: usize) -> Arc<Self> {
+    pub(crate) fn heap(lines: usize) -> Arc<Self> {
         let boxed: Box<[Line]> = (0..lines).map(|_| Line::zeroed()).collect();
         let base = NonNull::from(Box::leak(boxed)).cast::<Line>();
-        Arc::new(Self { base, lines, kind: Kind::Heap })
-    }
-
-    /// Number of lines.
-    #[must_use]
-    pub fn lines(&self) -> usize {
-        self.lines
+        Arc::new(Self { base, lines, _map: None })
     }
 
     /// A window of `count` lines from line `start`; `None` when it does not fit.
     #[must_use]
-    pub fn window(self: &Arc<Self>, start: usize, count: usize) -> Option<Lines> {
+    pub(crate) fn window(self: &Arc<Self>, start: usize, count: usize) -> Option<Lines> {
         let end = start.checked_add(count)?;
         if end > self.lines {
             return None;
@@ -75,9 +65,10 @@ impl Memory {
     }
 }
 
+#[cfg(test)]
 impl Drop for Memory {
     fn drop(&mut self) {
-        if matches!(self.kind, Kind::Heap) {
+        if self._map.is_none() {
             let slice = NonNull::slice_from_raw_parts(self.base, self.lines);
             // SAFETY: `base` and `lines` are those of the box leaked in `heap`, and nobody else frees it.
             drop(unsafe { Box::from_raw(slice.as_ptr()) });
@@ -87,7 +78,7 @@ impl Drop for Memory {
 
 /// A checked window of lines that keeps its memory alive. Dereferences to `[Line]`.
 #[derive(Clone, Debug)]
-pub struct Lines {
+pub(crate) struct Lines {
     first: NonNull<Line>,
     count: usize,
     memory: Arc<Memory>,
@@ -99,9 +90,10 @@ unsafe impl Send for Lines {}
 unsafe impl Sync for Lines {}
 
 impl Lines {
+    #[cfg(test)]
     /// Zeroed heap lines, for tests and models.
     #[must_use]
-    pub fn heap(count: usize) -> Self {
+    pub(crate) fn heap(count: usize) -> Self {
         let memory = Memory::heap(count);
         Self { first: memory.base, count, memory }
     }
@@ -144,23 +136,6 @@ pub(crate) fn prefetch_exclusive_at(address: *const u8) {
     // SAFETY: as above.
     unsafe {
         std::arch::asm!("prfm pstl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri, loom))]
-    let _ = address;
-}
-
-/// Asks the cache for the line at `address` to be read soon.
-#[inline]
-pub(crate) fn prefetch_shared_at(address: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
-    // SAFETY: a prefetch reads and writes nothing and does not fault, whatever the address.
-    unsafe {
-        std::arch::asm!("prefetcht0 [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(all(target_arch = "aarch64", not(miri), not(loom)))]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }
     #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri, loom))]
     let _ = address;

@@ -12,5 +12,5 @@ pub(crate) mod layout;
 pub(crate) mod lines;
 pub(crate) mod store;
 
-pub use lines::{Lines, Memory};
-pub(crate) use lines::{prefetch_exclusive, prefetch_exclusive_at, prefetch_shared_at};
+pub(crate) use lines::{Lines, Memory};
+pub(crate) use lines::{prefetch_exclusive, prefetch_exclusive_at};

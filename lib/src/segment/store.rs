@@ -108,7 +108,10 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             // A link, a directory, a socket: whatever it is, we did not put it there.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
-                Err(Error::from(ErrorKind::NotOurs { link: Arc::clone(&self.link), what: path.display().to_string() }))
+                Err(Error::from(ErrorKind::NotOurs {
+                    link: Arc::clone(&self.link),
+                    what: path.display().to_string(),
+                }))
             }
             Err(error) => Err(self.refused(&path.display().to_string(), error)),
         }
@@ -135,7 +138,9 @@ impl Store {
             read => read,
         };
         let header = header.map_err(|unusable| match unusable {
-            Unusable::NotOurs => Error::from(ErrorKind::NotOurs { link: Arc::clone(&link), what: what.clone() }),
+            Unusable::NotOurs => {
+                Error::from(ErrorKind::NotOurs { link: Arc::clone(&link), what: what.clone() })
+            }
             Unusable::Version(version) => Error::from(ErrorKind::Version {
                 link: Arc::clone(&link),
                 what: what.clone(),
@@ -147,9 +152,12 @@ impl Store {
                 what: what.clone(),
                 why: "its header contradicts itself",
             }),
-            Unusable::Size { expected } => {
-                Error::from(ErrorKind::Truncated { link: Arc::clone(&link), what: what.clone(), found, expected })
-            }
+            Unusable::Size { expected } => Error::from(ErrorKind::Truncated {
+                link: Arc::clone(&link),
+                what: what.clone(),
+                found,
+                expected,
+            }),
         })?;
         if header.pool != pool {
             return Err(Error::from(ErrorKind::Damaged { link, what, why: "it holds another segment" }));
@@ -158,14 +166,19 @@ impl Store {
     }
 
     fn map(&self, file: &File, what: &str, bytes: u64) -> Result<Arc<Memory>> {
-        let map = file::map(file.as_fd(), bytes, self.prefault).map_err(|source| self.refused(what, source))?;
+        let map =
+            file::map(file.as_fd(), bytes, self.prefault).map_err(|source| self.refused(what, source))?;
         if self.huge_pages == HugePages::Transparent {
             // Advice: a node whose shmem_enabled is `never` maps small pages, and `shmesh doctor` says so.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         if self.lock_memory {
             map.lock().map_err(|source| {
-                Error::system(&self.link, format!("lock {what} in memory (see RLIMIT_MEMLOCK, `shmesh doctor`)"), source)
+                Error::system(
+                    &self.link,
+                    format!("lock {what} in memory (see RLIMIT_MEMLOCK, `shmesh doctor`)"),
+                    source,
+                )
             })?;
         }
         Ok(Memory::mapped(map))
@@ -174,7 +187,9 @@ impl Store {
     pub(crate) fn refused(&self, what: &str, source: io::Error) -> Error {
         let link = Arc::clone(&self.link);
         match source.raw_os_error() {
-            Some(libc::EACCES | libc::EPERM) => Error::from(ErrorKind::Permission { link, what: what.to_owned(), source }),
+            Some(libc::EACCES | libc::EPERM) => {
+                Error::from(ErrorKind::Permission { link, what: what.to_owned(), source })
+            }
             Some(libc::ENOENT) => Error::from(ErrorKind::NotFound { link, dir: self.dir.clone() }),
             _ => Error::from(ErrorKind::System { link, doing: format!("use {what}"), source }),
         }

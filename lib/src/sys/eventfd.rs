@@ -63,7 +63,8 @@ impl Doorbell {
                     // Rounded up: polling with 0 until the deadline would spin through its last millisecond.
                     let left = deadline.saturating_duration_since(Instant::now());
                     let millis = left.as_nanos().div_ceil(Duration::from_millis(1).as_nanos());
-                    PollTimeout::try_from(i32::try_from(millis).unwrap_or(i32::MAX)).unwrap_or(PollTimeout::MAX)
+                    PollTimeout::try_from(i32::try_from(millis).unwrap_or(i32::MAX))
+                        .unwrap_or(PollTimeout::MAX)
                 }
             };
             match poll(&mut [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)], timeout) {

@@ -61,7 +61,10 @@ pub(crate) fn memfd(name: &str, hugetlb: bool) -> io::Result<File> {
 
 /// Fixes the size of a memfd for good, so that nobody can make its readers fault.
 pub(crate) fn seal_size(file: &File) -> io::Result<()> {
-    fcntl(file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
+    fcntl(
+        file,
+        FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL),
+    )?;
     Ok(())
 }
 

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, accept4,
-    bind, connect, listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+    accept4, bind, connect, listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 
@@ -64,12 +64,8 @@ pub(crate) fn receive(fd: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
     let mut space = nix::cmsg_space!([std::os::fd::RawFd; MAX_FDS]);
     let mut slices = [IoSliceMut::new(&mut bytes)];
-    let message = recvmsg::<UnixAddr>(
-        fd.as_raw_fd(),
-        &mut slices,
-        Some(&mut space),
-        MsgFlags::MSG_CMSG_CLOEXEC,
-    )?;
+    let message =
+        recvmsg::<UnixAddr>(fd.as_raw_fd(), &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
     // Owned before anything can fail.
     let mut fds = Vec::new();
     for control in message.cmsgs()? {
