@@ -44,7 +44,6 @@ pub(crate) struct Line([AtomicU64; WORDS_PER_LINE]);
 const _: () = assert!(size_of::<Line>() == LINE_BYTES && align_of::<Line>() == LINE_BYTES);
 
 impl Line {
-    #[cfg(test)]
     /// A line of zeroes, which is what fresh shared memory holds.
     #[must_use]
     pub(crate) fn zeroed() -> Self {

@@ -32,12 +32,13 @@ pub(crate) struct Desk {
 impl Desk {
     pub(crate) fn new(core: &Core, me: Participant) -> Self {
         let side = me.word.side();
-        let stock = |place: usize| core.table(place).map(|table| Stock::new(table, me.seat));
+        let bytes = |place: usize| PoolId::ALL.get(place).and_then(|&id| Some(core.pool(id)?.bytes));
+        let stock = |place: usize| core.table(place).map(|table| Stock::new(table, bytes(place), me.seat));
         Self {
             seat_line: core.seats.line(me.seat),
             outgoing: core.outgoing(side).clone(),
             incoming: core.incoming(side).clone(),
-            msg: Stock::new(&core.msg().table, me.seat),
+            msg: Stock::new(&core.msg().table, Some(core.msg().bytes), me.seat),
             msg_pool: core.msg().clone(),
             stocks: std::array::from_fn(
                 |place| if place == PoolId::CpuMsg as usize { None } else { stock(place) },

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::participant::SeatIndex;
-use crate::segment::{Lines, Memory, prefetch_exclusive};
+use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
 use crate::sync::{AtomicU64, LINE_BYTES, Line, Ordering};
 use hints::{Bitmap, Hints, Recent};
 
@@ -102,11 +102,13 @@ pub(crate) struct Stock {
     seat: SeatIndex,
     own: Bitmap,
     recent: Recent,
+    /// Where the buffers are; inline cells have none.
+    bytes: Option<Bytes>,
 }
 
 impl Stock {
-    pub(crate) fn new(table: &Table, seat: SeatIndex) -> Self {
-        Self { table: table.clone(), seat, own: table.hints.of(seat), recent: Recent::new() }
+    pub(crate) fn new(table: &Table, bytes: Option<Bytes>, seat: SeatIndex) -> Self {
+        Self { table: table.clone(), seat, own: table.hints.of(seat), recent: Recent::new(), bytes }
     }
 
     /// Takes a free buffer: the one released last, if any. `next` makes its new owner word of the free one.
@@ -146,9 +148,14 @@ impl Stock {
     #[cold]
     #[inline(never)]
     fn refill(&self, seats_used: usize) -> u32 {
-        self.table
-            .hints
-            .refill(self.seat, seats_used, &self.recent, |index| prefetch_exclusive(self.table.cell(index)))
+        self.table.hints.refill(self.seat, seats_used, &self.recent, |index| {
+            // Their last holder has these lines. A locked instruction waits for its own line and for those of all stores
+            // before it, so one after the other they would cost a round trip each; asked for now, they come together.
+            prefetch_exclusive(self.table.cell(index));
+            if let Some(bytes) = &self.bytes {
+                prefetch_exclusive_at(bytes.buffer(index).as_ptr());
+            }
+        })
     }
 
     /// Ends the incarnation `held`. `false`: it was over already, because its holder was declared dead.
@@ -178,17 +185,36 @@ pub(crate) const fn stride_bytes(buf_size_bytes: u32) -> u64 {
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
     pub(crate) table: Table,
-    buffers: NonNull<u8>,
+    pub(crate) bytes: Bytes,
+}
+
+/// Where the buffers of a pool are. Valid as long as the pool's table, which keeps the memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bytes {
+    start: NonNull<u8>,
     stride: usize,
+    len: usize,
     buf_size: u32,
 }
 
 #[expect(unsafe_code, reason = "a pointer into memory that the table's windows keep alive")]
 mod threads {
     // SAFETY: all access to the bytes goes through a loan or message, which holds its buffer exclusively.
-    unsafe impl Send for super::Pool {}
+    unsafe impl Send for super::Bytes {}
     // SAFETY: as above.
-    unsafe impl Sync for super::Pool {}
+    unsafe impl Sync for super::Bytes {}
+}
+
+impl Bytes {
+    /// The first byte of buffer `index`.
+    #[inline]
+    #[expect(unsafe_code, reason = "pointer arithmetic inside the pool's bytes")]
+    pub(crate) fn buffer(&self, index: u32) -> NonNull<u8> {
+        let index = index as usize;
+        assert!(index < self.len, "indices are checked where they are read");
+        // SAFETY: `Pool::place` checked that `len` strides fit in the memory.
+        unsafe { self.start.add(index * self.stride) }
+    }
 }
 
 impl Pool {
@@ -202,27 +228,19 @@ impl Pool {
     ) -> Option<Self> {
         let table = Table::place(memory, table_start, len)?;
         let stride = usize::try_from(stride_bytes(buf_size)).ok()?;
-        let buffers = memory.payload(buffer_start, stride.checked_mul(len)? / LINE_BYTES)?;
-        Some(Self { table, buffers, stride, buf_size })
+        let start = memory.payload(buffer_start, stride.checked_mul(len)? / LINE_BYTES)?;
+        Some(Self { table, bytes: Bytes { start, stride, len, buf_size } })
     }
 
     /// Size of a buffer in bytes, as configured.
     #[inline]
     pub(crate) fn buf_size(&self) -> u32 {
-        self.buf_size
+        self.bytes.buf_size
     }
 
-    /// The first byte of buffer `index`, which must be below the length of the table.
+    /// The first byte of buffer `index`.
     #[inline]
     pub(crate) fn buffer(&self, index: u32) -> NonNull<u8> {
-        debug_assert!((index as usize) < self.table.len());
-        offset(self.buffers, index as usize * self.stride)
+        self.bytes.buffer(index)
     }
-}
-
-#[inline]
-#[expect(unsafe_code, reason = "pointer arithmetic inside the pool's bytes")]
-fn offset(base: NonNull<u8>, bytes: usize) -> NonNull<u8> {
-    // SAFETY: `Pool::place` checked that `len` strides fit in the memory; callers pass an index below `len`.
-    unsafe { base.add(bytes) }
 }

@@ -115,6 +115,10 @@ impl DataOwner {
         self.attached_to() == Some((cell, msg.incarnation() & ((1 << DATA_MSG_INCARNATION_BITS) - 1)))
     }
 
+    pub(crate) fn is_free(self) -> bool {
+        is_free(self.0)
+    }
+
     pub(crate) fn attached(self, cell: u32, msg: MsgOwner) -> Self {
         let incarnation = (self.0 >> DATA_INCARNATION_SHIFT).wrapping_add(1);
         let of_msg = msg.incarnation() & ((1 << DATA_MSG_INCARNATION_BITS) - 1);

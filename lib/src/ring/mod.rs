@@ -35,6 +35,9 @@ pub(crate) const SLEEPERS: usize = 8;
 pub(crate) const POSTS: usize = 10;
 pub(crate) const POSTS_TAKEN: usize = 12;
 
+/// How far ahead of its use a line is asked for: about the time that one takes to cross, in messages.
+const AHEAD: u64 = 4;
+
 /// The ring is full.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Full;

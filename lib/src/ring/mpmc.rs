@@ -9,8 +9,9 @@
 //! consumer moved `head` past this slot, so whoever sees the later owner word sees the later `head`.
 
 use super::entry::Entry;
-use super::{Full, HEAD, Look, Owners, TAIL, Wild, Words};
-use crate::sync::{AtomicU64, Ordering, spin};
+use super::{AHEAD, Full, HEAD, Look, Owners, TAIL, Wild, Words};
+use crate::segment::prefetch_exclusive;
+use crate::sync::{AtomicU64, Line, Ordering, spin};
 
 /// Every failed round means that somebody else made progress, or that a hostile peer writes what it likes. After so many,
 /// it is the latter.
@@ -42,9 +43,15 @@ impl Mpmc {
     /// Neighbours in time lie on different lines, so that a producer and a consumer seldom meet on one.
     #[inline]
     pub(super) fn slot(&self, position: u64) -> &AtomicU64 {
+        let (line, word) = self.place(position);
+        line.word(word)
+    }
+
+    #[inline]
+    fn place(&self, position: u64) -> (&Line, usize) {
         let (index, lines) = (self.words.slot_index(position), self.words.slots.len());
         // The capacity is a power of two: with fewer than 8 slots there is one line, and it is all of them.
-        self.words.slots[index & (lines - 1)].word(index >> lines.trailing_zeros())
+        (&self.words.slots[index & (lines - 1)], index >> lines.trailing_zeros())
     }
 
     /// Sends one message.
@@ -85,6 +92,7 @@ impl Mpmc {
                     Ordering::AcqRel,
                     Ordering::Relaxed,
                 );
+                prefetch_exclusive(self.place(position.wrapping_add(AHEAD)).0);
                 return Ok(());
             }
         }
@@ -166,8 +174,9 @@ impl Mpmc {
             let after = at.wrapping_add(1);
             match look {
                 Ok(Look::Here(word)) => {
-                    let (next_lap, next) = Entry::split(self.slot(after).load(Ordering::Relaxed));
-                    if next_lap == self.words.lap(after) {
+                    let later = at.wrapping_add(AHEAD);
+                    let (lap, next) = Entry::split(self.slot(later).load(Ordering::Relaxed));
+                    if lap == self.words.lap(later) {
                         owners.ahead(next);
                     }
                     if owners.take(entry, word) {

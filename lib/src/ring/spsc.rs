@@ -10,7 +10,8 @@
 use std::cell::Cell;
 
 use super::entry::Entry;
-use super::{Full, HEAD, Look, Owners, Wild, Words};
+use super::{AHEAD, Full, HEAD, Look, Owners, Wild, Words};
+use crate::segment::prefetch_exclusive;
 use crate::sync::{Line, Ordering};
 
 /// An inline message: both ids in one word, then the bytes.
@@ -85,6 +86,7 @@ impl Spsc {
         // PUBLISH
         slot.word(0).store(entry.in_lap(self.words.lap(tail)), Ordering::Release);
         me.tail.set(tail.wrapping_add(1));
+        prefetch_exclusive(self.slot(tail.wrapping_add(AHEAD)));
         Ok(())
     }
 
@@ -150,9 +152,9 @@ impl Spsc {
             return Ok(Some((entry, 0, slot)));
         }
         owners.ahead(entry);
-        let after = head.wrapping_add(1);
-        let (next_lap, next) = Entry::split(self.slot(after).word(0).load(Ordering::Relaxed));
-        if next_lap == self.words.lap(after) {
+        let later = head.wrapping_add(AHEAD);
+        let (lap, next) = Entry::split(self.slot(later).word(0).load(Ordering::Relaxed));
+        if lap == self.words.lap(later) {
             owners.ahead(next);
         }
         match owners.look(entry)? {

@@ -11,8 +11,8 @@ use crate::sync::LINE_BYTES;
 
 /// Lines of the header of every segment.
 pub(crate) const HEADER_LINES: usize = 2;
-/// Buffers start on a page, and segments are whole pages.
-const PAGE_LINES: usize = 4096 / LINE_BYTES;
+/// Buffers start on a page, and segments are whole pages. Models need no pages, and each word of one costs them time.
+const PAGE_LINES: usize = if cfg!(loom) { 1 } else { 4096 / LINE_BYTES };
 /// The most cells that an entry of a ring can name.
 const CELLS_MAX: usize = 1 << crate::ring::entry::CELL_BITS;
 
@@ -111,7 +111,7 @@ impl PoolLayout {
         let buffers = (table + table_lines(len as usize)).next_multiple_of(PAGE_LINES);
         // 2^19 buffers of 2^31 bytes do not overflow.
         let bytes = (buffers * LINE_BYTES) as u64 + stride_bytes(buf_size) * u64::from(len);
-        Self { table, buffers, bytes: bytes.next_multiple_of(4096) }
+        Self { table, buffers, bytes: bytes.next_multiple_of((PAGE_LINES * LINE_BYTES) as u64) }
     }
 
     pub(crate) fn bytes(&self) -> u64 {

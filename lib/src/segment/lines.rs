@@ -14,8 +14,8 @@ use crate::sync::Line;
 pub(crate) struct Memory {
     base: NonNull<Line>,
     lines: usize,
-    /// The mapping; none for memory on the heap.
-    _map: Option<memmap2::MmapRaw>,
+    /// None for memory on the heap.
+    map: Option<memmap2::MmapRaw>,
 }
 
 // SAFETY: the memory is a plain range without thread affinity, and everything reachable through `&Memory` is atomic
@@ -30,16 +30,15 @@ impl Memory {
     pub(crate) fn mapped(map: memmap2::MmapRaw) -> Arc<Self> {
         let base = NonNull::new(map.as_mut_ptr().cast::<Line>()).unwrap_or(NonNull::dangling());
         debug_assert!(base.is_aligned(), "mmap returns page-aligned addresses");
-        Arc::new(Self { base, lines: map.len() / size_of::<Line>(), _map: Some(map) })
+        Arc::new(Self { base, lines: map.len() / size_of::<Line>(), map: Some(map) })
     }
 
-    #[cfg(test)]
     /// Zeroed heap memory of `lines` lines, for tests and models.
     #[must_use]
     pub(crate) fn heap(lines: usize) -> Arc<Self> {
         let boxed: Box<[Line]> = (0..lines).map(|_| Line::zeroed()).collect();
         let base = NonNull::from(Box::leak(boxed)).cast::<Line>();
-        Arc::new(Self { base, lines, _map: None })
+        Arc::new(Self { base, lines, map: None })
     }
 
     /// A window of `count` lines from line `start`; `None` when it does not fit.
@@ -65,10 +64,9 @@ impl Memory {
     }
 }
 
-#[cfg(test)]
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self._map.is_none() {
+        if self.map.is_none() {
             let slice = NonNull::slice_from_raw_parts(self.base, self.lines);
             // SAFETY: `base` and `lines` are those of the box leaked in `heap`, and nobody else frees it.
             drop(unsafe { Box::from_raw(slice.as_ptr()) });
@@ -90,7 +88,6 @@ unsafe impl Send for Lines {}
 unsafe impl Sync for Lines {}
 
 impl Lines {
-    #[cfg(test)]
     /// Zeroed heap lines, for tests and models.
     #[must_use]
     pub(crate) fn heap(count: usize) -> Self {
