@@ -1,0 +1,314 @@
+//! iceoryx2, publish-subscribe and events: the peer that is closest to us.
+//!
+//! Set up as its users would for a stream that loses nothing: no overflow, retry until delivered, one publisher and
+//! one subscriber per direction. Its subscriber attaches to a publisher in its first receive, and until then a "reliable"
+//! send goes nowhere, so both ends update their connections before the first message.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result, anyhow};
+use iceoryx2::node::{Node, NodeBuilder};
+use iceoryx2::port::listener::Listener;
+use iceoryx2::port::notifier::Notifier;
+use iceoryx2::port::publisher::Publisher;
+use iceoryx2::port::subscriber::Subscriber;
+use iceoryx2::port::update_connections::UpdateConnections;
+use iceoryx2::prelude::{
+    BackpressureStrategy, Config, FileName, LogLevel, SemanticString, SignalHandlingMode, ipc, set_log_level,
+};
+
+use crate::harness::{self, Meet, Shared};
+use crate::leftovers::{PREFIX, sweep};
+use crate::measure::{Ctx, Dist, Rx, Tx};
+use crate::payload::{fill, read};
+use crate::report::{Case, Group, Kind};
+
+const SMALL: usize = 8;
+const BULK: usize = 8192;
+
+/// An end attaches to what it finds, and may find the other end half made the first time.
+const ATTACH_ROUNDS: u32 = 2;
+
+pub(crate) const CASES: &[Case] = &[
+    peer("iceoryx2-rtt", Kind::RoundTrip, 64, rtt::<SMALL>).note("0.10, buffer 16, polled"),
+    peer("iceoryx2-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, 1024, 1024))
+        .note("0.10, buffer 1024, retry until delivered"),
+    peer("iceoryx2-op", Kind::Op, 64, alone)
+        .note("0.10, one thread: loan, write, send, receive, read, drop")
+        .one_process(),
+    peer("iceoryx2-rtt-64k", Kind::RoundTrip, 65536, rtt::<BULK>).note("0.10, filled and read on both sides"),
+    peer("iceoryx2-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, 16, 16))
+        .note("0.10, buffer 16, filled and read"),
+    peer("iceoryx2-event-rtt", Kind::RoundTrip, 8, events).note("0.10, both sides sleep in blocking_wait"),
+];
+
+const fn peer(name: &'static str, kind: Kind, bytes: usize, run: fn(&Ctx) -> Result<Dist>) -> Case {
+    Case::new(name, Group::Peer, kind, bytes, run)
+}
+
+/// The names of one run, which belong to the process that forks the workers. Swept when dropped.
+struct Names(String);
+
+impl Names {
+    fn new() -> Self {
+        sweep();
+        Self(format!("{PREFIX}{}", std::process::id()))
+    }
+
+    fn config(&self) -> Result<Config> {
+        let mut config = Config::default();
+        let root = format!("/tmp/{}", self.0);
+        config
+            .global
+            .set_root_path(&iceoryx2::prelude::Path::new(root.as_bytes()).map_err(|e| anyhow!("{e:?}"))?);
+        config.global.prefix =
+            FileName::new(format!("{}_", self.0).as_bytes()).map_err(|e| anyhow!("{e:?}"))?;
+        Ok(config)
+    }
+
+    fn node(&self) -> Result<Node<ipc::Service>> {
+        set_log_level(LogLevel::Error);
+        let builder =
+            NodeBuilder::new().signal_handling_mode(SignalHandlingMode::Disabled).config(&self.config()?);
+        builder.create().map_err(|e| anyhow!("creating a node: {e:?}"))
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        sweep();
+    }
+}
+
+type Service<const W: usize> =
+    iceoryx2::service::port_factory::publish_subscribe::PortFactory<ipc::Service, [u64; W], ()>;
+
+fn service<const W: usize>(node: &Node<ipc::Service>, name: &str, depth: usize) -> Result<Service<W>> {
+    let name = name.try_into().map_err(|e| anyhow!("{e:?}"))?;
+    node.service_builder(&name)
+        .publish_subscribe::<[u64; W]>()
+        .enable_safe_overflow(false)
+        .subscriber_max_buffer_size(depth)
+        .subscriber_max_borrowed_samples(2)
+        .history_size(0)
+        .max_publishers(1)
+        .max_subscribers(1)
+        .max_nodes(4)
+        .open_or_create()
+        .map_err(|e| anyhow!("opening a service: {e:?}"))
+}
+
+struct Publish<const W: usize>(Publisher<ipc::Service, [u64; W], ()>);
+
+impl<const W: usize> Publish<W> {
+    fn new(service: &Service<W>) -> Result<Self> {
+        let builder =
+            service.publisher_builder().backpressure_strategy(BackpressureStrategy::RetryUntilDelivered);
+        Ok(Self(builder.create().map_err(|e| anyhow!("creating a publisher: {e:?}"))?))
+    }
+}
+
+impl<const W: usize> Tx for Publish<W> {
+    #[inline(always)]
+    fn send(&mut self, word: u64) {
+        let mut sample = self.0.loan_uninit().expect("loaning a sample");
+        let payload = sample.payload_mut().as_mut_ptr();
+        // SAFETY: the loan is ours alone until it is sent.
+        unsafe { fill(payload.cast(), W, word) };
+        // SAFETY: all W words have just been written.
+        let sample = unsafe { sample.assume_init() };
+        let receivers = sample.send().expect("sending a sample");
+        assert!(receivers == 1, "a sample reached {receivers} subscribers");
+    }
+}
+
+struct Subscribe<const W: usize>(Subscriber<ipc::Service, [u64; W], ()>);
+
+impl<const W: usize> Subscribe<W> {
+    fn new(service: &Service<W>) -> Result<Self> {
+        let builder = service.subscriber_builder();
+        Ok(Self(builder.create().map_err(|e| anyhow!("creating a subscriber: {e:?}"))?))
+    }
+
+    fn attach(&self) {
+        self.0.has_samples().expect("attaching the subscriber");
+    }
+}
+
+impl<const W: usize> Rx for Subscribe<W> {
+    #[inline(always)]
+    fn recv(&mut self) -> u64 {
+        loop {
+            if let Some(sample) = self.0.receive().expect("receiving a sample") {
+                // SAFETY: the sample is initialised and stays unchanged until it is dropped.
+                return unsafe { read(sample.payload().as_ptr(), W) };
+            }
+        }
+    }
+}
+
+fn update<const W: usize>(publish: &Publish<W>) {
+    publish.0.update_connections().expect("attaching the publisher");
+}
+
+/// The two ends of a round trip. `first` creates both services, so that nobody races for them.
+fn ends<const W: usize>(
+    node: &Node<ipc::Service>,
+    meet: &Meet<'_>,
+    (to, from): (&str, &str),
+    first: bool,
+) -> Result<(Publish<W>, Subscribe<W>)> {
+    if !first {
+        meet.wait();
+    }
+    let (to, from) = (service(node, to, 16)?, service(node, from, 16)?);
+    if first {
+        meet.wait();
+    }
+    let (tx, rx) = (Publish::new(&to)?, Subscribe::new(&from)?);
+    for _ in 0..ATTACH_ROUNDS {
+        meet.wait();
+        rx.attach();
+        update(&tx);
+    }
+    meet.wait();
+    Ok((tx, rx))
+}
+
+fn rtt<const W: usize>(ctx: &Ctx) -> Result<Dist> {
+    let names = Names::new();
+    harness::pair(
+        ctx,
+        |meet| {
+            let node = names.node().expect("setting up");
+            let (mut tx, mut rx) = ends::<W>(&node, meet, ("there", "back"), true).expect("setting up");
+            let dist = ctx.ping(&mut tx, &mut rx);
+            meet.wait();
+            Some(dist)
+        },
+        |meet| {
+            let node = names.node().expect("setting up");
+            let (mut tx, mut rx) = ends::<W>(&node, meet, ("back", "there"), false).expect("setting up");
+            ctx.echo(&mut tx, &mut rx);
+            meet.wait();
+            None
+        },
+    )
+}
+
+fn oneway<const W: usize>(ctx: &Ctx, depth: usize, batch: u64) -> Result<Dist> {
+    let names = Names::new();
+    harness::pair(
+        ctx,
+        |meet| {
+            let node = names.node().expect("setting up");
+            let service = service::<W>(&node, "there", depth).expect("setting up");
+            let mut tx = Publish::new(&service).expect("setting up");
+            meet.wait();
+            for _ in 0..ATTACH_ROUNDS {
+                meet.wait();
+                update(&tx);
+            }
+            meet.wait();
+            ctx.produce(&mut tx, batch);
+            // The samples die with their publisher: wait until all have been read.
+            meet.wait();
+            None
+        },
+        |meet| {
+            let node = names.node().expect("setting up");
+            meet.wait();
+            let service = service::<W>(&node, "there", depth).expect("setting up");
+            let mut rx = Subscribe::new(&service).expect("setting up");
+            for _ in 0..ATTACH_ROUNDS {
+                meet.wait();
+                rx.attach();
+            }
+            meet.wait();
+            let dist = ctx.consume(&mut rx, batch);
+            meet.wait();
+            Some(dist)
+        },
+    )
+}
+
+fn alone(ctx: &Ctx) -> Result<Dist> {
+    let names = Names::new();
+    harness::solo(ctx, || {
+        let node = names.node().expect("setting up");
+        let service = service::<SMALL>(&node, "self", 16).expect("setting up");
+        let mut tx = Publish::new(&service).expect("setting up");
+        let mut rx = Subscribe::new(&service).expect("setting up");
+        rx.attach();
+        update(&tx);
+        ctx.alone(&mut tx, &mut rx)
+    })
+}
+
+/// An event carries only an id, so the message lies beside it.
+struct Notify<'a>(Notifier<ipc::Service>, &'a AtomicU64);
+
+impl Tx for Notify<'_> {
+    fn send(&mut self, word: u64) {
+        self.1.store(word, Ordering::Release);
+        let woken = self.0.notify().expect("notifying");
+        assert!(woken == 1, "an event reached {woken} listeners");
+    }
+}
+
+struct Listen<'a>(Listener<ipc::Service>, &'a AtomicU64);
+
+impl Rx for Listen<'_> {
+    fn recv(&mut self) -> u64 {
+        while self.0.blocking_wait(|_| ()).expect("waiting for an event") == 0 {}
+        self.1.load(Ordering::Acquire)
+    }
+}
+
+fn events(ctx: &Ctx) -> Result<Dist> {
+    let names = Names::new();
+    let shared = Shared::new(4096)?;
+    // SAFETY: zeroed, aligned, and mapped for as long as `shared` lives.
+    let words = unsafe { (&*shared.at::<AtomicU64>(0, 1), &*shared.at::<AtomicU64>(128, 1)) };
+    let ends =
+        |meet: &Meet<'_>, to: &str, from: &str, first: bool| -> Result<(Notifier<_>, Listener<_>, Node<_>)> {
+            let node = names.node()?;
+            let open = |name: &str| {
+                let name = name.try_into().map_err(|e| anyhow!("{e:?}"))?;
+                let builder =
+                    node.service_builder(&name).event().max_notifiers(1).max_listeners(1).max_nodes(4);
+                builder
+                    .disable_notifier_created_event()
+                    .disable_notifier_dropped_event()
+                    .open_or_create()
+                    .context("an event service")
+            };
+            if !first {
+                meet.wait();
+            }
+            let (to, from) = (open(to)?, open(from)?);
+            if first {
+                meet.wait();
+            }
+            let listener = from.listener_builder().create().context("a listener")?;
+            meet.wait();
+            let notifier = to.notifier_builder().create().context("a notifier")?;
+            meet.wait();
+            Ok((notifier, listener, node))
+        };
+    harness::pair(
+        ctx,
+        |meet| {
+            let (notifier, listener, _node) = ends(meet, "there", "back", true).expect("setting up");
+            let dist = ctx.ping(&mut Notify(notifier, words.0), &mut Listen(listener, words.1));
+            meet.wait();
+            Some(dist)
+        },
+        |meet| {
+            let (notifier, listener, _node) = ends(meet, "back", "there", false).expect("setting up");
+            ctx.echo(&mut Notify(notifier, words.1), &mut Listen(listener, words.0));
+            meet.wait();
+            None
+        },
+    )
+}

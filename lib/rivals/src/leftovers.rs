@@ -1,0 +1,25 @@
+//! The files that a peer leaves behind, found by the name that we made it use.
+
+use std::fs;
+use std::path::Path;
+
+/// What all names made here begin with; after it comes the number of the process that they belong to.
+pub(crate) const PREFIX: &str = "rivals_";
+/// Where names can be: shared memory objects, then everything else.
+const PLACES: [&str; 2] = ["/dev/shm", "/tmp"];
+
+/// Removes the files of this process and of dead ones. The workers of this process have ended when this is called.
+pub(crate) fn sweep() {
+    for place in PLACES {
+        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
+            let pid: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            let Ok(pid) = pid.parse::<u32>() else { continue };
+            if pid != std::process::id() && Path::new(&format!("/proc/{pid}")).exists() {
+                continue;
+            }
+            let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
+        }
+    }
+}
