@@ -40,6 +40,7 @@
 
 pub mod config;
 mod error;
+pub mod inspect;
 mod link;
 mod notify;
 mod participant;

@@ -43,11 +43,11 @@ const PACKET_BYTES: usize = 16;
 
 /// What the holder gives to a newcomer.
 #[derive(Debug, Default)]
-pub(super) struct Offer {
+pub(crate) struct Offer {
     /// One per ring, unless the link has no notification.
-    pub(super) doorbells: Option<[Doorbell; 2]>,
+    pub(crate) doorbells: Option<[Doorbell; 2]>,
     /// The link's own segment and its pools, unless they have names.
-    pub(super) segments: Vec<File>,
+    pub(crate) segments: Vec<File>,
 }
 
 /// This process's readiness to be the holder, in a thread of its own.
@@ -79,7 +79,7 @@ fn packet(magic: [u8; 8], doorbells: bool, segments: u8) -> [u8; PACKET_BYTES] {
 
 impl Holder {
     /// Asks the holder of a link. `None`: there is none just now. The connection stays open as a sign of life.
-    pub(super) fn ask(store: &Store) -> Result<Option<(Offer, OwnedFd)>> {
+    pub(crate) fn ask(store: &Store) -> Result<Option<(Offer, OwnedFd)>> {
         let path = socket_path(store);
         let holder =
             |what| Error::from(ErrorKind::Holder { link: Arc::clone(&store.link), path: path.clone(), what });
@@ -134,7 +134,7 @@ impl Holder {
     }
 
     /// The right to be the holder, and to create or remove the link. `None`: somebody has it.
-    pub(super) fn try_lock(store: &Store) -> Result<Option<Lock>> {
+    pub(crate) fn try_lock(store: &Store) -> Result<Option<Lock>> {
         let path = lock_path(store);
         Lock::try_take(&path, store.file_mode)
             .map_err(|error| store.refused(&path.display().to_string(), error))

@@ -14,7 +14,7 @@
 
 pub(crate) mod core;
 pub(crate) mod desk;
-mod holder;
+pub(crate) mod holder;
 mod loan;
 mod message;
 mod open;

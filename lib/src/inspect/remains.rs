@@ -1,0 +1,161 @@
+//! What is left of a link, and removing it.
+
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::View;
+use super::segments::{Place, is_ours};
+use super::snapshot::{SeatView, seats};
+use crate::config::{LinkName, PoolId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::link::holder::Holder;
+use crate::participant::{SEAT_LINES, Seats};
+use crate::segment::layout::LinkLayout;
+use crate::sys::file::Lock;
+use crate::sys::process::ProcessIdentity;
+
+/// The files of a link, and what speaks against removing them.
+///
+/// While it exists, nobody can create the link anew or become its holder, unless somebody is already.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let remains = shmesh::inspect::Remains::of(dir.path(), &"fronthaul".parse()?)?;
+/// assert_eq!(remains.seats.len(), 1, "we sit on it ourselves");
+/// assert!(remains.is_held);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Remains {
+    /// The files that are ours, and their sizes: what [`remove`](Self::remove) removes. The link's own segment first.
+    pub files: Vec<(PathBuf, u64)>,
+    /// Files with a link's name that are something else. They are left alone.
+    pub foreign: Vec<PathBuf>,
+    /// Who is attached, dead or alive, as far as the link can be read.
+    pub seats: Vec<SeatView>,
+    /// A process keeps the link's descriptors: it lives, whatever its number says here.
+    pub is_held: bool,
+    /// Messages that wait; `None` when the link cannot be read.
+    pub queued: Option<usize>,
+    /// What is wrong with the link.
+    pub damage: Option<Error>,
+    link: Arc<str>,
+    lock: Option<Lock>,
+    /// The lock file was not there before.
+    made_lock: Option<PathBuf>,
+}
+
+impl Remains {
+    /// Looks at what is left of the link `name` in `dir`.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound) when there is nothing; [`Permission`](ErrorKind::Permission) and what else the
+    /// kernel can refuse.
+    pub fn of(dir: &Path, name: &LinkName) -> Result<Self> {
+        let place = Place::new(dir, name);
+        let (mut files, mut foreign) = (Vec::new(), Vec::new());
+        for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
+            sort(&place, place.store.path(pool), is_ours, &mut files, &mut foreign)?;
+        }
+        let is_socket = |path: &Path| Ok(std::fs::symlink_metadata(path)?.file_type().is_socket());
+        sort(&place, place.beside("broker"), is_socket, &mut files, &mut foreign)?;
+        let lock_path = place.beside("lock");
+        let is_lock = |path: &Path| {
+            let metadata = std::fs::symlink_metadata(path)?;
+            Ok(metadata.is_file() && metadata.len() == 0)
+        };
+        let had_lock = sort(&place, lock_path.clone(), is_lock, &mut files, &mut foreign)?;
+        if files.is_empty() && foreign.is_empty() {
+            return Err(ErrorKind::NotFound { link: place.link(), dir: dir.to_path_buf() }.into());
+        }
+        // Another's lock file is not ours to lock; whatever it means, `foreign` tells the caller to stop.
+        let lock = if foreign.contains(&lock_path) { None } else { Holder::try_lock(&place.store)? };
+        let is_held = lock.is_none() && !foreign.contains(&lock_path);
+        let mut remains = Self {
+            files,
+            foreign,
+            seats: Vec::new(),
+            is_held,
+            queued: None,
+            damage: None,
+            link: place.link(),
+            made_lock: (lock.is_some() && !had_lock).then_some(lock_path),
+            lock,
+        };
+        match View::open(dir, name) {
+            Ok(view) => {
+                let snapshot = view.snapshot();
+                remains.queued = Some(snapshot.rings.iter().map(|ring| ring.queued.len()).sum());
+                remains.seats = snapshot.seats;
+            }
+            Err(error) => {
+                remains.seats = seats_alone(&place).unwrap_or_default();
+                remains.damage = Some(error);
+            }
+        }
+        Ok(remains)
+    }
+
+    /// Removes the files, and returns their sum in bytes. A process that has them mapped keeps its memory.
+    ///
+    /// # Errors
+    /// The kernel refuses to; what was removed before stays removed.
+    pub fn remove(mut self) -> Result<u64> {
+        let mut bytes = 0;
+        for (path, size) in &self.files {
+            match std::fs::remove_file(path) {
+                Ok(()) => bytes += size,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => {
+                    let doing = format!("remove {}", path.display());
+                    return Err(Error::system(&self.link, doing, source));
+                }
+            }
+        }
+        self.forget_lock();
+        Ok(bytes)
+    }
+
+    fn forget_lock(&mut self) {
+        if let Some(path) = self.made_lock.take() {
+            // While we still have it: whoever opens it now finds, after locking, that it has no name any more.
+            let _ = std::fs::remove_file(path);
+        }
+        self.lock = None;
+    }
+}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        self.forget_lock();
+    }
+}
+
+/// Puts a path among ours or the foreign ones. `false`: there is no such file.
+fn sort(
+    place: &Place,
+    path: PathBuf,
+    is_ours: impl Fn(&Path) -> io::Result<bool>,
+    ours: &mut Vec<(PathBuf, u64)>,
+    foreign: &mut Vec<PathBuf>,
+) -> Result<bool> {
+    let looked = std::fs::symlink_metadata(&path).and_then(|metadata| Ok((metadata.len(), is_ours(&path)?)));
+    match looked {
+        Ok((len, true)) => ours.push((path, len)),
+        Ok((_, false)) => foreign.push(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(place.store.refused(&path.display().to_string(), error)),
+    }
+    Ok(true)
+}
+
+/// Who sits on a link whose own segment is whole, though its pools are not.
+fn seats_alone(place: &Place) -> Option<Vec<SeatView>> {
+    let shm = place.open(None).ok()??;
+    let lines = shm.memory.window(LinkLayout::of(&shm.header.shape).seats, SEAT_LINES)?;
+    Some(seats(&Seats::new(lines), &[], &ProcessIdentity::me().ok()?))
+}

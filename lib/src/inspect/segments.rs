@@ -1,0 +1,331 @@
+//! Finding the files of a link, opening and mapping them for reading only.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
+use crate::error::{Error, ErrorKind, Result};
+use crate::link::core::Core;
+use crate::link::holder::Holder;
+use crate::segment::header::{Header, LAYOUT_VERSION, Unusable};
+use crate::segment::layout::{HEADER_LINES, LinkLayout, PoolLayout};
+use crate::segment::store::{Store, file_name};
+use crate::segment::{Lines, Memory};
+use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
+use crate::sys::file;
+use crate::sys::process::ProcessIdentity;
+
+/// Huge pages come whole, so a segment in them may be longer than its header says.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// Names of the links that something lies of in `dir`, sorted: whole ones, damaged ones, and what only looks like one.
+///
+/// Told by `<link>_shm`, whatever it holds, by the socket `<link>.broker`, and by pools of ours without their link.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn names(dir: &Path) -> io::Result<Vec<LinkName>> {
+    let mut names = BTreeSet::new();
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let Ok(file) = entry.file_name().into_string() else { continue };
+        let link = if let Some(link) = file.strip_suffix("_shm") {
+            link
+        } else if let Some(link) = file.strip_suffix(".broker") {
+            if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+                continue;
+            }
+            link
+        } else if let Some((link, pool)) = pool_file(&file) {
+            if read_header(&entry.path()).is_none_or(|header| header.is_err()) || pool.is_device() {
+                continue;
+            }
+            link
+        } else {
+            continue;
+        };
+        names.extend(link.parse::<LinkName>());
+    }
+    Ok(names.into_iter().collect())
+}
+
+fn pool_file(name: &str) -> Option<(&str, PoolId)> {
+    PoolId::ALL.into_iter().find_map(|pool| Some((name.strip_suffix(pool.name())?.strip_suffix('_')?, pool)))
+}
+
+/// The checked header of a file; `None` when it cannot be read.
+fn read_header(path: &Path) -> Option<std::result::Result<Header, Unusable>> {
+    let file = file::open(path, false).ok()?;
+    let metadata = file.metadata().ok()?;
+    if !metadata.is_file() {
+        return Some(Err(Unusable::NotOurs));
+    }
+    Some(header_of(&file, metadata.len()))
+}
+
+/// Reads the header through the file: a mapping would give pages to a sparse file of somebody else.
+fn header_of(file: &File, len: u64) -> std::result::Result<Header, Unusable> {
+    let mut bytes = [0; HEADER_LINES * LINE_BYTES];
+    if file.read_exact_at(&mut bytes, 0).is_err() {
+        return Err(Unusable::NotOurs);
+    }
+    let lines = Lines::heap(HEADER_LINES);
+    for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+        lines[i / WORDS_PER_LINE]
+            .word(i % WORDS_PER_LINE)
+            .store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+    }
+    match Header::read(&lines, len) {
+        // A sum that overflows is no size of ours.
+        Err(Unusable::Size { expected })
+            if expected != len && expected.checked_next_multiple_of(HUGE_PAGE_BYTES) == Some(len) =>
+        {
+            Header::read(&lines, expected)
+        }
+        read => read,
+    }
+}
+
+/// Whether the file begins as ours do, of whatever version and however damaged.
+pub(super) fn is_ours(path: &Path) -> io::Result<bool> {
+    let file = match file::open(path, false) {
+        Ok(file) => file,
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let metadata = file.metadata()?;
+    Ok(metadata.is_file() && !matches!(header_of(&file, metadata.len()), Err(Unusable::NotOurs)))
+}
+
+/// A segment, mapped for reading.
+pub(super) struct Segment {
+    pub(super) memory: Arc<Memory>,
+    pub(super) header: Header,
+}
+
+/// The files of one link.
+pub(super) struct Place {
+    pub(super) store: Store,
+}
+
+impl Place {
+    pub(super) fn new(dir: &Path, name: &LinkName) -> Self {
+        Self { store: Store::new(&LinkConfig::new(name.clone()), dir) }
+    }
+
+    pub(super) fn link(&self) -> Arc<str> {
+        Arc::clone(&self.store.link)
+    }
+
+    pub(super) fn beside(&self, extension: &str) -> PathBuf {
+        self.store.dir.join(format!("{}.{extension}", self.store.link))
+    }
+
+    /// Opens and maps a named segment. `None`: there is no such file.
+    pub(super) fn open(&self, pool: Option<PoolId>) -> Result<Option<Segment>> {
+        let path = self.store.path(pool);
+        let what = path.display().to_string();
+        match file::open(&path, false) {
+            Ok(file) => self.check(&file, what, pool).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => {
+                Err(ErrorKind::NotOurs { link: self.link(), what }.into())
+            }
+            Err(error) => Err(self.store.refused(&what, error)),
+        }
+    }
+
+    fn check(&self, file: &File, what: String, pool: Option<PoolId>) -> Result<Segment> {
+        let link = self.link();
+        let metadata = file.metadata().map_err(|error| self.store.refused(&what, error))?;
+        if !metadata.is_file() {
+            return Err(ErrorKind::NotOurs { link, what }.into());
+        }
+        let found = metadata.len();
+        let header = match header_of(file, found) {
+            Ok(header) => header,
+            Err(Unusable::NotOurs) => return Err(ErrorKind::NotOurs { link, what }.into()),
+            Err(Unusable::Version(found)) => {
+                return Err(ErrorKind::Version { link, what, found, ours: LAYOUT_VERSION }.into());
+            }
+            Err(Unusable::Damaged) => {
+                return Err(ErrorKind::Damaged { link, what, why: "its header contradicts itself" }.into());
+            }
+            Err(Unusable::Size { expected }) => {
+                return Err(ErrorKind::Truncated { link, what, found, expected }.into());
+            }
+        };
+        if header.pool != pool {
+            return Err(ErrorKind::Damaged { link, what, why: "it holds another segment" }.into());
+        }
+        let map = memmap2::MmapOptions::new()
+            .map_raw_read_only(file)
+            .map_err(|error| self.store.refused(&what, error))?;
+        Ok(Segment { memory: Memory::mapped(map), header })
+    }
+
+    /// The link's own segment and its pools: by name, or from the process that holds them.
+    fn segments(&self) -> Result<(Backing, Vec<Segment>)> {
+        let Some(shm) = self.open(None)? else { return Ok((Backing::Memfd, self.held()?)) };
+        let (shape, epoch) = (shm.header.shape, shm.header.epoch);
+        let mut segments = vec![shm];
+        for pool in PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool.index()].1 > 0) {
+            let damaged = |why| {
+                let what = self.store.path(Some(pool)).display().to_string();
+                Error::from(ErrorKind::Damaged { link: self.link(), what, why })
+            };
+            let segment = self.open(Some(pool))?.ok_or_else(|| damaged("it is missing"))?;
+            if segment.header.epoch != epoch || segment.header.shape != shape {
+                return Err(damaged("it belongs to another link of the same name"));
+            }
+            segments.push(segment);
+        }
+        Ok((Backing::Named, segments))
+    }
+
+    /// Memfds have no names: the holder gives them to whoever asks and may connect.
+    fn held(&self) -> Result<Vec<Segment>> {
+        let path = self.beside("broker");
+        if !std::fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
+            let orphan =
+                PoolId::ALL.map(|pool| self.store.path(Some(pool))).into_iter().find(|path| path.exists());
+            return Err(match orphan {
+                Some(path) => ErrorKind::Damaged {
+                    link: self.link(),
+                    what: path.display().to_string(),
+                    why: "the link that it was a pool of is gone",
+                },
+                None => ErrorKind::NotFound { link: self.link(), dir: self.store.dir.clone() },
+            }
+            .into());
+        }
+        let Some((offer, _connection)) = Holder::ask(&self.store)? else {
+            let what = "has nobody behind it: all processes of the link have ended, and its memory with them";
+            return Err(ErrorKind::Holder { link: self.link(), path, what }.into());
+        };
+        let mut segments = Vec::new();
+        for file in &offer.segments {
+            let metadata =
+                file.metadata().map_err(|error| self.store.refused("a memfd of the holder", error))?;
+            let pool = header_of(file, metadata.len()).ok().and_then(|header| header.pool);
+            segments.push(self.check(file, "a memfd of the holder".to_owned(), pool)?);
+        }
+        // With names, but without its first file: somebody removed it from under its users.
+        if segments.first().is_none_or(|first| first.header.pool.is_some()) {
+            let what = self.store.path(None).display().to_string();
+            return Err(ErrorKind::Damaged {
+                link: self.link(),
+                what,
+                why: "it was removed while processes use it",
+            }
+            .into());
+        }
+        Ok(segments)
+    }
+}
+
+/// One pool of a link.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PoolView {
+    /// Which.
+    pub pool: PoolId,
+    /// Bytes in a buffer.
+    pub buf_size_bytes: u32,
+    /// Number of buffers.
+    pub pool_len: u32,
+    /// Bytes of its segment.
+    pub bytes: u64,
+}
+
+/// A link, opened for looking only.
+#[derive(Debug)]
+pub struct View {
+    pub(super) core: Core,
+    pub(super) shm: Arc<Memory>,
+    pub(super) memories: [Option<Arc<Memory>>; PoolId::COUNT],
+    pub(super) me: ProcessIdentity,
+    name: Arc<str>,
+    header: Header,
+    backing: Backing,
+}
+
+impl View {
+    /// Opens the link `name` of `dir`.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound), and what can be wrong with a segment: [`NotOurs`](ErrorKind::NotOurs),
+    /// [`Version`](ErrorKind::Version), [`Truncated`](ErrorKind::Truncated), [`Damaged`](ErrorKind::Damaged),
+    /// [`Permission`](ErrorKind::Permission); [`Holder`](ErrorKind::Holder) for a link of memfds.
+    pub fn open(dir: &Path, name: &LinkName) -> Result<Self> {
+        let place = Place::new(dir, name);
+        let (backing, segments) = place.segments()?;
+        let me = ProcessIdentity::me().map_err(|error| {
+            Error::system(&place.store.link, "read /proc/self (is /proc mounted?)", error)
+        })?;
+        let (header, shm) = (segments[0].header, Arc::clone(&segments[0].memory));
+        let mut memories = [const { None }; PoolId::COUNT];
+        for segment in &segments[1..] {
+            if let Some(pool) = segment.header.pool {
+                memories[pool.index()] = Some(Arc::clone(&segment.memory));
+            }
+        }
+        let core = Core::place(&header.shape, &shm, &memories).ok_or_else(|| {
+            let what = file_name(&place.store.link, None);
+            Error::from(ErrorKind::Damaged { link: place.link(), what, why: "its tables do not fit" })
+        })?;
+        Ok(Self { core, shm, memories, me, name: place.link(), header, backing })
+    }
+
+    /// The link's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What its segments are made of.
+    #[must_use]
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// Slots in each ring.
+    #[must_use]
+    pub fn ring_len(&self) -> u32 {
+        self.header.shape.ring_capacity
+    }
+
+    /// How many may push at once.
+    #[must_use]
+    pub fn ring_mode(&self) -> RingMode {
+        if self.header.shape.single { RingMode::Spsc } else { RingMode::Mpmc }
+    }
+
+    /// Microseconds that a waiter polls before it sleeps; `None` when the link has no notification.
+    #[must_use]
+    pub fn spin_us(&self) -> Option<u32> {
+        self.header.conduct.notify.then_some(self.header.conduct.spin_us)
+    }
+
+    /// Its pools.
+    #[must_use]
+    pub fn pools(&self) -> Vec<PoolView> {
+        PoolId::ALL
+            .into_iter()
+            .filter_map(|pool| {
+                let (buf_size_bytes, pool_len) = self.header.shape.pools[pool.index()];
+                let bytes = PoolLayout::of(buf_size_bytes, pool_len).bytes();
+                (pool_len > 0).then_some(PoolView { pool, buf_size_bytes, pool_len, bytes })
+            })
+            .collect()
+    }
+
+    /// Bytes of all its segments.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        LinkLayout::of(&self.header.shape).bytes() + self.pools().iter().map(|pool| pool.bytes).sum::<u64>()
+    }
+}

@@ -1,0 +1,387 @@
+//! Who is attached, what is queued, who holds which buffer.
+
+use std::collections::BTreeSet;
+
+use super::View;
+use crate::config::PoolId;
+use crate::link::core::{INLINE, unpack};
+use crate::participant::{Participant, SeatIndex, Seats, Side};
+use crate::pool::Table;
+use crate::pool::owner::{DataOwner, Holder, MsgOwner};
+use crate::ring::entry::Entry;
+use crate::ring::{Ring, SLEEPERS, Wild};
+use crate::segment::layout::{LinkLayout, PoolLayout};
+use crate::sync::{LINE_BYTES, Line, Ordering, WORDS_PER_LINE};
+use crate::sys::process::{Liveness, ProcessIdentity};
+
+/// One taken seat.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SeatView {
+    /// Who sits there.
+    pub participant: Participant,
+    /// Whether its process lives, as far as this one can tell.
+    pub liveness: Liveness,
+    /// Whether it sleeps, or wants to hear of every notification.
+    pub asleep: bool,
+}
+
+/// Who has a buffer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Hand {
+    /// Nobody.
+    Free,
+    /// A participant that lives writes it.
+    Loaned(SeatIndex),
+    /// It was sent, by this participant, and is not received yet.
+    Queued(SeatIndex),
+    /// A participant that lives received it.
+    Borrowed(SeatIndex),
+    /// Somebody who has ended had it: recovery gives it back. `None`: a DATA buffer whose MSG is over.
+    Orphaned(Option<SeatIndex>),
+    /// Its owner word is none that this library writes.
+    Damaged,
+}
+
+/// A message that waits in a ring.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Queued {
+    /// Its place in the stream: messages sent on this ring before it, since the link was created.
+    pub position: u64,
+    /// Whether it travels inside the ring.
+    pub inline: bool,
+    /// The MSG buffer, or the inline cell on a link with many producers.
+    pub buffer: Option<u32>,
+    /// Who sent it; an inline message of a link with one producer does not say.
+    pub sender: Option<SeatIndex>,
+    /// The message's id.
+    pub msg_id: i32,
+    /// The id of the cell that it is about.
+    pub cell_id: i32,
+    /// Length of the MSG part in bytes.
+    pub msg_len: u32,
+    /// Pool and index of the DATA buffer, and the length of the DATA part.
+    pub data: Option<(PoolId, u32, u32)>,
+    /// What is wrong with it: a receiver will refuse it for this.
+    pub wrong: Option<&'static str>,
+}
+
+/// One direction of a link.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RingView {
+    /// The side that sends on it.
+    pub from: Side,
+    /// Messages received so far.
+    pub received: u64,
+    /// What waits, oldest first.
+    pub queued: Vec<Queued>,
+}
+
+impl RingView {
+    /// `m2s` or `s2m`, as NVIPC's words have it.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self.from {
+            Side::Primary => "m2s",
+            Side::Secondary => "s2m",
+        }
+    }
+}
+
+/// A buffer that is not free.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Held {
+    /// Its index in the pool.
+    pub index: u32,
+    /// Who has it.
+    pub hand: Hand,
+}
+
+/// A pool, or the inline cells.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct TableView {
+    /// Which pool; `None`: the cells of inline messages.
+    pub pool: Option<PoolId>,
+    /// How many buffers it has.
+    pub len: usize,
+    /// Those that are not free.
+    pub held: Vec<Held>,
+}
+
+impl TableView {
+    /// How many buffers are in hands that `of` accepts.
+    #[must_use]
+    pub fn count(&self, of: impl Fn(Hand) -> bool) -> usize {
+        self.held.iter().filter(|held| of(held.hand)).count()
+    }
+
+    /// How many are free.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.len - self.held.len()
+    }
+}
+
+/// A moment's view of a link.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Snapshot {
+    /// Who is attached, dead or alive.
+    pub seats: Vec<SeatView>,
+    /// `m2s`, then `s2m`.
+    pub rings: [RingView; 2],
+    /// The pools, then the inline cells, of a link that has them.
+    pub tables: Vec<TableView>,
+}
+
+impl Snapshot {
+    /// Who sits at `seat`.
+    #[must_use]
+    pub fn seat(&self, seat: SeatIndex) -> Option<&SeatView> {
+        self.seats.iter().find(|other| other.participant.seat == seat)
+    }
+}
+
+/// Everybody who sits in `seats`, with `rings` to tell who sleeps.
+pub(super) fn seats(seats: &Seats, rings: &[Ring], me: &ProcessIdentity) -> Vec<SeatView> {
+    let asleep =
+        rings.iter().fold(0, |all, ring| all | ring.words().control(SLEEPERS).load(Ordering::Relaxed));
+    let view = |participant: Participant| SeatView {
+        participant,
+        liveness: participant.liveness(me),
+        asleep: asleep & participant.seat.bit() != 0,
+    };
+    seats.all().map(view).collect()
+}
+
+/// Buffers that lie in a ring, by table and incarnation.
+type InRings = BTreeSet<(bool, u32, u64)>;
+
+impl View {
+    /// Who is attached, dead or alive.
+    #[must_use]
+    pub fn seats(&self) -> Vec<SeatView> {
+        seats(&self.core.seats, self.core.rings(), &self.me)
+    }
+
+    /// Looks at everything once.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        // Who sits comes last: a buffer of a participant that leaves meanwhile is looked at twice before it is an orphan.
+        let tables: Vec<_> =
+            [PoolId::CpuMsg.index(), INLINE].into_iter().filter_map(|i| self.core.table(i)).collect();
+        let owners: Vec<Vec<u64>> = tables.iter().map(|table| words(table)).collect();
+        let rings = [Side::Primary, Side::Secondary].map(|from| self.ring(from));
+        let in_rings = self.in_rings(&rings);
+        let seats = self.seats();
+
+        let mut views = vec![self.messages(&in_rings, &seats, false, tables[0], &owners[0])];
+        for pool in PoolId::ALL.into_iter().skip(1) {
+            if let Some(table) = self.core.table(pool.index()) {
+                views.push(self.data(&in_rings, &seats, pool, table));
+            }
+        }
+        if let (Some(table), Some(owners)) = (tables.get(1), owners.get(1)) {
+            views.push(self.messages(&in_rings, &seats, true, table, owners));
+        }
+        Snapshot { seats, rings, tables: views }
+    }
+
+    fn ring(&self, from: Side) -> RingView {
+        let ring = self.core.outgoing(from);
+        let received = ring.head();
+        let queued =
+            ring.queued().filter_map(|(position, entry)| self.queued(from, position, entry)).collect();
+        RingView { from, received, queued }
+    }
+
+    /// What an entry says. `None`: it was received, or its sender was declared dead.
+    fn queued(&self, from: Side, position: u64, entry: Entry) -> Option<Queued> {
+        let mut seen = Queued {
+            position,
+            inline: entry.is_inline(),
+            buffer: None,
+            sender: None,
+            msg_id: 0,
+            cell_id: 0,
+            msg_len: 0,
+            data: None,
+            wrong: None,
+        };
+        match self.describe(from, position, entry, &mut seen) {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(Wild(what)) => seen.wrong = Some(what),
+        }
+        Some(seen)
+    }
+
+    fn describe(&self, from: Side, position: u64, entry: Entry, seen: &mut Queued) -> Result<bool, Wild> {
+        let single = self.core.shape.single;
+        if entry.is_inline() {
+            seen.msg_len = entry.inline_len().ok_or(Wild("an inline message longer than its slot"))?;
+        }
+        if entry.is_inline() && single {
+            if let Some(line) = self.slot(from, position) {
+                (seen.msg_id, seen.cell_id) = unpack(line.0[1]);
+            }
+            return Ok(true);
+        }
+        let table = self.core.table(if entry.is_inline() { INLINE } else { PoolId::CpuMsg.index() });
+        let table = table.ok_or(Wild("an inline cell on a link that has none"))?;
+        let cell = table.tame(entry.wild_cell()).ok_or(Wild("an entry past the end of its pool"))?;
+        seen.buffer = Some(cell);
+        let owner = MsgOwner(table.owner(cell).load(Ordering::Acquire));
+        if !entry.names(owner.incarnation()) {
+            return Ok(false);
+        }
+        match owner.holder() {
+            Holder::Loaned(seat) => seen.sender = Some(seat),
+            // Its consumer has not moved `head`: if it died in between, the next one gets it.
+            Holder::Borrowed(_) if single => {}
+            Holder::Borrowed(_) | Holder::Free => return Ok(false),
+            Holder::Impossible => return Err(Wild("an owner word that nobody writes")),
+        }
+        if entry.is_inline() {
+            (seen.msg_id, seen.cell_id) = unpack(table.cell(cell).word(1).load(Ordering::Relaxed));
+            return Ok(true);
+        }
+        let (descriptor, data) = self.core.read_descriptor(cell, owner)?;
+        (seen.msg_id, seen.cell_id, seen.msg_len) =
+            (descriptor.msg_id, descriptor.cell_id, descriptor.msg_len);
+        seen.data = data.map(|(pool, index)| (pool, index, descriptor.data_len));
+        Ok(true)
+    }
+
+    /// A copy of the line of a slot, on a link with one producer.
+    fn slot(&self, from: Side, position: u64) -> Option<Copied> {
+        let layout = LinkLayout::of(&self.core.shape);
+        let slots = self.shm.window(layout.slots[usize::from(from == Side::Secondary)], layout.slot_lines)?;
+        let index = usize::try_from(position & u64::from(self.core.shape.ring_capacity - 1)).ok()?;
+        Some(Copied::of(slots.get(index)?))
+    }
+
+    fn in_rings(&self, rings: &[RingView; 2]) -> InRings {
+        let all = rings.iter().flat_map(|ring| &ring.queued);
+        all.filter_map(|queued| {
+            let table = self.core.table(if queued.inline { INLINE } else { PoolId::CpuMsg.index() })?;
+            let index = queued.buffer.filter(|_| queued.wrong.is_none())?;
+            let owner = MsgOwner(table.owner(index).load(Ordering::Relaxed));
+            Some((queued.inline, index, owner.incarnation()))
+        })
+        .collect()
+    }
+
+    fn messages(
+        &self,
+        in_rings: &InRings,
+        seats: &[SeatView],
+        inline: bool,
+        table: &Table,
+        owners: &[u64],
+    ) -> TableView {
+        let mut held = Vec::new();
+        for (index, &word) in (0_u32..).zip(owners) {
+            let mut hand = hand(in_rings, seats, inline, index, MsgOwner(word));
+            if matches!(hand, Hand::Orphaned(_)) {
+                // Its holder may have freed it and left while we looked elsewhere.
+                let now = MsgOwner(table.owner(index).load(Ordering::Acquire));
+                hand = self::hand(in_rings, seats, inline, index, now);
+            }
+            if hand != Hand::Free {
+                held.push(Held { index, hand });
+            }
+        }
+        TableView { pool: (!inline).then_some(PoolId::CpuMsg), len: table.len(), held }
+    }
+
+    fn data(&self, in_rings: &InRings, seats: &[SeatView], pool: PoolId, table: &Table) -> TableView {
+        let mut held = Vec::new();
+        for (index, word) in (0_u32..).zip(words(table)) {
+            let mut hand = self.data_hand(in_rings, seats, DataOwner(word));
+            if matches!(hand, Hand::Orphaned(_)) {
+                let now = DataOwner(table.owner(index).load(Ordering::Acquire));
+                hand = self.data_hand(in_rings, seats, now);
+            }
+            if hand != Hand::Free {
+                held.push(Held { index, hand });
+            }
+        }
+        TableView { pool: Some(pool), len: table.len(), held }
+    }
+
+    /// A DATA buffer is in the hands that its MSG is in.
+    fn data_hand(&self, in_rings: &InRings, seats: &[SeatView], data: DataOwner) -> Hand {
+        if data.is_free() {
+            return Hand::Free;
+        }
+        let Some((cell, _)) = data.attached_to() else { return Hand::Damaged };
+        let messages = &self.core.msg().table;
+        let Some(cell) = messages.tame(cell) else { return Hand::Damaged };
+        // After the DATA's word: a MSG is loaned before its DATA and freed after it.
+        let owner = MsgOwner(messages.owner(cell).load(Ordering::Acquire));
+        if owner.is_free() || !data.belongs_to(cell, owner) {
+            return Hand::Orphaned(None);
+        }
+        hand(in_rings, seats, false, cell, owner)
+    }
+
+    /// The first `limit` bytes of the MSG part of a queued message, and of its DATA part.
+    #[must_use]
+    pub fn payload(&self, from: Side, queued: &Queued, limit: usize) -> (Vec<u8>, Vec<u8>) {
+        if queued.wrong.is_some() {
+            return (Vec::new(), Vec::new());
+        }
+        let limited = |len: u32| limit.min(len as usize);
+        let msg = if queued.inline {
+            let line = match queued.buffer {
+                None => self.slot(from, queued.position),
+                Some(cell) => self.core.inline().map(|table| Copied::of(table.cell(cell))),
+            };
+            let bytes = line.iter().flat_map(|line| line.0[2..].iter().flat_map(|word| word.to_ne_bytes()));
+            bytes.take(limited(queued.msg_len)).collect()
+        } else {
+            queued.buffer.map_or_else(Vec::new, |i| self.bytes_of(PoolId::CpuMsg, i, limited(queued.msg_len)))
+        };
+        let data = queued.data.map_or_else(Vec::new, |(pool, i, len)| self.bytes_of(pool, i, limited(len)));
+        (msg, data)
+    }
+
+    fn bytes_of(&self, pool: PoolId, index: u32, len: usize) -> Vec<u8> {
+        let (size, count) = self.core.shape.pools[pool.index()];
+        let stride = usize::try_from(crate::pool::stride_bytes(size)).unwrap_or(usize::MAX) / LINE_BYTES;
+        let start = stride
+            .checked_mul(index as usize)
+            .and_then(|at| at.checked_add(PoolLayout::of(size, count).buffers));
+        let window = start
+            .and_then(|start| self.memories[pool.index()].as_ref()?.window(start, len.div_ceil(LINE_BYTES)));
+        let lines = window.iter().flat_map(|lines| lines.iter().map(Copied::of));
+        lines.flat_map(|line| line.0.into_iter().flat_map(u64::to_ne_bytes)).take(len).collect()
+    }
+}
+
+/// The words of a line, copied one by one: others may write them meanwhile.
+struct Copied([u64; WORDS_PER_LINE]);
+
+impl Copied {
+    fn of(line: &Line) -> Self {
+        Self(std::array::from_fn(|i| line.word(i).load(Ordering::Relaxed)))
+    }
+}
+
+fn words(table: &Table) -> Vec<u64> {
+    (0_u32..).take(table.len()).map(|index| table.owner(index).load(Ordering::Acquire)).collect()
+}
+
+fn hand(in_rings: &InRings, seats: &[SeatView], inline: bool, index: u32, owner: MsgOwner) -> Hand {
+    let sent = || in_rings.contains(&(inline, index, owner.incarnation()));
+    let lives = |seat: SeatIndex| {
+        seats.iter().any(|other| other.participant.seat == seat && other.liveness != Liveness::Dead)
+    };
+    match owner.holder() {
+        Holder::Free => Hand::Free,
+        Holder::Loaned(seat) | Holder::Borrowed(seat) if sent() => Hand::Queued(seat),
+        Holder::Loaned(seat) if lives(seat) => Hand::Loaned(seat),
+        Holder::Borrowed(seat) if lives(seat) => Hand::Borrowed(seat),
+        Holder::Loaned(seat) | Holder::Borrowed(seat) => Hand::Orphaned(Some(seat)),
+        Holder::Impossible => Hand::Damaged,
+    }
+}
