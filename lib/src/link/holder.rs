@@ -25,7 +25,7 @@ use crate::segment::header::LAYOUT_VERSION;
 use crate::segment::store::Store;
 use crate::sys::eventfd::Doorbell;
 use crate::sys::file::Lock;
-use crate::sys::process::Liveness;
+use crate::sys::process::{Liveness, ProcessIdentity};
 use crate::sys::socket;
 
 /// Connections at the same time: one per process of the link, and as many strangers.
@@ -53,6 +53,7 @@ pub(crate) struct Offer {
 /// This process's readiness to be the holder, in a thread of its own.
 #[derive(Debug)]
 pub(crate) struct Holder {
+    me: ProcessIdentity,
     stop: Arc<Doorbell>,
     thread: Option<JoinHandle<()>>,
     /// Without a thread: a named link without notification has nothing to hand out.
@@ -156,7 +157,7 @@ impl Holder {
         let failed = |doing: &str, error| Error::system(link, doing, error);
         let stop = Arc::new(Doorbell::new().map_err(|error| failed("make an eventfd", error))?);
         if shared.doorbells.is_none() && shared.store.backing == Backing::Named {
-            return Ok(Self { stop, thread: None, idle: Some(Arc::clone(shared)) });
+            return Ok(Self { me: shared.me, stop, thread: None, idle: Some(Arc::clone(shared)) });
         }
         // Listening before the caller goes on: who is told of the link must be able to attach.
         let state = match (lock.take(), connection) {
@@ -173,12 +174,17 @@ impl Holder {
             .stack_size(STACK_BYTES)
             .spawn(move || run(&shared, &stopped, state))
             .map_err(|error| failed("start a thread", error))?;
-        Ok(Self { stop, thread: Some(thread), idle: None })
+        Ok(Self { me: shared.me, stop, thread: Some(thread), idle: None })
     }
 }
 
 impl Drop for Holder {
     fn drop(&mut self) {
+        if !self.me.is_me() {
+            // In a forked child: the thread is the parent's, and so is the eventfd that stops it.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         let _ = self.stop.signal();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

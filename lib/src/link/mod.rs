@@ -60,6 +60,8 @@ pub(crate) struct Shared {
 ///
 /// Dropping the handle detaches it: what it loaned and did not send comes back, what it sent stays sent.
 ///
+/// A child that was forked must not use its parent's handles, as they would share one seat: it attaches its own.
+///
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// use shmesh::config::LinkConfig;
@@ -231,6 +233,9 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.desk.leave();
+        // A forked child has a copy of the handle, and no right to give up the parent's seat.
+        if self.shared.me.is_me() {
+            self.desk.leave();
+        }
     }
 }

@@ -181,7 +181,7 @@ impl Participant {
         } else {
             self.pid_namespace != me.pid_namespace
         };
-        if namespace_differs {
+        if namespace_differs || me.pid_namespace == 0 {
             return Liveness::Unknown;
         }
         let start_time = match me.start_time_of(self.word.pid()) {

@@ -32,9 +32,19 @@ impl ProcessIdentity {
     /// `/proc` is not mounted or not readable.
     pub fn me() -> std::io::Result<Self> {
         let pid = std::process::id();
-        let start_time = running_since(&fs::read_to_string("/proc/self/stat")?)
-            .ok_or_else(|| std::io::Error::other("/proc/self/stat has no start time"))?;
-        Ok(Self { pid, start_time, pid_namespace: fs::metadata("/proc/self/ns/pid")?.ino() })
+        let stat = fs::read_to_string("/proc/self/stat")?;
+        let start_time =
+            running_since(&stat).ok_or_else(|| std::io::Error::other("/proc/self/stat has no start time"))?;
+        // A /proc of another pid namespace numbers processes its own way: then we can judge nobody, and nobody us.
+        let numbers_are_ours = stat.split_ascii_whitespace().next() == Some(pid.to_string().as_str());
+        let pid_namespace = if numbers_are_ours { fs::metadata("/proc/self/ns/pid")?.ino() } else { 0 };
+        Ok(Self { pid, start_time, pid_namespace })
+    }
+
+    /// Whether the caller is this process, and not one forked from it.
+    #[must_use]
+    pub fn is_me(&self) -> bool {
+        std::process::id() == self.pid
     }
 
     /// When the process `pid` of our pid namespace started; `None` when there is none or it has ended.
