@@ -168,13 +168,14 @@ impl Holder {
             (None, Some(connection)) => Duty::Follow(connection),
             (None, None) => Duty::Elect,
         };
+        let me = shared.me;
         let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
         let thread = std::thread::Builder::new()
             .name("shmesh-holder".into())
             .stack_size(STACK_BYTES)
             .spawn(move || run(&shared, &stopped, state))
             .map_err(|error| failed("start a thread", error))?;
-        Ok(Self { me: shared.me, stop, thread: Some(thread), idle: None })
+        Ok(Self { me, stop, thread: Some(thread), idle: None })
     }
 }
 
