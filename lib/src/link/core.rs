@@ -345,6 +345,21 @@ impl Core {
         done
     }
 
+    /// For the new consumer of a ring with one: its predecessor may have died before it moved `head`, and may have had the
+    /// very seat that is `seat` now. Then its messages would seem to have been received by this one.
+    pub(crate) fn undo_receptions(&self, ring: &Ring, seat: SeatIndex) {
+        let table = &self.msg().table;
+        for (_, entry) in ring.queued().filter(|(_, entry)| !entry.is_inline()) {
+            let Some(cell) = table.tame(entry.wild_cell()) else { continue };
+            let word = table.owner(cell);
+            let owner = MsgOwner(word.load(Ordering::Acquire));
+            if entry.names(owner.incarnation()) && owner.holder() == Holder::Borrowed(seat) {
+                let sent = owner.loaned_still(seat);
+                let _ = word.compare_exchange(owner.0, sent.0, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
+    }
+
     fn reclaim_messages(&self, dead: &Participant, me: SeatIndex, place: usize, done: &mut Recovered) {
         let Some(table) = self.table(place) else { return };
         let held: Vec<(u32, MsgOwner)> = (0..u32::try_from(table.len()).unwrap_or(u32::MAX))

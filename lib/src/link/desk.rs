@@ -139,6 +139,7 @@ impl Desk {
             Some(consumer) => Ok(consumer),
             None => {
                 self.claim(&self.incoming, CONSUMER_ROLE)?;
+                self.core.undo_receptions(&self.incoming, self.me.seat);
                 Ok(self.consumer.get_or_init(|| ring.resume_consumer()))
             }
         }

@@ -41,11 +41,14 @@ impl Link {
         self.check_seated()?;
         let receiving = self.desk.receiving();
         let message = match self.incoming() {
-            Ring::Spsc(ring) => match ring.pop(self.consumer(ring)?, &receiving) {
-                Ok(Some((entry, word, slot))) => self.open(entry, word, slot),
-                Ok(None) => return Ok(None),
-                Err(wild) => Err(wild),
-            },
+            Ring::Spsc(ring) => {
+                let consumer = self.consumer(ring)?;
+                match ring.pop(consumer, &receiving, |entry, word, slot| self.open(entry, word, slot)) {
+                    Ok(Some(message)) => message,
+                    Ok(None) => return Ok(None),
+                    Err(wild) => Err(wild),
+                }
+            }
             Ring::Mpmc(ring) => match ring.pop(&receiving) {
                 Ok(Some((entry, word))) => self.open_shared(entry, word),
                 Ok(None) => return Ok(None),

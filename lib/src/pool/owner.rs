@@ -82,6 +82,11 @@ impl MsgOwner {
         Self(self.incarnation().wrapping_add(1) << MSG_INCARNATION_SHIFT).with(LOANED, seat)
     }
 
+    /// The same incarnation, sent by `seat` as far as anybody needs to know.
+    pub(crate) fn loaned_still(self, seat: SeatIndex) -> Self {
+        self.with(LOANED, seat)
+    }
+
     /// The same incarnation in the hands of the receiver at `seat`.
     pub(crate) fn borrowed(self, seat: SeatIndex) -> Self {
         self.with(BORROWED, seat)

@@ -90,20 +90,24 @@ impl Spsc {
         Ok(())
     }
 
-    /// Takes one message: its entry, its owner word (if it has a buffer) and its slot.
+    /// Takes one message, giving its entry, its owner word (if it has a buffer) and its slot to `open`.
     #[inline(always)]
-    pub(crate) fn pop(
+    pub(crate) fn pop<M>(
         &self,
         me: &Consumer,
         owners: &impl Owners,
-    ) -> Result<Option<(Entry, u64, &Line)>, Wild> {
+        open: impl FnOnce(Entry, u64, &Line) -> M,
+    ) -> Result<Option<M>, Wild> {
         let head = me.head.get();
         let taken = self.take(head, owners);
-        if !matches!(taken, Ok(None)) {
-            // What is wrong is passed too: it is reported once.
-            self.consume(me, head.wrapping_add(1));
+        if let Ok(None) = taken {
+            return Ok(None);
         }
-        taken
+        // Before `head` moves: after that the producer writes the next message into the slot.
+        let opened = taken.map(|taken| taken.map(|(entry, word, slot)| open(entry, word, slot)));
+        // What is wrong is passed too: it is reported once.
+        self.consume(me, head.wrapping_add(1));
+        opened
     }
 
     /// Takes up to `max` messages, giving each to `each`, and moves `head` once. Returns how many.
