@@ -74,6 +74,17 @@ pub enum ErrorKind {
         /// Where it was looked for.
         dir: PathBuf,
     },
+    /// The IPC directory is not there.
+    #[error(
+        "link {link}: there is no IPC directory {dir}; make it (in a pod: mount a volume there), or name another with \
+         SHMESH_DIR", dir = .dir.display()
+    )]
+    NoDirectory {
+        /// The link.
+        link: Arc<str>,
+        /// The directory.
+        dir: PathBuf,
+    },
     /// The link's primary, or the only participant that its side may have, lives.
     #[error("link {link}: process {pid} is its {side} already; stop it first, or use another name")]
     AlreadyOwned {
@@ -361,6 +372,7 @@ impl Error {
                 | ErrorKind::Full { .. }
                 | ErrorKind::Crowded { .. }
                 | ErrorKind::NotFound { .. }
+                | ErrorKind::NoDirectory { .. }
                 | ErrorKind::AlreadyOwned { .. }
                 | ErrorKind::RoleTaken { .. }
         )

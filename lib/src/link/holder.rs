@@ -1,9 +1,14 @@
 //! The holder: the process that keeps a link's descriptors and hands them to newcomers.
 //!
 //! Eventfds and memfds have no names, so somebody who has them must give them to whoever comes. Every process on a link is
-//! ready to: the one that has the lock `<link>.lock` listens on `<link>.broker`, the others keep a connection to it. When it
-//! ends, however it ends, the kernel frees the lock and closes the connections, and one of the others takes its place with
-//! the descriptors that it has. So they live as long as any process of the link does, and either side may restart.
+//! ready to: the one that has the duty (a lock on `<link>.lock`) listens on `<link>.broker`, the others keep a connection to
+//! it. When it ends, however it ends, the kernel frees the lock and closes the connections, and one of the others takes its
+//! place with the descriptors that it has. So they live as long as any process of the link does, and either side may restart.
+//!
+//! All of them share a second lock on that file, the presence, from before they ask for the descriptors until they have
+//! left. Who comes and finds nobody serving, but somebody present, must not make descriptors of its own: there would be two
+//! links of one name. It waits until one of those takes over. And who goes removes the link only if it can shut the
+//! presence for all others, so nobody is left on a link without a name.
 //!
 //! A connection that closes also says that a process has gone: the holder then takes back what it held.
 
@@ -24,7 +29,7 @@ use crate::participant::Side;
 use crate::segment::header::LAYOUT_VERSION;
 use crate::segment::store::Store;
 use crate::sys::eventfd::Doorbell;
-use crate::sys::file::Lock;
+use crate::sys::file::{self, Lock};
 use crate::sys::process::{Liveness, ProcessIdentity};
 use crate::sys::socket;
 
@@ -36,6 +41,10 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// large one takes long to go. Each time twice as long after the last, from one millisecond.
 const REAP_ROUNDS: u32 = 12;
 const STACK_BYTES: usize = 128 * 1024;
+/// Between two attempts to become the holder: from one millisecond to a quarter of a second.
+const ELECT_ROUNDS_MAX: u32 = 8;
+/// Processes that can leave one after the other while one of them looks whether it is the last.
+const RETIRE_ROUNDS_MAX: u32 = 128;
 
 const HELLO: [u8; 8] = *b"SHMESH?\0";
 const OFFER: [u8; 8] = *b"SHMESH!\0";
@@ -57,7 +66,7 @@ pub(crate) struct Holder {
     stop: Arc<Doorbell>,
     thread: Option<JoinHandle<()>>,
     /// Without a thread: a named link without notification has nothing to hand out.
-    idle: Option<Arc<Shared>>,
+    idle: Option<(Arc<Shared>, Lock)>,
 }
 
 fn socket_path(store: &Store) -> PathBuf {
@@ -134,48 +143,71 @@ impl Holder {
         Ok(Some((Offer { doorbells, segments: fds.map(File::from).collect() }, connection)))
     }
 
-    /// The right to be the holder, and to create or remove the link. `None`: somebody has it.
-    pub(crate) fn try_lock(store: &Store) -> Result<Option<Lock>> {
+    /// The error of a link whose holder does something that keeps others away.
+    pub(super) fn refused(store: &Store, what: &'static str) -> ErrorKind {
+        ErrorKind::Holder { link: Arc::clone(&store.link), path: socket_path(store), what }
+    }
+
+    /// Opens the lock file of a link; makes it for who creates one, or finds one without it. `None`: there is no link.
+    pub(super) fn lock_file(store: &Store, create: bool) -> Result<Option<Lock>> {
         let path = lock_path(store);
-        Lock::try_take(&path, store.file_mode)
-            .map_err(|error| store.refused(&path.display().to_string(), error))
+        let opened = match Lock::open(&path) {
+            Ok(None) if create => Lock::open_or_make(&path, store.file_mode),
+            Ok(None) => match file::open(&store.path(None), false).and_then(|shm| file::mode_of(&shm)) {
+                Ok(mode) => Lock::open_or_make(&path, mode),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                // Looked at again, and named, when the segment is opened.
+                Err(_) => Lock::open_or_make(&path, store.file_mode),
+            },
+            opened => opened,
+        };
+        opened.map_err(|error| store.refused(&path.display().to_string(), error))
     }
 
-    /// The error of a link whose holder cannot be reached.
-    pub(super) fn missing(store: &Store) -> Error {
-        let what = "cannot be reached: its process is stopped or stuck; end it, or let it go on";
-        ErrorKind::Holder { link: Arc::clone(&store.link), path: socket_path(store), what }.into()
+    /// The right to be the holder, and to create or remove the link. `None`: somebody has it, or uses the link.
+    pub(crate) fn try_lock(store: &Store) -> Result<Option<Lock>> {
+        let failed = |error| store.refused(&lock_path(store).display().to_string(), error);
+        let Some(lock) = Self::lock_file(store, true)? else { return Ok(None) };
+        let free = lock.try_take_duty().map_err(failed)?
+            && lock.is_named()
+            && !lock.others_joined().map_err(failed)?;
+        Ok(free.then_some(lock))
     }
 
-    /// Starts serving, which takes the lock, or keeping the connection to who serves.
-    pub(super) fn start(
-        shared: &Arc<Shared>,
-        lock: &mut Option<Lock>,
-        connection: Option<OwnedFd>,
-    ) -> Result<Self> {
+    /// Starts serving, or keeping the connection to who serves. The lock must be joined, and without a connection it must
+    /// have the duty.
+    pub(super) fn start(shared: &Arc<Shared>, lock: Lock, connection: Option<OwnedFd>) -> Result<Self> {
         let link = &shared.store.link;
         let failed = |doing: &str, error| Error::system(link, doing, error);
         let stop = Arc::new(Doorbell::new().map_err(|error| failed("make an eventfd", error))?);
         if shared.doorbells.is_none() && shared.store.backing == Backing::Named {
-            return Ok(Self { me: shared.me, stop, thread: None, idle: Some(Arc::clone(shared)) });
+            return Ok(Self { me: shared.me, stop, thread: None, idle: Some((Arc::clone(shared), lock)) });
         }
         // Listening before the caller goes on: who is told of the link must be able to attach.
-        let state = match (lock.take(), connection) {
-            (Some(lock), _) => Duty::Serve(
-                Service::begin(shared, lock)
-                    .map_err(|error| failed("listen for other participants", error))?,
+        let duty = match connection {
+            Some(connection) => Duty::Follow(connection),
+            None => Duty::Serve(
+                Service::begin(shared).map_err(|error| failed("listen for other participants", error))?,
             ),
-            (None, Some(connection)) => Duty::Follow(connection),
-            (None, None) => Duty::Elect,
         };
         let me = shared.me;
         let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
         let thread = std::thread::Builder::new()
             .name("shmesh-holder".into())
             .stack_size(STACK_BYTES)
-            .spawn(move || run(&shared, &stopped, state))
+            .spawn(move || {
+                run(&shared, &lock, &stopped, duty);
+                retire(&shared, &lock);
+            })
             .map_err(|error| failed("start a thread", error))?;
         Ok(Self { me, stop, thread: Some(thread), idle: None })
+    }
+
+    /// Says that the caller has taken its seat. Where nobody serves, others may come now.
+    pub(super) fn seated(&self) {
+        if let Some((_, lock)) = &self.idle {
+            lock.leave_duty();
+        }
     }
 }
 
@@ -190,10 +222,8 @@ impl Drop for Holder {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        if let Some(shared) = self.idle.take()
-            && let Ok(Some(_lock)) = Self::try_lock(&shared.store)
-        {
-            remove_if_last(&shared);
+        if let Some((shared, lock)) = self.idle.take() {
+            retire(&shared, &lock);
         }
     }
 }
@@ -208,32 +238,90 @@ enum Duty {
     Elect,
 }
 
-fn run(shared: &Arc<Shared>, stop: &Doorbell, mut duty: Duty) {
+fn run(shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell, mut duty: Duty) {
+    let mut attempts = 0;
     loop {
         duty = match duty {
-            Duty::Serve(service) => return service.run(shared, stop),
+            Duty::Serve(service) => return service.run(shared, lock, stop),
             Duty::Follow(connection) => match wait_any(stop, &[connection.as_fd()], None) {
                 Woken::Stop => return,
-                _ => Duty::Elect,
+                Woken::Ready(_) => {
+                    attempts = 0;
+                    Duty::Elect
+                }
             },
-            Duty::Elect => match elect(shared) {
+            Duty::Elect => match elect(shared, lock) {
                 Some(duty) => duty,
-                None if matches!(wait_any(stop, &[], Some(Duration::from_millis(2))), Woken::Stop) => return,
-                None => Duty::Elect,
+                None => {
+                    // Another is about to serve; or nobody can, and then this goes on for as long as the link does.
+                    let pause = Duration::from_millis(1 << attempts);
+                    attempts = (attempts + 1).min(ELECT_ROUNDS_MAX);
+                    match wait_any(stop, &[], Some(pause)) {
+                        Woken::Stop => return,
+                        Woken::Ready(_) => Duty::Elect,
+                    }
+                }
             },
         };
     }
 }
 
-fn elect(shared: &Arc<Shared>) -> Option<Duty> {
+fn elect(shared: &Arc<Shared>, lock: &Lock) -> Option<Duty> {
+    // Somebody removed the link from under us, and one of the same name may be there by now: that is not ours.
+    if !lock.is_named() {
+        return None;
+    }
     if let Ok(Some((_, connection))) = Holder::ask(&shared.store) {
         return Some(Duty::Follow(connection));
     }
-    let lock = Holder::try_lock(&shared.store).ok()??;
-    let mut service = Service::begin(shared, lock).ok()?;
-    // The last holder has gone, and perhaps more with it.
-    service.reap = Some(0);
-    Some(Duty::Serve(service))
+    if !lock.try_take_duty().ok()? {
+        return None;
+    }
+    match Service::begin(shared) {
+        Ok(mut service) => {
+            // The last holder has gone, and perhaps more with it.
+            service.reap = Some(0);
+            Some(Duty::Serve(service))
+        }
+        Err(_) => {
+            lock.leave_duty();
+            None
+        }
+    }
+}
+
+/// Leaves the link. Removes it if nobody is there any more and nothing waits in it.
+fn retire(shared: &Shared, lock: &Lock) {
+    lock.leave();
+    // Once more for each process that leaves just now.
+    for _ in 0..RETIRE_ROUNDS_MAX {
+        // Whoever has the duty has to come here too, after us.
+        if !lock.try_take_duty().unwrap_or(false) || !lock.is_named() {
+            return;
+        }
+        if lock.try_close().unwrap_or(false) {
+            return remove(shared);
+        }
+        lock.leave_duty();
+        // Those who are here will look when they go; but if they went while we had the duty, they left it to us.
+        if lock.others_joined().unwrap_or(true) {
+            return;
+        }
+    }
+}
+
+/// Removes the files of a link that nobody is on, unless messages wait in it. Only with the duty, and the presence shut.
+fn remove(shared: &Shared) {
+    if shared.store.backing == Backing::Named {
+        if shared.core.rings().iter().any(|ring| ring.has_message()) {
+            return;
+        }
+        // The link's own segment first: without it there is no link.
+        for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
+            let _ = std::fs::remove_file(shared.store.path(pool));
+        }
+    }
+    let _ = std::fs::remove_file(lock_path(&shared.store));
 }
 
 enum Woken {
@@ -263,22 +351,21 @@ struct Service {
     /// How often we have looked for the dead since a connection closed.
     reap: Option<u32>,
     path: PathBuf,
-    _lock: Lock,
 }
 
 impl Service {
-    fn begin(shared: &Shared, lock: Lock) -> io::Result<Self> {
+    fn begin(shared: &Shared) -> io::Result<Self> {
         let path = socket_path(&shared.store);
-        // We have the lock, so a socket that is there belongs to a holder that died.
+        // We have the duty, so a socket that is there belongs to a holder that died.
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let listener = socket::listen_on(&path, shared.store.file_mode)?;
-        Ok(Self { listener, sessions: Vec::new(), reap: None, path, _lock: lock })
+        Ok(Self { listener, sessions: Vec::new(), reap: None, path })
     }
 
-    fn run(mut self, shared: &Arc<Shared>, stop: &Doorbell) {
+    fn run(mut self, shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell) {
         loop {
             let fds: Vec<_> =
                 std::iter::once(self.listener.as_fd()).chain(self.sessions.iter().map(AsFd::as_fd)).collect();
@@ -304,11 +391,8 @@ impl Service {
                 }
             }
         }
-        let _ = std::fs::remove_file(&self.path);
-        // Who has a connection is on the link, or about to be: it has had our answer.
-        self.sessions.retain(|session| !socket::is_closed(session));
-        if self.sessions.is_empty() {
-            remove_if_last(shared);
+        if lock.is_named() {
+            let _ = std::fs::remove_file(&self.path);
         }
     }
 
@@ -347,20 +431,4 @@ fn reap(shared: &Shared) {
         shared.core.reclaim(&other, me.seat, false);
     }
     seats.vacate(&me);
-}
-
-/// Removes the files of a named link when its last participant leaves in peace and nothing waits in it. Only with the lock.
-fn remove_if_last(shared: &Shared) {
-    let others = shared.core.seats.all().any(|other| other.liveness(&shared.me) != Liveness::Dead);
-    let waiting = shared.core.rings().iter().any(|ring| ring.has_message());
-    if shared.store.backing == Backing::Named && (others || waiting) {
-        return;
-    }
-    if shared.store.backing == Backing::Named {
-        // The link's own segment first: without it there is no link.
-        for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
-            let _ = std::fs::remove_file(shared.store.path(pool));
-        }
-    }
-    let _ = std::fs::remove_file(lock_path(&shared.store));
 }

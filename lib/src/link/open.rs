@@ -14,7 +14,7 @@ use crate::segment::header::{Conduct, Header};
 use crate::segment::layout::Shape;
 use crate::segment::store::{Segment, Store};
 use crate::sys::eventfd::Doorbell;
-use crate::sys::process::{Liveness, ProcessIdentity};
+use crate::sys::process::ProcessIdentity;
 use crate::sys::{cgroup, file};
 
 /// Environment variable that names the IPC directory.
@@ -94,7 +94,7 @@ impl LinkOptions {
     pub fn create(&self, config: &LinkConfig) -> Result<Link> {
         config.validate()?;
         let store = Store::new(config, &self.dir);
-        self.settle(&store, |last| self.try_open(&store, Some(config), Side::Primary, last))
+        self.settle(&store, || self.try_open(&store, Some(config), Side::Primary))
     }
 
     /// Attaches to a link that exists.
@@ -107,60 +107,79 @@ impl LinkOptions {
         let mut config = LinkConfig::new(name);
         config.prefault = self.prefault;
         let store = Store::new(&config, &self.dir);
-        self.settle(&store, |last| self.try_open(&store, None, side, last))
+        self.settle(&store, || self.try_open(&store, None, side))
     }
 
     /// Tries until the link is there, or has waited long enough for what it waits for.
-    fn settle(&self, store: &Store, attempt: impl Fn(bool) -> Result<Attempt>) -> Result<Link> {
+    fn settle(&self, store: &Store, attempt: impl Fn() -> Result<Attempt>) -> Result<Link> {
         let start = Instant::now();
         loop {
-            let waited = start.elapsed();
-            match attempt(waited >= SETTLE)? {
+            let (limit, refused) = match attempt()? {
                 Attempt::Done(link) => return Ok(*link),
-                Attempt::Absent if waited >= self.timeout => {
-                    return Err(
-                        ErrorKind::NotFound { link: Arc::clone(&store.link), dir: self.dir.clone() }.into()
-                    );
+                Attempt::Absent => {
+                    let (link, dir) = (Arc::clone(&store.link), self.dir.clone());
+                    let refused = if dir.is_dir() {
+                        ErrorKind::NotFound { link, dir }
+                    } else {
+                        ErrorKind::NoDirectory { link, dir }
+                    };
+                    (self.timeout, refused)
                 }
-                Attempt::Unsettled if waited >= SETTLE.max(self.timeout) => {
-                    return Err(Holder::missing(store));
-                }
-                Attempt::Absent | Attempt::Unsettled => std::thread::sleep(RETRY),
+                Attempt::Unsettled(what) => (SETTLE.max(self.timeout), Holder::refused(store, what)),
+            };
+            if start.elapsed() >= limit {
+                return Err(refused.into());
             }
+            std::thread::sleep(RETRY);
         }
     }
 
-    /// One attempt; the last one before giving up may take over from participants of whom nothing is heard.
-    fn try_open(
-        &self,
-        store: &Store,
-        create: Option<&LinkConfig>,
-        side: Side,
-        last: bool,
-    ) -> Result<Attempt> {
-        // 1. Somebody holds it: from there come the doorbells and the memfds.
+    /// One attempt.
+    fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Attempt> {
+        let failed = |error| Error::system(&store.link, "lock the lock file", error);
+        let Some(lock) = Holder::lock_file(store, create.is_some())? else { return Ok(Attempt::Absent) };
+        // 1. Somebody holds it: from there come the doorbells and the memfds. Present before we ask: whoever leaves
+        //    meanwhile must know of us.
+        if !lock.try_join().map_err(failed)? || !lock.is_named() {
+            return Ok(Attempt::Unsettled(
+                "does not end: the process that removes the link is stopped or stuck",
+            ));
+        }
         let (offer, connection) = match Holder::ask(store)? {
             Some((offer, connection)) => (offer, Some(connection)),
             None => (Offer::default(), None),
         };
-        let mut lock = None;
         if connection.is_none() {
-            // 2. Nobody does: then we are going to, if there is a link or we may make one, and if the lock is free.
-            if create.is_none() && !store.path(None).exists() {
-                return Ok(Attempt::Absent);
-            }
-            lock = Holder::try_lock(store)?;
-            if lock.is_none() {
-                return Ok(Attempt::Unsettled);
+            // 2. Nobody does: then we are going to. Not present meanwhile: who waits like us does not use the link.
+            lock.leave();
+            if !lock.try_take_duty().map_err(failed)? || !lock.is_named() {
+                return Ok(Attempt::Unsettled(
+                    "does not come up: the process that starts or ends the link is stopped or stuck",
+                ));
             }
         }
-        let segments = match self.existing(store, offer.segments)? {
-            Some(segments) => segments,
-            None => match create {
-                Some(config) if lock.is_some() => self.fresh(store, config)?,
-                _ => return Ok(Attempt::Absent),
-            },
+        let existing = self.existing(store, offer.segments)?;
+        // A link without notification has nothing to hand out, and nobody serves it.
+        let is_served = existing.as_ref().is_none_or(|segments| segments[0].header.conduct.notify);
+        if connection.is_none() && is_served && lock.others_joined().map_err(failed)? {
+            // They have the doorbells, and perhaps the memfds; with others of ours there would be two links of one name.
+            return Ok(Attempt::Unsettled(
+                "has ended, and the process that could take its place is stopped or stuck",
+            ));
+        }
+        let segments = match (existing, create) {
+            (Some(segments), _) => segments,
+            (None, _) if connection.is_some() => {
+                return Ok(Attempt::Unsettled(
+                    "lives, but the files of the link were removed; end the link's processes first",
+                ));
+            }
+            (None, Some(config)) => self.fresh(store, config)?,
+            (None, None) => return Ok(Attempt::Absent),
         };
+        if connection.is_none() && !lock.try_join().map_err(failed)? {
+            return Ok(Attempt::Unsettled("has a lock file that another program has locked"));
+        }
         if let Some(config) = create {
             same_shape(store, config, &segments)?;
         }
@@ -180,10 +199,6 @@ impl LinkOptions {
             },
         ))?;
         let conduct = segments[0].header.conduct;
-        if lock.is_some() && conduct.notify && survivors(&core, &me, last) {
-            // They have the doorbells, and one of them is about to become the holder.
-            return Ok(Attempt::Unsettled);
-        }
         let doorbells = match offer.doorbells {
             Some(doorbells) => Some(doorbells),
             None if conduct.notify => {
@@ -193,17 +208,20 @@ impl LinkOptions {
             }
             None => None,
         };
+        let file_mode = file::mode_of(&segments[0].file)
+            .map_err(|error| store.refused(&store.path(None).display().to_string(), error))?;
         let shared = Arc::new(Shared {
             core,
-            store: Store { backing: segments_backing(&segments, store), ..store.clone() },
+            store: Store { backing: segments_backing(&segments, store), file_mode, ..store.clone() },
             me,
             segments,
             doorbells,
             spin_us: conduct.spin_us,
         });
-        // If the holder does not need the lock, it is ours until we are seated: whoever leaves last looks at the seats.
-        let holder = Arc::new(Holder::start(&shared, &mut lock, connection)?);
-        Ok(Attempt::Done(Box::new(admit(shared, holder, side)?)))
+        let holder = Arc::new(Holder::start(&shared, lock, connection)?);
+        let link = admit(shared, Arc::clone(&holder), side)?;
+        holder.seated();
+        Ok(Attempt::Done(Box::new(link)))
     }
 
     /// The link's segments, if it exists: as the holder gave them, or by name.
@@ -282,18 +300,8 @@ enum Attempt {
     Done(Box<Link>),
     /// There is no such link.
     Absent,
-    /// It is just being created, or changes its holder.
-    Unsettled,
-}
-
-/// Whether other processes on the link live. Those that we cannot judge count until `last`: a living one would have become
-/// the holder long before.
-fn survivors(core: &Core, me: &ProcessIdentity, last: bool) -> bool {
-    core.seats.all().filter(|other| !other.is_of(me)).any(|other| match other.liveness(me) {
-        Liveness::Alive => true,
-        Liveness::Unknown => !last,
-        Liveness::Dead => false,
-    })
+    /// It is just being created or removed, or changes its holder; this is what its holder does if that does not end.
+    Unsettled(&'static str),
 }
 
 /// What the segments really are: who attaches does not choose.

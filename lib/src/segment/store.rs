@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -66,6 +67,10 @@ impl Store {
             Backing::Memfd => file::memfd(&name, self.huge_pages == HugePages::Hugetlb),
         };
         let made = made.map_err(|source| self.refused(&name, source))?;
+        if self.backing == Backing::Memfd {
+            // Nobody opens it by name; but whoever serves the link later learns from it who may connect.
+            file::set_mode(&made, self.file_mode).map_err(|source| self.refused(&name, source))?;
+        }
         made.set_len(bytes).map_err(|source| self.refused(&name, source))?;
         file::reserve(&made, bytes).map_err(|source| match source.raw_os_error() {
             Some(libc::ENOSPC | libc::ENOMEM | libc::EFBIG) => Error::from(ErrorKind::NoSpace {
@@ -121,7 +126,7 @@ impl Store {
     pub(crate) fn check(&self, file: File, what: &str, pool: Option<PoolId>) -> Result<Segment> {
         let (link, what) = (Arc::clone(&self.link), what.to_owned());
         let metadata = file.metadata().map_err(|source| self.refused(&what, source))?;
-        let found = metadata.len();
+        let (found, page) = (metadata.len(), metadata.blksize());
         if !metadata.is_file() || found < 4096 {
             return Err(Error::from(ErrorKind::NotOurs { link, what }));
         }
@@ -132,7 +137,10 @@ impl Store {
             return Err(Error::from(ErrorKind::NotOurs { link, what }));
         };
         let header = match Header::read(&lines, found) {
-            Err(Unusable::Size { expected }) if self.rounded(expected) == found && expected != found => {
+            // Huge pages come whole; who attaches learns their size from the file.
+            Err(Unusable::Size { expected })
+                if expected != found && expected.checked_next_multiple_of(page.max(1)) == Some(found) =>
+            {
                 Header::read(&lines, expected)
             }
             read => read,
@@ -189,6 +197,9 @@ impl Store {
         match source.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => {
                 Error::from(ErrorKind::Permission { link, what: what.to_owned(), source })
+            }
+            Some(libc::ENOENT | libc::ENOTDIR) if !self.dir.is_dir() => {
+                Error::from(ErrorKind::NoDirectory { link, dir: self.dir.clone() })
             }
             Some(libc::ENOENT) => Error::from(ErrorKind::NotFound { link, dir: self.dir.clone() }),
             _ => Error::from(ErrorKind::System { link, doing: format!("use {what}"), source }),

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -18,8 +18,7 @@ pub(crate) fn unnamed(dir: &Path, mode: u32) -> io::Result<File> {
         .mode(mode)
         .custom_flags(libc::O_TMPFILE | libc::O_CLOEXEC)
         .open(dir)?;
-    // The process's umask must not decide who can attach.
-    file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode))?;
+    set_mode(&file, mode)?;
     Ok(file)
 }
 
@@ -99,33 +98,141 @@ pub(crate) fn random() -> io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// An exclusive lock that the kernel gives up when its last descriptor is closed, however that happens.
+/// Gives a file its mode, whatever the umask of this process is.
+pub(crate) fn set_mode(file: &File, mode: u32) -> io::Result<()> {
+    file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode))
+}
+
+/// The permission bits of an open file.
+pub(crate) fn mode_of(file: &File) -> io::Result<u32> {
+    Ok(file.metadata()?.mode() & 0o777)
+}
+
+/// Byte of the lock file that whoever creates, serves or removes the link has for itself.
+const DUTY: libc::off_t = 0;
+/// Byte of the lock file that all processes of the link share.
+const PRESENCE: libc::off_t = 1;
+
+/// The lock file of a link, with two locks in it that the kernel gives up when their last descriptor is closed, however
+/// that happens and in whatever pid namespace: the duty, which one has, and the presence, which all share.
 #[derive(Debug)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "held for its lock")] nix::fcntl::Flock<File>);
+pub(crate) struct Lock {
+    file: File,
+    path: PathBuf,
+}
 
 impl Lock {
-    /// Takes the lock on `path`, which is created when missing. `None`: somebody has it.
-    pub(crate) fn try_take(path: &Path, mode: u32) -> io::Result<Option<Self>> {
-        let file = std::fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(mode)
-            .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
-            .open(path)?;
-        let inode = file.metadata()?.ino();
-        let lock = match nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => lock,
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => return Ok(None),
-            Err((_, errno)) => return Err(errno.into()),
-        };
-        // The last holder may have removed the file between our opening and our locking it.
-        match std::fs::symlink_metadata(path) {
-            Ok(now) if now.ino() == inode => Ok(Some(Self(lock))),
-            Ok(_) => Ok(None),
+    /// Opens the lock file. `None`: there is none.
+    pub(crate) fn open(path: &Path) -> io::Result<Option<Self>> {
+        match open(path, true) {
+            Ok(file) => Ok(Some(Self { file, path: path.to_path_buf() })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Opens the lock file, and makes it where there is none.
+    pub(crate) fn open_or_make(path: &Path, mode: u32) -> io::Result<Option<Self>> {
+        if let Some(lock) = Self::open(path)? {
+            return Ok(Some(lock));
+        }
+        let file = unnamed(path.parent().unwrap_or(Path::new(".")), mode)?;
+        match publish(&file, path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::open(path),
+            made => made.map(|()| Some(Self { file, path: path.to_path_buf() })),
+        }
+    }
+
+    /// Whether the file still has its name: a lock on one that was removed says nothing.
+    pub(crate) fn is_named(&self) -> bool {
+        let inode = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        match (self.file.metadata(), std::fs::symlink_metadata(&self.path)) {
+            (Ok(ours), Ok(named)) => inode(ours) == inode(named),
+            _ => false,
+        }
+    }
+
+    /// Takes the duty. `false`: somebody has it.
+    pub(crate) fn try_take_duty(&self) -> io::Result<bool> {
+        self.set(DUTY, libc::F_WRLCK)
+    }
+
+    /// Gives the duty up.
+    pub(crate) fn leave_duty(&self) {
+        let _ = self.set(DUTY, libc::F_UNLCK);
+    }
+
+    /// Says that this process has, or is just asking for, the descriptors of the link. `false`: the link is being removed.
+    pub(crate) fn try_join(&self) -> io::Result<bool> {
+        self.set(PRESENCE, libc::F_RDLCK)
+    }
+
+    /// Takes that back.
+    pub(crate) fn leave(&self) {
+        let _ = self.set(PRESENCE, libc::F_UNLCK);
+    }
+
+    /// Whether somebody else has joined.
+    pub(crate) fn others_joined(&self) -> io::Result<bool> {
+        let mut lock = byte(PRESENCE, libc::F_WRLCK);
+        fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+        Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+    }
+
+    /// Lets nobody join any more. `false`: somebody has.
+    pub(crate) fn try_close(&self) -> io::Result<bool> {
+        self.set(PRESENCE, libc::F_WRLCK)
+    }
+
+    fn set(&self, which: libc::off_t, kind: i32) -> io::Result<bool> {
+        match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&byte(which, kind))) {
+            Ok(_) => Ok(true),
+            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+fn byte(which: libc::off_t, kind: i32) -> libc::flock {
+    let short = |value: i32| libc::c_short::try_from(value).unwrap_or(0);
+    libc::flock {
+        l_type: short(kind),
+        l_whence: short(libc::SEEK_SET),
+        l_start: which,
+        l_len: 1,
+        // The kernel wants 0 for locks that belong to the open file and not to the process.
+        l_pid: 0,
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_has_the_duty_and_all_share_the_presence() {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let path = dir.path().join("link.lock");
+        assert!(Lock::open(&path).unwrap().is_none());
+        let a = Lock::open_or_make(&path, 0o640).unwrap().unwrap();
+        let b = Lock::open_or_make(&path, 0o600).unwrap().unwrap();
+        assert_eq!(mode_of(&b.file).unwrap(), 0o640, "the first one's");
+
+        assert!(a.try_take_duty().unwrap() && a.try_take_duty().unwrap() && !b.try_take_duty().unwrap());
+        a.leave_duty();
+        assert!(b.try_take_duty().unwrap());
+
+        assert!(a.try_join().unwrap() && !a.others_joined().unwrap() && b.others_joined().unwrap());
+        assert!(b.try_join().unwrap() && a.others_joined().unwrap() && !a.try_close().unwrap());
+        b.leave();
+        assert!(a.try_close().unwrap() && !b.try_join().unwrap() && b.others_joined().unwrap());
+        drop(a);
+        assert!(b.try_join().unwrap(), "closing the file gives its locks up");
+
+        assert!(b.is_named());
+        std::fs::remove_file(&path).unwrap();
+        assert!(!b.is_named());
+        let c = Lock::open_or_make(&path, 0o600).unwrap().unwrap();
+        assert!(!b.is_named() && c.is_named() && c.try_take_duty().unwrap());
     }
 }

@@ -1,7 +1,7 @@
 //! `SOCK_SEQPACKET` sockets in the IPC directory, and descriptors over them. All ancillary-data arithmetic is here.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -79,14 +79,6 @@ pub(crate) fn receive(fd: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let len = message.bytes;
     bytes.truncate(len);
     Ok((bytes, fds))
-}
-
-/// Whether the other end of a connection is closed.
-pub(crate) fn is_closed(fd: &OwnedFd) -> bool {
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
-    poll(&mut fds, PollTimeout::ZERO).is_ok()
-        && fds[0].revents().is_some_and(|events| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
 }
 
 #[expect(unsafe_code, reason = "nix hands out raw descriptors here")]

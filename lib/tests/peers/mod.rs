@@ -1,0 +1,435 @@
+//! What the tests share: directories, configurations, a watchdog, and peers that are processes of their own.
+//!
+//! A peer is this test binary, started again to run one test only: `peer_process`, which each test that includes this
+//! module defines. It obeys lines on its standard input and answers each with one line, so a test reads like a script
+//! and can kill its peers wherever it likes.
+
+#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, RingMode};
+use shmesh::{Error, Link, LinkOptions, Side};
+
+/// Longer than any one step here takes, on the slowest machine: only something that hangs lasts so long.
+pub const HANGS: Duration = Duration::from_secs(60);
+/// The same of a whole test.
+const TEST_HANGS: Duration = Duration::from_secs(600);
+
+/// An IPC directory of its own: on tmpfs where there is one, because that is where links live.
+pub fn ipc_dir() -> tempfile::TempDir {
+    let shm = Path::new("/dev/shm");
+    tempfile::Builder::new()
+        .prefix("shmesh-test-")
+        .tempdir_in(shm)
+        .or_else(|_| tempfile::tempdir())
+        .expect("a directory for the test")
+}
+
+/// Ends the process if the test has not ended in time.
+pub struct Watchdog(Option<mpsc::Sender<()>>);
+
+impl Watchdog {
+    pub fn start() -> Self {
+        let (ended, watch) = mpsc::channel();
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        std::thread::spawn(move || {
+            if watch.recv_timeout(TEST_HANGS) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("watchdog: {test} hangs");
+                std::process::abort();
+            }
+        });
+        Self(Some(ended))
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
+/// Looks again and again until it is so.
+pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < HANGS, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A small link, with changes as `key=value` words: what peers and tests both understand.
+pub fn config(name: &str, changes: &str) -> LinkConfig {
+    let mut config = LinkConfig::new(name.parse().expect("the name of a link"));
+    config.ring_len = 16;
+    config.spin_us = 0;
+    config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 256, pool_len: 32 };
+    config.pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
+    for change in changes.split_whitespace() {
+        let (key, value) = change.split_once('=').expect("key=value");
+        let number = || value.parse::<u32>().expect("a number");
+        let pool = || {
+            let (size, len) = value.split_once('x').expect("size x len");
+            PoolConfig {
+                buf_size_bytes: size.parse().expect("a size"),
+                pool_len: len.parse().expect("a number"),
+            }
+        };
+        match key {
+            "ring" => config.ring_len = number(),
+            "spin" => config.spin_us = number(),
+            "mode" => config.ring_mode = if value == "spsc" { RingMode::Spsc } else { RingMode::Mpmc },
+            "backing" => config.backing = if value == "memfd" { Backing::Memfd } else { Backing::Named },
+            "notify" => config.notify = value == "on",
+            "file_mode" => config.file_mode = u32::from_str_radix(value, 8).expect("an octal number"),
+            "msg" => config.pools[PoolId::CpuMsg.index()] = pool(),
+            "data" => config.pools[PoolId::CpuData.index()] = pool(),
+            "large" => config.pools[PoolId::CpuLarge.index()] = pool(),
+            "gpu" => config.pools[PoolId::GpuData.index()] = pool(),
+            "cuda" => config.pools[PoolId::CudaData.index()] = pool(),
+            _ => panic!("no such change: {change}"),
+        }
+    }
+    config
+}
+
+/// The name of an error's kind, as in `ErrorKind`.
+pub fn kind_of(error: &Error) -> String {
+    format!("{error:?}").split([' ', '(']).next().unwrap_or_default().to_owned()
+}
+
+/// The error of a call that must fail.
+#[track_caller]
+pub fn refused<T>(result: shmesh::Result<T>) -> Error {
+    match result {
+        Ok(_) => panic!("this must be refused"),
+        Err(error) => error,
+    }
+}
+
+/// Sends one text.
+pub fn send(link: &Link, msg_id: i32, text: &str) -> shmesh::Result<()> {
+    let mut loan = link.loan()?;
+    loan.msg_mut(text.len())?.copy_from_slice(text.as_bytes());
+    loan.with_msg_id(msg_id).send()
+}
+
+/// Receives one text.
+pub fn receive(link: &Link) -> shmesh::Result<Option<(i32, String)>> {
+    Ok(link.receive()?.map(|message| (message.msg_id(), String::from_utf8_lossy(message.msg()).into_owned())))
+}
+
+/// Another process.
+pub struct Peer {
+    child: Child,
+    commands: Option<ChildStdin>,
+    answers: Receiver<String>,
+}
+
+impl Peer {
+    /// Starts one that works in `dir`.
+    pub fn start(dir: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("the path of this test"))
+            .args(["peer_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+            .env("SHMESH_DIR", dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start a peer");
+        let commands = child.stdin.take();
+        let output = child.stdout.take().expect("piped");
+        let (tell, answers) = mpsc::channel();
+        std::thread::spawn(move || {
+            // The test harness talks too; what is ours begins with '@', wherever in the line that is.
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if let Some((_, answer)) = line.split_once('@')
+                    && tell.send(answer.to_owned()).is_err()
+                {
+                    break;
+                }
+            }
+        });
+        let peer = Self { child, commands, answers };
+        assert_eq!(peer.answer(), "ready");
+        peer
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives an order without waiting for the answer.
+    #[track_caller]
+    pub fn order(&mut self, line: &str) {
+        let commands = self.commands.as_mut().expect("the peer lives");
+        commands.write_all(format!("{line}\n").as_bytes()).expect("the peer lives");
+    }
+
+    /// The answer to the last order.
+    #[track_caller]
+    pub fn answer(&self) -> String {
+        self.answers.recv_timeout(HANGS).expect("an answer of the peer")
+    }
+
+    /// Whether it has answered its last order, and what.
+    pub fn answered(&self) -> Option<String> {
+        self.answers.try_recv().ok()
+    }
+
+    /// Gives an order and waits for the answer.
+    #[track_caller]
+    pub fn ask(&mut self, line: &str) -> String {
+        self.order(line);
+        self.answer()
+    }
+
+    /// Gives an order that must be answered with "ok" alone.
+    #[track_caller]
+    pub fn tell(&mut self, line: &str) {
+        assert_eq!(self.ask(line), "ok", "{line}");
+    }
+
+    /// Ends it as a crash does.
+    pub fn kill(mut self) {
+        self.child.kill().expect("kill the peer");
+        self.child.wait().expect("reap the peer");
+    }
+
+    /// Lets it end as a program does that returns from `main`.
+    pub fn exit(mut self) {
+        drop(self.commands.take());
+        let start = Instant::now();
+        while self.child.try_wait().expect("look at the peer").is_none() {
+            assert!(start.elapsed() < HANGS, "the peer does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Stops it, as a debugger does, and waits until it is.
+    pub fn stop(&self) {
+        self.signal(nix::sys::signal::Signal::SIGSTOP);
+        until("the peer stops", || self.state() == Some('T'));
+    }
+
+    pub fn go_on(&self) {
+        self.signal(nix::sys::signal::Signal::SIGCONT);
+    }
+
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.pid().cast_signed());
+        nix::sys::signal::kill(pid, signal).expect("signal the peer");
+    }
+
+    /// The state of its main thread, as in `/proc/PID/stat`.
+    fn state(&self) -> Option<char> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    }
+
+    /// Waits until the thread that obeys sleeps in `poll`.
+    pub fn until_asleep(&self) {
+        let numbers = [
+            libc::SYS_ppoll,
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_poll,
+        ];
+        let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()));
+        let text = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+        until("the peer sleeps in poll", || {
+            let threads = std::fs::read_dir(&tasks).expect("the peer lives");
+            let mut threads = threads.map_while(Result::ok).map(|thread| thread.path());
+            let obeys = threads.find(|thread| text(thread.join("comm")).trim() == "peer_process");
+            let call = text(obeys.expect("the thread of the test").join("syscall"));
+            let number = call.split(' ').next().and_then(|number| number.parse().ok());
+            number.is_some_and(|number| numbers.contains(&number))
+        });
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The other end of [`Peer`]: obeys until its standard input ends.
+pub fn serve() {
+    // A test that fails takes its peers with it, whatever they wait for.
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("end with the test");
+    let mut obedient = Obedient { link: None, clones: Vec::new() };
+    say("ready");
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        match obedient.obey(&line) {
+            Ok(answer) => say(&answer),
+            Err(error) => say(&format!("err {} {error}", kind_of(&error))),
+        }
+    }
+}
+
+fn say(answer: &str) {
+    let mut out = std::io::stdout().lock();
+    // In one piece, whatever else the process prints.
+    let _ = out.write_all(format!("@{answer}\n").as_bytes());
+    let _ = out.flush();
+}
+
+struct Obedient {
+    link: Option<Link>,
+    clones: Vec<Link>,
+}
+
+impl Obedient {
+    fn obey(&mut self, line: &str) -> shmesh::Result<String> {
+        let (order, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        let word = |i: usize| *words.get(i).unwrap_or_else(|| panic!("{line}: too few words"));
+        let number = |i: usize| word(i).parse::<i64>().unwrap_or_else(|_| panic!("{line}: not a number"));
+        let millis = |i: usize| match number(i) {
+            -1 => None,
+            millis => Some(Duration::from_millis(millis.cast_unsigned())),
+        };
+        let ok = Ok("ok".to_owned());
+        match order {
+            "create" => {
+                let (name, changes) = rest.split_once(' ').unwrap_or((rest, ""));
+                self.link = Some(Link::create(&config(name, changes))?);
+                return ok;
+            }
+            "attach" => {
+                let side = if word(1) == "primary" { Side::Primary } else { Side::Secondary };
+                let options = LinkOptions::new().timeout(millis(2).unwrap_or_default());
+                self.link = Some(options.attach(word(0), side)?);
+                return ok;
+            }
+            "close" => {
+                self.clones.clear();
+                self.link = None;
+                return ok;
+            }
+            "prepare" => {
+                prepare(&words);
+                return ok;
+            }
+            _ => {}
+        }
+        let link = self.link.as_ref().expect("attached");
+        match order {
+            "send" => send(link, i32::try_from(number(0)).expect("an id"), word(1))?,
+            "inline" => {
+                link.send_inline(i32::try_from(number(0)).expect("an id"), 0, word(1).as_bytes())?;
+            }
+            "data" => {
+                let mut loan = link.loan_with(PoolId::CpuData)?;
+                let len = usize::try_from(number(1)).expect("a length");
+                loan.data_mut(len)?.fill(number(0).to_le_bytes()[0]);
+                loan.with_msg_id(i32::try_from(number(0)).expect("an id")).send()?;
+            }
+            "receive" => {
+                return Ok(receive(link)?.map_or("none".to_owned(), |(id, text)| format!("{id} {text}")));
+            }
+            "receive-data" => {
+                return Ok(link.receive()?.map_or("none".to_owned(), |message| {
+                    let same = message.data().iter().all(|&byte| i32::from(byte) == message.msg_id());
+                    format!("{} {} {same}", message.msg_id(), message.data().len())
+                }));
+            }
+            // As a program does that is killed with them in its hands.
+            "hold-loan" => std::mem::forget(link.loan_with(PoolId::CpuData)?),
+            "hold-message" => std::mem::forget(link.receive()?.expect("a message")),
+            "clone" => {
+                let clone = link.try_clone()?;
+                self.clones.push(clone);
+            }
+            "notify" => link.notify()?,
+            "post" => link.post()?,
+            "wait" => return Ok(link.wait(millis(0))?.to_string()),
+            "wait-tti" => return Ok(link.wait_tti(millis(0))?.to_string()),
+            "arm" => {
+                link.fd()?;
+            }
+            "poll" => {
+                let fd = link.fd()?;
+                let timeout = millis(0).map_or(nix::poll::PollTimeout::NONE, |time| {
+                    nix::poll::PollTimeout::try_from(time).expect("a timeout")
+                });
+                let mut fds = [nix::poll::PollFd::new(fd, nix::poll::PollFlags::POLLIN)];
+                return Ok((nix::poll::poll(&mut fds, timeout).expect("poll") > 0).to_string());
+            }
+            "value" => return Ok(format!("{:?}", link.value()?)),
+            "participants" => return Ok(link.participants().count().to_string()),
+            "queued" => return Ok(link.queued().to_string()),
+            _ => panic!("no such order: {line}"),
+        }
+        ok
+    }
+}
+
+/// What a peer does to itself before it comes to the link.
+fn prepare(words: &[&str]) {
+    use nix::mount::{MsFlags, mount};
+    use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
+    let private = || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("a mount namespace");
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+            .expect("private");
+    };
+    match *words {
+        // A small tmpfs on a directory, that only this process sees.
+        ["tmpfs", dir, size] => {
+            private();
+            let size = format!("size={size}");
+            mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some(size.as_str()))
+                .expect("mount a tmpfs");
+        }
+        // Memory cgroups of both versions that say so, that only this process sees.
+        ["memory", limit, usage] => {
+            private();
+            let root = PathBuf::from("/sys/fs/cgroup");
+            mount(Some("tmpfs"), &root, Some("tmpfs"), MsFlags::empty(), None::<&str>)
+                .expect("mount a tmpfs");
+            std::fs::create_dir(root.join("memory")).expect("a directory");
+            for (file, value) in [
+                ("memory.max", limit),
+                ("memory.current", usage),
+                ("memory/memory.limit_in_bytes", limit),
+                ("memory/memory.usage_in_bytes", usage),
+            ] {
+                std::fs::write(root.join(file), value).expect("a file");
+            }
+        }
+        ["user", uid, gid] => {
+            let (uid, gid) = (uid.parse().expect("a uid"), gid.parse().expect("a gid"));
+            setgroups(&[Gid::from_raw(gid)]).expect("setgroups");
+            setgid(Gid::from_raw(gid)).expect("setgid");
+            setuid(Uid::from_raw(uid)).expect("setuid");
+        }
+        ["umask", mask] => {
+            let bits = u32::from_str_radix(mask, 8).expect("an octal number");
+            nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(bits));
+        }
+        _ => panic!("no such preparation: {words:?}"),
+    }
+}
+
+/// Whether this process may change users and mount; says so if it may not.
+pub fn is_root() -> bool {
+    let root = nix::unistd::Uid::effective().is_root();
+    if !root {
+        println!("skipped: it takes root to change the user and to mount");
+    }
+    root
+}
+
+/// Names of the files in `dir`, sorted.
+pub fn files(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).expect("the directory");
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
