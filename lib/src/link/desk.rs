@@ -7,6 +7,7 @@ use std::cell::OnceCell;
 
 use super::core::{Cell, Core, INLINE, Receiving, TABLES};
 use crate::config::PoolId;
+use crate::notify;
 use crate::participant::{Participant, Role, Side};
 use crate::pool::owner::{DataOwner, MsgOwner};
 use crate::pool::{Pool, Stock};
@@ -32,6 +33,10 @@ pub(crate) struct Desk {
 impl Desk {
     pub(crate) fn new(core: &Core, me: Participant) -> Self {
         let side = me.word.side();
+        for ring in core.rings() {
+            // What a dead one may have left here.
+            notify::wake_up(ring, me.seat);
+        }
         let bytes = |place: usize| PoolId::ALL.get(place).and_then(|&id| Some(core.pool(id)?.bytes));
         let stock = |place: usize| core.table(place).map(|table| Stock::new(table, bytes(place), me.seat));
         Self {
@@ -158,7 +163,7 @@ impl Desk {
         }
         self.core.primary_role().release(&self.me);
         // Also what was forgotten: a loan that was leaked must not outlive its participant.
-        if self.is_current() {
+        if self.core.seats.is_seated(&self.me) {
             self.core.reclaim(&self.me, self.me.seat, false);
         }
     }

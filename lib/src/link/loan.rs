@@ -219,9 +219,10 @@ impl<'a> Loan<'a> {
     /// The MSG part: its first `len` bytes, which is the length the message will have.
     ///
     /// # Errors
-    /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller.
+    /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`Evicted`](crate::ErrorKind::Evicted).
     #[inline(always)]
     pub fn msg_mut(&mut self, len: usize) -> Result<&mut [u8]> {
+        self.link.check_seated()?;
         let fits = self.link.fits(PoolId::CpuMsg, len)?;
         self.link.desk.cell(self.cell).set_msg_len(fits);
         Ok(bytes_mut(self, self.link.desk.msg_pool().buffer(self.cell), len))
@@ -236,6 +237,7 @@ impl<'a> Loan<'a> {
         let Some((pool, index)) = self.data else {
             return Err(Error::from(ErrorKind::NoPool { link: self.link.link(), pool: PoolId::CpuData }));
         };
+        self.link.check_seated()?;
         let fits = self.link.fits(pool, len)?;
         self.link.desk.cell(self.cell).set_data_len(fits);
         match self.link.core().pool(pool) {
@@ -247,14 +249,19 @@ impl<'a> Loan<'a> {
     /// Sets the message's id: the application's to choose.
     #[inline]
     pub fn with_msg_id(self, msg_id: i32) -> Self {
-        self.link.desk.cell(self.cell).set_msg_id(msg_id);
+        // Of an evicted participant the message is no longer its own; sending it will say so.
+        if self.link.desk.is_current() {
+            self.link.desk.cell(self.cell).set_msg_id(msg_id);
+        }
         self
     }
 
     /// Sets the id of the cell that the message is about: the application's to choose.
     #[inline]
     pub fn with_cell_id(self, cell_id: i32) -> Self {
-        self.link.desk.cell(self.cell).set_cell_id(cell_id);
+        if self.link.desk.is_current() {
+            self.link.desk.cell(self.cell).set_cell_id(cell_id);
+        }
         self
     }
 

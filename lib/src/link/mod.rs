@@ -31,7 +31,7 @@ use crate::participant::{MAX_SEATS, Participant, SeatIndex, Side};
 use crate::ring::{Ring, Wild, spsc};
 use crate::segment::store::{Segment, Store};
 use crate::sys::eventfd::Doorbell;
-use crate::sys::process::ProcessIdentity;
+use crate::sys::process::{Liveness, ProcessIdentity};
 use core::Core;
 pub use core::Recovered;
 use desk::Desk;
@@ -148,7 +148,14 @@ impl Link {
     }
 
     fn seated(shared: Arc<Shared>, holder: Arc<holder::Holder>, side: Side) -> Result<Self> {
-        let me = shared.core.seats.attach(&shared.me, side).ok_or_else(|| {
+        let crowded = || {
+            // Some may have died, and there is no seat to take back from what they held: it is done from their own.
+            for dead in shared.core.seats.all().filter(|other| other.liveness(&shared.me) == Liveness::Dead) {
+                shared.core.reclaim(&dead, dead.seat, false);
+            }
+            shared.core.seats.attach(&shared.me, side)
+        };
+        let me = shared.core.seats.attach(&shared.me, side).or_else(crowded).ok_or_else(|| {
             Error::from(ErrorKind::Crowded { link: Arc::clone(&shared.store.link), limit: MAX_SEATS })
         })?;
         Ok(Self {

@@ -23,7 +23,7 @@ impl Link {
     pub fn notify(&self) -> Result<()> {
         let ring = self.outgoing();
         let bell = self.bell(ring)?;
-        if notify::anybody_asleep(ring) {
+        if notify::anybody_asleep(ring, &self.core().seats) {
             bell.signal()
                 .map_err(|error| Error::system(&self.shared.store.link, "ring the doorbell", error))?;
         }
@@ -187,7 +187,9 @@ impl Link {
                 return Ok(true);
             }
             // A signal may be old, from a message that was received while we were awake: take it and look again.
-            if bell.take().map_err(failed)? {
+            // However many there are, the time may be over.
+            let over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if bell.take().map_err(failed)? && !over {
                 continue;
             }
             if !bell.wait(deadline).map_err(failed)? {

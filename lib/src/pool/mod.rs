@@ -26,6 +26,10 @@ pub(crate) struct Table {
     cells: Lines,
 }
 
+/// How often one claim looks through the bitmaps. Each time but the last brings up to 32 hints that were all stale, so only a
+/// hostile peer gets this far; without a limit it could keep a claim busy for the square of the pool's length.
+const REFILLS_MAX: u32 = 256;
+
 /// Lines that a table of `len` cells takes.
 pub(crate) const fn table_lines(len: usize) -> usize {
     hints::lines(len) + len
@@ -120,10 +124,13 @@ impl Stock {
         seats_used: impl Fn() -> usize,
         next: impl Fn(u64) -> u64,
     ) -> Option<(u32, u64)> {
-        // Each round takes one hint out of the own bitmap, so honest peers end this long before the bound does.
-        for _ in 0..2 * self.table.len() + 2 {
+        let mut refills = 0;
+        // Each round takes an entry off `recent`, all of which may be stale, or a hint out of the own bitmap, so honest
+        // peers end this long before the bound does.
+        for _ in 0..hints::RECENT_MAX + 4 * self.table.len() + 2 {
             let Some(index) = self.recent.pop() else {
-                if self.refill(seats_used()) == 0 {
+                refills += 1;
+                if refills > REFILLS_MAX || self.refill(seats_used()) == 0 {
                     return None;
                 }
                 continue;
@@ -138,7 +145,9 @@ impl Stock {
             }
             let claimed = next(word);
             // Acquire pairs with the Release of `release`: the last holder is done with the bytes before we write them.
-            if owner.compare_exchange(word, claimed, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            // Release pairs with the Acquire of recovery: who sees this loan sees that we have the seat, and the MSG that a
+            // DATA buffer is attached to.
+            if owner.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 return Some((index, claimed));
             }
         }

@@ -42,8 +42,24 @@ fn tightest(root: PathBuf, path: &str, limit: &str, usage: &str) -> Option<u64> 
     }
     levels
         .iter()
-        .filter_map(|level| Some(number(&level.join(limit))?.saturating_sub(number(&level.join(usage))?)))
+        .filter_map(|level| {
+            let used = number(&level.join(usage))?.saturating_sub(page_cache(&level.join("memory.stat")));
+            Some(number(&level.join(limit))?.saturating_sub(used))
+        })
         .min()
+}
+
+/// Bytes of files that were only read: the kernel drops them before it refuses anything. Shared memory is not among them.
+fn page_cache(stat: &Path) -> u64 {
+    let text = fs::read_to_string(stat).unwrap_or_default();
+    let value = |name: &str| {
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
+    };
+    // Version 1 counts those below this level under "total_".
+    ["active_file", "inactive_file"]
+        .iter()
+        .map(|name| value(&format!("total_{name}")).or_else(|| value(name)).unwrap_or(0))
+        .sum()
 }
 
 /// A number in a file; `None` for "max", for cgroup v1's "no limit", and for what is not there.
@@ -73,8 +89,9 @@ mod tests {
             ("a/memory.current", "400\n"),
             ("a/b/memory.max", "max\n"),
             ("a/b/memory.current", "100\n"),
+            ("a/memory.stat", "anon 5\nactive_file 30\ninactive_file 20\nshmem 7\n"),
         ]);
-        assert_eq!(room_below(root.path(), "0::/a/b\n"), Some(600));
+        assert_eq!(room_below(root.path(), "0::/a/b\n"), Some(650));
         assert_eq!(room_below(root.path(), "0::/\n"), None);
         assert_eq!(room_below(root.path(), "nonsense"), None);
     }

@@ -54,8 +54,11 @@ impl ProcessIdentity {
     pub fn start_time_of(&self, pid: u32) -> std::io::Result<Option<u64>> {
         match fs::read_to_string(format!("/proc/{pid}/stat")) {
             Ok(stat) => Ok(running_since(&stat)),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
-            Err(error) => Err(error),
+            Err(error) => match nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), None) {
+                // Only this proves a death: a /proc mounted with `hidepid` does not show the processes of others.
+                Err(nix::errno::Errno::ESRCH) => Ok(None),
+                _ => Err(error),
+            },
         }
     }
 }
