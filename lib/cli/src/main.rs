@@ -1,2 +1,135 @@
 //! The `shmesh` command.
-fn main() {}
+
+mod args;
+mod bench;
+mod child;
+mod demo;
+mod doctor;
+mod dump;
+mod human;
+mod ls;
+mod people;
+mod rm;
+mod table;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use shmesh::ErrorKind;
+use shmesh::config::{ConfigError, NameError};
+
+/// Something was tried and failed, or was found unhealthy.
+const FAILED: u8 = 1;
+/// The configuration is wrong: nothing was tried (`EX_USAGE` of sysexits, as our daemons have it).
+const BAD_CONFIG: u8 = 64;
+
+const EXAMPLES: &str = "\
+Examples:
+  shmesh demo                      two processes, a crash and a recovery, in ten seconds
+  shmesh doctor                    what this machine or container gives, and what follows for links
+  shmesh ls                        who is connected to whom
+  shmesh dump fronthaul            what waits in a link, and who holds which buffer
+  shmesh rm --stale                removes what crashes left behind
+  shmesh bench --ring spsc         how fast it is here, with what the hardware allows beside it
+
+Links live in the IPC directory: /dev/shm, or what SHMESH_DIR or --dir says.
+
+Exit status: 0 it worked, 1 it failed or was found unhealthy, 2 the command line is wrong, 64 the configuration is wrong.";
+
+/// Shared-memory links between the processes of one machine.
+#[derive(Parser, Debug)]
+#[command(name = "shmesh", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Two processes exchange messages; one is killed, and nothing is lost
+    Demo(demo::Args),
+    /// Measures round trips, streams, single steps, and many links
+    Bench(bench::Args),
+    /// Lists the links, who is attached and what waits
+    Ls(ls::Args),
+    /// Shows what waits in a link and who holds which buffer
+    Dump(dump::Args),
+    /// Removes links that nobody uses
+    Rm(rm::Args),
+    /// Tells what this machine or container gives, and what follows for links
+    Doctor(doctor::Args),
+    /// One side of the demo, in a process of its own
+    #[command(hide = true)]
+    DemoSide(demo::SideArgs),
+    /// One side of a benchmark, in a process of its own
+    #[command(hide = true)]
+    BenchSide(bench::SideArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // Printing may be slow (a pager); what is measured is never printed meanwhile.
+    let mut out = io::BufWriter::new(io::stdout());
+    let done = dispatch(&cli.command, &mut out).and_then(|code| Ok(out.flush().map(|()| code)?));
+    done.unwrap_or_else(|error| complain(&error))
+}
+
+fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Demo(args) => demo::run(args, out),
+        Command::Bench(args) => bench::run(args, out),
+        Command::Ls(args) => ls::run(args, out).map(|()| ExitCode::SUCCESS),
+        Command::Dump(args) => dump::run(args, out).map(|()| ExitCode::SUCCESS),
+        Command::Rm(args) => rm::run(args, out).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::run(args, out).map(ExitCode::from),
+        Command::DemoSide(args) => demo::side(args).map(|()| ExitCode::SUCCESS),
+        Command::BenchSide(args) => bench::side(args).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Prints the chain of causes once, and finds the exit status.
+fn complain(error: &anyhow::Error) -> ExitCode {
+    let causes = || error.chain();
+    if causes()
+        .any(|cause| cause.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe))
+    {
+        // Whoever read has seen enough.
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("error: {error}");
+    for cause in causes().skip(1) {
+        eprintln!("caused by: {cause}");
+    }
+    ExitCode::from(if causes().any(is_configuration) { BAD_CONFIG } else { FAILED })
+}
+
+fn is_configuration(error: &(dyn std::error::Error + 'static)) -> bool {
+    let kind = error.downcast_ref().map(shmesh::Error::kind);
+    matches!(kind, Some(ErrorKind::Config(_) | ErrorKind::Name(_)))
+        || error.is::<ConfigError>()
+        || error.is::<NameError>()
+}
+
+/// An error of the library with its causes.
+fn in_one_line(error: &shmesh::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,351 @@
+//! `shmesh bench`: how fast it is here.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `mod.rs` | which tests there are, and running them |
+//! | `side.rs` | one side of a test, in a process of its own |
+//! | `ops.rs`, `links.rs` | single steps on one core; many links |
+//! | `measure.rs`, `payload.rs` | what is timed and how: the rivals' method |
+//! | `floor.rs` | the yardstick: a bare cache line |
+//! | `report.rs` | rows, as a table or as JSON |
+
+mod floor;
+mod links;
+mod measure;
+mod ops;
+mod payload;
+mod report;
+mod side;
+
+use std::io::Write;
+use std::process::{ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::args::{self, Dir, Output};
+use crate::child::Session;
+use measure::Dist;
+use report::{Kind, Row};
+use side::{Form, Metric, Mode, Wait};
+
+const EXAMPLES: &str = "\
+How to read a row:
+  rtt_ns      one round trip; p50 is over batches of 32, free of the timer; p99 and p99.9 are of singly timed trips
+  oneway_ns   one message of a stream, counted at the receiver; percentiles are over batches of 1024
+  us_per_msg  the same from 16 KiB on, filled by the sender and summed by the receiver, batches of 16; gib_s its rate
+  op_ns       a step on one core
+  floor is a bare cache line's round trip around the test, ratio is p50 over it. Virtual cores move on their host, by a
+  factor of four on some: compare rows of the same floor, or ask for one with --floor.
+
+Each test is two processes, pinned to a core each. The method and the JSON are those of lib/rivals, which measures others.
+Leave the machine alone meanwhile.
+
+Examples:
+  shmesh bench                                         everything, some two minutes
+  shmesh bench --metric rtt --sizes 48,64 --wait poll  the round trips of small messages
+  shmesh bench --sizes 65536 --form data --ring spsc
+  shmesh bench ops                                     what each step costs on one core
+  shmesh bench links --counts 1,100,1000               memory, threads, files and time per link
+  shmesh bench --output json > shmesh.json             progress and remarks go to standard error
+
+Exit status: 0 all was measured, 1 a test failed, 2 a bad request.";
+
+/// What `shmesh bench` is asked.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_long_help = EXAMPLES, disable_help_subcommand = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// What to measure
+    #[arg(long, value_enum, value_name = "METRIC,...", value_delimiter = ',', default_values = ["rtt", "oneway"])]
+    metric: Vec<Metric>,
+    /// Payload sizes in bytes, multiples of 8
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["48", "64", "65536"], value_parser = size)]
+    sizes: Vec<usize>,
+    /// How messages travel; unless said, in the ring up to 48 bytes, above in a MSG buffer, and from 4096 on also as DATA
+    #[arg(long, value_enum, value_name = "FORM,...", value_delimiter = ',')]
+    form: Vec<Form>,
+    /// How receivers wait; unless said, round trips in all ways, streams by polling
+    #[arg(long, value_enum, value_name = "WAIT,...", value_delimiter = ',')]
+    wait: Vec<Wait>,
+    /// Messages sent and received at once, for streams
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "16"],
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    batch: Vec<u16>,
+    /// Print the names of the tests and leave
+    #[arg(long)]
+    list: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What all benchmarks are asked.
+#[derive(clap::Args, Clone, Debug)]
+struct Common {
+    /// Ring modes
+    #[arg(long, value_enum, value_name = "MODE,...", value_delimiter = ',', default_values = ["spsc", "mpmc"], global = true)]
+    ring: Vec<Mode>,
+    /// How long each repetition of each test measures; its first tenth is thrown away
+    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = args::seconds, global = true)]
+    seconds: f64,
+    /// How often everything is repeated; each figure is the median over the repetitions
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..), global = true)]
+    repeat: u32,
+    /// The cores of the two sides, the sending one first; the first two that this process may use, unless said
+    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1, global = true)]
+    cores: Vec<usize>,
+    /// Count only tests during which a bare cache line's round trip lies between these, in ns; wait for it if need be
+    #[arg(long, value_name = "MIN,MAX", value_delimiter = ',', num_args = 1, global = true)]
+    floor: Vec<f64>,
+    #[command(flatten)]
+    dir: Dir,
+    /// A table for people, or a list of rows for scripts
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text, global = true)]
+    output: Output,
+}
+
+#[derive(clap::Subcommand, Clone, Debug)]
+enum Command {
+    /// What each step costs on one core, in ns
+    Ops,
+    /// What links cost: memory, threads, files, time to create, attach and poll
+    Links {
+        /// Numbers of links
+        #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "100", "1000"],
+              value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        counts: Vec<u32>,
+    },
+}
+
+/// One side of a benchmark.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct SideArgs {
+    spec: String,
+}
+
+/// What a process of ours is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Task {
+    Side(side::Spec),
+    Op(ops::Spec),
+    Links(links::Spec),
+}
+
+/// Runs one side.
+pub(crate) fn side(args: &SideArgs) -> Result<()> {
+    match serde_json::from_str(&args.spec)? {
+        Task::Side(spec) => side::run(&spec),
+        Task::Op(spec) => ops::run(&spec),
+        Task::Links(spec) => links::run(&spec),
+    }
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    let size: usize = text.parse().map_err(|_| "not a number of bytes".to_owned())?;
+    let fits = (8..=64 << 20).contains(&size) && size.is_multiple_of(8);
+    if fits { Ok(size) } else { Err("must be a multiple of 8 between 8 and 64 MiB".to_owned()) }
+}
+
+/// One test: the name of its row, what it is of, and its processes.
+struct Case {
+    name: String,
+    kind: Kind,
+    bytes: usize,
+    note: String,
+    tasks: Vec<Task>,
+}
+
+/// What a test may take beyond its time.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// Runs the benchmarks.
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
+    let common = &args.common;
+    let cores = cores(common)?;
+    let wanted = &common.floor;
+    let range = wanted.is_empty() || matches!(wanted[..], [min, max] if min < max);
+    ensure!(range, "--floor needs two numbers, the lower first, as in 90,130");
+    if let Some(Command::Links { counts }) = &args.command {
+        let session = Session::begin()?;
+        let counts: Vec<usize> = counts.iter().map(|&count| count as usize).collect();
+        let rows = links::measure(&session, &common.dir.dir, &counts)?;
+        report::print(&rows, common.output, out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let cases = match args.command {
+        None => grid(args, cores),
+        _ => ops_cases(common, cores.0),
+    };
+    ensure!(!cases.is_empty(), "nothing to measure: inline messages have at most 48 bytes");
+    if args.list {
+        for case in &cases {
+            writeln!(out, "{}", case.name)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    remarks(cores);
+    let session = Session::begin()?;
+    let mut runs = vec![Vec::new(); cases.len()];
+    let mut failed = false;
+    // Repetitions outside, tests inside: a host that slows down for a while disturbs one repetition of all tests, not all
+    // repetitions of one.
+    for round in 1..=common.repeat {
+        for (case, runs) in cases.iter().zip(&mut runs) {
+            eprintln!("{round}/{}  {}", common.repeat, case.name);
+            match floor::around(cores, wanted, || once(&session, common, case)) {
+                Ok(run) => runs.push(run),
+                Err(error) => {
+                    eprintln!("failed   {}: {error:#}", case.name);
+                    failed = true;
+                }
+            }
+        }
+    }
+    let done = cases.iter().zip(&runs).filter(|(_, runs)| !runs.is_empty());
+    let rows: Vec<Row> = done
+        .flat_map(|(case, runs)| report::rows(&case.name, case.kind, case.bytes, &case.note, runs))
+        .collect();
+    report::print(&rows, common.output, out)?;
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// One repetition of one test.
+fn once(session: &Session, common: &Common, case: &Case) -> Result<Dist> {
+    let name = link_name().parse()?;
+    session.owns_link(&common.dir.dir, &name);
+    let deadline = Instant::now() + Duration::from_secs_f64(common.seconds) + GRACE;
+    let spawn = |task| session.spawn("bench-side", task, Stdio::null());
+    let children = case.tasks.iter().map(spawn).collect::<Result<Vec<_>>>()?;
+    let mut found = None;
+    for child in &children {
+        let said: Option<Dist> = child.says(deadline, || ())?;
+        found = found.or(said);
+    }
+    for child in children {
+        child.join(deadline)?;
+    }
+    found.context("nobody measured anything")
+}
+
+/// All tests share a name: one runs at a time.
+fn link_name() -> String {
+    format!("bench-{}", std::process::id())
+}
+
+fn cores(common: &Common) -> Result<(usize, usize)> {
+    let usable = floor::cores()?;
+    let (a, b) = match (common.cores[..].as_ref(), &usable[..]) {
+        (&[a, b], _) => (a, b),
+        ([], &[a, b, ..]) => (a, b),
+        ([], _) => anyhow::bail!("two cores are needed, one is usable"),
+        _ => anyhow::bail!("--cores needs two cores, as in 0,1"),
+    };
+    ensure!(a != b, "--cores needs two different cores: two sides that poll on one measure the scheduler");
+    for core in [a, b] {
+        ensure!(usable.contains(&core), "core {core} does not exist or this process may not run there");
+    }
+    Ok((a, b))
+}
+
+/// Everything that is asked for, in the order of the table.
+fn grid(args: &Args, (a, b): (usize, usize)) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &metric in &args.metric {
+        let (waits, batches) = match metric {
+            Metric::Rtt => (vec![Wait::Poll, Wait::Spin, Wait::Eventfd], vec![1]),
+            Metric::Oneway => (vec![Wait::Poll], args.batch.clone()),
+        };
+        let waits = if args.wait.is_empty() { waits } else { args.wait.clone() };
+        for &bytes in &args.sizes {
+            for form in forms(args, bytes) {
+                for &mode in &args.common.ring {
+                    for &wait in &waits {
+                        for &batch in &batches {
+                            let spec = |primary| side::Spec {
+                                dir: args.common.dir.dir.clone(),
+                                name: link_name(),
+                                metric,
+                                form,
+                                bytes,
+                                mode,
+                                wait,
+                                batch: batch.into(),
+                                seconds: args.common.seconds,
+                                core: if primary { a } else { b },
+                                primary,
+                            };
+                            cases.push(case(&spec));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn forms(args: &Args, bytes: usize) -> Vec<Form> {
+    let fits = |form: &Form| *form != Form::Inline || bytes <= shmesh::INLINE_MAX_BYTES;
+    if !args.form.is_empty() {
+        return args.form.iter().copied().filter(fits).collect();
+    }
+    match bytes {
+        8..=shmesh::INLINE_MAX_BYTES => vec![Form::Inline],
+        4096.. => vec![Form::Pooled, Form::Data],
+        _ => vec![Form::Pooled],
+    }
+}
+
+fn case(spec: &impl Fn(bool) -> side::Spec) -> Case {
+    let one = spec(true);
+    let lower = |what: &dyn std::fmt::Debug| format!("{what:?}").to_lowercase();
+    let mut name = format!(
+        "{}-{}-{}-{}-{}",
+        lower(&one.form),
+        lower(&one.metric),
+        one.bytes,
+        lower(&one.mode),
+        lower(&one.wait)
+    );
+    if one.batch > 1 {
+        name.push_str(&format!("-batch{}", one.batch));
+    }
+    let kind = match one.metric {
+        Metric::Rtt => Kind::RoundTrip,
+        Metric::Oneway if one.is_bulk() => Kind::Bulk,
+        Metric::Oneway => Kind::OneWay,
+    };
+    let bytes = one.bytes;
+    Case { name, kind, bytes, note: String::new(), tasks: vec![Task::Side(one), Task::Side(spec(false))] }
+}
+
+fn ops_cases(common: &Common, core: usize) -> Vec<Case> {
+    let case = |mode: Mode, (op, bytes, note): (&str, usize, &str)| {
+        let spec = ops::Spec {
+            dir: common.dir.dir.clone(),
+            name: link_name(),
+            op: op.to_owned(),
+            mode,
+            seconds: common.seconds,
+            core,
+        };
+        let name = format!("op-{op}-{}", format!("{mode:?}").to_lowercase());
+        Case { name, kind: Kind::Op, bytes, note: note.to_owned(), tasks: vec![Task::Op(spec)] }
+    };
+    common.ring.iter().flat_map(|&mode| ops::OPS.map(|op| case(mode, op))).collect()
+}
+
+/// What a reader must know to judge the numbers.
+fn remarks((a, b): (usize, usize)) {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+    let model = model.trim_start_matches(['\t', ' ', ':']);
+    eprintln!("machine  {model}, kernel {}, cores {a} and {b}", read("/proc/sys/kernel/osrelease").trim());
+    let load = read("/proc/loadavg");
+    if load.split(' ').next().and_then(|load| load.parse().ok()).is_some_and(|load: f64| load > 0.3) {
+        eprintln!("warning  the machine is not idle (load {}): ratios may hold, tails will not", load.trim());
+    }
+}

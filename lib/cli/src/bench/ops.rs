@@ -1,0 +1,114 @@
+//! `shmesh bench ops`: what the steps cost on one core, where no cache line moves.
+
+use std::hint::black_box;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use shmesh::config::LinkConfig;
+use shmesh::{Link, LinkOptions, Side};
+
+use super::measure::{Dist, repeat};
+use super::side::{Mode, mode};
+use super::{floor, payload};
+use crate::child::{die_with_parent, say};
+
+/// What is timed, with its name and what it means.
+pub(super) const OPS: [(&str, usize, &str); 6] = [
+    ("cycle", 64, "loan, send, receive, release; 64 B written and read"),
+    ("cycle-bare", 8, "the same, 8 B touched"),
+    ("inline", 48, "send_inline, receive; 48 B written and read"),
+    ("empty-receive", 0, "receive on an empty ring"),
+    ("loan-drop", 0, "loan, drop"),
+    ("ring", 0, "send and receive alone: loaned before, released after"),
+];
+
+/// One test, as its process is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Spec {
+    pub(super) dir: PathBuf,
+    pub(super) name: String,
+    pub(super) op: String,
+    pub(super) mode: Mode,
+    pub(super) seconds: f64,
+    pub(super) core: usize,
+}
+
+/// Operations per look at the clock.
+const BATCH: u64 = 1024;
+/// Messages that are under way at once where only the ring is timed.
+const ON_THE_RING: usize = 256;
+
+/// Runs one test and says what it found.
+pub(super) fn run(spec: &Spec) -> Result<()> {
+    die_with_parent()?;
+    floor::pin(spec.core)?;
+    let mut config = LinkConfig::new(spec.name.parse()?);
+    config.ring_mode = mode(spec.mode);
+    let options = LinkOptions::new().dir(&spec.dir);
+    let receiver = options.create(&config)?;
+    let sender = options.attach(&spec.name, Side::Secondary)?;
+    let dist = time(spec, &sender, &receiver)?;
+    drop((sender, receiver));
+    say(&dist)
+}
+
+fn time(spec: &Spec, sender: &Link, receiver: &Link) -> Result<Dist> {
+    let lost = "a message was lost";
+    let cycle = |bytes: usize, word: u64| -> Result<()> {
+        let mut loan = sender.loan()?;
+        payload::fill(loan.msg_mut(bytes)?, word);
+        loan.send()?;
+        let message = receiver.receive()?.context(lost)?;
+        anyhow::ensure!(payload::read(message.msg()) == Some(word), "a message was lost or damaged");
+        Ok(())
+    };
+    match spec.op.as_str() {
+        "cycle" => repeat(spec.seconds, BATCH, |word| cycle(64, word).map(|()| None)),
+        "cycle-bare" => repeat(spec.seconds, BATCH, |word| cycle(8, word).map(|()| None)),
+        "inline" => repeat(spec.seconds, BATCH, |word| {
+            let mut bytes = [0; 48];
+            payload::fill(&mut bytes, word);
+            sender.send_inline(1, 0, &bytes)?;
+            let message = receiver.receive()?.context(lost)?;
+            anyhow::ensure!(payload::read(message.msg()) == Some(word), "a message was lost or damaged");
+            Ok(None)
+        }),
+        "empty-receive" => repeat(spec.seconds, BATCH, |_| {
+            anyhow::ensure!(black_box(receiver.receive()?).is_none(), "a message from nowhere");
+            Ok(None)
+        }),
+        "loan-drop" => repeat(spec.seconds, BATCH, |_| {
+            drop(black_box(sender.loan()?));
+            Ok(None)
+        }),
+        "ring" => {
+            let (mut loans, mut messages) = (Vec::new(), Vec::with_capacity(ON_THE_RING));
+            let dist = repeat(spec.seconds, 1, |_| {
+                while loans.len() < ON_THE_RING {
+                    loans.push(sender.loan()?);
+                }
+                let start = Instant::now();
+                for loan in loans.drain(..) {
+                    loan.send()?;
+                }
+                for _ in 0..ON_THE_RING {
+                    messages.push(receiver.receive()?.context(lost)?);
+                }
+                let time = start.elapsed();
+                messages.clear();
+                Ok(Some(time))
+            })?;
+            let each = |ns: f64| ns / ON_THE_RING as f64;
+            Ok(Dist {
+                p50: each(dist.p50),
+                p99: each(dist.p99),
+                p999: each(dist.p999),
+                mean: each(dist.mean),
+                p50_timed: each(dist.p50_timed),
+            })
+        }
+        other => anyhow::bail!("there is no operation {other}"),
+    }
+}

@@ -1,0 +1,331 @@
+//! One side of a benchmark, in a process of its own.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode};
+use shmesh::{Link, LinkOptions, Loan, Message, Side};
+
+use super::measure::{Dist, Rx, Tx, consume, echo, ping, produce};
+use super::{floor, payload};
+use crate::child::{die_with_parent, say};
+
+/// How a message travels.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(super) enum Form {
+    /// Inside the ring: up to 48 bytes
+    Inline,
+    /// In a MSG buffer
+    Pooled,
+    /// 8 bytes in a MSG buffer, the payload in a DATA buffer
+    Data,
+}
+
+/// How a receiver waits.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(super) enum Wait {
+    /// `receive()` again and again
+    Poll,
+    /// `wait()`, which spins for a while and then sleeps; senders notify
+    Spin,
+    /// `wait()` without spinning: it sleeps each time; senders notify
+    Eventfd,
+}
+
+/// How many producers and consumers a ring has.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(super) enum Mode {
+    /// One of each
+    Spsc,
+    /// Any number of each
+    Mpmc,
+}
+
+/// What is measured.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(super) enum Metric {
+    /// There and back
+    Rtt,
+    /// A stream
+    Oneway,
+}
+
+/// One test, as each of its sides is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Spec {
+    pub(super) dir: PathBuf,
+    pub(super) name: String,
+    pub(super) metric: Metric,
+    pub(super) form: Form,
+    pub(super) bytes: usize,
+    pub(super) mode: Mode,
+    pub(super) wait: Wait,
+    pub(super) batch: usize,
+    pub(super) seconds: f64,
+    pub(super) core: usize,
+    pub(super) primary: bool,
+}
+
+/// From this size on, a message is bulk: percentiles are over 16 messages, and 16 are under way.
+const BULK_BYTES: usize = 16 << 10;
+
+impl Spec {
+    pub(super) fn is_bulk(&self) -> bool {
+        self.bytes >= BULK_BYTES
+    }
+
+    /// Messages over which a percentile is taken, and slots of the ring: as the rivals have them.
+    fn depth(&self) -> (u64, u32) {
+        if self.is_bulk() { (16, 16) } else { (1024, 1024) }
+    }
+
+    fn config(&self) -> Result<LinkConfig> {
+        let mut config = LinkConfig::new(self.name.parse()?);
+        let (_, ring_len) = self.depth();
+        config.ring_len = ring_len;
+        config.ring_mode = mode(self.mode);
+        config.spin_us = if self.wait == Wait::Eventfd { 0 } else { config.spin_us };
+        let bytes = u32::try_from(self.bytes).context("a payload is too large")?;
+        // Twice the ring: what one side has loaned and the other received beside what waits.
+        let pool = |buf_size_bytes| PoolConfig { buf_size_bytes, pool_len: 2 * ring_len };
+        config.pools = [PoolConfig::DISABLED; PoolId::COUNT];
+        config.pools[PoolId::CpuMsg.index()] = pool(if self.form == Form::Pooled { bytes } else { 64 });
+        if self.form == Form::Data {
+            config.pools[PoolId::CpuData.index()] = pool(bytes);
+        }
+        Ok(config)
+    }
+}
+
+/// The library's word for it.
+pub(super) fn mode(mode: Mode) -> RingMode {
+    match mode {
+        Mode::Spsc => RingMode::Spsc,
+        Mode::Mpmc => RingMode::Mpmc,
+    }
+}
+
+/// Runs one side and says what it found.
+pub(super) fn run(spec: &Spec) -> Result<()> {
+    die_with_parent()?;
+    floor::pin(spec.core)?;
+    let options = LinkOptions::new().dir(&spec.dir).timeout(Duration::from_secs(10));
+    let link = if spec.primary {
+        options.create(&spec.config()?)?
+    } else {
+        options.attach(&spec.name, Side::Secondary)?
+    };
+    // They meet: who attaches says so, and who created waits for it.
+    if spec.primary {
+        while link.receive()?.is_none() {
+            std::thread::yield_now();
+        }
+    } else {
+        link.send_inline(0, 0, &[])?;
+    }
+    let notifies = spec.wait != Wait::Poll;
+    let dist = match (spec.form, notifies) {
+        (Form::Inline, false) => drive::<{ INLINE }, false>(&link, spec),
+        (Form::Inline, true) => drive::<{ INLINE }, true>(&link, spec),
+        (Form::Pooled, false) => drive::<{ POOLED }, false>(&link, spec),
+        (Form::Pooled, true) => drive::<{ POOLED }, true>(&link, spec),
+        (Form::Data, false) => drive::<{ DATA }, false>(&link, spec),
+        (Form::Data, true) => drive::<{ DATA }, true>(&link, spec),
+    }?;
+    drop(link);
+    say(&dist)
+}
+
+const INLINE: u8 = 0;
+const POOLED: u8 = 1;
+const DATA: u8 = 2;
+
+fn drive<const FORM: u8, const NOTIFIES: bool>(link: &Link, spec: &Spec) -> Result<Option<Dist>> {
+    let (seconds, (batch, _)) = (spec.seconds, spec.depth());
+    if spec.batch > 1 {
+        let mut tx = BatchTx::<FORM, NOTIFIES> {
+            link,
+            bytes: spec.bytes,
+            batch: spec.batch,
+            loans: Vec::new(),
+            unnoticed: 0,
+        };
+        let mut rx = BatchRx::<FORM, NOTIFIES> { link, batch: spec.batch, messages: Vec::new() };
+        return match spec.primary {
+            true => produce(seconds, &mut tx, batch).map(|()| None),
+            false => consume(seconds, &mut rx, batch).map(Some),
+        };
+    }
+    let mut tx = OneTx::<FORM, NOTIFIES> { link, bytes: spec.bytes };
+    let mut rx = OneRx::<FORM, NOTIFIES> { link };
+    match (spec.metric, spec.primary) {
+        (Metric::Rtt, true) => ping(seconds, &mut tx, &mut rx).map(Some),
+        (Metric::Rtt, false) => echo(&mut tx, &mut rx).map(|()| None),
+        (Metric::Oneway, true) => produce(seconds, &mut tx, batch).map(|()| None),
+        (Metric::Oneway, false) => consume(seconds, &mut rx, batch).map(Some),
+    }
+}
+
+/// Loans and fills; tries again while there is no room.
+#[inline(always)]
+fn loan<const FORM: u8>(link: &Link, bytes: usize, word: u64) -> Result<Option<Loan<'_>>> {
+    let loan = if FORM == DATA { link.loan_with(PoolId::CpuData) } else { link.loan() };
+    let mut loan = match loan {
+        Ok(loan) => loan,
+        Err(error) if error.is_retryable() => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    if FORM == DATA {
+        payload::fill(loan.msg_mut(8)?, word);
+        payload::fill(loan.data_mut(bytes)?, word);
+    } else {
+        payload::fill(loan.msg_mut(bytes)?, word);
+    }
+    Ok(Some(loan))
+}
+
+#[inline(always)]
+fn send_inline(link: &Link, bytes: usize, word: u64) -> Result<()> {
+    let mut message = [0; 48];
+    let Some(message) = message.get_mut(..bytes) else { bail!("{bytes} bytes are no inline message") };
+    payload::fill(message, word);
+    loop {
+        match link.send_inline(1, 0, message) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.is_retryable() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[inline(always)]
+fn read<const FORM: u8>(message: &Message<'_>) -> Result<u64> {
+    let word = payload::read(if FORM == DATA { message.data() } else { message.msg() });
+    if FORM == DATA && payload::read(message.msg()) != word {
+        bail!("the two parts of a message differ");
+    }
+    word.context("a payload was damaged in flight")
+}
+
+/// Messages sent one by one.
+struct OneTx<'a, const FORM: u8, const NOTIFIES: bool> {
+    link: &'a Link,
+    bytes: usize,
+}
+
+impl<const FORM: u8, const NOTIFIES: bool> Tx for OneTx<'_, FORM, NOTIFIES> {
+    #[inline(always)]
+    fn send(&mut self, word: u64) -> Result<()> {
+        if FORM == INLINE {
+            send_inline(self.link, self.bytes, word)?;
+        } else {
+            let mut filled = loop {
+                if let Some(loan) = loan::<FORM>(self.link, self.bytes, word)? {
+                    break loan;
+                }
+            };
+            while let Err(failed) = filled.send_or_return() {
+                if !failed.error.is_retryable() {
+                    return Err(failed.error.into());
+                }
+                filled = failed.loan;
+            }
+        }
+        if NOTIFIES {
+            self.link.notify()?;
+        }
+        Ok(())
+    }
+}
+
+/// Messages received one by one.
+struct OneRx<'a, const FORM: u8, const NOTIFIES: bool> {
+    link: &'a Link,
+}
+
+impl<const FORM: u8, const NOTIFIES: bool> Rx for OneRx<'_, FORM, NOTIFIES> {
+    #[inline(always)]
+    fn recv(&mut self) -> Result<u64> {
+        loop {
+            if let Some(message) = self.link.receive()? {
+                return read::<FORM>(&message);
+            }
+            if NOTIFIES {
+                self.link.wait(None)?;
+            }
+        }
+    }
+}
+
+/// Messages sent in batches, each with one notification. There is no batch of inline messages; only the bell is saved.
+struct BatchTx<'a, const FORM: u8, const NOTIFIES: bool> {
+    link: &'a Link,
+    bytes: usize,
+    batch: usize,
+    loans: Vec<Loan<'a>>,
+    unnoticed: usize,
+}
+
+impl<const FORM: u8, const NOTIFIES: bool> BatchTx<'_, FORM, NOTIFIES> {
+    #[inline(always)]
+    fn flush(&mut self) -> Result<()> {
+        while !self.loans.is_empty() {
+            match self.link.send_batch(&mut self.loans) {
+                Ok(_) => {}
+                Err(error) if error.is_retryable() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.unnoticed = 0;
+        if NOTIFIES {
+            self.link.notify()?;
+        }
+        Ok(())
+    }
+}
+
+impl<const FORM: u8, const NOTIFIES: bool> Tx for BatchTx<'_, FORM, NOTIFIES> {
+    #[inline(always)]
+    fn send(&mut self, word: u64) -> Result<()> {
+        if FORM == INLINE {
+            send_inline(self.link, self.bytes, word)?;
+        } else {
+            loop {
+                if let Some(loan) = loan::<FORM>(self.link, self.bytes, word)? {
+                    self.loans.push(loan);
+                    break;
+                }
+                // The pool is empty: what we have must go.
+                self.flush()?;
+            }
+        }
+        self.unnoticed += 1;
+        if self.unnoticed >= self.batch || word == super::measure::STOP { self.flush() } else { Ok(()) }
+    }
+}
+
+/// Messages received in batches.
+struct BatchRx<'a, const FORM: u8, const NOTIFIES: bool> {
+    link: &'a Link,
+    batch: usize,
+    /// The oldest last.
+    messages: Vec<Message<'a>>,
+}
+
+impl<const FORM: u8, const NOTIFIES: bool> Rx for BatchRx<'_, FORM, NOTIFIES> {
+    #[inline(always)]
+    fn recv(&mut self) -> Result<u64> {
+        loop {
+            if let Some(message) = self.messages.pop() {
+                return read::<FORM>(&message);
+            }
+            if self.link.receive_batch(&mut self.messages, self.batch)? > 0 {
+                self.messages.reverse();
+            } else if NOTIFIES {
+                self.link.wait(None)?;
+            }
+        }
+    }
+}

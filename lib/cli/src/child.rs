@@ -1,0 +1,217 @@
+//! Processes that the demo and the benchmarks start, and what must be gone when they end, also by Ctrl-C.
+
+use std::fmt::Debug;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use shmesh::config::LinkName;
+use shmesh::inspect::Remains;
+
+/// Exit status of who was interrupted, as shells have it.
+const INTERRUPTED: i32 = 130;
+
+/// What this process has to end and to remove.
+#[derive(Debug, Default)]
+struct Duties {
+    children: Vec<Pid>,
+    links: Vec<(PathBuf, LinkName)>,
+    dirs: Vec<PathBuf>,
+}
+
+impl Duties {
+    fn do_all(&mut self) {
+        for pid in self.children.drain(..) {
+            // Not reaped yet, so the number still is theirs.
+            let _ = kill(pid, Signal::SIGKILL);
+            let _ = waitpid(pid, None);
+        }
+        for (dir, link) in self.links.drain(..) {
+            if let Ok(remains) = Remains::of(&dir, &link) {
+                let _ = remains.remove();
+            }
+        }
+        for dir in self.dirs.drain(..) {
+            let _ = std::fs::remove_dir_all(dir);
+        }
+    }
+}
+
+/// A run with processes of its own. Ending it, or interrupting it, ends them and removes what was made.
+#[derive(Debug)]
+pub(crate) struct Session {
+    duties: Arc<Mutex<Duties>>,
+}
+
+fn locked(duties: &Mutex<Duties>) -> MutexGuard<'_, Duties> {
+    duties.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    /// Begins. Call it before there are other threads: signals must be blocked in all of them.
+    pub(crate) fn begin() -> Result<Self> {
+        let duties = Arc::new(Mutex::new(Duties::default()));
+        let mut signals = SigSet::empty();
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            signals.add(signal);
+        }
+        signals.thread_block().context("cannot block signals")?;
+        let shared = Arc::clone(&duties);
+        let wait = move || {
+            if signals.wait().is_ok() {
+                // Held until the end, so that nobody starts another process.
+                let mut duties = locked(&shared);
+                duties.do_all();
+                std::process::exit(INTERRUPTED);
+            }
+        };
+        std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
+        Ok(Self { duties })
+    }
+
+    /// A link that must be gone at the end.
+    pub(crate) fn owns_link(&self, dir: &Path, link: &LinkName) {
+        locked(&self.duties).links.push((dir.to_owned(), link.clone()));
+    }
+
+    /// No longer removes the links.
+    pub(crate) fn keeps_links(&self) {
+        locked(&self.duties).links.clear();
+    }
+
+    /// Makes a directory that is gone at the end.
+    pub(crate) fn make_dir(&self, dir: &Path) -> Result<()> {
+        std::fs::create_dir(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
+        locked(&self.duties).dirs.push(dir.to_owned());
+        Ok(())
+    }
+
+    /// Starts this program again as `subcommand` with `spec`; `stdin` is what it reads.
+    pub(crate) fn spawn(&self, subcommand: &str, spec: &impl Serialize, stdin: Stdio) -> Result<Child> {
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let mut command = Command::new(program);
+        command.arg(subcommand).arg(serde_json::to_string(spec)?).stdin(stdin).stdout(Stdio::piped());
+        let mut duties = locked(&self.duties);
+        let mut child = command.spawn().context("cannot start a process")?;
+        let pid = Pid::from_raw(i32::try_from(child.id())?);
+        duties.children.push(pid);
+        let stdout = child.stdout.take().context("a process without output")?;
+        Ok(Child { pid, lines: lines_of(stdout)?, duties: Arc::clone(&self.duties), ended: false })
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        locked(&self.duties).do_all();
+    }
+}
+
+fn lines_of(stdout: ChildStdout) -> Result<Receiver<String>> {
+    let (sender, receiver) = channel();
+    let read = move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("child".into()).spawn(read).context("cannot start a thread")?;
+    Ok(receiver)
+}
+
+/// One of our processes. It says what it found as lines of JSON; its complaints go to our standard error.
+#[derive(Debug)]
+pub(crate) struct Child {
+    pid: Pid,
+    lines: Receiver<String>,
+    duties: Arc<Mutex<Duties>>,
+    ended: bool,
+}
+
+impl Child {
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid.as_raw().cast_unsigned()
+    }
+
+    /// The next thing that it says, waiting until `deadline`; calls `tick` meanwhile.
+    pub(crate) fn says<T: DeserializeOwned>(&self, deadline: Instant, mut tick: impl FnMut()) -> Result<T> {
+        loop {
+            match self.lines.recv_timeout(Duration::from_millis(50)) {
+                Ok(line) => {
+                    return serde_json::from_str(&line).with_context(|| format!("a process said {line:?}"));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(anyhow!("process {} ended early; its message is above", self.pid));
+                }
+                Err(RecvTimeoutError::Timeout) if Instant::now() >= deadline => {
+                    bail!("process {} took too long: is the machine overloaded?", self.pid);
+                }
+                Err(RecvTimeoutError::Timeout) => tick(),
+            }
+        }
+    }
+
+    /// Stops it where it is, and waits until it stands.
+    pub(crate) fn stop(&self) -> Result<()> {
+        kill(self.pid, Signal::SIGSTOP).context("cannot stop a process")?;
+        waitpid(self.pid, Some(WaitPidFlag::WUNTRACED)).context("cannot wait for a process")?;
+        Ok(())
+    }
+
+    /// Kills it at whatever instruction it is.
+    pub(crate) fn kill(&mut self) {
+        let _ = kill(self.pid, Signal::SIGKILL);
+        self.reap();
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) fn join(mut self, deadline: Instant) -> Result<()> {
+        // Its output closes when it ends.
+        match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Err(RecvTimeoutError::Disconnected) => {}
+            _ => bail!("process {} does not end", self.pid),
+        }
+        match self.reap() {
+            Some(nix::sys::wait::WaitStatus::Exited(_, 0)) => Ok(()),
+            _ => bail!("process {} failed; its message is above", self.pid),
+        }
+    }
+
+    fn reap(&mut self) -> Option<nix::sys::wait::WaitStatus> {
+        let mut duties = locked(&self.duties);
+        self.ended = true;
+        duties.children.retain(|&pid| pid != self.pid);
+        waitpid(self.pid, None).ok()
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.kill();
+        }
+    }
+}
+
+/// For a process that was started by [`Session::spawn`]: ends it with its parent.
+pub(crate) fn die_with_parent() -> Result<()> {
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).context("cannot ask for the parent's death")
+}
+
+/// For such a process: says something to its parent.
+pub(crate) fn say(what: &(impl Serialize + Debug)) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, what)?;
+    writeln!(out)?;
+    Ok(out.flush()?)
+}

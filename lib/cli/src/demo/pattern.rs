@@ -1,0 +1,225 @@
+//! What the demo's messages carry, and how each byte of them is checked.
+
+use shmesh::config::{LinkConfig, PoolId};
+use shmesh::{Link, Loan, Message};
+
+/// `msg_id` of a message that says how many were sent before it.
+pub(super) const FINISHED: i32 = -1;
+
+/// Which message it is: everything else about it follows.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Stamp {
+    /// Which process of its side sent it: the first, or the one that took its place.
+    pub(super) generation: u16,
+    /// Its number in that process's stream.
+    pub(super) number: u64,
+}
+
+const NUMBER_BITS: u32 = 48;
+
+impl Stamp {
+    fn word(self) -> u64 {
+        u64::from(self.generation) << NUMBER_BITS | self.number
+    }
+
+    fn of(word: u64) -> Self {
+        let generation = u16::try_from(word >> NUMBER_BITS).unwrap_or(u16::MAX);
+        Self { generation, number: word & ((1 << NUMBER_BITS) - 1) }
+    }
+
+    /// Mixes the bits, so that neighbours look different.
+    fn mixed(self) -> u64 {
+        let mut word = self.word().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word ^ word >> 31
+    }
+}
+
+/// How a message travels.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Form {
+    /// Inside the ring, with so many bytes.
+    Inline(usize),
+    /// A MSG part.
+    Pooled(usize),
+    /// A MSG part, and a DATA part in this pool.
+    Both(usize, PoolId, usize),
+}
+
+impl Form {
+    /// Payload bytes of both parts.
+    pub(super) fn bytes(self) -> u64 {
+        match self {
+            Self::Inline(msg) | Self::Pooled(msg) => msg as u64,
+            Self::Both(msg, _, data) => (msg + data) as u64,
+        }
+    }
+}
+
+/// The forms that a link allows.
+#[derive(Clone, Debug)]
+pub(super) struct Forms {
+    msg_max: usize,
+    data: Vec<(PoolId, usize)>,
+}
+
+/// Payloads are whole words.
+const WORD: usize = 8;
+/// MSG parts of the stream are at most so long.
+const MSG_MAX: usize = 512;
+
+impl Forms {
+    /// What can be sent on a link of this shape; `None` when its MSG buffers are too small for a stamp.
+    pub(super) fn of(config: &LinkConfig) -> Option<Self> {
+        let whole = |pool: PoolId| config.pool(pool).buf_size_bytes as usize / WORD * WORD;
+        let data = [PoolId::CpuData, PoolId::CpuLarge].into_iter();
+        let data = data.filter(|&pool| config.pool(pool).is_enabled() && whole(pool) > 0);
+        let msg_max = whole(PoolId::CpuMsg).min(MSG_MAX);
+        (msg_max > 0).then(|| Self { msg_max, data: data.map(|pool| (pool, whole(pool))).collect() })
+    }
+
+    /// How the stream's message travels, and its sizes: all sizes come up in time.
+    pub(super) fn streamed(&self, stamp: Stamp) -> Form {
+        let mixed = stamp.mixed();
+        let up_to = |max: usize, bits: u64| WORD + usize::try_from(bits).unwrap_or(0) % (max / WORD) * WORD;
+        let msg = up_to(self.msg_max, mixed & 0xffff);
+        match stamp.number % 4 {
+            1 => Form::Pooled(msg),
+            2 => match self.data.get(usize::try_from(mixed >> 60).unwrap_or(0) % self.data.len().max(1)) {
+                Some(&(pool, max)) => Form::Both(msg, pool, up_to(max, mixed >> 16 & 0xffff_ffff)),
+                None => Form::Pooled(msg),
+            },
+            _ => Form::Inline(up_to(48, mixed >> 8 & 0xff)),
+        }
+    }
+
+    /// The forms whose round trips are timed, with their names.
+    pub(super) fn timed(&self) -> Vec<(String, Form)> {
+        let pooled = self.msg_max.min(64);
+        let mut forms = vec![
+            ("48 B in the ring".to_owned(), Form::Inline(48)),
+            (format!("{pooled} B in a MSG buffer"), Form::Pooled(pooled)),
+        ];
+        if let Some(&(pool, size)) = self.data.first() {
+            let data = size.min(65_536);
+            let shown = crate::human::bytes(data as u64);
+            forms.push((format!("8 B MSG and {shown} DATA"), Form::Both(8, pool, data)));
+        }
+        forms
+    }
+}
+
+fn seed(stamp: Stamp, part: u64) -> u64 {
+    stamp.word() ^ part.wrapping_mul(0xa5a5_a5a5_5a5a_5a5b)
+}
+
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+fn fill(bytes: &mut [u8], seed: u64) {
+    let mut word = seed;
+    for place in bytes.as_chunks_mut::<WORD>().0 {
+        *place = word.to_le_bytes();
+        word = word.wrapping_add(STEP);
+    }
+}
+
+fn is_filled(bytes: &[u8], seed: u64) -> bool {
+    let mut word = seed;
+    let mut difference = 0;
+    for place in bytes.as_chunks::<WORD>().0 {
+        difference |= u64::from_le_bytes(*place) ^ word;
+        word = word.wrapping_add(STEP);
+    }
+    difference == 0
+}
+
+/// A message that is written and not sent.
+#[derive(Debug)]
+pub(super) enum Prepared<'a> {
+    Inline([u8; 48], usize),
+    Loan(Loan<'a>),
+}
+
+/// Writes a message.
+pub(super) fn prepare<'a>(link: &'a Link, stamp: Stamp, form: Form) -> shmesh::Result<Prepared<'a>> {
+    let mut loan = match form {
+        Form::Inline(len) => {
+            let mut bytes = [0; 48];
+            fill(&mut bytes[..len], seed(stamp, 0));
+            return Ok(Prepared::Inline(bytes, len));
+        }
+        Form::Pooled(_) => link.loan()?,
+        Form::Both(_, pool, _) => link.loan_with(pool)?,
+    };
+    let msg = match form {
+        Form::Inline(msg) | Form::Pooled(msg) | Form::Both(msg, ..) => msg,
+    };
+    fill(loan.msg_mut(msg)?, seed(stamp, 0));
+    if let Form::Both(_, _, len) = form {
+        fill(loan.data_mut(len)?, seed(stamp, 1));
+    }
+    Ok(Prepared::Loan(loan.with_msg_id(1)))
+}
+
+/// Reads a message's stamp.
+pub(super) fn stamp_of(message: &Message<'_>) -> Option<Stamp> {
+    let first = message.msg().first_chunk::<WORD>()?;
+    Some(Stamp::of(u64::from_le_bytes(*first)))
+}
+
+/// Checks every byte of a message. The text says what is wrong.
+pub(super) fn check(message: &Message<'_>, stamp: Stamp, form: Form) -> Result<(), String> {
+    let (inline, msg, data) = match form {
+        Form::Inline(msg) => (true, msg, None),
+        Form::Pooled(msg) => (false, msg, None),
+        Form::Both(msg, pool, data) => (false, msg, Some((pool, data))),
+    };
+    let fail =
+        |what: &str| Err(format!("message {} of generation {}: {what}", stamp.number, stamp.generation));
+    if message.is_inline() != inline || message.msg().len() != msg {
+        return fail("travelled in another form than it was sent in");
+    }
+    if message.data_pool() != data.map(|(pool, _)| pool)
+        || message.data().len() != data.map_or(0, |(_, len)| len)
+    {
+        return fail("has another DATA part than it was sent with");
+    }
+    if !is_filled(message.msg(), seed(stamp, 0)) {
+        return fail("its MSG part was damaged");
+    }
+    if !is_filled(message.data(), seed(stamp, 1)) {
+        return fail("its DATA part was damaged");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_byte_is_seen() {
+        let stamp = Stamp { generation: 2, number: 77 };
+        assert_eq!(Stamp::of(stamp.word()), stamp);
+        let mut bytes = [0; 64];
+        fill(&mut bytes, seed(stamp, 1));
+        assert!(is_filled(&bytes, seed(stamp, 1)) && !is_filled(&bytes, seed(stamp, 0)));
+        bytes[63] ^= 1;
+        assert!(!is_filled(&bytes, seed(stamp, 1)));
+    }
+
+    #[test]
+    fn every_form_comes_up_and_fits() {
+        let config = LinkConfig::new("x".parse().unwrap());
+        let forms = Forms::of(&config).unwrap();
+        let (mut inline, mut pooled, mut both) = (0, 0, 0);
+        for number in 0..4000 {
+            match forms.streamed(Stamp { generation: 1, number }) {
+                Form::Inline(len) => inline += usize::from((8..=48).contains(&len)),
+                Form::Pooled(len) => pooled += usize::from((8..=512).contains(&len)),
+                Form::Both(msg, _, data) => both += usize::from(msg >= 8 && (8..=65_536).contains(&data)),
+            }
+        }
+        assert_eq!((inline, pooled, both), (2000, 1000, 1000));
+    }
+}

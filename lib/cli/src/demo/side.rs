@@ -1,0 +1,424 @@
+//! One side of the demo, in a process of its own.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use shmesh::config::{LinkConfig, LinkName};
+use shmesh::{Link, LinkOptions, Message, Side};
+
+use super::pattern::{FINISHED, Form, Forms, Prepared, Stamp, check, prepare, stamp_of};
+use crate::child::{die_with_parent, say};
+
+/// What a side is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Spec {
+    pub(super) dir: PathBuf,
+    pub(super) name: String,
+    /// The configuration file, and which of its links is the model.
+    pub(super) config: Option<(PathBuf, Option<String>)>,
+    pub(super) primary: bool,
+    /// 1 for the first process of this side, 2 for the one after the crash.
+    pub(super) generation: u16,
+    /// How long to time each kind of round trip; `None`: go on with the stream at once.
+    pub(super) trip_seconds: Option<f64>,
+    pub(super) stream_seconds: f64,
+    /// Keep the ledger on standard input.
+    pub(super) ledger: bool,
+    /// Leave messages behind and end as a crash does.
+    pub(super) abandon: bool,
+}
+
+/// What a side says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Said {
+    /// It sits on the link.
+    Attached,
+    /// Round trips, as the primary timed them.
+    Trips(Vec<Trips>),
+    /// The stream begins.
+    Streaming,
+    /// The first message was received.
+    First,
+    /// The stream is over.
+    Done(Done),
+}
+
+/// Round trips of one form.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Trips {
+    pub(super) what: String,
+    pub(super) trips: u64,
+    pub(super) p50_ns: f64,
+    pub(super) p99_ns: f64,
+    pub(super) p999_ns: f64,
+}
+
+/// What came from one process of the other side.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Came {
+    pub(super) generation: u16,
+    /// Number of the first message: what was received before is not ours to judge.
+    pub(super) first: u64,
+    /// One more than the number of the last.
+    pub(super) end: u64,
+    pub(super) bytes: u64,
+    /// From the first to the last.
+    pub(super) seconds: f64,
+    /// How many it said it had sent, if it lived to say so.
+    pub(super) announced: Option<u64>,
+}
+
+/// What one side did.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Done {
+    pub(super) sent: u64,
+    pub(super) came: Vec<Came>,
+    /// What its own calls of `recover()` gave back: participants, messages, DATA buffers.
+    pub(super) recovered: [u32; 3],
+}
+
+/// The model of the link, under the demo's own name.
+pub(super) fn config_of(name: &LinkName, file: Option<&(PathBuf, Option<String>)>) -> Result<LinkConfig> {
+    let Some((path, wanted)) = file else { return Ok(LinkConfig::new(name.clone())) };
+    let loaded = shmesh::config::from_file(path)?;
+    let mut links = loaded.links.into_iter();
+    let found = match wanted {
+        None => links.next(),
+        Some(wanted) => links.find(|link| link.name.as_str() == wanted),
+    };
+    let mut config = found.with_context(|| {
+        format!("{} has no link {}", path.display(), wanted.as_deref().unwrap_or_default())
+    })?;
+    config.name = name.clone();
+    Ok(config)
+}
+
+/// Runs a side to its end.
+pub(super) fn run(spec: &Spec) -> Result<()> {
+    die_with_parent()?;
+    let name: LinkName = spec.name.parse()?;
+    let config = config_of(&name, spec.config.as_ref())?;
+    let options = LinkOptions::new().dir(&spec.dir).timeout(Duration::from_secs(10));
+    let link = if spec.primary {
+        options.create(&config)?
+    } else {
+        options.attach(name.as_str(), Side::Secondary)?
+    };
+    say(&Said::Attached)?;
+    let forms = Forms::of(&config).context("the MSG buffers are smaller than 8 bytes")?;
+    let side = Runner { link: &link, forms, notify: config.notify, spec };
+    if let Some(seconds) = spec.trip_seconds {
+        if spec.primary { say(&Said::Trips(side.ping(seconds)?))? } else { side.echo()? }
+    }
+    say(&Said::Streaming)?;
+    let done = side.stream()?;
+    if spec.abandon {
+        side.leave_messages()?;
+        say(&Said::Done(done))?;
+        // Without a farewell, as a crash would.
+        std::process::exit(0);
+    }
+    // Detached before it says so: what is left then is left for good.
+    drop(link);
+    say(&Said::Done(done))
+}
+
+struct Runner<'a> {
+    link: &'a Link,
+    forms: Forms,
+    notify: bool,
+    spec: &'a Spec,
+}
+
+/// Messages sent, or taken, before looking at the other direction.
+const BURST: usize = 16;
+/// Loans and received messages that a side always has in hand, so that a crash finds some.
+const IN_HAND: usize = 4;
+/// Between two calls of `recover()`.
+const RECOVER: Duration = Duration::from_millis(20);
+
+impl<'a> Runner<'a> {
+    fn wake(&self) -> Result<()> {
+        if self.notify { Ok(self.link.notify()?) } else { Ok(()) }
+    }
+
+    fn receive(&self) -> Result<Message<'a>> {
+        loop {
+            if let Some(message) = self.link.receive()? {
+                return Ok(message);
+            }
+            self.link.wait(Some(Duration::from_millis(100)))?;
+        }
+    }
+
+    /// Sends a prepared message; gives it back when there is no room.
+    fn send(&self, prepared: Prepared<'a>) -> Result<Option<Prepared<'a>>> {
+        match prepared {
+            Prepared::Inline(bytes, len) => match self.link.send_inline(1, 0, &bytes[..len]) {
+                Ok(()) => Ok(None),
+                Err(error) if error.is_retryable() => Ok(Some(Prepared::Inline(bytes, len))),
+                Err(error) => Err(error.into()),
+            },
+            Prepared::Loan(loan) => match loan.send_or_return() {
+                Ok(()) => Ok(None),
+                Err(failed) if failed.error.is_retryable() => Ok(Some(Prepared::Loan(failed.loan))),
+                Err(failed) => Err(failed.error.into()),
+            },
+        }
+    }
+
+    fn send_now(&self, stamp: Stamp, form: Form) -> Result<()> {
+        let mut prepared = Some(prepare(self.link, stamp, form)?);
+        while let Some(unsent) = prepared.take() {
+            prepared = self.send(unsent)?;
+        }
+        self.wake()
+    }
+
+    fn ping(&self, seconds: f64) -> Result<Vec<Trips>> {
+        let mut rows = Vec::new();
+        let mut number = 0;
+        for (what, form) in self.forms.timed() {
+            let mut trips = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
+            let begin = Instant::now();
+            let (warm, end) =
+                (begin + Duration::from_secs_f64(seconds / 10.0), begin + Duration::from_secs_f64(seconds));
+            loop {
+                let stamp = Stamp { generation: self.spec.generation, number };
+                number += 1;
+                let start = Instant::now();
+                self.send_now(stamp, form)?;
+                let answer = self.receive()?;
+                let stop = Instant::now();
+                // Checking is not part of the trip: the other side's check is, and it is the same.
+                check(&answer, stamp, form).map_err(|what| anyhow!(what))?;
+                if start > warm {
+                    trips.saturating_record(u64::try_from((stop - start).as_nanos()).unwrap_or(u64::MAX));
+                }
+                if stop > end {
+                    break;
+                }
+            }
+            let at = |quantile| trips.value_at_quantile(quantile) as f64;
+            let (p50_ns, p99_ns, p999_ns) = (at(0.5), at(0.99), at(0.999));
+            rows.push(Trips { what, trips: trips.len(), p50_ns, p99_ns, p999_ns });
+        }
+        self.finish(number)?;
+        Ok(rows)
+    }
+
+    fn echo(&self) -> Result<()> {
+        let mut number = 0;
+        loop {
+            let message = self.receive()?;
+            if message.msg_id() == FINISHED {
+                return Ok(());
+            }
+            let stamp = stamp_of(&message).context("a message without a stamp")?;
+            let form = form_of(&message);
+            if stamp.number != number {
+                return Err(anyhow!("message {} came, {number} was due", stamp.number));
+            }
+            check(&message, stamp, form).map_err(|what| anyhow!(what))?;
+            drop(message);
+            self.send_now(stamp, form)?;
+            number += 1;
+        }
+    }
+
+    /// Says how many were sent. Goes through the ring, so it comes last.
+    fn finish(&self, number: u64) -> Result<()> {
+        loop {
+            match self.link.send_inline(FINISHED, 0, &number.to_le_bytes()) {
+                Ok(()) => return self.wake(),
+                Err(error) if error.is_retryable() => {}
+                Err(error) => return Err(error.into()),
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    fn leave_messages(&self) -> Result<()> {
+        for number in 0..6 {
+            let stamp = Stamp { generation: self.spec.generation, number };
+            self.send_now(stamp, self.forms.streamed(stamp))?;
+        }
+        let received = self.link.receive()?;
+        let loan = self.link.loan()?;
+        std::mem::forget((received, loan));
+        Ok(())
+    }
+
+    /// Sends and receives at once until the time is over and the other side is done too.
+    fn stream(&self) -> Result<Done> {
+        let begin = Instant::now();
+        let end = begin + Duration::from_secs_f64(self.spec.stream_seconds);
+        let ledger = self.spec.ledger.then(Ledger::new);
+        let mut incoming = Incoming { forms: &self.forms, came: Vec::new(), since: begin };
+        let (mut prepared, mut in_hand) = (VecDeque::new(), VecDeque::new());
+        let (mut number, mut sent, mut finished, mut idle) = (0, 0, false, false);
+        let (mut recovered, mut next_recovery) = ([0; 3], begin + RECOVER);
+        while !(finished && incoming.is_over()) {
+            let mut moved = 0;
+            let time_is_over = Instant::now() >= end;
+            while !time_is_over && prepared.len() < IN_HAND + BURST {
+                let stamp = Stamp { generation: self.spec.generation, number };
+                match prepare(self.link, stamp, self.forms.streamed(stamp)) {
+                    Ok(message) => prepared.push_back(message),
+                    Err(error) if error.is_retryable() => break,
+                    Err(error) => return Err(error.into()),
+                }
+                number += 1;
+            }
+            let keep = if time_is_over || idle { 0 } else { IN_HAND };
+            while prepared.len() > keep {
+                let Some(message) = prepared.pop_front() else { break };
+                if let Some(unsent) = self.send(message)? {
+                    prepared.push_front(unsent);
+                    break;
+                }
+                sent += 1;
+                moved += 1;
+                ledger.as_ref().map_or(Ok(()), |ledger| ledger.sent(sent))?;
+            }
+            if time_is_over && prepared.is_empty() && !finished {
+                self.finish(sent)?;
+                finished = true;
+            }
+            if moved > 0 {
+                self.wake()?;
+            }
+            for _ in 0..BURST {
+                // What comes after the last message is left for whoever looks at the link later.
+                if incoming.is_over() {
+                    break;
+                }
+                let Some(message) = self.link.receive()? else { break };
+                moved += 1;
+                let number = incoming.take(&message)?;
+                if let (Some(ledger), Some(number)) = (&ledger, number) {
+                    ledger.taken(number + 1)?;
+                }
+                in_hand.push_back(message);
+                if in_hand.len() > IN_HAND {
+                    in_hand.pop_front();
+                }
+            }
+            idle = moved == 0;
+            if idle {
+                // What we keep in hand may be what the other side waits for.
+                in_hand.pop_front();
+                self.link.wait(Some(Duration::from_millis(1)))?;
+            }
+            if Instant::now() >= next_recovery {
+                let found = self.link.recover()?;
+                recovered[0] += found.participants;
+                recovered[1] += found.messages;
+                recovered[2] += found.data_buffers;
+                next_recovery = Instant::now() + RECOVER;
+            }
+        }
+        Ok(Done { sent, came: incoming.came, recovered })
+    }
+}
+
+/// The form that a message has come in.
+fn form_of(message: &Message<'_>) -> Form {
+    match message.data_pool() {
+        Some(pool) => Form::Both(message.msg().len(), pool, message.data().len()),
+        None if message.is_inline() => Form::Inline(message.msg().len()),
+        None => Form::Pooled(message.msg().len()),
+    }
+}
+
+/// What has come, checked: each message once, in order, every byte.
+struct Incoming<'a> {
+    forms: &'a Forms,
+    came: Vec<Came>,
+    /// When the first message of the present generation came.
+    since: Instant,
+}
+
+impl Incoming<'_> {
+    fn is_over(&self) -> bool {
+        self.came.last().is_some_and(|came| came.announced.is_some())
+    }
+
+    /// Checks the next message. Its number, unless it is the last, which has none.
+    fn take(&mut self, message: &Message<'_>) -> Result<Option<u64>> {
+        if message.msg_id() == FINISHED {
+            let sent = message.msg().first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+            let sent = sent.context("a last message without a count")?;
+            // Who attaches when all is over hears of it only.
+            if self.came.is_empty() {
+                self.came.push(Came { first: sent, end: sent, ..Came::default() });
+            }
+            if let Some(came) = self.came.last_mut() {
+                came.announced = Some(sent);
+            }
+            return Ok(None);
+        }
+        let stamp = stamp_of(message).context("a message without a stamp")?;
+        let form = self.forms.streamed(stamp);
+        check(message, stamp, form).map_err(|what| anyhow!(what))?;
+        match self.came.last_mut() {
+            Some(came) if came.generation == stamp.generation => {
+                if stamp.number != came.end {
+                    let what = if stamp.number < came.end { "doubled" } else { "lost" };
+                    return Err(anyhow!("a message was {what}: {} came, {} was due", stamp.number, came.end));
+                }
+                came.end += 1;
+                came.bytes += form.bytes();
+                came.seconds = self.since.elapsed().as_secs_f64();
+            }
+            last => {
+                // A process that took another's place starts at 0; the first we hear of may have been heard by another.
+                if last.is_some_and(|last| stamp.generation <= last.generation || stamp.number != 0) {
+                    return Err(anyhow!(
+                        "message {} of generation {} is out of place",
+                        stamp.number,
+                        stamp.generation
+                    ));
+                }
+                if self.came.is_empty() {
+                    say(&Said::First)?;
+                }
+                self.since = Instant::now();
+                self.came.push(Came {
+                    generation: stamp.generation,
+                    first: stamp.number,
+                    end: stamp.number + 1,
+                    bytes: form.bytes(),
+                    ..Came::default()
+                });
+            }
+        }
+        Ok(Some(stamp.number))
+    }
+}
+
+/// Where a side notes, behind each step, how far it is: what it had done before it was killed.
+struct Ledger(std::io::Stdin);
+
+impl Ledger {
+    fn new() -> Self {
+        Self(std::io::stdin())
+    }
+
+    fn note(&self, at: i64, count: u64) -> Result<()> {
+        nix::sys::uio::pwrite(&self.0, &count.to_le_bytes(), at).context("cannot write the ledger")?;
+        Ok(())
+    }
+
+    fn sent(&self, count: u64) -> Result<()> {
+        self.note(0, count)
+    }
+
+    fn taken(&self, count: u64) -> Result<()> {
+        self.note(8, count)
+    }
+}

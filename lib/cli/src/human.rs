@@ -1,0 +1,110 @@
+//! Numbers as people read them. The only place that formats sizes, times and rates.
+
+const BINARY: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/// Bytes: `64 B`, `8 KiB`, `24.1 MiB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    of_bytes(bytes as f64)
+}
+
+/// A rate of bytes: `3.1 GiB/s`.
+pub(crate) fn bytes_per_second(rate: f64) -> String {
+    format!("{}/s", of_bytes(rate.round()))
+}
+
+fn of_bytes(mut value: f64) -> String {
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < BINARY.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value.fract() != 0.0);
+    format!("{value:.digits$} {}", BINARY[unit])
+}
+
+/// A time given in nanoseconds: `287 ns`, `3.4 µs`, `1.20 ms`, `2.50 s`.
+pub(crate) fn nanos(ns: f64) -> String {
+    match ns {
+        ns if ns < 10.0 => format!("{ns:.2} ns"),
+        ns if ns < 100.0 => format!("{ns:.1} ns"),
+        ns if ns < 1e3 => format!("{ns:.0} ns"),
+        ns if ns < 1e4 => format!("{:.2} µs", ns / 1e3),
+        ns if ns < 1e6 => format!("{:.1} µs", ns / 1e3),
+        ns if ns < 1e9 => format!("{:.2} ms", ns / 1e6),
+        ns => format!("{:.2} s", ns / 1e9),
+    }
+}
+
+/// A count with its thousands apart: `1 234 567`.
+pub(crate) fn count(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Something per second: `12.3 M/s`.
+pub(crate) fn rate(per_second: f64) -> String {
+    match per_second {
+        rate if rate < 1e3 => format!("{rate:.0} /s"),
+        rate if rate < 1e6 => format!("{:.1} k/s", rate / 1e3),
+        rate => format!("{:.2} M/s", rate / 1e6),
+    }
+}
+
+/// A figure of any size with as many digits as mean something.
+pub(crate) fn figure(value: f64) -> String {
+    let digits = match value {
+        value if value < 10.0 => 2,
+        value if value < 1000.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}")
+}
+
+/// `1 message`, `2 messages`.
+pub(crate) fn plural(count: u64, what: &str) -> String {
+    format!("{} {what}{}", self::count(count), if count == 1 { "" } else { "s" })
+}
+
+/// The first bytes of something, in hexadecimal and in ASCII, as `hexdump -C` has them.
+pub(crate) fn hex(bytes: &[u8]) -> Vec<String> {
+    let line = |(i, chunk): (usize, &[u8])| {
+        let hex: Vec<String> = chunk.iter().map(|byte| format!("{byte:02x}")).collect();
+        let shown = |&byte: &u8| if byte.is_ascii_graphic() || byte == b' ' { char::from(byte) } else { '.' };
+        let text: String = chunk.iter().map(shown).collect();
+        format!("{:04x}  {:47}  |{text}|", i * 16, hex.join(" "))
+    };
+    bytes.chunks(16).enumerate().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(
+            [bytes(0), bytes(64), bytes(8192), bytes(25_270_272)],
+            ["0 B", "64 B", "8 KiB", "24.1 MiB"]
+        );
+        assert_eq!(
+            [nanos(9.04), nanos(286.6), nanos(3412.0), nanos(1.2e6)],
+            ["9.04 ns", "287 ns", "3.41 µs", "1.20 ms"]
+        );
+        assert_eq!([count(7), count(1000), count(1_234_567)], ["7", "1 000", "1 234 567"]);
+        assert_eq!([rate(12.0), rate(12_345.0), rate(12_345_678.0)], ["12 /s", "12.3 k/s", "12.35 M/s"]);
+        assert_eq!([plural(1, "link"), plural(0, "link")], ["1 link", "0 links"]);
+    }
+
+    #[test]
+    fn bytes_that_steer_terminals_are_dots() {
+        assert_eq!(hex(b"a\x1b[2J")[0], format!("0000  {:47}  |a.[2J|", "61 1b 5b 32 4a"));
+        assert!(hex(&[]).is_empty());
+    }
+}

@@ -1,0 +1,152 @@
+//! `shmesh ls`: the links of the IPC directory.
+
+use std::io::Write;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use shmesh::Side;
+use shmesh::config::{LinkName, RingMode};
+use shmesh::inspect::{Snapshot, View, names};
+
+use crate::args::{Dir, Output};
+use crate::table::Table;
+use crate::{human, people};
+
+const EXAMPLES: &str = "\
+Nothing is changed and nobody notices: files are mapped for reading only. A link of memfds, which has no files, is asked of
+the process that holds it.
+
+PRIMARY and SECONDARY are process ids; `dead` has ended and what it held waits for recovery, `unknown` is of another pid
+namespace and cannot be judged from here. m2s and s2m count the messages that wait, primary to secondary and back.
+What is not a usable link is listed with what is wrong with it.
+
+Examples:
+  shmesh ls
+  shmesh ls --dir /run/pool/blue
+  shmesh ls --output json | jq -r '.links[] | select(.participants | any(.state == \"dead\")) | .name'";
+
+/// What `shmesh ls` is asked.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    dir: Dir,
+    /// How to print
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    output: Output,
+}
+
+/// One link, as far as it can be read.
+struct Listed {
+    name: LinkName,
+    seen: shmesh::Result<(View, Snapshot)>,
+}
+
+/// Lists the links.
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let dir = &args.dir.dir;
+    let names = names(dir).with_context(|| format!("cannot read the IPC directory {}", dir.display()))?;
+    let look = |name: LinkName| {
+        let seen = View::open(dir, &name).map(|view| {
+            let snapshot = view.snapshot();
+            (view, snapshot)
+        });
+        Listed { name, seen }
+    };
+    let listed: Vec<Listed> = names.into_iter().map(look).collect();
+    match args.output {
+        Output::Text => text(args, &listed, out),
+        Output::Json => {
+            let links: Vec<Value> = listed.iter().map(link_json).collect();
+            serde_json::to_writer_pretty(
+                &mut *out,
+                &json!({ "dir": dir.to_string_lossy(), "links": links }),
+            )?;
+            Ok(writeln!(out)?)
+        }
+    }
+}
+
+fn text(args: &Args, listed: &[Listed], out: &mut dyn Write) -> anyhow::Result<()> {
+    if listed.is_empty() {
+        return Ok(writeln!(out, "no links in {}", args.dir.dir.display())?);
+    }
+    let mut table = Table::new(&["LINK", "RING", "POOLS", ">SIZE", "PRIMARY", "SECONDARY", ">M2S", ">S2M"]);
+    for Listed { name, seen } in listed {
+        let Ok((view, snapshot)) = seen else {
+            table.row([name.as_str(), "-", "unusable, see below"].map(str::to_owned));
+            continue;
+        };
+        let pools = view.pools();
+        let pools = pools.iter().map(|pool| {
+            format!(
+                "{} {}x{}",
+                pool.pool,
+                pool.pool_len,
+                human::bytes(pool.buf_size_bytes.into()).replace(' ', "")
+            )
+        });
+        let [m2s, s2m] = &snapshot.rings;
+        table.row([
+            name.to_string(),
+            format!("{} {}", mode(view), view.ring_len()),
+            pools.collect::<Vec<_>>().join(", "),
+            human::bytes(view.bytes()),
+            people::side(&snapshot.seats, Side::Primary),
+            people::side(&snapshot.seats, Side::Secondary),
+            m2s.queued.len().to_string(),
+            s2m.queued.len().to_string(),
+        ]);
+    }
+    table.print(0, out)?;
+    for Listed { seen, .. } in listed {
+        if let Err(error) = seen {
+            writeln!(out, "{}", crate::in_one_line(error))?;
+        }
+    }
+    Ok(())
+}
+
+/// `spsc` or `mpmc`.
+pub(crate) fn mode(view: &View) -> &'static str {
+    match view.ring_mode() {
+        RingMode::Spsc => "spsc",
+        RingMode::Mpmc => "mpmc",
+    }
+}
+
+/// What a link is, for programs.
+pub(crate) fn view_json(view: &View) -> Value {
+    let pools = view.pools();
+    let pools = pools.iter().map(|pool| {
+        json!({
+            "pool": pool.pool.name(),
+            "buf_size_bytes": pool.buf_size_bytes,
+            "pool_len": pool.pool_len,
+            "bytes": pool.bytes,
+        })
+    });
+    json!({
+        "name": view.name(),
+        "usable": true,
+        "backing": format!("{:?}", view.backing()).to_lowercase(),
+        "ring": { "mode": mode(view), "len": view.ring_len() },
+        "notify": { "enabled": view.spin_us().is_some(), "spin_us": view.spin_us() },
+        "pools": pools.collect::<Vec<_>>(),
+        "bytes": view.bytes(),
+    })
+}
+
+fn link_json(Listed { name, seen }: &Listed) -> Value {
+    match seen {
+        Err(error) => json!({ "name": name.as_str(), "usable": false, "error": crate::in_one_line(error) }),
+        Ok((view, snapshot)) => {
+            let mut link = view_json(view);
+            let [m2s, s2m] = &snapshot.rings;
+            link["participants"] = snapshot.seats.iter().map(people::json).collect();
+            link["queued"] = json!({ "m2s": m2s.queued.len(), "s2m": s2m.queued.len() });
+            link["received"] = json!({ "m2s": m2s.received, "s2m": s2m.received });
+            link
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Participants in words and in JSON.
+
+use serde_json::{Value, json};
+use shmesh::Side;
+use shmesh::inspect::SeatView;
+use shmesh::sys::process::Liveness;
+
+/// `alive`, `dead`, `unknown` or `evicted`.
+pub(crate) fn state(seat: &SeatView) -> &'static str {
+    match seat.liveness {
+        Liveness::Dead => "dead",
+        _ if seat.participant.word.is_evicted() => "evicted",
+        Liveness::Alive => "alive",
+        Liveness::Unknown => "unknown",
+    }
+}
+
+/// Whether it must be reckoned with: nobody proved that it has ended.
+pub(crate) fn may_live(seat: &SeatView) -> bool {
+    seat.liveness != Liveness::Dead
+}
+
+/// One side in a few words: `4711`, `4711 dead, 4713 x2`.
+pub(crate) fn side(seats: &[SeatView], side: Side) -> String {
+    let mut groups: Vec<(u32, &str, usize)> = Vec::new();
+    for seat in seats.iter().filter(|seat| seat.participant.word.side() == side) {
+        let (pid, state) = (seat.participant.word.pid(), state(seat));
+        match groups.iter_mut().find(|(p, s, _)| (*p, *s) == (pid, state)) {
+            Some(group) => group.2 += 1,
+            None => groups.push((pid, state, 1)),
+        }
+    }
+    let texts = groups.iter().map(|(pid, state, count)| {
+        let state = if *state == "alive" { String::new() } else { format!(" {state}") };
+        let count = if *count == 1 { String::new() } else { format!(" x{count}") };
+        format!("{pid}{state}{count}")
+    });
+    let text = texts.collect::<Vec<_>>().join(", ");
+    if text.is_empty() { "-".to_owned() } else { text }
+}
+
+/// One participant for programs.
+pub(crate) fn json(seat: &SeatView) -> Value {
+    json!({
+        "seat": seat.participant.seat.value(),
+        "side": seat.participant.word.side().to_string(),
+        "pid": seat.participant.word.pid(),
+        "state": state(seat),
+        "asleep": seat.asleep,
+        "start_time": seat.participant.start_time,
+        "pid_namespace": seat.participant.pid_namespace,
+    })
+}

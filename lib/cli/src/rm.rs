@@ -1,0 +1,144 @@
+//! `shmesh rm`: removing links that nobody uses.
+
+use std::io::Write;
+
+use anyhow::{Context, bail};
+use shmesh::config::LinkName;
+use shmesh::inspect::{Remains, names};
+
+use crate::args::Dir;
+use crate::{human, people};
+
+const EXAMPLES: &str = "\
+Removes the link's segments, its socket and its lock: only files that are ours by their content. A link whose
+participants have all left in peace removes itself; this is for what a crash left.
+
+Refused while a participant lives, and says who. A process of another pid namespace cannot be judged from here and counts
+as living. With --force the names go, but the processes keep the memory, and do not notice.
+
+Examples:
+  shmesh rm fronthaul
+  shmesh rm fronthaul --force      although somebody uses it
+  shmesh rm --stale                all links without living participants and without waiting messages
+  shmesh rm --stale --force        also those with waiting messages, which are lost
+
+The exit status is 1 if anything that was asked for was refused.";
+
+/// What `shmesh rm` is asked.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Names of the links
+    #[arg(value_name = "LINK", required_unless_present = "stale", conflicts_with = "stale")]
+    links: Vec<LinkName>,
+    /// Remove all links without living participants
+    #[arg(long)]
+    stale: bool,
+    /// Remove a link although participants live; with --stale, although messages wait
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    dir: Dir,
+}
+
+/// Removes links.
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    if args.stale { stale(args, out) } else { named(args, out) }
+}
+
+fn named(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut refused = Vec::new();
+    for name in &args.links {
+        if let Err(error) = one(args, name, out) {
+            refused.push(error);
+        }
+    }
+    match refused.len() {
+        0 => Ok(()),
+        1 => Err(refused.remove(0)),
+        _ => {
+            for error in &refused {
+                eprintln!("error: {error:#}");
+            }
+            bail!("{} of {} links were not removed", refused.len(), args.links.len())
+        }
+    }
+}
+
+fn one(args: &Args, name: &LinkName, out: &mut dyn Write) -> anyhow::Result<()> {
+    let remains = Remains::of(&args.dir.dir, name)?;
+    if let Some(foreign) = remains.foreign.first() {
+        bail!("link {name}: {} is not a file of a shmesh link; move it away", foreign.display());
+    }
+    if let Some(user) = user(&remains).filter(|_| !args.force) {
+        bail!("link {name}: {user} uses it; stop that first, or remove it all the same with --force");
+    }
+    let queued = remains.queued.unwrap_or(0) as u64;
+    let bytes = remains.remove()?;
+    let lost = if queued > 0 {
+        format!(", with {}", human::plural(queued, "waiting message"))
+    } else {
+        String::new()
+    };
+    Ok(writeln!(out, "removed {name} ({}{lost})", human::bytes(bytes))?)
+}
+
+/// Who lives on a link, in words.
+fn user(remains: &Remains) -> Option<String> {
+    let living = remains.seats.iter().filter(|seat| people::may_live(seat));
+    let mut living: Vec<String> = living
+        .map(|seat| {
+            let word = seat.participant.word;
+            let elsewhere = if people::state(seat) == "unknown" { ", of another pid namespace" } else { "" };
+            format!("process {} ({}{elsewhere})", word.pid(), word.side())
+        })
+        .collect();
+    living.dedup();
+    if living.is_empty() && remains.is_held {
+        living.push("a process that holds its lock".to_owned());
+    }
+    (!living.is_empty()).then(|| living.join(" and "))
+}
+
+fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let dir = &args.dir.dir;
+    let names = names(dir).with_context(|| format!("cannot read the IPC directory {}", dir.display()))?;
+    let (mut removed, mut failed) = (0_u64, 0);
+    for name in names {
+        let remains = match Remains::of(dir, &name) {
+            Ok(remains) => remains,
+            Err(error) => {
+                eprintln!("error: {}", crate::in_one_line(&error));
+                failed += 1;
+                continue;
+            }
+        };
+        let kept = if let Some(foreign) = remains.foreign.first() {
+            Some(format!("{} is not ours", foreign.display()))
+        } else if let Some(user) = user(&remains) {
+            Some(format!("{user} uses it"))
+        } else {
+            // What cannot be read may hold messages.
+            let waiting = match (&remains.damage, remains.queued) {
+                (Some(damage), _)
+                    if remains.files.iter().any(|(path, _)| path.to_string_lossy().ends_with("_shm")) =>
+                {
+                    Some(crate::in_one_line(damage))
+                }
+                (_, Some(queued)) if queued > 0 => Some(human::plural(queued as u64, "waiting message")),
+                _ => None,
+            };
+            waiting.filter(|_| !args.force).map(|what| format!("{what}; --force removes it all the same"))
+        };
+        match kept {
+            Some(why) => writeln!(out, "kept    {name}: {why}")?,
+            None => {
+                let bytes = remains.remove()?;
+                writeln!(out, "removed {name} ({})", human::bytes(bytes))?;
+                removed += 1;
+            }
+        }
+    }
+    writeln!(out, "{} removed", human::plural(removed, "link"))?;
+    if failed > 0 { bail!("{failed} could not be looked at") } else { Ok(()) }
+}
