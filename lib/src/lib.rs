@@ -45,6 +45,8 @@ mod link;
 mod notify;
 mod participant;
 mod pool;
+#[cfg(test)]
+mod proofs;
 mod ring;
 mod segment;
 mod sync;

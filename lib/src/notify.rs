@@ -5,10 +5,13 @@
 //! one's store and its load stands a sequentially consistent fence (`DEKKER`, at both ends): without it both could miss the
 //! other, and the receiver would sleep over a message. This is the only place of the library that needs one.
 //!
+//! Nobody but its holder writes a seat's bit: recovery cannot know that the seat has no new holder that sleeps already. So
+//! a dead participant leaves its bit behind; whoever sits down next clears it, and until then a vacant seat does not count.
+//!
 //! Posts (the semaphore of TTI style) are two counters on lines of their own: what was posted, by senders, and what was
 //! taken, by receivers.
 
-use crate::participant::SeatIndex;
+use crate::participant::{SeatIndex, Seats};
 use crate::ring::{POSTS, POSTS_TAKEN, Ring, SLEEPERS};
 use crate::sync::{Ordering, fence};
 
@@ -26,10 +29,11 @@ pub(crate) fn wake_up(ring: &Ring, seat: SeatIndex) {
 
 /// Whether somebody must be rung for. Publish before this.
 #[inline]
-pub(crate) fn anybody_asleep(ring: &Ring) -> bool {
+pub(crate) fn anybody_asleep(ring: &Ring, seats: &Seats) -> bool {
     // DEKKER
     fence(Ordering::SeqCst);
-    ring.words().control(SLEEPERS).load(Ordering::Relaxed) != 0
+    let asleep = ring.words().control(SLEEPERS).load(Ordering::Relaxed);
+    asleep != 0 && seats.is_any_taken(asleep)
 }
 
 /// Adds one post.

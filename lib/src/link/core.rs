@@ -281,15 +281,17 @@ impl Owners for Receiving<'_> {
     fn take(&self, entry: Entry, word: u64) -> bool {
         let Ok(table) = self.table(entry) else { return false };
         let borrowed = MsgOwner(word).borrowed(self.seat);
-        // Relaxed: `PUBLISH` has made the message visible, and this exchange only decides who gets it.
+        // No Acquire: `PUBLISH` has made the message visible, and this exchange only decides who gets it. Release pairs with
+        // the Acquire of recovery: who sees that this seat has the message sees that we have the seat.
         let owner = table.owner(entry.wild_cell());
-        owner.compare_exchange(word, borrowed.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        owner.compare_exchange(word, borrowed.0, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
     #[inline(always)]
     fn take_alone(&self, entry: Entry, word: u64) {
         let borrowed = MsgOwner(word).borrowed(self.seat);
-        self.core.msg().table.owner(entry.wild_cell()).store(borrowed.0, Ordering::Relaxed);
+        // Release: as in `take`.
+        self.core.msg().table.owner(entry.wild_cell()).store(borrowed.0, Ordering::Release);
     }
 
     #[inline(always)]
@@ -327,6 +329,11 @@ impl Core {
     /// With `keep_seated`, the seat stays taken: its process may still run, and must not share the seat with another.
     pub(crate) fn reclaim(&self, dead: &Participant, me: SeatIndex, keep_seated: bool) -> Recovered {
         let mut done = Recovered { participants: 1, ..Recovered::default() };
+        for ring in &self.rings {
+            if let Ring::Mpmc(ring) = ring {
+                ring.settle(&self.receiving(me));
+            }
+        }
         for place in [PoolId::CpuMsg as usize, INLINE] {
             self.reclaim_messages(dead, me, place, &mut done);
         }
@@ -336,9 +343,7 @@ impl Core {
         for table in (0..TABLES).filter_map(|i| self.table(i)) {
             done.readmitted += table.readmit_unknown(me);
         }
-        for ring in &self.rings {
-            ring.words().control(crate::ring::SLEEPERS).fetch_and(!dead.seat.bit(), Ordering::Relaxed);
-        }
+        // Its bit among those who sleep stays: the next one in the seat may have set it by now. `notify` asks who is seated.
         if !keep_seated {
             self.seats.vacate(dead);
         }

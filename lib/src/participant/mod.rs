@@ -259,6 +259,14 @@ impl Seats {
             .min(MAX_SEATS)
     }
 
+    /// Whether somebody sits in one of the seats whose bits are set.
+    #[cold]
+    pub(crate) fn is_any_taken(&self, bits: u64) -> bool {
+        SeatIndex::all()
+            .filter(|seat| bits & seat.bit() != 0)
+            .any(|seat| SeatWord(self.word(seat).load(Ordering::Relaxed)).is_live())
+    }
+
     /// The line of a seat, for its holder to look at.
     pub(crate) fn line(&self, seat: SeatIndex) -> Lines {
         self.lines.slice(seat.as_usize(), 1)

@@ -4,6 +4,9 @@
 //! be stolen; the owner word decides. That is what makes the bitmaps cheap: a seat writes its own without a locked
 //! instruction, and a process that dies in the middle of it leaves nothing broken.
 //!
+//! `HINT`: a seat's Release of its bitmap, a thief's Acquire of it. Who sees a hint sees the owner word that it speaks of, or
+//! a later one; otherwise it could find the buffer taken, drop the hint, and nobody would know of the buffer any more.
+//!
 //! Buffers that were never used lie in the reserve, which is asked last, so a link works with as few buffers as it has in
 //! flight, and with those that were touched last. Releasing sets a bit in the releaser's own bitmap; a sender that has none
 //! left moves up to [`STEAL_MAX`] of them from another seat at once.
@@ -17,7 +20,7 @@ use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE};
 /// Buffers whose hints move together from one seat to another.
 pub(crate) const STEAL_MAX: u32 = 32;
 /// Buffers a handle remembers in the order of their release; see [`Recent`].
-const RECENT_MAX: usize = 64;
+pub(crate) const RECENT_MAX: usize = 64;
 /// The reserve has its bitmap after those of the seats.
 const RESERVE: usize = MAX_SEATS;
 
@@ -76,7 +79,8 @@ impl Bitmap {
         let (word, bit) = self.at(index);
         // No locked instruction: only this seat sets bits here, and a bit that a thief cleared meanwhile comes back as a
         // stale hint, which costs whoever follows it one retry.
-        word.store(word.load(Ordering::Relaxed) | bit, Ordering::Relaxed);
+        // HINT
+        word.store(word.load(Ordering::Relaxed) | bit, Ordering::Release);
     }
 
     /// Takes the hint for `index` out; `false` when it was not there.
@@ -87,7 +91,8 @@ impl Bitmap {
         if bits & bit == 0 {
             return false;
         }
-        word.store(bits & !bit, Ordering::Relaxed);
+        // HINT: those that stay were set before.
+        word.store(bits & !bit, Ordering::Release);
         true
     }
 
@@ -149,7 +154,8 @@ impl Hints {
         let others = (0..seats_used.min(MAX_SEATS)).filter(|&other| other != own);
         for bitmap in [own].into_iter().chain(others).chain([RESERVE]) {
             for i in 0..self.words() {
-                let found = self.word(bitmap, i).load(Ordering::Relaxed) & self.valid_bits(i);
+                // HINT
+                let found = self.word(bitmap, i).load(Ordering::Acquire) & self.valid_bits(i);
                 if found != 0 {
                     return self.move_hints(own, bitmap, i, found, recent, ahead);
                 }
@@ -188,8 +194,10 @@ impl Hints {
         if from != own {
             // First ours, then theirs: a hint that exists twice is harmless, one that exists nowhere waits for recovery.
             let mine = self.word(own, i);
-            mine.store(mine.load(Ordering::Relaxed) | taken, Ordering::Relaxed);
-            self.word(from, i).fetch_and(!taken, Ordering::Relaxed);
+            // HINT
+            mine.store(mine.load(Ordering::Relaxed) | taken, Ordering::Release);
+            // HINT once more: it may clear what was set since we looked.
+            self.word(from, i).fetch_and(!taken, Ordering::Acquire);
         }
         // Highest first, so that the lowest index is handed out first: low indices stay hot.
         let mut rest = taken;

@@ -127,6 +127,10 @@ impl Mpmc {
             let before = position;
             match self.take(&mut position, owners) {
                 Ok(Some((entry, word))) => {
+                    if entry.is_inline() {
+                        // `each` frees its cell at once, and no consumer may find a later loan of it behind this entry.
+                        self.pass(position);
+                    }
                     each(entry, word);
                     taken += 1;
                 }
@@ -193,6 +197,20 @@ impl Mpmc {
             }
         }
         Err(Wild("a ring whose slots never settle"))
+    }
+
+    /// Moves `head` past messages whose consumers died before they could. Before their buffers can be loaned again: an
+    /// entry names an incarnation by its last bits, and those come round.
+    pub(crate) fn settle(&self, owners: &impl Owners) {
+        let mut position = self.words.control(HEAD).load(Ordering::Acquire);
+        for _ in 0..self.words.capacity() {
+            let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
+            if lap != self.words.lap(position) || owners.look(entry) != Ok(Look::Gone) {
+                break;
+            }
+            position = position.wrapping_add(1);
+        }
+        self.pass(position);
     }
 
     /// Moves `head` to `position`: everything before it was taken, by us or by somebody else.

@@ -1,0 +1,126 @@
+//! Loom models. Each explores all interleavings of its threads, up to a number of pre-emptions where named, with all values
+//! that relaxed loads may return. `cargo test ... -- --nocapture` tells how many there were.
+
+mod notify;
+mod pool;
+mod recovery;
+mod ring;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use super::stage::{self, Got, Held};
+use crate::link::desk::Desk;
+
+/// Explores `model`. A bound leaves out schedules with more pre-emptions than that.
+fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(preemptions);
+    builder.max_branches = 20_000;
+    let count = Arc::new(AtomicUsize::new(0));
+    let (counter, start) = (Arc::clone(&count), Instant::now());
+    let model = Arc::new(model);
+    builder.check(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        let model = Arc::clone(&model);
+        spawn(move || model()).join().unwrap();
+    });
+    eprintln!("{name}: {} executions, {:.2} s", count.load(Ordering::Relaxed), start.elapsed().as_secs_f64());
+}
+
+/// The bytes of the MSG buffers, as loom sees them: access without happens-before, or by two at once, is an error.
+#[derive(Clone)]
+struct Bytes(Arc<Vec<loom::cell::UnsafeCell<i32>>>);
+
+// UNSAFETY: shared between the threads of a model on purpose: loom reports what is not ordered.
+#[expect(unsafe_code, reason = "loom's cells check each access")]
+mod access {
+    use super::Bytes;
+    // SAFETY: each access goes through a loom cell, which checks it.
+    unsafe impl Send for Bytes {}
+    // SAFETY: as above.
+    unsafe impl Sync for Bytes {}
+
+    impl Bytes {
+        pub(super) fn write(&self, cell: u32, value: i32) {
+            // SAFETY: loom panics if another access is not ordered with this one.
+            self.0[cell as usize].with_mut(|p| unsafe { *p = value });
+        }
+
+        pub(super) fn read(&self, cell: u32) -> i32 {
+            // SAFETY: as above.
+            self.0[cell as usize].with(|p| unsafe { *p })
+        }
+    }
+}
+
+impl Bytes {
+    fn new(len: usize) -> Self {
+        Self(Arc::new((0..len).map(|_| loom::cell::UnsafeCell::new(0)).collect()))
+    }
+}
+
+fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> loom::thread::JoinHandle<T> {
+    // Words. The stacks that loom gives are too small for a panic.
+    loom::thread::Builder::new().stack_size(1 << 15).spawn(f).expect("a thread")
+}
+
+/// Calls `attempt` until it gives something.
+fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+    loop {
+        if let Some(done) = attempt() {
+            return done;
+        }
+        loom::thread::yield_now();
+    }
+}
+
+fn loan_and_write(desk: &Desk, bytes: &Bytes, value: i32) -> Option<Held> {
+    let mut held = stage::loan(desk)?;
+    held.msg_id = value;
+    bytes.write(held.cell, value);
+    Some(held)
+}
+
+/// Loans, writes and sends, however long it takes.
+fn send(desk: &Desk, bytes: &Bytes, value: i32) {
+    let held = until(|| loan_and_write(desk, bytes, value));
+    until(|| stage::send(desk, &held).then_some(()));
+}
+
+/// One attempt to receive, read and release.
+fn receive(desk: &Desk, bytes: &Bytes) -> Option<i32> {
+    let got = stage::receive(desk).expect("no damage")?;
+    Some(consume(desk, bytes, &got))
+}
+
+fn consume(desk: &Desk, bytes: &Bytes, got: &Got) -> i32 {
+    match got {
+        Got::Pooled(held) => {
+            assert_eq!(bytes.read(held.cell), held.msg_id, "the message and its bytes belong together");
+            assert!(stage::release(desk, held), "a living participant keeps what it received");
+        }
+        Got::Inline(id, first, last) => {
+            assert_eq!((*first, *last), (u64::from(id.cast_unsigned()), u64::from(id.cast_unsigned())), "torn");
+        }
+    }
+    got.msg_id()
+}
+
+/// Receives what is left.
+fn drain(desk: &Desk, bytes: &Bytes) -> Vec<i32> {
+    std::iter::from_fn(|| receive(desk, bytes)).collect()
+}
+
+/// When all is quiet, `desk` can loan all buffers, and writing to them races with nobody.
+fn assert_all_free(desk: &Desk, bytes: &Bytes) {
+    let len = desk.core.msg().table.len();
+    let all: Vec<_> = (0..len).map_while(|_| loan_and_write(desk, bytes, -1)).collect();
+    assert_eq!(all.len(), len, "every MSG buffer is free and known");
+    if let Some(pool) = desk.core.pool(stage::DATA) {
+        let data = (0..pool.table.len()).map_while(|_| desk.loan_data(stage::DATA, all[0].cell, all[0].owner)).count();
+        assert_eq!(data, pool.table.len(), "every DATA buffer is free and known");
+    }
+    assert!(stage::loan(desk).is_none());
+}

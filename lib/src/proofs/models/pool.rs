@@ -1,0 +1,82 @@
+//! Pools: never two holders at once, and nothing lost once all is quiet.
+
+use super::super::stage::{attach, link, loan, release};
+use super::{Bytes, assert_all_free, explore, loan_and_write, spawn};
+use crate::link::desk::Desk;
+use crate::participant::Side::{Primary, Secondary};
+
+fn loan_and_release(desk: &Desk, bytes: &Bytes, rounds: i32) {
+    for round in 0..rounds {
+        if let Some(held) = loan_and_write(desk, bytes, round) {
+            assert_eq!(bytes.read(held.cell), round);
+            assert!(release(desk, &held));
+        }
+    }
+}
+
+/// Both find their hints in the reserve, then steal them from each other.
+fn two_seats(name: &str, buffers: u32, rounds: i32, preemptions: Option<usize>) {
+    explore(name, preemptions, move || {
+        let core = link(1, true, buffers, 0);
+        let bytes = Bytes::new(buffers as usize);
+        let (a, b, third) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
+        let other = {
+            let bytes = bytes.clone();
+            spawn(move || loan_and_release(&b, &bytes, rounds))
+        };
+        loan_and_release(&a, &bytes, rounds);
+        other.join().unwrap();
+        assert_all_free(&third, &bytes);
+    });
+}
+
+#[test]
+fn two_seats_and_one_buffer() {
+    two_seats("two_seats_and_one_buffer", 1, 2, Some(3));
+}
+
+#[test]
+fn two_seats_and_two_buffers() {
+    two_seats("two_seats_and_two_buffers", 2, 2, Some(3));
+}
+
+/// One releases what the other two steal, of which the second may steal it from the first.
+#[test]
+fn stolen_twice() {
+    explore("stolen_twice", Some(2), || {
+        let core = link(1, true, 1, 0);
+        let bytes = Bytes::new(1);
+        let (a, b, c) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
+        let third = attach(&core, Secondary);
+        let held = loan_and_write(&a, &bytes, 7).unwrap();
+        let thieves = [b, c].map(|desk| {
+            let bytes = bytes.clone();
+            spawn(move || loan_and_release(&desk, &bytes, 1))
+        });
+        assert!(release(&a, &held));
+        for thief in thieves {
+            thief.join().unwrap();
+        }
+        assert_all_free(&third, &bytes);
+    });
+}
+
+/// Hints for two buffers travel together, and one of them was taken back by then.
+#[test]
+fn stale_hints_cost_a_retry_only() {
+    explore("stale_hints_cost_a_retry_only", Some(3), || {
+        let core = link(1, true, 2, 0);
+        let bytes = Bytes::new(2);
+        let (a, b, third) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
+        // Both hints in the bitmap of `a`.
+        let (x, y) = (loan(&a).unwrap(), loan(&a).unwrap());
+        assert!(release(&a, &x) && release(&a, &y));
+        let other = {
+            let bytes = bytes.clone();
+            spawn(move || loan_and_release(&b, &bytes, 1))
+        };
+        loan_and_release(&a, &bytes, 2);
+        other.join().unwrap();
+        assert_all_free(&third, &bytes);
+    });
+}

@@ -1,0 +1,413 @@
+//! Recovery: participants die in every state, two others take back what they held while a third goes on working, and a
+//! newcomer sits down in the seat as soon as it is vacant.
+
+use super::super::stage::{
+    self, abandon, attach, describe, entry_of, link, loan, loan_with, process, release,
+};
+use super::{Bytes, assert_all_free, drain, explore, loan_and_write, receive, send, spawn, until};
+use crate::link::core::{Core, Recovered};
+use crate::link::desk::Desk;
+use crate::participant::Side::{Primary, Secondary};
+use crate::participant::{Participant, Role, Side};
+use crate::ring::{CONSUMER_ROLE, Owners, Ring};
+
+/// What the two recoverers did together.
+fn both(core: &Core, dead: Participant, first: Side, second: Side, live: impl FnOnce()) -> Recovered {
+    let (a, b) = (attach(core, first), attach(core, second));
+    let late = {
+        let core = core.clone();
+        spawn(move || core.reclaim(&dead, b.me.seat, false))
+    };
+    let other = {
+        let core = core.clone();
+        spawn(move || core.reclaim(&dead, a.me.seat, false))
+    };
+    live();
+    let (a, b) = (late.join().unwrap(), other.join().unwrap());
+    Recovered {
+        participants: 2,
+        messages: a.messages + b.messages,
+        data_buffers: a.data_buffers + b.data_buffers,
+        readmitted: a.readmitted + b.readmitted,
+        kept: a.kept + b.kept,
+    }
+}
+
+/// It held a loan with DATA, and a message that it had received; a peer goes on loaning.
+#[test]
+fn a_dead_loan_is_taken_back_once() {
+    explore("a_dead_loan_is_taken_back_once", Some(2), || {
+        let core = link(1, true, 2, 1);
+        let bytes = Bytes::new(2);
+        let dead = attach(&core, Primary);
+        let peer = attach(&core, Secondary);
+        let held = loan_with(&dead).unwrap().unwrap();
+        bytes.write(held.cell, 1);
+        let dead = abandon(dead);
+        let done = both(&core, dead, Primary, Secondary, || {
+            if let Some(held) = loan_and_write(&peer, &bytes, 2) {
+                assert!(release(&peer, &held));
+            }
+        });
+        assert_eq!((done.messages, done.data_buffers), (1, 1));
+        assert_all_free(&peer, &bytes);
+    });
+}
+
+/// It held what it had received.
+fn received(name: &str, single: bool) {
+    explore(name, Some(2), move || {
+        let core = link(1, single, 2, 1);
+        let bytes = Bytes::new(2);
+        let dead = attach(&core, Secondary);
+        let peer = attach(&core, Primary);
+        let mut held = loan_with(&peer).unwrap().unwrap();
+        held.msg_id = 1;
+        assert!(stage::send(&peer, &held));
+        assert!(stage::receive(&dead).unwrap().is_some());
+        let dead = abandon(dead);
+        let done = both(&core, dead, Primary, Secondary, || {
+            if let Some(held) = loan_and_write(&peer, &bytes, 2) {
+                assert!(release(&peer, &held));
+            }
+        });
+        assert_eq!((done.messages, done.data_buffers), (1, 1));
+        assert_all_free(&peer, &bytes);
+    });
+}
+
+#[test]
+fn a_dead_receiver_spsc() {
+    received("a_dead_receiver_spsc", true);
+}
+
+#[test]
+fn a_dead_receiver_mpmc() {
+    received("a_dead_receiver_mpmc", false);
+}
+
+/// What it had sent is received once, whoever takes back what else it held at that moment.
+fn sent(name: &str, single: bool, until_tail: bool) {
+    explore(name, Some(2), move || {
+        let core = link(1, single, 2, 0);
+        let bytes = Bytes::new(2);
+        let dead = attach(&core, Primary);
+        let consumer = attach(&core, Secondary);
+        let held = loan_and_write(&dead, &bytes, 1).unwrap();
+        if until_tail {
+            assert!(stage::send(&dead, &held));
+        } else {
+            // Died between the exchange on the slot and the one on `tail`.
+            describe(&dead, &held);
+            core.outgoing(Primary).slot(0).store(entry_of(&held).in_lap(1), crate::sync::Ordering::Release);
+        }
+        let dead = abandon(dead);
+        let done = both(&core, dead, Primary, Secondary, || {
+            assert_eq!(receive(&consumer, &bytes), Some(1));
+            assert_eq!(receive(&consumer, &bytes), None);
+        });
+        assert_eq!(done.messages, 0, "it held nothing");
+        // And the ring still works.
+        let producer = attach(&core, Primary);
+        send(&producer, &bytes, 2);
+        assert_eq!(receive(&consumer, &bytes), Some(2));
+        assert_all_free(&producer, &bytes);
+    });
+}
+
+#[test]
+fn a_dead_sender_spsc() {
+    sent("a_dead_sender_spsc", true, true);
+}
+
+#[test]
+fn a_dead_sender_mpmc() {
+    sent("a_dead_sender_mpmc", false, true);
+}
+
+#[test]
+fn a_sender_dead_before_tail() {
+    sent("a_sender_dead_before_tail", false, false);
+}
+
+/// Makes the oldest message on the ring the property of `desk`, without moving `head`.
+fn take_only(desk: &Desk) {
+    let (_, entry) = desk.incoming.queued().next().unwrap();
+    let receiving = desk.receiving();
+    let crate::ring::Look::Here(word) = receiving.look(entry).unwrap() else { panic!("it waits") };
+    match &desk.incoming {
+        Ring::Spsc(ring) => {
+            desk.consumer(ring).unwrap();
+            receiving.take_alone(entry, word);
+        }
+        Ring::Mpmc(_) => assert!(receiving.take(entry, word)),
+    }
+}
+
+/// One consumer, dead between the store to the owner word and the one to `head`: the next gets the message, also when it
+/// sits in the very same seat.
+#[test]
+fn a_single_consumer_dead_before_head() {
+    explore("a_single_consumer_dead_before_head", Some(2), || {
+        let core = link(2, true, 3, 0);
+        let bytes = Bytes::new(3);
+        let dead = attach(&core, Secondary);
+        let producer = attach(&core, Primary);
+        send(&producer, &bytes, 1);
+        take_only(&dead);
+        let dead = abandon(dead);
+        let done = both(&core, dead, Primary, Secondary, || {
+            let next = {
+                let (core, bytes) = (core.clone(), bytes.clone());
+                spawn(move || {
+                    // All others are taken: it waits for the seat of the dead one.
+                    let seated = until(|| core.seats.attach(&process(1), Secondary));
+                    let next = Box::new(Desk::new(&core, seated));
+                    let Ring::Spsc(ring) = &next.incoming else { unreachable!() };
+                    until(|| next.consumer(ring).ok().map(drop));
+                    let first = receive(&next, &bytes);
+                    (first, until(|| receive(&next, &bytes)))
+                })
+            };
+            send(&producer, &bytes, 2);
+            assert_eq!(next.join().unwrap(), (Some(1), 2));
+        });
+        assert_eq!(done.messages, 0);
+        assert_all_free(&producer, &bytes);
+    });
+}
+
+/// Many consumers, one dead between the exchange on the owner word and the one on `head`: the ring goes on.
+#[test]
+fn one_of_many_consumers_dead_before_head() {
+    explore("one_of_many_consumers_dead_before_head", Some(2), || {
+        let core = link(1, false, 2, 0);
+        let bytes = Bytes::new(2);
+        let dead = attach(&core, Secondary);
+        let producer = attach(&core, Primary);
+        send(&producer, &bytes, 1);
+        take_only(&dead);
+        let dead = abandon(dead);
+        let consumer = attach(&core, Secondary);
+        let recoverer = attach(&core, Secondary);
+        let first = {
+            let core = core.clone();
+            spawn(move || core.reclaim(&dead, recoverer.me.seat, false))
+        };
+        let second = {
+            let (core, bytes) = (core.clone(), bytes.clone());
+            spawn(move || {
+                let done = core.reclaim(&dead, producer.me.seat, false);
+                send(&producer, &bytes, 2);
+                done
+            })
+        };
+        assert_eq!(until(|| receive(&consumer, &bytes)), 2);
+        assert_eq!(first.join().unwrap().messages + second.join().unwrap().messages, 1);
+        assert_all_free(&consumer, &bytes);
+    });
+}
+
+/// A newcomer loans, or receives, in the seat of the dead one while the second recoverer still runs.
+fn newcomer(name: &str, single: bool, receives: bool) {
+    explore(name, Some(2), move || {
+        let core = link(2, single, 2, 0);
+        let bytes = Bytes::new(2);
+        let dead = attach(&core, Secondary);
+        let sender = attach(&core, Primary);
+        let peer = attach(&core, Primary);
+        assert!(loan(&dead).is_some());
+        if receives {
+            send(&sender, &bytes, 3);
+        }
+        let dead = abandon(dead);
+        let late = {
+            let core = core.clone();
+            spawn(move || core.reclaim(&dead, sender.me.seat, false))
+        };
+        let fresh = {
+            let (core, bytes) = (core.clone(), bytes.clone());
+            spawn(move || {
+                // The seat of the dead one, or another.
+                let newcomer = attach(&core, Secondary);
+                if receives {
+                    if single {
+                        let Ring::Spsc(ring) = &newcomer.incoming else { unreachable!() };
+                        newcomer.consumer(ring).unwrap();
+                    }
+                    assert_eq!(receive(&newcomer, &bytes), Some(3));
+                }
+                if let Some(held) = loan_and_write(&newcomer, &bytes, 4) {
+                    assert_eq!(bytes.read(held.cell), 4);
+                    assert!(release(&newcomer, &held), "it is alive, and keeps what it loaned");
+                }
+                newcomer
+            })
+        };
+        core.reclaim(&dead, peer.me.seat, false);
+        if let Some(held) = loan_and_write(&peer, &bytes, 5) {
+            assert!(release(&peer, &held));
+        }
+        late.join().unwrap();
+        let newcomer = fresh.join().unwrap();
+        assert_all_free(&newcomer, &bytes);
+    });
+}
+
+#[test]
+fn a_newcomer_keeps_its_loan() {
+    newcomer("a_newcomer_keeps_its_loan", true, false);
+}
+
+#[test]
+fn a_newcomer_keeps_its_message_spsc() {
+    newcomer("a_newcomer_keeps_its_message_spsc", true, true);
+}
+
+#[test]
+fn a_newcomer_keeps_its_message_mpmc() {
+    newcomer("a_newcomer_keeps_its_message_mpmc", false, true);
+}
+
+/// A living pair of MSG and DATA never looks orphaned.
+#[test]
+fn a_living_pair_is_no_orphan() {
+    explore("a_living_pair_is_no_orphan", Some(3), || {
+        let core = link(1, true, 1, 1);
+        let dead = abandon(attach(&core, Secondary));
+        let (peer, recoverer) = (attach(&core, Primary), attach(&core, Secondary));
+        let other = {
+            let core = core.clone();
+            spawn(move || core.reclaim(&dead, recoverer.me.seat, false))
+        };
+        for _ in 0..2 {
+            if let Some(Ok(held)) = loan_with(&peer) {
+                let (pool, index) = held.data.unwrap();
+                let word = core.pool(pool).unwrap().table.owner(index).load(crate::sync::Ordering::Relaxed);
+                let data = crate::pool::owner::DataOwner(word);
+                assert!(data.belongs_to(held.cell, held.owner), "nobody has taken it");
+                assert!(release(&peer, &held));
+            }
+        }
+        assert_eq!(other.join().unwrap().data_buffers, 0);
+    });
+}
+
+/// Declared dead while it runs: it gives back, or sends, what is being taken from it.
+fn evicted(name: &str, sends: bool) {
+    explore(name, Some(2), move || {
+        let core = link(1, false, 2, 1);
+        let bytes = Bytes::new(2);
+        let slow = attach(&core, Primary);
+        let (recoverer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
+        let mut held = loan_with(&slow).unwrap().unwrap();
+        held.msg_id = 1;
+        bytes.write(held.cell, 1);
+        let me = slow.me;
+        assert!(core.seats.evict(&me));
+        let stuck = spawn(move || if sends { stage::send(&slow, &held) } else { release(&slow, &held) });
+        let reclaimed = core.reclaim(&me, recoverer.me.seat, true);
+        let got = match stage::receive(&consumer).unwrap() {
+            Some(stage::Got::Pooled(held)) => {
+                assert_eq!((held.msg_id, bytes.read(held.cell)), (1, 1));
+                assert!(release(&consumer, &held), "received is received");
+                1
+            }
+            other => u32::from(other.is_some()),
+        };
+        let won = stuck.join().unwrap();
+        let late = u32::from(receive(&consumer, &bytes).is_some());
+        if sends {
+            assert!(won, "there was room in the ring");
+            assert!(reclaimed.messages + got + late <= 1, "sent or taken back, not both");
+        } else {
+            assert_eq!(reclaimed.messages + u32::from(won), 1, "one of them gave it back");
+        }
+        core.reclaim(&me, recoverer.me.seat, false);
+        assert_all_free(&recoverer, &bytes);
+    });
+}
+
+#[test]
+fn an_evicted_participant_releases() {
+    evicted("an_evicted_participant_releases", false);
+}
+
+#[test]
+fn an_evicted_participant_sends() {
+    evicted("an_evicted_participant_sends", true);
+}
+
+/// Two want the role of a dead participant: one gets it.
+#[test]
+fn a_role_has_one_successor() {
+    explore("a_role_has_one_successor", None, || {
+        let core = link(1, true, 1, 0);
+        let dead = attach(&core, Secondary);
+        let Ring::Spsc(ring) = &dead.incoming else { unreachable!() };
+        dead.consumer(ring).unwrap();
+        let recoverer = attach(&core, Primary);
+        let dead = abandon(dead);
+        core.reclaim(&dead, recoverer.me.seat, false);
+        let claim = |core: &Core| {
+            let me = core.seats.attach(&process(2), Secondary).unwrap();
+            let role = core.incoming(Secondary).words().clone();
+            (Role(role.control(CONSUMER_ROLE)).claim(&me, &core.seats).is_ok(), me)
+        };
+        let other = {
+            let core = core.clone();
+            spawn(move || claim(&core))
+        };
+        let (mine, me) = claim(&core);
+        let (theirs, they) = other.join().unwrap();
+        assert!(mine != theirs, "one of two");
+        let role = core.incoming(Secondary).words().clone();
+        let again = Role(role.control(CONSUMER_ROLE)).claim(if mine { &they } else { &me }, &core.seats);
+        assert_eq!(again.unwrap_err().seat, if mine { me.seat } else { they.seat });
+    });
+}
+
+/// Two sit down and one gets up again: nobody shares a seat, and the details of who sits there are its own.
+#[test]
+fn seats_are_not_shared() {
+    explore("seats_are_not_shared", None, || {
+        let core = link(1, true, 1, 0);
+        let first = core.seats.attach(&process(7), Primary).unwrap();
+        let other = {
+            let core = core.clone();
+            spawn(move || core.seats.attach(&process(8), Secondary).unwrap())
+        };
+        assert!(core.seats.vacate(&first));
+        let mine = core.seats.attach(&process(9), Primary).unwrap();
+        let theirs = other.join().unwrap();
+        assert_ne!(mine.seat, theirs.seat);
+        for who in [mine, theirs] {
+            let seen = core.seats.at(who.seat).unwrap();
+            assert_eq!((seen.word, seen.start_time, seen.pid_namespace), (who.word, 1, 1));
+        }
+    });
+}
+
+/// A newcomer's messages are drained by whoever is there, while its predecessor is still being taken apart.
+#[test]
+fn leaving_gives_everything_back() {
+    explore("leaving_gives_everything_back", Some(2), || {
+        let core = link(2, false, 2, 0);
+        let bytes = Bytes::new(2);
+        let (leaver, consumer) = (attach(&core, Primary), attach(&core, Secondary));
+        let other = {
+            let bytes = bytes.clone();
+            spawn(move || {
+                send(&leaver, &bytes, 1);
+                let forgotten = loan(&leaver);
+                leaver.leave();
+                forgotten.is_some()
+            })
+        };
+        let early = receive(&consumer, &bytes);
+        other.join().unwrap();
+        let late = drain(&consumer, &bytes);
+        assert_eq!(early.into_iter().chain(late).collect::<Vec<_>>(), [1]);
+        assert_all_free(&consumer, &bytes);
+    });
+}

@@ -1,0 +1,54 @@
+//! An entry names the incarnation of its buffer by its last bits, 6 for an inline cell, and those come round. So its slot is
+//! passed before the buffer can be loaned again, and a later loan never looks like the message that was taken.
+
+use super::stage::{abandon, attach, link, receive, send_inline};
+use crate::link::desk::Desk;
+use crate::participant::Side::{Primary, Secondary};
+use crate::pool::owner::MsgOwner;
+use crate::ring::entry::Entry;
+use crate::ring::{Look, Owners, Ring};
+
+/// Loans and gives back until the cell behind `entry` is loaned with the very bits that the entry names.
+fn go_round(desk: &Desk, entry: Entry) {
+    let others: Vec<_> = std::iter::from_fn(|| desk.loan_inline()).collect();
+    let (cell, owner) = others.into_iter().find(|(cell, _)| *cell == entry.wild_cell()).expect("it is free");
+    desk.release_inline(cell, owner);
+    for _ in 0..1 << 12 {
+        let (again, owner) = desk.loan_inline().expect("the only one that is free");
+        assert_eq!(again, cell);
+        if entry.names(owner.incarnation()) {
+            return;
+        }
+        desk.release_inline(cell, owner);
+    }
+    panic!("the bits never came round");
+}
+
+#[test]
+fn recovery_passes_the_slot_of_a_dead_consumer() {
+    let core = link(1, false, 1, 0);
+    let (dead, producer, consumer) = (attach(&core, Secondary), attach(&core, Primary), attach(&core, Secondary));
+    send_inline(&producer, 1).unwrap();
+    // It dies between the exchange on the owner word and the one on `head`.
+    let (_, entry) = dead.incoming.queued().next().unwrap();
+    let Ok(Look::Here(word)) = dead.receiving().look(entry) else { panic!("it waits") };
+    assert!(dead.receiving().take(entry, word));
+    core.reclaim(&abandon(dead), producer.me.seat, false);
+    go_round(&producer, entry);
+    assert!(receive(&consumer).unwrap().is_none(), "nothing was sent since");
+}
+
+#[test]
+fn a_batch_passes_the_slot_of_an_inline_message() {
+    let core = link(1, false, 1, 0);
+    let (producer, consumer, other) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
+    send_inline(&producer, 1).unwrap();
+    let Ring::Mpmc(ring) = &consumer.incoming else { unreachable!() };
+    let taken = ring.pop_batch(&consumer.receiving(), 2, |entry, word| {
+        // As `Link::inline_cell` does.
+        consumer.release_inline(entry.wild_cell(), MsgOwner(word).borrowed(consumer.me.seat));
+        go_round(&producer, entry);
+        assert!(receive(&other).unwrap().is_none(), "nothing was sent since");
+    });
+    assert_eq!(taken, Ok(1));
+}

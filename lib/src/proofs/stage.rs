@@ -1,0 +1,210 @@
+//! What models and oracle share: a link on the heap, desks at it, and the steps of `Link` without files and doorbells.
+
+use crate::config::PoolId;
+use crate::link::core::Core;
+use crate::link::desk::Desk;
+use crate::participant::{Participant, Side};
+use crate::pool::owner::MsgOwner;
+use crate::ring::entry::Entry;
+use crate::ring::{Ring, Wild};
+use crate::segment::layout::Shape;
+use crate::sync::{Line, Ordering};
+use crate::sys::process::ProcessIdentity;
+
+pub(super) const DATA: PoolId = PoolId::CpuData;
+
+/// A link with `msg` MSG buffers and `data` DATA buffers of 64 bytes.
+pub(super) fn link(ring_capacity: u32, single: bool, msg: u32, data: u32) -> Core {
+    let mut pools = [(0, 0); PoolId::COUNT];
+    pools[PoolId::CpuMsg as usize] = (64, msg);
+    pools[DATA as usize] = if data == 0 { (0, 0) } else { (64, data) };
+    Core::heap(&Shape { ring_capacity, single, pools })
+}
+
+pub(super) fn process(pid: u32) -> ProcessIdentity {
+    ProcessIdentity { pid, start_time: 1, pid_namespace: 1 }
+}
+
+/// Boxed, because loom's threads have small stacks.
+#[inline(never)]
+pub(super) fn attach(core: &Core, side: Side) -> Box<Desk> {
+    Box::new(Desk::new(core, core.seats.attach(&process(1), side).expect("a free seat")))
+}
+
+/// A MSG buffer in somebody's hands, with its DATA buffer.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) cell: u32,
+    pub(super) owner: MsgOwner,
+    pub(super) data: Option<(PoolId, u32)>,
+    pub(super) msg_id: i32,
+}
+
+/// What came off a ring.
+#[derive(Debug)]
+pub(super) enum Got {
+    Pooled(Held),
+    /// The id and the first word of an inline message, and its last, which must be equal.
+    Inline(i32, u64, u64),
+}
+
+impl Got {
+    pub(super) fn msg_id(&self) -> i32 {
+        match self {
+            Self::Pooled(held) => held.msg_id,
+            Self::Inline(msg_id, ..) => *msg_id,
+        }
+    }
+}
+
+pub(super) fn loan(desk: &Desk) -> Option<Held> {
+    let (cell, owner) = desk.loan_msg()?;
+    Some(Held { cell, owner, data: None, msg_id: 0 })
+}
+
+/// `Err`: the DATA pool is exhausted; the MSG went back, as in `Link::loan_with`.
+pub(super) fn loan_with(desk: &Desk) -> Option<Result<Held, ()>> {
+    let mut held = loan(desk)?;
+    match desk.loan_data(DATA, held.cell, held.owner) {
+        Some(index) => {
+            held.data = Some((DATA, index));
+            Some(Ok(held))
+        }
+        None => {
+            assert!(release(desk, &held));
+            Some(Err(()))
+        }
+    }
+}
+
+pub(super) fn release(desk: &Desk, held: &Held) -> bool {
+    desk.release(held.cell, held.owner, held.data)
+}
+
+pub(super) fn entry_of(held: &Held) -> Entry {
+    Entry::pooled(held.cell, held.owner.incarnation())
+}
+
+pub(super) fn describe(desk: &Desk, held: &Held) {
+    let cell = desk.cell(held.cell);
+    cell.clear();
+    cell.set_msg_id(held.msg_id);
+    cell.set_msg_len(8);
+    if let Some((pool, index)) = held.data {
+        cell.set_data(pool, index);
+        cell.set_data_len(8);
+    }
+}
+
+/// `false`: the ring is full, and the message still is the sender's.
+pub(super) fn send(desk: &Desk, held: &Held) -> bool {
+    describe(desk, held);
+    match &desk.outgoing {
+        Ring::Spsc(ring) => ring.push(desk.producer(ring).expect("the role"), entry_of(held), None).is_ok(),
+        Ring::Mpmc(ring) => ring.push(entry_of(held)).is_ok(),
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Refused {
+    Full,
+    NoCell,
+}
+
+pub(super) fn send_inline(desk: &Desk, msg_id: i32) -> Result<(), Refused> {
+    let mut words = [u64::from(msg_id.cast_unsigned()); 7];
+    words[0] = u64::from(msg_id.cast_unsigned()) << 32;
+    match &desk.outgoing {
+        Ring::Spsc(ring) => {
+            let producer = desk.producer(ring).expect("the role");
+            ring.push(producer, Entry::inline_here(48), Some(&words)).map_err(|_| Refused::Full)
+        }
+        Ring::Mpmc(ring) => {
+            let (cell, owner) = desk.loan_inline().ok_or(Refused::NoCell)?;
+            let line = desk.core.inline().expect("inline cells").cell(cell);
+            for (i, word) in words.iter().enumerate() {
+                line.word(i + 1).store(*word, Ordering::Relaxed);
+            }
+            ring.push(Entry::inline_cell(cell, owner.incarnation(), 48)).map_err(|_| {
+                desk.release_inline(cell, owner);
+                Refused::Full
+            })
+        }
+    }
+}
+
+fn inline(line: &Line) -> Got {
+    let word = |i| line.word(i).load(Ordering::Relaxed);
+    #[expect(clippy::cast_possible_truncation, reason = "the upper half")]
+    let msg_id = ((word(1) >> 32) as u32).cast_signed();
+    Got::Inline(msg_id, word(2), word(7))
+}
+
+fn pooled(desk: &Desk, entry: Entry, word: u64) -> Result<Got, Wild> {
+    let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(desk.me.seat));
+    match desk.core.read_descriptor(cell, owner) {
+        Ok((descriptor, data)) => Ok(Got::Pooled(Held { cell, owner, data, msg_id: descriptor.msg_id })),
+        Err(wild) => {
+            desk.release(cell, owner, None);
+            Err(wild)
+        }
+    }
+}
+
+fn open(desk: &Desk, entry: Entry, word: u64, slot: &Line) -> Result<Got, Wild> {
+    if entry.is_inline() { Ok(inline(slot)) } else { pooled(desk, entry, word) }
+}
+
+fn open_shared(desk: &Desk, entry: Entry, word: u64) -> Result<Got, Wild> {
+    if !entry.is_inline() {
+        return pooled(desk, entry, word);
+    }
+    let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(desk.me.seat));
+    let got = inline(desk.core.inline().expect("inline cells").cell(cell));
+    desk.release_inline(cell, owner);
+    Ok(got)
+}
+
+/// As `Link::receive`, in its order of steps.
+pub(super) fn receive(desk: &Desk) -> Result<Option<Got>, Wild> {
+    let receiving = desk.receiving();
+    match &desk.incoming {
+        Ring::Spsc(ring) => {
+            let me = desk.consumer(ring).expect("the role");
+            ring.pop(me, &receiving, |entry, word, slot| open(desk, entry, word, slot))?.transpose()
+        }
+        Ring::Mpmc(ring) => match ring.pop(&receiving)? {
+            Some((entry, word)) => open_shared(desk, entry, word).map(Some),
+            None => Ok(None),
+        },
+    }
+}
+
+/// As `Link::receive_batch`, in its order of steps.
+pub(super) fn receive_batch(desk: &Desk, max: usize) -> Result<Vec<Got>, Wild> {
+    let receiving = desk.receiving();
+    let mut all = Vec::new();
+    match &desk.incoming {
+        Ring::Spsc(ring) => {
+            let me = desk.consumer(ring).expect("the role");
+            ring.pop_batch(me, &receiving, max, |entry, word, slot| all.push(open(desk, entry, word, slot)))?;
+        }
+        Ring::Mpmc(ring) => {
+            ring.pop_batch(&receiving, max, |entry, word| all.push(open_shared(desk, entry, word)))?;
+        }
+    }
+    all.into_iter().collect()
+}
+
+/// Ends what was received.
+pub(super) fn finish(desk: &Desk, got: &Got) -> bool {
+    match got {
+        Got::Pooled(held) => release(desk, held),
+        Got::Inline(..) => true,
+    }
+}
+
+/// Ends a participant as a crash does: what it holds stays in shared memory.
+pub(super) fn abandon(desk: Box<Desk>) -> Participant {
+    desk.me
+}
