@@ -15,6 +15,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -29,7 +30,7 @@ use crate::participant::Side;
 use crate::segment::header::LAYOUT_VERSION;
 use crate::segment::store::Store;
 use crate::sys::eventfd::Doorbell;
-use crate::sys::file::{self, Lock};
+use crate::sys::file::Lock;
 use crate::sys::process::{Liveness, ProcessIdentity};
 use crate::sys::socket;
 
@@ -45,6 +46,8 @@ const STACK_BYTES: usize = 128 * 1024;
 const ELECT_ROUNDS_MAX: u32 = 8;
 /// Processes that can leave one after the other while one of them looks whether it is the last.
 const RETIRE_ROUNDS_MAX: u32 = 128;
+
+const STRANGER: &str = "is not a shmesh holder; end that program, or use another link name";
 
 const HELLO: [u8; 8] = *b"SHMESH?\0";
 const OFFER: [u8; 8] = *b"SHMESH!\0";
@@ -102,6 +105,8 @@ impl Holder {
                     Some(libc::ENAMETOOLONG) => {
                         Err(holder("has a path too long for a socket; use a shorter directory"))
                     }
+                    // A socket of another kind.
+                    Some(libc::EPROTOTYPE) => Err(holder(STRANGER)),
                     _ => Err(store.refused(&path.display().to_string(), error)),
                 };
             }
@@ -119,11 +124,13 @@ impl Holder {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(holder("does not answer: its process is stopped or stuck"));
             }
+            // A packet longer than any of ours.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(holder(STRANGER)),
             Err(error) => return Err(store.refused(&path.display().to_string(), error)),
         };
         let [b'S', b'H', b'M', b'E', b'S', b'H', b'!', 0, low, high, doorbells, segments, ..] = bytes[..]
         else {
-            return Err(holder("is not a shmesh holder"));
+            return Err(holder(STRANGER));
         };
         let version = u16::from_le_bytes([low, high]);
         if version != LAYOUT_VERSION {
@@ -151,16 +158,21 @@ impl Holder {
     /// Opens the lock file of a link; makes it for who creates one, or finds one without it. `None`: there is no link.
     pub(super) fn lock_file(store: &Store, create: bool) -> Result<Option<Lock>> {
         let path = lock_path(store);
-        let opened = match Lock::open(&path) {
-            Ok(None) if create => Lock::open_or_make(&path, store.file_mode),
-            Ok(None) => match file::open(&store.path(None), false).and_then(|shm| file::mode_of(&shm)) {
-                Ok(mode) => Lock::open_or_make(&path, mode),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-                // Looked at again, and named, when the segment is opened.
-                Err(_) => Lock::open_or_make(&path, store.file_mode),
-            },
-            opened => opened,
-        };
+        let opened = Lock::open(&path).and_then(|opened| {
+            if opened.is_some() {
+                return Ok(opened);
+            }
+            // Who may lock it is who may use the link; whether that is one, and whole, is looked at later.
+            let there = [store.path(None), socket_path(store)]
+                .iter()
+                .find_map(|path| std::fs::symlink_metadata(path).ok())
+                .map(|metadata| metadata.mode() & 0o660);
+            match there {
+                Some(mode) => Lock::open_or_make(&path, mode | store.file_mode),
+                None if create => Lock::open_or_make(&path, store.file_mode),
+                None => Ok(None),
+            }
+        });
         opened.map_err(|error| store.refused(&path.display().to_string(), error))
     }
 
@@ -357,8 +369,9 @@ impl Service {
     fn begin(shared: &Shared) -> io::Result<Self> {
         let path = socket_path(&shared.store);
         // We have the duty, so a socket that is there belongs to a holder that died.
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        match std::fs::symlink_metadata(&path) {
+            Ok(there) if there.file_type().is_socket() => std::fs::remove_file(&path)?,
+            // Anything else is somebody's, and `bind` says that the place is taken.
             _ => {}
         }
         let listener = socket::listen_on(&path, shared.store.file_mode)?;
