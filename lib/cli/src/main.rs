@@ -21,8 +21,28 @@ use shmesh::config::{ConfigError, NameError};
 
 /// Something was tried and failed, or was found unhealthy.
 const FAILED: u8 = 1;
+/// The command line asks for what cannot be, as clap has it.
+const BAD_REQUEST: u8 = 2;
 /// The configuration is wrong: nothing was tried (`EX_USAGE` of sysexits, as our daemons have it).
 const BAD_CONFIG: u8 = 64;
+
+/// What was asked for cannot be, and nothing was tried.
+#[derive(Debug)]
+enum Refusal {
+    /// The command line is wrong in a way that clap cannot see.
+    Request(String),
+    /// The configuration does not have what the command line names.
+    Config(String),
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Request(what) | Self::Config(what)) = self;
+        f.write_str(what)
+    }
+}
+
+impl std::error::Error for Refusal {}
 
 const EXAMPLES: &str = "\
 Examples:
@@ -101,7 +121,13 @@ fn complain(error: &anyhow::Error) -> ExitCode {
     for cause in causes().skip(1) {
         eprintln!("caused by: {cause}");
     }
-    ExitCode::from(if causes().any(is_configuration) { BAD_CONFIG } else { FAILED })
+    let is_request =
+        |cause: &(dyn std::error::Error + 'static)| matches!(cause.downcast_ref(), Some(Refusal::Request(_)));
+    ExitCode::from(match () {
+        () if causes().any(is_configuration) => BAD_CONFIG,
+        () if causes().any(is_request) => BAD_REQUEST,
+        () => FAILED,
+    })
 }
 
 fn is_configuration(error: &(dyn std::error::Error + 'static)) -> bool {
@@ -109,6 +135,7 @@ fn is_configuration(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(kind, Some(ErrorKind::Config(_) | ErrorKind::Name(_)))
         || error.is::<ConfigError>()
         || error.is::<NameError>()
+        || matches!(error.downcast_ref(), Some(Refusal::Config(_)))
 }
 
 /// An error of the library with its causes.

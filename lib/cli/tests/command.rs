@@ -1,5 +1,7 @@
 //! The real command, as users and scripts call it.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
+
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -104,6 +106,9 @@ fn exit_statuses_tell_what_kind_of_failure_it_was() {
     assert!(fails(dir, &["dump", "../etc"], 2).contains("link name"));
     fails(dir, &["demo", "--seconds", "-1"], 2);
     fails(dir, &["bench", "--sizes", "7"], 2);
+    fails(dir, &["bench", "--cores", "0,0"], 2);
+    fails(dir, &["bench", "--floor", "9,1"], 2);
+    fails(dir, &["bench", "--form", "inline", "--sizes", "64"], 2);
     assert!(fails(dir, &["dump", "nobody"], 1).starts_with("error: link nobody: not found"));
     assert!(fails(dir, &["rm", "nobody"], 1).contains("not found"));
     let missing = fails(dir, &["ls", "--dir", "/nonexistent"], 1);
@@ -147,7 +152,7 @@ fn the_demo_takes_the_shape_of_a_configured_link() {
         assert!(out.contains("none lost, none doubled"), "{out}");
         assert_eq!(files(dir.path()), ["links.yaml"]);
     }
-    let complaint = fails(dir.path(), &["demo", "--config", file.to_str().unwrap(), "--link", "none"], 1);
+    let complaint = fails(dir.path(), &["demo", "--config", file.to_str().unwrap(), "--link", "none"], 64);
     assert!(complaint.contains("no link none"), "{complaint}");
 }
 

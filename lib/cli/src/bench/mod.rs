@@ -21,9 +21,10 @@ use std::io::Write;
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::Refusal;
 use crate::args::{self, Dir, Output};
 use crate::child::Session;
 use measure::Dist;
@@ -166,7 +167,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     let cores = cores(common)?;
     let wanted = &common.floor;
     let range = wanted.is_empty() || matches!(wanted[..], [min, max] if min < max);
-    ensure!(range, "--floor needs two numbers, the lower first, as in 90,130");
+    request(range, || "--floor needs two numbers, the lower first, as in 90,130".to_owned())?;
     if let Some(Command::Links { counts }) = &args.command {
         let session = Session::begin()?;
         let counts: Vec<usize> = counts.iter().map(|&count| count as usize).collect();
@@ -178,7 +179,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
         None => grid(args, cores),
         _ => ops_cases(common, cores.0),
     };
-    ensure!(!cases.is_empty(), "nothing to measure: inline messages have at most 48 bytes");
+    request(!cases.is_empty(), || "nothing to measure: inline messages have at most 48 bytes".to_owned())?;
     if args.list {
         for case in &cases {
             writeln!(out, "{}", case.name)?;
@@ -240,13 +241,21 @@ fn cores(common: &Common) -> Result<(usize, usize)> {
         (&[a, b], _) => (a, b),
         ([], &[a, b, ..]) => (a, b),
         ([], _) => anyhow::bail!("two cores are needed, one is usable"),
-        _ => anyhow::bail!("--cores needs two cores, as in 0,1"),
+        _ => return Err(Refusal::Request("--cores needs two cores, as in 0,1".to_owned()).into()),
     };
-    ensure!(a != b, "--cores needs two different cores: two sides that poll on one measure the scheduler");
+    request(a != b, || {
+        "--cores needs two different cores: two that poll on one measure the scheduler".to_owned()
+    })?;
     for core in [a, b] {
-        ensure!(usable.contains(&core), "core {core} does not exist or this process may not run there");
+        let missing = || format!("core {core} does not exist or this process may not run there");
+        request(usable.contains(&core), missing)?;
     }
     Ok((a, b))
+}
+
+/// Refuses what cannot be.
+fn request(holds: bool, why: impl Fn() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Refusal::Request(why()).into()) }
 }
 
 /// Everything that is asked for, in the order of the table.

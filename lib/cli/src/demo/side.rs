@@ -11,6 +11,7 @@ use shmesh::config::{LinkConfig, LinkName};
 use shmesh::{Link, LinkOptions, Message, Side};
 
 use super::pattern::{FINISHED, Form, Forms, Prepared, Stamp, check, prepare, stamp_of};
+use crate::Refusal;
 use crate::child::{die_with_parent, say};
 
 /// What a side is told.
@@ -90,9 +91,8 @@ pub(super) fn config_of(name: &LinkName, file: Option<&(PathBuf, Option<String>)
         None => links.next(),
         Some(wanted) => links.find(|link| link.name.as_str() == wanted),
     };
-    let mut config = found.with_context(|| {
-        format!("{} has no link {}", path.display(), wanted.as_deref().unwrap_or_default())
-    })?;
+    let missing = || format!("{} has no link {}", path.display(), wanted.as_deref().unwrap_or_default());
+    let mut config = found.ok_or_else(|| Refusal::Config(missing()))?;
     config.name = name.clone();
     Ok(config)
 }
@@ -355,6 +355,7 @@ impl Incoming<'_> {
             let sent = sent.context("a last message without a count")?;
             // Who attaches when all is over hears of it only.
             if self.came.is_empty() {
+                say(&Said::First)?;
                 self.came.push(Came { first: sent, end: sent, ..Came::default() });
             }
             if let Some(came) = self.came.last_mut() {
