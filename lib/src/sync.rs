@@ -17,8 +17,97 @@ mod word {
 }
 #[cfg(loom)]
 mod word {
-    pub type AtomicU64 = loom::sync::atomic::AtomicU64;
-    pub(crate) use loom::sync::atomic::fence;
+    use core::sync::atomic::Ordering;
+
+    /// Loom's word, with two corrections.
+    ///
+    /// - Of the accesses to a word, loom remembers the last one and the last that wrote, and looks for races with these
+    ///   alone. A thread that loads and then exchanges hides what others loaded before, and orders that matter are never
+    ///   tried. So each access also writes `turn`, where the last access is enough.
+    /// - A store may come before an exchange that was executed earlier, though that exchange read an older store of the same
+    ///   thread: coherence forbids it. So a store is a swap.
+    #[derive(Debug)]
+    pub(crate) struct AtomicU64 {
+        word: loom::sync::atomic::AtomicU64,
+        turn: loom::sync::atomic::AtomicU64,
+    }
+
+    impl AtomicU64 {
+        pub(crate) fn new(value: u64) -> Self {
+            use loom::sync::atomic::AtomicU64 as Word;
+            Self { word: Word::new(value), turn: Word::new(0) }
+        }
+
+        fn word(&self) -> &loom::sync::atomic::AtomicU64 {
+            self.turn.swap(0, Ordering::Relaxed);
+            &self.word
+        }
+
+        #[track_caller]
+        pub(crate) fn load(&self, order: Ordering) -> u64 {
+            let order = weakened(order);
+            self.word().load(order)
+        }
+
+        #[track_caller]
+        pub(crate) fn store(&self, value: u64, order: Ordering) {
+            let order = weakened(order);
+            self.word().swap(value, order);
+        }
+
+        #[track_caller]
+        pub(crate) fn compare_exchange(
+            &self,
+            current: u64,
+            new: u64,
+            success: Ordering,
+            failure: Ordering,
+        ) -> Result<u64, u64> {
+            let (success, failure) = (weakened(success), weakened(failure));
+            self.word().compare_exchange(current, new, success, failure)
+        }
+
+        #[track_caller]
+        pub(crate) fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+            let order = weakened(order);
+            self.word().fetch_or(bits, order)
+        }
+
+        #[track_caller]
+        pub(crate) fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
+            let order = weakened(order);
+            self.word().fetch_and(bits, order)
+        }
+
+        #[track_caller]
+        pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+            let order = weakened(order);
+            self.word().fetch_add(value, order)
+        }
+
+        #[track_caller]
+        pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
+            let order = weakened(order);
+            self.word().fetch_max(value, order)
+        }
+    }
+
+    /// As the models ask for it, to see which of them notices.
+    #[cfg(test)]
+    use crate::proofs::weaken::weakened;
+    #[cfg(not(test))]
+    fn weakened(order: Ordering) -> Ordering {
+        order
+    }
+
+    #[track_caller]
+    pub(crate) fn fence(order: Ordering) {
+        match weakened(order) {
+            Ordering::Relaxed => {}
+            order => loom::sync::atomic::fence(order),
+        }
+    }
+
     pub(crate) fn spin() {
         loom::thread::yield_now();
     }

@@ -10,3 +10,5 @@ mod threads;
 
 #[cfg(loom)]
 mod models;
+#[cfg(loom)]
+pub(crate) mod weaken;

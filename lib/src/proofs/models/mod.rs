@@ -8,16 +8,21 @@ mod ring;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::stage::{self, Got, Held};
 use crate::link::desk::Desk;
+
+/// A model that takes longer is cut short, and says so.
+const LIMIT_S: u64 = 10;
 
 /// Explores `model`. A bound leaves out schedules with more pre-emptions than that.
 fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(preemptions);
     builder.max_branches = 20_000;
+    builder.checkpoint_interval = 200;
+    builder.max_duration = builder.max_duration.or(Some(Duration::from_secs(LIMIT_S)));
     let count = Arc::new(AtomicUsize::new(0));
     let (counter, start) = (Arc::clone(&count), Instant::now());
     let model = Arc::new(model);
@@ -26,7 +31,9 @@ fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Sen
         let model = Arc::clone(&model);
         spawn(move || model()).join().unwrap();
     });
-    eprintln!("{name}: {} executions, {:.2} s", count.load(Ordering::Relaxed), start.elapsed().as_secs_f64());
+    let (count, seconds) = (count.load(Ordering::Relaxed), start.elapsed().as_secs_f64());
+    let cut = if start.elapsed() >= Duration::from_secs(LIMIT_S) { ", cut short" } else { "" };
+    eprintln!("{name}: {count} executions, {seconds:.2} s{cut}");
 }
 
 /// The bytes of the MSG buffers, as loom sees them: access without happens-before, or by two at once, is an error.
