@@ -334,8 +334,11 @@ impl Core {
                 ring.settle(&self.receiving(me));
             }
         }
-        for place in [PoolId::CpuMsg as usize, INLINE] {
-            self.reclaim_messages(dead, me, place, &mut done);
+        self.reclaim_messages(dead, me, PoolId::CpuMsg as usize, &mut done);
+        // Who may still run may be copying a small message into or out of its cell, with no later exchange that could tell it
+        // that the cell is another's. It has one at most; the cell comes back with the seat.
+        if !keep_seated {
+            self.reclaim_messages(dead, me, INLINE, &mut done);
         }
         for pool in PoolId::ALL.into_iter().filter(|&pool| pool != PoolId::CpuMsg) {
             self.reclaim_orphans(me, pool, &mut done);
