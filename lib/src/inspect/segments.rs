@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,16 +11,12 @@ use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::core::Core;
 use crate::link::holder::Holder;
-use crate::segment::header::{Header, LAYOUT_VERSION, Unusable};
-use crate::segment::layout::{HEADER_LINES, LinkLayout, PoolLayout};
+use crate::segment::header::{Header, Unusable};
+use crate::segment::layout::{LinkLayout, PoolLayout};
 use crate::segment::store::{Store, file_name};
-use crate::segment::{Lines, Memory};
-use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
+use crate::segment::Memory;
 use crate::sys::file;
 use crate::sys::process::ProcessIdentity;
-
-/// Huge pages come whole, so a segment in them may be longer than its header says.
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// Names of the links that something lies of in `dir`, sorted: whole ones, damaged ones, and what only looks like one.
 ///
@@ -59,35 +55,7 @@ fn pool_file(name: &str) -> Option<(&str, PoolId)> {
 
 /// The checked header of a file; `None` when it cannot be read.
 fn read_header(path: &Path) -> Option<std::result::Result<Header, Unusable>> {
-    let file = file::open(path, false).ok()?;
-    let metadata = file.metadata().ok()?;
-    if !metadata.is_file() {
-        return Some(Err(Unusable::NotOurs));
-    }
-    Some(header_of(&file, metadata.len()))
-}
-
-/// Reads the header through the file: a mapping would give pages to a sparse file of somebody else.
-fn header_of(file: &File, len: u64) -> std::result::Result<Header, Unusable> {
-    let mut bytes = [0; HEADER_LINES * LINE_BYTES];
-    if file.read_exact_at(&mut bytes, 0).is_err() {
-        return Err(Unusable::NotOurs);
-    }
-    let lines = Lines::heap(HEADER_LINES);
-    for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
-        lines[i / WORDS_PER_LINE]
-            .word(i % WORDS_PER_LINE)
-            .store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-    }
-    match Header::read(&lines, len) {
-        // A sum that overflows is no size of ours.
-        Err(Unusable::Size { expected })
-            if expected != len && expected.checked_next_multiple_of(HUGE_PAGE_BYTES) == Some(len) =>
-        {
-            Header::read(&lines, expected)
-        }
-        read => read,
-    }
+    Header::of_file(&file::open(path, false).ok()?).ok()
 }
 
 /// Whether the file begins as ours do, of whatever version and however damaged.
@@ -97,8 +65,7 @@ pub(super) fn is_ours(path: &Path) -> io::Result<bool> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => return Ok(false),
         Err(error) => return Err(error),
     };
-    let metadata = file.metadata()?;
-    Ok(metadata.is_file() && !matches!(header_of(&file, metadata.len()), Err(Unusable::NotOurs)))
+    Ok(!matches!(Header::of_file(&file)?, Err(Unusable::NotOurs)))
 }
 
 /// A segment, mapped for reading.
@@ -140,28 +107,7 @@ impl Place {
     }
 
     fn check(&self, file: &File, what: String, pool: Option<PoolId>) -> Result<Segment> {
-        let link = self.link();
-        let metadata = file.metadata().map_err(|error| self.store.refused(&what, error))?;
-        if !metadata.is_file() {
-            return Err(ErrorKind::NotOurs { link, what }.into());
-        }
-        let found = metadata.len();
-        let header = match header_of(file, found) {
-            Ok(header) => header,
-            Err(Unusable::NotOurs) => return Err(ErrorKind::NotOurs { link, what }.into()),
-            Err(Unusable::Version(found)) => {
-                return Err(ErrorKind::Version { link, what, found, ours: LAYOUT_VERSION }.into());
-            }
-            Err(Unusable::Damaged) => {
-                return Err(ErrorKind::Damaged { link, what, why: "its header contradicts itself" }.into());
-            }
-            Err(Unusable::Size { expected }) => {
-                return Err(ErrorKind::Truncated { link, what, found, expected }.into());
-            }
-        };
-        if header.pool != pool {
-            return Err(ErrorKind::Damaged { link, what, why: "it holds another segment" }.into());
-        }
+        let header = self.store.header(file, &what, pool)?;
         let map = memmap2::MmapOptions::new()
             .map_raw_read_only(file)
             .map_err(|error| self.store.refused(&what, error))?;
@@ -209,9 +155,7 @@ impl Place {
         };
         let mut segments = Vec::new();
         for file in &offer.segments {
-            let metadata =
-                file.metadata().map_err(|error| self.store.refused("a memfd of the holder", error))?;
-            let pool = header_of(file, metadata.len()).ok().and_then(|header| header.pool);
+            let pool = Header::of_file(file).ok().and_then(|header| header.ok()?.pool);
             segments.push(self.check(file, "a memfd of the holder".to_owned(), pool)?);
         }
         // With names, but without its first file: somebody removed it from under its users.

@@ -228,6 +228,13 @@ impl LinkOptions {
     fn existing(&self, store: &Store, given: Vec<std::fs::File>) -> Result<Option<Vec<Segment>>> {
         let mut given = given.into_iter();
         let mut next = |pool: Option<PoolId>| match given.next() {
+            // One that can still be truncated would be a bus error later.
+            Some(file) if !file::is_size_sealed(&file) => Err(ErrorKind::Damaged {
+                link: Arc::clone(&store.link),
+                what: "a memfd of the holder".into(),
+                why: "its size is not sealed",
+            }
+            .into()),
             Some(file) => store.check(file, "a memfd of the holder", pool).map(Some),
             None => store.open(pool),
         };

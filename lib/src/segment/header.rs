@@ -14,10 +14,14 @@
 //! It is written once, before the segment has a name or leaves its creator, and never changes. Whoever opens a segment
 //! copies it once and believes the copy only.
 
-use super::layout::{LinkLayout, PoolLayout, Shape};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use super::layout::{HEADER_LINES, LinkLayout, PoolLayout, Shape};
 use super::lines::Lines;
 use crate::config::PoolId;
-use crate::sync::{Ordering, WORDS_PER_LINE};
+use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 
 /// Changes with every change of the layout or of what a word means.
 pub(crate) const LAYOUT_VERSION: u16 = 1;
@@ -86,6 +90,31 @@ impl Header {
         for (i, word) in self.words().into_iter().enumerate() {
             lines[i / WORDS_PER_LINE].word(i % WORDS_PER_LINE).store(word, Ordering::Release);
         }
+    }
+
+    /// Copies and checks the header of a segment's file, by reading: mapping or reserving it first would give pages to a
+    /// sparse file of somebody else.
+    pub(crate) fn of_file(file: &File) -> io::Result<Result<Self, Unusable>> {
+        let metadata = file.metadata()?;
+        let mut bytes = [0; HEADER_LINES * LINE_BYTES];
+        if !metadata.is_file() || file.read_exact_at(&mut bytes, 0).is_err() {
+            return Ok(Err(Unusable::NotOurs));
+        }
+        let lines = Lines::heap(HEADER_LINES);
+        for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+            let word = u64::from_ne_bytes(*word);
+            lines[i / WORDS_PER_LINE].word(i % WORDS_PER_LINE).store(word, Ordering::Relaxed);
+        }
+        let (len, page) = (metadata.len(), metadata.blksize().max(1));
+        Ok(match Self::read(&lines, len) {
+            // Huge pages come whole. A sum that overflows is no size of ours.
+            Err(Unusable::Size { expected })
+                if expected != len && expected.checked_next_multiple_of(page) == Some(len) =>
+            {
+                Self::read(&lines, expected)
+            }
+            read => read,
+        })
     }
 
     /// Copies and checks a header. `len` is the size of the segment as the kernel says.

@@ -6,7 +6,6 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -124,53 +123,36 @@ impl Store {
 
     /// Checks and maps a segment that came from somewhere else.
     pub(crate) fn check(&self, file: File, what: &str, pool: Option<PoolId>) -> Result<Segment> {
-        let (link, what) = (Arc::clone(&self.link), what.to_owned());
-        let metadata = file.metadata().map_err(|source| self.refused(&what, source))?;
-        let (found, page) = (metadata.len(), metadata.blksize());
-        if !metadata.is_file() || found < 4096 {
-            return Err(Error::from(ErrorKind::NotOurs { link, what }));
-        }
+        let header = self.header(&file, what, pool)?;
+        let bytes = file.metadata().map_err(|source| self.refused(what, source))?.len();
         // Costs nothing where pages exist; a sparse file on a full tmpfs would be a bus error later.
-        file::reserve(&file, found).map_err(|source| self.refused(&what, source))?;
-        let memory = self.map(&file, &what, found)?;
-        let Some(lines) = memory.window(0, super::layout::HEADER_LINES) else {
-            return Err(Error::from(ErrorKind::NotOurs { link, what }));
-        };
-        let header = match Header::read(&lines, found) {
-            // Huge pages come whole; who attaches learns their size from the file.
-            Err(Unusable::Size { expected })
-                if expected != found && expected.checked_next_multiple_of(page.max(1)) == Some(found) =>
-            {
-                Header::read(&lines, expected)
-            }
-            read => read,
-        };
+        file::reserve(&file, bytes).map_err(|source| self.refused(what, source))?;
+        let memory = self.map(&file, what, bytes)?;
+        Ok(Segment { memory, header, file })
+    }
+
+    /// The header of the segment that a file should hold.
+    pub(crate) fn header(&self, file: &File, what: &str, pool: Option<PoolId>) -> Result<Header> {
+        let (link, what) = (Arc::clone(&self.link), what.to_owned());
+        let found = file.metadata().map_err(|source| self.refused(&what, source))?.len();
+        let header = Header::of_file(file).map_err(|source| self.refused(&what, source))?;
         let header = header.map_err(|unusable| match unusable {
-            Unusable::NotOurs => {
-                Error::from(ErrorKind::NotOurs { link: Arc::clone(&link), what: what.clone() })
+            Unusable::NotOurs => ErrorKind::NotOurs { link: Arc::clone(&link), what: what.clone() },
+            Unusable::Version(found) => {
+                ErrorKind::Version { link: Arc::clone(&link), what: what.clone(), found, ours: LAYOUT_VERSION }
             }
-            Unusable::Version(version) => Error::from(ErrorKind::Version {
-                link: Arc::clone(&link),
-                what: what.clone(),
-                found: version,
-                ours: LAYOUT_VERSION,
-            }),
-            Unusable::Damaged => Error::from(ErrorKind::Damaged {
-                link: Arc::clone(&link),
-                what: what.clone(),
-                why: "its header contradicts itself",
-            }),
-            Unusable::Size { expected } => Error::from(ErrorKind::Truncated {
-                link: Arc::clone(&link),
-                what: what.clone(),
-                found,
-                expected,
-            }),
+            Unusable::Damaged => {
+                let why = "its header contradicts itself";
+                ErrorKind::Damaged { link: Arc::clone(&link), what: what.clone(), why }
+            }
+            Unusable::Size { expected } => {
+                ErrorKind::Truncated { link: Arc::clone(&link), what: what.clone(), found, expected }
+            }
         })?;
         if header.pool != pool {
-            return Err(Error::from(ErrorKind::Damaged { link, what, why: "it holds another segment" }));
+            return Err(ErrorKind::Damaged { link, what, why: "it holds another segment" }.into());
         }
-        Ok(Segment { memory, header, file })
+        Ok(header)
     }
 
     fn map(&self, file: &File, what: &str, bytes: u64) -> Result<Arc<Memory>> {
