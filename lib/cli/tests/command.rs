@@ -401,13 +401,13 @@ fn benchmarks_measure_and_clean_up() {
         "--form",
         "pooled,data",
         "--wait",
-        "spin",
+        "spin,fd",
         "--batch",
         "16",
     ];
     let rows = json(dir, &[&grid[..], &quick].concat());
     let rows = rows.as_array().unwrap();
-    assert_eq!(rows.len(), 4, "{rows:?}");
+    assert_eq!(rows.len(), 8, "{rows:?}");
     for row in rows {
         assert_eq!((&row["group"], &row["processes"]), (&"shmesh".into(), &2.into()));
         assert!(row["p50"].as_f64().unwrap() > 0.0 && row["floor_ns"].as_f64().unwrap() > 0.0, "{row}");

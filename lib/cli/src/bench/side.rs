@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode};
 use shmesh::{Link, LinkOptions, Loan, Message, Side};
@@ -30,8 +31,10 @@ pub(super) enum Wait {
     Poll,
     /// `wait()`, which spins for a while and then sleeps; senders notify
     Spin,
-    /// `wait()` without spinning: it sleeps each time; senders notify
+    /// `wait()` with `spin_us: 0`: it sleeps unless the answer comes within a few looks; senders notify
     Eventfd,
+    /// poll(2) on the link's descriptor, as an event loop does: it sleeps each time; senders notify
+    Fd,
 }
 
 /// How many producers and consumers a ring has.
@@ -117,6 +120,10 @@ pub(super) fn run(spec: &Spec) -> Result<()> {
     } else {
         options.attach(&spec.name, Side::Secondary)?
     };
+    if spec.wait == Wait::Fd {
+        // From here on, each notification rings.
+        link.fd()?;
+    }
     // They meet: who attaches says so, and who created waits for it.
     if spec.primary {
         while link.receive()?.is_none() {
@@ -125,14 +132,10 @@ pub(super) fn run(spec: &Spec) -> Result<()> {
     } else {
         link.send_inline(0, 0, &[])?;
     }
-    let notifies = spec.wait != Wait::Poll;
-    let dist = match (spec.form, notifies) {
-        (Form::Inline, false) => drive::<{ INLINE }, false>(&link, spec),
-        (Form::Inline, true) => drive::<{ INLINE }, true>(&link, spec),
-        (Form::Pooled, false) => drive::<{ POOLED }, false>(&link, spec),
-        (Form::Pooled, true) => drive::<{ POOLED }, true>(&link, spec),
-        (Form::Data, false) => drive::<{ DATA }, false>(&link, spec),
-        (Form::Data, true) => drive::<{ DATA }, true>(&link, spec),
+    let dist = match spec.form {
+        Form::Inline => waiting::<{ INLINE }>(&link, spec),
+        Form::Pooled => waiting::<{ POOLED }>(&link, spec),
+        Form::Data => waiting::<{ DATA }>(&link, spec),
     }?;
     drop(link);
     say(&dist)
@@ -142,24 +145,54 @@ const INLINE: u8 = 0;
 const POOLED: u8 = 1;
 const DATA: u8 = 2;
 
-fn drive<const FORM: u8, const NOTIFIES: bool>(link: &Link, spec: &Spec) -> Result<Option<Dist>> {
+const POLL: u8 = 0;
+const WAIT: u8 = 1;
+const FD: u8 = 2;
+
+fn waiting<const FORM: u8>(link: &Link, spec: &Spec) -> Result<Option<Dist>> {
+    match spec.wait {
+        Wait::Poll => drive::<FORM, { POLL }>(link, spec),
+        Wait::Spin | Wait::Eventfd => drive::<FORM, { WAIT }>(link, spec),
+        Wait::Fd => drive::<FORM, { FD }>(link, spec),
+    }
+}
+
+/// Waits for a message as it was asked.
+#[inline(always)]
+fn wait<const HOW: u8>(link: &Link) -> Result<()> {
+    match HOW {
+        POLL => {}
+        WAIT => {
+            link.wait(None)?;
+        }
+        _ => {
+            let mut fds = [PollFd::new(link.fd()?, PollFlags::POLLIN)];
+            // An interrupted poll finds nothing, and the caller comes again.
+            let _ = poll(&mut fds, PollTimeout::NONE);
+            link.value()?;
+        }
+    }
+    Ok(())
+}
+
+fn drive<const FORM: u8, const HOW: u8>(link: &Link, spec: &Spec) -> Result<Option<Dist>> {
     let (seconds, (batch, _)) = (spec.seconds, spec.depth());
     if spec.batch > 1 {
-        let mut tx = BatchTx::<FORM, NOTIFIES> {
+        let mut tx = BatchTx::<FORM, HOW> {
             link,
             bytes: spec.bytes,
             batch: spec.batch,
             loans: Vec::new(),
             unnoticed: 0,
         };
-        let mut rx = BatchRx::<FORM, NOTIFIES> { link, batch: spec.batch, messages: Vec::new() };
+        let mut rx = BatchRx::<FORM, HOW> { link, batch: spec.batch, messages: Vec::new() };
         return match spec.primary {
             true => produce(seconds, &mut tx, batch).map(|()| None),
             false => consume(seconds, &mut rx, batch).map(Some),
         };
     }
-    let mut tx = OneTx::<FORM, NOTIFIES> { link, bytes: spec.bytes };
-    let mut rx = OneRx::<FORM, NOTIFIES> { link };
+    let mut tx = OneTx::<FORM, HOW> { link, bytes: spec.bytes };
+    let mut rx = OneRx::<FORM, HOW> { link };
     match (spec.metric, spec.primary) {
         (Metric::Rtt, true) => ping(seconds, &mut tx, &mut rx).map(Some),
         (Metric::Rtt, false) => echo(&mut tx, &mut rx).map(|()| None),
@@ -210,12 +243,12 @@ fn read<const FORM: u8>(message: &Message<'_>) -> Result<u64> {
 }
 
 /// Messages sent one by one.
-struct OneTx<'a, const FORM: u8, const NOTIFIES: bool> {
+struct OneTx<'a, const FORM: u8, const HOW: u8> {
     link: &'a Link,
     bytes: usize,
 }
 
-impl<const FORM: u8, const NOTIFIES: bool> Tx for OneTx<'_, FORM, NOTIFIES> {
+impl<const FORM: u8, const HOW: u8> Tx for OneTx<'_, FORM, HOW> {
     #[inline(always)]
     fn send(&mut self, word: u64) -> Result<()> {
         if FORM == INLINE {
@@ -233,7 +266,7 @@ impl<const FORM: u8, const NOTIFIES: bool> Tx for OneTx<'_, FORM, NOTIFIES> {
                 filled = failed.loan;
             }
         }
-        if NOTIFIES {
+        if HOW != POLL {
             self.link.notify()?;
         }
         Ok(())
@@ -241,26 +274,24 @@ impl<const FORM: u8, const NOTIFIES: bool> Tx for OneTx<'_, FORM, NOTIFIES> {
 }
 
 /// Messages received one by one.
-struct OneRx<'a, const FORM: u8, const NOTIFIES: bool> {
+struct OneRx<'a, const FORM: u8, const HOW: u8> {
     link: &'a Link,
 }
 
-impl<const FORM: u8, const NOTIFIES: bool> Rx for OneRx<'_, FORM, NOTIFIES> {
+impl<const FORM: u8, const HOW: u8> Rx for OneRx<'_, FORM, HOW> {
     #[inline(always)]
     fn recv(&mut self) -> Result<u64> {
         loop {
             if let Some(message) = self.link.receive()? {
                 return read::<FORM>(&message);
             }
-            if NOTIFIES {
-                self.link.wait(None)?;
-            }
+            wait::<HOW>(self.link)?;
         }
     }
 }
 
 /// Messages sent in batches, each with one notification. There is no batch of inline messages; only the bell is saved.
-struct BatchTx<'a, const FORM: u8, const NOTIFIES: bool> {
+struct BatchTx<'a, const FORM: u8, const HOW: u8> {
     link: &'a Link,
     bytes: usize,
     batch: usize,
@@ -268,7 +299,7 @@ struct BatchTx<'a, const FORM: u8, const NOTIFIES: bool> {
     unnoticed: usize,
 }
 
-impl<const FORM: u8, const NOTIFIES: bool> BatchTx<'_, FORM, NOTIFIES> {
+impl<const FORM: u8, const HOW: u8> BatchTx<'_, FORM, HOW> {
     #[inline(always)]
     fn flush(&mut self) -> Result<()> {
         while !self.loans.is_empty() {
@@ -279,14 +310,14 @@ impl<const FORM: u8, const NOTIFIES: bool> BatchTx<'_, FORM, NOTIFIES> {
             }
         }
         self.unnoticed = 0;
-        if NOTIFIES {
+        if HOW != POLL {
             self.link.notify()?;
         }
         Ok(())
     }
 }
 
-impl<const FORM: u8, const NOTIFIES: bool> Tx for BatchTx<'_, FORM, NOTIFIES> {
+impl<const FORM: u8, const HOW: u8> Tx for BatchTx<'_, FORM, HOW> {
     #[inline(always)]
     fn send(&mut self, word: u64) -> Result<()> {
         if FORM == INLINE {
@@ -307,14 +338,14 @@ impl<const FORM: u8, const NOTIFIES: bool> Tx for BatchTx<'_, FORM, NOTIFIES> {
 }
 
 /// Messages received in batches.
-struct BatchRx<'a, const FORM: u8, const NOTIFIES: bool> {
+struct BatchRx<'a, const FORM: u8, const HOW: u8> {
     link: &'a Link,
     batch: usize,
     /// The oldest last.
     messages: Vec<Message<'a>>,
 }
 
-impl<const FORM: u8, const NOTIFIES: bool> Rx for BatchRx<'_, FORM, NOTIFIES> {
+impl<const FORM: u8, const HOW: u8> Rx for BatchRx<'_, FORM, HOW> {
     #[inline(always)]
     fn recv(&mut self) -> Result<u64> {
         loop {
@@ -323,8 +354,8 @@ impl<const FORM: u8, const NOTIFIES: bool> Rx for BatchRx<'_, FORM, NOTIFIES> {
             }
             if self.link.receive_batch(&mut self.messages, self.batch)? > 0 {
                 self.messages.reverse();
-            } else if NOTIFIES {
-                self.link.wait(None)?;
+            } else {
+                wait::<HOW>(self.link)?;
             }
         }
     }
