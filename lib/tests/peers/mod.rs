@@ -234,6 +234,8 @@ impl Peer {
     pub fn until_asleep(&self) {
         let numbers = [
             libc::SYS_ppoll,
+            // One that a signal interrupted goes on as this.
+            libc::SYS_restart_syscall,
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll,
         ];
@@ -361,12 +363,38 @@ impl Obedient {
                 return Ok((nix::poll::poll(&mut fds, timeout).expect("poll") > 0).to_string());
             }
             "value" => return Ok(format!("{:?}", link.value()?)),
+            "strict" => {
+                let trips = i32::try_from(number(0)).expect("a number");
+                // Lists and roles are set up at the first use.
+                send(link, -1, "x")?;
+                link.send_inline(-1, 0, b"x")?;
+                allow_only_read_and_write();
+                for i in 0..trips {
+                    if i % 2 == 0 {
+                        send(link, i, "x")?
+                    } else {
+                        link.send_inline(i, 0, b"x")?
+                    }
+                    link.notify()?;
+                    while link.receive()?.is_none() {
+                        std::hint::spin_loop();
+                    }
+                }
+            }
             "participants" => return Ok(link.participants().count().to_string()),
             "queued" => return Ok(link.queued().to_string()),
             _ => panic!("no such order: {line}"),
         }
         ok
     }
+}
+
+// UNSAFETY: a raw system call; nix has none for it.
+#[expect(unsafe_code, reason = "nix has no call for strict seccomp")]
+fn allow_only_read_and_write() {
+    // SAFETY: it changes nothing but what the kernel lets this thread do: any other system call kills the process.
+    let done = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT) };
+    assert_eq!(done, 0, "strict seccomp");
 }
 
 /// What a peer does to itself before it comes to the link.

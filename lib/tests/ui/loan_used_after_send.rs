@@ -1,0 +1,12 @@
+use shmesh::Link;
+
+fn send_twice(link: &Link) -> shmesh::Result<()> {
+    let mut loan = link.loan()?;
+    loan.send()?;
+    loan.msg_mut(1)?[0] = 1;
+    Ok(())
+}
+
+fn main() {
+    let _ = send_twice;
+}
