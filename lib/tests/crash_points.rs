@@ -1,0 +1,222 @@
+//! A participant dies at every machine instruction of every operation, and the survivors must not notice.
+//!
+//! Each operation is walked through instruction by instruction; after each, the shared memory is copied and
+//! examined from fresh handles, as if the participant had been killed there. Where an instruction changed
+//! nothing in shared memory, its predecessor's verdict holds for it. Then the operation is run again and really
+//! killed: at each instruction around a change, and at every so many others (`SHMESH_CRASH_STRIDE`).
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crashpoint::{Options, Point};
+use scenes::{Case, Scene, cases};
+use shmesh::config::RingMode;
+use shmesh::{LinkOptions, Side};
+use world::{Base, Class, Order, Progress, Snapshot, verify};
+
+#[path = "support/crashpoint.rs"]
+mod crashpoint;
+#[path = "support/layout.rs"]
+mod layout;
+#[path = "support/scenes.rs"]
+mod scenes;
+#[path = "support/world.rs"]
+mod world;
+
+fn main() -> ExitCode {
+    crashpoint::main(&[("mpmc", mpmc), ("spsc", spsc), ("attach_by_name", attach_by_name)])
+}
+
+/// One line of the table.
+#[derive(Default)]
+struct Tally {
+    /// Instructions after which the participant was taken for dead.
+    points: u64,
+    /// Different states of the shared memory among them.
+    states: u64,
+    /// Real kills.
+    kills: u64,
+    bad: BTreeMap<Class, u64>,
+    time: Duration,
+}
+
+static TABLE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+impl Tally {
+    fn row(&self, mode: RingMode, name: &str) {
+        let bad = |class| self.bad.get(&class).copied().unwrap_or(0);
+        let row = format!(
+            "{:5} {name:32} {:>8} {:>6} {:>6} {:>6} {:>5} {:>7} {:>6} {:>7} {:>6.2}",
+            format!("{mode:?}").to_lowercase(),
+            self.points,
+            self.states,
+            self.kills,
+            bad(Class::Wedged),
+            bad(Class::Lost),
+            bad(Class::Doubled),
+            bad(Class::Leaked),
+            bad(Class::Damaged),
+            self.time.as_secs_f64(),
+        );
+        println!("{row}");
+        TABLE.lock().expect("one thread").push(row);
+    }
+
+    fn is_good(&self) -> bool {
+        self.bad.is_empty()
+    }
+}
+
+fn header() {
+    println!(
+        "mode  operation                          points states  kills wedged  lost doubled leaked damaged      s"
+    );
+}
+
+fn mpmc() {
+    all(RingMode::Mpmc);
+}
+
+fn spsc() {
+    all(RingMode::Spsc);
+}
+
+/// Points between two real kills where nothing changes.
+fn stride() -> u64 {
+    std::env::var("SHMESH_CRASH_STRIDE").ok().and_then(|text| text.parse().ok()).unwrap_or(2_000)
+}
+
+fn all(mode: RingMode) {
+    let (original, copy) = (Base::new(mode), Base::new(mode));
+    let empty = original.save();
+    header();
+    let only = std::env::var("SHMESH_CRASH_ONLY").ok();
+    let mut failed = Vec::new();
+    for case in cases(mode).iter().filter(|case| only.as_ref().is_none_or(|only| case.name.contains(only.as_str()))) {
+        original.restore(&empty);
+        let good = one(mode, case, &original, &copy);
+        if !good {
+            failed.push(case.name);
+        }
+    }
+    assert!(failed.is_empty(), "{mode:?}: {failed:?}");
+}
+
+/// Examines a copy of what a dead participant left, in both orders.
+struct Examiner<'a> {
+    copy: &'a Base,
+    case: &'a Case,
+    tally: Tally,
+    said: u32,
+    last: Progress,
+}
+
+impl Examiner<'_> {
+    fn examine(&mut self, bytes: &Snapshot, point: Point) {
+        world::guard(60);
+        for order in [Order::RecoverFirst, Order::WorkFirst] {
+            self.copy.restore(bytes);
+            match verify(self.copy, &self.case.expect, order) {
+                Ok(progress) => {
+                    let back = progress.sent < self.last.sent || progress.taken < self.last.taken;
+                    let whole = Progress { sent: self.case.expect.sends.len(), taken: self.case.expect.takes };
+                    if back || point.k == 0 && progress != Progress::default() || point.finished && progress != whole {
+                        self.note(Class::Lost, point, &format!("{order:?}: {progress:?} after {:?}", self.last));
+                    }
+                    self.last = progress;
+                }
+                Err(bad) => self.note(bad.class, point, &format!("{order:?}: {}", bad.what)),
+            }
+        }
+    }
+
+    fn note(&mut self, class: Class, point: Point, what: &str) {
+        *self.tally.bad.entry(class).or_default() += 1;
+        self.said += 1;
+        if self.said <= 6 {
+            println!("  {} after {} instructions: {class:?}: {what}", self.case.name, point.k);
+            println!("      at {}", crashpoint::locate(point.rip));
+        }
+    }
+}
+
+fn one(mode: RingMode, case: &Case, original: &Base, copy: &Base) -> bool {
+    let started = Instant::now();
+    let scene = Rc::new(RefCell::new((case.prepare)(original)));
+    let before = original.save();
+    let mut examiner = Examiner { copy, case, tally: Tally::default(), said: 0, last: Progress::default() };
+    let operation = |scene: &mut Rc<RefCell<Scene>>| (case.operation)(&mut scene.borrow_mut());
+
+    let mut seen = before.clone();
+    let mut changes = vec![0];
+    let walked = Options::new(case.name).walk(
+        || Rc::clone(&scene),
+        operation,
+        |_, point| {
+            if point.k == 0 || point.finished || !original.is(&seen) {
+                seen = original.save();
+                changes.extend([point.k.saturating_sub(1), point.k]);
+                examiner.tally.states += 1;
+                examiner.examine(&seen, point);
+            }
+            Ok(ControlFlow::Continue(()))
+        },
+    );
+    let walked = walked.unwrap_or_else(|failures| panic!("{failures}"));
+    examiner.tally.points = walked.points;
+
+    changes.extend((0..=walked.operation_steps).step_by(usize::try_from(stride()).unwrap_or(usize::MAX)));
+    changes.sort_unstable();
+    changes.dedup();
+    examiner.last = Progress::default();
+    let killed = Options::new(case.name).only(changes).enumerate(
+        || {
+            original.restore(&before);
+            Rc::clone(&scene)
+        },
+        operation,
+        |_, point| {
+            examiner.examine(&original.save(), point);
+            Ok(())
+        },
+    );
+    let killed = killed.unwrap_or_else(|failures| panic!("{failures}"));
+    examiner.tally.kills = killed.points;
+    examiner.tally.time = started.elapsed();
+    examiner.tally.row(mode, case.name);
+    examiner.tally.is_good()
+}
+
+/// Attaching as a process does it: files, lock, mapping, seat, recovery of a dead predecessor, and for the
+/// primary its role. Killed at every change of shared memory and here and there between.
+fn attach_by_name() {
+    header();
+    let mut good = true;
+    for mode in [RingMode::Mpmc, RingMode::Spsc] {
+        for side in [Side::Secondary, Side::Primary] {
+            let (original, copy) = (Base::new(mode), Base::new(mode));
+            let case = scenes::attach_by_name(side);
+            good &= one_by_name(mode, &case, &original, &copy, side);
+        }
+    }
+    assert!(good);
+}
+
+fn one_by_name(mode: RingMode, case: &Case, original: &Base, copy: &Base, side: Side) -> bool {
+    let good = one(mode, case, original, copy);
+    // What the kernel keeps for a process must not stand in the way of the next either: lock, descriptors.
+    let (options, name) = original.options();
+    let options: LinkOptions = options.timeout(Duration::from_secs(2));
+    let attached = match side {
+        Side::Secondary if mode == RingMode::Spsc => original.secondary.try_clone(),
+        Side::Primary => original.primary.try_clone(),
+        Side::Secondary => options.attach(name, Side::Secondary),
+    };
+    attached.expect("attach after the kills");
+    good
+}
