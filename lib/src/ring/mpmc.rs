@@ -14,8 +14,8 @@ use crate::segment::prefetch_exclusive;
 use crate::sync::{AtomicU64, Line, Ordering, spin};
 
 /// Every failed round means that somebody else made progress, or that a hostile peer writes what it likes. After so many,
-/// it is the latter.
-const ROUNDS_MAX: u32 = if cfg!(loom) { 1_000 } else { 1 << 20 };
+/// and one for each slot (which may hold what a dead consumer had taken), it is the latter.
+const ROUNDS_MAX: u64 = if cfg!(loom) { 1_000 } else { 1 << 14 };
 
 #[derive(Clone, Debug)]
 pub(crate) struct Mpmc {
@@ -58,7 +58,7 @@ impl Mpmc {
     #[inline(always)]
     pub(crate) fn push(&self, entry: Entry) -> Result<(), PushError> {
         let (head, tail) = (self.words.control(HEAD), self.words.control(TAIL));
-        for _ in 0..ROUNDS_MAX {
+        for _ in 0..self.words.capacity() + ROUNDS_MAX {
             let position = tail.load(Ordering::Acquire);
             let slot = self.slot(position);
             let seen = slot.load(Ordering::Acquire);
@@ -155,7 +155,7 @@ impl Mpmc {
     #[inline(always)]
     fn take(&self, position: &mut u64, owners: &impl Owners) -> Result<Option<(Entry, u64)>, Wild> {
         let head = self.words.control(HEAD);
-        for _ in 0..ROUNDS_MAX {
+        for _ in 0..self.words.capacity() + ROUNDS_MAX {
             let at = *position;
             // PUBLISH
             let (lap, entry) = Entry::split(self.slot(at).load(Ordering::Acquire));
@@ -218,7 +218,7 @@ impl Mpmc {
     fn pass(&self, position: u64) {
         let head = self.words.control(HEAD);
         let mut current = head.load(Ordering::Relaxed);
-        for _ in 0..ROUNDS_MAX {
+        for _ in 0..self.words.capacity() + ROUNDS_MAX {
             if position.wrapping_sub(current).cast_signed() <= 0 {
                 return;
             }
