@@ -11,6 +11,11 @@ mod word {
     /// A 64-bit word that several threads or processes write.
     pub(crate) type AtomicU64 = core::sync::atomic::AtomicU64;
     pub(crate) use core::sync::atomic::fence;
+    /// Stores a word that others exchange.
+    #[inline(always)]
+    pub(crate) fn overwrite(word: &AtomicU64, value: u64, order: core::sync::atomic::Ordering) {
+        word.store(value, order);
+    }
     pub(crate) fn spin() {
         core::hint::spin_loop();
     }
@@ -19,13 +24,11 @@ mod word {
 mod word {
     use core::sync::atomic::Ordering;
 
-    /// Loom's word, with two corrections.
+    /// Loom's word, with a correction.
     ///
-    /// - Of the accesses to a word, loom remembers the last one and the last that wrote, and looks for races with these
-    ///   alone. A thread that loads and then exchanges hides what others loaded before, and orders that matter are never
-    ///   tried. So each access also writes `turn`, where the last access is enough.
-    /// - A store may come before an exchange that was executed earlier, though that exchange read an older store of the same
-    ///   thread: coherence forbids it. So a store is a swap.
+    /// Of the accesses to a word, loom remembers the last one and the last that wrote, and looks for races with these alone.
+    /// A thread that loads and then exchanges hides what others loaded before, and orders that matter are never tried. So
+    /// each access also writes `turn`, where the last access is enough.
     #[derive(Debug)]
     pub(crate) struct AtomicU64 {
         word: loom::sync::atomic::AtomicU64,
@@ -52,7 +55,7 @@ mod word {
         #[track_caller]
         pub(crate) fn store(&self, value: u64, order: Ordering) {
             let order = weakened(order);
-            self.word().swap(value, order);
+            self.word().store(value, order);
         }
 
         #[track_caller]
@@ -92,6 +95,14 @@ mod word {
         }
     }
 
+    /// Stores a word that others exchange. Loom takes a store to come before an exchange that was executed earlier, though
+    /// that exchange read an older store of the same thread: coherence forbids it. So here it is a swap.
+    #[track_caller]
+    pub(crate) fn overwrite(word: &AtomicU64, value: u64, order: Ordering) {
+        let order = weakened(order);
+        word.word().swap(value, order);
+    }
+
     /// As the models ask for it, to see which of them notices.
     #[cfg(test)]
     use crate::proofs::weaken::weakened;
@@ -115,7 +126,7 @@ mod word {
 
 pub(crate) use core::sync::atomic::Ordering;
 pub(crate) use word::AtomicU64;
-pub(crate) use word::{fence, spin};
+pub(crate) use word::{fence, overwrite, spin};
 
 /// Words in a [`Line`].
 pub(crate) const WORDS_PER_LINE: usize = 8;

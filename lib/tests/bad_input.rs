@@ -1,5 +1,8 @@
 //! Everything that can be wrong has an error of its own, which names the link, the limit or the thing, and the remedy.
 
+#![allow(clippy::type_complexity, reason = "tables of cases")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod peers;
 
 use std::io::Write;

@@ -5,6 +5,8 @@
 //! nothing in shared memory, its predecessor's verdict holds for it. Then the operation is run again and really
 //! killed: at each instruction around a change, and at every so many others (`SHMESH_CRASH_STRIDE`).
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -15,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use crashpoint::{Options, Point};
 use scenes::{Case, Scene, cases};
-use shmesh::config::RingMode;
 use shmesh::Side;
+use shmesh::config::RingMode;
 use world::{Base, Class, Order, Progress, Snapshot, verify};
 
 #[path = "support/crashpoint.rs"]
@@ -97,7 +99,9 @@ fn all(mode: RingMode) {
     header();
     let only = std::env::var("SHMESH_CRASH_ONLY").ok();
     let mut failed = Vec::new();
-    for case in cases(mode).iter().filter(|case| only.as_ref().is_none_or(|only| case.name.contains(only.as_str()))) {
+    for case in
+        cases(mode).iter().filter(|case| only.as_ref().is_none_or(|only| case.name.contains(only.as_str())))
+    {
         original.restore(&empty);
         let good = one(mode, case, &original, &copy, true);
         if !good {
@@ -125,10 +129,19 @@ impl Examiner<'_> {
             self.copy.restore(bytes);
             match verify(self.copy, &self.case.expect, order) {
                 Ok(progress) => {
-                    let back = self.one_run && (progress.sent < self.last.sent || progress.taken < self.last.taken);
-                    let whole = Progress { sent: self.case.expect.sends.len(), taken: self.case.expect.takes };
-                    if back || point.k == 0 && progress != Progress::default() || point.finished && progress != whole {
-                        self.note(Class::Lost, point, &format!("{order:?}: {progress:?} after {:?}", self.last));
+                    let back =
+                        self.one_run && (progress.sent < self.last.sent || progress.taken < self.last.taken);
+                    let whole =
+                        Progress { sent: self.case.expect.sends.len(), taken: self.case.expect.takes };
+                    if back
+                        || point.k == 0 && progress != Progress::default()
+                        || point.finished && progress != whole
+                    {
+                        self.note(
+                            Class::Lost,
+                            point,
+                            &format!("{order:?}: {progress:?} after {:?}", self.last),
+                        );
                     }
                     self.last = progress;
                 }
@@ -151,7 +164,8 @@ fn one(mode: RingMode, case: &Case, original: &Base, copy: &Base, kill: bool) ->
     let started = Instant::now();
     let scene = Rc::new(RefCell::new((case.prepare)(original)));
     let before = original.save();
-    let mut examiner = Examiner { copy, case, tally: Tally::default(), said: 0, last: Progress::default(), one_run: true };
+    let mut examiner =
+        Examiner { copy, case, tally: Tally::default(), said: 0, last: Progress::default(), one_run: true };
     let operation = |scene: &mut Rc<RefCell<Scene>>| (case.operation)(&mut scene.borrow_mut());
 
     let mut seen = before.clone();

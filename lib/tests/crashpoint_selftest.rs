@@ -1,6 +1,7 @@
 //! Does the crash-point harness find what it is for? Protocols with known holes must fail at the right
 //! points, a sound one nowhere, and an operation that does not end must not hang the test.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![expect(
     unsafe_code,
     reason = "UNSAFETY: anonymous shared memory and raw system calls for the harness to work on"

@@ -1,5 +1,7 @@
 //! What can be sent arrives as it was sent: each kind of message, in both directions, on each kind of link.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod peers;
 
 use std::collections::BTreeSet;

@@ -8,6 +8,8 @@
 //! The victims are processes of their own, so a crash or a hang is seen from outside. `SHMESH_HOSTILE_SEED` and
 //! `SHMESH_HOSTILE_SECONDS` (3, for each ring mode).
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -55,7 +57,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Every word that participants write: segment and offset.
 fn words(base: &Base) -> Vec<(usize, usize)> {
-    let of = |segment: usize, range: std::ops::Range<usize>| range.step_by(8).map(move |offset| (segment, offset));
+    let of =
+        |segment: usize, range: std::ops::Range<usize>| range.step_by(8).map(move |offset| (segment, offset));
     let pool = |segment, len: u32| {
         let table = Table::of_pool(len as usize);
         of(segment, table.hints().start..table.cells().end)
@@ -166,7 +169,13 @@ impl Victim<'_> {
 
 fn touch(message: &shmesh::Message<'_>) {
     let sum = message.msg().iter().chain(message.data()).fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
-    std::hint::black_box((sum, message.msg_id(), message.cell_id(), message.data_pool(), message.is_inline()));
+    std::hint::black_box((
+        sum,
+        message.msg_id(),
+        message.cell_id(),
+        message.data_pool(),
+        message.is_inline(),
+    ));
 }
 
 /// Something of each kind lies in the rings and in hands.
@@ -180,7 +189,7 @@ fn furnish(base: &Base) {
         msg_data(3).send(&from).expect("send");
         world::inline(4).send(&from).expect("send");
     }
-    assert!(RING_LEN >= 4);
+    const { assert!(RING_LEN >= 4) };
 }
 
 /// Waits for a child that must end well, and kills it if it stays at one place for too long.
@@ -322,10 +331,10 @@ fn while_it_runs(mode: RingMode) {
         let mut rounds = 0_u64;
         while started.elapsed() < limit {
             // Back to something that works, so that the attack meets all of the code.
-            if rounds % 4 == 0 {
+            if rounds.is_multiple_of(4) {
                 base.restore(&before);
             }
-            victim.all(rounds % 256 == 0);
+            victim.all(rounds.is_multiple_of(256));
             rounds += 1;
         }
         0

@@ -7,6 +7,14 @@
 //!
 //! `SHMESH_KILLS` (1000) says how many kills, `SHMESH_KILL_SEED` (the time) repeats a run's choices.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::needless_range_loop,
+    reason = "small numbers; two sides side by side"
+)]
+#![allow(clippy::disallowed_types, reason = "the ledger is words as the machine has them")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
@@ -104,7 +112,10 @@ impl Ledger {
 
     fn place(worker: usize, sequence: u64) -> (usize, u32) {
         let sequence = usize::try_from(sequence).expect("a count");
-        (COUNTERS + worker * usize::try_from(MESSAGES_MAX / 8).expect("a size") + sequence / 8, (sequence % 8) as u32 * 8)
+        (
+            COUNTERS + worker * usize::try_from(MESSAGES_MAX / 8).expect("a size") + sequence / 8,
+            (sequence % 8) as u32 * 8,
+        )
     }
 
     fn received(&self, worker: usize, sequence: u64) {
@@ -139,7 +150,11 @@ fn contents(sender: usize, sequence: u64) -> [u8; 32] {
     let first = sequence << 8 | sender as u64;
     let mut bytes = [0; 32];
     for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-        let word = if i == 0 { first } else { (first ^ i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) };
+        let word = if i == 0 {
+            first
+        } else {
+            (first ^ i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
+        };
         chunk.copy_from_slice(&word.to_le_bytes());
     }
     bytes
@@ -421,7 +436,8 @@ fn scenario(scenario: usize, tenths: u64) {
     let (mut early, mut seen_traffic) = (0, 0);
     for kill in 0..kills {
         // Primary and secondaries in turn; both at once from time to time.
-        let victim = if kill % 2 == 0 { 0 } else { 1 + usize::try_from(kill / 2).expect("small") % (workers - 1) };
+        let victim =
+            if kill % 2 == 0 { 0 } else { 1 + usize::try_from(kill / 2).expect("small") % (workers - 1) };
         // Mostly in traffic, at times while it attaches.
         let attaching = field.random.below(5) == 0;
         early += u64::from(attaching);
@@ -433,7 +449,8 @@ fn scenario(scenario: usize, tenths: u64) {
             field.watch(since);
             std::thread::sleep(Duration::from_micros(200));
         }
-        let until = Instant::now() + Duration::from_micros(field.random.below(if attaching { 8_000 } else { 4_000 }));
+        let until =
+            Instant::now() + Duration::from_micros(field.random.below(if attaching { 8_000 } else { 4_000 }));
         while Instant::now() < until {
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -514,7 +531,8 @@ fn finish(field: &mut Battlefield, mode: RingMode) {
         for (from, to) in [(&primary, &secondary), (&secondary, &primary)] {
             let mut sent = 0;
             let error = loop {
-                let done = if inline { from.send_inline(0, 0, b"fill") } else { from.loan().and_then(Loan::send) };
+                let done =
+                    if inline { from.send_inline(0, 0, b"fill") } else { from.loan().and_then(Loan::send) };
                 match done {
                     Ok(()) => sent += 1,
                     Err(error) => break error,
@@ -554,7 +572,8 @@ fn report(field: &Battlefield, kills: u64, early: u64, time: Duration) {
         }
         retries += field.ledger.of(worker, RETRIES).load(Relaxed);
     }
-    let late: u64 = (0..field.workers.len()).map(|worker| field.ledger.of(worker, LATE_WAKES).load(Relaxed)).sum();
+    let late: u64 =
+        (0..field.workers.len()).map(|worker| field.ledger.of(worker, LATE_WAKES).load(Relaxed)).sum();
     println!(
         "  {kills} kills ({early} while attaching) in {:.1} s: {:.0} kills/s, {sent} messages; in the hands of dead \
          receivers {missing:?} of at most {:?}; of {} whose senders died in the call, {unsent} were not sent; {late} late \
@@ -565,6 +584,11 @@ fn report(field: &Battlefield, kills: u64, early: u64, time: Duration) {
         field.uncertain.len(),
     );
     for side in 0..2 {
-        assert!(missing[side] <= field.in_hands[side], "{} lost, {} explained", missing[side], field.in_hands[side]);
+        assert!(
+            missing[side] <= field.in_hands[side],
+            "{} lost, {} explained",
+            missing[side],
+            field.in_hands[side]
+        );
     }
 }

@@ -1,5 +1,7 @@
 //! Waiting and waking: no wake-up is lost, and none costs a system call while the peer is awake.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod peers;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -218,7 +220,8 @@ fn no_signal_is_lost_in_a_long_ping_pong_over_epoll() {
             link.receive().unwrap().expect("each signal stands for a message here").msg_id()
         };
         // Before the first message: from then on each one rings.
-        (primary.fd().unwrap(), secondary.fd().unwrap());
+        primary.fd().unwrap();
+        secondary.fd().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for i in 0..TRIPS {
@@ -438,7 +441,7 @@ fn a_signal_handler_without_restart_does_not_end_a_wait_either() {
     assert!(SIGNALLED.load(Ordering::Relaxed));
 }
 
-// UNSAFETY: a raw system call, for a signal to one thread.
+// A raw system call, for a signal to one thread.
 #[expect(unsafe_code, reason = "nix sends signals to processes only")]
 fn interrupt(thread: nix::unistd::Pid, signal: nix::sys::signal::Signal) {
     let (process, thread) = (std::process::id(), thread.as_raw());
@@ -447,7 +450,7 @@ fn interrupt(thread: nix::unistd::Pid, signal: nix::sys::signal::Signal) {
     assert_eq!(sent, 0);
 }
 
-// UNSAFETY: a signal handler is process-wide state.
+// A signal handler is process-wide state.
 #[expect(unsafe_code, reason = "the handler stores one atomic and nothing else")]
 fn install(signal: nix::sys::signal::Signal, action: &nix::sys::signal::SigAction) {
     // SAFETY: the handler is async-signal-safe: it stores to an atomic.

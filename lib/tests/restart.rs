@@ -1,5 +1,7 @@
 //! Processes come and go, by themselves or by `kill -9`; the link stays, and so does everything in it.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod peers;
 
 use std::os::unix::fs::MetadataExt;

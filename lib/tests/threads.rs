@@ -1,5 +1,7 @@
 //! Threads: any number per side, each with a handle of its own.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod peers;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -11,10 +11,10 @@ use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::core::Core;
 use crate::link::holder::Holder;
+use crate::segment::Memory;
 use crate::segment::header::{Header, Unusable};
 use crate::segment::layout::{LinkLayout, PoolLayout};
 use crate::segment::store::{Store, file_name};
-use crate::segment::Memory;
 use crate::sys::file;
 use crate::sys::process::ProcessIdentity;
 

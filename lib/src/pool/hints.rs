@@ -15,7 +15,7 @@ use std::cell::Cell;
 
 use crate::participant::{MAX_SEATS, SeatIndex};
 use crate::segment::Lines;
-use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE};
+use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE, overwrite};
 
 /// Buffers whose hints move together from one seat to another.
 pub(crate) const STEAL_MAX: u32 = 32;
@@ -80,7 +80,7 @@ impl Bitmap {
         // No locked instruction: only this seat sets bits here, and a bit that a thief cleared meanwhile comes back as a
         // stale hint, which costs whoever follows it one retry.
         // HINT
-        word.store(word.load(Ordering::Relaxed) | bit, Ordering::Release);
+        overwrite(word, word.load(Ordering::Relaxed) | bit, Ordering::Release);
     }
 
     /// Takes the hint for `index` out; `false` when it was not there.
@@ -92,7 +92,7 @@ impl Bitmap {
             return false;
         }
         // HINT: those that stay were set before.
-        word.store(bits & !bit, Ordering::Release);
+        overwrite(word, bits & !bit, Ordering::Release);
         true
     }
 
@@ -195,7 +195,7 @@ impl Hints {
             // First ours, then theirs: a hint that exists twice is harmless, one that exists nowhere waits for recovery.
             let mine = self.word(own, i);
             // HINT
-            mine.store(mine.load(Ordering::Relaxed) | taken, Ordering::Release);
+            overwrite(mine, mine.load(Ordering::Relaxed) | taken, Ordering::Release);
             // HINT once more: it may clear what was set since we looked.
             self.word(from, i).fetch_and(!taken, Ordering::Acquire);
         }

@@ -27,7 +27,8 @@ fn go_round(desk: &Desk, entry: Entry) {
 #[test]
 fn recovery_passes_the_slot_of_a_dead_consumer() {
     let core = link(1, false, 1, 0);
-    let (dead, producer, consumer) = (attach(&core, Secondary), attach(&core, Primary), attach(&core, Secondary));
+    let (dead, producer, consumer) =
+        (attach(&core, Secondary), attach(&core, Primary), attach(&core, Secondary));
     send_inline(&producer, 1).unwrap();
     // It dies between the exchange on the owner word and the one on `head`.
     let (_, entry) = dead.incoming.queued().next().unwrap();
@@ -41,7 +42,8 @@ fn recovery_passes_the_slot_of_a_dead_consumer() {
 #[test]
 fn a_batch_passes_the_slot_of_an_inline_message() {
     let core = link(1, false, 1, 0);
-    let (producer, consumer, other) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
+    let (producer, consumer, other) =
+        (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
     send_inline(&producer, 1).unwrap();
     let Ring::Mpmc(ring) = &consumer.incoming else { unreachable!() };
     let taken = ring.pop_batch(&consumer.receiving(), 2, |entry, word| {

@@ -1,1 +1,420 @@
-//! Random sequences against a simple model.
+//! The oracle: random sequences of what participants do, against a model of queues and sets of holders.
+//!
+//! After each step the owner words say what the model says, a loan fails if and only if nothing is free, and at the end,
+//! when everybody has left, everything is free and can be loaned.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use proptest::prelude::*;
+
+use super::stage::{
+    self, DATA, Got, Held, Refused, abandon, attach, link, loan, loan_with, receive_batch, release,
+    send_inline,
+};
+use crate::link::core::Core;
+use crate::link::desk::Desk;
+use crate::participant::Side::{Primary, Secondary};
+use crate::participant::{Participant, SeatIndex, Side};
+use crate::pool::owner::{DataOwner, Holder, MsgOwner};
+use crate::ring::Ring;
+use crate::sync::Ordering;
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Attach(bool),
+    Detach(usize),
+    Abandon(usize),
+    Recover(usize),
+    Evict(usize, usize),
+    Loan(usize),
+    LoanWith(usize),
+    Drop(usize, usize),
+    Send(usize, usize),
+    SendInline(usize),
+    Receive(usize),
+    ReceiveBatch(usize, usize),
+    Release(usize, usize),
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    use Operation::*;
+    let n = || 0..64_usize;
+    prop_oneof![
+        2 => any::<bool>().prop_map(Attach),
+        1 => n().prop_map(Detach),
+        1 => n().prop_map(Abandon),
+        1 => n().prop_map(Recover),
+        1 => (n(), n()).prop_map(|(a, b)| Evict(a, b)),
+        6 => n().prop_map(Loan),
+        6 => n().prop_map(LoanWith),
+        3 => (n(), n()).prop_map(|(a, b)| Drop(a, b)),
+        12 => (n(), n()).prop_map(|(a, b)| Send(a, b)),
+        4 => n().prop_map(SendInline),
+        10 => n().prop_map(Receive),
+        3 => (n(), 1..5_usize).prop_map(|(a, b)| ReceiveBatch(a, b)),
+        10 => (n(), n()).prop_map(|(a, b)| Release(a, b)),
+    ]
+}
+
+struct Agent {
+    desk: Box<Desk>,
+    loans: Vec<Held>,
+    messages: Vec<Held>,
+    evicted: bool,
+}
+
+/// What waits in a ring: its id, and its buffer unless it is inline.
+type Sent = (i32, Option<u32>);
+
+struct World {
+    core: Core,
+    single: bool,
+    capacity: usize,
+    agents: Vec<Agent>,
+    dead: Vec<Participant>,
+    /// One per ring: on which the primary sends, then the other.
+    queues: [VecDeque<Sent>; 2],
+    /// Who plays the roles of a ring with one producer and one consumer: `[ring][producer, consumer]`.
+    roles: [[Option<SeatIndex>; 2]; 2],
+    /// By MSG buffer: its holder and its DATA buffer. What is not in it is free.
+    held: BTreeMap<u32, (Holder, Option<u32>)>,
+    next_id: i32,
+}
+
+fn ring_of(side: Side, receives: bool) -> usize {
+    usize::from((side == Secondary) != receives)
+}
+
+impl World {
+    fn new(single: bool, capacity: u32, msg: u32, data: u32) -> Self {
+        let core = link(capacity, single, msg, data);
+        let mut world = Self {
+            core,
+            single,
+            capacity: capacity as usize,
+            agents: Vec::new(),
+            dead: Vec::new(),
+            queues: [VecDeque::new(), VecDeque::new()],
+            roles: [[None; 2]; 2],
+            held: BTreeMap::new(),
+            next_id: 0,
+        };
+        world.attach(Primary);
+        world.attach(Secondary);
+        world
+    }
+
+    fn attach(&mut self, side: Side) {
+        if self.agents.len() + self.dead.len() < 8 {
+            let desk = attach(&self.core, side);
+            self.agents.push(Agent { desk, loans: Vec::new(), messages: Vec::new(), evicted: false });
+        }
+    }
+
+    fn pick(&self, i: usize) -> Option<usize> {
+        (!self.agents.is_empty()).then(|| i % self.agents.len())
+    }
+
+    /// An agent that may play a role, or plays it already.
+    fn may(&self, agent: usize, receives: bool) -> bool {
+        let me = &self.agents[agent];
+        if me.evicted {
+            return false;
+        }
+        let role = self.roles[ring_of(me.desk.side(), receives)][usize::from(receives)];
+        !self.single || role.is_none_or(|seat| seat == me.desk.me.seat)
+    }
+
+    fn plays(&mut self, agent: usize, receives: bool) -> usize {
+        let (side, seat) = (self.agents[agent].desk.side(), self.agents[agent].desk.me.seat);
+        let ring = ring_of(side, receives);
+        self.roles[ring][usize::from(receives)] = Some(seat);
+        ring
+    }
+
+    fn free_messages(&self) -> usize {
+        self.core.msg().table.len() - self.held.len()
+    }
+
+    fn free_data(&self) -> usize {
+        let len = self.core.pool(DATA).map_or(0, |pool| pool.table.len());
+        len - self.held.values().filter(|(_, data)| data.is_some()).count()
+    }
+
+    /// The seat is vacant: what it held, and did not send, is free.
+    fn forget(&mut self, seat: SeatIndex) -> (u32, u32) {
+        let queued: Vec<u32> = self.queues.iter().flatten().filter_map(|sent| sent.1).collect();
+        let mut freed = (0, 0);
+        self.held.retain(|cell, (holder, data)| {
+            let stays = *holder != Holder::Borrowed(seat)
+                && (*holder != Holder::Loaned(seat) || queued.contains(cell));
+            if !stays {
+                freed.0 += 1;
+                freed.1 += u32::from(data.is_some());
+            }
+            stays
+        });
+        freed
+    }
+
+    fn vacate(&mut self, seat: SeatIndex) {
+        for role in self.roles.iter_mut().flatten() {
+            *role = role.filter(|&holder| holder != seat);
+        }
+    }
+
+    fn got(&mut self, agent: usize, ring: usize, got: Option<Got>) {
+        let expected = self.queues[ring].pop_front();
+        let seat = self.agents[agent].desk.me.seat;
+        match (expected, got) {
+            (None, None) => {}
+            (Some((id, None)), Some(Got::Inline(found, first, last))) => {
+                assert_eq!(
+                    (found, first, last),
+                    (id, u64::from(id.cast_unsigned()), u64::from(id.cast_unsigned()))
+                );
+            }
+            (Some((id, Some(cell))), Some(Got::Pooled(held))) => {
+                assert_eq!((held.msg_id, held.cell), (id, cell));
+                let entry = self.held.get_mut(&cell).expect("it was sent");
+                assert_eq!(held.data.map(|(_, index)| index), entry.1);
+                entry.0 = Holder::Borrowed(seat);
+                self.agents[agent].messages.push(held);
+            }
+            (expected, got) => panic!("expected {expected:?}, got {got:?}"),
+        }
+    }
+
+    fn step(&mut self, operation: &Operation) {
+        use Operation::*;
+        let first = match *operation {
+            Attach(primary) => {
+                self.attach(if primary { Primary } else { Secondary });
+                return;
+            }
+            Detach(i)
+            | Abandon(i)
+            | Recover(i)
+            | Evict(i, _)
+            | Loan(i)
+            | LoanWith(i)
+            | Drop(i, _)
+            | Send(i, _)
+            | SendInline(i)
+            | Receive(i)
+            | ReceiveBatch(i, _)
+            | Release(i, _) => i,
+        };
+        let Some(a) = self.pick(first) else { return };
+        let seat = self.agents[a].desk.me.seat;
+        match *operation {
+            Attach(_) => unreachable!(),
+            Detach(_) => {
+                let agent = self.agents.remove(a);
+                agent.desk.leave();
+                self.forget(seat);
+                self.vacate(seat);
+            }
+            Abandon(_) => {
+                let agent = self.agents.remove(a);
+                self.dead.push(abandon(agent.desk));
+            }
+            Recover(_) if self.agents[a].evicted => {}
+            Recover(_) => {
+                for dead in std::mem::take(&mut self.dead) {
+                    let done = self.core.reclaim(&dead, seat, false);
+                    let freed = self.forget(dead.seat);
+                    assert_eq!((done.messages, done.data_buffers, done.readmitted), (freed.0, freed.1, 0));
+                    self.vacate(dead.seat);
+                }
+            }
+            Evict(_, b) => {
+                let b = b % self.agents.len();
+                if self.single || a == b || self.agents[a].evicted || self.agents[b].evicted {
+                    return;
+                }
+                let other = self.agents[b].desk.me;
+                assert!(self.core.seats.evict(&other));
+                let done = self.core.reclaim(&other, seat, true);
+                let freed = self.forget(other.seat);
+                assert_eq!((done.messages, done.data_buffers), freed);
+                self.agents[b].evicted = true;
+                assert!(!self.agents[b].desk.is_current());
+            }
+            Loan(_) if self.agents[a].evicted => {}
+            Loan(_) => match loan(&self.agents[a].desk) {
+                Some(held) => {
+                    assert!(
+                        self.held.insert(held.cell, (Holder::Loaned(seat), None)).is_none(),
+                        "it was free"
+                    );
+                    self.agents[a].loans.push(held);
+                }
+                None => assert_eq!(self.free_messages(), 0, "nothing is free"),
+            },
+            LoanWith(_) if self.agents[a].evicted || self.core.pool(DATA).is_none() => {}
+            LoanWith(_) => match loan_with(&self.agents[a].desk) {
+                Some(Ok(held)) => {
+                    let data = held.data.map(|(_, index)| index);
+                    assert!(self.held.values().all(|(_, other)| *other != data), "it was free");
+                    assert!(
+                        self.held.insert(held.cell, (Holder::Loaned(seat), data)).is_none(),
+                        "it was free"
+                    );
+                    self.agents[a].loans.push(held);
+                }
+                Some(Err(())) => assert_eq!(self.free_data(), 0, "no DATA buffer is free"),
+                None => assert_eq!(self.free_messages(), 0, "nothing is free"),
+            },
+            Drop(_, i) | Release(_, i) => {
+                let agent = &mut self.agents[a];
+                let of = if matches!(operation, Drop(..)) { &mut agent.loans } else { &mut agent.messages };
+                if of.is_empty() {
+                    return;
+                }
+                let held = of.swap_remove(i % of.len());
+                assert_eq!(
+                    release(&agent.desk, &held),
+                    !agent.evicted,
+                    "only what was taken away is refused"
+                );
+                if !agent.evicted {
+                    self.held.remove(&held.cell);
+                }
+            }
+            Send(_, i) => {
+                if self.agents[a].loans.is_empty() || !self.may(a, false) {
+                    return;
+                }
+                let ring = self.plays(a, false);
+                let i = i % self.agents[a].loans.len();
+                let mut held = self.agents[a].loans.swap_remove(i);
+                self.next_id += 1;
+                held.msg_id = self.next_id;
+                let room = self.queues[ring].len() < self.capacity;
+                assert_eq!(stage::send(&self.agents[a].desk, &held), room);
+                if room {
+                    self.queues[ring].push_back((held.msg_id, Some(held.cell)));
+                } else {
+                    self.agents[a].loans.push(held);
+                }
+            }
+            SendInline(_) => {
+                if !self.may(a, false) {
+                    return;
+                }
+                let ring = self.plays(a, false);
+                self.next_id += 1;
+                let inline = self.queues.iter().flatten().filter(|sent| sent.1.is_none()).count();
+                let expected = if !self.single && inline == 2 * self.capacity {
+                    Err(Refused::NoCell)
+                } else if self.queues[ring].len() == self.capacity {
+                    Err(Refused::Full)
+                } else {
+                    Ok(())
+                };
+                assert_eq!(send_inline(&self.agents[a].desk, self.next_id), expected);
+                if expected.is_ok() {
+                    self.queues[ring].push_back((self.next_id, None));
+                }
+            }
+            Receive(_) => {
+                if !self.may(a, true) {
+                    return;
+                }
+                let ring = self.plays(a, true);
+                let got = stage::receive(&self.agents[a].desk).expect("no damage");
+                self.got(a, ring, got);
+            }
+            ReceiveBatch(_, max) => {
+                if !self.may(a, true) {
+                    return;
+                }
+                let ring = self.plays(a, true);
+                let all = receive_batch(&self.agents[a].desk, max).expect("no damage");
+                assert_eq!(all.len(), max.min(self.queues[ring].len()));
+                all.into_iter().for_each(|got| self.got(a, ring, Some(got)));
+            }
+        }
+    }
+
+    fn check(&self) {
+        let table = &self.core.msg().table;
+        for cell in 0..u32::try_from(table.len()).unwrap() {
+            let owner = MsgOwner(table.owner(cell).load(Ordering::Relaxed));
+            let (holder, data) = self.held.get(&cell).copied().unwrap_or((Holder::Free, None));
+            assert_eq!(owner.holder(), holder, "MSG buffer {cell}");
+            if let (Some(index), Some(pool)) = (data, self.core.pool(DATA)) {
+                let word = DataOwner(pool.table.owner(index).load(Ordering::Relaxed));
+                assert!(word.belongs_to(cell, owner), "DATA buffer {index}");
+            }
+        }
+        if let Some(pool) = self.core.pool(DATA) {
+            let indices = 0..u32::try_from(pool.table.len()).unwrap();
+            let attached = |&index: &u32| {
+                DataOwner(pool.table.owner(index).load(Ordering::Relaxed)).attached_to().is_some()
+            };
+            assert_eq!(indices.filter(attached).count(), pool.table.len() - self.free_data());
+        }
+        for (ring, queue) in self.core.rings().iter().zip(&self.queues) {
+            assert_eq!(ring.queued().count(), queue.len());
+            assert_eq!(ring.has_message(), !queue.is_empty());
+        }
+    }
+
+    /// Everybody leaves or dies, what waits is received, and nothing is missing.
+    fn finish(mut self) {
+        while !self.agents.is_empty() {
+            self.step(&Operation::Detach(0));
+        }
+        let mut last = [Primary, Secondary].map(|side| attach(&self.core, side));
+        for dead in std::mem::take(&mut self.dead) {
+            self.core.reclaim(&dead, last[0].me.seat, false);
+            self.forget(dead.seat);
+        }
+        self.check();
+        for (queue, desk) in self.queues.iter().zip([&last[1], &last[0]]) {
+            for &(id, _) in queue {
+                let got = stage::receive(desk).expect("no damage").expect("it was sent");
+                assert_eq!(got.msg_id(), id);
+                assert!(stage::finish(desk, &got));
+            }
+            assert!(stage::receive(desk).unwrap().is_none());
+        }
+        let desk = &mut last[0];
+        let all: Vec<_> = std::iter::from_fn(|| loan(desk)).collect();
+        assert_eq!(all.len(), self.core.msg().table.len(), "every MSG buffer is free and known");
+        if let Some(pool) = self.core.pool(DATA) {
+            let count = std::iter::from_fn(|| desk.loan_data(DATA, all[0].cell, all[0].owner)).count();
+            assert_eq!(count, pool.table.len(), "every DATA buffer is free and known");
+        }
+        if let Ring::Mpmc(_) = &desk.outgoing {
+            let cells = std::iter::from_fn(|| desk.loan_inline()).count();
+            assert_eq!(cells, 2 * self.capacity, "every inline cell is free and known");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    #[cfg_attr(miri, ignore = "too many cases")]
+    fn links_do_what_the_model_does(
+        single in any::<bool>(),
+        capacity in (0..4_u32).prop_map(|shift| 1 << shift),
+        msg in 1..71_u32,
+        data in 0..71_u32,
+        small in any::<bool>(),
+        operations in prop::collection::vec(operation(), 1..400),
+    ) {
+        // Half of the cases run out of buffers all the time.
+        let (msg, data) = if small { (msg % 4 + 1, data % 4) } else { (msg, data) };
+        let mut world = World::new(single, capacity, msg, data);
+        for operation in &operations {
+            world.step(operation);
+            world.check();
+        }
+        world.finish();
+    }
+}

@@ -135,7 +135,6 @@ pub(super) fn send_inline(desk: &Desk, msg_id: i32) -> Result<(), Refused> {
 
 fn inline(line: &Line) -> Got {
     let word = |i| line.word(i).load(Ordering::Relaxed);
-    #[expect(clippy::cast_possible_truncation, reason = "the upper half")]
     let msg_id = ((word(1) >> 32) as u32).cast_signed();
     Got::Inline(msg_id, word(2), word(7))
 }

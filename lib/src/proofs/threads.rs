@@ -1,1 +1,168 @@
-//! Real threads on a heap link: small enough for Miri, which checks each access to the bytes.
+//! Real threads on a heap link, with payload written and read through the pointers that production uses: small enough for
+//! Miri, which finds undefined behaviour and every access that is not ordered.
+
+#![allow(clippy::disallowed_types, reason = "counts of the test itself")]
+
+use std::sync::atomic::{AtomicU64 as Count, Ordering};
+
+use super::stage::{
+    Got, Held, abandon, attach, link, loan_with, receive, receive_batch, release, send, send_inline,
+};
+use crate::link::desk::Desk;
+use crate::participant::Side::{Primary, Secondary};
+
+const MESSAGES: i32 = if cfg!(miri) { 12 } else { 20_000 };
+
+#[expect(unsafe_code, reason = "the bytes of a buffer that the caller holds exclusively")]
+mod bytes {
+    use super::{Desk, Held};
+
+    pub(super) fn write(desk: &Desk, held: &Held) {
+        let value = u64::from(held.msg_id.cast_unsigned());
+        // SAFETY: the buffer has 64 bytes, and its owner word gives it to this loan alone.
+        unsafe { desk.msg_pool().buffer(held.cell).cast::<u64>().write(value) };
+        if let Some((pool, index)) = held.data {
+            let buffer = desk.core.pool(pool).expect("it was loaned from there").buffer(index);
+            // SAFETY: as above.
+            unsafe { buffer.cast::<u64>().add(7).write(!value) };
+        }
+    }
+
+    pub(super) fn check(desk: &Desk, held: &Held) {
+        let value = u64::from(held.msg_id.cast_unsigned());
+        // SAFETY: the buffer has 64 bytes, written before it was sent, and this message holds it.
+        assert_eq!(unsafe { desk.msg_pool().buffer(held.cell).cast::<u64>().read() }, value);
+        if let Some((pool, index)) = held.data {
+            let buffer = desk.core.pool(pool).expect("it was loaned from there").buffer(index);
+            // SAFETY: as above.
+            assert_eq!(unsafe { buffer.cast::<u64>().add(7).read() }, !value);
+        }
+    }
+}
+
+fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+    loop {
+        if let Some(done) = attempt() {
+            return done;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Each third message inline, the others with DATA.
+fn send_all(desk: &Desk, first: i32) {
+    for id in first..first + MESSAGES {
+        if id % 3 == 0 {
+            until(|| send_inline(desk, id).ok());
+            continue;
+        }
+        let mut held = until(|| loan_with(desk)?.ok());
+        held.msg_id = id;
+        bytes::write(desk, &held);
+        until(|| send(desk, &held).then_some(()));
+    }
+}
+
+fn finish(desk: &Desk, got: &Got) -> u64 {
+    match got {
+        Got::Pooled(held) => {
+            bytes::check(desk, held);
+            assert!(release(desk, held));
+        }
+        Got::Inline(id, first, last) => {
+            assert_eq!(
+                (*first, *last),
+                (u64::from(id.cast_unsigned()), u64::from(id.cast_unsigned())),
+                "torn"
+            );
+        }
+    }
+    u64::from(got.msg_id().cast_unsigned())
+}
+
+#[test]
+fn one_to_one() {
+    let core = link(2, true, 3, 3);
+    let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
+    std::thread::scope(|scope| {
+        scope.spawn(move || send_all(&producer, 1));
+        for id in 1..=MESSAGES {
+            let got = until(|| receive(&consumer).expect("no damage"));
+            assert_eq!(got.msg_id(), id);
+            finish(&consumer, &got);
+        }
+    });
+}
+
+#[test]
+fn many_to_many() {
+    let core = link(2, false, 5, 5);
+    let (count, sum) = (Count::new(0), Count::new(0));
+    let total = 2 * u64::from(MESSAGES.cast_unsigned());
+    let desks: [_; 2] = std::array::from_fn(|_| (attach(&core, Primary), attach(&core, Secondary)));
+    std::thread::scope(|scope| {
+        for (i, (producer, consumer)) in (0..).zip(desks) {
+            scope.spawn(move || send_all(&producer, 1 + i * MESSAGES));
+            let (count, sum) = (&count, &sum);
+            scope.spawn(move || {
+                let mut last = [0; 2];
+                while count.load(Ordering::Relaxed) < total {
+                    let all = if i == 0 {
+                        receive(&consumer).expect("no damage").into_iter().collect()
+                    } else {
+                        receive_batch(&consumer, 2).expect("no damage")
+                    };
+                    for got in &all {
+                        let id = got.msg_id();
+                        let producer = usize::from(id > MESSAGES);
+                        assert!(id > last[producer], "in order per producer");
+                        last[producer] = id;
+                        sum.fetch_add(finish(&consumer, got), Ordering::Relaxed);
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if all.is_empty() {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!((count.into_inner(), sum.into_inner()), (total, total * (total + 1) / 2));
+}
+
+/// Participants die with what they hold, two others take it back, and a fourth goes on sending to itself.
+#[test]
+fn recovery_beside_traffic() {
+    let core = link(2, false, 6, 6);
+    let rounds = if cfg!(miri) { 3 } else { 500 };
+    let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
+    let recoverers = [attach(&core, Primary), attach(&core, Secondary)];
+    std::thread::scope(|scope| {
+        scope.spawn(move || send_all(&producer, 1));
+        scope.spawn(move || {
+            for id in 1..=MESSAGES {
+                let got = until(|| receive(&consumer).expect("no damage"));
+                assert_eq!(got.msg_id(), id);
+                finish(&consumer, &got);
+            }
+        });
+        for _ in 0..rounds {
+            let dead = attach(&core, Primary);
+            let mut held = 0;
+            for _ in 0..2 {
+                if let Some(Ok(loaned)) = loan_with(&dead) {
+                    bytes::write(&dead, &loaned);
+                    held += 1;
+                }
+            }
+            let dead = abandon(dead);
+            let (core, [first, second]) = (&core, &recoverers);
+            let (first, second) = (first.me.seat, second.me.seat);
+            std::thread::scope(|scope| {
+                let other = scope.spawn(move || core.reclaim(&dead, first, false).messages);
+                let mine = core.reclaim(&dead, second, false).messages;
+                assert_eq!(mine + other.join().unwrap(), held);
+            });
+        }
+    });
+}

@@ -119,7 +119,8 @@ impl PoolLayout {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 
@@ -137,7 +138,7 @@ mod tests {
                 assert!(l.controls[0] + CONTROL_LINES <= l.controls[1]);
                 assert!(l.controls[1] + CONTROL_LINES <= l.slots[0]);
                 assert!(l.slots[0] + l.slot_lines <= l.slots[1] && l.slots[1] + l.slot_lines <= l.inline);
-                assert!(l.inline < l.total + 1 && l.bytes() % 4096 == 0);
+                assert!(l.inline < l.total + 1 && l.bytes().is_multiple_of(4096));
             }
         }
     }

@@ -138,9 +138,12 @@ impl Store {
         let header = Header::of_file(file).map_err(|source| self.refused(&what, source))?;
         let header = header.map_err(|unusable| match unusable {
             Unusable::NotOurs => ErrorKind::NotOurs { link: Arc::clone(&link), what: what.clone() },
-            Unusable::Version(found) => {
-                ErrorKind::Version { link: Arc::clone(&link), what: what.clone(), found, ours: LAYOUT_VERSION }
-            }
+            Unusable::Version(found) => ErrorKind::Version {
+                link: Arc::clone(&link),
+                what: what.clone(),
+                found,
+                ours: LAYOUT_VERSION,
+            },
             Unusable::Damaged => {
                 let why = "its header contradicts itself";
                 ErrorKind::Damaged { link: Arc::clone(&link), what: what.clone(), why }

@@ -68,7 +68,8 @@ fn number(path: &Path) -> Option<u64> {
     (value < 1 << 60).then_some(value)
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(test)]
+#[cfg(not(miri))]
 mod tests {
     use super::*;
 

@@ -205,7 +205,8 @@ fn byte(which: libc::off_t, kind: i32) -> libc::flock {
     }
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(test)]
+#[cfg(not(miri))]
 mod tests {
     use super::*;
 

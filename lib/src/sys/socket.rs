@@ -31,14 +31,15 @@ pub(crate) fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
 
 /// The next connection; waits for it.
 pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
-    let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
+    let fd = uninterrupted(|| accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC))?;
     Ok(own(fd))
 }
 
 /// Connects to `path`.
 pub(crate) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let fd = unix_socket()?;
-    connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    let address = UnixAddr::new(path)?;
+    uninterrupted(|| connect(fd.as_raw_fd(), &address))?;
     Ok(fd)
 }
 

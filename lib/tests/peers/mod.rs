@@ -4,6 +4,7 @@
 //! module defines. It obeys lines on its standard input and answers each with one line, so a test reads like a script
 //! and can kill its peers wherever it likes.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -16,12 +17,12 @@ use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, RingMode};
 use shmesh::{Error, Link, LinkOptions, Side};
 
 /// Longer than any one step here takes, on the slowest machine: only something that hangs lasts so long.
-pub const HANGS: Duration = Duration::from_secs(60);
+pub(crate) const HANGS: Duration = Duration::from_secs(60);
 /// The same of a whole test.
 const TEST_HANGS: Duration = Duration::from_secs(600);
 
 /// An IPC directory of its own: on tmpfs where there is one, because that is where links live.
-pub fn ipc_dir() -> tempfile::TempDir {
+pub(crate) fn ipc_dir() -> tempfile::TempDir {
     let shm = Path::new("/dev/shm");
     tempfile::Builder::new()
         .prefix("shmesh-test-")
@@ -31,10 +32,10 @@ pub fn ipc_dir() -> tempfile::TempDir {
 }
 
 /// Ends the process if the test has not ended in time.
-pub struct Watchdog(Option<mpsc::Sender<()>>);
+pub(crate) struct Watchdog(Option<mpsc::Sender<()>>);
 
 impl Watchdog {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let (ended, watch) = mpsc::channel();
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
         std::thread::spawn(move || {
@@ -54,7 +55,7 @@ impl Drop for Watchdog {
 }
 
 /// Looks again and again until it is so.
-pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
         assert!(start.elapsed() < HANGS, "never came true: {what}");
@@ -63,7 +64,7 @@ pub fn until(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 /// A small link, with changes as `key=value` words: what peers and tests both understand.
-pub fn config(name: &str, changes: &str) -> LinkConfig {
+pub(crate) fn config(name: &str, changes: &str) -> LinkConfig {
     let mut config = LinkConfig::new(name.parse().expect("the name of a link"));
     config.ring_len = 16;
     config.spin_us = 0;
@@ -98,13 +99,13 @@ pub fn config(name: &str, changes: &str) -> LinkConfig {
 }
 
 /// The name of an error's kind, as in `ErrorKind`.
-pub fn kind_of(error: &Error) -> String {
+pub(crate) fn kind_of(error: &Error) -> String {
     format!("{error:?}").split([' ', '(']).next().unwrap_or_default().to_owned()
 }
 
 /// The error of a call that must fail.
 #[track_caller]
-pub fn refused<T>(result: shmesh::Result<T>) -> Error {
+pub(crate) fn refused<T>(result: shmesh::Result<T>) -> Error {
     match result {
         Ok(_) => panic!("this must be refused"),
         Err(error) => error,
@@ -112,19 +113,19 @@ pub fn refused<T>(result: shmesh::Result<T>) -> Error {
 }
 
 /// Sends one text.
-pub fn send(link: &Link, msg_id: i32, text: &str) -> shmesh::Result<()> {
+pub(crate) fn send(link: &Link, msg_id: i32, text: &str) -> shmesh::Result<()> {
     let mut loan = link.loan()?;
     loan.msg_mut(text.len())?.copy_from_slice(text.as_bytes());
     loan.with_msg_id(msg_id).send()
 }
 
 /// Receives one text.
-pub fn receive(link: &Link) -> shmesh::Result<Option<(i32, String)>> {
+pub(crate) fn receive(link: &Link) -> shmesh::Result<Option<(i32, String)>> {
     Ok(link.receive()?.map(|message| (message.msg_id(), String::from_utf8_lossy(message.msg()).into_owned())))
 }
 
 /// Another process.
-pub struct Peer {
+pub(crate) struct Peer {
     child: Child,
     commands: Option<ChildStdin>,
     answers: Receiver<String>,
@@ -132,7 +133,7 @@ pub struct Peer {
 
 impl Peer {
     /// Starts one that works in `dir`.
-    pub fn start(dir: &Path) -> Self {
+    pub(crate) fn start(dir: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("the path of this test"))
             .args(["peer_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env("SHMESH_DIR", dir)
@@ -158,49 +159,49 @@ impl Peer {
         peer
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Gives an order without waiting for the answer.
     #[track_caller]
-    pub fn order(&mut self, line: &str) {
+    pub(crate) fn order(&mut self, line: &str) {
         let commands = self.commands.as_mut().expect("the peer lives");
         commands.write_all(format!("{line}\n").as_bytes()).expect("the peer lives");
     }
 
     /// The answer to the last order.
     #[track_caller]
-    pub fn answer(&self) -> String {
+    pub(crate) fn answer(&self) -> String {
         self.answers.recv_timeout(HANGS).expect("an answer of the peer")
     }
 
     /// Whether it has answered its last order, and what.
-    pub fn answered(&self) -> Option<String> {
+    pub(crate) fn answered(&self) -> Option<String> {
         self.answers.try_recv().ok()
     }
 
     /// Gives an order and waits for the answer.
     #[track_caller]
-    pub fn ask(&mut self, line: &str) -> String {
+    pub(crate) fn ask(&mut self, line: &str) -> String {
         self.order(line);
         self.answer()
     }
 
     /// Gives an order that must be answered with "ok" alone.
     #[track_caller]
-    pub fn tell(&mut self, line: &str) {
+    pub(crate) fn tell(&mut self, line: &str) {
         assert_eq!(self.ask(line), "ok", "{line}");
     }
 
     /// Ends it as a crash does.
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().expect("kill the peer");
         self.child.wait().expect("reap the peer");
     }
 
     /// Lets it end as a program does that returns from `main`.
-    pub fn exit(mut self) {
+    pub(crate) fn exit(mut self) {
         drop(self.commands.take());
         let start = Instant::now();
         while self.child.try_wait().expect("look at the peer").is_none() {
@@ -210,16 +211,16 @@ impl Peer {
     }
 
     /// Stops it, as a debugger does, and waits until it is.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.signal(nix::sys::signal::Signal::SIGSTOP);
         until("the peer stops", || self.state() == Some('T'));
     }
 
-    pub fn go_on(&self) {
+    pub(crate) fn go_on(&self) {
         self.signal(nix::sys::signal::Signal::SIGCONT);
     }
 
-    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.pid().cast_signed());
         nix::sys::signal::kill(pid, signal).expect("signal the peer");
     }
@@ -231,7 +232,7 @@ impl Peer {
     }
 
     /// Waits until the thread that obeys sleeps in `poll`.
-    pub fn until_asleep(&self) {
+    pub(crate) fn until_asleep(&self) {
         let numbers = [
             libc::SYS_ppoll,
             // One that a signal interrupted goes on as this.
@@ -260,7 +261,7 @@ impl Drop for Peer {
 }
 
 /// The other end of [`Peer`]: obeys until its standard input ends.
-pub fn serve() {
+pub(crate) fn serve() {
     // A test that fails takes its peers with it, whatever they wait for.
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("end with the test");
     let mut obedient = Obedient { link: None, clones: Vec::new() };
@@ -389,7 +390,6 @@ impl Obedient {
     }
 }
 
-// UNSAFETY: a raw system call; nix has none for it.
 #[expect(unsafe_code, reason = "nix has no call for strict seccomp")]
 fn allow_only_read_and_write() {
     // SAFETY: it changes nothing but what the kernel lets this thread do: any other system call kills the process.
@@ -445,7 +445,7 @@ fn prepare(words: &[&str]) {
 }
 
 /// Whether this process may change users and mount; says so if it may not.
-pub fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     let root = nix::unistd::Uid::effective().is_root();
     if !root {
         println!("skipped: it takes root to change the user and to mount");
@@ -454,7 +454,7 @@ pub fn is_root() -> bool {
 }
 
 /// Names of the files in `dir`, sorted.
-pub fn files(dir: &Path) -> Vec<String> {
+pub(crate) fn files(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).expect("the directory");
     let mut names: Vec<_> =
         entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();

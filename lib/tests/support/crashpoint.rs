@@ -1052,7 +1052,8 @@ pub(crate) fn fork_child(work: impl FnOnce() -> c_int) -> Pid {
     match unsafe { fork() }.expect("fork") {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
-            let tied = prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && c_long::from(getppid().as_raw()) == parent;
+            let tied =
+                prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && c_long::from(getppid().as_raw()) == parent;
             let code = if tied { catch_unwind(AssertUnwindSafe(work)).unwrap_or(101) } else { NOT_TRACED };
             // SAFETY: ends this process; nothing of it is needed any more.
             unsafe { libc::_exit(code) }

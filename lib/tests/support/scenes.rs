@@ -89,10 +89,21 @@ fn loans(name: &'static str, prepare: fn(&Base) -> Scene, operation: fn(&mut Sce
 
 fn sends(name: &'static str, sends: &[Tag], prepare: fn(&Base) -> Scene, operation: fn(&mut Scene)) -> Case {
     let waiting = [vec![inline(20)], vec![]];
-    Case { name, expect: Expect { waiting, sends: sends.to_vec(), held: 3, ..Expect::default() }, prepare, operation }
+    Case {
+        name,
+        expect: Expect { waiting, sends: sends.to_vec(), held: 3, ..Expect::default() },
+        prepare,
+        operation,
+    }
 }
 
-fn takes(name: &'static str, waiting: &[Tag], takes: usize, prepare: fn(&Base) -> Scene, operation: fn(&mut Scene)) -> Case {
+fn takes(
+    name: &'static str,
+    waiting: &[Tag],
+    takes: usize,
+    prepare: fn(&Base) -> Scene,
+    operation: fn(&mut Scene),
+) -> Case {
     let waiting = [vec![], waiting.to_vec()];
     Case { name, expect: Expect { waiting, takes, held: 3, ..Expect::default() }, prepare, operation }
 }
@@ -241,7 +252,9 @@ pub(crate) fn cases(mode: RingMode) -> Vec<Case> {
         sends("send MSG", &[msg(1)], |base| sender_of(base, msg(1)), send),
         sends("send MSG+DATA", &[msg_data(1)], |base| sender_of(base, msg_data(1)), send),
         sends("send inline", &[inline(1)], sender, |s| s.result = inline(1).send(s.victim)),
-        sends("loan, write, send MSG+DATA", &[msg_data(1)], sender, |s| s.result = msg_data(1).send(s.victim)),
+        sends("loan, write, send MSG+DATA", &[msg_data(1)], sender, |s| {
+            s.result = msg_data(1).send(s.victim)
+        }),
         sends(
             "send a batch of 2",
             &[msg(1), msg_data(2)],
@@ -283,15 +296,27 @@ pub(crate) fn cases(mode: RingMode) -> Vec<Case> {
         },
         takes("receive MSG", &WAITING, 1, |base| receiver(base, &WAITING), Scene::receive),
         takes("receive MSG+DATA", &[msg_data(1)], 1, |base| receiver(base, &[msg_data(1)]), Scene::receive),
-        takes("receive inline", &[inline(1), inline(2)], 1, |base| receiver(base, &[inline(1), inline(2)]), Scene::receive),
+        takes(
+            "receive inline",
+            &[inline(1), inline(2)],
+            1,
+            |base| receiver(base, &[inline(1), inline(2)]),
+            Scene::receive,
+        ),
         takes("receive from a full ring", &FULL, 1, |base| receiver(base, &FULL), Scene::receive),
         takes("receive from an empty ring", &[], 0, |base| receiver(base, &[]), Scene::receive),
         takes("receive a batch of 3", &WAITING, 3, |base| receiver(base, &WAITING), batch),
-        takes("receive 3 one by one, keep all", &WAITING, 3, |base| receiver(base, &WAITING), |s| {
-            s.receive();
-            s.receive();
-            s.receive();
-        }),
+        takes(
+            "receive 3 one by one, keep all",
+            &WAITING,
+            3,
+            |base| receiver(base, &WAITING),
+            |s| {
+                s.receive();
+                s.receive();
+                s.receive();
+            },
+        ),
         takes(
             "release MSG+DATA",
             &[],
@@ -391,10 +416,12 @@ pub(crate) fn attach_by_name(side: Side) -> Case {
                 Err(error) => s.result = Err(error),
             }
         }),
-        Side::Primary => ("attach by name, primary", |s| match s.options.0.attach(s.options.1, Side::Primary) {
-            Ok(link) => std::mem::forget(link),
-            Err(error) => s.result = Err(error),
-        }),
+        Side::Primary => {
+            ("attach by name, primary", |s| match s.options.0.attach(s.options.1, Side::Primary) {
+                Ok(link) => std::mem::forget(link),
+                Err(error) => s.result = Err(error),
+            })
+        }
     };
     Case {
         name,

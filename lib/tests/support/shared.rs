@@ -1,5 +1,7 @@
 //! A few words of memory that parents and their forked children share.
 
+#![allow(clippy::disallowed_types, reason = "a test looks at the words as the machine has them")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
 // UNSAFETY: words in a shared mapping.
 #![expect(unsafe_code, reason = "atomics in a mapping")]
@@ -12,7 +14,8 @@ pub(crate) struct Words(memmap2::MmapRaw, usize);
 
 impl Words {
     pub(crate) fn new(count: usize) -> Self {
-        let fd = nix::sys::memfd::memfd_create(c"words", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).expect("memfd");
+        let fd =
+            nix::sys::memfd::memfd_create(c"words", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).expect("memfd");
         let file = std::fs::File::from(fd);
         file.set_len(count as u64 * 8).expect("room");
         Self(memmap2::MmapOptions::new().map_raw(&file).expect("map"), count)

@@ -5,6 +5,8 @@
 //! one base, copies the bytes to a second one of the same shape, and [`verify`]s there: nobody who examines
 //! disturbs what is examined.
 
+#![allow(clippy::disallowed_types, reason = "a test looks at the words as the machine has them")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
 // UNSAFETY: looks at, and copies, the memory of segments behind the library's back.
 #![expect(unsafe_code, reason = "maps segments a second time, as bytes")]
@@ -139,11 +141,20 @@ impl Tag {
         };
         let tag = Self(u64::from_le_bytes(*number));
         let data_ok = match tag.kind() {
-            Kind::MsgData => message.data().len() == 40 && message.data().iter().all(|&byte| byte == tag.fill()),
+            Kind::MsgData => {
+                message.data().len() == 40 && message.data().iter().all(|&byte| byte == tag.fill())
+            }
             _ => message.data().is_empty() && message.data_pool().is_none(),
         };
-        if message.msg() != tag.bytes() || message.msg_id() != tag.id() || message.cell_id() != !tag.id() || !data_ok {
-            return bad(Class::Damaged, format!("{tag:?}: {message:?} {:02x?} {:02x?}", message.msg(), message.data()));
+        if message.msg() != tag.bytes()
+            || message.msg_id() != tag.id()
+            || message.cell_id() != !tag.id()
+            || !data_ok
+        {
+            return bad(
+                Class::Damaged,
+                format!("{tag:?}: {message:?} {:02x?} {:02x?}", message.msg(), message.data()),
+            );
         }
         Ok(tag)
     }
@@ -198,7 +209,8 @@ pub(crate) struct Base {
 
 impl Base {
     pub(crate) fn new(mode: RingMode) -> Self {
-        let dir = tempfile::Builder::new().prefix("shmesh-world-").tempdir_in("/dev/shm").expect("a directory");
+        let dir =
+            tempfile::Builder::new().prefix("shmesh-world-").tempdir_in("/dev/shm").expect("a directory");
         let mut config = LinkConfig::new(NAME.parse().expect("a name"));
         config.ring_len = RING_LEN;
         config.ring_mode = mode;
@@ -208,10 +220,13 @@ impl Base {
         let options = LinkOptions::new().dir(dir.path());
         let primary = options.create(&config).expect("create");
         let secondary = options.attach(NAME, Side::Secondary).expect("attach");
-        let segments = ["shm", "cpu_msg", "cpu_data"].map(|pool| Bytes::open(&dir.path().join(format!("{NAME}_{pool}"))));
+        let segments = ["shm", "cpu_msg", "cpu_data"]
+            .map(|pool| Bytes::open(&dir.path().join(format!("{NAME}_{pool}"))));
         let base = Self { mode, segments, primary, secondary, dir };
         IDENTITY.store(std::process::id(), std::sync::atomic::Ordering::Relaxed);
-        let words: Vec<_> = (0..4096 / 8 * 2).map(|i| base.segments[0].word(i * 8).load(std::sync::atomic::Ordering::Relaxed)).collect();
+        let words: Vec<_> = (0..4096 / 8 * 2)
+            .map(|i| base.segments[0].word(i * 8).load(std::sync::atomic::Ordering::Relaxed))
+            .collect();
         base.layout().check(&words, 1);
         base
     }
@@ -353,7 +368,10 @@ fn work_before_recovery(base: &Base, expect: &Expect, got: &mut [Vec<Tag>; 2]) -
     drain(&p, &mut got[TO_PRIMARY])?;
     let room = loanable(&p, None)?;
     if room + expect.held < MSG_LEN - waiting_msgs(&expect.waiting[TO_SECONDARY]) {
-        return bad(Class::Wedged, format!("only {room} buffers can be loaned while the dead one has at most {}", expect.held));
+        return bad(
+            Class::Wedged,
+            format!("only {room} buffers can be loaned while the dead one has at most {}", expect.held),
+        );
     }
     let probe = inline(PROBE);
     match probe.send(&p) {
@@ -414,7 +432,11 @@ pub(crate) fn verify(base: &Base, expect: &Expect, order: Order) -> Result<Progr
     }
     for (from, to) in [(&p, &s), (&s, &p)] {
         whole_ring(from, to, (0..=u64::from(RING_LEN)).map(|i| msg(PROBE + 100 + i)))?;
-        whole_ring(from, to, (0..=u64::from(RING_LEN)).map(|i| if i < 3 { msg_data(PROBE + i) } else { inline(PROBE + i) }))?;
+        whole_ring(
+            from,
+            to,
+            (0..=u64::from(RING_LEN)).map(|i| if i < 3 { msg_data(PROBE + i) } else { inline(PROBE + i) }),
+        )?;
     }
     // All inline cells at once.
     for i in 0..u64::from(RING_LEN) {
@@ -463,13 +485,21 @@ fn account(expect: &Expect, got: &[Vec<Tag>; 2], hands: &BTreeSet<Tag>) -> Resul
     let waited = &expect.waiting[TO_PRIMARY];
     let sent = match got[TO_PRIMARY].strip_prefix(waited.as_slice()) {
         Some(rest) if expect.sends.starts_with(rest) => rest.len(),
-        _ => return bad(Class::Lost, format!("waited {waited:?}, then sent {:?}, received {:?}", expect.sends, got[TO_PRIMARY])),
+        _ => {
+            return bad(
+                Class::Lost,
+                format!("waited {waited:?}, then sent {:?}, received {:?}", expect.sends, got[TO_PRIMARY]),
+            );
+        }
     };
     // To the secondary: all that waited, but for the first few, if the operation has taken them.
     let waited = &expect.waiting[TO_SECONDARY];
     let taken = waited.len().saturating_sub(got[TO_SECONDARY].len());
     if taken > expect.takes || waited[taken..] != got[TO_SECONDARY] {
-        return bad(Class::Lost, format!("waited {waited:?}, {} are taken, received {:?}", expect.takes, got[TO_SECONDARY]));
+        return bad(
+            Class::Lost,
+            format!("waited {waited:?}, {} are taken, received {:?}", expect.takes, got[TO_SECONDARY]),
+        );
     }
     if let Some(tag) = waited[..taken].iter().find(|tag| tag.kind() != Kind::Inline && !hands.contains(tag)) {
         return bad(Class::Lost, format!("{tag:?} is neither in the ring nor in the dead one's hands"));
@@ -480,7 +510,8 @@ fn account(expect: &Expect, got: &[Vec<Tag>; 2], hands: &BTreeSet<Tag>) -> Resul
 /// The process ends if it uses this much processor time before the next call: nothing here loops that long.
 pub(crate) fn guard(seconds: i64) {
     let every = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let timer = libc::itimerval { it_interval: every, it_value: libc::timeval { tv_sec: seconds, tv_usec: 0 } };
+    let timer =
+        libc::itimerval { it_interval: every, it_value: libc::timeval { tv_sec: seconds, tv_usec: 0 } };
     // SAFETY: `timer` is a complete value, and the old one is not asked for.
     let set = unsafe { libc::setitimer(libc::ITIMER_VIRTUAL, &raw const timer, std::ptr::null_mut()) };
     assert_eq!(set, 0, "setitimer");
@@ -502,7 +533,7 @@ pub(crate) fn be_myself() {
 
 /// Stands before the C library's. A handle knows its process by this number, and would not leave its seat in a
 /// forked child.
-// SAFETY: has the name and signature of the C library's function, and does what it does.
+// It has the name and signature of the C library's function, and does what it does.
 #[unsafe(no_mangle)]
 extern "C" fn getpid() -> libc::pid_t {
     match IDENTITY.load(std::sync::atomic::Ordering::Relaxed) {

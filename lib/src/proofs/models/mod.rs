@@ -109,7 +109,11 @@ fn consume(desk: &Desk, bytes: &Bytes, got: &Got) -> i32 {
             assert!(stage::release(desk, held), "a living participant keeps what it received");
         }
         Got::Inline(id, first, last) => {
-            assert_eq!((*first, *last), (u64::from(id.cast_unsigned()), u64::from(id.cast_unsigned())), "torn");
+            assert_eq!(
+                (*first, *last),
+                (u64::from(id.cast_unsigned()), u64::from(id.cast_unsigned())),
+                "torn"
+            );
         }
     }
     got.msg_id()
@@ -126,7 +130,9 @@ fn assert_all_free(desk: &Desk, bytes: &Bytes) {
     let all: Vec<_> = (0..len).map_while(|_| loan_and_write(desk, bytes, -1)).collect();
     assert_eq!(all.len(), len, "every MSG buffer is free and known");
     if let Some(pool) = desk.core.pool(stage::DATA) {
-        let data = (0..pool.table.len()).map_while(|_| desk.loan_data(stage::DATA, all[0].cell, all[0].owner)).count();
+        let data = (0..pool.table.len())
+            .map_while(|_| desk.loan_data(stage::DATA, all[0].cell, all[0].owner))
+            .count();
         assert_eq!(data, pool.table.len(), "every DATA buffer is free and known");
     }
     assert!(stage::loan(desk).is_none());

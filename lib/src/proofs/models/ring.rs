@@ -113,7 +113,15 @@ fn mpmc_batch() {
 }
 
 /// `producers` send two messages each, `consumers` try to take some; the rest is taken when all is quiet.
-fn many(name: &str, capacity: u32, buffers: u32, producers: i32, consumers: i32, each: i32, preemptions: usize) {
+fn many(
+    name: &str,
+    capacity: u32,
+    buffers: u32,
+    producers: i32,
+    consumers: i32,
+    each: i32,
+    preemptions: usize,
+) {
     explore(name, Some(preemptions), move || {
         let core = link(capacity, false, buffers, 0);
         let bytes = Bytes::new(buffers as usize);
@@ -195,7 +203,8 @@ fn a_producer_hands_its_role_over() {
     explore("a_producer_hands_its_role_over", Some(3), || {
         let core = link(2, true, 3, 0);
         let bytes = Bytes::new(3);
-        let (first, second, consumer) = (attach(&core, Primary), attach(&core, Primary), attach(&core, Secondary));
+        let (first, second, consumer) =
+            (attach(&core, Primary), attach(&core, Primary), attach(&core, Secondary));
         let crate::ring::Ring::Spsc(ring) = &first.outgoing else { unreachable!() };
         first.producer(ring).unwrap();
         let sender = {
