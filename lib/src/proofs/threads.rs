@@ -11,7 +11,7 @@ use super::stage::{
 use crate::link::desk::Desk;
 use crate::participant::Side::{Primary, Secondary};
 
-const MESSAGES: i32 = if cfg!(miri) { 12 } else { 20_000 };
+const MESSAGES: i32 = if cfg!(miri) { 12 } else { 5_000 };
 
 #[expect(unsafe_code, reason = "the bytes of a buffer that the caller holds exclusively")]
 mod bytes {
@@ -134,7 +134,7 @@ fn many_to_many() {
 #[test]
 fn recovery_beside_traffic() {
     let core = link(2, false, 6, 6);
-    let rounds = if cfg!(miri) { 3 } else { 500 };
+    let rounds = if cfg!(miri) { 3 } else { 200 };
     let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
     let recoverers = [attach(&core, Primary), attach(&core, Secondary)];
     std::thread::scope(|scope| {
