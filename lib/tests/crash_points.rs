@@ -186,7 +186,8 @@ fn one(mode: RingMode, case: &Case, original: &Base, copy: &Base, kill: bool) ->
     let walked = walked.unwrap_or_else(|failures| panic!("{failures}"));
     examiner.tally.points = walked.points;
 
-    changes.extend((0..=walked.operation_steps).step_by(usize::try_from(stride()).unwrap_or(usize::MAX)));
+    let stride = usize::try_from(stride().max(walked.operation_steps / 8)).unwrap_or(usize::MAX);
+    changes.extend((0..=walked.operation_steps).step_by(stride));
     changes.sort_unstable();
     changes.dedup();
     if !kill {

@@ -149,7 +149,7 @@ fn points_max() -> u64 {
     std::env::var("SHMESH_FREEZE_POINTS")
         .ok()
         .and_then(|text| text.parse().ok())
-        .unwrap_or(if cfg!(debug_assertions) { 24 } else { 400 })
+        .unwrap_or(if cfg!(debug_assertions) { 16 } else { 400 })
 }
 
 fn chosen(mode: RingMode, skip: &[&str]) -> Vec<Case> {

@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         ("word_by_word_spsc", || word_by_word(RingMode::Spsc)),
         ("while_it_runs_mpmc", || while_it_runs(RingMode::Mpmc)),
         ("while_it_runs_spsc", || while_it_runs(RingMode::Spsc)),
+        ("a_doorbell_that_never_ends", a_doorbell_that_never_ends),
     ])
 }
 
@@ -349,4 +350,22 @@ fn while_it_runs(mode: RingMode) {
         log[SLOWEST].load(Relaxed)
     );
     assert!(log[CALLS].load(Relaxed) > 1_000);
+}
+
+/// The doorbell is shared too: a peer may add as many signals as it likes.
+fn a_doorbell_that_never_ends() {
+    let log = Words::new(16);
+    let pid = crashpoint::fork_child(|| {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let config = shmesh::config::LinkConfig::new("bell".parse().expect("a name"));
+        let link = shmesh::LinkOptions::new().dir(dir.path()).create(&config).expect("create");
+        let signals: u64 = 1 << 62;
+        nix::unistd::write(link.fd().expect("a doorbell"), &signals.to_ne_bytes()).expect("ring");
+        let started = Instant::now();
+        let woken = link.wait(Some(Duration::from_millis(50))).expect("wait");
+        assert!(!woken && started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        log[CALLS].store(1, Relaxed);
+        0
+    });
+    watch(pid, &log, "a doorbell that never ends");
 }

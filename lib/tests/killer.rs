@@ -55,6 +55,7 @@ fn main() -> ExitCode {
         ("mpmc_named_notified", || scenario(2, 1)),
         ("spsc_memfd_notified", || scenario(3, 2)),
         ("mpmc_memfd_notified", || scenario(4, 1)),
+        ("a_sender_dies_before_it_rings", a_sender_dies_before_it_rings),
     ])
 }
 
@@ -93,6 +94,8 @@ const TAKEN: usize = 7;
 const WORDS_PER_WORKER: usize = 16;
 /// What the parent says to all.
 const STOP_SENDING: usize = WORKERS_MAX * WORDS_PER_WORKER;
+/// Each worker is to die after sending, before it rings.
+const SILENT_DEATH: usize = STOP_SENDING + 1;
 const COUNTERS: usize = STOP_SENDING + 16;
 /// Messages of one worker; how often each was received is one byte.
 const MESSAGES_MAX: u64 = 1 << 22;
@@ -214,6 +217,12 @@ impl Worker {
 
     fn work(&mut self) -> Result<(), Error> {
         let link = self.attach()?;
+        if self.ledger.0[SILENT_DEATH].load(SeqCst) != 0 {
+            // The other side sleeps by now.
+            std::thread::sleep(Duration::from_millis(100));
+            link.send_inline(0, 0, b"unheard")?;
+            let _ = nix::sys::signal::raise(Signal::SIGKILL);
+        }
         self.ledger.of(self.me, READY).store(1, SeqCst);
         let notified = SCENARIOS[self.scenario].2;
         let (mut held, mut loans) = (Vec::new(), Vec::new());
@@ -590,5 +599,30 @@ fn report(field: &Battlefield, kills: u64, early: u64, time: Duration) {
             missing[side],
             field.in_hands[side]
         );
+    }
+}
+
+/// A receiver sleeps, and the sender dies between making the message visible and ringing.
+fn a_sender_dies_before_it_rings() {
+    for index in [2, 3, 4] {
+        let dir = tempfile::Builder::new().prefix("shmesh-kill-").tempdir_in("/dev/shm").expect("a directory");
+        let primary = LinkOptions::new().dir(dir.path()).create(&config(index)).expect("create");
+        let mut field = Battlefield {
+            scenario: index,
+            ledger: Ledger::open(&dir.path().join("ledger")),
+            dir,
+            workers: vec![None, None],
+            random: Random::new(1),
+            in_hands: [0; 2],
+            uncertain: BTreeSet::new(),
+            beats: [(0, Instant::now()); WORKERS_MAX],
+        };
+        field.ledger.0[SILENT_DEATH].store(1, SeqCst);
+        field.spawn(1);
+        let started = Instant::now();
+        assert!(primary.wait(Some(Duration::from_secs(10))).expect("wait"), "a message is there");
+        let time = started.elapsed();
+        assert!(time < Duration::from_secs(5), "scenario {index}: woken after {time:?} only");
+        assert_eq!(primary.receive().expect("receive").expect("it was sent").msg(), b"unheard");
     }
 }

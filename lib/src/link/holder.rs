@@ -22,6 +22,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, SigmaskHow};
 
 use super::Shared;
 use crate::config::{Backing, PoolId};
@@ -203,6 +204,9 @@ impl Holder {
             ),
         };
         let me = shared.me;
+        // The application's signals are for its own threads, which have a stack for its handlers. The new thread inherits
+        // what is blocked here.
+        let ours = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
         let thread = std::thread::Builder::new()
             .name("shmesh-holder".into())
@@ -210,8 +214,11 @@ impl Holder {
             .spawn(move || {
                 run(&shared, &lock, &stopped, duty);
                 retire(&shared, &lock);
-            })
-            .map_err(|error| failed("start a thread", error))?;
+            });
+        if let Ok(ours) = ours {
+            let _ = ours.thread_set_mask();
+        }
+        let thread = thread.map_err(|error| failed("start a thread", error))?;
         Ok(Self { me, stop, thread: Some(thread), idle: None })
     }
 
@@ -444,4 +451,5 @@ fn reap(shared: &Shared) {
         shared.core.reclaim(&other, me.seat, false);
     }
     seats.vacate(&me);
+    shared.ring_after_a_death();
 }

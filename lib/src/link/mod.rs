@@ -52,6 +52,18 @@ pub(crate) struct Shared {
     pub(crate) spin_us: u32,
 }
 
+impl Shared {
+    /// Wakes who sleeps, after a death: the dead one may have sent and not rung, or taken a signal meant for another.
+    fn ring_after_a_death(&self) {
+        for (ring, bell) in self.core.rings().iter().zip(self.doorbells.iter().flatten()) {
+            if crate::notify::anybody_asleep(ring, &self.core.seats) {
+                // Refused only if the descriptor is none, and then nobody sleeps on it.
+                let _ = bell.signal();
+            }
+        }
+    }
+}
+
 /// One participant's handle on a link.
 ///
 /// A handle belongs to one thread at a time: it is [`Send`] and not [`Sync`], because it keeps the buffers it released

@@ -38,10 +38,16 @@ impl Link {
         let mut done = Recovered::default();
         for other in self.core().seats.all() {
             if other.seat != self.desk.me.seat && other.liveness(&self.shared.me) == Liveness::Dead {
-                done.add(self.core().reclaim(&other, self.desk.me.seat, false));
+                done.add(self.take_back(&other, false));
             }
         }
         Ok(done)
+    }
+
+    fn take_back(&self, other: &Participant, keep_seated: bool) -> Recovered {
+        let done = self.core().reclaim(other, self.desk.me.seat, keep_seated);
+        self.shared.ring_after_a_death();
+        done
     }
 
     /// Takes back what the participant in `seat` held, on the caller's word that its process has ended. `word` is what
@@ -53,7 +59,7 @@ impl Link {
         self.check_seated()?;
         match self.core().seats.at(seat) {
             Some(dead) if dead.word == word && seat != self.desk.me.seat => {
-                Ok(self.core().reclaim(&dead, self.desk.me.seat, false))
+                Ok(self.take_back(&dead, false))
             }
             _ => Ok(Recovered::default()),
         }
@@ -84,7 +90,7 @@ impl Link {
         if alive && !self.core().seats.evict(&other) {
             return Ok(Recovered::default());
         }
-        Ok(self.core().reclaim(&other, self.desk.me.seat, alive))
+        Ok(self.take_back(&other, alive))
     }
 
     /// Everybody who is attached, dead or alive.

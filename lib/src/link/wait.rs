@@ -189,7 +189,11 @@ impl Link {
             // A signal may be old, from a message that was received while we were awake: take it and look again.
             // However many there are, the time may be over.
             let over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if bell.take().map_err(failed)? && !over {
+            if over {
+                return Ok(false);
+            }
+            if bell.take().map_err(failed)? {
+                self.check_seated()?;
                 continue;
             }
             if !bell.wait(deadline).map_err(failed)? {
