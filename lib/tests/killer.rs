@@ -605,7 +605,8 @@ fn report(field: &Battlefield, kills: u64, early: u64, time: Duration) {
 /// A receiver sleeps, and the sender dies between making the message visible and ringing.
 fn a_sender_dies_before_it_rings() {
     for index in [2, 3, 4] {
-        let dir = tempfile::Builder::new().prefix("shmesh-kill-").tempdir_in("/dev/shm").expect("a directory");
+        let dir =
+            tempfile::Builder::new().prefix("shmesh-kill-").tempdir_in("/dev/shm").expect("a directory");
         let primary = LinkOptions::new().dir(dir.path()).create(&config(index)).expect("create");
         let mut field = Battlefield {
             scenario: index,
