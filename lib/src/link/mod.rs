@@ -238,6 +238,10 @@ impl Link {
 
     #[cold]
     fn corrupt(&self, Wild(what): Wild) -> Error {
+        // Of a participant that was stopped in the middle and evicted, others have by now what it looks at.
+        if !self.desk.is_current() {
+            return self.evicted();
+        }
         Error::from(ErrorKind::Corrupt { link: self.link(), what })
     }
 
