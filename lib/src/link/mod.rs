@@ -238,6 +238,10 @@ impl Link {
 
     #[cold]
     fn corrupt(&self, Wild(what): Wild) -> Error {
+        // Who was evicted in the middle of a call finds others at work in what it held.
+        if !self.desk.is_current() {
+            return self.evicted();
+        }
         // Of a participant that was stopped in the middle and evicted, others have by now what it looks at.
         if !self.desk.is_current() {
             return self.evicted();
