@@ -290,8 +290,8 @@ impl Owners for Receiving<'_> {
     #[inline(always)]
     fn take_alone(&self, entry: Entry, word: u64) {
         let borrowed = MsgOwner(word).borrowed(self.seat);
-        // Release: as in `take`.
-        self.core.msg().table.owner(entry.wild_cell()).store(borrowed.0, Ordering::Release);
+        // Relaxed, unlike `take`: recovery leaves alone what it sees in the ring, and sees it gone by the Release of `head`.
+        self.core.msg().table.owner(entry.wild_cell()).store(borrowed.0, Ordering::Relaxed);
     }
 
     #[inline(always)]

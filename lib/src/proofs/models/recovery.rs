@@ -9,7 +9,9 @@ use crate::link::core::{Core, Recovered};
 use crate::link::desk::Desk;
 use crate::participant::Side::{Primary, Secondary};
 use crate::participant::{Participant, Role, Side};
+use crate::pool::owner::DataOwner;
 use crate::ring::{CONSUMER_ROLE, Owners, Ring};
+use crate::sync::Ordering;
 
 /// What the two recoverers did together.
 fn both(core: &Core, dead: Participant, first: Side, second: Side, live: impl FnOnce()) -> Recovered {
@@ -97,7 +99,7 @@ fn sent(name: &str, single: bool, until_tail: bool) {
         } else {
             // Died between the exchange on the slot and the one on `tail`.
             describe(&dead, &held);
-            core.outgoing(Primary).slot(0).store(entry_of(&held).in_lap(1), crate::sync::Ordering::Release);
+            core.outgoing(Primary).slot(0).store(entry_of(&held).in_lap(1), Ordering::Release);
         }
         let dead = abandon(dead);
         let done = both(&core, dead, Primary, Secondary, || {
@@ -281,7 +283,7 @@ fn a_newcomer_keeps_its_message_mpmc() {
 /// A living pair of MSG and DATA never looks orphaned.
 #[test]
 fn a_living_pair_is_no_orphan() {
-    explore("a_living_pair_is_no_orphan", Some(3), || {
+    explore("a_living_pair_is_no_orphan", Some(1), || {
         let core = link(1, true, 1, 1);
         let dead = abandon(attach(&core, Secondary));
         let (peer, recoverer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -289,16 +291,123 @@ fn a_living_pair_is_no_orphan() {
             let core = core.clone();
             spawn(move || core.reclaim(&dead, recoverer.me.seat, false))
         };
-        {
-            if let Some(Ok(held)) = loan_with(&peer) {
-                let (pool, index) = held.data.unwrap();
-                let word = core.pool(pool).unwrap().table.owner(index).load(crate::sync::Ordering::Relaxed);
-                let data = crate::pool::owner::DataOwner(word);
-                assert!(data.belongs_to(held.cell, held.owner), "nobody has taken it");
-                assert!(release(&peer, &held));
-            }
-        }
+        let held = loan_with(&peer).unwrap().unwrap();
         assert_eq!(other.join().unwrap().data_buffers, 0);
+        let (pool, index) = held.data.unwrap();
+        let word = core.pool(pool).unwrap().table.owner(index).load(Ordering::Relaxed);
+        assert!(DataOwner(word).belongs_to(held.cell, held.owner), "nobody has taken it");
+    });
+}
+
+/// A consumer that stands still between reading a slot and its owner word takes no later loan of the buffer, though the
+/// slot's word names it as well.
+#[test]
+fn a_late_consumer_takes_no_later_loan() {
+    explore("a_late_consumer_takes_no_later_loan", Some(2), || {
+        let core = link(1, false, 1, 0);
+        let bytes = Bytes::new(1);
+        let (producer, consumer, late) =
+            (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
+        send(&producer, &bytes, 1);
+        let other = {
+            let bytes = bytes.clone();
+            spawn(move || receive(&late, &bytes))
+        };
+        let mine = receive(&consumer, &bytes);
+        if mine.is_some() {
+            let held = loan(&consumer).unwrap();
+            assert!(release(&consumer, &held));
+            let held = loan_and_write(&consumer, &bytes, 3).unwrap();
+            assert!(release(&consumer, &held), "nobody took it");
+        }
+        let theirs = other.join().unwrap();
+        assert_eq!(mine.into_iter().chain(theirs).chain(drain(&consumer, &bytes)).collect::<Vec<_>>(), [1]);
+    });
+}
+
+/// What a dead participant had sent is taken off the ring, and kept, beside who takes back what it held.
+#[test]
+fn a_dead_ones_message_is_kept() {
+    explore("a_dead_ones_message_is_kept", Some(2), || {
+        let core = link(1, true, 1, 0);
+        let bytes = Bytes::new(1);
+        let (dead, consumer, late) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Primary));
+        send(&dead, &bytes, 1);
+        let dead = abandon(dead);
+        let other = {
+            let core = core.clone();
+            spawn(move || core.reclaim(&dead, late.me.seat, false))
+        };
+        let got = stage::receive(&consumer).unwrap().unwrap();
+        assert_eq!(other.join().unwrap().messages, 0);
+        super::consume(&consumer, &bytes, &got);
+    });
+}
+
+/// Who loans a buffer of a dead participant learns of it by the owner word alone, and writes where the dead one wrote.
+#[test]
+fn a_dead_ones_bytes_are_at_rest() {
+    explore("a_dead_ones_bytes_are_at_rest", Some(2), || {
+        let core = link(1, true, 1, 0);
+        let bytes = Bytes::new(1);
+        let (dead, late, peer) = (attach(&core, Primary), attach(&core, Primary), attach(&core, Secondary));
+        let other = {
+            let (core, bytes) = (core.clone(), bytes.clone());
+            spawn(move || {
+                loan_and_write(&dead, &bytes, 1).map(|_| core.reclaim(&abandon(dead), late.me.seat, false).messages)
+            })
+        };
+        let held = until(|| loan_and_write(&peer, &bytes, 2));
+        assert!(release(&peer, &held));
+        assert_ne!(other.join().unwrap(), Some(0));
+    });
+}
+
+/// The next in a role of a dead participant learns of its death by the seat alone, and goes on where it stopped.
+#[test]
+fn a_consumers_role_is_inherited() {
+    explore("a_consumers_role_is_inherited", Some(2), || {
+        let core = link(2, true, 2, 0);
+        let bytes = Bytes::new(2);
+        let (producer, dead) = (attach(&core, Primary), attach(&core, Secondary));
+        let (late, heir) = (attach(&core, Primary), attach(&core, Secondary));
+        send(&producer, &bytes, 1);
+        send(&producer, &bytes, 2);
+        let Ring::Spsc(ring) = &heir.incoming else { unreachable!() };
+        dead.consumer(ring).unwrap();
+        let other = {
+            let (core, bytes) = (core.clone(), bytes.clone());
+            spawn(move || {
+                assert_eq!(receive(&dead, &bytes), Some(1));
+                core.reclaim(&abandon(dead), late.me.seat, false)
+            })
+        };
+        until(|| heir.consumer(ring).ok().map(drop));
+        assert_eq!(receive(&heir, &bytes), Some(2));
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_producers_role_is_inherited() {
+    explore("a_producers_role_is_inherited", Some(2), || {
+        let core = link(2, true, 2, 0);
+        let bytes = Bytes::new(2);
+        let (dead, consumer) = (attach(&core, Primary), attach(&core, Secondary));
+        let (late, heir) = (attach(&core, Secondary), attach(&core, Primary));
+        let Ring::Spsc(ring) = &heir.outgoing else { unreachable!() };
+        dead.producer(ring).unwrap();
+        let other = {
+            let (core, bytes) = (core.clone(), bytes.clone());
+            spawn(move || {
+                send(&dead, &bytes, 1);
+                core.reclaim(&abandon(dead), late.me.seat, false)
+            })
+        };
+        until(|| heir.producer(ring).ok().map(drop));
+        send(&heir, &bytes, 2);
+        other.join().unwrap();
+        assert_eq!(drain(&consumer, &bytes), [1, 2]);
     });
 }
 
@@ -358,20 +467,21 @@ fn a_role_has_one_successor() {
         let recoverer = attach(&core, Primary);
         let dead = abandon(dead);
         core.reclaim(&dead, recoverer.me.seat, false);
-        let claim = |core: &Core| {
-            let me = core.seats.attach(&process(2), Secondary).unwrap();
-            let role = core.incoming(Secondary).words().clone();
-            (Role(role.control(CONSUMER_ROLE)).claim(&me, &core.seats).is_ok(), me)
-        };
+        let they = core.seats.attach(&process(2), Secondary).unwrap();
         let other = {
             let core = core.clone();
-            spawn(move || claim(&core))
+            spawn(move || {
+                let words = core.incoming(Secondary).words().clone();
+                Role(words.control(CONSUMER_ROLE)).claim(&they, &core.seats).is_ok()
+            })
         };
-        let (mine, me) = claim(&core);
-        let (theirs, they) = other.join().unwrap();
+        // Of our seat the other one learns by the role's word alone.
+        let me = core.seats.attach(&process(3), Secondary).unwrap();
+        let words = core.incoming(Secondary).words().clone();
+        let mine = Role(words.control(CONSUMER_ROLE)).claim(&me, &core.seats).is_ok();
+        let theirs = other.join().unwrap();
         assert!(mine != theirs, "one of two");
-        let role = core.incoming(Secondary).words().clone();
-        let again = Role(role.control(CONSUMER_ROLE)).claim(if mine { &they } else { &me }, &core.seats);
+        let again = Role(words.control(CONSUMER_ROLE)).claim(if mine { &they } else { &me }, &core.seats);
         assert_eq!(again.unwrap_err().seat, if mine { me.seat } else { they.seat });
     });
 }
