@@ -441,6 +441,50 @@ fn a_signal_handler_without_restart_does_not_end_a_wait_either() {
     assert!(SIGNALLED.load(Ordering::Relaxed));
 }
 
+#[test]
+fn signals_do_not_disturb_coming_and_going() {
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
+    let _watchdog = Watchdog::start();
+    install(
+        Signal::SIGUSR1,
+        &SigAction::new(SigHandler::Handler(on_signal), SaFlags::empty(), SigSet::empty()),
+    );
+    let done = AtomicBool::new(false);
+    let me = nix::unistd::gettid();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // As many as there can be: some come while it waits for an answer.
+            while !done.load(Ordering::Relaxed) {
+                interrupt(me, Signal::SIGUSR1);
+                std::thread::yield_now();
+            }
+        });
+        // Large enough that a signal comes while it is being made.
+        for backing in ["", "backing=memfd"] {
+            for _ in 0..20 {
+                let Ends { primary, secondary, _dir } = ends(&format!("data=65536x256 {backing}"));
+                secondary.send_inline(1, 0, b"").unwrap();
+                assert!(primary.receive().unwrap().is_some());
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    // The threads of the library leave the application's signals to the application.
+    let Ends { primary: _primary, secondary: _secondary, _dir } = ends("");
+    let blocked_of = |task: std::fs::DirEntry| {
+        let text = |file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let status = text("status");
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?.trim();
+        (text("comm").trim() == "shmesh-holder").then(|| u64::from_str_radix(blocked, 16).unwrap())
+    };
+    // A thread gives itself its name.
+    until("both holders are there, and block the signal", || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().map_while(Result::ok);
+        let blocked: Vec<_> = tasks.filter_map(blocked_of).collect();
+        blocked.len() >= 2 && blocked.iter().all(|mask| mask & 1 << (Signal::SIGUSR1 as u32 - 1) != 0)
+    });
+}
+
 // A raw system call, for a signal to one thread.
 #[expect(unsafe_code, reason = "nix sends signals to processes only")]
 fn interrupt(thread: nix::unistd::Pid, signal: nix::sys::signal::Signal) {

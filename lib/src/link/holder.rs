@@ -208,13 +208,12 @@ impl Holder {
         // what is blocked here.
         let ours = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
-        let thread = std::thread::Builder::new()
-            .name("shmesh-holder".into())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
+        let thread = std::thread::Builder::new().name("shmesh-holder".into()).stack_size(STACK_BYTES).spawn(
+            move || {
                 run(&shared, &lock, &stopped, duty);
                 retire(&shared, &lock);
-            });
+            },
+        );
         if let Ok(ours) = ours {
             let _ = ours.thread_set_mask();
         }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::{SigSet, SigmaskHow};
 
 /// A file without a name in `dir`, for [`publish`]: it disappears with us unless it is finished.
 pub(crate) fn unnamed(dir: &Path, mode: u32) -> io::Result<File> {
@@ -41,12 +42,19 @@ pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
 /// Reserves `len` bytes: a full tmpfs is an error here and not a bus error later.
 pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
     let len = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    loop {
+    // The kernel undoes all of a request that a signal interrupts, so in a process with a fast timer a large one would never
+    // end. Signals of this thread wait meanwhile.
+    let ours = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+    let reserved = loop {
         match fallocate(file, FallocateFlags::empty(), 0, len) {
             Err(nix::errno::Errno::EINTR) => {}
-            done => return done.map_err(Into::into),
+            done => break done,
         }
+    };
+    if let Ok(ours) = ours {
+        let _ = ours.thread_set_mask();
     }
+    Ok(reserved?)
 }
 
 /// A memfd that can be sealed.

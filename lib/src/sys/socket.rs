@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
@@ -15,6 +15,8 @@ use nix::sys::time::TimeVal;
 pub(crate) const MAX_FDS: usize = 8;
 /// Bytes in one packet.
 pub(crate) const MAX_PACKET_BYTES: usize = 256;
+/// How long a call is repeated that signals interrupt.
+const INTERRUPTED_LIMIT: Duration = Duration::from_secs(1);
 
 fn unix_socket() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?)
@@ -31,7 +33,7 @@ pub(crate) fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
 
 /// The next connection; waits for it.
 pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
-    let fd = uninterrupted(|| accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC))?;
+    let fd = uninterrupted(|| Ok(accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?))?;
     Ok(own(fd))
 }
 
@@ -39,7 +41,7 @@ pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
 pub(crate) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let fd = unix_socket()?;
     let address = UnixAddr::new(path)?;
-    uninterrupted(|| connect(fd.as_raw_fd(), &address))?;
+    uninterrupted(|| Ok(connect(fd.as_raw_fd(), &address)?))?;
     Ok(fd)
 }
 
@@ -56,12 +58,35 @@ pub(crate) fn send(fd: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Re
     let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
     let control: &[_] = if raw.is_empty() { &[] } else { &rights };
-    sendmsg::<UnixAddr>(fd.as_raw_fd(), &[IoSlice::new(bytes)], control, MsgFlags::MSG_NOSIGNAL, None)?;
+    let packet = [IoSlice::new(bytes)];
+    uninterrupted(|| {
+        Ok(sendmsg::<UnixAddr>(fd.as_raw_fd(), &packet, control, MsgFlags::MSG_NOSIGNAL, None)?)
+    })?;
     Ok(())
+}
+
+/// Repeats what a signal handler of the application interrupted: such a call has done nothing. A wait with a limit begins
+/// anew each time, so there is a limit to all of them together.
+fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let start = Instant::now();
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                if start.elapsed() > INTERRUPTED_LIMIT {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Receives one packet; an empty one means that the other end is closed.
 pub(crate) fn receive(fd: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    uninterrupted(|| receive_once(fd))
+}
+
+fn receive_once(fd: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
     let mut space = nix::cmsg_space!([std::os::fd::RawFd; MAX_FDS]);
     let mut slices = [IoSliceMut::new(&mut bytes)];

@@ -16,24 +16,36 @@ use crate::link::desk::Desk;
 /// A model that takes longer is cut short, and says so.
 const LIMIT_S: u64 = 10;
 
-/// Explores `model`. A bound leaves out schedules with more pre-emptions than that.
+/// Explores `model`, first all schedules with one pre-emption, then with two and so on, up to `preemptions` (`None`: all
+/// schedules there are). Few are enough for nearly every mistake, and a search cut short has not looked everywhere.
 fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(preemptions);
-    builder.max_branches = 20_000;
-    builder.checkpoint_interval = 200;
-    builder.max_duration = builder.max_duration.or(Some(Duration::from_secs(LIMIT_S)));
-    let count = Arc::new(AtomicUsize::new(0));
-    let (counter, start) = (Arc::clone(&count), Instant::now());
     let model = Arc::new(model);
-    builder.check(move || {
-        counter.fetch_add(1, Ordering::Relaxed);
+    let bounds = preemptions.map_or(vec![Some(1), None], |most| (1..=most).map(Some).collect());
+    let mut before = 0;
+    for bound in bounds {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = builder.preemption_bound.or(bound);
+        builder.max_branches = 20_000;
+        builder.checkpoint_interval = 200;
+        let limit = *builder.max_duration.get_or_insert(Duration::from_secs(LIMIT_S));
+        let count = Arc::new(AtomicUsize::new(0));
+        let (counter, start) = (Arc::clone(&count), Instant::now());
         let model = Arc::clone(&model);
-        spawn(move || model()).join().unwrap();
-    });
-    let (count, seconds) = (count.load(Ordering::Relaxed), start.elapsed().as_secs_f64());
-    let cut = if start.elapsed() >= Duration::from_secs(LIMIT_S) { ", cut short" } else { "" };
-    eprintln!("{name}: {count} executions, {seconds:.2} s{cut}");
+        builder.check(move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+            let model = Arc::clone(&model);
+            spawn(move || model()).join().unwrap();
+        });
+        let (count, seconds) = (count.load(Ordering::Relaxed), start.elapsed().as_secs_f64());
+        let most = builder.preemption_bound.map_or("all".into(), |most| most.to_string());
+        let cut = if start.elapsed() >= limit { ", cut short" } else { "" };
+        eprintln!("{name}, pre-emptions {most}: {count} executions, {seconds:.2} s{cut}");
+        // No more schedules with one pre-emption more, or too many already.
+        if count == before || !cut.is_empty() {
+            break;
+        }
+        before = count;
+    }
 }
 
 /// The bytes of the MSG buffers, as loom sees them: access without happens-before, or by two at once, is an error.

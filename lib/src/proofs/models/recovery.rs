@@ -331,7 +331,8 @@ fn a_dead_ones_message_is_kept() {
     explore("a_dead_ones_message_is_kept", Some(2), || {
         let core = link(1, true, 1, 0);
         let bytes = Bytes::new(1);
-        let (dead, consumer, late) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Primary));
+        let (dead, consumer, late) =
+            (attach(&core, Primary), attach(&core, Secondary), attach(&core, Primary));
         send(&dead, &bytes, 1);
         let dead = abandon(dead);
         let other = {
@@ -354,7 +355,8 @@ fn a_dead_ones_bytes_are_at_rest() {
         let other = {
             let (core, bytes) = (core.clone(), bytes.clone());
             spawn(move || {
-                loan_and_write(&dead, &bytes, 1).map(|_| core.reclaim(&abandon(dead), late.me.seat, false).messages)
+                loan_and_write(&dead, &bytes, 1)
+                    .map(|_| core.reclaim(&abandon(dead), late.me.seat, false).messages)
             })
         };
         let held = until(|| loan_and_write(&peer, &bytes, 2));
