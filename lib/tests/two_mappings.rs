@@ -1,6 +1,8 @@
 //! One link mapped twice in one process, at different addresses: what one handle writes the other reads, and shared memory
 //! holds no address, which would mean something in one of the two mappings only.
 
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
+
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
