@@ -71,7 +71,7 @@ fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let start = Instant::now();
     loop {
         match call() {
-            Err(error) if false && error.kind() == io::ErrorKind::Interrupted => {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                 if start.elapsed() > INTERRUPTED_LIMIT {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
