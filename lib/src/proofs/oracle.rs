@@ -395,6 +395,21 @@ impl World {
     }
 }
 
+/// A handle remembers what it released last, and others may have stolen all of it meanwhile. Too rare in random sequences.
+#[test]
+fn what_was_stolen_does_not_exhaust_a_pool() {
+    let core = link(1, true, 1, 0);
+    let (a, b) = (attach(&core, Primary), attach(&core, Secondary));
+    for _ in 0..100 {
+        let held = loan(&a).expect("stolen from the other");
+        assert!(stage::send(&a, &held));
+        let got = stage::receive(&b).expect("no damage").expect("it was sent");
+        assert!(stage::finish(&b, &got));
+    }
+    assert!(release(&a, &loan(&a).expect("stolen from the other")));
+    assert!(loan(&b).is_some(), "one buffer, and it is free");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
