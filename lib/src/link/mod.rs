@@ -242,10 +242,6 @@ impl Link {
         if !self.desk.is_current() {
             return self.evicted();
         }
-        // Of a participant that was stopped in the middle and evicted, others have by now what it looks at.
-        if !self.desk.is_current() {
-            return self.evicted();
-        }
         Error::from(ErrorKind::Corrupt { link: self.link(), what })
     }
 
