@@ -147,6 +147,7 @@ pub(crate) fn is_free(word: u64) -> bool {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 
