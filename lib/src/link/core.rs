@@ -290,8 +290,9 @@ impl Owners for Receiving<'_> {
     #[inline(always)]
     fn take_alone(&self, entry: Entry, word: u64) {
         let borrowed = MsgOwner(word).borrowed(self.seat);
-        // Relaxed, unlike `take`: recovery leaves alone what it sees in the ring, and sees it gone by the Release of `head`.
-        self.core.msg().table.owner(entry.wild_cell()).store(borrowed.0, Ordering::Relaxed);
+        // Release, as in `take`: a recoverer that sees this seat has the message, and not yet the ring that it came from, must
+        // see that we have the seat.
+        self.core.msg().table.owner(entry.wild_cell()).store(borrowed.0, Ordering::Release);
     }
 
     #[inline(always)]
@@ -331,6 +332,7 @@ impl Core {
         let mut done = Recovered { participants: 1, ..Recovered::default() };
         for ring in &self.rings {
             if let Ring::Mpmc(ring) = ring {
+                ring.fence_producers();
                 ring.settle(&self.receiving(me));
             }
         }

@@ -153,7 +153,8 @@ impl Link {
                 ring.push(Entry::inline_cell(cell, owner.incarnation(), msg.len())).map_err(|error| {
                     self.desk.release_inline(cell, owner);
                     self.push_error(error)
-                })
+                })?;
+                self.check_seated()
             }
         }
     }
@@ -280,10 +281,11 @@ impl<'a> Loan<'a> {
     /// Makes the message visible to the other side. Does not wake a receiver that sleeps: see [`Link::notify`].
     ///
     /// # Errors
-    /// [`Full`](crate::ErrorKind::Full), [`RoleTaken`](crate::ErrorKind::RoleTaken), [`Evicted`](crate::ErrorKind::Evicted). The loan has ended then;
-    /// [`send_or_return`](Self::send_or_return) gives it back instead.
+    /// [`Full`](crate::ErrorKind::Full), [`RoleTaken`](crate::ErrorKind::RoleTaken). The loan has ended then; [`send_or_return`](Self::send_or_return)
+    /// gives it back instead. [`Evicted`](crate::ErrorKind::Evicted): this participant was declared dead, and the message was sent or
+    /// taken back; which of them is not known.
     #[inline(always)]
-    pub fn send(self) -> Result<()> {
+    pub fn send(mut self) -> Result<()> {
         self.push()?;
         // The buffers are the receiver's now.
         std::mem::forget(self);
@@ -308,7 +310,7 @@ impl<'a> Loan<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
-    pub fn send_or_return(self) -> std::result::Result<(), SendError<'a>> {
+    pub fn send_or_return(mut self) -> std::result::Result<(), SendError<'a>> {
         match self.push() {
             Ok(()) => {
                 std::mem::forget(self);
@@ -320,7 +322,7 @@ impl<'a> Loan<'a> {
 
     /// Publishes the message. After `Ok` the loan no longer holds anything, and must be forgotten.
     #[inline(always)]
-    fn push(&self) -> Result<()> {
+    fn push(&mut self) -> Result<()> {
         let link = self.link;
         link.check_seated()?;
         let entry = Entry::pooled(self.cell, self.owner.incarnation());
@@ -329,8 +331,19 @@ impl<'a> Loan<'a> {
                 let producer = link.producer(ring)?;
                 ring.push(producer, entry, None).map_err(|Full| link.full())
             }
-            Ring::Mpmc(ring) => ring.push(entry).map_err(|error| link.push_error(error)),
+            Ring::Mpmc(ring) => {
+                ring.push(entry).map_err(|error| link.push_error(error))?;
+                // FENCE: who was evicted before the message was sent cannot know whether it is delivered.
+                link.check_seated().inspect_err(|_| self.give_up())
+            }
         }
+    }
+
+    /// Lets go of buffers that may be another's by now.
+    #[cold]
+    fn give_up(&mut self) {
+        self.owner = MsgOwner::NONE;
+        self.data = None;
     }
 }
 

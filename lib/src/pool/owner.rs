@@ -51,6 +51,9 @@ pub(crate) enum Holder {
 }
 
 impl MsgOwner {
+    /// In place of a word, where nothing is held any more: no buffer has it, so no exchange that names it succeeds.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+
     /// Who holds the buffer.
     #[must_use]
     pub(crate) fn holder(self) -> Holder {

@@ -15,6 +15,7 @@
 //! Pairs, named the same at both ends:
 //! - `PUBLISH`: a producer's Release on the slot word, a consumer's Acquire of it: payload and descriptor are visible.
 //! - `CONSUME`: a consumer's Release of `head`, a producer's Acquire of it: the slot may be overwritten.
+//! - `FENCE`: a producer's exchange on `tail`, a recoverer's exchange on it: of a message and an eviction, one sees the other.
 
 pub(crate) mod entry;
 pub(crate) mod mpmc;

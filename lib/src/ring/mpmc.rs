@@ -86,11 +86,12 @@ impl Mpmc {
             }
             // PUBLISH
             if slot.compare_exchange(seen, entry.in_lap(here), Ordering::Release, Ordering::Relaxed).is_ok() {
+                // FENCE, also when somebody else has moved `tail` for us.
                 let _ = tail.compare_exchange(
                     position,
                     position.wrapping_add(1),
                     Ordering::AcqRel,
-                    Ordering::Relaxed,
+                    Ordering::Acquire,
                 );
                 prefetch_exclusive(self.place(position.wrapping_add(AHEAD)).0);
                 return Ok(());
@@ -197,6 +198,13 @@ impl Mpmc {
             }
         }
         Err(Wild("a ring whose slots never settle"))
+    }
+
+    /// Parts what an evicted producer has sent from what it has not: what this thread looks at from now on is in the ring, or
+    /// its sender, which looks at its seat after it has moved `tail`, sees that it was evicted.
+    pub(crate) fn fence_producers(&self) {
+        // FENCE
+        self.words.control(TAIL).fetch_add(0, Ordering::AcqRel);
     }
 
     /// Moves `head` past messages whose consumers died before they could. Before their buffers can be loaned again: an

@@ -458,6 +458,52 @@ fn an_evicted_participant_sends() {
     evicted("an_evicted_participant_sends", true);
 }
 
+/// Declared dead while it sends: if it still has its seat afterwards, the message is received.
+#[test]
+fn what_was_sent_before_an_eviction_arrives() {
+    explore("what_was_sent_before_an_eviction_arrives", Some(3), || {
+        let core = link(2, false, 2, 0);
+        let bytes = Bytes::new(2);
+        let (slow, recoverer) = (attach(&core, Primary), attach(&core, Secondary));
+        let me = slow.me;
+        let sender = {
+            let bytes = bytes.clone();
+            let held = loan_and_write(&slow, &bytes, 1).unwrap();
+            spawn(move || stage::send(&slow, &held) && slow.is_current())
+        };
+        assert!(core.seats.evict(&me));
+        let reclaimed = core.reclaim(&me, recoverer.me.seat, true);
+        let sent = sender.join().unwrap();
+        let got = u32::from(receive(&recoverer, &bytes).is_some());
+        assert!(got >= u32::from(sent), "it was told that it had sent");
+        assert_eq!(reclaimed.messages + got, 1, "sent or taken back");
+    });
+}
+
+/// The same beside another producer, which may move `tail` on behalf of the evicted one.
+#[test]
+fn what_was_sent_before_an_eviction_arrives_beside_another() {
+    explore("what_was_sent_before_an_eviction_arrives_beside_another", Some(2), || {
+        let core = link(2, false, 2, 0);
+        let bytes = Bytes::new(2);
+        let (slow, other) = (attach(&core, Primary), attach(&core, Primary));
+        let recoverer = attach(&core, Secondary);
+        let me = slow.me;
+        let sender = {
+            let held = loan_and_write(&slow, &bytes, 1).unwrap();
+            spawn(move || stage::send(&slow, &held) && slow.is_current())
+        };
+        send(&other, &bytes, 2);
+        assert!(core.seats.evict(&me));
+        let reclaimed = core.reclaim(&me, recoverer.me.seat, true);
+        let sent = sender.join().unwrap();
+        let got = drain(&recoverer, &bytes);
+        assert!(got.contains(&1) || !sent, "it was told that it had sent");
+        assert!(got.contains(&2));
+        assert_eq!(reclaimed.messages as usize + got.len(), 2, "sent or taken back");
+    });
+}
+
 /// Two want the role of a dead participant: one gets it.
 #[test]
 fn a_role_has_one_successor() {
