@@ -462,7 +462,7 @@ fn configurations_out_of_bounds() {
         ("ring=1048577", ["ring length is 1048577", "1 to 1048576"]),
         ("msg=64x0", ["cpu_msg is mandatory", "above 0"]),
         ("data=64x524289", ["pool_len 524289", "the limit is 524288"]),
-        ("data=2147483649x1", ["2147483649 bytes", "the limit is 2147483648"]),
+        ("data=2147483648x1", ["2147483648 bytes", "the limit is 2147483647"]),
         ("spin=1000001", ["spin_us is 1000001", "the limit is 1000000"]),
         ("file_mode=644", ["file_mode is 0644", "\"0660\""]),
     ];
@@ -494,6 +494,8 @@ fn a_configuration_that_differs_from_the_link() {
             ("data=4096x8", "pools.cpu_data", "4096 bytes x 16", "4096 bytes x 8"),
             ("large=64x1", "pools.cpu_large", "0 bytes x 0", "64 bytes x 1"),
             ("backing=memfd", "backing", "named", "memfd"),
+            ("notify=off", "notify.enabled", "true", "false"),
+            ("spin=7", "notify.spin_us", "0", "7"),
         ];
         let dir = ipc_dir();
         let link = if living {
@@ -691,6 +693,30 @@ fn strangers_at_the_holders_socket_do_no_harm() {
     let link = attach(dir.path()).unwrap();
     send(&link, 1, "hello").unwrap();
     assert_eq!(owner.ask("receive"), "1 hello");
+}
+
+#[test]
+fn a_holder_out_of_descriptors_waits_for_some() {
+    let dir = ipc_dir();
+    let mut owner = Peer::start(dir.path());
+    owner.tell("create link");
+    owner.tell("prepare descriptors none");
+    let before = owner.ticks();
+    says(&refused(attach(dir.path())), "Holder", &["link link: ", "does not answer"]);
+    let spent = owner.ticks() - before;
+    assert!(spent < 20, "it was tried for a second, and the holder was busy for {spent} hundredths of it");
+    owner.tell("prepare descriptors most");
+    until("the primary answers again", || attach(dir.path()).is_ok());
+}
+
+#[test]
+fn a_loan_of_another_handle() {
+    let dir = ipc_dir();
+    let link = create(dir.path(), "").unwrap();
+    let other = link.try_clone().unwrap();
+    let mut loans = vec![link.loan().unwrap(), other.loan().unwrap()];
+    says(&refused(link.send_batch(&mut loans)), "ForeignLoan", &["link link: ", "another handle", "made it"]);
+    assert_eq!((loans.len(), link.queued()), (2, 0), "all of them stay with the caller");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::fmt;
 /// Most buffers in one pool: a buffer index has 19 bits in a ring slot.
 pub const MAX_POOL_LEN: u32 = 1 << 19;
 
-/// Largest buffer in bytes. Payload lengths stay below 2^31, because the C API carries them as `int32_t`.
-pub const MAX_BUF_SIZE_BYTES: u64 = 1 << 31;
+/// Largest buffer in bytes: the C API carries lengths as `int32_t`.
+pub const MAX_BUF_SIZE_BYTES: u64 = (1 << 31) - 1;
 
 /// Largest segment in bytes, and the most that all pools of one link may hold together (1 TiB).
 pub const MAX_SEGMENT_BYTES: u64 = 1 << 40;

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow};
 
@@ -42,6 +43,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// How often to look for the dead after a connection closed: a process closes its connections before it is gone, and a
 /// large one takes long to go. Each time twice as long after the last, from one millisecond.
 const REAP_ROUNDS: u32 = 12;
+/// How long nobody is let in after a process of ours ran out of descriptors.
+const FULL_PAUSE: Duration = Duration::from_millis(100);
 const STACK_BYTES: usize = 128 * 1024;
 /// Between two attempts to become the holder: from one millisecond to a quarter of a second.
 const ELECT_ROUNDS_MAX: u32 = 8;
@@ -354,7 +357,9 @@ fn wait_any(stop: &Doorbell, others: &[BorrowedFd<'_>], timeout: Option<Duration
         .collect();
     let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(t).unwrap_or(PollTimeout::MAX));
     // An interrupted or refused poll finds nothing, and the caller comes again.
-    let _ = poll(&mut fds, timeout);
+    if poll(&mut fds, timeout).is_err_and(|error| error != Errno::EINTR) {
+        std::thread::sleep(FULL_PAUSE);
+    }
     let ready = |fd: &PollFd<'_>| fd.revents().is_some_and(|events| !events.is_empty());
     if ready(&fds[0]) {
         return Woken::Stop;
@@ -368,6 +373,8 @@ struct Service {
     sessions: Vec<OwnedFd>,
     /// How often we have looked for the dead since a connection closed.
     reap: Option<u32>,
+    /// The last newcomer could not be let in, for want of descriptors or memory.
+    is_full: bool,
     path: PathBuf,
 }
 
@@ -381,14 +388,19 @@ impl Service {
             _ => {}
         }
         let listener = socket::listen_on(&path, shared.store.file_mode)?;
-        Ok(Self { listener, sessions: Vec::new(), reap: None, path })
+        Ok(Self { listener, sessions: Vec::new(), reap: None, is_full: false, path })
     }
 
     fn run(mut self, shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell) {
         loop {
-            let fds: Vec<_> =
-                std::iter::once(self.listener.as_fd()).chain(self.sessions.iter().map(AsFd::as_fd)).collect();
-            let timeout = self.reap.map(|round| Duration::from_millis(1 << round));
+            // The listener stays readable as long as somebody waits there: without a pause this would be a busy loop.
+            let listener = (!self.is_full).then(|| self.listener.as_fd());
+            let listens = usize::from(listener.is_some());
+            let fds: Vec<_> = listener.into_iter().chain(self.sessions.iter().map(AsFd::as_fd)).collect();
+            let full = self.is_full.then_some(FULL_PAUSE);
+            let timeout =
+                full.into_iter().chain(self.reap.map(|round| Duration::from_millis(1 << round))).min();
+            self.is_full = false;
             let ready = match wait_any(stop, &fds, timeout) {
                 Woken::Stop => break,
                 Woken::Ready(ready) => ready,
@@ -399,7 +411,7 @@ impl Service {
             }
             // From the back, so that removing one moves none that is still to be looked at.
             for i in ready.into_iter().rev() {
-                match i.checked_sub(1) {
+                match i.checked_sub(listens) {
                     None => self.admit(),
                     Some(session) => {
                         if answer(shared, &self.sessions[session]).is_none() {
@@ -416,7 +428,14 @@ impl Service {
     }
 
     fn admit(&mut self) {
-        let Ok(connection) = socket::accept(&self.listener) else { return };
+        let connection = match socket::accept(&self.listener) {
+            Ok(connection) => connection,
+            Err(error) => {
+                let of_us = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+                self.is_full = error.raw_os_error().is_some_and(|code| of_us.contains(&code));
+                return;
+            }
+        };
         // Who comes when all places are taken finds the connection closed, and tries again.
         if self.sessions.len() < SESSIONS_MAX && socket::limit_wait(&connection, ANSWER_LIMIT).is_ok() {
             self.sessions.push(connection);

@@ -164,7 +164,8 @@ impl Link {
     /// Returns how many were sent. One [`notify`](Self::notify) after a batch is enough.
     ///
     /// # Errors
-    /// The first loan that could not be sent, if none was. A later one that could not stays in `loans`.
+    /// That of the first loan that could not be sent, if none was. A later one that could not stays in `loans`.
+    /// [`ForeignLoan`](crate::ErrorKind::ForeignLoan) when a loan is another handle's: then none was sent.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -181,6 +182,9 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn send_batch<'a>(&'a self, loans: &mut Vec<Loan<'a>>) -> Result<usize> {
+        if loans.iter().any(|loan| !std::ptr::eq(loan.link, self)) {
+            return Err(Error::from(ErrorKind::ForeignLoan { link: self.link() }));
+        }
         let mut sent = 0;
         let mut failed = None;
         // `drain` would drop what a failure leaves behind.

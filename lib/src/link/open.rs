@@ -346,6 +346,15 @@ fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Resul
         let text = |backing| format!("{backing:?}").to_lowercase();
         return Err(differs("backing".into(), text(backing), text(config.backing)));
     }
+    let conduct = segments[0].header.conduct;
+    if conduct.notify != config.notify {
+        let (existing, asked) = (conduct.notify.to_string(), config.notify.to_string());
+        return Err(differs("notify.enabled".into(), existing, asked));
+    }
+    if conduct.spin_us != config.spin_us {
+        let (existing, asked) = (conduct.spin_us.to_string(), config.spin_us.to_string());
+        return Err(differs("notify.spin_us".into(), existing, asked));
+    }
     Ok(())
 }
 

@@ -225,10 +225,21 @@ impl Peer {
         nix::sys::signal::kill(pid, signal).expect("signal the peer");
     }
 
-    /// The state of its main thread, as in `/proc/PID/stat`.
-    fn state(&self) -> Option<char> {
+    /// What `/proc/PID/stat` says after the name: from the state on.
+    fn stat(&self) -> Option<Vec<String>> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?;
-        stat.rsplit_once(") ")?.1.chars().next()
+        Some(stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned).collect())
+    }
+
+    /// The state of its main thread.
+    fn state(&self) -> Option<char> {
+        self.stat()?.first()?.chars().next()
+    }
+
+    /// Hundredths of a second that it has run, in user and kernel mode.
+    pub(crate) fn ticks(&self) -> u64 {
+        let stat = self.stat().expect("the peer lives");
+        stat[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum()
     }
 
     /// Waits until the thread that obeys sleeps in `poll`.
@@ -435,6 +446,18 @@ fn prepare(words: &[&str]) {
             setgroups(&[Gid::from_raw(gid)]).expect("setgroups");
             setgid(Gid::from_raw(gid)).expect("setgid");
             setuid(Uid::from_raw(uid)).expect("setuid");
+        }
+        // It has all that it may have, or may have more.
+        ["descriptors", wanted] => {
+            use nix::sys::resource::{Resource, getrlimit, setrlimit};
+            let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit");
+            let limit = if wanted == "none" { 64 } else { most };
+            setrlimit(Resource::RLIMIT_NOFILE, limit, most).expect("set the limit");
+            if wanted == "none" {
+                while let Ok(file) = std::fs::File::open("/dev/null") {
+                    std::mem::forget(file);
+                }
+            }
         }
         ["umask", mask] => {
             let bits = u32::from_str_radix(mask, 8).expect("an octal number");

@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, FcntlArg, Flock, FlockArg, SealFlag, fallocate, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::sockopt::PeerPidfd;
@@ -98,8 +98,8 @@ const PIDFD_OPEN: Call = Call {
     works: "Processes can be pinned by number where numbers can be judged (see ns.pid).",
     fails: "Processes cannot be pinned by number; death is seen through SO_PEERPIDFD or hang-up instead.",
 };
-const FLOCK: Call = Call {
-    id: "syscall.flock",
+const LOCK: Call = Call {
+    id: "syscall.ofd_lock",
     refused: Status::Warn,
     works: "Only one of two starting at once makes a link; the lock dies with its holder.",
     fails: "Two participants that start at once may both try to make a link: start one first, or use a \
@@ -127,7 +127,7 @@ pub(super) fn findings(
     }
     if let Ok(file) = &scratch.file {
         findings.push(FALLOCATE.judge(fallocate(file, FallocateFlags::empty(), 0, 4096)));
-        findings.push(FLOCK.judge(flock(file)));
+        findings.push(LOCK.judge(ofd_lock(file)));
         findings.push(TMPFILE.judge(scratch.anonymous));
     }
     findings.push(EVENTFD.judge(eventfd()));
@@ -164,9 +164,11 @@ fn seals(memfd: &OwnedFd) -> Result<(), Errno> {
 }
 
 /// Takes a lock, as the maker of a link does.
-fn flock(file: &OwnedFd) -> Result<(), Errno> {
-    let copy = file.try_clone().map_err(|why| Errno::from_raw(why.raw_os_error().unwrap_or_default()))?;
-    Flock::lock(copy, FlockArg::LockExclusiveNonblock).map(drop).map_err(|(_, why)| why)
+fn ofd_lock(file: &OwnedFd) -> Result<(), Errno> {
+    // Zeroes are valid: the whole file, for the open file description.
+    let exclusive = libc::c_short::try_from(libc::F_WRLCK).unwrap_or(1);
+    let range = libc::flock { l_type: exclusive, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&range)).map(drop)
 }
 
 /// Rings a doorbell and hears it.

@@ -16,7 +16,7 @@ fn trials_that_need_no_luck() {
     assert_eq!(seals(&memfd().unwrap()), Ok(()));
     assert_eq!(eventfd(), Ok(()));
     assert_eq!(scm_rights(), Ok(()));
-    assert_eq!(flock(&memfd().unwrap()), Ok(()));
+    assert_eq!(ofd_lock(&memfd().unwrap()), Ok(()));
 }
 
 #[test]

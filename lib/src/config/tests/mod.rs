@@ -93,7 +93,7 @@ fn limits_are_inclusive() {
     link.spin_us = MAX_SPIN_US;
     link.pools = [PoolConfig::DISABLED; 5];
     link.pools[0] = PoolConfig { buf_size_bytes: 1 << 20, pool_len: MAX_POOL_LEN };
-    link.pools[1] = PoolConfig { buf_size_bytes: 1 << 31, pool_len: 1 << 8 };
+    link.pools[1] = PoolConfig { buf_size_bytes: 1 << 30, pool_len: 1 << 9 };
     assert_eq!(link.payload_bytes(), MAX_SEGMENT_BYTES);
     link.validate().unwrap();
     link.pools[2] = PoolConfig { buf_size_bytes: 1, pool_len: 1 };
@@ -104,7 +104,7 @@ fn limits_are_inclusive() {
     assert_eq!(link.payload_bytes(), u64::MAX);
     let error = link.validate().unwrap_err();
     assert_eq!(error.location(), None);
-    let expected = "link a: pool cpu_msg has buffers of 4294967295 bytes, the limit is 2147483648; lower it";
+    let expected = "link a: pool cpu_msg has buffers of 4294967295 bytes, the limit is 2147483647; lower it";
     assert_eq!(error.to_string(), expected);
 }
 

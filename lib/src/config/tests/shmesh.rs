@@ -118,14 +118,14 @@ fn limits_name_the_value_the_limit_and_the_place() {
     assert_refused!(text, ConfigError::RingLenOutOfRange { value: 1_048_577, .. }, "1048577", "1048576");
     let text = link("notify: { spin_us: @1000001 }");
     assert_refused!(text, ConfigError::SpinTooLong { .. }, "1000001", "1000000");
-    let text = link("pools: { cpu_data: { buf_size_bytes: @2147483649 } }");
-    assert_refused!(text, ConfigError::BufSizeTooLarge { .. }, "cpu_data", "2147483649", "2147483648");
+    let text = link("pools: { cpu_data: { buf_size_bytes: @2147483648 } }");
+    assert_refused!(text, ConfigError::BufSizeTooLarge { .. }, "cpu_data", "2147483648", "2147483647");
     let text = link("pools: { cpu_msg: { pool_len: @524289 } }");
     assert_refused!(text, ConfigError::PoolLenTooLarge { .. }, "cpu_msg", "524289", "524288");
-    let text = link("pools: { cpu_large: { buf_size_bytes: 2147483648, pool_len: @513 } }");
-    assert_refused!(text, ConfigError::SegmentTooLarge { .. }, "cpu_large", "1101659111424", "1099511627776");
+    let text = link("pools: { cpu_large: { buf_size_bytes: 1073741824, pool_len: @1025 } }");
+    assert_refused!(text, ConfigError::SegmentTooLarge { .. }, "cpu_large", "1100585369600", "1099511627776");
     let text =
-        "links:\n  - @name: a\n    pools: { cpu_large: { buf_size_bytes: 2147483648, pool_len: 512 } }\n";
+        "links:\n  - @name: a\n    pools: { cpu_large: { buf_size_bytes: 1073741824, pool_len: 1024 } }\n";
     assert_refused!(text, ConfigError::LinkTooLarge { .. }, "1099536793600", "1099511627776");
     for mode in ["0644", "\"0666\"", "384", "rw", "\"\""] {
         let text = link(&format!("memory: {{ file_mode: @{mode} }}"));
