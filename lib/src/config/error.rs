@@ -15,7 +15,7 @@ pub struct Place(Option<(u64, u64)>);
 
 impl Place {
     /// No position: the value did not come from a text.
-    pub const UNKNOWN: Self = Self(None);
+    pub(super) const UNKNOWN: Self = Self(None);
 
     /// Line and column, both from 1.
     pub const fn line_column(self) -> Option<(u64, u64)> {

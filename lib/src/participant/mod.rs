@@ -123,7 +123,7 @@ impl SeatWord {
 
     /// Whether somebody sits here (alive or not).
     #[must_use]
-    pub fn is_live(self) -> bool {
+    pub(crate) fn is_live(self) -> bool {
         self.0 & LIVE != 0
     }
 
@@ -147,7 +147,7 @@ impl SeatWord {
 
     /// How many participants sat here before, modulo 65536.
     #[must_use]
-    pub fn epoch(self) -> u64 {
+    pub(crate) fn epoch(self) -> u64 {
         self.0 >> EPOCH_SHIFT
     }
 }
@@ -168,7 +168,7 @@ pub struct Participant {
 impl Participant {
     /// Whether it is a handle of this very process. A number alone says nothing: each container has its process 1.
     #[must_use]
-    pub fn is_of(&self, process: &ProcessIdentity) -> bool {
+    pub(crate) fn is_of(&self, process: &ProcessIdentity) -> bool {
         (self.word.pid(), self.start_time, self.pid_namespace)
             == (process.pid, process.start_time, process.pid_namespace)
     }

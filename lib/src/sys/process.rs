@@ -43,7 +43,7 @@ impl ProcessIdentity {
 
     /// Whether the caller is this process, and not one forked from it.
     #[must_use]
-    pub fn is_me(&self) -> bool {
+    pub(crate) fn is_me(&self) -> bool {
         std::process::id() == self.pid
     }
 
@@ -51,7 +51,7 @@ impl ProcessIdentity {
     ///
     /// # Errors
     /// The question has no answer here: `/proc` is hidden or there are no descriptors left. That proves no death.
-    pub fn start_time_of(&self, pid: u32) -> std::io::Result<Option<u64>> {
+    pub(crate) fn start_time_of(&self, pid: u32) -> std::io::Result<Option<u64>> {
         match fs::read_to_string(format!("/proc/{pid}/stat")) {
             Ok(stat) => Ok(running_since(&stat)),
             Err(error) => match nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), None) {
