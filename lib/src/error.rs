@@ -8,6 +8,19 @@ use crate::config::{ConfigError, NameError, PoolId};
 use crate::participant::Side;
 
 /// A result of this library.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// fn ping(link: &shmesh::Link) -> shmesh::Result<usize> {
+///     link.send_inline(1, 0, b"ping")?;
+///     link.notify()?;
+///     Ok(link.queued())
+/// }
+/// assert_eq!(ping(&link)?, 0, "what it sent is queued at the other side");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why an operation failed: one word, so that success costs nothing to return. [`kind`](Self::kind) says more.
@@ -24,6 +37,16 @@ pub struct Error(Box<ErrorKind>);
 
 impl Error {
     /// What went wrong, with its details.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use shmesh::ErrorKind;
+    /// let error = link.send_inline(1, 0, &[0; 49]).unwrap_err();
+    /// assert!(matches!(error.kind(), ErrorKind::InlineTooLong { len: 49, .. }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
         &self.0
@@ -56,6 +79,24 @@ impl std::error::Error for Error {
 }
 
 /// What can go wrong.
+///
+/// Each prints as one line. What the kernel said, where it refused, is the [`source`](std::error::Error::source).
+/// More kinds may come.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::ErrorKind;
+/// # config.ring_len = 1;
+/// # let link = options.create(&config)?;
+/// link.loan()?.send()?;
+/// match link.loan()?.send().unwrap_err().kind() {
+///     ErrorKind::Full { len, .. } => assert_eq!(*len, 1), // wait for the receiver
+///     other => panic!("unexpected: {other}"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -278,15 +319,27 @@ pub enum ErrorKind {
         /// Asked for.
         len: usize,
     },
-    /// The link has no such pool, or the pool cannot hold this part.
+    /// The link has no such pool.
     #[error(
-        "link {link}: pool {pool} is not configured for a DATA part; set its buf_size_bytes and pool_len, or use another pool"
+        "link {link}: pool {pool} is not configured; set its buf_size_bytes and pool_len, or use another pool"
     )]
     NoPool {
         /// The link.
         link: Arc<str>,
         /// The pool.
         pool: PoolId,
+    },
+    /// A DATA part was asked for in the pool of the MSG parts.
+    #[error("link {link}: pool cpu_msg holds MSG parts; loan a DATA part from another pool")]
+    MsgPool {
+        /// The link.
+        link: Arc<str>,
+    },
+    /// The loan has a MSG part only.
+    #[error("link {link}: this loan has no DATA part; take one that has with `loan_with`")]
+    NoDataPart {
+        /// The link.
+        link: Arc<str>,
     },
     /// A loan was offered to a link that did not make it.
     #[error("link {link}: the loan belongs to another handle; send it with the handle that made it")]

@@ -381,7 +381,7 @@ fn messages_larger_than_their_buffers() {
     let error = refused(loan.data_mut(8193).map(|_| ()));
     says(&error, "TooLong", &["link link: ", "8193 bytes", "pool cpu_large", "8192"]);
     let error = refused(link.loan().unwrap().data_mut(1).map(|_| ()));
-    says(&error, "NoPool", &["link link: "]);
+    says(&error, "NoDataPart", &["link link: ", "`loan_with`"]);
     let error = refused(link.send_inline(0, 0, &[0; 49]));
     says(&error, "InlineTooLong", &["link link: ", "at most 48 bytes", "not 49", "loan a buffer"]);
     assert!(!error.is_retryable());
@@ -436,7 +436,8 @@ fn all_inline_cells_in_use() {
 fn pools_that_are_not_there() {
     let dir = ipc_dir();
     let link = create(dir.path(), "").unwrap();
-    for pool in [PoolId::CpuLarge, PoolId::CudaData, PoolId::GpuData, PoolId::CpuMsg] {
+    says(&refused(link.loan_with(PoolId::CpuMsg)), "MsgPool", &["link link: ", "cpu_msg", "another pool"]);
+    for pool in [PoolId::CpuLarge, PoolId::CudaData, PoolId::GpuData] {
         let error = refused(link.loan_with(pool));
         says(&error, "NoPool", &["link link: ", pool.name(), "buf_size_bytes and pool_len"]);
         assert!(!error.is_retryable());

@@ -10,14 +10,31 @@ use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolId};
 use super::{MAX_FILE_BYTES, MAX_LINKS};
 
 /// A position in the YAML text, if one is known. Prints as ` (line L, column C)`, or as nothing.
+///
+/// ```
+/// use shmesh::config::{ConfigError, from_yaml};
+/// let error = from_yaml("links:\n  - name: a\n    ring: { len: 0 }\n").unwrap_err();
+/// let ConfigError::RingLenOutOfRange { value: 0, place, .. } = error else { panic!("{error}") };
+/// assert_eq!(place.to_string(), " (line 3, column 18)");
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place(Option<(u64, u64)>);
 
 impl Place {
     /// No position: the value did not come from a text.
-    pub const UNKNOWN: Self = Self(None);
+    pub(super) const UNKNOWN: Self = Self(None);
 
     /// Line and column, both from 1.
+    ///
+    /// `None` when the value did not come from a text.
+    ///
+    /// ```
+    /// use shmesh::config::{ConfigError, Place, from_yaml};
+    /// let error = from_yaml("links: []").unwrap_err();
+    /// let ConfigError::NoLinks { place } = error else { panic!("{error}") };
+    /// assert_eq!(place.line_column(), Some((1, 8)));
+    /// assert_eq!(Place::default().line_column(), None);
+    /// ```
     pub const fn line_column(self) -> Option<(u64, u64)> {
         self.0
     }
@@ -173,6 +190,15 @@ pub enum ConfigError {
 
 impl ConfigError {
     /// Line and column of the offending value, both from 1, where it came from a text.
+    ///
+    /// ```
+    /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// let error = shmesh::config::from_yaml("links:\n  - name: a\n    ring: { len: 0 }\n").unwrap_err();
+    /// assert_eq!(error.location(), Some((3, 18)));
+    /// link.ring_len = 0;
+    /// assert_eq!(link.validate().unwrap_err().location(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn location(&self) -> Option<(u64, u64)> {
         self.place().line_column()
     }

@@ -5,15 +5,59 @@ use super::name::LinkName;
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
 
 /// Fewest slots in a ring.
+///
+/// ```
+/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::config::MIN_RING_LEN;
+/// link.ring_len = MIN_RING_LEN;
+/// assert!(link.validate().is_ok());
+/// link.ring_len = MIN_RING_LEN - 1;
+/// assert!(link.validate().is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub const MIN_RING_LEN: u32 = 1;
 
 /// Most slots in a ring. A power of two, so rounding up cannot pass it.
+///
+/// ```
+/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::config::MAX_RING_LEN;
+/// link.ring_len = MAX_RING_LEN;
+/// assert!(link.validate().is_ok());
+/// link.ring_len = MAX_RING_LEN + 1;
+/// assert!(link.validate().is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub const MAX_RING_LEN: u32 = 1 << 20;
 
 /// Longest time in microseconds that a waiter may poll before it sleeps: one second. More is a unit mixed up.
+///
+/// ```
+/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::config::MAX_SPIN_US;
+/// link.spin_us = MAX_SPIN_US;
+/// assert!(link.validate().is_ok());
+/// link.spin_us = MAX_SPIN_US + 1;
+/// assert!(link.validate().unwrap_err().to_string().contains("the limit is 1000000"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub const MAX_SPIN_US: u32 = 1_000_000;
 
 /// How many may push to a ring at once.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::{ErrorKind, config::RingMode};
+/// config.ring_mode = RingMode::Spsc;
+/// let link = options.create(&config)?;
+/// link.send_inline(1, 0, b"the first to send is the producer")?;
+/// let other = link.try_clone()?;
+/// let refused = other.send_inline(1, 0, b"a second one").unwrap_err();
+/// assert!(matches!(refused.kind(), ErrorKind::RoleTaken { role: "producer", .. }));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum RingMode {
     /// One producer, one consumer: faster, and the user promises it.
@@ -24,6 +68,19 @@ pub enum RingMode {
 }
 
 /// What the segments are made of.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::{Side, config::Backing};
+/// config.backing = Backing::Memfd;
+/// let phy = options.create(&config)?;
+/// assert!(!dir.path().join("fronthaul_shm").exists(), "no file, only a socket to ask at");
+/// let mac = options.attach("fronthaul", Side::Secondary)?; // asks there
+/// assert_eq!(mac.ring_len(), phy.ring_len());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Backing {
     /// Files in the IPC directory (`/dev/shm`); whoever may open the file may attach.
@@ -34,6 +91,16 @@ pub enum Backing {
 }
 
 /// Whether segments use huge pages.
+///
+/// ```
+/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::config::{Backing, HugePages};
+/// link.huge_pages = HugePages::Hugetlb;
+/// assert!(link.validate().is_err(), "files of a tmpfs cannot have them");
+/// link.backing = Backing::Memfd;
+/// assert!(link.validate().is_ok());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum HugePages {
     /// Base pages.
@@ -86,6 +153,18 @@ pub struct LinkConfig {
 
 impl LinkConfig {
     /// The built-in defaults: `cpu_msg` 1024 buffers of 8 KiB, `cpu_data` 256 of 64 KiB, no other pool.
+    ///
+    /// Rings of 1024 slots, `mpmc`; named segments of base pages, prefaulted and not locked, with mode `0o600`;
+    /// notification, and 50 microseconds of polling before a waiter sleeps.
+    ///
+    /// ```
+    /// use shmesh::config::{LinkConfig, PoolId, RingMode};
+    /// let link = LinkConfig::new("fronthaul".parse()?);
+    /// assert_eq!((link.ring_len, link.ring_mode), (1024, RingMode::Mpmc));
+    /// assert_eq!(link.pool(PoolId::CpuMsg).buf_size_bytes, 8192);
+    /// assert!(link.notify && link.prefault);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(name: LinkName) -> Self {
         let mut pools = [PoolConfig::DISABLED; PoolId::COUNT];
         pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 8192, pool_len: 1024 };
@@ -123,11 +202,26 @@ impl LinkConfig {
     }
 
     /// The size of one pool.
+    ///
+    /// ```
+    /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// use shmesh::config::{PoolConfig, PoolId};
+    /// link.pools[PoolId::CpuLarge.index()] = PoolConfig { buf_size_bytes: 1 << 20, pool_len: 4 };
+    /// assert_eq!(link.pool(PoolId::CpuLarge).pool_len, 4);
+    /// assert_eq!(link.pool(PoolId::CudaData), PoolConfig::DISABLED);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn pool(&self, pool: PoolId) -> PoolConfig {
         self.pools[pool.index()]
     }
 
     /// Bytes in all enabled pools together, without rings, headers and alignment. Saturates.
+    ///
+    /// ```
+    /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// assert_eq!(link.payload_bytes(), 1024 * 8192 + 256 * 65_536);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn payload_bytes(&self) -> u64 {
         self.pools.iter().fold(0, |sum: u64, pool| sum.saturating_add(pool.payload_bytes()))
     }
@@ -136,6 +230,18 @@ impl LinkConfig {
     ///
     /// The loaders call this with the places of the values at hand; an error from here has no
     /// [`location`](ConfigError::location).
+    ///
+    /// # Errors
+    /// The first rule that is broken: a [`ConfigError`] with the link, the value and the limit.
+    ///
+    /// ```
+    /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// use shmesh::config::ConfigError;
+    /// assert!(link.validate().is_ok());
+    /// link.spin_us = 2_000_000;
+    /// assert!(matches!(link.validate(), Err(ConfigError::SpinTooLong { value: 2_000_000, .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check(&LinkPlaces::default())
     }

@@ -55,12 +55,33 @@ pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};
 pub use pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
 
 /// Largest configuration text in bytes (1 MiB), above what a Kubernetes ConfigMap can hold.
+///
+/// ```
+/// use shmesh::config::{ConfigError, MAX_FILE_BYTES, from_yaml};
+/// let text = " ".repeat(MAX_FILE_BYTES + 1);
+/// assert!(matches!(from_yaml(&text), Err(ConfigError::TextTooLarge)));
+/// ```
 pub const MAX_FILE_BYTES: usize = 1 << 20;
 
 /// Most links in one configuration.
+///
+/// ```
+/// use shmesh::config::{ConfigError, MAX_LINKS, from_yaml};
+/// let links: String = (0..=MAX_LINKS).map(|i| format!("  - name: link-{i}\n")).collect();
+/// let refused = from_yaml(&format!("links:\n{links}")).unwrap_err();
+/// assert!(matches!(refused, ConfigError::TooManyLinks { count: 1025, .. }));
+/// ```
 pub const MAX_LINKS: usize = 1024;
 
 /// A configuration that was read and checked.
+///
+/// ```
+/// let loaded = shmesh::config::from_yaml("links:\n  - name: uplink\n  - name: downlink\n")?;
+/// let names: Vec<_> = loaded.links.iter().map(|link| link.name.as_str()).collect();
+/// assert_eq!(names, ["uplink", "downlink"]);
+/// assert!(loaded.ignored.is_empty(), "our own form ignores nothing");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedConfig {
     /// The links, in the order of the file; at least one, names unique.
@@ -72,6 +93,14 @@ pub struct LoadedConfig {
 }
 
 /// The form of a configuration text.
+///
+/// ```
+/// use shmesh::config::{ConfigForm, from_yaml};
+/// assert_eq!(from_yaml("links:\n  - name: fronthaul\n")?.form, ConfigForm::Shmesh);
+/// let text = "transport:\n  type: shm\n  shm_config: { prefix: nvipc }\n";
+/// assert_eq!(from_yaml(text)?.form, ConfigForm::Nvipc);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ConfigForm {
     /// Ours, with `links` at its top.
@@ -81,6 +110,13 @@ pub enum ConfigForm {
 }
 
 /// A key that was read over.
+///
+/// ```
+/// let text = "transport:\n  type: shm\n  shm_config:\n    prefix: nvipc\n    cuda_device_id: -1\n";
+/// let ignored = &shmesh::config::from_yaml(text)?.ignored[0];
+/// assert_eq!((ignored.path.as_str(), ignored.line), ("transport.shm_config.cuda_device_id", 5));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct IgnoredKey {
     /// The key with its parents, such as `transport.app_config.pcap_enable`. The instances of a multi-instance
@@ -91,6 +127,9 @@ pub struct IgnoredKey {
 }
 
 /// Reads a configuration in either form.
+///
+/// # Errors
+/// A [`ConfigError`] with the place, for the first thing that is wrong. A text is taken whole or not at all.
 ///
 /// ```
 /// use shmesh::config::{self, ConfigForm};
@@ -137,12 +176,21 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
 
 /// Reads a configuration file in either form. Each error names the path.
 ///
-/// ```no_run
-/// let loaded = shmesh::config::from_file("/etc/shmesh/links.yaml".as_ref())?;
-/// for key in &loaded.ignored {
-///     eprintln!("line {}: {} has no effect", key.line, key.path);
-/// }
-/// # Ok::<(), shmesh::config::ConfigError>(())
+/// # Errors
+/// [`Read`](ConfigError::Read) when the file cannot be read; [`File`](ConfigError::File) when its content is refused; the
+/// source says why.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("links.yaml");
+/// std::fs::write(&path, "links:\n  - name: fronthaul\n")?;
+/// let loaded = shmesh::config::from_file(&path)?;
+/// assert_eq!(loaded.links[0].name.as_str(), "fronthaul");
+///
+/// std::fs::write(&path, "links: 7\n")?;
+/// let refused = shmesh::config::from_file(&path).unwrap_err();
+/// assert!(refused.to_string().contains("links.yaml"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn from_file(path: &Path) -> Result<LoadedConfig, ConfigError> {
     let bytes = read_limited(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;

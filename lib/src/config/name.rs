@@ -6,6 +6,12 @@ use std::str::FromStr;
 use super::error::shown;
 
 /// Longest link name in bytes: NVIPC's `prefix` field holds 32 with its NUL.
+///
+/// ```
+/// use shmesh::config::{LinkName, MAX_LINK_NAME_BYTES};
+/// assert!("a".repeat(MAX_LINK_NAME_BYTES).parse::<LinkName>().is_ok());
+/// assert!("a".repeat(MAX_LINK_NAME_BYTES + 1).parse::<LinkName>().is_err());
+/// ```
 pub const MAX_LINK_NAME_BYTES: usize = 31;
 
 /// The name of a link: 1 to 31 ASCII letters, digits, `_`, `.` or `-`, and no `.` at the start.
@@ -26,6 +32,12 @@ pub struct LinkName(String);
 
 impl LinkName {
     /// The name as text.
+    ///
+    /// ```
+    /// let name: shmesh::config::LinkName = "fronthaul-0".parse()?;
+    /// assert_eq!(format!("{}_shm", name.as_str()), "fronthaul-0_shm");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -83,6 +95,12 @@ impl TryFrom<String> for LinkName {
 /// Why a text is not a [`LinkName`].
 ///
 /// The names inside are escaped and shortened, fit to be printed.
+///
+/// ```
+/// use shmesh::config::{LinkName, NameError};
+/// let refused = "front/haul".parse::<LinkName>().unwrap_err();
+/// assert_eq!(refused, NameError::BadByte { name: "\"front/haul\"".into(), byte: b'/', at: 5 });
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// There is no text at all.

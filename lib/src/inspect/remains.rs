@@ -55,6 +55,19 @@ impl Remains {
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound) when there is nothing; [`Permission`](ErrorKind::Permission) and what else the
     /// kernel can refuse.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use shmesh::inspect::Remains;
+    /// link.send_inline(1, 0, b"nobody has received it")?;
+    /// drop(link);
+    /// let remains = Remains::of(dir.path(), &"fronthaul".parse()?)?;
+    /// assert_eq!((remains.is_held, remains.queued), (false, Some(1)));
+    /// assert!(Remains::of(dir.path(), &"backhaul".parse()?).is_err(), "nothing is left of it");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn of(dir: &Path, name: &LinkName) -> Result<Self> {
         let place = Place::new(dir, name);
         let (mut files, mut foreign) = (Vec::new(), Vec::new());
@@ -102,8 +115,22 @@ impl Remains {
 
     /// Removes the files, and returns their sum in bytes. A process that has them mapped keeps its memory.
     ///
+    /// Asks nobody: look at [`is_held`](Self::is_held), [`seats`](Self::seats) and [`queued`](Self::queued) before.
+    ///
     /// # Errors
     /// The kernel refuses to; what was removed before stays removed.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use shmesh::inspect::{Remains, names};
+    /// link.send_inline(1, 0, b"it waits, so the link stays")?;
+    /// drop(link);
+    /// assert!(Remains::of(dir.path(), &"fronthaul".parse()?)?.remove()? > 0);
+    /// assert!(names(dir.path())?.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn remove(mut self) -> Result<u64> {
         let mut bytes = 0;
         for (path, size) in &self.files {

@@ -24,6 +24,17 @@ use crate::sys::process::ProcessIdentity;
 ///
 /// # Errors
 /// The directory cannot be read.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// use shmesh::config::LinkConfig;
+/// let uplink = options.create(&LinkConfig::new("uplink".parse()?))?;
+/// let downlink = options.create(&LinkConfig::new("downlink".parse()?))?;
+/// let names = shmesh::inspect::names(dir.path())?;
+/// assert_eq!(names.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["downlink", "uplink"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn names(dir: &Path) -> io::Result<Vec<LinkName>> {
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(dir)? {
@@ -173,6 +184,17 @@ impl Place {
 }
 
 /// One pool of a link.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+/// let pool = view.pools()[0];
+/// assert_eq!((pool.pool, pool.pool_len), (shmesh::config::PoolId::CpuMsg, 1024));
+/// assert!(pool.bytes >= 1024 * 8192, "the buffers, and what is kept of each");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PoolView {
     /// Which.
@@ -186,6 +208,19 @@ pub struct PoolView {
 }
 
 /// A link, opened for looking only.
+///
+/// It keeps the segments mapped, so each look shows the link as it is then, even when its files are removed.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+/// link.send_inline(7, 0, b"nobody listens")?;
+/// assert_eq!(view.snapshot().rings[0].queued[0].msg_id, 7);
+/// assert_eq!(view.seats().len(), 1, "looking takes no seat");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct View {
     pub(super) core: Core,
@@ -204,6 +239,16 @@ impl View {
     /// [`NotFound`](ErrorKind::NotFound), and what can be wrong with a segment: [`NotOurs`](ErrorKind::NotOurs),
     /// [`Version`](ErrorKind::Version), [`Truncated`](ErrorKind::Truncated), [`Damaged`](ErrorKind::Damaged),
     /// [`Permission`](ErrorKind::Permission); [`Holder`](ErrorKind::Holder) for a link of memfds.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// assert_eq!(view.name(), link.name());
+    /// assert!(shmesh::inspect::View::open(dir.path(), &"backhaul".parse()?).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn open(dir: &Path, name: &LinkName) -> Result<Self> {
         let place = Place::new(dir, name);
         let (backing, segments) = place.segments()?;
@@ -225,36 +270,99 @@ impl View {
     }
 
     /// The link's name.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// assert_eq!(view.name(), "fronthaul");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// What its segments are made of.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// assert_eq!(view.backing(), shmesh::config::Backing::Named);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
     /// Slots in each ring.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// config.ring_len = 1000;
+    /// let link = options.create(&config)?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// assert_eq!(view.ring_len(), 1024, "rounded up to a power of two");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn ring_len(&self) -> u32 {
         self.header.shape.ring_capacity
     }
 
     /// How many may push at once.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// config.ring_mode = shmesh::config::RingMode::Spsc;
+    /// let link = options.create(&config)?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// assert_eq!(view.ring_mode(), shmesh::config::RingMode::Spsc);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn ring_mode(&self) -> RingMode {
         if self.header.shape.single { RingMode::Spsc } else { RingMode::Mpmc }
     }
 
     /// Microseconds that a waiter polls before it sleeps; `None` when the link has no notification.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// config.notify = false;
+    /// let link = options.create(&config)?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// assert_eq!(view.spin_us(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn spin_us(&self) -> Option<u32> {
         self.header.conduct.notify.then_some(self.header.conduct.spin_us)
     }
 
     /// Its pools.
+    ///
+    /// Those that the link has, in the order of their ids.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// let pools: Vec<_> = view.pools().iter().map(|pool| pool.pool.name()).collect();
+    /// assert_eq!(pools, ["cpu_msg", "cpu_data"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn pools(&self) -> Vec<PoolView> {
         PoolId::ALL
@@ -268,6 +376,16 @@ impl View {
     }
 
     /// Bytes of all its segments.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// let pools: u64 = view.pools().iter().map(|pool| pool.bytes).sum();
+    /// assert!(view.bytes() > pools, "the link's own segment comes to them");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn bytes(&self) -> u64 {
         LinkLayout::of(&self.header.shape).bytes() + self.pools().iter().map(|pool| pool.bytes).sum::<u64>()

@@ -15,6 +15,18 @@ use crate::sync::{LINE_BYTES, Line, Ordering, WORDS_PER_LINE};
 use crate::sys::process::{Liveness, ProcessIdentity};
 
 /// One taken seat.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+/// let me = view.seats()[0];
+/// assert_eq!(me.participant.seat, link.seat());
+/// assert_eq!(me.liveness, shmesh::sys::process::Liveness::Alive);
+/// assert!(!me.asleep);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SeatView {
     /// Who sits there.
@@ -26,6 +38,19 @@ pub struct SeatView {
 }
 
 /// Who has a buffer.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// use shmesh::inspect::Hand;
+/// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+/// let loan = link.loan()?;
+/// assert_eq!(view.snapshot().tables[0].held[0].hand, Hand::Loaned(link.seat()));
+/// loan.send()?;
+/// assert_eq!(view.snapshot().tables[0].held[0].hand, Hand::Queued(link.seat()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Hand {
     /// Nobody.
@@ -43,6 +68,18 @@ pub enum Hand {
 }
 
 /// A message that waits in a ring.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+/// link.loan()?.with_msg_id(7).send()?;
+/// let [queued] = view.snapshot().rings[0].queued[..] else { panic!("one message was sent") };
+/// assert_eq!((queued.position, queued.msg_id, queued.sender), (0, 7, Some(link.seat())));
+/// assert_eq!(queued.wrong, None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Queued {
     /// Its place in the stream: messages sent on this ring before it, since the link was created.
@@ -66,6 +103,20 @@ pub struct Queued {
 }
 
 /// One direction of a link.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// mac.send_inline(1, 0, b"first")?;
+/// mac.send_inline(1, 0, b"second")?;
+/// drop(phy.receive()?);
+/// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+/// let [_, s2m] = view.snapshot().rings;
+/// assert_eq!((s2m.received, s2m.queued.len()), (1, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RingView {
     /// The side that sends on it.
@@ -78,6 +129,17 @@ pub struct RingView {
 
 impl RingView {
     /// `m2s` or `s2m`, as NVIPC's words have it.
+    ///
+    /// The primary sends on `m2s`, the secondary on `s2m`.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// assert_eq!(view.snapshot().rings.map(|ring| ring.name()), ["m2s", "s2m"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self.from {
@@ -88,6 +150,17 @@ impl RingView {
 }
 
 /// A buffer that is not free.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+/// let loan = link.loan()?;
+/// let held = view.snapshot().tables[0].held[0];
+/// assert_eq!(held.index, loan.index());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Held {
     /// Its index in the pool.
@@ -97,6 +170,17 @@ pub struct Held {
 }
 
 /// A pool, or the inline cells.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+/// let snapshot = view.snapshot();
+/// let pools: Vec<_> = snapshot.tables.iter().map(|table| table.pool.map(|pool| pool.name())).collect();
+/// assert_eq!(pools, [Some("cpu_msg"), Some("cpu_data"), None], "the last are the inline cells");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TableView {
     /// Which pool; `None`: the cells of inline messages.
@@ -109,12 +193,35 @@ pub struct TableView {
 
 impl TableView {
     /// How many buffers are in hands that `of` accepts.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// let loans = [link.loan()?, link.loan()?];
+    /// let table = &view.snapshot().tables[0];
+    /// assert_eq!(table.count(|hand| hand == shmesh::inspect::Hand::Loaned(link.seat())), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn count(&self, of: impl Fn(Hand) -> bool) -> usize {
         self.held.iter().filter(|held| of(held.hand)).count()
     }
 
     /// How many are free.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// let loan = link.loan()?;
+    /// assert_eq!(view.snapshot().tables[0].free(), 1023);
+    /// drop(loan);
+    /// assert_eq!(view.snapshot().tables[0].free(), 1024);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn free(&self) -> usize {
         self.len - self.held.len()
@@ -122,6 +229,20 @@ impl TableView {
 }
 
 /// A moment's view of a link.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// let loan = mac.loan_with(shmesh::config::PoolId::CpuData)?;
+/// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+/// let snapshot = view.snapshot();
+/// assert_eq!(snapshot.seats.len(), 2);
+/// assert!(snapshot.rings.iter().all(|ring| ring.queued.is_empty()));
+/// assert_eq!(snapshot.tables.iter().map(|table| table.held.len()).sum::<usize>(), 2, "a MSG and its DATA");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Snapshot {
     /// Who is attached, dead or alive.
@@ -134,6 +255,22 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Who sits at `seat`.
+    ///
+    /// `None` when the seat was vacant.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// let snapshot = view.snapshot();
+    /// let there = snapshot.seat(mac.seat()).expect("it is attached");
+    /// assert_eq!(there.participant.word.side(), shmesh::Side::Secondary);
+    /// drop(mac);
+    /// assert!(view.snapshot().seat(there.participant.seat).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn seat(&self, seat: SeatIndex) -> Option<&SeatView> {
         self.seats.iter().find(|other| other.participant.seat == seat)
@@ -157,12 +294,38 @@ type InRings = BTreeSet<(bool, u32, u64)>;
 
 impl View {
     /// Who is attached, dead or alive.
+    ///
+    /// In the order of their seats.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// assert_eq!(view.seats().len(), 2);
+    /// drop(mac);
+    /// assert_eq!(view.seats().len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn seats(&self) -> Vec<SeatView> {
         seats(&self.core.seats, self.core.rings(), &self.me)
     }
 
     /// Looks at everything once.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// let before = view.snapshot();
+    /// link.send_inline(7, 0, b"nobody listens")?;
+    /// assert_eq!(before.rings[0].queued.len(), 0, "a copy, which stays as it was");
+    /// assert_eq!(view.snapshot().rings[0].queued.len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         // Who sits comes last: a buffer of a participant that leaves meanwhile is looked at twice before it is an orphan.
@@ -325,6 +488,22 @@ impl View {
     }
 
     /// The first `limit` bytes of the MSG part of a queued message, and of its DATA part.
+    ///
+    /// `from` is the side that sent it. The bytes are copied; those of a message that was received meanwhile may be
+    /// another's. Empty when the message is [`wrong`](Queued::wrong).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use shmesh::Side;
+    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// link.send_inline(7, 0, b"slot indication")?;
+    /// let queued = view.snapshot().rings[0].queued[0];
+    /// let (msg, data) = view.payload(Side::Primary, &queued, 4);
+    /// assert_eq!((&msg[..], data.len()), (&b"slot"[..], 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn payload(&self, from: Side, queued: &Queued, limit: usize) -> (Vec<u8>, Vec<u8>) {
         if queued.wrong.is_some() {

@@ -309,6 +309,17 @@ impl Owners for Receiving<'_> {
 }
 
 /// What recovery gave back.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// let held = mac.loan_with(shmesh::config::PoolId::CpuData)?;
+/// let done = phy.evict(mac.seat())?;
+/// assert_eq!((done.participants, done.messages, done.data_buffers), (1, 1, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Recovered {
     /// Participants that were found dead, or were evicted.

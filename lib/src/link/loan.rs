@@ -17,6 +17,19 @@ use crate::sync::Ordering;
 ///
 /// [`send`](Self::send) makes it visible to the other side and ends it. Dropped unsent, its buffers go back to their pools.
 /// Buffers are not cleared: they hold what their last user left.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// let loan = mac.loan()?;
+/// let index = loan.index();
+/// drop(loan); // not sent
+/// assert!(!phy.has_message());
+/// assert_eq!(mac.loan()?.index(), index, "the buffer was free again");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "a loan that is dropped is not sent"]
 pub struct Loan<'a> {
     link: &'a Link,
@@ -26,6 +39,22 @@ pub struct Loan<'a> {
 }
 
 /// A message that could not be sent; it still is the sender's.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::{ErrorKind, SendError};
+/// config.ring_len = 1;
+/// # let phy = options.create(&config)?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// mac.loan()?.send()?;
+/// let SendError { loan, error } = mac.loan()?.send_or_return().unwrap_err();
+/// assert!(matches!(error.kind(), ErrorKind::Full { len: 1, .. }));
+/// drop(phy.receive()?); // now there is a slot
+/// loan.send()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct SendError<'a> {
     /// The message, to be sent again or dropped.
@@ -55,8 +84,24 @@ impl From<SendError<'_>> for Error {
 impl Link {
     /// Loans a MSG buffer: the one that this handle released last, if any.
     ///
+    /// Never waits. Ids and lengths begin at 0; the bytes are what their last user left.
+    ///
     /// # Errors
     /// [`Exhausted`](crate::ErrorKind::Exhausted) when all buffers are in use; [`Evicted`](crate::ErrorKind::Evicted).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// use shmesh::{ErrorKind, config::PoolId};
+    /// config.pools[PoolId::CpuMsg.index()].pool_len = 1;
+    /// # let link = options.create(&config)?;
+    /// let only = link.loan()?;
+    /// assert!(matches!(link.loan().unwrap_err().kind(), ErrorKind::Exhausted { len: 1, .. }));
+    /// drop(only);
+    /// assert!(link.loan().is_ok());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline(always)]
     pub fn loan(&self) -> Result<Loan<'_>> {
         self.check_seated()?;
@@ -72,7 +117,7 @@ impl Link {
     /// Loans a MSG buffer with a DATA buffer of `pool`.
     ///
     /// # Errors
-    /// [`NoPool`](crate::ErrorKind::NoPool) when the link does not have the pool or it holds MSG parts; else as [`loan`](Self::loan).
+    /// [`NoPool`](crate::ErrorKind::NoPool) when the link does not have the pool; [`MsgPool`](crate::ErrorKind::MsgPool); else as [`loan`](Self::loan).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -88,7 +133,7 @@ impl Link {
     #[inline]
     pub fn loan_with(&self, pool: PoolId) -> Result<Loan<'_>> {
         if pool == PoolId::CpuMsg {
-            return Err(Error::from(ErrorKind::NoPool { link: self.link(), pool }));
+            return Err(Error::from(ErrorKind::MsgPool { link: self.link() }));
         }
         let mut loan = self.loan()?;
         match self.desk.loan_data(pool, loan.cell, loan.owner) {
@@ -223,8 +268,23 @@ impl Link {
 impl<'a> Loan<'a> {
     /// The MSG part: its first `len` bytes, which is the length the message will have.
     ///
+    /// The last call that succeeds says how long it is; without one, the MSG part is empty.
+    ///
     /// # Errors
     /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`Evicted`](crate::ErrorKind::Evicted).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mut loan = mac.loan()?;
+    /// loan.msg_mut(5)?.copy_from_slice(b"hello");
+    /// assert!(loan.msg_mut(8193).is_err(), "the buffers have 8192 bytes");
+    /// loan.send()?;
+    /// assert_eq!(phy.receive()?.expect("it was just sent").msg(), b"hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline(always)]
     pub fn msg_mut(&mut self, len: usize) -> Result<&mut [u8]> {
         self.link.check_seated()?;
@@ -233,16 +293,31 @@ impl<'a> Loan<'a> {
         Ok(bytes_mut(self, self.link.desk.msg_pool().buffer(self.cell), len))
     }
 
-    /// The DATA part: its first `len` bytes, which is the length it will have. Without one, only 0 bytes fit.
+    /// The DATA part: its first `len` bytes, which is the length it will have. The last call that succeeds counts.
     ///
     /// # Errors
-    /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`NoPool`](crate::ErrorKind::NoPool) when the loan has no DATA buffer.
+    /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`NoDataPart`](crate::ErrorKind::NoDataPart) when the loan
+    /// has none, whatever `len` is; [`Evicted`](crate::ErrorKind::Evicted).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use shmesh::config::PoolId;
+    /// let mut loan = mac.loan_with(PoolId::CpuData)?;
+    /// loan.data_mut(3)?.copy_from_slice(&[1, 2, 3]);
+    /// loan.send()?;
+    /// assert_eq!(phy.receive()?.expect("it was just sent").data(), [1, 2, 3]);
+    /// assert!(mac.loan()?.data_mut(0).is_err(), "a loan without DATA has nothing to write");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     pub fn data_mut(&mut self, len: usize) -> Result<&mut [u8]> {
-        let Some((pool, index)) = self.data else {
-            return Err(Error::from(ErrorKind::NoPool { link: self.link.link(), pool: PoolId::CpuData }));
-        };
         self.link.check_seated()?;
+        let Some((pool, index)) = self.data else {
+            return Err(Error::from(ErrorKind::NoDataPart { link: self.link.link() }));
+        };
         let fits = self.link.fits(pool, len)?;
         self.link.desk.cell(self.cell).set_data_len(fits);
         match self.link.core().pool(pool) {
@@ -252,6 +327,18 @@ impl<'a> Loan<'a> {
     }
 
     /// Sets the message's id: the application's to choose.
+    ///
+    /// 0 unless it is set.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// mac.loan()?.with_msg_id(7).send()?;
+    /// assert_eq!(phy.receive()?.expect("it was just sent").msg_id(), 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     pub fn with_msg_id(self, msg_id: i32) -> Self {
         // Of an evicted participant the message is no longer its own; sending it will say so.
@@ -262,6 +349,18 @@ impl<'a> Loan<'a> {
     }
 
     /// Sets the id of the cell that the message is about: the application's to choose.
+    ///
+    /// 0 unless it is set. A cell of the radio network, not of this library.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// mac.loan()?.with_msg_id(7).with_cell_id(2).send()?;
+    /// assert_eq!(phy.receive()?.expect("it was just sent").cell_id(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     pub fn with_cell_id(self, cell_id: i32) -> Self {
         if self.link.desk.is_current() {
@@ -270,13 +369,33 @@ impl<'a> Loan<'a> {
         self
     }
 
-    /// The pool of the DATA part.
+    /// The pool of the DATA part; `None` when there is none.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use shmesh::config::PoolId;
+    /// assert_eq!(link.loan_with(PoolId::CpuData)?.data_pool(), Some(PoolId::CpuData));
+    /// assert_eq!(link.loan()?.data_pool(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn data_pool(&self) -> Option<PoolId> {
         self.data.map(|(pool, _)| pool)
     }
 
     /// Index of the MSG buffer in its pool, as `shmesh dump` shows it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let (first, second) = (link.loan()?, link.loan()?);
+    /// assert_ne!(first.index(), second.index());
+    /// assert!(first.index() < 1024, "the length of the pool");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn index(&self) -> u32 {
         self.cell
@@ -284,10 +403,24 @@ impl<'a> Loan<'a> {
 
     /// Makes the message visible to the other side. Does not wake a receiver that sleeps: see [`Link::notify`].
     ///
+    /// What one handle sends is received in that order, inline messages included. The receiver sees all that was written
+    /// to the buffers before.
+    ///
     /// # Errors
     /// [`Full`](crate::ErrorKind::Full), [`RoleTaken`](crate::ErrorKind::RoleTaken). The loan has ended then; [`send_or_return`](Self::send_or_return)
     /// gives it back instead. [`Evicted`](crate::ErrorKind::Evicted): this participant was declared dead, and the message was sent or
     /// taken back; which of them is not known.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// mac.loan()?.with_msg_id(1).send()?;
+    /// mac.loan()?.with_msg_id(2).send()?;
+    /// assert_eq!(phy.receive()?.expect("two were sent").msg_id(), 1, "the oldest first");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline(always)]
     pub fn send(mut self) -> Result<()> {
         self.push()?;

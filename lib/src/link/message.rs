@@ -16,6 +16,22 @@ use crate::sync::{Line, Ordering};
 ///
 /// The other side can no longer write to the buffers by this library, but a process that breaks the rules can: check what
 /// you read from it once you have copied it.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::config::PoolId;
+/// config.pools[PoolId::CpuMsg.index()].pool_len = 1;
+/// # let phy = options.create(&config)?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// mac.loan()?.with_msg_id(7).send()?;
+/// let message = phy.receive()?.expect("it was just sent");
+/// assert!(mac.loan().is_err(), "the message still holds the only buffer");
+/// drop(message);
+/// assert!(mac.loan().is_ok());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Message<'a> {
     link: &'a Link,
     bytes: NonNull<u8>,
@@ -36,6 +52,18 @@ impl Link {
     /// # Errors
     /// [`Corrupt`](crate::ErrorKind::Corrupt) when a peer wrote what it must not, after which the next message can be
     /// received; [`RoleTaken`](crate::ErrorKind::RoleTaken); [`Evicted`](crate::ErrorKind::Evicted).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// assert!(phy.receive()?.is_none());
+    /// mac.send_inline(7, 0, b"up")?;
+    /// let message = phy.receive()?.expect("it was just sent");
+    /// assert_eq!((message.msg_id(), message.msg()), (7, &b"up"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline(always)]
     pub fn receive(&self) -> Result<Option<Message<'_>>> {
         self.check_seated()?;
@@ -156,6 +184,16 @@ impl Link {
 
 impl Message<'_> {
     /// The message's id, as the sender set it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// mac.send_inline(-7, 0, b"")?;
+    /// assert_eq!(phy.receive()?.expect("it was just sent").msg_id(), -7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     #[inline]
     pub fn msg_id(&self) -> i32 {
@@ -163,6 +201,16 @@ impl Message<'_> {
     }
 
     /// The id of the cell that it is about, as the sender set it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// mac.send_inline(7, 2, b"")?;
+    /// assert_eq!(phy.receive()?.expect("it was just sent").cell_id(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     #[inline]
     pub fn cell_id(&self) -> i32 {
@@ -170,6 +218,20 @@ impl Message<'_> {
     }
 
     /// The MSG part.
+    ///
+    /// As many bytes as the sender said; 0 when it said nothing.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mut loan = mac.loan()?;
+    /// loan.msg_mut(5)?.copy_from_slice(b"hello");
+    /// loan.send()?;
+    /// assert_eq!(phy.receive()?.expect("it was just sent").msg(), b"hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     #[inline]
     pub fn msg(&self) -> &[u8] {
@@ -177,6 +239,18 @@ impl Message<'_> {
     }
 
     /// The DATA part; empty when there is none.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mut loan = mac.loan_with(shmesh::config::PoolId::CpuData)?;
+    /// loan.data_mut(4096)?.fill(0xa5);
+    /// loan.send()?;
+    /// assert_eq!(phy.receive()?.expect("it was just sent").data(), [0xa5; 4096]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     #[inline]
     pub fn data(&self) -> &[u8] {
@@ -187,6 +261,20 @@ impl Message<'_> {
     }
 
     /// The pool of the DATA part; `None` when there is none.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use shmesh::config::PoolId;
+    /// mac.loan_with(PoolId::CpuData)?.send()?;
+    /// mac.send_inline(7, 0, b"")?;
+    /// let (first, second) = (phy.receive()?, phy.receive()?);
+    /// assert_eq!(first.expect("two were sent").data_pool(), Some(PoolId::CpuData));
+    /// assert_eq!(second.expect("two were sent").data_pool(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     #[inline]
     pub fn data_pool(&self) -> Option<PoolId> {
@@ -194,6 +282,19 @@ impl Message<'_> {
     }
 
     /// Whether it came inside the ring's slot.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// mac.send_inline(7, 0, b"small")?;
+    /// mac.loan()?.send()?;
+    /// let (first, second) = (phy.receive()?, phy.receive()?);
+    /// assert!(first.expect("two were sent").is_inline());
+    /// assert!(!second.expect("two were sent").is_inline());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     #[inline]
     pub fn is_inline(&self) -> bool {

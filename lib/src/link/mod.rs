@@ -105,36 +105,101 @@ pub struct Link {
 
 impl Link {
     /// The name of the link.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// assert_eq!(mac.name(), "fronthaul");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.shared.store.link
     }
 
     /// Which side this handle is on.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use shmesh::Side;
+    /// assert_eq!((phy.side(), mac.side()), (Side::Primary, Side::Secondary));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn side(&self) -> Side {
         self.desk.side()
     }
 
     /// Where this participant sits: what `shmesh ls` and `shmesh dump` call it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// assert_ne!(phy.seat(), mac.seat(), "each handle has a seat of its own");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn seat(&self) -> SeatIndex {
         self.desk.me.seat
     }
 
     /// Size of a buffer of `pool` in bytes, and how many there are; `None` when the link does not have the pool.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use shmesh::config::PoolId;
+    /// assert_eq!(link.pool(PoolId::CpuMsg), Some((8192, 1024)));
+    /// assert_eq!(link.pool(PoolId::CpuLarge), None, "off unless configured");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn pool(&self, pool: PoolId) -> Option<(u32, u32)> {
         Some(self.shared.core.shape.pools[pool as usize]).filter(|&(_, len)| len > 0)
     }
 
     /// Messages that each direction can hold.
+    ///
+    /// The configured number, rounded up to a power of two.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// config.ring_len = 1000;
+    /// let link = options.create(&config)?;
+    /// assert_eq!(link.ring_len(), 1024);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn ring_len(&self) -> u32 {
         self.shared.core.shape.ring_capacity
     }
 
     /// Messages that were sent to this side and not received yet, counted one by one: for diagnosis.
+    ///
+    /// While others send and receive, it is a moment's view.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// mac.send_inline(1, 0, b"first")?;
+    /// mac.send_inline(1, 0, b"second")?;
+    /// assert_eq!(phy.queued(), 2);
+    /// drop(phy.receive()?);
+    /// assert_eq!(phy.queued(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn queued(&self) -> usize {
         self.incoming().queued().count()

@@ -18,8 +18,28 @@ use crate::sys::process::ProcessIdentity;
 use crate::sys::{cgroup, file};
 
 /// Environment variable that names the IPC directory.
+///
+/// Read by [`LinkOptions::new`]. Empty counts as not set.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// use shmesh::{LinkOptions, config::LinkConfig};
+/// // SAFETY: there is no other thread yet.
+/// unsafe { std::env::set_var(shmesh::DIR_VARIABLE, dir.path()) };
+/// let link = LinkOptions::new().create(&LinkConfig::new("fronthaul".parse()?))?;
+/// assert!(dir.path().join("fronthaul_shm").exists());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub const DIR_VARIABLE: &str = "SHMESH_DIR";
 /// The IPC directory, unless it is named.
+///
+/// ```
+/// # // SAFETY: there is no other thread yet.
+/// # unsafe { std::env::remove_var(shmesh::DIR_VARIABLE) };
+/// let missing = shmesh::Link::attach("nobody-has-made-it").unwrap_err();
+/// let there = std::path::Path::new(shmesh::DEFAULT_DIR);
+/// assert!(matches!(missing.kind(), shmesh::ErrorKind::NotFound { dir, .. } if dir == there));
+/// ```
 pub const DEFAULT_DIR: &str = "/dev/shm";
 /// How long two processes that start or end at the same moment may need to agree on who holds the link.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -54,6 +74,18 @@ impl Default for LinkOptions {
 
 impl LinkOptions {
     /// The IPC directory is that of the environment variable `SHMESH_DIR`, or `/dev/shm`.
+    ///
+    /// [`attach`](Self::attach) does not wait, and maps all pages at once.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use shmesh::{LinkOptions, config::LinkConfig};
+    /// # // SAFETY: there is no other thread yet.
+    /// # unsafe { std::env::set_var("SHMESH_DIR", dir.path()) };
+    /// let link = LinkOptions::new().create(&LinkConfig::new("fronthaul".parse()?))?; // with SHMESH_DIR set
+    /// assert!(dir.path().join("fronthaul_shm").exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn new() -> Self {
         let dir = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty());
@@ -65,6 +97,17 @@ impl LinkOptions {
     }
 
     /// Uses another IPC directory.
+    ///
+    /// It must exist; all processes of the link name the same one.
+    ///
+    /// ```
+    /// use shmesh::{LinkOptions, Side, config::LinkConfig};
+    /// # let (here, there) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    /// let phy = LinkOptions::new().dir(here.path()).create(&LinkConfig::new("fronthaul".parse()?))?;
+    /// assert!(LinkOptions::new().dir(here.path()).attach("fronthaul", Side::Secondary).is_ok());
+    /// assert!(LinkOptions::new().dir(there.path()).attach("fronthaul", Side::Secondary).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.dir = dir.into();
@@ -72,6 +115,18 @@ impl LinkOptions {
     }
 
     /// How long [`attach`](Self::attach) waits for the link to exist. Without it, it does not wait.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use std::time::Duration;
+    /// use shmesh::{Side, config::LinkConfig};
+    /// let patient = options.clone().timeout(Duration::from_secs(30));
+    /// let mac = std::thread::spawn(move || patient.attach("fronthaul", Side::Secondary));
+    /// let phy = options.create(&LinkConfig::new("fronthaul".parse()?))?; // before or after: it does not matter
+    /// assert_eq!(mac.join().expect("it does not panic")?.name(), phy.name());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -79,6 +134,19 @@ impl LinkOptions {
     }
 
     /// Whether attaching maps all pages at once, so that none is faulted in later. On unless switched off.
+    ///
+    /// [`create`](Self::create) asks [`LinkConfig::prefault`] instead.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::Side;
+    /// use shmesh::config::{LinkConfig, PoolId};
+    /// let phy = options.create(&LinkConfig::new("fronthaul".parse()?))?;
+    /// let mac = options.prefault(false).attach("fronthaul", Side::Secondary)?; // one that rarely uses the link
+    /// assert_eq!(mac.pool(PoolId::CpuData), phy.pool(PoolId::CpuData));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn prefault(mut self, prefault: bool) -> Self {
         self.prefault = prefault;
@@ -89,8 +157,22 @@ impl LinkOptions {
     /// waits in it, is as it was.
     ///
     /// # Errors
+    /// [`Config`](crate::ErrorKind::Config) when the configuration breaks a rule;
+    /// [`NoDirectory`](crate::ErrorKind::NoDirectory) when there is no IPC directory;
     /// [`AlreadyOwned`](crate::ErrorKind::AlreadyOwned) while another process is its primary; [`Differs`](crate::ErrorKind::Differs) when it exists with another shape;
     /// [`NoSpace`](crate::ErrorKind::NoSpace), [`MemoryLimit`](crate::ErrorKind::MemoryLimit), [`Permission`](crate::ErrorKind::Permission) and what opening a segment can find.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::{ErrorKind, Side, config::LinkConfig};
+    /// let mut config = LinkConfig::new("fronthaul".parse()?);
+    /// let phy = options.create(&config)?;
+    /// assert_eq!(phy.side(), Side::Primary);
+    /// config.ring_len = 64;
+    /// assert!(matches!(options.create(&config).unwrap_err().kind(), ErrorKind::Differs { .. }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn create(&self, config: &LinkConfig) -> Result<Link> {
         config.validate()?;
         let store = Store::new(config, &self.dir);
@@ -100,8 +182,22 @@ impl LinkOptions {
     /// Attaches to a link that exists.
     ///
     /// # Errors
+    /// [`Name`](crate::ErrorKind::Name) when `link` is no link name; [`NoDirectory`](crate::ErrorKind::NoDirectory) when there is
+    /// no IPC directory;
     /// [`NotFound`](crate::ErrorKind::NotFound) when it does not, after the timeout; [`AlreadyOwned`](crate::ErrorKind::AlreadyOwned) when this side has its one process
     /// (the primary side always, both with ring mode `spsc`); and what opening a segment can find.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::{ErrorKind, Side, config::LinkConfig};
+    /// let missing = options.attach("fronthaul", Side::Secondary).unwrap_err();
+    /// assert!(matches!(missing.kind(), ErrorKind::NotFound { .. }));
+    /// let phy = options.create(&LinkConfig::new("fronthaul".parse()?))?;
+    /// let mac = options.attach("fronthaul", Side::Secondary)?;
+    /// assert_eq!(mac.ring_len(), phy.ring_len(), "the link itself says how it is made");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn attach(&self, link: &str, side: Side) -> Result<Link> {
         let name: LinkName = link.parse()?;
         let mut config = LinkConfig::new(name);
@@ -397,6 +493,16 @@ impl Link {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use shmesh::{Link, Side, config::LinkConfig};
+    /// # // SAFETY: there is no other thread yet.
+    /// # unsafe { std::env::set_var("SHMESH_DIR", dir.path()) };
+    /// let phy = Link::create(&LinkConfig::new("fronthaul".parse()?))?; // in SHMESH_DIR, or /dev/shm
+    /// assert_eq!(phy.side(), Side::Primary);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn create(config: &LinkConfig) -> Result<Self> {
         LinkOptions::new().create(config)
     }
@@ -405,6 +511,17 @@ impl Link {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use shmesh::{Link, Side, config::LinkConfig};
+    /// # // SAFETY: there is no other thread yet.
+    /// # unsafe { std::env::set_var("SHMESH_DIR", dir.path()) };
+    /// let phy = Link::create(&LinkConfig::new("fronthaul".parse()?))?;
+    /// let mac = Link::attach("fronthaul")?; // in another process
+    /// assert_eq!((mac.name(), mac.side()), (phy.name(), Side::Secondary));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn attach(link: &str) -> Result<Self> {
         LinkOptions::new().attach(link, Side::Secondary)
     }

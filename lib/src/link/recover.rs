@@ -55,6 +55,18 @@ impl Link {
     ///
     /// # Errors
     /// [`Evicted`](crate::ErrorKind::Evicted), of the caller.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let dead = phy.participants().find(|other| other.seat == mac.seat()).expect("it is attached");
+    /// std::mem::forget(mac); // as if its process had been killed
+    /// assert_eq!(phy.recover_participant(dead.seat, dead.word)?.participants, 1);
+    /// assert_eq!(phy.recover_participant(dead.seat, dead.word)?.participants, 0, "it was done before");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Result<Recovered> {
         self.check_seated()?;
         match self.core().seats.at(seat) {
@@ -65,13 +77,26 @@ impl Link {
 
     /// Declares a participant dead that may still run, because it is stuck or stopped, and takes back what it held.
     ///
-    /// If it runs on, each of its calls fails with [`Evicted`](crate::ErrorKind::Evicted), and nothing it does can free or send a buffer a
+    /// If it runs on, what it loans, sends, receives or waits for fails with [`Evicted`](crate::ErrorKind::Evicted), and nothing it does can free or send a buffer a
     /// second time. But memory stays mapped in its process: a write that it had begun may still reach a buffer that others
     /// have by now. End the process if you can. Its seat stays taken until it has ended.
+    ///
+    /// When nobody sits there, or the caller itself, nothing happens.
     ///
     /// # Errors
     /// [`StillAlive`](crate::ErrorKind::StillAlive) on a link with ring mode `spsc` and when the process lives: there, its place in the ring cannot
     /// be fenced. [`Evicted`](crate::ErrorKind::Evicted), of the caller.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let held = mac.loan()?;
+    /// assert_eq!(phy.evict(mac.seat())?.messages, 1);
+    /// assert!(matches!(mac.loan().unwrap_err().kind(), shmesh::ErrorKind::Evicted { .. }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn evict(&self, seat: SeatIndex) -> Result<Recovered> {
         self.check_seated()?;
         let Some(other) = self.core().seats.at(seat).filter(|_| seat != self.desk.me.seat) else {

@@ -19,6 +19,19 @@ impl Link {
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let waiter = std::thread::spawn(move || phy.wait(None));
+    /// mac.send_inline(1, 0, b"first")?;
+    /// mac.send_inline(1, 0, b"second")?;
+    /// mac.notify()?; // once for both
+    /// assert!(waiter.join().expect("it does not panic")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     pub fn notify(&self) -> Result<()> {
         let ring = self.outgoing();
@@ -58,6 +71,19 @@ impl Link {
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use std::time::Duration;
+    /// mac.post()?;
+    /// mac.post()?;
+    /// assert!(phy.wait_tti(None)? && phy.wait_tti(None)?, "posts add up");
+    /// assert!(!phy.wait_tti(Some(Duration::ZERO))?, "and each is taken once");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn post(&self) -> Result<()> {
         let ring = self.outgoing();
         self.bell(ring)?;
@@ -125,6 +151,19 @@ impl Link {
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// phy.fd()?; // from now on it is signalled each time
+    /// mac.send_inline(1, 0, b"ring")?;
+    /// mac.notify()?;
+    /// assert_eq!(phy.value()?, Some(1));
+    /// assert_eq!(phy.value()?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn value(&self) -> Result<Option<u64>> {
         let taken = self.bell(self.incoming())?.take();
         let taken =

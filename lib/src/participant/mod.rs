@@ -15,14 +15,40 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::sys::process::{Liveness, ProcessIdentity};
 
 /// Participants that can be attached to a link at the same time: one bit each in the word that says who sleeps.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// use shmesh::{ErrorKind, Link, MAX_SEATS};
+/// let others: Vec<Link> = (1..MAX_SEATS).map(|_| link.try_clone()).collect::<Result<_, _>>()?;
+/// assert!(matches!(link.try_clone().unwrap_err().kind(), ErrorKind::Crowded { limit: 64, .. }));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub const MAX_SEATS: usize = if cfg!(loom) { 4 } else { 64 };
 
 /// A seat in the participant table: `0..64`.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let seat = link.seat();
+/// assert_eq!(seat.to_string(), "0", "the first of its link");
+/// assert_ne!(seat, link.try_clone()?.seat());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SeatIndex(u8);
 
 impl SeatIndex {
     /// Checks a number that may come from shared memory.
+    ///
+    /// ```
+    /// use shmesh::SeatIndex;
+    /// assert_eq!(SeatIndex::from_wild(63).map(SeatIndex::value), Some(63));
+    /// assert_eq!(SeatIndex::from_wild(64), None);
+    /// ```
     #[must_use]
     #[inline]
     pub fn from_wild(wild: u64) -> Option<Self> {
@@ -32,6 +58,14 @@ impl SeatIndex {
     }
 
     /// The number.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert!(usize::from(link.seat().value()) < shmesh::MAX_SEATS);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     #[inline]
     pub fn value(self) -> u8 {
@@ -59,6 +93,18 @@ impl std::fmt::Display for SeatIndex {
 }
 
 /// Which end of the link a participant is on.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// use shmesh::Side;
+/// assert_eq!((phy.side(), mac.side()), (Side::Primary, Side::Secondary));
+/// phy.send_inline(1, 0, b"to the other side")?;
+/// assert!(mac.has_message() && !phy.has_message());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Side {
     /// Creates the link; sends on ring `m2s`, receives on `s2m`. NVIPC's PHY.
@@ -96,6 +142,19 @@ const fn low(value: u64, bits: u32) -> u64 {
 /// ```text
 /// | epoch 16 | start time, low 12 | pid namespace, low 11 | pid 22 | secondary | evicted | live |
 /// ```
+///
+/// Whoever sits there next has another word, because one field counts them: so a word also says who is meant.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// use shmesh::Side;
+/// let other = phy.participants().find(|other| other.seat == mac.seat()).expect("it is attached");
+/// assert_eq!((other.word.pid(), other.word.side()), (std::process::id(), Side::Secondary));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SeatWord(u64);
 
@@ -123,23 +182,54 @@ impl SeatWord {
 
     /// Whether somebody sits here (alive or not).
     #[must_use]
-    pub fn is_live(self) -> bool {
+    pub(crate) fn is_live(self) -> bool {
         self.0 & LIVE != 0
     }
 
     /// Whether its holder was declared dead while it may still run.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// phy.evict(mac.seat())?;
+    /// let other = phy.participants().find(|other| other.seat == mac.seat()).expect("it is attached");
+    /// assert!(other.word.is_evicted(), "its seat stays taken until it has ended");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn is_evicted(self) -> bool {
         self.0 & EVICTED != 0
     }
 
     /// Its side.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let other = phy.participants().find(|other| other.seat == mac.seat()).expect("it is attached");
+    /// assert_eq!(other.word.side(), shmesh::Side::Secondary);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn side(self) -> Side {
         if self.0 & SECONDARY == 0 { Side::Primary } else { Side::Secondary }
     }
 
     /// Process id, as its own pid namespace numbers it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let other = phy.participants().find(|other| other.seat == mac.seat()).expect("it is attached");
+    /// assert_eq!(other.word.pid(), std::process::id());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn pid(self) -> u32 {
         u32::try_from(low(self.0 >> PID_SHIFT, PID_BITS)).unwrap_or(0)
@@ -147,12 +237,22 @@ impl SeatWord {
 
     /// How many participants sat here before, modulo 65536.
     #[must_use]
-    pub fn epoch(self) -> u64 {
+    pub(crate) fn epoch(self) -> u64 {
         self.0 >> EPOCH_SHIFT
     }
 }
 
 /// One occupied seat, as read at one instant.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let me = link.participants().next().expect("this handle is attached");
+/// assert_eq!((me.seat, me.word.pid()), (link.seat(), std::process::id()));
+/// assert!(me.start_time > 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Participant {
     /// Where it sits.
@@ -168,12 +268,24 @@ pub struct Participant {
 impl Participant {
     /// Whether it is a handle of this very process. A number alone says nothing: each container has its process 1.
     #[must_use]
-    pub fn is_of(&self, process: &ProcessIdentity) -> bool {
+    pub(crate) fn is_of(&self, process: &ProcessIdentity) -> bool {
         (self.word.pid(), self.start_time, self.pid_namespace)
             == (process.pid, process.start_time, process.pid_namespace)
     }
 
     /// Whether it lives, as far as this process can tell: another pid namespace's numbers say nothing here.
+    ///
+    /// Asks the kernel each time. `me` is the asking process.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use shmesh::sys::process::{Liveness, ProcessIdentity};
+    /// let me = link.participants().next().expect("this handle is attached");
+    /// assert_eq!(me.liveness(&ProcessIdentity::me()?), Liveness::Alive);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn liveness(&self, me: &ProcessIdentity) -> Liveness {
         let namespace_differs = if self.pid_namespace == 0 {

@@ -12,6 +12,18 @@
 /// Bits of a cell index in an entry.
 pub(crate) const CELL_BITS: u32 = 19;
 /// The most bytes that a message inside a slot can have.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// use shmesh::INLINE_MAX_BYTES;
+/// mac.send_inline(1, 0, &[7; INLINE_MAX_BYTES])?;
+/// assert_eq!(phy.receive()?.expect("it was just sent").msg(), [7; INLINE_MAX_BYTES]);
+/// assert!(mac.send_inline(1, 0, &[7; INLINE_MAX_BYTES + 1]).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub const INLINE_MAX_BYTES: usize = 48;
 const INLINE: u64 = 1;
 const CELL_SHIFT: u32 = 1;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Bytes that can still be charged to this process, by the tightest of its memory cgroups; `None` when nothing limits it
 /// or nothing can be read.
 #[must_use]
-pub fn room_bytes() -> Option<u64> {
+pub(crate) fn room_bytes() -> Option<u64> {
     let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
     room_below(Path::new("/sys/fs/cgroup"), &membership)
 }

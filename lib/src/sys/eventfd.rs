@@ -10,14 +10,14 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// An eventfd with `EFD_SEMAPHORE`: each read takes one signal. Non-blocking and close-on-exec.
 #[derive(Debug)]
-pub struct Doorbell(OwnedFd);
+pub(crate) struct Doorbell(OwnedFd);
 
 impl Doorbell {
     /// A new one, not signalled.
     ///
     /// # Errors
     /// The process or the system has no descriptors left.
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let flags = EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Ok(Self(EventFd::from_value_and_flags(0, flags)?.into()))
     }
@@ -31,7 +31,7 @@ impl Doorbell {
     ///
     /// # Errors
     /// None in normal use. A counter at its maximum is not an error: the other side has plenty to wake up for.
-    pub fn signal(&self) -> io::Result<()> {
+    pub(crate) fn signal(&self) -> io::Result<()> {
         match nix::unistd::write(&self.0, &1_u64.to_ne_bytes()) {
             Ok(_) | Err(Errno::EAGAIN) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -42,7 +42,7 @@ impl Doorbell {
     ///
     /// # Errors
     /// The descriptor is not an eventfd.
-    pub fn take(&self) -> io::Result<bool> {
+    pub(crate) fn take(&self) -> io::Result<bool> {
         let mut value = [0; 8];
         match nix::unistd::read(&self.0, &mut value) {
             Ok(_) => Ok(true),
@@ -55,7 +55,7 @@ impl Doorbell {
     ///
     /// # Errors
     /// The kernel refuses to poll.
-    pub fn wait(&self, deadline: Option<Instant>) -> io::Result<bool> {
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> io::Result<bool> {
         loop {
             let timeout = match deadline {
                 None => PollTimeout::NONE,

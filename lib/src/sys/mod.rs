@@ -1,7 +1,19 @@
 //! Every system call of the library, one file per kind. Descriptors go in and out as `OwnedFd`.
+//!
+//! Public is only what tells whether a process lives.
+//!
+//! ```
+//! use shmesh::sys::process::{Liveness, ProcessIdentity};
+//! # let dir = tempfile::tempdir()?;
+//! # let options = shmesh::LinkOptions::new().dir(dir.path());
+//! # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+//! let me = ProcessIdentity::me()?;
+//! assert!(link.participants().all(|other| other.liveness(&me) == Liveness::Alive));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
-pub mod cgroup;
-pub mod eventfd;
+pub(crate) mod cgroup;
+pub(crate) mod eventfd;
 pub(crate) mod file;
 pub mod process;
 pub(crate) mod socket;

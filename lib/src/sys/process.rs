@@ -1,9 +1,26 @@
 //! Who this process is, and whether another one lives.
+//!
+//! ```
+//! let me = shmesh::sys::process::ProcessIdentity::me()?;
+//! assert_eq!(me, shmesh::sys::process::ProcessIdentity::me()?, "it stays what it is");
+//! # Ok::<(), std::io::Error>(())
+//! ```
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 /// Whether a process lives.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// use shmesh::sys::process::{Liveness, ProcessIdentity};
+/// let me = ProcessIdentity::me()?;
+/// let dead = link.participants().filter(|other| other.liveness(&me) == Liveness::Dead);
+/// assert_eq!(dead.count(), 0, "for recover() to take back");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Liveness {
     /// It runs, or is stopped.
@@ -15,6 +32,14 @@ pub enum Liveness {
 }
 
 /// A process, told apart from any later one with the same number.
+///
+/// ```
+/// use shmesh::sys::process::ProcessIdentity;
+/// let me = ProcessIdentity::me()?;
+/// let later = ProcessIdentity { start_time: me.start_time + 100, ..me };
+/// assert_ne!(me, later, "one with the same number that began a second later");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ProcessIdentity {
     /// Process id in its own pid namespace.
@@ -30,6 +55,13 @@ impl ProcessIdentity {
     ///
     /// # Errors
     /// `/proc` is not mounted or not readable.
+    ///
+    /// ```
+    /// use shmesh::sys::process::ProcessIdentity;
+    /// let me = ProcessIdentity::me()?;
+    /// assert_eq!(me.pid, std::process::id());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn me() -> std::io::Result<Self> {
         let pid = std::process::id();
         let stat = fs::read_to_string("/proc/self/stat")?;
@@ -43,7 +75,7 @@ impl ProcessIdentity {
 
     /// Whether the caller is this process, and not one forked from it.
     #[must_use]
-    pub fn is_me(&self) -> bool {
+    pub(crate) fn is_me(&self) -> bool {
         std::process::id() == self.pid
     }
 
@@ -51,7 +83,7 @@ impl ProcessIdentity {
     ///
     /// # Errors
     /// The question has no answer here: `/proc` is hidden or there are no descriptors left. That proves no death.
-    pub fn start_time_of(&self, pid: u32) -> std::io::Result<Option<u64>> {
+    pub(crate) fn start_time_of(&self, pid: u32) -> std::io::Result<Option<u64>> {
         match fs::read_to_string(format!("/proc/{pid}/stat")) {
             Ok(stat) => Ok(running_since(&stat)),
             Err(error) => match nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), None) {
