@@ -31,7 +31,7 @@ pub const MAX_BUF_SIZE_BYTES: u64 = (1 << 31) - 1;
 /// ```
 /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
 /// use shmesh::config::{ConfigError, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
-/// let pool = PoolConfig { buf_size_bytes: 1 << 31, pool_len: 513 };
+/// let pool = PoolConfig { buf_size_bytes: 1 << 30, pool_len: 1025 };
 /// assert!(pool.payload_bytes() > MAX_SEGMENT_BYTES);
 /// link.pools[PoolId::CpuLarge.index()] = pool;
 /// assert!(matches!(link.validate(), Err(ConfigError::SegmentTooLarge { .. })));
