@@ -410,7 +410,7 @@ impl View {
         let (descriptor, data) = self.core.read_descriptor(cell, owner)?;
         (seen.msg_id, seen.cell_id, seen.msg_len) =
             (descriptor.msg_id, descriptor.cell_id, descriptor.msg_len);
-        seen.data = data.map(|(pool, index)| (pool, index, descriptor.data_len));
+        seen.data = data.parts().map(|(pool, index)| (pool, index, descriptor.data_len));
         Ok(true)
     }
 

@@ -39,6 +39,36 @@ pub(crate) struct Descriptor {
     pub(crate) data_len: u32,
 }
 
+/// The DATA buffer of a message, as a cell says it: `| pool + 1 | index |`, or 0 for none.
+///
+/// A whole word, like all that moves with a message: a copy that takes a byte here and seven there has to wait for the
+/// stores before it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct DataRef(u64);
+
+impl DataRef {
+    pub(crate) const NONE: Self = Self(0);
+
+    #[inline(always)]
+    pub(crate) fn new(pool: PoolId, index: u32) -> Self {
+        Self((pool as u64 + 1) << 32 | u64::from(index))
+    }
+
+    /// Pool and index, neither of which is checked against the link.
+    #[inline(always)]
+    pub(crate) fn parts(self) -> Option<(PoolId, u32)> {
+        let id = PoolId::from_index(u32::try_from((self.0 >> 32).wrapping_sub(1)).ok()?)?;
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+        let index = self.0 as u32;
+        Some((id, index))
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_none(self) -> bool {
+        self == Self::NONE
+    }
+}
+
 /// The descriptor of a MSG, in its cell: words 1 to 3, written where the receiver reads them.
 ///
 /// A loan that carried its descriptor with it would be copied each time it is moved. Only the holder of the MSG writes here,
@@ -86,8 +116,8 @@ impl Cell<'_> {
     }
 
     #[inline(always)]
-    pub(crate) fn set_data(&self, pool: PoolId, index: u32) {
-        self.0.word(DATA).store((pool as u64 + 1) << 32 | u64::from(index), Ordering::Relaxed);
+    pub(crate) fn set_data(&self, data: DataRef) {
+        self.0.word(DATA).store(data.0, Ordering::Relaxed);
     }
 }
 
@@ -198,11 +228,7 @@ impl Core {
 
     /// Copies and checks the descriptor of a received MSG.
     #[inline(always)]
-    pub(crate) fn read_descriptor(
-        &self,
-        cell: u32,
-        owner: MsgOwner,
-    ) -> Result<(Descriptor, Option<(PoolId, u32)>), Wild> {
+    pub(crate) fn read_descriptor(&self, cell: u32, owner: MsgOwner) -> Result<(Descriptor, DataRef), Wild> {
         let line = self.msg().table.cell(cell);
         let (msg_id, cell_id) = unpack(line.word(IDS).load(Ordering::Relaxed));
         let (msg_len, data_len) = unpack(line.word(LENGTHS).load(Ordering::Relaxed));
@@ -210,20 +236,21 @@ impl Core {
         if msg_len > self.msg().buf_size() {
             return Err(Wild("a message longer than its buffer"));
         }
-        let wild = line.word(DATA).load(Ordering::Relaxed);
-        let data = if wild == 0 { None } else { Some(self.data_ref(cell, owner, wild, data_len)?) };
-        let data_len = if data.is_some() { data_len } else { 0 };
+        let data = DataRef(line.word(DATA).load(Ordering::Relaxed));
+        if data.is_none() {
+            return Ok((Descriptor { msg_id, cell_id, msg_len, data_len: 0 }, data));
+        }
+        self.check_data(cell, owner, data, data_len)?;
         Ok((Descriptor { msg_id, cell_id, msg_len, data_len }, data))
     }
 
-    fn data_ref(&self, cell: u32, owner: MsgOwner, wild: u64, data_len: u32) -> Result<(PoolId, u32), Wild> {
-        let id = u32::try_from((wild >> 32).wrapping_sub(1)).ok().and_then(PoolId::from_index);
-        let id = id
-            .filter(|&id| id != PoolId::CpuMsg)
+    fn check_data(&self, cell: u32, owner: MsgOwner, data: DataRef, data_len: u32) -> Result<(), Wild> {
+        let (id, index) = data
+            .parts()
+            .filter(|&(id, _)| id != PoolId::CpuMsg)
             .ok_or(Wild("a DATA part in a pool that cannot hold one"))?;
         let pool = self.pool(id).ok_or(Wild("a DATA part in a pool that this link does not have"))?;
-        let index = u32::try_from(wild & u64::from(u32::MAX)).ok().and_then(|index| pool.table.tame(index));
-        let index = index.ok_or(Wild("a DATA buffer past the end of its pool"))?;
+        let index = pool.table.tame(index).ok_or(Wild("a DATA buffer past the end of its pool"))?;
         let data = DataOwner(pool.table.owner(index).load(Ordering::Relaxed));
         if !data.belongs_to(cell, owner) {
             return Err(Wild("a DATA buffer that belongs to another message"));
@@ -231,7 +258,7 @@ impl Core {
         if data_len > pool.buf_size() {
             return Err(Wild("a DATA part longer than its buffer"));
         }
-        Ok((id, index))
+        Ok(())
     }
 
     /// How the participant at `seat` takes messages off its ring.
@@ -373,7 +400,8 @@ impl Core {
         for (_, entry) in ring.queued().filter(|(_, entry)| !entry.is_inline()) {
             let Some(cell) = table.tame(entry.wild_cell()) else { continue };
             let word = table.owner(cell);
-            let owner = MsgOwner(word.load(Ordering::Acquire));
+            // Relaxed: `PUBLISH` brings the message, and this only says again that it was sent.
+            let owner = MsgOwner(word.load(Ordering::Relaxed));
             if entry.names(owner.incarnation()) && owner.holder() == Holder::Borrowed(seat) {
                 let sent = owner.loaned_still(seat);
                 let _ = word.compare_exchange(owner.0, sent.0, Ordering::Relaxed, Ordering::Relaxed);
@@ -435,7 +463,7 @@ impl Core {
                 .msg()
                 .table
                 .tame(cell)
-                .map(|cell| MsgOwner(self.msg().table.owner(cell).load(Ordering::Acquire)));
+                .map(|cell| MsgOwner(self.msg().table.owner(cell).load(Ordering::Relaxed)));
             let alive = owner.is_some_and(|owner| !owner.is_free() && data.belongs_to(cell, owner));
             if !alive && pool.table.reclaim(me, index, data.0, data.freed().0) {
                 done.data_buffers += 1;

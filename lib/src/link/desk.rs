@@ -5,7 +5,7 @@
 
 use std::cell::OnceCell;
 
-use super::core::{Cell, Core, INLINE, Receiving, TABLES};
+use super::core::{Cell, Core, DataRef, INLINE, Receiving, TABLES};
 use crate::config::PoolId;
 use crate::notify;
 use crate::participant::{Participant, Role, Side};
@@ -99,8 +99,8 @@ impl Desk {
 
     /// Ends a MSG and its DATA. `false`: it was taken away, because its holder was declared dead.
     #[inline(always)]
-    pub(crate) fn release(&self, cell: u32, owner: MsgOwner, data: Option<(PoolId, u32)>) -> bool {
-        if let Some((pool, index)) = data
+    pub(crate) fn release(&self, cell: u32, owner: MsgOwner, data: DataRef) -> bool {
+        if let Some((pool, index)) = data.parts()
             && let Some(stock) = &self.stocks[pool as usize]
         {
             // If it is no longer ours, then neither is the MSG.

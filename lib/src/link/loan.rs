@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Link;
-use super::core::pack;
+use super::core::{DataRef, pack};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
@@ -35,7 +35,7 @@ pub struct Loan<'a> {
     link: &'a Link,
     cell: u32,
     owner: MsgOwner,
-    data: Option<(PoolId, u32)>,
+    data: DataRef,
 }
 
 /// A message that could not be sent; it still is the sender's.
@@ -111,7 +111,7 @@ impl Link {
         // The receiver has read this line last; asked for now, it comes while the caller prepares what to write.
         prefetch_exclusive_at(self.desk.msg_pool().buffer(cell).as_ptr());
         self.desk.cell(cell).clear();
-        Ok(Loan { link: self, cell, owner, data: None })
+        Ok(Loan { link: self, cell, owner, data: DataRef::NONE })
     }
 
     /// Loans a MSG buffer with a DATA buffer of `pool`.
@@ -138,8 +138,8 @@ impl Link {
         let mut loan = self.loan()?;
         match self.desk.loan_data(pool, loan.cell, loan.owner) {
             Some(index) => {
-                self.desk.cell(loan.cell).set_data(pool, index);
-                loan.data = Some((pool, index));
+                loan.data = DataRef::new(pool, index);
+                self.desk.cell(loan.cell).set_data(loan.data);
                 Ok(loan)
             }
             None => Err(self.exhausted(pool)),
@@ -251,6 +251,13 @@ impl Link {
         }
     }
 
+    /// Ends a loan. By value: a loan whose address nobody takes can live in registers.
+    #[inline(never)]
+    fn take_back_loan(&self, cell: u32, owner: MsgOwner, data: DataRef) {
+        // Refused only if this participant was evicted, and then others have the buffers.
+        let _ = self.desk.release(cell, owner, data);
+    }
+
     #[cold]
     fn full(&self) -> Error {
         Error::from(ErrorKind::Full { link: self.link(), len: self.ring_len() })
@@ -315,7 +322,7 @@ impl<'a> Loan<'a> {
     #[inline]
     pub fn data_mut(&mut self, len: usize) -> Result<&mut [u8]> {
         self.link.check_seated()?;
-        let Some((pool, index)) = self.data else {
+        let Some((pool, index)) = self.data.parts() else {
             return Err(Error::from(ErrorKind::NoDataPart { link: self.link.link() }));
         };
         let fits = self.link.fits(pool, len)?;
@@ -382,7 +389,7 @@ impl<'a> Loan<'a> {
     /// ```
     #[must_use]
     pub fn data_pool(&self) -> Option<PoolId> {
-        self.data.map(|(pool, _)| pool)
+        self.data.parts().map(|(pool, _)| pool)
     }
 
     /// Index of the MSG buffer in its pool, as `shmesh dump` shows it.
@@ -480,7 +487,7 @@ impl<'a> Loan<'a> {
     #[cold]
     fn give_up(&mut self) {
         self.owner = MsgOwner::NONE;
-        self.data = None;
+        self.data = DataRef::NONE;
     }
 }
 
@@ -501,9 +508,9 @@ impl Link {
 }
 
 impl Drop for Loan<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
-        // Refused only if this participant was evicted, and then others have the buffers.
-        let _ = self.link.desk.release(self.cell, self.owner, self.data);
+        self.link.take_back_loan(self.cell, self.owner, self.data);
     }
 }
 
@@ -512,7 +519,7 @@ impl fmt::Debug for Loan<'_> {
         f.debug_struct("Loan")
             .field("link", &self.link.name())
             .field("index", &self.cell)
-            .field("data", &self.data)
+            .field("data", &self.data.parts())
             .finish()
     }
 }

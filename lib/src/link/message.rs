@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::Link;
-use super::core::{Descriptor, unpack};
+use super::core::{DataRef, Descriptor, unpack};
 use crate::config::PoolId;
 use crate::error::Result;
 use crate::pool::owner::MsgOwner;
@@ -40,7 +40,7 @@ pub struct Message<'a> {
     owner: MsgOwner,
     cell: u32,
     /// The DATA buffer.
-    data: Option<(PoolId, u32)>,
+    data: DataRef,
 }
 
 /// The owner word of a message that is not in a pool. No buffer has it: its state is none that a message can be in.
@@ -71,8 +71,12 @@ impl Link {
         let message = match self.incoming() {
             Ring::Spsc(ring) => {
                 let consumer = self.consumer(ring)?;
-                match ring.pop(consumer, &receiving, |entry, word, slot| self.open(entry, word, slot)) {
-                    Ok(Some(message)) => message,
+                match ring.take(consumer, &receiving) {
+                    Ok(Some((entry, word, slot))) => {
+                        let message = self.open(entry, word, slot);
+                        ring.pass(consumer);
+                        message
+                    }
                     Ok(None) => return Ok(None),
                     Err(wild) => Err(wild),
                 }
@@ -151,7 +155,7 @@ impl Link {
         match self.core().read_descriptor(cell, owner) {
             Ok((descriptor, data)) => Ok(Message { link: self, bytes, descriptor, owner, cell, data }),
             Err(wild) => {
-                self.desk.release(cell, owner, None);
+                self.desk.release(cell, owner, DataRef::NONE);
                 Err(wild)
             }
         }
@@ -166,7 +170,7 @@ impl Link {
         let (msg_id, cell_id) = unpack(line.word(1).load(Ordering::Relaxed));
         let bytes = self.slab.put(std::array::from_fn(|i| line.word(i + 2).load(Ordering::Relaxed)));
         let descriptor = Descriptor { msg_id, cell_id, msg_len: len, data_len: 0 };
-        Ok(Message { link: self, bytes, descriptor, owner: INLINE, cell: 0, data: None })
+        Ok(Message { link: self, bytes, descriptor, owner: INLINE, cell: 0, data: DataRef::NONE })
     }
 
     /// An inline message in a cell that was just made ours.
@@ -179,6 +183,19 @@ impl Link {
         let message = self.inline(entry, table.cell(cell));
         self.desk.release_inline(cell, owner);
         message
+    }
+}
+
+impl Link {
+    /// Ends a message. By value: a message whose address nobody takes can live in registers.
+    #[inline]
+    fn end(&self, bytes: NonNull<u8>, owner: MsgOwner, cell: u32, data: DataRef) {
+        if owner == INLINE {
+            self.slab.give_back(bytes);
+        } else {
+            // Refused only if this participant was evicted, and then others have the buffers.
+            let _ = self.desk.release(cell, owner, data);
+        }
     }
 }
 
@@ -254,7 +271,7 @@ impl Message<'_> {
     #[must_use]
     #[inline]
     pub fn data(&self) -> &[u8] {
-        match self.data.and_then(|(pool, index)| Some(self.link.core().pool(pool)?.buffer(index))) {
+        match self.data.parts().and_then(|(pool, index)| Some(self.link.core().pool(pool)?.buffer(index))) {
             Some(start) => bytes(self, start, self.descriptor.data_len),
             None => &[],
         }
@@ -278,7 +295,7 @@ impl Message<'_> {
     #[must_use]
     #[inline]
     pub fn data_pool(&self) -> Option<PoolId> {
-        self.data.map(|(pool, _)| pool)
+        self.data.parts().map(|(pool, _)| pool)
     }
 
     /// Whether it came inside the ring's slot.
@@ -305,12 +322,7 @@ impl Message<'_> {
 impl Drop for Message<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.is_inline() {
-            self.link.slab.give_back(self.bytes);
-        } else {
-            // Refused only if this participant was evicted, and then others have the buffers.
-            let _ = self.link.desk.release(self.cell, self.owner, self.data);
-        }
+        self.link.end(self.bytes, self.owner, self.cell, self.data);
     }
 }
 

@@ -387,16 +387,18 @@ impl Seats {
     /// Whether the seat still belongs to `participant`, evicted or not. Recovery asks this between reading an owner word
     /// and taking the buffer away: if it does, nobody else can have sat there when the word was read.
     pub(crate) fn is_seated(&self, participant: &Participant) -> bool {
-        self.word(participant.seat).load(Ordering::Acquire) & !EVICTED == participant.word.0 & !EVICTED
+        // Relaxed: who has read, with Acquire, what a newcomer in this seat wrote cannot read an older word here.
+        self.word(participant.seat).load(Ordering::Relaxed) & !EVICTED == participant.word.0 & !EVICTED
     }
 
     /// Declares a participant dead that may still run. `false` when it is no longer there.
     pub(crate) fn evict(&self, participant: &Participant) -> bool {
         let word = participant.word.0 & !EVICTED;
+        // Relaxed: FENCE, which follows, brings it to who sends.
         let swap = self.word(participant.seat).compare_exchange(
             word,
             word | EVICTED,
-            Ordering::AcqRel,
+            Ordering::Relaxed,
             Ordering::Relaxed,
         );
         swap.is_ok() || swap == Err(word | EVICTED)

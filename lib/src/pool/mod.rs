@@ -71,9 +71,9 @@ impl Table {
 
     /// As [`Stock::release`], on behalf of a dead holder.
     pub(crate) fn reclaim(&self, me: SeatIndex, index: u32, held: u64, freed: u64) -> bool {
-        // AcqRel: passes on what the dead holder had released before, to whoever claims the buffer next.
+        // Release: whoever claims the buffer next sees what we saw of the dead holder.
         let won =
-            self.owner(index).compare_exchange(held, freed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            self.owner(index).compare_exchange(held, freed, Ordering::Release, Ordering::Relaxed).is_ok();
         if won {
             self.hints.of(me).set(index);
         }

@@ -1,7 +1,7 @@
 //! What models and oracle share: a link on the heap, desks at it, and the steps of `Link` without files and doorbells.
 
 use crate::config::PoolId;
-use crate::link::core::Core;
+use crate::link::core::{Core, DataRef};
 use crate::link::desk::Desk;
 use crate::participant::{Participant, Side};
 use crate::pool::owner::MsgOwner;
@@ -77,8 +77,12 @@ pub(super) fn loan_with(desk: &Desk) -> Option<Result<Held, ()>> {
     }
 }
 
+fn data_ref(held: &Held) -> DataRef {
+    held.data.map_or(DataRef::NONE, |(pool, index)| DataRef::new(pool, index))
+}
+
 pub(super) fn release(desk: &Desk, held: &Held) -> bool {
-    desk.release(held.cell, held.owner, held.data)
+    desk.release(held.cell, held.owner, data_ref(held))
 }
 
 pub(super) fn entry_of(held: &Held) -> Entry {
@@ -90,8 +94,8 @@ pub(super) fn describe(desk: &Desk, held: &Held) {
     cell.clear();
     cell.set_msg_id(held.msg_id);
     cell.set_msg_len(8);
-    if let Some((pool, index)) = held.data {
-        cell.set_data(pool, index);
+    if held.data.is_some() {
+        cell.set_data(data_ref(held));
         cell.set_data_len(8);
     }
 }
@@ -142,9 +146,11 @@ fn inline(line: &Line) -> Got {
 fn pooled(desk: &Desk, entry: Entry, word: u64) -> Result<Got, Wild> {
     let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(desk.me.seat));
     match desk.core.read_descriptor(cell, owner) {
-        Ok((descriptor, data)) => Ok(Got::Pooled(Held { cell, owner, data, msg_id: descriptor.msg_id })),
+        Ok((descriptor, data)) => {
+            Ok(Got::Pooled(Held { cell, owner, data: data.parts(), msg_id: descriptor.msg_id }))
+        }
         Err(wild) => {
-            desk.release(cell, owner, None);
+            desk.release(cell, owner, DataRef::NONE);
             Err(wild)
         }
     }
@@ -170,7 +176,10 @@ pub(super) fn receive(desk: &Desk) -> Result<Option<Got>, Wild> {
     match &desk.incoming {
         Ring::Spsc(ring) => {
             let me = desk.consumer(ring).expect("the role");
-            ring.pop(me, &receiving, |entry, word, slot| open(desk, entry, word, slot))?.transpose()
+            let Some((entry, word, slot)) = ring.take(me, &receiving)? else { return Ok(None) };
+            let got = open(desk, entry, word, slot);
+            ring.pass(me);
+            got.map(Some)
         }
         Ring::Mpmc(ring) => match ring.pop(&receiving)? {
             Some((entry, word)) => open_shared(desk, entry, word).map(Some),

@@ -147,7 +147,8 @@ impl Ring {
     /// Whether a message waits, as far as one look can tell.
     pub(crate) fn has_message(&self) -> bool {
         let head = self.head();
-        let (lap, _) = Entry::split(self.slot(head).load(Ordering::Acquire));
+        // Relaxed: who receives it looks again.
+        let (lap, _) = Entry::split(self.slot(head).load(Ordering::Relaxed));
         lap == self.words().lap(head)
     }
 

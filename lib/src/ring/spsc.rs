@@ -90,24 +90,26 @@ impl Spsc {
         Ok(())
     }
 
-    /// Takes one message, giving its entry, its owner word (if it has a buffer) and its slot to `open`.
+    /// Makes the oldest message ours: its entry, its owner word (if it has a buffer) and its slot. The caller copies what it
+    /// needs from the slot and then calls [`pass`](Self::pass): after that the producer writes the next message there.
     #[inline(always)]
-    pub(crate) fn pop<M>(
+    pub(crate) fn take(
         &self,
         me: &Consumer,
         owners: &impl Owners,
-        open: impl FnOnce(Entry, u64, &Line) -> M,
-    ) -> Result<Option<M>, Wild> {
-        let head = me.head.get();
-        let taken = self.take(head, owners);
-        if let Ok(None) = taken {
-            return Ok(None);
+    ) -> Result<Option<(Entry, u64, &Line)>, Wild> {
+        let taken = self.take_at(me.head.get(), owners);
+        if taken.is_err() {
+            // What is wrong is passed too: it is reported once.
+            self.pass(me);
         }
-        // Before `head` moves: after that the producer writes the next message into the slot.
-        let opened = taken.map(|taken| taken.map(|(entry, word, slot)| open(entry, word, slot)));
-        // What is wrong is passed too: it is reported once.
-        self.consume(me, head.wrapping_add(1));
-        opened
+        taken
+    }
+
+    /// Gives the slot of the message that was taken back to the producer.
+    #[inline(always)]
+    pub(crate) fn pass(&self, me: &Consumer) {
+        self.consume(me, me.head.get().wrapping_add(1));
     }
 
     /// Takes up to `max` messages, giving each to `each`, and moves `head` once. Returns how many.
@@ -122,7 +124,7 @@ impl Spsc {
         let start = me.head.get();
         for taken in 0..max {
             let head = start.wrapping_add(taken as u64);
-            match self.take(head, owners) {
+            match self.take_at(head, owners) {
                 Ok(Some((entry, word, slot))) => each(entry, word, slot),
                 // What was taken comes first; the next call reports what is wrong.
                 Ok(None) | Err(_) if taken > 0 => {
@@ -142,7 +144,7 @@ impl Spsc {
 
     /// Makes the message at `head` ours. `head` must move before the next one is taken, or at the end of a batch.
     #[inline(always)]
-    fn take(&self, head: u64, owners: &impl Owners) -> Result<Option<(Entry, u64, &Line)>, Wild> {
+    fn take_at(&self, head: u64, owners: &impl Owners) -> Result<Option<(Entry, u64, &Line)>, Wild> {
         let slot = self.slot(head);
         // PUBLISH
         let (lap, entry) = Entry::split(slot.word(0).load(Ordering::Acquire));
