@@ -289,7 +289,7 @@ pub(super) fn seats(seats: &Seats, rings: &[Ring], me: &ProcessIdentity) -> Vec<
     seats.all().map(view).collect()
 }
 
-/// Buffers that lie in a ring, by table and incarnation.
+/// Buffers that lie in a ring, by table and epoch.
 type InRings = BTreeSet<(bool, u32, u64)>;
 
 impl View {
@@ -393,7 +393,7 @@ impl View {
         let cell = table.tame(entry.wild_cell()).ok_or(Wild("an entry past the end of its pool"))?;
         seen.buffer = Some(cell);
         let owner = MsgOwner(table.owner(cell).load(Ordering::Acquire));
-        if !entry.names(owner.incarnation()) {
+        if !entry.names(owner.epoch()) {
             return Ok(false);
         }
         match owner.holder() {
@@ -428,7 +428,7 @@ impl View {
             let table = self.core.table(if queued.inline { INLINE } else { PoolId::CpuMsg.index() })?;
             let index = queued.buffer.filter(|_| queued.wrong.is_none())?;
             let owner = MsgOwner(table.owner(index).load(Ordering::Relaxed));
-            Some((queued.inline, index, owner.incarnation()))
+            Some((queued.inline, index, owner.epoch()))
         })
         .collect()
     }
@@ -551,7 +551,7 @@ fn words(table: &Table) -> Vec<u64> {
 }
 
 fn hand(in_rings: &InRings, seats: &[SeatView], inline: bool, index: u32, owner: MsgOwner) -> Hand {
-    let sent = || in_rings.contains(&(inline, index, owner.incarnation()));
+    let sent = || in_rings.contains(&(inline, index, owner.epoch()));
     let lives = |seat: SeatIndex| {
         seats.iter().any(|other| other.participant.seat == seat && other.liveness != Liveness::Dead)
     };

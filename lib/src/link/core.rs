@@ -292,7 +292,7 @@ impl Owners for Receiving<'_> {
         let cell = table.tame(entry.wild_cell()).ok_or(Wild("an entry past the end of its pool"))?;
         // Acquire: whoever sees a later loan of this buffer sees the `head` that had passed this entry before.
         let owner = MsgOwner(table.owner(cell).load(Ordering::Acquire));
-        if !entry.names(owner.incarnation()) {
+        if !entry.names(owner.epoch()) {
             return Ok(Look::Gone);
         }
         Ok(match owner.holder() {
@@ -402,7 +402,7 @@ impl Core {
             let word = table.owner(cell);
             // Relaxed: `PUBLISH` brings the message, and this only says again that it was sent.
             let owner = MsgOwner(word.load(Ordering::Relaxed));
-            if entry.names(owner.incarnation()) && owner.holder() == Holder::Borrowed(seat) {
+            if entry.names(owner.epoch()) && owner.holder() == Holder::Borrowed(seat) {
                 let sent = owner.loaned_still(seat);
                 let _ = word.compare_exchange(owner.0, sent.0, Ordering::Relaxed, Ordering::Relaxed);
             }
@@ -427,11 +427,11 @@ impl Core {
             .filter_map(|(_, entry)| {
                 let index = table.tame(entry.wild_cell())?;
                 let owner = MsgOwner(table.owner(index).load(Ordering::Relaxed));
-                entry.names(owner.incarnation()).then_some((index, owner.incarnation()))
+                entry.names(owner.epoch()).then_some((index, owner.epoch()))
             })
             .collect();
         for (index, owner) in held {
-            let sent = queued.contains(&(index, owner.incarnation()));
+            let sent = queued.contains(&(index, owner.epoch()));
             let stays = match owner.holder() {
                 Holder::Loaned(_) => sent,
                 // One consumer: it died before it moved `head`, and the next one gets the message. Many consumers: the

@@ -195,7 +195,7 @@ impl Link {
                         line.word(i + 1).store(*word, Ordering::Relaxed);
                     }
                 }
-                ring.push(Entry::inline_cell(cell, owner.incarnation(), msg.len())).map_err(|error| {
+                ring.push(Entry::inline_cell(cell, owner.epoch(), msg.len())).map_err(|error| {
                     self.desk.release_inline(cell, owner);
                     self.push_error(error)
                 })?;
@@ -469,7 +469,7 @@ impl<'a> Loan<'a> {
     fn push(&mut self) -> Result<()> {
         let link = self.link;
         link.check_seated()?;
-        let entry = Entry::pooled(self.cell, self.owner.incarnation());
+        let entry = Entry::pooled(self.cell, self.owner.epoch());
         match link.outgoing() {
             Ring::Spsc(ring) => {
                 let producer = link.producer(ring)?;

@@ -167,7 +167,7 @@ impl Stock {
         })
     }
 
-    /// Ends the incarnation `held`. `false`: it was over already, because its holder was declared dead.
+    /// Ends the epoch `held`. `false`: it was over already, because its holder was declared dead.
     #[inline(always)]
     pub(crate) fn release(&self, index: u32, held: u64, freed: u64) -> bool {
         let owner = self.table.owner(index);

@@ -4,29 +4,29 @@
 //! stale one costs a retry, a lost one is found by recovery, and neither can hand a buffer out twice.
 //!
 //! ```text
-//! MSG    | incarnation 54 | seat 8 | state 2 |
-//! DATA   | incarnation 24 | incarnation of the MSG, low 18 | cell of the MSG 20 | state 2 |
+//! MSG    | epoch 54 | seat 8 | state 2 |
+//! DATA   | epoch 24 | epoch of the MSG, low 18 | cell of the MSG 20 | state 2 |
 //!
 //! MSG    Free --loan(p)--> Loaned(p) --receive(c)--> Borrowed(c) --release--> Free
-//! DATA   Free --loan-----> Attached(MSG cell, incarnation) ------release--> Free
+//! DATA   Free --loan-----> Attached(MSG cell, epoch) ------release--> Free
 //! ```
 //!
 //! A MSG buffer that lies in a ring stays `Loaned` by its sender: the ring says that it was sent. A DATA buffer belongs to
-//! the MSG it was attached to, so it changes hands with it and needs no exchange of its own; when that incarnation of the
+//! the MSG it was attached to, so it changes hands with it and needs no exchange of its own; when that epoch of the
 //! MSG is over, the DATA buffer is an orphan and recovery takes it.
 //!
-//! The incarnation grows with each loan. It fences a participant that was declared dead and comes back: its compare-and-swap
-//! names an incarnation that is over.
+//! The epoch grows with each loan. It fences a participant that was declared dead and comes back: its compare-and-swap
+//! names an epoch that is over.
 
 use crate::participant::SeatIndex;
 
 const STATE_BITS: u32 = 2;
 const STATE_MASK: u64 = 3;
 const SEAT_MASK: u64 = 0xff;
-const MSG_INCARNATION_SHIFT: u32 = 10;
+const MSG_EPOCH_SHIFT: u32 = 10;
 const DATA_CELL_BITS: u32 = 20;
-const DATA_MSG_INCARNATION_BITS: u32 = 18;
-const DATA_INCARNATION_SHIFT: u32 = STATE_BITS + DATA_CELL_BITS + DATA_MSG_INCARNATION_BITS;
+const DATA_MSG_EPOCH_BITS: u32 = 18;
+const DATA_EPOCH_SHIFT: u32 = STATE_BITS + DATA_CELL_BITS + DATA_MSG_EPOCH_BITS;
 
 const FREE: u64 = 0;
 const LOANED: u64 = 1;
@@ -68,8 +68,8 @@ impl MsgOwner {
 
     /// Which loan of this buffer it is; grows by one with each.
     #[must_use]
-    pub(crate) fn incarnation(self) -> u64 {
-        self.0 >> MSG_INCARNATION_SHIFT
+    pub(crate) fn epoch(self) -> u64 {
+        self.0 >> MSG_EPOCH_SHIFT
     }
 
     pub(crate) fn is_free(self) -> bool {
@@ -77,27 +77,27 @@ impl MsgOwner {
     }
 
     fn with(self, state: u64, seat: SeatIndex) -> Self {
-        Self(self.incarnation() << MSG_INCARNATION_SHIFT | u64::from(seat.value()) << STATE_BITS | state)
+        Self(self.epoch() << MSG_EPOCH_SHIFT | u64::from(seat.value()) << STATE_BITS | state)
     }
 
-    /// The next incarnation, loaned by `seat`.
+    /// The next epoch, loaned by `seat`.
     pub(crate) fn loaned(self, seat: SeatIndex) -> Self {
-        Self(self.incarnation().wrapping_add(1) << MSG_INCARNATION_SHIFT).with(LOANED, seat)
+        Self(self.epoch().wrapping_add(1) << MSG_EPOCH_SHIFT).with(LOANED, seat)
     }
 
-    /// The same incarnation, sent by `seat` as far as anybody needs to know.
+    /// The same epoch, sent by `seat` as far as anybody needs to know.
     pub(crate) fn loaned_still(self, seat: SeatIndex) -> Self {
         self.with(LOANED, seat)
     }
 
-    /// The same incarnation in the hands of the receiver at `seat`.
+    /// The same epoch in the hands of the receiver at `seat`.
     pub(crate) fn borrowed(self, seat: SeatIndex) -> Self {
         self.with(BORROWED, seat)
     }
 
-    /// The same incarnation, over.
+    /// The same epoch, over.
     pub(crate) fn freed(self) -> Self {
-        Self(self.incarnation() << MSG_INCARNATION_SHIFT)
+        Self(self.epoch() << MSG_EPOCH_SHIFT)
     }
 }
 
@@ -106,21 +106,21 @@ impl MsgOwner {
 pub(crate) struct DataOwner(pub(crate) u64);
 
 impl DataOwner {
-    /// The MSG cell this buffer is attached to and the low bits of its incarnation; `None` when it is free.
+    /// The MSG cell this buffer is attached to and the low bits of its epoch; `None` when it is free.
     #[must_use]
     pub(crate) fn attached_to(self) -> Option<(u32, u64)> {
         if self.0 & STATE_MASK != ATTACHED {
             return None;
         }
         let cell = self.0 >> STATE_BITS & ((1 << DATA_CELL_BITS) - 1);
-        let incarnation = self.0 >> (STATE_BITS + DATA_CELL_BITS) & ((1 << DATA_MSG_INCARNATION_BITS) - 1);
-        Some((u32::try_from(cell).ok()?, incarnation))
+        let epoch = self.0 >> (STATE_BITS + DATA_CELL_BITS) & ((1 << DATA_MSG_EPOCH_BITS) - 1);
+        Some((u32::try_from(cell).ok()?, epoch))
     }
 
-    /// Whether this word says "attached to `msg`, cell `cell`, in this very incarnation".
+    /// Whether this word says "attached to `msg`, cell `cell`, in this very epoch".
     #[must_use]
     pub(crate) fn belongs_to(self, cell: u32, msg: MsgOwner) -> bool {
-        self.attached_to() == Some((cell, msg.incarnation() & ((1 << DATA_MSG_INCARNATION_BITS) - 1)))
+        self.attached_to() == Some((cell, msg.epoch() & ((1 << DATA_MSG_EPOCH_BITS) - 1)))
     }
 
     pub(crate) fn is_free(self) -> bool {
@@ -128,10 +128,10 @@ impl DataOwner {
     }
 
     pub(crate) fn attached(self, cell: u32, msg: MsgOwner) -> Self {
-        let incarnation = (self.0 >> DATA_INCARNATION_SHIFT).wrapping_add(1);
-        let of_msg = msg.incarnation() & ((1 << DATA_MSG_INCARNATION_BITS) - 1);
+        let epoch = (self.0 >> DATA_EPOCH_SHIFT).wrapping_add(1);
+        let of_msg = msg.epoch() & ((1 << DATA_MSG_EPOCH_BITS) - 1);
         Self(
-            incarnation << DATA_INCARNATION_SHIFT
+            epoch << DATA_EPOCH_SHIFT
                 | of_msg << (STATE_BITS + DATA_CELL_BITS)
                 | u64::from(cell) << STATE_BITS
                 | ATTACHED,
@@ -139,7 +139,7 @@ impl DataOwner {
     }
 
     pub(crate) fn freed(self) -> Self {
-        Self(self.0 >> DATA_INCARNATION_SHIFT << DATA_INCARNATION_SHIFT)
+        Self(self.0 >> DATA_EPOCH_SHIFT << DATA_EPOCH_SHIFT)
     }
 }
 
@@ -163,25 +163,25 @@ mod tests {
         let free = MsgOwner(0);
         assert_eq!(free.holder(), Holder::Free);
         let loaned = free.loaned(seat(63));
-        assert_eq!((loaned.holder(), loaned.incarnation()), (Holder::Loaned(seat(63)), 1));
+        assert_eq!((loaned.holder(), loaned.epoch()), (Holder::Loaned(seat(63)), 1));
         let borrowed = loaned.borrowed(seat(7));
-        assert_eq!((borrowed.holder(), borrowed.incarnation()), (Holder::Borrowed(seat(7)), 1));
+        assert_eq!((borrowed.holder(), borrowed.epoch()), (Holder::Borrowed(seat(7)), 1));
         let again = borrowed.freed();
         assert!(again.is_free() && is_free(again.0));
-        assert_eq!(again.loaned(seat(0)).incarnation(), 2);
+        assert_eq!(again.loaned(seat(0)).epoch(), 2);
     }
 
     #[test]
-    fn the_incarnation_wraps_without_touching_its_neighbours() {
-        let last = MsgOwner(u64::MAX << MSG_INCARNATION_SHIFT);
-        assert_eq!(last.loaned(seat(5)).incarnation(), 0);
-        let last = DataOwner(u64::MAX << DATA_INCARNATION_SHIFT);
+    fn the_epoch_wraps_without_touching_its_neighbours() {
+        let last = MsgOwner(u64::MAX << MSG_EPOCH_SHIFT);
+        assert_eq!(last.loaned(seat(5)).epoch(), 0);
+        let last = DataOwner(u64::MAX << DATA_EPOCH_SHIFT);
         let msg = MsgOwner(0).loaned(seat(1));
         assert!(last.attached(9, msg).belongs_to(9, msg));
     }
 
     #[test]
-    fn a_data_word_belongs_to_one_incarnation_of_one_msg() {
+    fn a_data_word_belongs_to_one_epoch_of_one_msg() {
         let msg = MsgOwner(0).loaned(seat(1));
         let data = DataOwner(0).attached(0xf_ffff, msg);
         assert!(data.belongs_to(0xf_ffff, msg));

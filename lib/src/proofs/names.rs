@@ -1,4 +1,4 @@
-//! An entry names the incarnation of its buffer by its last bits, 6 for an inline cell, and those come round. So its slot is
+//! An entry names the epoch of its buffer by its last bits, 6 for an inline cell, and those come round. So its slot is
 //! passed before the buffer can be loaned again, and a later loan never looks like the message that was taken.
 
 use super::stage::{abandon, attach, link, receive, send_inline};
@@ -16,7 +16,7 @@ fn go_round(desk: &Desk, entry: Entry) {
     for _ in 0..1 << 12 {
         let (again, owner) = desk.loan_inline().expect("the only one that is free");
         assert_eq!(again, cell);
-        if entry.names(owner.incarnation()) {
+        if entry.names(owner.epoch()) {
             return;
         }
         desk.release_inline(cell, owner);

@@ -86,7 +86,7 @@ pub(super) fn release(desk: &Desk, held: &Held) -> bool {
 }
 
 pub(super) fn entry_of(held: &Held) -> Entry {
-    Entry::pooled(held.cell, held.owner.incarnation())
+    Entry::pooled(held.cell, held.owner.epoch())
 }
 
 pub(super) fn describe(desk: &Desk, held: &Held) {
@@ -129,7 +129,7 @@ pub(super) fn send_inline(desk: &Desk, msg_id: i32) -> Result<(), Refused> {
             for (i, word) in words.iter().enumerate() {
                 line.word(i + 1).store(*word, Ordering::Relaxed);
             }
-            ring.push(Entry::inline_cell(cell, owner.incarnation(), 48)).map_err(|_| {
+            ring.push(Entry::inline_cell(cell, owner.epoch(), 48)).map_err(|_| {
                 desk.release_inline(cell, owner);
                 Refused::Full
             })

@@ -1,8 +1,8 @@
 //! What one slot of a ring says, in one word.
 //!
 //! ```text
-//! | lap 32 | incarnation, low 12      | cell 19 | 0 |    a MSG buffer
-//! | lap 32 | length 6 | incarnation 6 | cell 19 | 1 |    an inline message in a cell (many producers)
+//! | lap 32 | epoch, low 12      | cell 19 | 0 |    a MSG buffer
+//! | lap 32 | length 6 | epoch 6 | cell 19 | 1 |    an inline message in a cell (many producers)
 //! | lap 32 | length 6 | 0             | 0       | 1 |    an inline message in this very slot (one producer)
 //! ```
 //!
@@ -30,7 +30,7 @@ const CELL_SHIFT: u32 = 1;
 const HIGH_SHIFT: u32 = CELL_SHIFT + CELL_BITS;
 const LENGTH_SHIFT: u32 = HIGH_SHIFT + 6;
 const LAP_SHIFT: u32 = 32;
-/// Bits of an incarnation in an entry; in models one, so that they come round with the second loan.
+/// Bits of an epoch in an entry; in models one, so that they come round with the second loan.
 const POOLED_BITS: u32 = if cfg!(loom) { 1 } else { 12 };
 const INLINE_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
 
@@ -43,18 +43,18 @@ const fn low(value: u64, bits: u32) -> u64 {
 pub(crate) struct Entry(u64);
 
 impl Entry {
-    /// The MSG buffer `cell` in its incarnation.
+    /// The MSG buffer `cell` in its epoch.
     #[inline]
-    pub(crate) fn pooled(cell: u32, incarnation: u64) -> Self {
-        Self(low(incarnation, POOLED_BITS) << HIGH_SHIFT | u64::from(cell) << CELL_SHIFT)
+    pub(crate) fn pooled(cell: u32, epoch: u64) -> Self {
+        Self(low(epoch, POOLED_BITS) << HIGH_SHIFT | u64::from(cell) << CELL_SHIFT)
     }
 
     /// An inline message of `len` bytes in `cell`.
-    pub(crate) fn inline_cell(cell: u32, incarnation: u64, len: usize) -> Self {
+    pub(crate) fn inline_cell(cell: u32, epoch: u64, len: usize) -> Self {
         debug_assert!(len <= INLINE_MAX_BYTES);
         Self(
             (len as u64) << LENGTH_SHIFT
-                | low(incarnation, INLINE_BITS) << HIGH_SHIFT
+                | low(epoch, INLINE_BITS) << HIGH_SHIFT
                 | u64::from(cell) << CELL_SHIFT
                 | INLINE,
         )
@@ -88,11 +88,11 @@ impl Entry {
         (len as usize <= INLINE_MAX_BYTES).then_some(len)
     }
 
-    /// Whether the entry names this incarnation of its cell, as far as its bits go.
+    /// Whether the entry names this epoch of its cell, as far as its bits go.
     #[inline]
-    pub(crate) fn names(self, incarnation: u64) -> bool {
+    pub(crate) fn names(self, epoch: u64) -> bool {
         let bits = if self.is_inline() { INLINE_BITS } else { POOLED_BITS };
-        low(self.0 >> HIGH_SHIFT, bits) == low(incarnation, bits)
+        low(self.0 >> HIGH_SHIFT, bits) == low(epoch, bits)
     }
 
     #[inline]

@@ -208,7 +208,7 @@ impl Mpmc {
     }
 
     /// Moves `head` past messages whose consumers died before they could. Before their buffers can be loaned again: an
-    /// entry names an incarnation by its last bits, and those come round.
+    /// entry names an epoch by its last bits, and those come round.
     pub(crate) fn settle(&self, owners: &impl Owners) {
         let mut position = self.words.control(HEAD).load(Ordering::Acquire);
         for _ in 0..self.words.capacity() {
