@@ -1,0 +1,514 @@
+//! Participants and the broker of a link.
+//!
+//! A session is one connection. The participant asks, the broker answers each request with one [`Reply`] of the same id,
+//! and may send an [`Event`] at any time. The holder that an application runs without a sidecar answers `Hello` and
+//! `Attach`, and refuses the rest as [`Code::Unsupported`].
+
+use prost::{Enumeration, Message, Oneof};
+
+use crate::identity::PeerIdentity;
+use crate::limits::VERSION;
+
+/// The side of a link.
+///
+/// ```
+/// use shmesh_proto::broker::Side;
+/// assert_eq!(Side::try_from(2), Ok(Side::Secondary));
+/// ```
+#[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[repr(i32)]
+pub enum Side {
+    /// Not said.
+    Unspecified = 0,
+    /// The primary side.
+    Primary = 1,
+    /// The secondary side.
+    Secondary = 2,
+}
+
+/// What carries device memory from one process to another.
+///
+/// ```
+/// use shmesh_proto::broker::Mechanism;
+/// assert_eq!(Mechanism::Host as i32, 1);
+/// ```
+#[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[repr(i32)]
+pub enum Mechanism {
+    /// Not said.
+    Unspecified = 0,
+    /// A sealed memfd: host memory in the place of a device's.
+    Host = 1,
+    /// A descriptor of CUDA's virtual memory management.
+    CudaVmm = 2,
+    /// A key of the Ascend runtime.
+    Ascend = 3,
+    /// A CUDA IPC handle.
+    CudaLegacy = 4,
+}
+
+/// Asks who the broker takes the caller for.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Hello {}
+
+/// Asks for the doorbells of the link, and for its segments when they have no names.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Attach {
+    /// The side that the caller is going to be on.
+    #[prost(enumeration = "Side", tag = "1")]
+    pub side: i32,
+}
+
+/// Ends what the caller has here: its exports and imports, and its place among the participants.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Detach {}
+
+/// Asks a holder to leave its duty to the caller, who keeps the link without being on either side.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Yield {}
+
+/// Asks for the caller's bare thread-group id.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct BareTgid {}
+
+/// Exports device memory. With the mechanisms `host` and `cuda-vmm`, its descriptor comes along.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ExportKey {
+    /// Bytes.
+    #[prost(uint64, tag = "1")]
+    pub size: u64,
+    /// 0: importers must be admitted. 1: they need not, where the operator's policy allows that.
+    #[prost(uint64, tag = "2")]
+    pub flags: u64,
+    /// How the memory travels.
+    #[prost(enumeration = "Mechanism", tag = "3")]
+    pub mechanism: i32,
+    /// The vendor's key or handle, for the mechanisms that have one.
+    #[prost(bytes = "vec", tag = "4")]
+    pub handle: Vec<u8>,
+}
+
+/// Admits importers to a key that the caller exported.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct SetImportPid {
+    /// The key.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    /// Bare thread-group ids of living processes.
+    #[prost(int32, repeated, tag = "2")]
+    pub bare_tgids: Vec<i32>,
+    /// Pods, as `namespace/name`.
+    #[prost(string, repeated, tag = "3")]
+    pub pods: Vec<String>,
+    /// Service accounts, as `namespace/name`.
+    #[prost(string, repeated, tag = "4")]
+    pub service_accounts: Vec<String>,
+}
+
+/// Asks for the memory behind a key.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ImportByKey {
+    /// The key.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+}
+
+/// Says that the step that a grant waits for is done: the exporter has admitted the importer in its driver, or the
+/// importer has mapped the memory.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Ack {
+    /// The grant's 16 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub grant: Vec<u8>,
+    /// Whether it could be done.
+    #[prost(bool, tag = "2")]
+    pub done: bool,
+}
+
+/// Ends an import, or an export when the caller is its exporter.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Close {
+    /// The key.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    /// The exporter does not wait for importers: they are told, and lose the memory.
+    #[prost(bool, tag = "2")]
+    pub force: bool,
+}
+
+/// Asks for the caller's keys, without the keys themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct List {
+    /// Leave out so many.
+    #[prost(uint32, tag = "1")]
+    pub skip: u32,
+}
+
+/// One request.
+///
+/// ```
+/// use shmesh_proto::broker::{Hello, Request, request};
+/// assert_eq!(Request::new(1, request::Op::Hello(Hello {})).id, 1);
+/// ```
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Request {
+    /// [`VERSION`].
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// The caller's number for this request; the reply has it too.
+    #[prost(uint64, tag = "2")]
+    pub id: u64,
+    /// What is asked.
+    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    pub op: Option<request::Op>,
+}
+
+impl Request {
+    /// A request in this version.
+    ///
+    /// ```
+    /// use shmesh_proto::broker::{List, Request, request};
+    /// let list = Request::new(3, request::Op::List(List { skip: 0 }));
+    /// assert_eq!(list.version, shmesh_proto::limits::VERSION);
+    /// ```
+    #[must_use]
+    pub fn new(id: u64, op: request::Op) -> Self {
+        Self { version: VERSION, id, op: Some(op) }
+    }
+}
+
+/// What a [`Request`] holds.
+pub mod request {
+    use super::{
+        Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, Oneof, SetImportPid, Yield,
+    };
+
+    /// What is asked.
+    ///
+    /// ```
+    /// use shmesh_proto::broker::{BareTgid, request};
+    /// assert!(matches!(request::Op::BareTgid(BareTgid {}), request::Op::BareTgid(_)));
+    /// ```
+    #[derive(Clone, PartialEq, Eq, Oneof)]
+    pub enum Op {
+        /// [`Hello`].
+        #[prost(message, tag = "3")]
+        Hello(Hello),
+        /// [`Attach`].
+        #[prost(message, tag = "4")]
+        Attach(Attach),
+        /// [`Detach`].
+        #[prost(message, tag = "5")]
+        Detach(Detach),
+        /// [`BareTgid`].
+        #[prost(message, tag = "6")]
+        BareTgid(BareTgid),
+        /// [`ExportKey`].
+        #[prost(message, tag = "7")]
+        ExportKey(ExportKey),
+        /// [`SetImportPid`].
+        #[prost(message, tag = "8")]
+        SetImportPid(SetImportPid),
+        /// [`ImportByKey`].
+        #[prost(message, tag = "9")]
+        ImportByKey(ImportByKey),
+        /// [`Ack`].
+        #[prost(message, tag = "10")]
+        Ack(Ack),
+        /// [`Close`].
+        #[prost(message, tag = "11")]
+        Close(Close),
+        /// [`List`].
+        #[prost(message, tag = "12")]
+        List(List),
+        /// [`Yield`].
+        #[prost(message, tag = "13")]
+        Yield(Yield),
+    }
+}
+
+/// It is done.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Done {}
+
+/// Who the broker takes the caller for.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Welcome {
+    /// Not there when the broker does not know its peers: a holder without a sidecar.
+    #[prost(message, optional, tag = "1")]
+    pub identity: Option<PeerIdentity>,
+}
+
+/// The descriptors of a link come along: both doorbells, if there are any, then the segments.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Attached {
+    /// Version of the layout in shared memory.
+    #[prost(uint32, tag = "1")]
+    pub layout: u32,
+    /// Whether the two doorbells come along.
+    #[prost(bool, tag = "2")]
+    pub doorbells: bool,
+    /// How many segments come along.
+    #[prost(uint32, tag = "3")]
+    pub segments: u32,
+}
+
+/// The caller's bare thread-group id.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Tgid {
+    /// The number.
+    #[prost(int32, tag = "1")]
+    pub bare_tgid: i32,
+}
+
+/// A key.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Exported {
+    /// Its 65 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+}
+
+/// The memory behind a key. With the mechanisms `host` and `cuda-vmm`, its descriptor comes along.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Imported {
+    /// Bytes.
+    #[prost(uint64, tag = "1")]
+    pub size: u64,
+    /// How the memory travels.
+    #[prost(enumeration = "Mechanism", tag = "2")]
+    pub mechanism: i32,
+    /// The vendor's key or handle, for the mechanisms that have one.
+    #[prost(bytes = "vec", tag = "3")]
+    pub handle: Vec<u8>,
+    /// To be acknowledged when the memory is mapped.
+    #[prost(bytes = "vec", tag = "4")]
+    pub grant: Vec<u8>,
+}
+
+/// One key of the caller.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Listed {
+    /// The first bytes of a hash of the key, as the audit log has it.
+    #[prost(string, tag = "1")]
+    pub hash: String,
+    /// Bytes of memory.
+    #[prost(uint64, tag = "2")]
+    pub size: u64,
+    /// Whether the caller exported it; otherwise it imports it.
+    #[prost(bool, tag = "3")]
+    pub is_exporter: bool,
+    /// Bare thread-group ids of who imports it.
+    #[prost(int32, repeated, tag = "4")]
+    pub importers: Vec<i32>,
+}
+
+/// The caller's keys.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Keys {
+    /// Up to [`MAX_LISTED`](crate::limits::MAX_LISTED).
+    #[prost(message, repeated, tag = "1")]
+    pub keys: Vec<Listed>,
+    /// How many there are in all.
+    #[prost(uint32, tag = "2")]
+    pub total: u32,
+}
+
+/// Why a request was refused. What concerns somebody else's keys is always [`Denied`](Self::Denied): whether they exist is
+/// nobody's business.
+///
+/// ```
+/// use shmesh_proto::broker::Code;
+/// assert_eq!(Code::Denied as i32, 4);
+/// ```
+#[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[repr(i32)]
+pub enum Code {
+    /// Not said.
+    Unspecified = 0,
+    /// The broker speaks another version.
+    Version = 1,
+    /// This broker does not do that: it is a holder without a sidecar.
+    Unsupported = 2,
+    /// The request breaks a rule; the text says which.
+    Invalid = 3,
+    /// The caller may not, or there is no such thing.
+    Denied = 4,
+    /// Others still import the memory; they are named.
+    Busy = 5,
+    /// A limit is reached; the text names it.
+    Limit = 6,
+    /// The broker does not know who the caller is, because the identity service does not answer.
+    Unidentified = 7,
+    /// The broker ends.
+    Draining = 8,
+}
+
+/// A request was refused.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Refused {
+    /// Why.
+    #[prost(enumeration = "Code", tag = "1")]
+    pub code: i32,
+    /// The same for people, with limit and remedy.
+    #[prost(string, tag = "2")]
+    pub text: String,
+    /// Bare thread-group ids of those who import, with [`Code::Busy`].
+    #[prost(int32, repeated, tag = "3")]
+    pub importers: Vec<i32>,
+}
+
+/// The answer to one request.
+///
+/// ```
+/// use shmesh_proto::broker::{Code, Reply, reply};
+/// let refused = Reply::refused(3, Code::Denied, "no such key, or not for you");
+/// assert!(matches!(refused.result, Some(reply::Result::Refused(_))));
+/// ```
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Reply {
+    /// That of the request.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// What came of it; [`reply::Result::Event`] answers nothing.
+    #[prost(oneof = "reply::Result", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    pub result: Option<reply::Result>,
+}
+
+impl Reply {
+    /// A reply.
+    ///
+    /// ```
+    /// use shmesh_proto::broker::{Done, Reply, reply};
+    /// assert_eq!(Reply::new(9, reply::Result::Done(Done {})).id, 9);
+    /// ```
+    #[must_use]
+    pub fn new(id: u64, result: reply::Result) -> Self {
+        Self { id, result: Some(result) }
+    }
+
+    /// A refusal.
+    ///
+    /// ```
+    /// use shmesh_proto::broker::{Code, Reply};
+    /// assert_eq!(Reply::refused(2, Code::Limit, "64 sessions").id, 2);
+    /// ```
+    #[must_use]
+    pub fn refused(id: u64, code: Code, text: impl Into<String>) -> Self {
+        let refused = Refused { code: code.into(), text: text.into(), importers: Vec::new() };
+        Self::new(id, reply::Result::Refused(refused))
+    }
+
+    /// Something that happened.
+    ///
+    /// ```
+    /// use shmesh_proto::broker::{Event, Reply, event};
+    /// let died = event::Happened::PeerDied(7);
+    /// assert_eq!(Reply::event(died).id, 0);
+    /// ```
+    #[must_use]
+    pub fn event(happened: event::Happened) -> Self {
+        Self::new(0, reply::Result::Event(Event { happened: Some(happened) }))
+    }
+}
+
+/// What a [`Reply`] holds.
+pub mod reply {
+    use super::{Attached, Done, Event, Exported, Imported, Keys, Oneof, Refused, Tgid, Welcome};
+
+    /// What came of a request, or an event.
+    ///
+    /// ```
+    /// use shmesh_proto::broker::{Tgid, reply};
+    /// let tgid = reply::Result::Tgid(Tgid { bare_tgid: 4711 });
+    /// assert!(matches!(tgid, reply::Result::Tgid(Tgid { bare_tgid: 4711 })));
+    /// ```
+    #[derive(Clone, PartialEq, Eq, Oneof)]
+    pub enum Result {
+        /// [`Done`].
+        #[prost(message, tag = "2")]
+        Done(Done),
+        /// [`Welcome`].
+        #[prost(message, tag = "3")]
+        Welcome(Welcome),
+        /// [`Attached`].
+        #[prost(message, tag = "4")]
+        Attached(Attached),
+        /// [`Tgid`].
+        #[prost(message, tag = "5")]
+        Tgid(Tgid),
+        /// [`Exported`].
+        #[prost(message, tag = "6")]
+        Exported(Exported),
+        /// [`Imported`].
+        #[prost(message, tag = "7")]
+        Imported(Imported),
+        /// [`Keys`].
+        #[prost(message, tag = "8")]
+        Keys(Keys),
+        /// [`Refused`].
+        #[prost(message, tag = "9")]
+        Refused(Refused),
+        /// [`Event`].
+        #[prost(message, tag = "10")]
+        Event(Event),
+    }
+}
+
+/// The exporter is to admit an importer in its driver, and to [`Ack`] that.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Admit {
+    /// The grant to acknowledge.
+    #[prost(bytes = "vec", tag = "1")]
+    pub grant: Vec<u8>,
+    /// The key.
+    #[prost(bytes = "vec", tag = "2")]
+    pub key: Vec<u8>,
+    /// Whom to admit.
+    #[prost(int32, tag = "3")]
+    pub bare_tgid: i32,
+}
+
+/// Something happened.
+///
+/// ```
+/// use shmesh_proto::broker::{Event, event};
+/// let event = Event { happened: Some(event::Happened::PeerDied(4711)) };
+/// assert!(event.happened.is_some());
+/// ```
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Event {
+    /// What.
+    #[prost(oneof = "event::Happened", tags = "1, 2, 3, 4, 5")]
+    pub happened: Option<event::Happened>,
+}
+
+/// What an [`Event`] holds.
+pub mod event {
+    use super::{Admit, Oneof};
+
+    /// What happened.
+    ///
+    /// ```
+    /// use shmesh_proto::broker::event::Happened;
+    /// assert_ne!(Happened::RegionLost(vec![1]), Happened::ExporterClosing(vec![1]));
+    /// ```
+    #[derive(Clone, PartialEq, Eq, Oneof)]
+    pub enum Happened {
+        /// A participant of the link has died; its bare thread-group id.
+        #[prost(int32, tag = "1")]
+        PeerDied(i32),
+        /// The exporter of this key has died: its memory may be gone.
+        #[prost(bytes, tag = "2")]
+        RegionLost(Vec<u8>),
+        /// The exporter of this key closes: unmap it, and close.
+        #[prost(bytes, tag = "3")]
+        ExporterClosing(Vec<u8>),
+        /// [`Admit`].
+        #[prost(message, tag = "4")]
+        Admit(Admit),
+        /// The last importer of this key has closed.
+        #[prost(bytes, tag = "5")]
+        Unused(Vec<u8>),
+    }
+}

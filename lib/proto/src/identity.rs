@@ -1,0 +1,180 @@
+//! Sidecars and the node's identity service.
+//!
+//! A sidecar forwards the pidfd of its client, or before Linux 6.5 the accepted socket itself, as the one descriptor of the
+//! packet. The service answers with what the kernel says of it. Nobody is asked for a pid of their own.
+
+use prost::{Enumeration, Message, Oneof};
+
+use crate::limits::VERSION;
+
+/// What the descriptor beside the question is.
+///
+/// ```
+/// use shmesh_proto::identity::Subject;
+/// assert_eq!(Subject::try_from(1), Ok(Subject::Pidfd));
+/// ```
+#[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[repr(i32)]
+pub enum Subject {
+    /// Nothing that this version knows.
+    Unspecified = 0,
+    /// A pidfd.
+    Pidfd = 1,
+    /// An accepted unix socket, whose other end is the process in question.
+    Socket = 2,
+}
+
+/// Who is that? One descriptor comes with it.
+///
+/// ```
+/// use shmesh_proto::identity::{Question, Subject};
+/// assert_eq!(Question::new(1, Subject::Pidfd).subject(), Subject::Pidfd);
+/// ```
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Question {
+    /// [`VERSION`].
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// The caller's number for this question; the answer has it too.
+    #[prost(uint64, tag = "2")]
+    pub id: u64,
+    /// What the descriptor is.
+    #[prost(enumeration = "Subject", tag = "3")]
+    pub subject: i32,
+}
+
+impl Question {
+    /// A question in this version.
+    ///
+    /// ```
+    /// use shmesh_proto::identity::{Question, Subject};
+    /// assert_eq!(Question::new(7, Subject::Socket).id, 7);
+    /// ```
+    #[must_use]
+    pub fn new(id: u64, subject: Subject) -> Self {
+        Self { version: VERSION, id, subject: subject.into() }
+    }
+}
+
+/// The pod of a process, from its cgroup and confirmed by the source of pods.
+///
+/// ```
+/// use shmesh_proto::identity::Pod;
+/// let pod = Pod { uid: "0c7d9a2e".into(), ..Pod::default() };
+/// assert!(!pod.confirmed, "until somebody who knows the pods has said so");
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
+pub struct Pod {
+    /// Its uid, with dashes.
+    #[prost(string, tag = "1")]
+    pub uid: String,
+    /// Its namespace; empty when only the cgroup is known.
+    #[prost(string, tag = "2")]
+    pub namespace: String,
+    /// Its name; empty as above.
+    #[prost(string, tag = "3")]
+    pub name: String,
+    /// The container's name; empty as above.
+    #[prost(string, tag = "4")]
+    pub container: String,
+    /// The container's id in the runtime.
+    #[prost(string, tag = "5")]
+    pub container_id: String,
+    /// Its service account; empty when not known.
+    #[prost(string, tag = "6")]
+    pub service_account: String,
+    /// Whether the source of pods knows this uid and container.
+    #[prost(bool, tag = "7")]
+    pub confirmed: bool,
+}
+
+/// Who a process is, as the kernel says.
+///
+/// ```
+/// use shmesh_proto::identity::PeerIdentity;
+/// let peer = PeerIdentity { bare_tgid: 4711, start_time: 12, ..PeerIdentity::default() };
+/// assert!(peer.pod.is_none(), "a plain process of the node");
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
+pub struct PeerIdentity {
+    /// Its thread-group id in the outermost pid namespace that the service sees.
+    #[prost(int32, tag = "1")]
+    pub bare_tgid: i32,
+    /// When it started, in clock ticks after boot.
+    #[prost(uint64, tag = "2")]
+    pub start_time: u64,
+    /// Inode of its pidfd: the same for whoever looks; 0 before Linux 6.9.
+    #[prost(uint64, tag = "3")]
+    pub pidfd_inode: u64,
+    /// Its user, as the service's user namespace numbers it.
+    #[prost(uint32, tag = "4")]
+    pub uid: u32,
+    /// Its group.
+    #[prost(uint32, tag = "5")]
+    pub gid: u32,
+    /// Its pod, if it is in one.
+    #[prost(message, optional, tag = "6")]
+    pub pod: Option<Pod>,
+}
+
+/// Why there is no identity.
+///
+/// ```
+/// use shmesh_proto::identity::Unknown;
+/// assert_eq!(Unknown::Gone as i32, 3);
+/// ```
+#[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[repr(i32)]
+pub enum Unknown {
+    /// Not said.
+    Unspecified = 0,
+    /// The question is malformed, or of another version.
+    BadQuestion = 1,
+    /// The descriptor is missing, more than one, or no pidfd or socket.
+    BadDescriptor = 2,
+    /// The process has ended.
+    Gone = 3,
+    /// The service cannot see it: it does not run in an outer pid namespace.
+    OutOfSight = 4,
+    /// The service cannot answer just now.
+    Unavailable = 5,
+}
+
+/// The answer to one question.
+///
+/// ```
+/// use shmesh_proto::identity::{Answer, Unknown, answer};
+/// let answer = Answer { id: 1, result: Some(answer::Result::Unknown(Unknown::Gone.into())) };
+/// assert!(matches!(answer.result, Some(answer::Result::Unknown(3))));
+/// ```
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Answer {
+    /// That of the question.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// Who it is, or why that is not known.
+    #[prost(oneof = "answer::Result", tags = "2, 3")]
+    pub result: Option<answer::Result>,
+}
+
+/// What an [`Answer`] holds.
+pub mod answer {
+    use super::{Oneof, PeerIdentity, Unknown};
+
+    /// Who it is, or why that is not known.
+    ///
+    /// ```
+    /// use shmesh_proto::identity::{PeerIdentity, answer};
+    /// let known = answer::Result::Peer(PeerIdentity::default());
+    /// assert!(matches!(known, answer::Result::Peer(_)));
+    /// ```
+    #[derive(Clone, PartialEq, Eq, Oneof)]
+    pub enum Result {
+        /// Who it is.
+        #[prost(message, tag = "2")]
+        Peer(PeerIdentity),
+        /// Why that is not known.
+        #[prost(enumeration = "Unknown", tag = "3")]
+        Unknown(i32),
+    }
+}

@@ -1,0 +1,75 @@
+//! Device keys: 65 bytes, 64 characters and a zero.
+
+use std::fmt;
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 65;
+
+/// Names exported device memory. Whoever has it still needs to be admitted; it is never written to a log all the same.
+///
+/// ```
+/// use shmesh_proto::key::DeviceKey;
+/// let key = DeviceKey::from_entropy([7; 32]);
+/// assert_eq!(DeviceKey::from_wild(key.as_bytes()), Some(key));
+/// assert_eq!(format!("{key:?}"), "DeviceKey(..)", "it does not print");
+/// ```
+#[derive(Clone, Copy)]
+pub struct DeviceKey([u8; KEY_BYTES]);
+
+impl DeviceKey {
+    /// The key made of 256 random bits.
+    ///
+    /// ```
+    /// use shmesh_proto::key::DeviceKey;
+    /// assert_ne!(DeviceKey::from_entropy([0; 32]), DeviceKey::from_entropy([1; 32]));
+    /// ```
+    #[must_use]
+    pub fn from_entropy(entropy: [u8; 32]) -> Self {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut bytes = [0; KEY_BYTES];
+        for (pair, byte) in bytes.chunks_exact_mut(2).zip(entropy) {
+            pair[0] = DIGITS[usize::from(byte >> 4)];
+            pair[1] = DIGITS[usize::from(byte & 15)];
+        }
+        Self(bytes)
+    }
+
+    /// Checks bytes that come from somebody else: the length, 64 characters that can be printed, and the zero.
+    ///
+    /// ```
+    /// use shmesh_proto::key::DeviceKey;
+    /// assert_eq!(DeviceKey::from_wild(b"too short"), None);
+    /// ```
+    #[must_use]
+    pub fn from_wild(bytes: &[u8]) -> Option<Self> {
+        let bytes: [u8; KEY_BYTES] = bytes.try_into().ok()?;
+        let (last, rest) = bytes.split_last()?;
+        (*last == 0 && rest.iter().all(u8::is_ascii_graphic)).then_some(Self(bytes))
+    }
+
+    /// The bytes.
+    ///
+    /// ```
+    /// use shmesh_proto::key::{DeviceKey, KEY_BYTES};
+    /// assert_eq!(DeviceKey::from_entropy([0; 32]).as_bytes().len(), KEY_BYTES);
+    /// ```
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; KEY_BYTES] {
+        &self.0
+    }
+}
+
+/// In constant time, so that how long it takes says nothing of where two keys differ.
+impl PartialEq for DeviceKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+    }
+}
+
+impl Eq for DeviceKey {}
+
+impl fmt::Debug for DeviceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DeviceKey(..)")
+    }
+}

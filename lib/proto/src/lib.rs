@@ -1,0 +1,29 @@
+//! What is said on a link's broker socket and on the node's identity socket. `docs/protocol.md` is the prose.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `limits.rs` | every limit, by name |
+//! | `packet.rs` | one packet: encoded, decoded, checked against the limits |
+//! | [`broker`] | participants and the broker of a link |
+//! | [`identity`] | sidecars and the node's identity service |
+//! | [`key`] | the 65 bytes that name exported device memory |
+//!
+//! A packet is one protobuf message in one `SOCK_SEQPACKET` packet; descriptors travel beside it as ancillary data, in the
+//! order that the message names. Nothing here does I/O.
+//!
+//! ```
+//! use shmesh_proto::broker::{Attach, Request, Side, request};
+//! use shmesh_proto::packet;
+//!
+//! let attach = Attach { side: Side::Secondary.into() };
+//! let bytes = packet::encode(&Request::new(1, request::Op::Attach(attach)));
+//! let same: Request = packet::decode(&bytes)?;
+//! assert_eq!((same.version, same.id), (shmesh_proto::limits::VERSION, 1));
+//! # Ok::<(), packet::Malformed>(())
+//! ```
+
+pub mod broker;
+pub mod identity;
+pub mod key;
+pub mod limits;
+pub mod packet;

@@ -1,0 +1,63 @@
+//! One packet.
+
+use std::fmt;
+
+use prost::Message;
+
+use crate::limits::MAX_PACKET_BYTES;
+
+/// Why bytes are no packet of this protocol.
+///
+/// ```
+/// use shmesh_proto::{broker::Request, packet};
+/// let error = packet::decode::<Request>(&[0xff; 3]).unwrap_err();
+/// assert!(error.to_string().contains("not a packet"));
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Malformed {
+    /// More bytes than any packet has.
+    TooLong,
+    /// Bytes that say nothing.
+    Garbled,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong => write!(f, "not a packet of this protocol: more than {MAX_PACKET_BYTES} bytes"),
+            Self::Garbled => f.write_str("not a packet of this protocol: it cannot be decoded"),
+        }
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+/// The bytes of a packet.
+///
+/// ```
+/// use shmesh_proto::broker::{Done, Reply, reply};
+/// use shmesh_proto::packet;
+/// assert!(!packet::encode(&Reply::new(7, reply::Result::Done(Done {}))).is_empty());
+/// ```
+#[must_use]
+pub fn encode(message: &impl Message) -> Vec<u8> {
+    message.encode_to_vec()
+}
+
+/// The packet in `bytes`.
+///
+/// # Errors
+/// [`Malformed`].
+///
+/// ```
+/// use shmesh_proto::limits::MAX_PACKET_BYTES;
+/// use shmesh_proto::{broker::Request, packet};
+/// let long = vec![0; MAX_PACKET_BYTES + 1];
+/// assert_eq!(packet::decode::<Request>(&long), Err(packet::Malformed::TooLong));
+/// ```
+pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, Malformed> {
+    if bytes.len() > MAX_PACKET_BYTES {
+        return Err(Malformed::TooLong);
+    }
+    M::decode(bytes).map_err(|_| Malformed::Garbled)
+}
