@@ -58,6 +58,8 @@ mod sync;
 pub mod sys;
 
 pub use error::{Error, ErrorKind, Result};
-pub use link::{DEFAULT_DIR, DIR_VARIABLE, Link, LinkOptions, Loan, Message, Recovered, SendError};
+pub use link::{
+    DEFAULT_DIR, DIR_VARIABLE, Keeper, KeeperOffer, Link, LinkOptions, Loan, Message, Recovered, SendError,
+};
 pub use participant::{MAX_SEATS, Participant, SeatIndex, SeatWord, Side};
 pub use ring::INLINE_MAX_BYTES;

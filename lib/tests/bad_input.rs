@@ -18,6 +18,9 @@ use nix::sys::socket::{
 use peers::{Peer, config, ipc_dir, is_root, kind_of, refused, send, until};
 use shmesh::config::PoolId;
 use shmesh::{Error, ErrorKind, Link, LinkOptions, MAX_SEATS, Side};
+use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
+use shmesh_proto::limits::MAX_PACKET_BYTES;
+use shmesh_proto::packet;
 
 #[test]
 #[ignore = "the body of other processes"]
@@ -605,10 +608,30 @@ fn impostor(dir: &Path, answer: Option<Vec<u8>>) {
     });
 }
 
+/// What a holder says to a newcomer: layout version, two doorbells, and so many segments.
+fn attached(layout: u32, segments: u32) -> Vec<u8> {
+    let attached = broker::Attached { layout, doorbells: true, segments };
+    packet::encode(&Reply::new(1, reply::Result::Attached(attached)))
+}
+
+#[test]
+fn a_holder_of_another_protocol() {
+    let dir = ipc_dir();
+    impostor(dir.path(), Some(packet::encode(&Reply::refused(1, Code::Version, "version 2"))));
+    both_say(
+        dir.path(),
+        "Holder",
+        &["link link: ", "link.broker", "version of the protocol", "one version on both"],
+    );
+    let dir = ipc_dir();
+    impostor(dir.path(), Some(packet::encode(&Reply::refused(1, Code::Denied, "who are you"))));
+    both_say(dir.path(), "Holder", &["link link: ", "link.broker", "does not let this process in", "log"]);
+}
+
 #[test]
 fn a_holder_of_another_version() {
     let dir = ipc_dir();
-    impostor(dir.path(), Some(b"SHMESH!\0\x4d\0\x01\x06\0\0\0\0".to_vec()));
+    impostor(dir.path(), Some(attached(77, 6)));
     both_say(
         dir.path(),
         "Version",
@@ -619,14 +642,15 @@ fn a_holder_of_another_version() {
 #[test]
 fn holders_that_are_none() {
     let socket = |dir: &Path| dir.join("link.broker").display().to_string();
-    for answer in [&b"HTTP/1.1 400 Bad Request"[..], b"SHMESH!", b"x"] {
+    let other_answer = packet::encode(&Reply::new(2, reply::Result::Done(broker::Done {})));
+    for answer in [&b"HTTP/1.1 400 Bad Request"[..], b"SHMESH!", b"x", &other_answer] {
         let dir = ipc_dir();
         impostor(dir.path(), Some(answer.to_vec()));
         both_say(dir.path(), "Holder", &["link link: ", &socket(dir.path()), "is not a shmesh holder"]);
     }
     // Of our version, but it promises two doorbells and six segments and sends nothing.
     let dir = ipc_dir();
-    impostor(dir.path(), Some(b"SHMESH!\0\x01\0\x01\x06\0\0\0\0".to_vec()));
+    impostor(dir.path(), Some(attached(1, 6)));
     both_say(
         dir.path(),
         "Holder",
@@ -634,7 +658,7 @@ fn holders_that_are_none() {
     );
     // Longer than any packet.
     let dir = ipc_dir();
-    impostor(dir.path(), Some(vec![b'S'; 4096]));
+    impostor(dir.path(), Some(vec![b'S'; MAX_PACKET_BYTES + 1]));
     both_say(dir.path(), "Holder", &["link link: ", &socket(dir.path()), "is not a shmesh holder"]);
 }
 
@@ -690,7 +714,21 @@ fn strangers_at_the_holders_socket_do_no_harm() {
     let mut kept: Vec<_> = (0..40).map(|_| stranger(None)).collect();
     kept.push(stranger(Some(b"GET / HTTP/1.1")));
     kept.push(stranger(Some(&[0; 4096])));
-    drop(stranger(Some(b"SHMESH?\0")));
+    // Decodes to nothing; of another version; asks for what only a sidecar has.
+    kept.push(stranger(Some(b"")));
+    let list = Request::new(1, request::Op::List(broker::List { skip: 0 }));
+    kept.push(stranger(Some(&packet::encode(&Request { version: 9, ..list.clone() }))));
+    let refused = |fd: &std::os::fd::OwnedFd, code: Code| {
+        let mut bytes = [0; MAX_PACKET_BYTES];
+        let len = recv(fd.as_raw_fd(), &mut bytes, MsgFlags::empty()).unwrap();
+        let reply: Reply = packet::decode(&bytes[..len]).unwrap();
+        assert!(matches!(reply.result, Some(reply::Result::Refused(refused)) if refused.code() == code));
+    };
+    refused(&kept[kept.len() - 1], Code::Version);
+    let asks = stranger(Some(&packet::encode(&list)));
+    refused(&asks, Code::Unsupported);
+    let newcomer = Request::new(1, request::Op::Attach(broker::Attach { side: 2 }));
+    drop(stranger(Some(&packet::encode(&newcomer))));
     let link = attach(dir.path()).unwrap();
     send(&link, 1, "hello").unwrap();
     assert_eq!(owner.ask("receive"), "1 hello");

@@ -5,7 +5,8 @@
 //! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
 //! | `desk.rs` | the same, seen from one participant's seat |
 //! | `open.rs` | creating, attaching, adopting what a crash left |
-//! | `holder.rs` | who keeps the descriptors and hands them to newcomers |
+//! | `holder/` | who keeps the descriptors and hands them to newcomers |
+//! | `keeper.rs` | [`Keeper`]: the same, for who is not on the link |
 //! | `loan.rs` | [`Loan`]: a message being written; sending |
 //! | `message.rs` | [`Message`]: a message received |
 //! | `slab.rs` | where the bytes of received inline messages stay |
@@ -15,6 +16,7 @@
 pub(crate) mod core;
 pub(crate) mod desk;
 pub(crate) mod holder;
+mod keeper;
 mod loan;
 mod message;
 mod open;
@@ -35,6 +37,7 @@ use crate::sys::process::{Liveness, ProcessIdentity};
 use core::Core;
 pub use core::Recovered;
 use desk::Desk;
+pub use keeper::{Keeper, KeeperOffer};
 pub use loan::{Loan, SendError};
 pub use message::Message;
 pub use open::{DEFAULT_DIR, DIR_VARIABLE, LinkOptions};

@@ -175,7 +175,7 @@ impl LinkOptions {
     /// ```
     pub fn create(&self, config: &LinkConfig) -> Result<Link> {
         config.validate()?;
-        let store = Store::new(config, &self.dir);
+        let store = self.store(config);
         self.settle(&store, || self.try_open(&store, Some(config), Side::Primary))
     }
 
@@ -207,11 +207,15 @@ impl LinkOptions {
     }
 
     /// Tries until the link is there, or has waited long enough for what it waits for.
-    fn settle(&self, store: &Store, attempt: impl Fn() -> Result<Attempt>) -> Result<Link> {
+    pub(super) fn store(&self, config: &LinkConfig) -> Store {
+        Store::new(config, &self.dir)
+    }
+
+    pub(super) fn settle<T>(&self, store: &Store, attempt: impl Fn() -> Result<Attempt<T>>) -> Result<T> {
         let start = Instant::now();
         loop {
             let (limit, refused) = match attempt()? {
-                Attempt::Done(link) => return Ok(*link),
+                Attempt::Done(done) => return Ok(done),
                 Attempt::Absent => {
                     let (link, dir) = (Arc::clone(&store.link), self.dir.clone());
                     let refused = if dir.is_dir() {
@@ -231,7 +235,7 @@ impl LinkOptions {
     }
 
     /// One attempt.
-    fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Attempt> {
+    fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Attempt<Link>> {
         let failed = |error| Error::system(&store.link, "lock the lock file", error);
         let Some(lock) = Holder::lock_file(store, create.is_some())? else { return Ok(Attempt::Absent) };
         // 1. Somebody holds it: from there come the doorbells and the memfds. Present before we ask: whoever leaves
@@ -279,49 +283,15 @@ impl LinkOptions {
         if let Some(config) = create {
             same_shape(store, config, &segments)?;
         }
-        let me = ProcessIdentity::me()
-            .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
-        let mut pools = [const { None }; PoolId::COUNT];
-        for segment in &segments[1..] {
-            if let Some(pool) = segment.header.pool {
-                pools[pool as usize] = Some(Arc::clone(&segment.memory));
-            }
-        }
-        let core = Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or(Error::from(
-            ErrorKind::Damaged {
-                link: Arc::clone(&store.link),
-                what: store.path(None).display().to_string(),
-                why: "its tables do not fit",
-            },
-        ))?;
-        let conduct = segments[0].header.conduct;
-        let doorbells = match offer.doorbells {
-            Some(doorbells) => Some(doorbells),
-            None if conduct.notify => {
-                let new =
-                    || Doorbell::new().map_err(|error| Error::system(&store.link, "make an eventfd", error));
-                Some([new()?, new()?])
-            }
-            None => None,
-        };
-        let file_mode = file::mode_of(&segments[0].file)
-            .map_err(|error| store.refused(&store.path(None).display().to_string(), error))?;
-        let shared = Arc::new(Shared {
-            core,
-            store: Store { backing: segments_backing(&segments, store), file_mode, ..store.clone() },
-            me,
-            segments,
-            doorbells,
-            spin_us: conduct.spin_us,
-        });
+        let shared = assemble(store, segments, offer.doorbells)?;
         let holder = Arc::new(Holder::start(&shared, lock, connection)?);
         let link = admit(shared, Arc::clone(&holder), side)?;
         holder.seated();
-        Ok(Attempt::Done(Box::new(link)))
+        Ok(Attempt::Done(link))
     }
 
     /// The link's segments, if it exists: as the holder gave them, or by name.
-    fn existing(&self, store: &Store, given: Vec<std::fs::File>) -> Result<Option<Vec<Segment>>> {
+    pub(super) fn existing(&self, store: &Store, given: Vec<std::fs::File>) -> Result<Option<Vec<Segment>>> {
         let mut given = given.into_iter();
         let mut next = |pool: Option<PoolId>| match given.next() {
             // One that can still be truncated would be a bus error later.
@@ -355,7 +325,7 @@ impl LinkOptions {
     }
 
     /// Makes the link's segments. Only for who has the lock and found no link.
-    fn fresh(&self, store: &Store, config: &LinkConfig) -> Result<Vec<Segment>> {
+    pub(super) fn fresh(&self, store: &Store, config: &LinkConfig) -> Result<Vec<Segment>> {
         let shape = Shape::of(config);
         let epoch = file::random().map_err(|error| Error::system(&store.link, "read /dev/urandom", error))?;
         let conduct = Conduct { notify: config.notify, spin_us: config.spin_us };
@@ -399,12 +369,55 @@ impl LinkOptions {
 }
 
 /// What came of one attempt to open a link.
-enum Attempt {
-    Done(Box<Link>),
+pub(super) enum Attempt<T> {
+    Done(T),
     /// There is no such link.
     Absent,
     /// It is just being created or removed, or changes its holder; this is what its holder does if that does not end.
     Unsettled(&'static str),
+}
+
+/// What all handles of this process on a link share, made of its segments and of the doorbells that the holder gave.
+pub(super) fn assemble(
+    store: &Store,
+    segments: Vec<Segment>,
+    doorbells: Option<[Doorbell; 2]>,
+) -> Result<Arc<Shared>> {
+    let me = ProcessIdentity::me()
+        .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
+    let mut pools = [const { None }; PoolId::COUNT];
+    for segment in &segments[1..] {
+        if let Some(pool) = segment.header.pool {
+            pools[pool as usize] = Some(Arc::clone(&segment.memory));
+        }
+    }
+    let core = Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or(Error::from(
+        ErrorKind::Damaged {
+            link: Arc::clone(&store.link),
+            what: store.path(None).display().to_string(),
+            why: "its tables do not fit",
+        },
+    ))?;
+    let conduct = segments[0].header.conduct;
+    let doorbells = match doorbells {
+        Some(doorbells) => Some(doorbells),
+        None if conduct.notify => {
+            let new =
+                || Doorbell::new().map_err(|error| Error::system(&store.link, "make an eventfd", error));
+            Some([new()?, new()?])
+        }
+        None => None,
+    };
+    let file_mode = file::mode_of(&segments[0].file)
+        .map_err(|error| store.refused(&store.path(None).display().to_string(), error))?;
+    Ok(Arc::new(Shared {
+        core,
+        store: Store { backing: segments_backing(&segments, store), file_mode, ..store.clone() },
+        me,
+        segments,
+        doorbells,
+        spin_us: conduct.spin_us,
+    }))
 }
 
 /// What the segments really are: who attaches does not choose.
@@ -417,7 +430,7 @@ fn segments_backing(segments: &[Segment], store: &Store) -> Backing {
 }
 
 /// Who creates must find what it would have made.
-fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Result<()> {
+pub(super) fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Result<()> {
     let (found, asked) = (segments[0].header.shape, Shape::of(config));
     let differs = |field: String, existing: String, asked: String| {
         Error::from(ErrorKind::Differs { link: Arc::clone(&store.link), field, existing, asked })

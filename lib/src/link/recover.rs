@@ -7,7 +7,7 @@ use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::sys::process::Liveness;
 
 impl Recovered {
-    fn add(&mut self, other: Self) {
+    pub(super) fn add(&mut self, other: Self) {
         self.participants += other.participants;
         self.messages += other.messages;
         self.data_buffers += other.data_buffers;

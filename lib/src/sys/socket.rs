@@ -10,11 +10,8 @@ use nix::sys::socket::{
     accept4, bind, connect, listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
+use shmesh_proto::limits::{MAX_FDS, MAX_PACKET_BYTES};
 
-/// Descriptors in one packet: two doorbells and six segments.
-pub(crate) const MAX_FDS: usize = 8;
-/// Bytes in one packet.
-pub(crate) const MAX_PACKET_BYTES: usize = 256;
 /// How long a call is repeated that signals interrupt.
 const INTERRUPTED_LIMIT: Duration = Duration::from_secs(1);
 
@@ -43,6 +40,11 @@ pub(crate) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let address = UnixAddr::new(path)?;
     uninterrupted(|| Ok(connect(fd.as_raw_fd(), &address)?))?;
     Ok(fd)
+}
+
+/// The user at the other end, as the kernel says.
+pub(crate) fn peer_uid(fd: &OwnedFd) -> io::Result<u32> {
+    Ok(nix::sys::socket::getsockopt(fd, sockopt::PeerCredentials)?.uid())
 }
 
 /// Makes receiving and sending give up after `limit`.

@@ -12,29 +12,32 @@
 //!
 //! A connection that closes also says that a process has gone: the holder then takes back what it held.
 
+mod service;
+
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow};
+use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
+use shmesh_proto::packet;
 
 use super::Shared;
 use crate::config::{Backing, PoolId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::participant::Side;
 use crate::segment::header::LAYOUT_VERSION;
 use crate::segment::store::Store;
 use crate::sys::eventfd::Doorbell;
 use crate::sys::file::Lock;
-use crate::sys::process::{Liveness, ProcessIdentity};
+use crate::sys::process::ProcessIdentity;
 use crate::sys::socket;
+use service::{End, Service, Woken, wait_any};
+pub(super) use service::{listen, offer, take_back};
 
 /// Connections at the same time: one per process of the link, and as many strangers.
 const SESSIONS_MAX: usize = 128;
@@ -45,17 +48,18 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 const REAP_ROUNDS: u32 = 12;
 /// How long nobody is let in after a process of ours ran out of descriptors.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
+/// How long who takes over may take to listen.
+const HAND_OVER_LIMIT: Duration = Duration::from_secs(2);
 const STACK_BYTES: usize = 128 * 1024;
 /// Between two attempts to become the holder: from one millisecond to a quarter of a second.
 const ELECT_ROUNDS_MAX: u32 = 8;
 /// Processes that can leave one after the other while one of them looks whether it is the last.
 const RETIRE_ROUNDS_MAX: u32 = 128;
 
-const STRANGER: &str = "is not a shmesh holder; end that program, or use another link name";
+/// The id of the one question that a newcomer asks.
+const ASKED: u64 = 1;
 
-const HELLO: [u8; 8] = *b"SHMESH?\0";
-const OFFER: [u8; 8] = *b"SHMESH!\0";
-const PACKET_BYTES: usize = 16;
+const STRANGER: &str = "is not a shmesh holder; end that program, or use another link name";
 
 /// What the holder gives to a newcomer.
 #[derive(Debug, Default)]
@@ -84,16 +88,6 @@ fn lock_path(store: &Store) -> PathBuf {
     store.dir.join(format!("{}.lock", store.link))
 }
 
-/// `| magic 8 | version 2 | doorbells 1 | segments 1 | 0 4 |`
-fn packet(magic: [u8; 8], doorbells: bool, segments: u8) -> [u8; PACKET_BYTES] {
-    let mut bytes = [0; PACKET_BYTES];
-    bytes[..8].copy_from_slice(&magic);
-    bytes[8..10].copy_from_slice(&LAYOUT_VERSION.to_le_bytes());
-    bytes[10] = u8::from(doorbells);
-    bytes[11] = segments;
-    bytes
-}
-
 impl Holder {
     /// Asks the holder of a link. `None`: there is none just now. The connection stays open as a sign of life.
     pub(crate) fn ask(store: &Store) -> Result<Option<(Offer, OwnedFd)>> {
@@ -115,8 +109,9 @@ impl Holder {
                 };
             }
         };
+        let attach = Request::new(ASKED, request::Op::Attach(broker::Attach { side: 0 }));
         let asked = socket::limit_wait(&connection, ANSWER_LIMIT)
-            .and_then(|()| socket::send(&connection, &packet(HELLO, false, 0), &[]))
+            .and_then(|()| socket::send(&connection, &packet::encode(&attach), &[]))
             .and_then(|()| socket::receive(&connection));
         let (bytes, fds) = match asked {
             Ok((bytes, _)) if bytes.is_empty() => return Ok(None),
@@ -132,26 +127,45 @@ impl Holder {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(holder(STRANGER)),
             Err(error) => return Err(store.refused(&path.display().to_string(), error)),
         };
-        let [b'S', b'H', b'M', b'E', b'S', b'H', b'!', 0, low, high, doorbells, segments, ..] = bytes[..]
-        else {
-            return Err(holder(STRANGER));
+        let attached = match packet::decode::<Reply>(&bytes) {
+            Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(attached)) }) => attached,
+            Ok(Reply { id: ASKED, result: Some(reply::Result::Refused(refused)) }) => {
+                return Err(match refused.code() {
+                    Code::Version => {
+                        holder("speaks another version of the protocol; run one version on both sides")
+                    }
+                    Code::Draining => return Ok(None),
+                    _ => holder("does not let this process in; its log says why"),
+                });
+            }
+            _ => return Err(holder(STRANGER)),
         };
-        let version = u16::from_le_bytes([low, high]);
-        if version != LAYOUT_VERSION {
+        if attached.layout != u32::from(LAYOUT_VERSION) {
             return Err(Error::from(ErrorKind::Version {
                 link: Arc::clone(&store.link),
                 what: path.display().to_string(),
-                found: version,
+                found: u16::try_from(attached.layout).unwrap_or(u16::MAX),
                 ours: LAYOUT_VERSION,
             }));
         }
-        if fds.len() != usize::from(doorbells != 0) * 2 + usize::from(segments) {
+        let bells = if attached.doorbells { 2 } else { 0 };
+        if u32::try_from(fds.len()) != Ok(attached.segments.saturating_add(bells)) {
             return Err(holder("sent other descriptors than it announced"));
         }
         let mut fds = fds.into_iter();
         let mut bell = || fds.next().map(Doorbell::from_fd);
-        let doorbells = if doorbells == 0 { None } else { bell().zip(bell()).map(|(a, b)| [a, b]) };
+        let doorbells = if !attached.doorbells { None } else { bell().zip(bell()).map(|(a, b)| [a, b]) };
         Ok(Some((Offer { doorbells, segments: fds.map(File::from).collect() }, connection)))
+    }
+
+    /// Asks the holder at the other end to leave its duty to us. It waits, with all who follow it, until the connection is
+    /// closed. `false`: it does not, or has gone.
+    pub(super) fn ask_to_yield(connection: &OwnedFd) -> bool {
+        let ask = Request::new(ASKED, request::Op::Yield(broker::Yield {}));
+        let answer = socket::send(connection, &packet::encode(&ask), &[])
+            .and_then(|()| socket::receive(connection))
+            .map(|(bytes, _)| packet::decode::<Reply>(&bytes));
+        matches!(answer, Ok(Ok(Reply { id: ASKED, result: Some(reply::Result::Done(_)) })))
     }
 
     /// The error of a link whose holder does something that keeps others away.
@@ -263,9 +277,16 @@ fn run(shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell, mut duty: Duty) {
     let mut attempts = 0;
     loop {
         duty = match duty {
-            Duty::Serve(service) => return service.run(shared, lock, stop),
+            Duty::Serve(service) => match service.run(shared, lock, stop) {
+                End::Stopped => return,
+                End::HandedOver => Duty::Elect,
+            },
             Duty::Follow(connection) => match wait_any(stop, &[connection.as_fd()], None) {
                 Woken::Stop => return,
+                // What a broker tells its sessions is for those who asked it something.
+                Woken::Ready(_) if socket::receive(&connection).is_ok_and(|(bytes, _)| !bytes.is_empty()) => {
+                    Duty::Follow(connection)
+                }
                 Woken::Ready(_) => {
                     attempts = 0;
                     Duty::Elect
@@ -343,131 +364,4 @@ fn remove(shared: &Shared) {
         }
     }
     let _ = std::fs::remove_file(lock_path(&shared.store));
-}
-
-enum Woken {
-    Stop,
-    Ready(Vec<usize>),
-}
-
-fn wait_any(stop: &Doorbell, others: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Woken {
-    let mut fds: Vec<_> = std::iter::once(stop.as_fd())
-        .chain(others.iter().copied())
-        .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
-        .collect();
-    let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(t).unwrap_or(PollTimeout::MAX));
-    // An interrupted or refused poll finds nothing, and the caller comes again.
-    if poll(&mut fds, timeout).is_err_and(|error| error != Errno::EINTR) {
-        std::thread::sleep(FULL_PAUSE);
-    }
-    let ready = |fd: &PollFd<'_>| fd.revents().is_some_and(|events| !events.is_empty());
-    if ready(&fds[0]) {
-        return Woken::Stop;
-    }
-    Woken::Ready(fds[1..].iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(i, _)| i).collect())
-}
-
-/// Being the holder.
-struct Service {
-    listener: OwnedFd,
-    sessions: Vec<OwnedFd>,
-    /// How often we have looked for the dead since a connection closed.
-    reap: Option<u32>,
-    /// The last newcomer could not be let in, for want of descriptors or memory.
-    is_full: bool,
-    path: PathBuf,
-}
-
-impl Service {
-    fn begin(shared: &Shared) -> io::Result<Self> {
-        let path = socket_path(&shared.store);
-        // We have the duty, so a socket that is there belongs to a holder that died.
-        match std::fs::symlink_metadata(&path) {
-            Ok(there) if there.file_type().is_socket() => std::fs::remove_file(&path)?,
-            // Anything else is somebody's, and `bind` says that the place is taken.
-            _ => {}
-        }
-        let listener = socket::listen_on(&path, shared.store.file_mode)?;
-        Ok(Self { listener, sessions: Vec::new(), reap: None, is_full: false, path })
-    }
-
-    fn run(mut self, shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell) {
-        loop {
-            // The listener stays readable as long as somebody waits there: without a pause this would be a busy loop.
-            let listener = (!self.is_full).then(|| self.listener.as_fd());
-            let listens = usize::from(listener.is_some());
-            let fds: Vec<_> = listener.into_iter().chain(self.sessions.iter().map(AsFd::as_fd)).collect();
-            let full = self.is_full.then_some(FULL_PAUSE);
-            let timeout =
-                full.into_iter().chain(self.reap.map(|round| Duration::from_millis(1 << round))).min();
-            self.is_full = false;
-            let ready = match wait_any(stop, &fds, timeout) {
-                Woken::Stop => break,
-                Woken::Ready(ready) => ready,
-            };
-            if let Some(round) = self.reap {
-                reap(shared);
-                self.reap = (round + 1 < REAP_ROUNDS).then_some(round + 1);
-            }
-            // From the back, so that removing one moves none that is still to be looked at.
-            for i in ready.into_iter().rev() {
-                match i.checked_sub(listens) {
-                    None => self.admit(),
-                    Some(session) => {
-                        if answer(shared, &self.sessions[session]).is_none() {
-                            self.sessions.swap_remove(session);
-                            self.reap = Some(0);
-                        }
-                    }
-                }
-            }
-        }
-        if lock.is_named() {
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-
-    fn admit(&mut self) {
-        let connection = match socket::accept(&self.listener) {
-            Ok(connection) => connection,
-            Err(error) => {
-                let of_us = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
-                self.is_full = error.raw_os_error().is_some_and(|code| of_us.contains(&code));
-                return;
-            }
-        };
-        // Who comes when all places are taken finds the connection closed, and tries again.
-        if self.sessions.len() < SESSIONS_MAX && socket::limit_wait(&connection, ANSWER_LIMIT).is_ok() {
-            self.sessions.push(connection);
-        }
-    }
-}
-
-/// Answers one packet of a newcomer. `None`: it has gone, or speaks something else.
-fn answer(shared: &Shared, session: &OwnedFd) -> Option<()> {
-    let (bytes, _) = socket::receive(session).ok()?;
-    if !bytes.starts_with(&HELLO) {
-        return None;
-    }
-    let bells = shared.doorbells.iter().flatten().map(AsFd::as_fd);
-    let segments: &[_] = if shared.store.backing == Backing::Memfd { &shared.segments } else { &[] };
-    let fds: Vec<_> = bells.chain(segments.iter().map(|segment| segment.file.as_fd())).collect();
-    let count = u8::try_from(segments.len()).ok()?;
-    socket::send(session, &packet(OFFER, shared.doorbells.is_some(), count), &fds).ok()
-}
-
-/// Takes back what dead participants held, from a seat of its own: a seat's lists are its handle's alone.
-fn reap(shared: &Shared) {
-    let seats = &shared.core.seats;
-    let dead: Vec<_> = seats.all().filter(|other| other.liveness(&shared.me) == Liveness::Dead).collect();
-    if dead.is_empty() {
-        return;
-    }
-    // With every seat taken, whoever attaches next has to recover anyway.
-    let Some(me) = seats.attach(&shared.me, Side::Primary) else { return };
-    for other in dead {
-        shared.core.reclaim(&other, me.seat, false);
-    }
-    seats.vacate(&me);
-    shared.ring_after_a_death();
 }

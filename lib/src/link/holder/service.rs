@@ -1,0 +1,246 @@
+//! Being the holder: letting newcomers in, answering them, noticing who goes.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use std::os::unix::fs::FileTypeExt;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
+use shmesh_proto::limits::VERSION;
+use shmesh_proto::packet;
+
+use super::{ANSWER_LIMIT, FULL_PAUSE, HAND_OVER_LIMIT, REAP_ROUNDS, SESSIONS_MAX, socket_path};
+use crate::config::Backing;
+use crate::link::{Recovered, Shared};
+use crate::participant::{Participant, Side};
+use crate::segment::header::LAYOUT_VERSION;
+use crate::sys::eventfd::Doorbell;
+use crate::sys::file::Lock;
+use crate::sys::process::Liveness;
+use crate::sys::socket;
+
+/// What ended a wait.
+pub(super) enum Woken {
+    Stop,
+    Ready(Vec<usize>),
+}
+
+pub(super) fn wait_any(stop: &Doorbell, others: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Woken {
+    let mut fds: Vec<_> = std::iter::once(stop.as_fd())
+        .chain(others.iter().copied())
+        .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+        .collect();
+    let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(t).unwrap_or(PollTimeout::MAX));
+    // An interrupted or refused poll finds nothing, and the caller comes again.
+    if poll(&mut fds, timeout).is_err_and(|error| error != Errno::EINTR) {
+        std::thread::sleep(FULL_PAUSE);
+    }
+    let ready = |fd: &PollFd<'_>| fd.revents().is_some_and(|events| !events.is_empty());
+    if ready(&fds[0]) {
+        return Woken::Stop;
+    }
+    Woken::Ready(fds[1..].iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(i, _)| i).collect())
+}
+
+/// Being the holder.
+pub(super) struct Service {
+    listener: OwnedFd,
+    sessions: Vec<OwnedFd>,
+    /// How often we have looked for the dead since a connection closed.
+    pub(super) reap: Option<u32>,
+    /// The last newcomer could not be let in, for want of descriptors or memory.
+    is_full: bool,
+    path: PathBuf,
+}
+
+impl Service {
+    pub(super) fn begin(shared: &Shared) -> io::Result<Self> {
+        let (listener, path) = listen(shared)?;
+        Ok(Self { listener, sessions: Vec::new(), reap: None, is_full: false, path })
+    }
+
+    pub(super) fn run(mut self, shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell) -> End {
+        loop {
+            // The listener stays readable as long as somebody waits there: without a pause this would be a busy loop.
+            let listener = (!self.is_full).then(|| self.listener.as_fd());
+            let listens = usize::from(listener.is_some());
+            let fds: Vec<_> = listener.into_iter().chain(self.sessions.iter().map(AsFd::as_fd)).collect();
+            let full = self.is_full.then_some(FULL_PAUSE);
+            let timeout =
+                full.into_iter().chain(self.reap.map(|round| Duration::from_millis(1 << round))).min();
+            self.is_full = false;
+            let ready = match wait_any(stop, &fds, timeout) {
+                Woken::Stop => break,
+                Woken::Ready(ready) => ready,
+            };
+            if let Some(round) = self.reap {
+                reap(shared);
+                self.reap = (round + 1 < REAP_ROUNDS).then_some(round + 1);
+            }
+            // From the back, so that removing one moves none that is still to be looked at.
+            for i in ready.into_iter().rev() {
+                match i.checked_sub(listens) {
+                    None => self.admit(),
+                    Some(session) => match answer(shared, &self.sessions[session]) {
+                        Some(Answered::Stays) => {}
+                        Some(Answered::TakesOver) => {
+                            let heir = self.sessions.swap_remove(session);
+                            return self.hand_over(lock, stop, &heir);
+                        }
+                        None => {
+                            self.sessions.swap_remove(session);
+                            self.reap = Some(0);
+                        }
+                    },
+                }
+            }
+        }
+        if lock.is_named() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        End::Stopped
+    }
+
+    /// Leaves the duty to `heir`. Those who follow us do not notice before it serves, or has gone: they would take the duty
+    /// themselves.
+    fn hand_over(self, lock: &Lock, stop: &Doorbell, heir: &OwnedFd) -> End {
+        // Before anybody can listen in our place: what is there from now on is not ours to remove.
+        drop(self.listener);
+        let _ = std::fs::remove_file(&self.path);
+        lock.leave_duty();
+        let done = packet::encode(&Reply::new(1, reply::Result::Done(broker::Done {})));
+        if socket::send(heir, &done, &[]).is_err() {
+            return End::HandedOver;
+        }
+        match wait_any(stop, &[heir.as_fd()], Some(HAND_OVER_LIMIT)) {
+            Woken::Stop => End::Stopped,
+            Woken::Ready(_) => End::HandedOver,
+        }
+    }
+
+    fn admit(&mut self) {
+        let connection = match socket::accept(&self.listener) {
+            Ok(connection) => connection,
+            Err(error) => {
+                let of_us = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+                self.is_full = error.raw_os_error().is_some_and(|code| of_us.contains(&code));
+                return;
+            }
+        };
+        // Who comes when all places are taken finds the connection closed, and tries again.
+        if self.sessions.len() < SESSIONS_MAX && socket::limit_wait(&connection, ANSWER_LIMIT).is_ok() {
+            self.sessions.push(connection);
+        }
+    }
+}
+
+/// How a service ended.
+pub(super) enum End {
+    /// The process leaves the link.
+    Stopped,
+    /// Another process has the duty now.
+    HandedOver,
+}
+
+/// What a packet led to.
+enum Answered {
+    Stays,
+    /// It is going to be the holder.
+    TakesOver,
+}
+
+/// Listens for newcomers. Only for who has the duty.
+pub(in crate::link) fn listen(shared: &Shared) -> io::Result<(OwnedFd, PathBuf)> {
+    let path = socket_path(&shared.store);
+    // We have the duty, so a socket that is there belongs to a holder that died.
+    match std::fs::symlink_metadata(&path) {
+        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(&path)?,
+        // Anything else is somebody's, and `bind` says that the place is taken.
+        _ => {}
+    }
+    let listener = socket::listen_on(&path, shared.store.file_mode)?;
+    Ok((listener, path))
+}
+
+/// Answers one packet of a newcomer. `None`: it has gone, or speaks something else.
+fn answer(shared: &Shared, session: &OwnedFd) -> Option<Answered> {
+    let (bytes, _) = socket::receive(session).ok()?;
+    let request = packet::decode::<Request>(&bytes).ok()?;
+    let reply = |result| packet::encode(&Reply::new(request.id, result));
+    let refuse = |code, text: String| packet::encode(&Reply::refused(request.id, code, text));
+    let link = &shared.store.link;
+    if request.version != VERSION {
+        let text = format!("link {link}: this holder speaks version {VERSION} of the protocol");
+        return socket::send(session, &refuse(Code::Version, text), &[]).ok().map(|()| Answered::Stays);
+    }
+    let (packet, fds) = match request.op? {
+        request::Op::Attach(_) => {
+            let (attached, fds) = offer(shared);
+            (reply(reply::Result::Attached(attached)), fds)
+        }
+        request::Op::Hello(_) => {
+            (reply(reply::Result::Welcome(broker::Welcome { identity: None })), Vec::new())
+        }
+        request::Op::Yield(_) if may_take_over(session) => return Some(Answered::TakesOver),
+        request::Op::Yield(_) => {
+            let text =
+                format!("link {link}: only root and the user of the process that serves it may take over");
+            (refuse(Code::Denied, text), Vec::new())
+        }
+        _ => {
+            let text =
+                format!("link {link}: a process of the link serves it, and keeps no keys; run a sidecar");
+            (refuse(Code::Unsupported, text), Vec::new())
+        }
+    };
+    socket::send(session, &packet, &fds).ok().map(|()| Answered::Stays)
+}
+
+/// Whoever may end this process anyway.
+fn may_take_over(session: &OwnedFd) -> bool {
+    let ours = nix::unistd::geteuid().as_raw();
+    socket::peer_uid(session).is_ok_and(|uid| uid == 0 || uid == ours)
+}
+
+/// What a newcomer gets: the doorbells, and the segments that have no names.
+pub(in crate::link) fn offer(shared: &Shared) -> (broker::Attached, Vec<BorrowedFd<'_>>) {
+    let bells = shared.doorbells.iter().flatten().map(AsFd::as_fd);
+    let segments: &[_] = if shared.store.backing == Backing::Memfd { &shared.segments } else { &[] };
+    let attached = broker::Attached {
+        layout: LAYOUT_VERSION.into(),
+        doorbells: shared.doorbells.is_some(),
+        segments: u32::try_from(segments.len()).unwrap_or(u32::MAX),
+    };
+    (attached, bells.chain(segments.iter().map(|segment| segment.file.as_fd())).collect())
+}
+
+/// Takes back what participants held that have ended, as far as this process can see them.
+fn reap(shared: &Shared) {
+    let seats = &shared.core.seats;
+    let dead: Vec<_> = seats.all().filter(|other| other.liveness(&shared.me) == Liveness::Dead).collect();
+    take_back(shared, &dead);
+}
+
+/// Takes back what dead participants held, from a seat of its own: a seat's lists are its handle's alone.
+pub(in crate::link) fn take_back(shared: &Shared, dead: &[Participant]) -> Recovered {
+    let mut done = Recovered::default();
+    if dead.is_empty() {
+        return done;
+    }
+    let me = shared.core.seats.attach(&shared.me, Side::Primary);
+    for other in dead {
+        // With every seat taken it is done from their own.
+        let seat = me.map_or(other.seat, |me| me.seat);
+        done.add(shared.core.reclaim(other, seat, false));
+    }
+    if let Some(me) = me {
+        shared.core.seats.vacate(&me);
+    }
+    shared.ring_after_a_death();
+    done
+}

@@ -1,0 +1,264 @@
+//! Keeping a link without being on it: what a sidecar does.
+//!
+//! A keeper has the segments, the doorbells and the duty of the holder, and no seat. Whoever comes gets the descriptors from
+//! it. When it ends, one of the participants takes its place; when it comes back, it takes the duty over again, with the
+//! descriptors that they have. So a link lives as long as its keeper or one of its participants does.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::holder::{self, Holder, Offer};
+use super::open::{Attempt, LinkOptions, assemble, same_shape};
+use super::{Recovered, Shared};
+use crate::config::LinkConfig;
+use crate::error::{Error, Result};
+use crate::participant::{Participant, SeatIndex, SeatWord};
+use crate::segment::store::Store;
+use crate::sys::file::Lock;
+use crate::sys::process::Liveness;
+
+const UNSETTLED: &str = "does not come up: the process that starts or ends the link is stopped or stuck";
+const KEPT: &str = "is served by another keeper, or by a process of another user, which does not hand it over; end that first";
+const REMOVED: &str = "lives, but the files of the link were removed; end the link's processes first";
+
+/// Keeps one link: its segments, its doorbells, and the socket at which participants ask for them.
+///
+/// It does not answer there itself: a sidecar listens on [`listener`](Self::listener), decides who may attach, and gives
+/// them the [`offer`](Self::offer).
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// use shmesh::config::LinkConfig;
+/// let keeper = options.keep(&LinkConfig::new("fronthaul".parse()?))?;
+/// assert!(dir.path().join("fronthaul_shm").exists());
+/// assert_eq!(keeper.participants().count(), 0, "it is not on the link itself");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Keeper {
+    shared: Arc<Shared>,
+    lock: Lock,
+    listener: OwnedFd,
+    path: PathBuf,
+}
+
+/// What a newcomer gets from a [`Keeper`]: descriptors, in this order.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let offer = keeper.offer();
+/// assert_eq!((offer.doorbells, offer.segments, offer.fds.len()), (true, 0, 2), "segments have names here");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct KeeperOffer<'a> {
+    /// Version of the layout in shared memory.
+    pub layout: u16,
+    /// Whether the two doorbells come first.
+    pub doorbells: bool,
+    /// How many segments follow: none when they have names.
+    pub segments: u32,
+    /// Both doorbells, if any, then the segments.
+    pub fds: Vec<BorrowedFd<'a>>,
+}
+
+impl LinkOptions {
+    /// Creates a link to keep it, or takes it over from the participant that serves it: then it, and everything that waits
+    /// in it, is as it was.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create); [`Holder`](crate::ErrorKind::Holder) when another keeper has it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::config::LinkConfig;
+    /// let config = LinkConfig::new("fronthaul".parse()?);
+    /// let phy = options.create(&config)?;
+    /// phy.send_inline(7, 0, b"waits")?;
+    /// let keeper = options.keep(&config)?; // takes over from `phy`, which goes on
+    /// assert_eq!(keeper.participants().count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn keep(&self, config: &LinkConfig) -> Result<Keeper> {
+        config.validate()?;
+        let store = self.store(config);
+        self.settle(&store, || self.try_keep(&store, config))
+    }
+
+    fn try_keep(&self, store: &Store, config: &LinkConfig) -> Result<Attempt<Keeper>> {
+        let failed = |error| Error::system(&store.link, "lock the lock file", error);
+        let Some(lock) = Holder::lock_file(store, true)? else { return Ok(Attempt::Absent) };
+        if !lock.try_join().map_err(failed)? || !lock.is_named() {
+            return Ok(Attempt::Unsettled(UNSETTLED));
+        }
+        let (offer, connection) = match Holder::ask(store)? {
+            // Closed only when we listen in its place: who follows it does not notice before.
+            Some((offer, connection)) => {
+                if !Holder::ask_to_yield(&connection) {
+                    return Ok(Attempt::Unsettled(KEPT));
+                }
+                (offer, Some(connection))
+            }
+            None => {
+                lock.leave();
+                (Offer::default(), None)
+            }
+        };
+        if !lock.try_take_duty().map_err(failed)? || !lock.is_named() {
+            return Ok(Attempt::Unsettled(UNSETTLED));
+        }
+        let existing = self.existing(store, offer.segments)?;
+        let is_served = existing.as_ref().is_none_or(|segments| segments[0].header.conduct.notify);
+        if connection.is_none() && is_served && lock.others_joined().map_err(failed)? {
+            // They have the doorbells: one of them is about to take the duty that we have just now.
+            return Ok(Attempt::Unsettled(UNSETTLED));
+        }
+        let segments = match existing {
+            Some(segments) => segments,
+            None if connection.is_some() => return Ok(Attempt::Unsettled(REMOVED)),
+            None => self.fresh(store, config)?,
+        };
+        if connection.is_none() && !lock.try_join().map_err(failed)? {
+            return Ok(Attempt::Unsettled(UNSETTLED));
+        }
+        same_shape(store, config, &segments)?;
+        let shared = assemble(store, segments, offer.doorbells)?;
+        let (listener, path) = holder::listen(&shared)
+            .map_err(|error| Error::system(&store.link, "listen for participants", error))?;
+        Ok(Attempt::Done(Keeper { shared, lock, listener, path }))
+    }
+}
+
+impl Keeper {
+    /// The name of the link.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert_eq!(keeper.name(), "fronthaul");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared.store.link
+    }
+
+    /// Where participants connect: a listening `SOCK_SEQPACKET` socket at `<dir>/<link>.broker`.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use std::os::fd::AsRawFd;
+    /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert!(keeper.listener().as_raw_fd() > 2);
+    /// assert!(dir.path().join("fronthaul.broker").exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// What a newcomer gets.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// config.backing = shmesh::config::Backing::Memfd;
+    /// let keeper = options.keep(&config)?;
+    /// assert!(keeper.offer().segments > 0, "segments without names travel, too");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn offer(&self) -> KeeperOffer<'_> {
+        let (attached, fds) = holder::offer(&self.shared);
+        KeeperOffer {
+            layout: crate::segment::header::LAYOUT_VERSION,
+            doorbells: attached.doorbells,
+            segments: attached.segments,
+            fds,
+        }
+    }
+
+    /// Bytes of all segments.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// let config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// assert!(options.keep(&config)?.segment_bytes() > config.payload_bytes());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn segment_bytes(&self) -> u64 {
+        self.shared.segments.iter().map(|segment| segment.header.bytes()).sum()
+    }
+
+    /// Everybody who is attached, dead or alive.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// let phy = options.create(&config)?;
+    /// let keeper = options.keep(&config)?;
+    /// assert_eq!(keeper.participants().next().map(|phy| phy.word.pid()), Some(std::process::id()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn participants(&self) -> impl Iterator<Item = Participant> + '_ {
+        self.shared.core.seats.all()
+    }
+
+    /// Takes back what participants held that have ended, as far as this process can see them.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert_eq!(keeper.recover().participants, 0, "nobody has died");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn recover(&self) -> Recovered {
+        let me = &self.shared.me;
+        let dead: Vec<_> = self.participants().filter(|other| other.liveness(me) == Liveness::Dead).collect();
+        holder::take_back(&self.shared, &dead)
+    }
+
+    /// Takes back what the participant in `seat` held, on the caller's word that its process has ended. `word` is what
+    /// [`participants`](Self::participants) said of it: if somebody else sits there by now, nothing happens.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// let phy = options.create(&config)?;
+    /// let keeper = options.keep(&config)?;
+    /// let seen = keeper.participants().next().expect("it is attached");
+    /// drop(phy);
+    /// let done = keeper.recover_participant(seen.seat, seen.word);
+    /// assert_eq!(done.participants, 0, "it has left by itself");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Recovered {
+        match self.shared.core.seats.at(seat) {
+            Some(dead) if dead.word == word => holder::take_back(&self.shared, &[dead]),
+            _ => Recovered::default(),
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // The link stays: for its participants, and for the next keeper. A forked child has no say in it.
+        if self.shared.me.is_me() && self.lock.is_named() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
