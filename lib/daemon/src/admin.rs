@@ -1,0 +1,136 @@
+//! Probes, metrics and the log filter, over HTTP.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, put};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::readiness::Readiness;
+use crate::telemetry::LogFilter;
+
+/// What [`serve`] shows.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// What `/readyz` says.
+    pub readiness: Readiness,
+    /// What `/metrics` shows.
+    pub metrics: Arc<Registry>,
+    /// What `PUT /log-level` changes; without it, nothing.
+    pub log: Option<LogFilter>,
+}
+
+/// Serves until `stop`:
+///
+/// | path | answer |
+/// |---|---|
+/// | `GET /livez` | 200 while the event loop turns |
+/// | `GET /readyz` | 200 when ready, else 503 with what is missing |
+/// | `GET /metrics` | OpenMetrics text |
+/// | `PUT /log-level` | the body is the new filter; 400 with the reason if it is none |
+///
+/// # Errors
+/// The listener fails.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> anyhow::Result<()> {
+/// use shmesh_daemon::admin::{Admin, serve};
+/// use tokio_util::sync::CancellationToken;
+/// let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+/// let admin = Admin { readiness: Default::default(), metrics: Default::default(), log: None };
+/// let stop = CancellationToken::new();
+/// stop.cancel();
+/// serve(listener, admin, stop).await?; // ends at once
+/// # Ok(())
+/// # }
+/// ```
+pub async fn serve(listener: TcpListener, admin: Admin, stop: CancellationToken) -> Result<()> {
+    let routes = Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/log-level", put(set_log))
+        .with_state(admin);
+    axum::serve(listener, routes)
+        .with_graceful_shutdown(async move { stop.cancelled().await })
+        .await
+        .context("the admin server failed")
+}
+
+async fn ready(State(admin): State<Admin>) -> Response {
+    let missing = admin.readiness.missing();
+    if missing.is_empty() {
+        return "ok\n".into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, format!("waits for: {}\n", missing.join(", "))).into_response()
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    let mut text = String::new();
+    match encode(&mut text, &admin.metrics) {
+        Ok(()) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn set_log(State(admin): State<Admin>, filter: String) -> Response {
+    match admin.log.map(|log| log.set(filter.trim())) {
+        Some(Ok(())) => "ok\n".into_response(),
+        Some(Err(error)) => (StatusCode::BAD_REQUEST, format!("{error:#}\n")).into_response(),
+        None => (StatusCode::NOT_FOUND, "this daemon's log filter is fixed\n").into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    async fn ask(address: std::net::SocketAddr, request: &str) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn probes_and_metrics() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let readiness = Readiness::default();
+        let links = readiness.latch("links");
+        let mut metrics = Registry::default();
+        let counter = prometheus_client::metrics::counter::Counter::<u64>::default();
+        metrics.register("shmesh_reaped", "Participants reaped", counter.clone());
+        counter.inc_by(3);
+        let stop = CancellationToken::new();
+        let admin = Admin { readiness, metrics: Arc::new(metrics), log: None };
+        let served = tokio::spawn(serve(listener, admin, stop.clone()));
+
+        let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        assert!(ask(address, &get("/livez")).await.starts_with("HTTP/1.1 200"));
+        let not_yet = ask(address, &get("/readyz")).await;
+        assert!(not_yet.starts_with("HTTP/1.1 503") && not_yet.contains("waits for: links"), "{not_yet}");
+        links.open();
+        assert!(ask(address, &get("/readyz")).await.starts_with("HTTP/1.1 200"));
+        assert!(ask(address, &get("/metrics")).await.contains("shmesh_reaped_total 3"));
+        let put = "PUT /log-level HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 5\r\n\r\ndebug";
+        assert!(ask(address, put).await.starts_with("HTTP/1.1 404"));
+
+        stop.cancel();
+        served.await.unwrap().unwrap();
+    }
+}
