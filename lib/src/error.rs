@@ -136,7 +136,7 @@ pub enum ErrorKind {
         /// Who has it, as its own pid namespace numbers it.
         pid: u32,
     },
-    /// A link of this name exists with another shape.
+    /// A link of this name exists with another shape, backing or notification.
     #[error(
         "link {link}: it exists with {field} {existing}, asked for was {asked}; use the same configuration, or remove it \
          with `shmesh rm {link}`"

@@ -749,6 +749,15 @@ fn a_holder_out_of_descriptors_waits_for_some() {
 }
 
 #[test]
+fn who_lowers_its_limit_of_descriptors_can_leave() {
+    let dir = ipc_dir();
+    let mut owner = Peer::start(dir.path());
+    owner.tell("create link");
+    owner.tell("prepare limit 1");
+    owner.tell("close");
+}
+
+#[test]
 fn a_loan_of_another_handle() {
     let dir = ipc_dir();
     let link = create(dir.path(), "").unwrap();

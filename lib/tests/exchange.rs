@@ -321,3 +321,20 @@ fn what_was_sent_stays_sent_when_the_sender_detaches() {
         assert_eq!(receive(&primary).unwrap(), Some((2, "inline".to_owned())), "{kind}");
     }
 }
+
+#[test]
+fn an_evicted_participant_is_recovered_by_what_was_said_of_it_before() {
+    let dir = ipc_dir();
+    let options = LinkOptions::new().dir(dir.path());
+    let phy = options.create(&config("link", "")).unwrap();
+    let mac = options.attach("link", Side::Secondary).unwrap();
+    let seen = phy.participants().find(|other| other.seat == mac.seat()).unwrap();
+    phy.evict(seen.seat).unwrap();
+    assert_eq!(
+        phy.recover_participant(seen.seat, seen.word).unwrap().participants,
+        1,
+        "the same one sits there"
+    );
+    assert_eq!(phy.participants().count(), 1);
+    assert_eq!(kind_of(&refused(mac.loan().map(|_| ()))), "Evicted");
+}

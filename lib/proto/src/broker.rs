@@ -67,6 +67,17 @@ pub struct Detach {}
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Yield {}
 
+/// Says which seat of the link the caller has taken: when its process ends, what that seat held is taken back.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Seated {
+    /// The seat.
+    #[prost(uint32, tag = "1")]
+    pub seat: u32,
+    /// Its word, as the caller wrote it.
+    #[prost(uint64, tag = "2")]
+    pub word: u64,
+}
+
 /// Asks for the caller's bare thread-group id.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct BareTgid {}
@@ -159,7 +170,7 @@ pub struct Request {
     #[prost(uint64, tag = "2")]
     pub id: u64,
     /// What is asked.
-    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
     pub op: Option<request::Op>,
 }
 
@@ -180,7 +191,8 @@ impl Request {
 /// What a [`Request`] holds.
 pub mod request {
     use super::{
-        Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, Oneof, SetImportPid, Yield,
+        Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, Oneof, Seated,
+        SetImportPid, Yield,
     };
 
     /// What is asked.
@@ -224,6 +236,9 @@ pub mod request {
         /// [`Yield`].
         #[prost(message, tag = "13")]
         Yield(Yield),
+        /// [`Seated`].
+        #[prost(message, tag = "14")]
+        Seated(Seated),
     }
 }
 

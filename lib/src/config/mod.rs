@@ -174,6 +174,30 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
     Ok(LoadedConfig { links: yaml::links(list)?, ignored: Vec::new(), form: ConfigForm::Shmesh })
 }
 
+/// Reads the value of the annotation `shmesh.io/links`: the list of links alone, each as in our form.
+///
+/// # Errors
+/// As [`from_yaml`].
+///
+/// ```
+/// use shmesh::config;
+/// let loaded = config::from_annotation("- name: fronthaul\n  ring: { len: 64 }\n- name: midhaul\n")?;
+/// assert_eq!((loaded.links.len(), loaded.links[0].ring_len), (2, 64));
+/// let error = config::from_annotation("- name: fronthaul\n  ringlen: 64\n").unwrap_err();
+/// assert_eq!(error.location(), Some((2, 3)), "line and column are those of the annotation");
+/// # Ok::<(), config::ConfigError>(())
+/// ```
+pub fn from_annotation(text: &str) -> Result<LoadedConfig, ConfigError> {
+    if text.len() > MAX_FILE_BYTES {
+        return Err(ConfigError::TextTooLarge);
+    }
+    if text.trim().is_empty() {
+        return Err(ConfigError::NoLinks { place: Place::UNKNOWN });
+    }
+    let links = yaml::links(parse::parse(text)?)?;
+    Ok(LoadedConfig { links, ignored: Vec::new(), form: ConfigForm::Shmesh })
+}
+
 /// Reads a configuration file in either form. Each error names the path.
 ///
 /// # Errors

@@ -367,6 +367,11 @@ impl Core {
     ///
     /// With `keep_seated`, the seat stays taken: its process may still run, and must not share the seat with another.
     pub(crate) fn reclaim(&self, dead: &Participant, me: SeatIndex, keep_seated: bool) -> Recovered {
+        // Who is wrongly taken for dead is told so by its next call, and by the one that it is in (FENCE). Who leaves does this
+        // from its own seat.
+        if dead.seat != me && !self.seats.evict(dead) {
+            return Recovered::default();
+        }
         let mut done = Recovered { participants: 1, ..Recovered::default() };
         for ring in &self.rings {
             if let Ring::Mpmc(ring) = ring {
@@ -417,8 +422,8 @@ impl Core {
                 matches!(owner.holder(), Holder::Loaned(seat) | Holder::Borrowed(seat) if seat == dead.seat)
             })
             .collect();
-        // After the owner words: the dead one sends nothing any more, so what is in neither ring now was not sent, or was
-        // received, and then its owner word has changed and our exchange fails.
+        // After the owner words: the dead one sends nothing any more, or is told that it was evicted (FENCE). So what is in
+        // neither ring now was not sent, or was received, and then its owner word has changed and our exchange fails.
         let queued: std::collections::BTreeSet<(u32, u64)> = self
             .rings
             .iter()

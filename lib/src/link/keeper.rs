@@ -248,7 +248,7 @@ impl Keeper {
     /// ```
     pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Recovered {
         match self.shared.core.seats.at(seat) {
-            Some(dead) if dead.word == word => holder::take_back(&self.shared, &[dead]),
+            Some(dead) if dead.word.is_same(word) => holder::take_back(&self.shared, &[dead]),
             _ => Recovered::default(),
         }
     }

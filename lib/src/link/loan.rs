@@ -38,7 +38,8 @@ pub struct Loan<'a> {
     data: DataRef,
 }
 
-/// A message that could not be sent; it still is the sender's.
+/// A message that could not be sent; it still is the sender's. With [`Evicted`](crate::ErrorKind::Evicted) it may have been sent
+/// all the same, and then the loan is empty: do not send it again.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -199,7 +200,7 @@ impl Link {
                     self.desk.release_inline(cell, owner);
                     self.push_error(error)
                 })?;
-                self.check_seated()
+                self.check_not_overtaken()
             }
         }
     }
@@ -249,6 +250,19 @@ impl Link {
             Some(error) if sent == 0 => Err(error),
             _ => Ok(sent),
         }
+    }
+
+    /// FENCE: after a message was sent on a ring with many producers.
+    #[inline(always)]
+    fn check_not_overtaken(&self) -> Result<()> {
+        if self.desk.is_current() { Ok(()) } else { Err(self.overtaken()) }
+    }
+
+    /// The message may be there, and the caller is not going to ring for it.
+    #[cold]
+    fn overtaken(&self) -> Error {
+        self.shared.ring_after_a_death();
+        self.evicted()
     }
 
     /// Ends a loan. By value: a loan whose address nobody takes can live in registers.
@@ -478,7 +492,7 @@ impl<'a> Loan<'a> {
             Ring::Mpmc(ring) => {
                 ring.push(entry).map_err(|error| link.push_error(error))?;
                 // FENCE: who was evicted before the message was sent cannot know whether it is delivered.
-                link.check_seated().inspect_err(|_| self.give_up())
+                link.check_not_overtaken().inspect_err(|_| self.give_up())
             }
         }
     }

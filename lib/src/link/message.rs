@@ -93,7 +93,8 @@ impl Link {
         }
     }
 
-    /// Takes up to `max` messages, oldest first, and appends them to `messages`. Returns how many.
+    /// Takes up to `max` messages, oldest first, and never more than the ring holds, and appends them to `messages`. Returns
+    /// how many.
     ///
     /// # Errors
     /// As [`receive`](Self::receive). Messages that came before or after the one that is wrong are in `messages`.

@@ -159,7 +159,7 @@ impl LinkOptions {
     /// # Errors
     /// [`Config`](crate::ErrorKind::Config) when the configuration breaks a rule;
     /// [`NoDirectory`](crate::ErrorKind::NoDirectory) when there is no IPC directory;
-    /// [`AlreadyOwned`](crate::ErrorKind::AlreadyOwned) while another process is its primary; [`Differs`](crate::ErrorKind::Differs) when it exists with another shape;
+    /// [`AlreadyOwned`](crate::ErrorKind::AlreadyOwned) while another process is its primary; [`Differs`](crate::ErrorKind::Differs) when it exists with another shape, backing or notification;
     /// [`NoSpace`](crate::ErrorKind::NoSpace), [`MemoryLimit`](crate::ErrorKind::MemoryLimit), [`Permission`](crate::ErrorKind::Permission) and what opening a segment can find.
     ///
     /// ```
@@ -460,7 +460,7 @@ pub(super) fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment
         let (existing, asked) = (conduct.notify.to_string(), config.notify.to_string());
         return Err(differs("notify.enabled".into(), existing, asked));
     }
-    if conduct.spin_us != config.spin_us {
+    if config.notify && conduct.spin_us != config.spin_us {
         let (existing, asked) = (conduct.spin_us.to_string(), config.spin_us.to_string());
         return Err(differs("notify.spin_us".into(), existing, asked));
     }

@@ -70,7 +70,9 @@ impl Link {
     pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Result<Recovered> {
         self.check_seated()?;
         match self.core().seats.at(seat) {
-            Some(dead) if dead.word == word && seat != self.desk.me.seat => Ok(self.take_back(&dead, false)),
+            Some(dead) if dead.word.is_same(word) && seat != self.desk.me.seat => {
+                Ok(self.take_back(&dead, false))
+            }
             _ => Ok(Recovered::default()),
         }
     }

@@ -175,6 +175,21 @@ impl SeatWord {
         Self(self.epoch() << EPOCH_SHIFT)
     }
 
+    /// A detail of whoever took the seat with this word: it carries the epoch, so nobody takes it for a predecessor's.
+    fn detail(self, value: u64) -> u64 {
+        self.epoch() << EPOCH_SHIFT | low(value, EPOCH_SHIFT)
+    }
+
+    /// The detail, or 0 if it is somebody else's.
+    fn of_detail(self, detail: u64) -> u64 {
+        if detail >> EPOCH_SHIFT == self.epoch() { low(detail, EPOCH_SHIFT) } else { 0 }
+    }
+
+    /// Whether it is the same participant, evicted since or not.
+    pub(crate) fn is_same(self, other: Self) -> bool {
+        self.0 & !EVICTED == other.0 & !EVICTED
+    }
+
     #[inline]
     pub(crate) fn is(self, word: u64) -> bool {
         self.0 == word
@@ -350,8 +365,8 @@ impl Seats {
                 continue;
             }
             let line = &self.lines[seat.as_usize()];
-            line.word(PID_NAMESPACE).store(who.pid_namespace, Ordering::Relaxed);
-            line.word(START_TIME).store(who.start_time, Ordering::Relaxed);
+            line.word(PID_NAMESPACE).store(taken.detail(who.pid_namespace), Ordering::Relaxed);
+            line.word(START_TIME).store(taken.detail(who.start_time), Ordering::Relaxed);
             self.lines[MAX_SEATS].word(0).fetch_max(seat.as_usize() as u64 + 1, Ordering::Relaxed);
             return Some(Participant {
                 seat,
@@ -412,9 +427,7 @@ impl Seats {
             return false;
         }
         let vacated = SeatWord(current).vacated();
-        // The details first: once the seat is vacant they belong to the next holder, who may be writing them.
-        line.word(START_TIME).store(0, Ordering::Relaxed);
-        line.word(PID_NAMESPACE).store(0, Ordering::Relaxed);
+        // The details stay: they say whose they are, and the next holder may be writing its own.
         // Release pairs with the Acquire of `attach`.
         line.word(0).compare_exchange(current, vacated.0, Ordering::Release, Ordering::Relaxed).is_ok()
     }
@@ -426,8 +439,8 @@ impl Seats {
         word.is_live().then(|| Participant {
             seat,
             word,
-            start_time: line.word(START_TIME).load(Ordering::Relaxed),
-            pid_namespace: line.word(PID_NAMESPACE).load(Ordering::Relaxed),
+            start_time: word.of_detail(line.word(START_TIME).load(Ordering::Relaxed)),
+            pid_namespace: word.of_detail(line.word(PID_NAMESPACE).load(Ordering::Relaxed)),
         })
     }
 

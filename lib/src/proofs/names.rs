@@ -54,3 +54,19 @@ fn a_batch_passes_the_slot_of_an_inline_message() {
     });
     assert_eq!(taken, Ok(1));
 }
+
+/// Who sends as fast as a batch is received does not keep the receiver for ever.
+#[test]
+fn a_batch_is_never_more_than_the_ring_holds() {
+    let core = link(2, false, 1, 0);
+    let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
+    for id in 0..2 {
+        send_inline(&producer, id).unwrap();
+    }
+    let Ring::Mpmc(ring) = &consumer.incoming else { unreachable!() };
+    let taken = ring.pop_batch(&consumer.receiving(), 1_000, |entry, word| {
+        consumer.release_inline(entry.wild_cell(), MsgOwner(word).borrowed(consumer.me.seat));
+        send_inline(&producer, 9).expect("its slot was passed");
+    });
+    assert_eq!(taken, Ok(2));
+}

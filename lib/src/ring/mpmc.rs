@@ -124,6 +124,8 @@ impl Mpmc {
         let mut position = start;
         let mut taken = 0;
         let mut wild = None;
+        // Producers that keep up must not keep us here.
+        let max = max.min(usize::try_from(self.words.capacity()).unwrap_or(usize::MAX));
         while taken < max && wild.is_none() {
             let before = position;
             match self.take(&mut position, owners) {

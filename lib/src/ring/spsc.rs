@@ -122,6 +122,8 @@ impl Spsc {
         mut each: impl FnMut(Entry, u64, &Line),
     ) -> Result<usize, Wild> {
         let start = me.head.get();
+        // A producer that keeps up must not keep us here.
+        let max = max.min(usize::try_from(self.words.capacity()).unwrap_or(usize::MAX));
         for taken in 0..max {
             let head = start.wrapping_add(taken as u64);
             match self.take_at(head, owners) {

@@ -16,4 +16,4 @@ pub(crate) mod cgroup;
 pub(crate) mod eventfd;
 pub(crate) mod file;
 pub mod process;
-pub(crate) mod socket;
+pub mod socket;

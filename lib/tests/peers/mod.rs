@@ -459,6 +459,13 @@ fn prepare(words: &[&str]) {
                 }
             }
         }
+        // Fewer than it has already.
+        ["limit", limit] => {
+            use nix::sys::resource::{Resource, getrlimit, setrlimit};
+            let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit");
+            setrlimit(Resource::RLIMIT_NOFILE, limit.parse().expect("a number"), most)
+                .expect("set the limit");
+        }
         ["umask", mask] => {
             let bits = u32::from_str_radix(mask, 8).expect("an octal number");
             nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(bits));

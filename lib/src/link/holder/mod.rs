@@ -322,7 +322,7 @@ fn elect(shared: &Arc<Shared>, lock: &Lock) -> Option<Duty> {
     match Service::begin(shared) {
         Ok(mut service) => {
             // The last holder has gone, and perhaps more with it.
-            service.reap = Some(0);
+            service.look_for_the_dead();
             Some(Duty::Serve(service))
         }
         Err(_) => {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use std::os::unix::fs::FileTypeExt;
 
@@ -38,7 +38,9 @@ pub(super) fn wait_any(stop: &Doorbell, others: &[BorrowedFd<'_>], timeout: Opti
     let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(t).unwrap_or(PollTimeout::MAX));
     // An interrupted or refused poll finds nothing, and the caller comes again.
     if poll(&mut fds, timeout).is_err_and(|error| error != Errno::EINTR) {
+        // A process may lower its limit of descriptors below what it has, and must be able to leave all the same.
         std::thread::sleep(FULL_PAUSE);
+        return if stop.take().unwrap_or(false) { Woken::Stop } else { Woken::Ready(Vec::new()) };
     }
     let ready = |fd: &PollFd<'_>| fd.revents().is_some_and(|events| !events.is_empty());
     if ready(&fds[0]) {
@@ -47,12 +49,39 @@ pub(super) fn wait_any(stop: &Doorbell, others: &[BorrowedFd<'_>], timeout: Opti
     Woken::Ready(fds[1..].iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(i, _)| i).collect())
 }
 
+/// Looking for the dead again and again after a connection closed, each time twice as long after the last. By the clock:
+/// whatever else wakes the holder meanwhile must not use the rounds up.
+#[derive(Default)]
+pub(super) struct Reap {
+    /// The next round and its time.
+    next: Option<(u32, Instant)>,
+}
+
+impl Reap {
+    pub(super) fn begin(&mut self) {
+        self.next = Some((0, Instant::now()));
+    }
+
+    fn pause(&self) -> Option<Duration> {
+        self.next.map(|(_, at)| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether it is time; then the next round is set.
+    fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let Some((round, _)) = self.next.filter(|&(_, at)| at <= now) else { return false };
+        let after = Duration::from_millis(1 << round);
+        self.next = (round + 1 < REAP_ROUNDS).then(|| (round + 1, now + after));
+        true
+    }
+}
+
 /// Being the holder.
 pub(super) struct Service {
     listener: OwnedFd,
     sessions: Vec<OwnedFd>,
-    /// How often we have looked for the dead since a connection closed.
-    pub(super) reap: Option<u32>,
+    /// When to look for the dead again.
+    reap: Reap,
     /// The last newcomer could not be let in, for want of descriptors or memory.
     is_full: bool,
     path: PathBuf,
@@ -61,7 +90,11 @@ pub(super) struct Service {
 impl Service {
     pub(super) fn begin(shared: &Shared) -> io::Result<Self> {
         let (listener, path) = listen(shared)?;
-        Ok(Self { listener, sessions: Vec::new(), reap: None, is_full: false, path })
+        Ok(Self { listener, sessions: Vec::new(), reap: Reap::default(), is_full: false, path })
+    }
+
+    pub(super) fn look_for_the_dead(&mut self) {
+        self.reap.begin();
     }
 
     pub(super) fn run(mut self, shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell) -> End {
@@ -71,16 +104,14 @@ impl Service {
             let listens = usize::from(listener.is_some());
             let fds: Vec<_> = listener.into_iter().chain(self.sessions.iter().map(AsFd::as_fd)).collect();
             let full = self.is_full.then_some(FULL_PAUSE);
-            let timeout =
-                full.into_iter().chain(self.reap.map(|round| Duration::from_millis(1 << round))).min();
+            let timeout = full.into_iter().chain(self.reap.pause()).min();
             self.is_full = false;
             let ready = match wait_any(stop, &fds, timeout) {
                 Woken::Stop => break,
                 Woken::Ready(ready) => ready,
             };
-            if let Some(round) = self.reap {
+            if self.reap.is_due() {
                 reap(shared);
-                self.reap = (round + 1 < REAP_ROUNDS).then_some(round + 1);
             }
             // From the back, so that removing one moves none that is still to be looked at.
             for i in ready.into_iter().rev() {
@@ -94,7 +125,7 @@ impl Service {
                         }
                         None => {
                             self.sessions.swap_remove(session);
-                            self.reap = Some(0);
+                            self.reap.begin();
                         }
                     },
                 }
@@ -243,4 +274,24 @@ pub(in crate::link) fn take_back(shared: &Shared, dead: &[Participant]) -> Recov
     }
     shared.ring_after_a_death();
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_go_by_the_clock() {
+        let mut reap = Reap::default();
+        assert!(!reap.is_due() && reap.pause().is_none());
+        reap.begin();
+        assert!(reap.is_due(), "the first round is at once");
+        // However often something else wakes the holder.
+        while !reap.is_due() {}
+        let (round, _) = reap.next.expect("ten more");
+        assert_eq!(round, 2);
+        assert!(reap.pause().is_some_and(|pause| pause <= Duration::from_millis(2)));
+        reap.next = Some((REAP_ROUNDS - 1, Instant::now()));
+        assert!(reap.is_due() && reap.next.is_none(), "that was the last");
+    }
 }

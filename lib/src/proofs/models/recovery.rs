@@ -459,9 +459,8 @@ fn an_evicted_participant_sends() {
 }
 
 /// Declared dead while it sends: if it still has its seat afterwards, the message is received.
-#[test]
-fn what_was_sent_before_an_eviction_arrives() {
-    explore("what_was_sent_before_an_eviction_arrives", Some(3), || {
+fn overtaken(name: &str, wrongly_found_dead: bool) {
+    explore(name, Some(3), move || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (slow, recoverer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -471,13 +470,22 @@ fn what_was_sent_before_an_eviction_arrives() {
             let held = loan_and_write(&slow, &bytes, 1).unwrap();
             spawn(move || stage::send(&slow, &held) && slow.is_current())
         };
-        assert!(core.seats.evict(&me));
-        let reclaimed = core.reclaim(&me, recoverer.me.seat, true);
+        let reclaimed = core.reclaim(&me, recoverer.me.seat, !wrongly_found_dead);
         let sent = sender.join().unwrap();
         let got = u32::from(receive(&recoverer, &bytes).is_some());
         assert!(got >= u32::from(sent), "it was told that it had sent");
         assert_eq!(reclaimed.messages + got, 1, "sent or taken back");
     });
+}
+
+#[test]
+fn what_was_sent_before_an_eviction_arrives() {
+    overtaken("what_was_sent_before_an_eviction_arrives", false);
+}
+
+#[test]
+fn what_was_sent_before_a_false_report_of_death_arrives() {
+    overtaken("what_was_sent_before_a_false_report_of_death_arrives", true);
 }
 
 /// The same beside another producer, which may move `tail` on behalf of the evicted one.
@@ -501,6 +509,49 @@ fn what_was_sent_before_an_eviction_arrives_beside_another() {
         assert!(got.contains(&1) || !sent, "it was told that it had sent");
         assert!(got.contains(&2));
         assert_eq!(reclaimed.messages as usize + got.len(), 2, "sent or taken back");
+    });
+}
+
+/// Here the other one comes after the recoverer, and moves `tail` on behalf of the evicted one.
+#[test]
+fn what_was_sent_before_an_eviction_arrives_before_another() {
+    explore("what_was_sent_before_an_eviction_arrives_before_another", Some(3), || {
+        let core = link(2, false, 2, 0);
+        let bytes = Bytes::new(2);
+        let (slow, other) = (attach(&core, Primary), attach(&core, Primary));
+        let recoverer = attach(&core, Secondary);
+        let me = slow.me;
+        let sender = {
+            let held = loan_and_write(&slow, &bytes, 1).unwrap();
+            spawn(move || stage::send(&slow, &held) && slow.is_current())
+        };
+        assert!(core.seats.evict(&me));
+        let reclaimed = core.reclaim(&me, recoverer.me.seat, true);
+        send(&other, &bytes, 2);
+        let sent = sender.join().unwrap();
+        let got = drain(&recoverer, &bytes);
+        assert!(got.contains(&1) || !sent, "it was told that it had sent");
+        assert!(got.contains(&2));
+        assert_eq!(reclaimed.messages as usize + got.len(), 2, "sent or taken back");
+    });
+}
+
+/// Two free the seat of a dead participant, and a newcomer sits down as soon as it can: what the later one of the two does
+/// leaves the newcomer's details alone.
+#[test]
+fn a_newcomer_keeps_its_details() {
+    explore("a_newcomer_keeps_its_details", Some(3), || {
+        let core = link(1, true, 1, 0);
+        let dead = core.seats.attach(&process(7), Primary).unwrap();
+        let late = {
+            let core = core.clone();
+            spawn(move || core.seats.vacate(&dead))
+        };
+        core.seats.vacate(&dead);
+        let newcomer = core.seats.attach(&process(9), Primary).unwrap();
+        late.join().unwrap();
+        let seen = core.seats.at(newcomer.seat).unwrap();
+        assert_eq!((seen.word, seen.start_time, seen.pid_namespace), (newcomer.word, 1, 1));
     });
 }
 
