@@ -25,7 +25,11 @@ mod slab;
 mod wait;
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shmesh_proto::broker::{Request, Seated, request};
+use shmesh_proto::packet;
 
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
@@ -34,6 +38,7 @@ use crate::ring::{Ring, Wild, spsc};
 use crate::segment::store::{Segment, Store};
 use crate::sys::eventfd::Doorbell;
 use crate::sys::process::{Liveness, ProcessIdentity};
+use crate::sys::socket;
 use core::Core;
 pub use core::Recovered;
 use desk::Desk;
@@ -53,9 +58,24 @@ pub(crate) struct Shared {
     /// One per ring, in the order of `Core::rings`.
     pub(crate) doorbells: Option<[Doorbell; 2]>,
     pub(crate) spin_us: u32,
+    /// The connection to who serves the link, while somebody else does.
+    pub(crate) broker: Mutex<Option<Arc<OwnedFd>>>,
 }
 
 impl Shared {
+    fn broker(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
+        // A reference is replaced whole.
+        self.broker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells who serves the link which seat is this process's: it may see a death where this process's peers cannot.
+    fn announce(&self, me: &Participant) {
+        let Some(broker) = self.broker().clone() else { return };
+        let seated = Seated { seat: me.seat.value().into(), word: me.word.value() };
+        // Refused if it has gone; then whoever takes its place is told.
+        let _ = socket::send(&broker, &packet::encode(&Request::new(0, request::Op::Seated(seated))), &[]);
+    }
+
     /// Wakes who sleeps, after a death: the dead one may have sent and not rung, or taken a signal meant for another.
     fn ring_after_a_death(&self) {
         for (ring, bell) in self.core.rings().iter().zip(self.doorbells.iter().flatten()) {
@@ -238,6 +258,7 @@ impl Link {
         let me = shared.core.seats.attach(&shared.me, side).or_else(crowded).ok_or_else(|| {
             Error::from(ErrorKind::Crowded { link: Arc::clone(&shared.store.link), limit: MAX_SEATS })
         })?;
+        shared.announce(&me);
         Ok(Self {
             desk: Desk::new(&shared.core, me),
             slab: slab::Slab::default(),

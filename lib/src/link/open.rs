@@ -1,7 +1,7 @@
 //! Creating a link, attaching to it, and adopting what a crash left.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::core::Core;
@@ -417,6 +417,7 @@ pub(super) fn assemble(
         segments,
         doorbells,
         spin_us: conduct.spin_us,
+        broker: Mutex::new(None),
     }))
 }
 

@@ -195,6 +195,39 @@ impl SeatWord {
         self.0 == word
     }
 
+    /// The word itself, to be sent to somebody else.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use shmesh::SeatWord;
+    /// let word = link.participants().next().expect("this handle").word;
+    /// assert_eq!(SeatWord::from_wild(word.value()), word);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn value(self) -> u64 {
+        self.0
+    }
+
+    /// A word that came from somebody else: it means something only where the same word is in the table.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use shmesh::{SeatIndex, SeatWord};
+    /// let seat = SeatIndex::from_wild(0).expect("a seat");
+    /// let done = link.recover_participant(seat, SeatWord::from_wild(u64::MAX))?;
+    /// assert_eq!(done.participants, 0, "nobody sits there under this word");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn from_wild(word: u64) -> Self {
+        Self(word)
+    }
+
     /// Whether somebody sits here (alive or not).
     #[must_use]
     pub(crate) fn is_live(self) -> bool {

@@ -1,6 +1,6 @@
 //! Every system call of the library, one file per kind. Descriptors go in and out as `OwnedFd`.
 //!
-//! Public is only what tells whether a process lives.
+//! Public is what tells whether a process lives, and the sockets that brokers and participants meet at.
 //!
 //! ```
 //! use shmesh::sys::process::{Liveness, ProcessIdentity};

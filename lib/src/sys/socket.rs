@@ -1,7 +1,19 @@
 //! `SOCK_SEQPACKET` sockets in the IPC directory, and descriptors over them. All ancillary-data arithmetic is here.
+//!
+//! ```
+//! use shmesh::sys::socket;
+//! # let dir = tempfile::tempdir()?;
+//! let listener = socket::listen_on(&dir.path().join("link.broker"), 0o600)?;
+//! let client = socket::connect_to(&dir.path().join("link.broker"))?;
+//! let server = socket::accept(&listener)?;
+//! socket::send(&client, b"take this", &[std::os::fd::AsFd::as_fd(&listener)])?;
+//! let (bytes, fds) = socket::receive(&server)?;
+//! assert_eq!((&bytes[..], fds.len()), (&b"take this"[..], 1));
+//! # Ok::<(), std::io::Error>(())
+//! ```
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -19,8 +31,19 @@ fn unix_socket() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?)
 }
 
-/// Listens on `path`, which must not exist.
-pub(crate) fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+/// Listens on `path`, which must not exist, with the file mode `mode`.
+///
+/// # Errors
+/// Something is there already; the path is longer than 107 bytes; the directory cannot be written.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("link.broker");
+/// let listener = shmesh::sys::socket::listen_on(&path, 0o600)?;
+/// assert!(shmesh::sys::socket::listen_on(&path, 0o600).is_err(), "the place is taken");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let fd = unix_socket()?;
     bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
     std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
@@ -28,23 +51,98 @@ pub(crate) fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The next connection; waits for it.
-pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
-    let fd = uninterrupted(|| Ok(accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?))?;
+/// The next connection. Waits for it, unless the listener does not block.
+///
+/// # Errors
+/// What `accept4(2)` says.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("link.broker");
+/// use shmesh::sys::socket;
+/// let listener = socket::listen_on(&path, 0o600)?;
+/// let client = socket::connect_to(&path)?;
+/// let server = socket::accept(&listener)?;
+/// assert_eq!(socket::peer(&server)?.pid, std::process::id());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
+    let fd = uninterrupted(|| Ok(accept4(listener.as_fd().as_raw_fd(), SockFlag::SOCK_CLOEXEC)?))?;
     Ok(own(fd))
 }
 
 /// Connects to `path`.
-pub(crate) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// What `connect(2)` says: nobody is there, nobody listens, another kind of socket.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// let nobody = shmesh::sys::socket::connect_to(&dir.path().join("link.broker")).unwrap_err();
+/// assert_eq!(nobody.kind(), std::io::ErrorKind::NotFound);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let fd = unix_socket()?;
     let address = UnixAddr::new(path)?;
     uninterrupted(|| Ok(connect(fd.as_raw_fd(), &address)?))?;
     Ok(fd)
 }
 
-/// The user at the other end, as the kernel says.
-pub(crate) fn peer_uid(fd: &OwnedFd) -> io::Result<u32> {
-    Ok(nix::sys::socket::getsockopt(fd, sockopt::PeerCredentials)?.uid())
+/// Who made a connection, as the kernel says.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("link.broker");
+/// use shmesh::sys::socket::{self, Peer};
+/// let listener = socket::listen_on(&path, 0o600)?;
+/// let client = socket::connect_to(&path)?;
+/// let Peer { pid, .. } = socket::peer(&socket::accept(&listener)?)?;
+/// assert_eq!(pid, std::process::id());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Peer {
+    /// Process id, as this process's pid namespace numbers it; 0 when it does not.
+    pub pid: u32,
+    /// User, as this process's user namespace numbers it.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// Who made the connection.
+///
+/// # Errors
+/// `fd` is no unix socket.
+///
+/// ```
+/// let file = std::fs::File::open("/dev/null")?;
+/// assert!(shmesh::sys::socket::peer(&file).is_err());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn peer(fd: &impl AsFd) -> io::Result<Peer> {
+    let peer = nix::sys::socket::getsockopt(&fd.as_fd(), sockopt::PeerCredentials)?;
+    Ok(Peer { pid: u32::try_from(peer.pid()).unwrap_or(0), uid: peer.uid(), gid: peer.gid() })
+}
+
+/// A pidfd of the process that made the connection: readable when it has ended. Since Linux 6.5.
+///
+/// # Errors
+/// An older kernel (`ENOPROTOOPT`), a process that has been reaped (`ESRCH` or `EINVAL`), or no unix socket.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("link.broker");
+/// use shmesh::sys::socket;
+/// let listener = socket::listen_on(&path, 0o600)?;
+/// let client = socket::connect_to(&path)?;
+/// let pidfd = socket::peer_pidfd(&socket::accept(&listener)?);
+/// assert!(pidfd.is_ok() || pidfd.is_err_and(|error| error.raw_os_error() == Some(92)), "Linux 6.5, or older");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn peer_pidfd(fd: &impl AsFd) -> io::Result<OwnedFd> {
+    Ok(nix::sys::socket::getsockopt(&fd.as_fd(), sockopt::PeerPidfd)?)
 }
 
 /// Makes receiving and sending give up after `limit`.
@@ -56,13 +154,27 @@ pub(crate) fn limit_wait(fd: &OwnedFd, limit: Duration) -> io::Result<()> {
 }
 
 /// Sends one packet with descriptors.
-pub(crate) fn send(fd: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+///
+/// # Errors
+/// The other end is closed (`EPIPE`), or its queue is full and `fd` does not block (`EAGAIN`).
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("link.broker");
+/// use shmesh::sys::socket;
+/// let listener = socket::listen_on(&path, 0o600)?;
+/// let client = socket::connect_to(&path)?;
+/// drop(socket::accept(&listener)?);
+/// assert_eq!(socket::send(&client, b"hello", &[]).unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn send(fd: &impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
     let control: &[_] = if raw.is_empty() { &[] } else { &rights };
     let packet = [IoSlice::new(bytes)];
     uninterrupted(|| {
-        Ok(sendmsg::<UnixAddr>(fd.as_raw_fd(), &packet, control, MsgFlags::MSG_NOSIGNAL, None)?)
+        Ok(sendmsg::<UnixAddr>(fd.as_fd().as_raw_fd(), &packet, control, MsgFlags::MSG_NOSIGNAL, None)?)
     })?;
     Ok(())
 }
@@ -83,17 +195,35 @@ fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Receives one packet; an empty one means that the other end is closed.
-pub(crate) fn receive(fd: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+/// Receives one packet; an empty one means that the other end is closed. Descriptors are owned before anything can fail.
+///
+/// # Errors
+/// `InvalidData`: more bytes or descriptors than any packet of the protocol has; `WouldBlock`.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("link.broker");
+/// use shmesh::sys::socket;
+/// let listener = socket::listen_on(&path, 0o600)?;
+/// drop(socket::connect_to(&path)?);
+/// let (bytes, fds) = socket::receive(&socket::accept(&listener)?)?;
+/// assert!(bytes.is_empty() && fds.is_empty(), "closed");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn receive(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     uninterrupted(|| receive_once(fd))
 }
 
-fn receive_once(fd: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+fn receive_once(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
     let mut space = nix::cmsg_space!([std::os::fd::RawFd; MAX_FDS]);
     let mut slices = [IoSliceMut::new(&mut bytes)];
-    let message =
-        recvmsg::<UnixAddr>(fd.as_raw_fd(), &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    let message = recvmsg::<UnixAddr>(
+        fd.as_fd().as_raw_fd(),
+        &mut slices,
+        Some(&mut space),
+        MsgFlags::MSG_CMSG_CLOEXEC,
+    )?;
     // Owned before anything can fail.
     let mut fds = Vec::new();
     for control in message.cmsgs()? {

@@ -215,7 +215,7 @@ impl Holder {
         }
         // Listening before the caller goes on: who is told of the link must be able to attach.
         let duty = match connection {
-            Some(connection) => Duty::Follow(connection),
+            Some(connection) => Duty::follow(shared, connection),
             None => Duty::Serve(
                 Service::begin(shared).map_err(|error| failed("listen for other participants", error))?,
             ),
@@ -268,9 +268,21 @@ enum Duty {
     /// We are the holder.
     Serve(Service),
     /// Somebody else is; the connection says how long.
-    Follow(OwnedFd),
+    Follow(Arc<OwnedFd>),
     /// Nobody is that we know of.
     Elect,
+}
+
+impl Duty {
+    /// From now on, who serves hears of each seat that this process takes, and now of those that it has.
+    fn follow(shared: &Shared, connection: OwnedFd) -> Self {
+        let connection = Arc::new(connection);
+        *shared.broker() = Some(Arc::clone(&connection));
+        for mine in shared.core.seats.all().filter(|other| other.is_of(&shared.me)) {
+            shared.announce(&mine);
+        }
+        Self::Follow(connection)
+    }
 }
 
 fn run(shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell, mut duty: Duty) {
@@ -288,6 +300,7 @@ fn run(shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell, mut duty: Duty) {
                     Duty::Follow(connection)
                 }
                 Woken::Ready(_) => {
+                    *shared.broker() = None;
                     attempts = 0;
                     Duty::Elect
                 }
@@ -314,7 +327,7 @@ fn elect(shared: &Arc<Shared>, lock: &Lock) -> Option<Duty> {
         return None;
     }
     if let Ok(Some((_, connection))) = Holder::ask(&shared.store) {
-        return Some(Duty::Follow(connection));
+        return Some(Duty::follow(shared, connection));
     }
     if !lock.try_take_duty().ok()? {
         return None;

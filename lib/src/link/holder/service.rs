@@ -217,6 +217,8 @@ fn answer(shared: &Shared, session: &OwnedFd) -> Option<Answered> {
         request::Op::Hello(_) => {
             (reply(reply::Result::Welcome(broker::Welcome { identity: None })), Vec::new())
         }
+        // Whose seat is whose matters to who can see deaths better than we do.
+        request::Op::Seated(_) => return Some(Answered::Stays),
         request::Op::Yield(_) if may_take_over(session) => return Some(Answered::TakesOver),
         request::Op::Yield(_) => {
             let text =
@@ -235,7 +237,7 @@ fn answer(shared: &Shared, session: &OwnedFd) -> Option<Answered> {
 /// Whoever may end this process anyway.
 fn may_take_over(session: &OwnedFd) -> bool {
     let ours = nix::unistd::geteuid().as_raw();
-    socket::peer_uid(session).is_ok_and(|uid| uid == 0 || uid == ours)
+    socket::peer(session).is_ok_and(|peer| peer.uid == 0 || peer.uid == ours)
 }
 
 /// What a newcomer gets: the doorbells, and the segments that have no names.
