@@ -185,6 +185,12 @@ reasons! {
     Sessions = "limit_sessions",
     /// Limit: sessions of one process.
     SessionsOfProcess = "limit_sessions_per_process",
+    /// Limit: sessions of one account.
+    SessionsOfAccount = "limit_sessions_per_account",
+    /// Limit: sessions of which nobody knows whose they are.
+    SessionsUnidentified = "limit_sessions_unidentified",
+    /// Limit: processes of one account.
+    ProcessesOfAccount = "limit_processes_per_account",
     /// Limit: processes.
     Processes = "limit_processes",
     /// Limit: keys of one session.

@@ -21,8 +21,14 @@ pub struct Policy {
     pub sessions: usize,
     /// Sessions of one process at the same time.
     pub sessions_per_process: usize,
+    /// Sessions of one account at the same time.
+    pub sessions_per_account: usize,
+    /// Sessions at the same time of which nobody knows whose they are.
+    pub sessions_unidentified: usize,
     /// Processes that have a session, a key or an import.
     pub processes: usize,
+    /// The same, of one account.
+    pub processes_per_account: usize,
     /// Keys that one session has exported.
     pub keys_per_session: usize,
     /// Keys of one account.
@@ -56,7 +62,10 @@ impl Default for Policy {
             cuda_legacy: false,
             sessions: limits::MAX_SESSIONS,
             sessions_per_process: limits::MAX_SESSIONS_PER_PROCESS,
+            sessions_per_account: 256,
+            sessions_unidentified: 64,
             processes: 4096,
+            processes_per_account: 512,
             keys_per_session: limits::MAX_KEYS_PER_SESSION,
             keys_per_account: limits::MAX_KEYS_PER_SESSION,
             // More than the memory of any eight devices.

@@ -20,7 +20,7 @@ impl Broker {
         let mut record = Record::new(self.now, Op::Open);
         record.caller = peer.as_ref().map(Party::from);
         let peer = peer.and_then(|identity| Some((ProcessId::of(&identity)?, Arc::new(identity))));
-        if let Err(refusal) = self.has_room(peer.as_ref().map(|(process, _)| process)) {
+        if let Err(refusal) = self.has_room(peer.as_ref()) {
             // It has asked nothing yet, so this answers nothing.
             self.refuse(Some((session, 0)), refusal, record);
             self.effects.push(Effect::CloseSession(session));
@@ -34,22 +34,33 @@ impl Broker {
         }
     }
 
-    fn has_room(&self, process: Option<&ProcessId>) -> Result<(), Refusal> {
+    fn has_room(&self, peer: Option<&(ProcessId, Arc<PeerIdentity>)>) -> Result<(), Refusal> {
         let policy = &self.policy;
-        if self.tables.sessions.len() >= policy.sessions {
-            return Err(Refusal::limit(Reason::Sessions, policy.sessions, "sessions"));
+        let below = |used: usize, limit: usize, reason, what| {
+            if used < limit { Ok(()) } else { Err(Refusal::limit(reason, limit, what)) }
+        };
+        below(self.tables.sessions.len(), policy.sessions, Reason::Sessions, "sessions")?;
+        let Some((process, identity)) = peer else {
+            let what = "sessions of processes that nobody knows";
+            let used = self.tables.unidentified;
+            return below(used, policy.sessions_unidentified, Reason::SessionsUnidentified, what);
+        };
+        let what = "sessions of one pod: close some";
+        let known = self.tables.processes.get(process);
+        // A process that is known keeps the account that it came with.
+        let usage = match known {
+            Some(_) => self.tables.usage(process),
+            None => self.tables.usage_of(identity),
+        };
+        below(usage.sessions, policy.sessions_per_account, Reason::SessionsOfAccount, what)?;
+        if let Some(known) = known {
+            let what = "sessions of one process: close some";
+            let used = known.sessions.len();
+            return below(used, policy.sessions_per_process, Reason::SessionsOfProcess, what);
         }
-        let Some(process) = process else { return Ok(()) };
-        match self.tables.processes.get(process) {
-            Some(known) if known.sessions.len() >= policy.sessions_per_process => {
-                let limit = policy.sessions_per_process;
-                Err(Refusal::limit(Reason::SessionsOfProcess, limit, "sessions of one process"))
-            }
-            None if self.tables.processes.len() >= policy.processes => {
-                Err(Refusal::limit(Reason::Processes, policy.processes, "processes"))
-            }
-            _ => Ok(()),
-        }
+        let what = "processes of one pod";
+        below(usage.processes, policy.processes_per_account, Reason::ProcessesOfAccount, what)?;
+        below(self.tables.processes.len(), policy.processes, Reason::Processes, "processes")
     }
 
     /// What waits for an answer on this session ends; what its process has stays.

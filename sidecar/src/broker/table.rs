@@ -49,6 +49,8 @@ impl Account {
 /// What an account uses of its quotas.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Usage {
+    pub(super) sessions: usize,
+    pub(super) processes: usize,
     pub(super) keys: usize,
     pub(super) bytes: u64,
     pub(super) admitted: usize,
@@ -64,6 +66,8 @@ pub(super) struct Tables {
     by_key: BTreeMap<Digest, RegionId>,
     accounts: BTreeMap<Account, Usage>,
     regions_ever: u64,
+    /// Sessions of which nobody knows whose they are.
+    pub(super) unidentified: usize,
 }
 
 impl Tables {
@@ -80,6 +84,11 @@ impl Tables {
     pub(super) fn usage(&self, process: &ProcessId) -> Usage {
         let account = self.processes.get(process).map(|process| &process.account);
         account.and_then(|account| self.accounts.get(account)).copied().unwrap_or_default()
+    }
+
+    /// The same for somebody who may not be known yet.
+    pub(super) fn usage_of(&self, identity: &PeerIdentity) -> Usage {
+        self.accounts.get(&Account::of(identity)).copied().unwrap_or_default()
     }
 
     fn account(&mut self, process: &ProcessId, change: impl FnOnce(&mut Usage)) {
@@ -121,16 +130,27 @@ impl Tables {
             });
             process.sessions.insert(session);
         }
+        if let Some((process, _)) = &peer {
+            self.account(process, |usage| {
+                usage.sessions += 1;
+                usage.processes += usize::from(is_new);
+            });
+        } else {
+            self.unidentified += 1;
+        }
         self.sessions.insert(session, Session { peer, ..Session::default() });
         is_new
     }
 
     pub(super) fn close(&mut self, session: SessionId) -> Option<Session> {
         let closed = self.sessions.remove(&session)?;
-        if let Some((process, _)) = &closed.peer
-            && let Some(process) = self.processes.get_mut(process)
-        {
-            process.sessions.remove(&session);
+        if let Some((process, _)) = &closed.peer {
+            self.account(process, |usage| usage.sessions = usage.sessions.saturating_sub(1));
+            if let Some(process) = self.processes.get_mut(process) {
+                process.sessions.remove(&session);
+            }
+        } else {
+            self.unidentified -= 1;
         }
         Some(closed)
     }
@@ -141,7 +161,11 @@ impl Tables {
             .processes
             .get(process)
             .is_some_and(|p| p.sessions.is_empty() && p.exports.is_empty() && p.imports.is_empty());
-        idle && self.processes.remove(process).is_some()
+        if idle {
+            self.account(process, |usage| usage.processes = usage.processes.saturating_sub(1));
+            self.processes.remove(process);
+        }
+        idle
     }
 
     pub(super) fn insert(&mut self, region: Region) -> RegionId {
@@ -230,6 +254,11 @@ impl Tables {
         let mut accounts = BTreeMap::<Account, Usage>::new();
         let mut keys = BTreeMap::<SessionId, usize>::new();
         let mut links = 0;
+        for process in self.processes.values() {
+            let usage = accounts.entry(process.account.clone()).or_default();
+            usage.processes += 1;
+            usage.sessions += process.sessions.len();
+        }
         for (id, region) in &self.regions {
             let Some(exporter) = self.processes.get(&region.exporter) else { return Some("no exporter") };
             if self.by_key.get(&region.digest) != Some(id) || !exporter.exports.contains(id) {
@@ -263,6 +292,10 @@ impl Tables {
             (sum(|process| process.exports.len()) == self.regions.len(), "exports without region"),
             (sum(|process| process.imports.len()) == links, "imports without region"),
             (accounts == self.accounts, "accounts"),
+            (
+                self.sessions.values().filter(|session| session.peer.is_none()).count() == self.unidentified,
+                "unidentified sessions",
+            ),
             (
                 self.sessions.iter().all(|(id, s)| s.keys == keys.get(id).copied().unwrap_or_default()),
                 "keys of a session",
