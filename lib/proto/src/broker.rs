@@ -313,9 +313,13 @@ pub struct Listed {
     /// Whether the caller exported it; otherwise it imports it.
     #[prost(bool, tag = "3")]
     pub is_exporter: bool,
-    /// Bare thread-group ids of who imports it.
+    /// Bare thread-group ids of who imports it, for its exporter alone: the first
+    /// [`MAX_LISTED_IMPORTERS`](crate::limits::MAX_LISTED_IMPORTERS).
     #[prost(int32, repeated, tag = "4")]
     pub importers: Vec<i32>,
+    /// How many import it, for its exporter alone.
+    #[prost(uint32, tag = "5")]
+    pub importer_count: u32,
 }
 
 /// The caller's keys.
@@ -368,7 +372,8 @@ pub struct Refused {
     /// The same for people, with limit and remedy.
     #[prost(string, tag = "2")]
     pub text: String,
-    /// Bare thread-group ids of those who import, with [`Code::Busy`].
+    /// Bare thread-group ids of those who import, with [`Code::Busy`]: the first
+    /// [`MAX_NAMED`](crate::limits::MAX_NAMED).
     #[prost(int32, repeated, tag = "3")]
     pub importers: Vec<i32>,
 }

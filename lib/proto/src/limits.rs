@@ -36,6 +36,12 @@ pub const MAX_GRANTS_PER_KEY: usize = 1024;
 /// Keys in one answer to `List`.
 pub const MAX_LISTED: usize = 64;
 
+/// Importers named when a key is `Busy`; there may be more.
+pub const MAX_NAMED: usize = 1024;
+
+/// Importers named for each key in one answer to `List`; there may be more.
+pub const MAX_LISTED_IMPORTERS: usize = 8;
+
 /// Milliseconds that a grant waits for the exporter's word and to be delivered.
 pub const GRANT_MILLIS: u64 = 10_000;
 

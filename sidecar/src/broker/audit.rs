@@ -1,0 +1,376 @@
+//! The audit log: who did what with which key, and why not.
+//!
+//! A record has hashes of keys and grants, never the keys, grants or handles themselves.
+
+use serde::Serialize;
+use shmesh_proto::broker::Mechanism;
+use shmesh_proto::identity::PeerIdentity;
+
+use super::Millis;
+
+/// What a record is about.
+///
+/// ```
+/// use shmesh_sidecar::broker::Op;
+/// assert_ne!(Op::Export, Op::Import);
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// Somebody connected.
+    Open,
+    /// `Hello`.
+    Hello,
+    /// `Attach` or `Yield`, which a broker of keys does not do.
+    Attach,
+    /// `Detach`.
+    Detach,
+    /// `BareTgid`.
+    BareTgid,
+    /// `ExportKey`.
+    Export,
+    /// `SetImportPid`.
+    Admit,
+    /// `ImportByKey`.
+    Import,
+    /// `Ack`.
+    Ack,
+    /// `Close`.
+    Close,
+    /// `List`.
+    List,
+    /// A request without an operation.
+    Nothing,
+}
+
+/// What came of it.
+///
+/// ```
+/// use shmesh_sidecar::broker::Outcome;
+/// assert_ne!(Outcome::Done, Outcome::Refused);
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It is done.
+    Done,
+    /// It waits for somebody else: the exporter, or the identity service.
+    Waits,
+    /// It was refused.
+    Refused,
+    /// It came to an end by what somebody else did, or did not do in time.
+    Ended,
+}
+
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal,)+) => {
+        /// Why something was refused or came to an end: for the audit log and the metrics, where it may be precise.
+        ///
+        /// ```
+        /// use shmesh_sidecar::broker::Reason;
+        /// assert_eq!(Reason::UnknownKey.as_str(), "unknown_key");
+        /// ```
+        #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+        pub enum Reason {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Reason {
+            /// Every reason, so that each can have a counter from the start.
+            ///
+            /// ```
+            /// use shmesh_sidecar::broker::Reason;
+            /// assert!(Reason::ALL.contains(&Reason::NotAdmitted));
+            /// ```
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// Its name in the audit log and in the metrics.
+            ///
+            /// ```
+            /// use shmesh_sidecar::broker::Reason;
+            /// assert_eq!(Reason::NotAdmitted.as_str(), "not_admitted");
+            /// ```
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)+
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The request is of another version.
+    Version = "version",
+    /// The request says nothing that could be done.
+    Malformed = "malformed",
+    /// A broker of keys does not do that.
+    Unsupported = "unsupported",
+    /// Nobody knows who the caller is.
+    Unidentified = "unidentified",
+    /// The session has ended, or was never there.
+    NoSession = "no_session",
+    /// The sidecar is going to end.
+    Draining = "draining",
+    /// Descriptors where there must be none, or not exactly one where it must be.
+    BadDescriptors = "bad_descriptors",
+    /// A vendor's handle of the wrong length.
+    BadHandle = "bad_handle",
+    /// A size of 0.
+    BadSize = "bad_size",
+    /// A flag that does not exist.
+    BadFlags = "bad_flags",
+    /// The policy does not permit keys for everybody.
+    OpenNotPermitted = "open_not_permitted",
+    /// A mechanism that does not exist.
+    BadMechanism = "bad_mechanism",
+    /// The policy does not permit this mechanism.
+    MechanismNotPermitted = "mechanism_not_permitted",
+    /// The source of randomness repeats itself.
+    Entropy = "entropy",
+    /// There is no such key.
+    UnknownKey = "unknown_key",
+    /// The caller did not export the key.
+    NotExporter = "not_exporter",
+    /// The caller does not import the key.
+    NotImporter = "not_importer",
+    /// The caller is on none of the key's lists.
+    NotAdmitted = "not_admitted",
+    /// The caller has the number of an admitted process, and is another process.
+    ProcessReplaced = "process_replaced",
+    /// The key is for everybody, so there is no list to be on.
+    OpenKey = "open_key",
+    /// A process id that no process can have.
+    BadPid = "bad_pid",
+    /// A pod or service account that cannot be one.
+    BadSubject = "bad_subject",
+    /// Nobody is left to be admitted.
+    Nobody = "nobody",
+    /// No living process has this number.
+    NotAlive = "not_alive",
+    /// The identity service did not answer in time.
+    NoAnswer = "no_answer",
+    /// An exporter has the memory already.
+    SelfImport = "self_import",
+    /// The caller imports the key already.
+    AlreadyImported = "already_imported",
+    /// The exporter closes the key.
+    Closing = "closing",
+    /// The exporter has died.
+    ExporterDied = "exporter_died",
+    /// The exporter has no session, so that it cannot admit.
+    ExporterAway = "exporter_away",
+    /// The exporter could not admit the importer.
+    ExporterRefused = "exporter_refused",
+    /// The importer could not map the memory.
+    NotMapped = "not_mapped",
+    /// The importer has died.
+    ImporterDied = "importer_died",
+    /// The importer asked for it no more.
+    Cancelled = "cancelled",
+    /// Others import the key.
+    Busy = "busy",
+    /// There is no such grant.
+    UnknownGrant = "unknown_grant",
+    /// The grant is somebody else's.
+    ForeignGrant = "foreign_grant",
+    /// The grant was used before.
+    GrantUsed = "grant_used",
+    /// The grant was not acknowledged in time.
+    GrantExpired = "grant_expired",
+    /// The grant's import ended before it was acknowledged.
+    GrantCancelled = "grant_cancelled",
+    /// Limit: sessions.
+    Sessions = "limit_sessions",
+    /// Limit: sessions of one process.
+    SessionsOfProcess = "limit_sessions_per_process",
+    /// Limit: sessions of one account.
+    SessionsOfAccount = "limit_sessions_per_account",
+    /// Limit: sessions of which nobody knows whose they are.
+    SessionsUnidentified = "limit_sessions_unidentified",
+    /// Limit: processes of one account.
+    ProcessesOfAccount = "limit_processes_per_account",
+    /// Limit: processes.
+    Processes = "limit_processes",
+    /// Limit: keys of one session.
+    KeysOfSession = "limit_keys_per_session",
+    /// Limit: keys of one account.
+    KeysOfAccount = "limit_keys_per_account",
+    /// Limit: bytes of one account.
+    BytesOfAccount = "limit_bytes_per_account",
+    /// Limit: what the keys of one account admit.
+    AdmittedOfAccount = "limit_admitted_per_account",
+    /// Limit: imports of one account.
+    ImportsOfAccount = "limit_imports_per_account",
+    /// Limit: grants of one account.
+    GrantsOfAccount = "limit_grants_per_account",
+    /// Limit: grants of one key.
+    GrantsOfKey = "limit_grants_per_key",
+    /// Limit: process ids in one call.
+    PidsOfCall = "limit_pids_per_call",
+    /// Limit: process ids of one key.
+    PidsOfKey = "limit_pids_per_key",
+    /// Limit: pods and service accounts of one key.
+    SubjectsOfKey = "limit_subjects_per_key",
+    /// Limit: questions about processes.
+    Questions = "limit_questions_per_session",
+}
+
+impl Serialize for Reason {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// One of the two sides of a record.
+///
+/// ```
+/// use shmesh_proto::identity::PeerIdentity;
+/// use shmesh_sidecar::broker::Party;
+/// let party = Party::from(&PeerIdentity { bare_tgid: 4711, ..PeerIdentity::default() });
+/// assert_eq!(party.bare_tgid, 4711);
+/// ```
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the fields of PeerIdentity and Pod, which say what they are")]
+pub struct Party {
+    pub bare_tgid: i32,
+    pub start_time: u64,
+    pub pidfd_inode: u64,
+    pub uid: u32,
+    pub gid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PartyPod>,
+}
+
+/// The pod of a [`Party`].
+///
+/// ```
+/// use shmesh_proto::identity::{PeerIdentity, Pod};
+/// use shmesh_sidecar::broker::Party;
+/// let pod = Some(Pod { uid: "0c7d9a2e".into(), ..Pod::default() });
+/// let party = Party::from(&PeerIdentity { pod, ..PeerIdentity::default() });
+/// assert_eq!(party.pod.map(|pod| pod.confirmed), Some(false));
+/// ```
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the fields of Pod, which say what they are")]
+pub struct PartyPod {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    pub container: String,
+    pub container_id: String,
+    pub service_account: String,
+    pub confirmed: bool,
+}
+
+impl From<&PeerIdentity> for Party {
+    fn from(peer: &PeerIdentity) -> Self {
+        let pod = peer.pod.as_ref().map(|pod| PartyPod {
+            uid: pod.uid.clone(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            container: pod.container.clone(),
+            container_id: pod.container_id.clone(),
+            service_account: pod.service_account.clone(),
+            confirmed: pod.confirmed,
+        });
+        let &PeerIdentity { bare_tgid, start_time, pidfd_inode, uid, gid, .. } = peer;
+        Self { bare_tgid, start_time, pidfd_inode, uid, gid, pod }
+    }
+}
+
+/// One record.
+///
+/// ```
+/// use shmesh_sidecar::broker::{Millis, Op, Record};
+/// let line = Record::new(Millis(7), Op::Import).to_line();
+/// assert_eq!(line, r#"{"at_ms":7,"op":"import","outcome":"done"}"#);
+/// ```
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+pub struct Record {
+    /// When, on the broker's clock.
+    #[serde(rename = "at_ms", serialize_with = "millis")]
+    pub at: Millis,
+    /// What it is about.
+    pub op: Op,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// Why, unless it is done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// Who did it, or whose import or export it was; not there for an unidentified session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub caller: Option<Party>,
+    /// The other side: the exporter of an import, the importer of an exporter's acknowledgement.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub other: Option<Party>,
+    /// The first bytes of the key's hash.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_hash: Option<String>,
+    /// The first bytes of the grant's hash.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grant_hash: Option<String>,
+    /// Bytes behind the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// How the memory travels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mechanism: Option<&'static str>,
+    /// Whom a `SetImportPid` names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub admits: Vec<String>,
+}
+
+impl Record {
+    /// A record of something that is done, until something else is said.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::{Millis, Op, Outcome, Record};
+    /// assert_eq!(Record::new(Millis(0), Op::Close).outcome, Outcome::Done);
+    /// ```
+    #[must_use]
+    pub fn new(at: Millis, op: Op) -> Self {
+        Self {
+            at,
+            op,
+            outcome: Outcome::Done,
+            reason: None,
+            caller: None,
+            other: None,
+            key_hash: None,
+            grant_hash: None,
+            size_bytes: None,
+            mechanism: None,
+            admits: Vec::new(),
+        }
+    }
+
+    /// The record as one line of JSON, without the line's end.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::{Millis, Op, Record};
+    /// assert!(!Record::new(Millis(0), Op::Close).to_line().contains('\n'));
+    /// ```
+    #[must_use]
+    pub fn to_line(&self) -> String {
+        // Names, numbers and texts: nothing that JSON cannot say.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it so")]
+fn millis<S: serde::Serializer>(at: &Millis, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(at.0)
+}
+
+/// The name of a mechanism, as configuration and documents have it.
+pub(super) fn name(mechanism: Mechanism) -> &'static str {
+    match mechanism {
+        Mechanism::Unspecified => "unspecified",
+        Mechanism::Host => "host",
+        Mechanism::CudaVmm => "cuda-vmm",
+        Mechanism::Ascend => "ascend",
+        Mechanism::CudaLegacy => "cuda-legacy",
+    }
+}

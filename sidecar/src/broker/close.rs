@@ -1,0 +1,114 @@
+//! Imports and exports end.
+
+use shmesh_proto::broker::{Close, event::Happened};
+use shmesh_proto::limits::MAX_NAMED;
+
+use super::audit::{Op, Reason, Record};
+use super::refusal::Refusal;
+use super::region::{RegionId, Stage};
+use super::request::{Answer, Caller};
+use super::{Broker, Effect, ProcessId};
+
+impl Broker {
+    pub(super) fn close(
+        &mut self,
+        caller: &Caller,
+        close: &Close,
+        record: &mut Record,
+    ) -> Result<Answer, Refusal> {
+        let (id, region) = self.find(&close.key, record)?;
+        if region.exporter == caller.process {
+            // Importers were told already when it is closing: more force does not make them faster.
+            if region.is_used() && (region.closing || !close.force) {
+                let importers = region.importers().take(MAX_NAMED).map(|process| process.bare_tgid);
+                return Err(Refusal::busy(importers.collect()));
+            }
+            self.close_export(id);
+            return Ok(Answer::done());
+        }
+        if !region.imports.contains_key(&caller.process) {
+            return Err(Refusal::key(Reason::NotImporter));
+        }
+        self.end_import(id, caller.process, Reason::Cancelled);
+        Ok(Answer::done())
+    }
+
+    /// Ends what the caller's process has. Imports first, as a driver does when a process exits.
+    pub(super) fn detach(&mut self, caller: &Caller) -> Answer {
+        if let Some(process) = self.tables.processes.get(&caller.process) {
+            let (imports, exports) = (process.imports.clone(), process.exports.clone());
+            for id in imports {
+                self.end_import(id, caller.process, Reason::Cancelled);
+            }
+            for id in exports {
+                self.close_export(id);
+            }
+        }
+        Answer::done()
+    }
+
+    /// Nobody new can import from here on. Those who do are told; without any, it is over.
+    fn close_export(&mut self, id: RegionId) {
+        let Some(region) = self.tables.regions.get_mut(&id) else { return };
+        if region.closing {
+            return;
+        }
+        let key = region.key.as_bytes().to_vec();
+        let (used, waiting): (Vec<_>, Vec<_>) = region
+            .imports
+            .iter()
+            .map(|(process, import)| (*process, import.session, import.stage))
+            .partition(|(_, _, stage)| *stage == Stage::Delivered);
+        if !used.is_empty() {
+            region.closing = true;
+            self.effects.extend(region.fd.take().map(Effect::DropFd));
+        }
+        for (importer, _, _) in waiting {
+            self.drop_import(id, importer, Reason::Closing);
+        }
+        if used.is_empty() {
+            self.remove(id, Reason::Closing);
+        }
+        for (importer, session, _) in used {
+            self.tell(&importer, session, Happened::ExporterClosing(key.clone()));
+        }
+    }
+
+    /// Takes an import out of the books, and tells the exporter when it was the last.
+    pub(super) fn end_import(&mut self, id: RegionId, importer: ProcessId, why: Reason) {
+        if self.drop_import(id, importer, why) != Some(Stage::Delivered) {
+            return;
+        }
+        let Some(region) = self.tables.regions.get(&id) else { return };
+        if region.is_used() {
+            return;
+        }
+        let (exporter, session, closing) = (region.exporter, region.session, region.closing);
+        let unused = Happened::Unused(region.key.as_bytes().to_vec());
+        self.tell(&exporter, session, unused);
+        if closing {
+            self.remove(id, Reason::Closing);
+            self.forget(exporter);
+        }
+    }
+
+    /// Takes an import out of the books. Whoever waits for it is refused.
+    pub(super) fn drop_import(&mut self, id: RegionId, importer: ProcessId, why: Reason) -> Option<Stage> {
+        let mut record = self.record(Op::Import, id, &importer);
+        if let Some(grant) = self.tables.take_grant(id, &importer) {
+            // Unless it is over for a better reason.
+            self.grants.end(&grant, Reason::GrantCancelled);
+            record.grant_hash = Some(grant.short());
+        }
+        let import = self.tables.remove_import(id, &importer)?;
+        match import.stage {
+            Stage::Admitting { request }
+                if why != Reason::ImporterDied && self.tables.sessions.contains_key(&import.session) =>
+            {
+                self.refuse(Some((import.session, request)), Refusal::key(why), record);
+            }
+            _ => self.ended(record, why),
+        }
+        Some(import.stage)
+    }
+}

@@ -1,0 +1,182 @@
+//! What goes into the broker and what comes out.
+
+use shmesh_proto::broker::{Reply, Request, event};
+use shmesh_proto::identity::PeerIdentity;
+
+use super::audit::{Reason, Record};
+
+/// One connection, by a number that its socket gives it and never gives again.
+///
+/// ```
+/// use shmesh_sidecar::broker::SessionId;
+/// assert!(SessionId(1) < SessionId(2));
+/// ```
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct SessionId(pub u64);
+
+/// A descriptor that the socket holds for the broker, by a number that it never gives again. The broker says when to send
+/// a copy of it ([`Effect::Reply`]) and, exactly once, when to close it ([`Effect::DropFd`]).
+///
+/// ```
+/// use shmesh_sidecar::broker::FdToken;
+/// assert_ne!(FdToken(1), FdToken(2));
+/// ```
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct FdToken(pub u64);
+
+/// Milliseconds of a clock that never goes back.
+///
+/// ```
+/// use shmesh_sidecar::broker::Millis;
+/// assert_eq!(Millis(1_000).after(500), Millis(1_500));
+/// ```
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Millis(pub u64);
+
+impl Millis {
+    /// So many milliseconds later.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::Millis;
+    /// assert_eq!(Millis(u64::MAX).after(1), Millis(u64::MAX), "the end of time stays the end");
+    /// ```
+    #[must_use]
+    pub fn after(self, millis: u64) -> Self {
+        Self(self.0.saturating_add(millis))
+    }
+}
+
+/// A question of the broker about processes: [`Effect::Resolve`], answered with [`Command::Resolved`].
+///
+/// ```
+/// use shmesh_sidecar::broker::Ticket;
+/// assert_eq!(Ticket(3), Ticket(3));
+/// ```
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Ticket(pub u64);
+
+/// One process, and no other that gets its number later.
+///
+/// ```
+/// use shmesh_proto::identity::PeerIdentity;
+/// use shmesh_sidecar::broker::ProcessId;
+/// let peer = PeerIdentity { bare_tgid: 4711, start_time: 12, pidfd_inode: 9, ..PeerIdentity::default() };
+/// assert_eq!(ProcessId::of(&peer), Some(ProcessId { bare_tgid: 4711, start_time: 12, pidfd_inode: 9 }));
+/// assert_eq!(ProcessId::of(&PeerIdentity::default()), None, "0 is a process that the kernel does not show");
+/// ```
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ProcessId {
+    /// Its thread-group id in the outermost pid namespace.
+    pub bare_tgid: i32,
+    /// When it started, in clock ticks after boot.
+    pub start_time: u64,
+    /// Inode of its pidfd; 0 before Linux 6.9.
+    pub pidfd_inode: u64,
+}
+
+impl ProcessId {
+    /// The process of an identity. `None` for a number that no process has.
+    ///
+    /// ```
+    /// use shmesh_proto::identity::PeerIdentity;
+    /// use shmesh_sidecar::broker::ProcessId;
+    /// assert_eq!(ProcessId::of(&PeerIdentity { bare_tgid: -1, ..PeerIdentity::default() }), None);
+    /// ```
+    #[must_use]
+    pub fn of(identity: &PeerIdentity) -> Option<Self> {
+        let &PeerIdentity { bare_tgid, start_time, pidfd_inode, .. } = identity;
+        (bare_tgid > 0).then_some(Self { bare_tgid, start_time, pidfd_inode })
+    }
+}
+
+/// What happened outside.
+///
+/// ```
+/// use shmesh_sidecar::broker::Command;
+/// assert!(matches!(Command::Tick, Command::Tick));
+/// ```
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Somebody connected.
+    Opened {
+        /// The new session.
+        session: SessionId,
+        /// Who it is, as the kernel and the identity service say; `None` when they do not.
+        peer: Option<PeerIdentity>,
+    },
+    /// The connection is gone. Its process may live on.
+    Closed {
+        /// The session that ended.
+        session: SessionId,
+    },
+    /// A session asks.
+    Request {
+        /// The session.
+        session: SessionId,
+        /// What it asks.
+        request: Request,
+        /// The descriptors that came along, in their order.
+        fds: Vec<FdToken>,
+    },
+    /// A process that the broker watches has ended.
+    Died {
+        /// The process.
+        process: ProcessId,
+    },
+    /// The answer to [`Effect::Resolve`].
+    Resolved {
+        /// The question.
+        ticket: Ticket,
+        /// The processes of it that are alive. One that is missing has no process.
+        found: Vec<PeerIdentity>,
+    },
+    /// Time has passed: see [`Broker::next_deadline`](super::Broker::next_deadline).
+    Tick,
+    /// The sidecar is going to end: no new exports and imports.
+    Drain,
+}
+
+/// What is to be done outside, in this order.
+///
+/// ```
+/// use shmesh_sidecar::broker::{Effect, FdToken};
+/// assert_eq!(Effect::DropFd(FdToken(1)), Effect::DropFd(FdToken(1)));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Answer a request.
+    Reply {
+        /// To whom.
+        session: SessionId,
+        /// The answer.
+        reply: Reply,
+        /// Send a copy of this descriptor with it, and keep the descriptor.
+        fd: Option<FdToken>,
+    },
+    /// Tell a session what happened.
+    Event {
+        /// Whom.
+        session: SessionId,
+        /// What.
+        happened: event::Happened,
+    },
+    /// Close a session. The broker has forgotten it.
+    CloseSession(SessionId),
+    /// Close a descriptor. The broker has forgotten it.
+    DropFd(FdToken),
+    /// Say [`Command::Died`] when this process has ended, from now until [`Effect::Unwatch`] or its death.
+    Watch(ProcessId),
+    /// Its death no longer matters.
+    Unwatch(ProcessId),
+    /// Ask who has these numbers now; answer with [`Command::Resolved`].
+    Resolve {
+        /// The question.
+        ticket: Ticket,
+        /// Bare thread-group ids.
+        bare_tgids: Vec<i32>,
+    },
+    /// Write this to the audit log.
+    Audit(Box<Record>),
+    /// Count one refusal.
+    Denied(Reason),
+}

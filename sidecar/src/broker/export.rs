@@ -1,0 +1,130 @@
+//! A key is made.
+
+use shmesh_proto::broker::{ExportKey, Exported, Mechanism, reply};
+use shmesh_proto::key::{DeviceKey, KEY_BYTES};
+
+use super::audit::{self, Reason, Record};
+use super::digest::Digest;
+use super::refusal::Refusal;
+use super::region::Region;
+use super::request::{Answer, Caller};
+use super::{Broker, FdToken};
+
+/// The flag that makes a key good for everybody: `DISABLE_PID_VALIDATION`.
+pub(super) const OPEN: u64 = 1;
+
+/// Bytes of a CUDA IPC handle (`CUDA_IPC_HANDLE_SIZE`).
+const CUDA_HANDLE_BYTES: usize = 64;
+
+/// Descriptors and bytes of handle that must come along.
+fn shape(mechanism: Mechanism) -> (usize, usize) {
+    match mechanism {
+        Mechanism::Unspecified => (0, 0),
+        Mechanism::Host | Mechanism::CudaVmm => (1, 0),
+        // `aclrtIpcMemGetExportKey` fixes `len` to 65, as ours.
+        Mechanism::Ascend => (0, KEY_BYTES),
+        Mechanism::CudaLegacy => (0, CUDA_HANDLE_BYTES),
+    }
+}
+
+impl Broker {
+    /// Takes the descriptor out of `fds` only when there is a region to hold it.
+    pub(super) fn export(
+        &mut self,
+        caller: &Caller,
+        export: ExportKey,
+        fds: &mut Vec<FdToken>,
+        record: &mut Record,
+    ) -> Result<Answer, Refusal> {
+        record.size_bytes = Some(export.size);
+        let mechanism = export.mechanism();
+        record.mechanism = Some(audit::name(mechanism));
+        self.may_export(&export, mechanism, fds)?;
+        self.has_quota(caller, export.size)?;
+
+        let key = DeviceKey::from_entropy(self.draw());
+        let digest = Digest::of(key.as_bytes());
+        if self.tables.is_taken(&digest) {
+            return Err(Refusal::entropy());
+        }
+        let region = Region {
+            key,
+            digest,
+            exporter: caller.process,
+            session: caller.session,
+            size: export.size,
+            mechanism,
+            handle: export.handle,
+            fd: fds.pop(),
+            open: export.flags == OPEN,
+            closing: false,
+            pids: Default::default(),
+            subjects: Default::default(),
+            imports: Default::default(),
+            grants: 0,
+        };
+        record.key_hash = Some(digest.short());
+        self.tables.insert(region);
+        let exported = Exported { key: key.as_bytes().to_vec() };
+        Ok(Answer::Now(reply::Result::Exported(exported), None))
+    }
+
+    fn may_export(&self, export: &ExportKey, mechanism: Mechanism, fds: &[FdToken]) -> Result<(), Refusal> {
+        if export.size == 0 {
+            return Err(Refusal::invalid(Reason::BadSize, "there is no memory of 0 bytes"));
+        }
+        if export.flags & !OPEN != 0 {
+            return Err(Refusal::invalid(Reason::BadFlags, "flags are 0x0 or 0x1"));
+        }
+        if export.flags == OPEN && !self.policy.open_keys {
+            let text = "flag 0x1 is not permitted here: admit importers, or have the policy allow open keys";
+            return Err(Refusal::denied(Reason::OpenNotPermitted, text));
+        }
+        if mechanism == Mechanism::Unspecified {
+            return Err(Refusal::invalid(Reason::BadMechanism, "no mechanism that this broker knows"));
+        }
+        if mechanism == Mechanism::CudaLegacy && !self.policy.cuda_legacy {
+            let text = "cuda-legacy is not permitted here: use cuda-vmm, or have the policy allow it";
+            return Err(Refusal::denied(Reason::MechanismNotPermitted, text));
+        }
+        let (descriptors, handle_bytes) = shape(mechanism);
+        let name = audit::name(mechanism);
+        if fds.len() != descriptors {
+            let text = format!("{name} takes {descriptors} descriptors, not {}", fds.len());
+            return Err(Refusal::invalid(Reason::BadDescriptors, text));
+        }
+        if export.handle.len() != handle_bytes {
+            let text = format!("{name} takes {handle_bytes} bytes of handle, not {}", export.handle.len());
+            return Err(Refusal::invalid(Reason::BadHandle, text));
+        }
+        Ok(())
+    }
+
+    fn has_quota(&self, caller: &Caller, size: u64) -> Result<(), Refusal> {
+        let policy = &self.policy;
+        let keys = self.tables.sessions.get(&caller.session).map_or(0, |session| session.keys);
+        if keys >= policy.keys_per_session {
+            return Err(Refusal::limit(
+                Reason::KeysOfSession,
+                policy.keys_per_session,
+                "keys of one session: close some",
+            ));
+        }
+        let usage = self.tables.usage(&caller.process);
+        if usage.keys >= policy.keys_per_account {
+            return Err(Refusal::limit(
+                Reason::KeysOfAccount,
+                policy.keys_per_account,
+                "keys of one pod: close some",
+            ));
+        }
+        if usage.bytes.checked_add(size).is_none_or(|sum| sum > policy.bytes_per_account) {
+            return Err(Refusal::limit(
+                Reason::BytesOfAccount,
+                policy.bytes_per_account,
+                "bytes behind the keys of one pod: close some",
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! The memory behind a key is delivered to whom it admits, and that is acknowledged.
+
+use shmesh_proto::broker::{Ack, Admit, Imported, Mechanism, Reply, event::Happened, reply};
+
+use super::audit::{Op, Reason, Record};
+use super::digest::Digest;
+use super::grant::{GRANT_BYTES, Step};
+use super::refusal::Refusal;
+use super::region::{Import, Region, RegionId, Stage};
+use super::request::{Answer, Caller};
+use super::{Broker, Effect, FdToken, ProcessId, SessionId};
+
+impl Broker {
+    pub(super) fn import(
+        &mut self,
+        caller: &Caller,
+        key: &[u8],
+        record: &mut Record,
+    ) -> Result<Answer, Refusal> {
+        let (id, region) = self.find(key, record)?;
+        if region.exporter == caller.process {
+            let text = "an exporter has the memory already";
+            return Err(Refusal::invalid(Reason::SelfImport, text));
+        }
+        if region.imports.contains_key(&caller.process) {
+            let text = "this process imports the key already: use that import, or close it first";
+            return Err(Refusal::invalid(Reason::AlreadyImported, text));
+        }
+        // Before the limits: what they say is for those who may have the key.
+        region.admission(&caller.process, &caller.identity).map_err(Refusal::key)?;
+        if region.closing {
+            return Err(Refusal::key(Reason::Closing));
+        }
+        self.has_room_for(caller, region)?;
+
+        // With an open key the driver asks for no list, so that there is nothing to wait for.
+        if region.mechanism != Mechanism::Ascend || region.open {
+            let (imported, fd, grant) = self.deliver(id, caller.process, caller.session)?;
+            record.grant_hash = Some(grant.short());
+            return Ok(Answer::Now(imported, fd));
+        }
+        let key = region.key.as_bytes().to_vec();
+        let Some(exporter) = self.tables.session_of(&region.exporter, region.session) else {
+            return Err(Refusal::key(Reason::ExporterAway));
+        };
+        let stage = Stage::Admitting { request: caller.request };
+        let (grant, digest) = self.promise(id, caller.process, caller.session, stage)?;
+        record.grant_hash = Some(digest.short());
+        let admit = Admit { grant: grant.to_vec(), key, bare_tgid: caller.process.bare_tgid };
+        self.effects.push(Effect::Event { session: exporter, happened: Happened::Admit(admit) });
+        Ok(Answer::Later)
+    }
+
+    fn has_room_for(&self, caller: &Caller, region: &Region) -> Result<(), Refusal> {
+        let policy = &self.policy;
+        let usage = self.tables.usage(&caller.process);
+        if region.grants >= policy.grants_per_key {
+            let what = "imports of one key that wait to be acknowledged: try later";
+            return Err(Refusal::limit(Reason::GrantsOfKey, policy.grants_per_key, what));
+        }
+        if usage.grants >= policy.grants_per_account {
+            let what = "imports of one pod that wait to be acknowledged: acknowledge them";
+            return Err(Refusal::limit(Reason::GrantsOfAccount, policy.grants_per_account, what));
+        }
+        if usage.imports >= policy.imports_per_account {
+            let what = "imports of one pod: close some";
+            return Err(Refusal::limit(Reason::ImportsOfAccount, policy.imports_per_account, what));
+        }
+        Ok(())
+    }
+
+    /// Enters an import with a new grant.
+    fn promise(
+        &mut self,
+        id: RegionId,
+        importer: ProcessId,
+        session: SessionId,
+        stage: Stage,
+    ) -> Result<([u8; GRANT_BYTES], Digest), Refusal> {
+        let grant = self.draw();
+        let digest = Digest::of(&grant);
+        if self.grants.is_taken(&digest) {
+            return Err(Refusal::entropy());
+        }
+        let step = if stage == Stage::Delivered { Step::Map } else { Step::Admit };
+        self.grants.add(digest, id, importer, step, self.now.after(self.policy.grant_millis));
+        self.tables.insert_import(id, importer, Import { stage, session, grant: Some(digest) });
+        Ok((grant, digest))
+    }
+
+    /// From here on the importer may have the memory mapped.
+    fn deliver(
+        &mut self,
+        id: RegionId,
+        importer: ProcessId,
+        session: SessionId,
+    ) -> Result<(reply::Result, Option<FdToken>, Digest), Refusal> {
+        let (grant, digest) = self.promise(id, importer, session, Stage::Delivered)?;
+        let region = self.tables.regions.get(&id).ok_or(Refusal::key(Reason::UnknownKey))?;
+        let imported = Imported {
+            size: region.size,
+            mechanism: region.mechanism.into(),
+            handle: region.handle.clone(),
+            grant: grant.to_vec(),
+        };
+        Ok((reply::Result::Imported(imported), region.fd, digest))
+    }
+
+    pub(super) fn ack(&mut self, caller: &Caller, ack: &Ack, record: &mut Record) -> Result<Answer, Refusal> {
+        if ack.grant.len() != GRANT_BYTES {
+            return Err(Refusal::invalid(Reason::Malformed, "a grant has 16 bytes"));
+        }
+        let digest = Digest::of(&ack.grant);
+        record.grant_hash = Some(digest.short());
+        let Some(grant) = self.grants.get(&digest).copied() else {
+            return Err(Refusal::grant(self.grants.reason(&digest)));
+        };
+        let (id, importer) = (grant.region, grant.importer);
+        let Some(region) = self.tables.regions.get(&id) else {
+            return Err(Refusal::grant(Reason::UnknownGrant));
+        };
+        self.describe(region, record);
+        let whose = if grant.step == Step::Admit { region.exporter } else { importer };
+        if whose != caller.process {
+            return Err(Refusal::grant(Reason::ForeignGrant));
+        }
+        if grant.step == Step::Admit {
+            record.other = self.party(&importer);
+        }
+        self.grants.end(&digest, Reason::GrantUsed);
+        match (grant.step, ack.done) {
+            (Step::Admit, true) => self.admitted(id, importer),
+            (Step::Admit, false) => self.end_import(id, importer, Reason::ExporterRefused),
+            (Step::Map, true) => drop(self.tables.take_grant(id, &importer)),
+            (Step::Map, false) => self.end_import(id, importer, Reason::NotMapped),
+        }
+        Ok(Answer::done())
+    }
+
+    /// The exporter has admitted an importer, which gets its answer now.
+    fn admitted(&mut self, id: RegionId, importer: ProcessId) {
+        let Some(import) = self.tables.remove_import(id, &importer) else { return };
+        let Stage::Admitting { request } = import.stage else { return };
+        let mut record = self.record(Op::Import, id, &importer);
+        let session = import.session;
+        match self.deliver(id, importer, session) {
+            Ok((imported, fd, grant)) => {
+                record.grant_hash = Some(grant.short());
+                self.effects.push(Effect::Reply { session, reply: Reply::new(request, imported), fd });
+                self.effects.push(Effect::Audit(Box::new(record)));
+            }
+            Err(refusal) => self.refuse(Some((session, request)), refusal, record),
+        }
+    }
+
+    /// A record of what a process has to do with a region.
+    pub(super) fn record(&self, op: Op, id: RegionId, process: &ProcessId) -> Record {
+        let mut record = Record::new(self.now, op);
+        record.caller = self.party(process);
+        if let Some(region) = self.tables.regions.get(&id) {
+            self.describe(region, &mut record);
+        }
+        record
+    }
+}

@@ -1,0 +1,284 @@
+//! The broker of device keys: who may have whose memory, and who has it.
+//!
+//! A state machine: [`Command`]s in, [`Effect`]s out, in the order in which they are to be done. It opens nothing, waits for
+//! nothing and asks no clock; the socket around it does. So it can be tried with random sequences by the thousand
+//! (`tests/broker_model.rs`), and read alone.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `command.rs` | what goes in and comes out |
+//! | `request.rs` | one request: who asks, what is answered, what is recorded |
+//! | `session.rs` | connections and processes come and go |
+//! | `export.rs` | a key is made |
+//! | `admit.rs` | processes, pods and service accounts are admitted to it |
+//! | `import.rs` | the memory is delivered, and acknowledged |
+//! | `close.rs` | imports and exports end |
+//! | `region.rs`, `grant.rs`, `table.rs` | what is remembered |
+//! | `policy.rs` | every limit |
+//! | `audit.rs`, `refusal.rs` | what is written down, and what the caller is told |
+//!
+//! # Who holds what
+//!
+//! Exports and imports belong to a **process**, not to the session that asked: a library may connect again, and a process
+//! that has lost its connection may still have the memory mapped. They end when the process closes or detaches, or when it
+//! dies. A session that ends takes with it only what waits for an answer on it.
+//!
+//! An import counts from the moment the memory is *delivered*, not when that is acknowledged: from then on the importer may
+//! have it mapped. A grant that is not acknowledged in time is void, its import stays in the books until it is closed or its
+//! process dies.
+//!
+//! A forced close, and `Detach` of an exporter, tell the importers and drop the descriptor at once, so that nobody new can
+//! import; the key stays in the books until the last importer is gone. The exporter hears `Unused` then: from that moment
+//! it can free the memory without a fault in another process.
+//!
+//! ```
+//! use shmesh_proto::broker::{ExportKey, Mechanism, Reply, Request, reply, request};
+//! use shmesh_proto::identity::PeerIdentity;
+//! use shmesh_sidecar::broker::{Broker, Command, Effect, FdToken, Millis, Policy, SessionId};
+//!
+//! let mut random = 0;
+//! // Stands for the kernel's random numbers.
+//! let mut broker = Broker::new(Policy::default(), move |bytes| {
+//!     random += 1;
+//!     bytes.fill(random);
+//! });
+//! let session = SessionId(1);
+//! let peer = Some(PeerIdentity { bare_tgid: 4711, start_time: 12, ..PeerIdentity::default() });
+//! broker.handle(Millis(0), Command::Opened { session, peer });
+//!
+//! let export = ExportKey { size: 1 << 21, flags: 0, mechanism: Mechanism::Host.into(), handle: Vec::new() };
+//! let request = Request::new(1, request::Op::ExportKey(export));
+//! let effects = broker.handle(Millis(1), Command::Request { session, request, fds: vec![FdToken(7)] });
+//! assert!(matches!(
+//!     &effects[0],
+//!     Effect::Reply { reply: Reply { id: 1, result: Some(reply::Result::Exported(_)) }, .. }
+//! ));
+//! assert_eq!((broker.stats().keys, broker.stats().descriptors), (1, 1));
+//! ```
+
+mod admit;
+mod audit;
+mod close;
+mod command;
+mod digest;
+mod export;
+mod grant;
+mod import;
+mod policy;
+mod refusal;
+mod region;
+mod request;
+mod session;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+pub use audit::{Op, Outcome, Party, PartyPod, Reason, Record};
+pub use command::{Command, Effect, FdToken, Millis, ProcessId, SessionId, Ticket};
+pub use policy::Policy;
+
+use admit::Question;
+use grant::Grants;
+use table::Tables;
+
+/// The broker of device keys of one sidecar.
+///
+/// ```
+/// use shmesh_sidecar::broker::{Broker, Policy};
+/// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
+/// assert!(broker.is_idle());
+/// ```
+#[derive(Debug)]
+pub struct Broker {
+    policy: Policy,
+    entropy: Entropy,
+    now: Millis,
+    draining: bool,
+    tables: Tables,
+    grants: Grants,
+    questions: BTreeMap<Ticket, Question>,
+    questions_ever: u64,
+    effects: Vec<Effect>,
+}
+
+type Fill = dyn FnMut(&mut [u8]) + Send;
+
+struct Entropy(Box<Fill>);
+
+impl fmt::Debug for Entropy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Entropy(..)")
+    }
+}
+
+/// How much there is, for gauges.
+///
+/// ```
+/// use shmesh_sidecar::broker::{Broker, Policy, Stats};
+/// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
+/// assert_eq!(broker.stats(), Stats::default());
+/// ```
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Stats {
+    /// Sessions.
+    pub sessions: usize,
+    /// Processes that have a session, a key or an import.
+    pub processes: usize,
+    /// Keys, including those that wait for their last importer.
+    pub keys: usize,
+    /// Bytes behind them.
+    pub bytes: u64,
+    /// Descriptors that the broker has and has not dropped.
+    pub descriptors: usize,
+    /// Imports, including those that wait for their exporter.
+    pub imports: usize,
+    /// Grants that wait to be acknowledged.
+    pub grants: usize,
+    /// Questions that wait for the identity service.
+    pub questions: usize,
+}
+
+impl Broker {
+    /// A broker without sessions. `entropy` fills bytes from the system's source of random numbers; it must not return
+    /// anything that can be guessed.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::{Broker, Policy};
+    /// let strict = Policy { keys_per_session: 4, ..Policy::default() };
+    /// let broker = Broker::new(strict, |bytes| bytes.fill(7));
+    /// assert_eq!(broker.next_deadline(), None);
+    /// ```
+    #[must_use]
+    pub fn new(policy: Policy, entropy: impl FnMut(&mut [u8]) + Send + 'static) -> Self {
+        Self {
+            policy,
+            entropy: Entropy(Box::new(entropy)),
+            now: Millis::default(),
+            draining: false,
+            tables: Tables::default(),
+            grants: Grants::default(),
+            questions: BTreeMap::new(),
+            questions_ever: 0,
+            effects: Vec::new(),
+        }
+    }
+
+    /// Takes one command. What comes back is to be done in its order: a descriptor may be sent and then dropped.
+    ///
+    /// A session or process that is not known is ignored, but what came along with its request is dropped, so that the
+    /// socket needs no table of its own to stay in step.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::{Broker, Command, Effect, Millis, Policy, SessionId};
+    /// let mut broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
+    /// let effects = broker.handle(Millis(0), Command::Closed { session: SessionId(1) });
+    /// assert!(effects.is_empty(), "there is no such session");
+    /// ```
+    pub fn handle(&mut self, now: Millis, command: Command) -> Vec<Effect> {
+        self.now = self.now.max(now);
+        // First of all, so that what is late is late even when nobody has said Tick in time.
+        self.expire();
+        match command {
+            Command::Opened { session, peer } => self.opened(session, peer),
+            Command::Closed { session } => self.closed(session),
+            Command::Request { session, request, fds } => self.request(session, request, fds),
+            Command::Died { process } => self.died(process),
+            Command::Resolved { ticket, found } => self.resolved(ticket, &found),
+            Command::Tick => {}
+            Command::Drain => self.draining = true,
+        }
+        std::mem::take(&mut self.effects)
+    }
+
+    /// When to say [`Command::Tick`], if nothing else happens before. A deadline is over when the clock shows it.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::{Broker, Policy};
+    /// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
+    /// assert_eq!(broker.next_deadline(), None, "nothing waits");
+    /// ```
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Millis> {
+        let question = self.questions.first_key_value().map(|(_, question)| question.deadline);
+        self.grants.next_deadline().into_iter().chain(question).min()
+    }
+
+    /// Whether nobody has a key or an import: a draining sidecar can end.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::{Broker, Policy};
+    /// assert!(Broker::new(Policy::default(), |bytes| bytes.fill(7)).is_idle());
+    /// ```
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.tables.regions.is_empty() && self.questions.is_empty()
+    }
+
+    /// Counts what there is.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::{Broker, Policy};
+    /// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
+    /// assert_eq!(broker.stats().keys, 0);
+    /// ```
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let regions = || self.tables.regions.values();
+        Stats {
+            sessions: self.tables.sessions.len(),
+            processes: self.tables.processes.len(),
+            keys: regions().count(),
+            bytes: regions().map(|region| region.size).fold(0, u64::saturating_add),
+            descriptors: regions().filter(|region| region.fd.is_some()).count(),
+            imports: regions().map(|region| region.imports.len()).sum(),
+            grants: self.grants.len(),
+            questions: self.questions.len(),
+        }
+    }
+
+    /// Recounts everything that is counted twice. For tests, and for whoever doubts a number: it looks at everything.
+    ///
+    /// # Errors
+    /// What does not agree.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::{Broker, Policy};
+    /// assert_eq!(Broker::new(Policy::default(), |bytes| bytes.fill(7)).check(), Ok(()));
+    /// ```
+    pub fn check(&self) -> Result<(), &'static str> {
+        if let Some(what) = self.tables.inconsistency() {
+            return Err(what);
+        }
+        let imports =
+            || self.tables.regions.iter().flat_map(|(id, r)| r.imports.iter().map(move |i| (id, i)));
+        let bound = imports().all(|(id, (process, import))| {
+            import.grant.is_none_or(|digest| {
+                self.grants.get(&digest).is_some_and(|g| g.region == *id && g.importer == *process)
+            })
+        });
+        let granted = imports().filter(|(_, (_, import))| import.grant.is_some()).count();
+        if !self.grants.is_consistent() || !bound || granted != self.grants.len() {
+            return Err("grants");
+        }
+        let asked = |ticket: &Ticket, question: &Question| {
+            self.tables
+                .sessions
+                .get(&question.session)
+                .is_some_and(|session| session.questions.contains(ticket))
+        };
+        let waiting: usize = self.tables.sessions.values().map(|session| session.questions.len()).sum();
+        if waiting != self.questions.len() || !self.questions.iter().all(|(t, q)| asked(t, q)) {
+            return Err("questions");
+        }
+        Ok(())
+    }
+
+    fn draw<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        (self.entropy.0)(&mut bytes);
+        bytes
+    }
+}

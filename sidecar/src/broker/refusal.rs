@@ -1,0 +1,90 @@
+//! A refusal: what the caller is told, and what the log and the metrics are told.
+
+use std::borrow::Cow;
+
+use shmesh_proto::broker::{Code, Refused, Reply, reply};
+
+use super::audit::Reason;
+
+/// What everybody hears who may not have a key, whether there is one or not.
+pub(super) const NO_KEY: &str = "no such key, or not for you";
+
+/// What everybody hears whose grant is not theirs, or not any more.
+pub(super) const NO_GRANT: &str = "no such grant, or it is over";
+
+#[derive(Debug)]
+pub(super) struct Refusal {
+    code: Code,
+    pub(super) reason: Reason,
+    text: Cow<'static, str>,
+    importers: Vec<i32>,
+}
+
+impl Refusal {
+    fn new(code: Code, reason: Reason, text: impl Into<Cow<'static, str>>) -> Self {
+        Self { code, reason, text: text.into(), importers: Vec::new() }
+    }
+
+    /// The same words for every reason.
+    pub(super) fn key(reason: Reason) -> Self {
+        Self::new(Code::Denied, reason, NO_KEY)
+    }
+
+    /// The same words for every reason.
+    pub(super) fn grant(reason: Reason) -> Self {
+        Self::new(Code::Denied, reason, NO_GRANT)
+    }
+
+    pub(super) fn denied(reason: Reason, text: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(Code::Denied, reason, text)
+    }
+
+    pub(super) fn invalid(reason: Reason, text: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(Code::Invalid, reason, text)
+    }
+
+    /// `limit` is the largest number that is accepted.
+    pub(super) fn limit(reason: Reason, limit: impl std::fmt::Display, what: &str) -> Self {
+        Self::new(Code::Limit, reason, format!("at most {limit} {what}"))
+    }
+
+    pub(super) fn busy(importers: Vec<i32>) -> Self {
+        let text = "others import this key: wait until they have closed it, or force it";
+        Self { importers, ..Self::new(Code::Busy, Reason::Busy, text) }
+    }
+
+    pub(super) fn version(theirs: u32) -> Self {
+        let ours = shmesh_proto::limits::VERSION;
+        let text = format!("this broker speaks version {ours}, the request is of version {theirs}");
+        Self::new(Code::Version, Reason::Version, text)
+    }
+
+    pub(super) fn unsupported() -> Self {
+        Self::new(Code::Unsupported, Reason::Unsupported, "a broker of keys does not do that")
+    }
+
+    pub(super) fn unidentified() -> Self {
+        let text = "nobody knows who you are: the identity service did not say; connect again";
+        Self::new(Code::Unidentified, Reason::Unidentified, text)
+    }
+
+    pub(super) fn no_answer() -> Self {
+        let text = "nobody knows who these processes are: the identity service did not say in time";
+        Self::new(Code::Unidentified, Reason::NoAnswer, text)
+    }
+
+    /// Random numbers that were drawn before could be guessed.
+    pub(super) fn entropy() -> Self {
+        Self::new(Code::Denied, Reason::Entropy, "the source of random numbers repeats itself")
+    }
+
+    pub(super) fn draining() -> Self {
+        Self::new(Code::Draining, Reason::Draining, "the sidecar is going to end")
+    }
+
+    pub(super) fn into_reply(self, id: u64) -> Reply {
+        let refused =
+            Refused { code: self.code.into(), text: self.text.into_owned(), importers: self.importers };
+        Reply::new(id, reply::Result::Refused(refused))
+    }
+}

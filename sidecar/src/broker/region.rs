@@ -1,0 +1,143 @@
+//! Exported memory: who may import it and who does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shmesh_proto::broker::Mechanism;
+use shmesh_proto::identity::{PeerIdentity, Pod};
+use shmesh_proto::key::DeviceKey;
+use shmesh_proto::limits::MAX_SUBJECT_BYTES;
+
+use super::audit::Reason;
+use super::digest::Digest;
+use super::{FdToken, ProcessId, SessionId};
+
+/// A region's number, never used again: what is bound to it ends with it.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) struct RegionId(pub(super) u64);
+
+/// Exported memory.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) key: DeviceKey,
+    pub(super) digest: Digest,
+    pub(super) exporter: ProcessId,
+    /// Where it was exported. It may have ended.
+    pub(super) session: SessionId,
+    pub(super) size: u64,
+    pub(super) mechanism: Mechanism,
+    pub(super) handle: Vec<u8>,
+    pub(super) fd: Option<FdToken>,
+    /// For everybody who knows the key.
+    pub(super) open: bool,
+    /// The exporter has closed it although others import it: no new imports.
+    pub(super) closing: bool,
+    pub(super) pids: BTreeMap<i32, Pin>,
+    pub(super) subjects: BTreeSet<Subject>,
+    pub(super) imports: BTreeMap<ProcessId, Import>,
+    /// How many of `imports` have a grant.
+    pub(super) grants: usize,
+}
+
+/// Which process a number meant when it was admitted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Pin {
+    start_time: u64,
+    pidfd_inode: u64,
+}
+
+impl Pin {
+    pub(super) fn of(process: &ProcessId) -> Self {
+        Self { start_time: process.start_time, pidfd_inode: process.pidfd_inode }
+    }
+
+    /// Inodes count where the kernel has them.
+    fn is(self, process: &ProcessId) -> bool {
+        let inode_differs =
+            self.pidfd_inode != 0 && process.pidfd_inode != 0 && self.pidfd_inode != process.pidfd_inode;
+        self.start_time == process.start_time && !inode_differs
+    }
+}
+
+/// A pod or service account.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) enum Subject {
+    Pod(String),
+    ServiceAccount(String),
+}
+
+impl Subject {
+    /// Whether a text can be `namespace/name`.
+    pub(super) fn is_sane(text: &str) -> bool {
+        let allowed = |part: &str| {
+            let char = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
+            !part.is_empty() && part.bytes().all(char)
+        };
+        text.len() <= MAX_SUBJECT_BYTES
+            && text.split_once('/').is_some_and(|(namespace, name)| allowed(namespace) && allowed(name))
+    }
+
+    /// What a process is on lists as. Nothing, unless somebody who knows the pods has confirmed its pod.
+    fn of(pod: &Pod) -> impl Iterator<Item = Self> {
+        let known = |name: &str| pod.confirmed && !pod.namespace.is_empty() && !name.is_empty();
+        let full = |name: &str| known(name).then(|| format!("{}/{name}", pod.namespace));
+        let name = full(&pod.name).map(Self::Pod);
+        let account = full(&pod.service_account).map(Self::ServiceAccount);
+        name.into_iter().chain(account)
+    }
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Pod(name) => write!(f, "pod {name}"),
+            Self::ServiceAccount(name) => write!(f, "service account {name}"),
+        }
+    }
+}
+
+/// One process's import of a region.
+#[derive(Debug)]
+pub(super) struct Import {
+    pub(super) stage: Stage,
+    /// Where it was asked for. It may have ended, unless the exporter is still to admit.
+    pub(super) session: SessionId,
+    /// The grant that waits to be acknowledged.
+    pub(super) grant: Option<Digest>,
+}
+
+/// How far an import is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Stage {
+    /// The exporter is to admit; then this request is answered.
+    Admitting { request: u64 },
+    /// The importer has what it needs. Whether it has acknowledged or not, it may have mapped the memory.
+    Delivered,
+}
+
+impl Region {
+    /// Whether a process may import this, or why not.
+    pub(super) fn admission(&self, process: &ProcessId, identity: &PeerIdentity) -> Result<(), Reason> {
+        let pin = self.pids.get(&process.bare_tgid);
+        if self.open || pin.is_some_and(|pin| pin.is(process)) {
+            return Ok(());
+        }
+        if identity.pod.iter().flat_map(Subject::of).any(|subject| self.subjects.contains(&subject)) {
+            return Ok(());
+        }
+        Err(if pin.is_some() { Reason::ProcessReplaced } else { Reason::NotAdmitted })
+    }
+
+    /// Who may have the memory mapped.
+    pub(super) fn importers(&self) -> impl Iterator<Item = &ProcessId> {
+        self.imports.iter().filter(|(_, import)| import.stage == Stage::Delivered).map(|(process, _)| process)
+    }
+
+    pub(super) fn is_used(&self) -> bool {
+        self.importers().next().is_some()
+    }
+
+    /// Whom it admits, all together.
+    pub(super) fn admitted(&self) -> usize {
+        self.pids.len() + self.subjects.len()
+    }
+}

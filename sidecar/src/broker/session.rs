@@ -1,0 +1,165 @@
+//! Connections and processes come and go, and time passes.
+
+use std::sync::Arc;
+
+use shmesh_proto::broker::event::Happened;
+use shmesh_proto::identity::PeerIdentity;
+
+use super::audit::{Op, Party, Reason, Record};
+use super::grant::Step;
+use super::refusal::Refusal;
+use super::region::{RegionId, Stage};
+use super::{Broker, Effect, ProcessId, SessionId};
+
+impl Broker {
+    pub(super) fn opened(&mut self, session: SessionId, peer: Option<PeerIdentity>) {
+        if self.tables.sessions.contains_key(&session) {
+            // The socket's mistake. The one that is there has done nothing.
+            return;
+        }
+        let mut record = Record::new(self.now, Op::Open);
+        record.caller = peer.as_ref().map(Party::from);
+        let peer = peer.and_then(|identity| Some((ProcessId::of(&identity)?, Arc::new(identity))));
+        if let Err(refusal) = self.has_room(peer.as_ref()) {
+            // It has asked nothing yet, so this answers nothing.
+            self.refuse(Some((session, 0)), refusal, record);
+            self.effects.push(Effect::CloseSession(session));
+            return;
+        }
+        let process = peer.as_ref().map(|(process, _)| *process);
+        if self.tables.open(session, peer)
+            && let Some(process) = process
+        {
+            self.effects.push(Effect::Watch(process));
+        }
+    }
+
+    fn has_room(&self, peer: Option<&(ProcessId, Arc<PeerIdentity>)>) -> Result<(), Refusal> {
+        let policy = &self.policy;
+        let below = |used: usize, limit: usize, reason, what| {
+            if used < limit { Ok(()) } else { Err(Refusal::limit(reason, limit, what)) }
+        };
+        below(self.tables.sessions.len(), policy.sessions, Reason::Sessions, "sessions")?;
+        let Some((process, identity)) = peer else {
+            let what = "sessions of processes that nobody knows";
+            let used = self.tables.unidentified;
+            return below(used, policy.sessions_unidentified, Reason::SessionsUnidentified, what);
+        };
+        let what = "sessions of one pod: close some";
+        let known = self.tables.processes.get(process);
+        // A process that is known keeps the account that it came with.
+        let usage = match known {
+            Some(_) => self.tables.usage(process),
+            None => self.tables.usage_of(identity),
+        };
+        below(usage.sessions, policy.sessions_per_account, Reason::SessionsOfAccount, what)?;
+        if let Some(known) = known {
+            let what = "sessions of one process: close some";
+            let used = known.sessions.len();
+            return below(used, policy.sessions_per_process, Reason::SessionsOfProcess, what);
+        }
+        let what = "processes of one pod";
+        below(usage.processes, policy.processes_per_account, Reason::ProcessesOfAccount, what)?;
+        below(self.tables.processes.len(), policy.processes, Reason::Processes, "processes")
+    }
+
+    /// What waits for an answer on this session ends; what its process has stays.
+    pub(super) fn closed(&mut self, session: SessionId) {
+        let Some(closed) = self.tables.close(session) else { return };
+        for ticket in closed.questions {
+            self.questions.remove(&ticket);
+        }
+        let Some((process, _)) = closed.peer else { return };
+        let imports = self.tables.processes.get(&process).map(|p| p.imports.clone()).unwrap_or_default();
+        for id in imports {
+            let import = self.tables.regions.get(&id).and_then(|region| region.imports.get(&process));
+            let waits = |stage| matches!(stage, Stage::Admitting { .. });
+            if import.is_some_and(|import| import.session == session && waits(import.stage)) {
+                self.end_import(id, process, Reason::Cancelled);
+            }
+        }
+        self.forget(process);
+    }
+
+    pub(super) fn died(&mut self, process: ProcessId) {
+        let Some(dead) = self.tables.processes.get(&process) else { return };
+        let (sessions, imports, exports) =
+            (dead.sessions.clone(), dead.imports.clone(), dead.exports.clone());
+        for id in imports {
+            self.end_import(id, process, Reason::ImporterDied);
+        }
+        for id in exports {
+            self.lose(id);
+        }
+        // A child may have inherited the connection: it is not the one that was identified.
+        for session in sessions {
+            self.effects.push(Effect::CloseSession(session));
+            for ticket in self.tables.close(session).map(|closed| closed.questions).unwrap_or_default() {
+                self.questions.remove(&ticket);
+            }
+        }
+        self.tables.forget(&process);
+    }
+
+    /// The exporter of a region has died.
+    fn lose(&mut self, id: RegionId) {
+        let Some(region) = self.tables.regions.get(&id) else { return };
+        let key = region.key.as_bytes().to_vec();
+        let imports: Vec<_> = region.imports.iter().map(|(p, i)| (*p, i.stage, i.session)).collect();
+        for (importer, stage, session) in imports {
+            if stage == Stage::Delivered {
+                self.tell(&importer, session, Happened::RegionLost(key.clone()));
+            }
+            self.drop_import(id, importer, Reason::ExporterDied);
+            self.forget(importer);
+        }
+        self.remove(id, Reason::ExporterDied);
+    }
+
+    /// Takes a region that nobody imports out of the books.
+    pub(super) fn remove(&mut self, id: RegionId, why: Reason) {
+        let Some(region) = self.tables.regions.get(&id) else { return };
+        let record = self.record(Op::Export, id, &region.exporter);
+        if let Some(region) = self.tables.remove(id) {
+            self.effects.extend(region.fd.map(Effect::DropFd));
+            self.ended(record, why);
+        }
+    }
+
+    /// Tells a process, if it has a session.
+    pub(super) fn tell(&mut self, process: &ProcessId, preferred: SessionId, happened: Happened) {
+        if let Some(session) = self.tables.session_of(process, preferred) {
+            self.effects.push(Effect::Event { session, happened });
+        }
+    }
+
+    /// Forgets a process that has nothing here any more.
+    pub(super) fn forget(&mut self, process: ProcessId) {
+        if self.tables.forget(&process) {
+            self.effects.push(Effect::Unwatch(process));
+        }
+    }
+
+    /// Ends what has waited too long.
+    pub(super) fn expire(&mut self) {
+        while let Some(digest) = self.grants.late(self.now) {
+            let Some(grant) = self.grants.end(&digest, Reason::GrantExpired) else { return };
+            match grant.step {
+                Step::Admit => self.end_import(grant.region, grant.importer, Reason::GrantExpired),
+                // The memory was delivered and may be mapped, so the import stays; only the grant is void.
+                Step::Map => {
+                    self.tables.take_grant(grant.region, &grant.importer);
+                    let mut record = self.record(Op::Ack, grant.region, &grant.importer);
+                    record.grant_hash = Some(digest.short());
+                    self.ended(record, Reason::GrantExpired);
+                }
+            }
+        }
+        while let Some(entry) = self.questions.first_entry()
+            && entry.get().deadline <= self.now
+        {
+            let ticket = *entry.key();
+            self.unanswered(ticket);
+        }
+    }
+}
