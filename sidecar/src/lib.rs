@@ -1,9 +1,32 @@
-//! The sidecar of a pod.
+//! The sidecar of a pod: keeps its links, says who may attach, brokers device keys, takes back what the dead held.
 //!
-//! It will create the links of its pod, so that their memory is charged to it, hand segments, doorbells and device keys to
-//! the processes that may have them, and notice deaths that pid namespaces hide from the processes of a link. It will
-//! depend on `lib`, and not on `plugin`; it is not on the path of a message.
+//! ```text
+//!  accept -> identity -> session --ToHub--> hub --Command--> broker (device keys)
+//!                           ^                |  \--> links (keepers)
+//!                           '----Outgoing----'
+//! ```
 //!
-//! Built so far: the [`broker`] of device keys, without the socket that feeds it.
+//! | file | concept |
+//! |---|---|
+//! | [`args`], [`config`] | flags; which links to keep |
+//! | `run.rs` | from start to end; accepting connections |
+//! | `identity.rs` | who is at the other end |
+//! | `session.rs` | one connection: packets in, packets out |
+//! | `hub.rs` | the one task that owns all state; attaching, seats, deaths |
+//! | [`broker`] | device keys: a state machine without I/O |
+//! | `links.rs` | the links that are kept |
+//! | `audit.rs`, `metrics.rs` | what is written down and counted |
+//!
+//! It depends on `lib` and not on `plugin`, and is not on the path of a message.
 
+pub mod args;
+mod audit;
 pub mod broker;
+pub mod config;
+mod events;
+mod hub;
+mod identity;
+mod links;
+mod metrics;
+pub mod run;
+mod session;

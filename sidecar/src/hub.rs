@@ -1,0 +1,362 @@
+//! The hub: one task that owns all state. Sessions, deaths and identities come in as [`ToHub`]; packets go out to sessions.
+//!
+//! Attaching and seats are dealt with here; what concerns device keys goes through the [`Broker`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use shmesh::{Recovered, SeatIndex, SeatWord};
+use shmesh_proto::broker::{Code, Reply, Request, event, reply, request};
+use shmesh_proto::identity::PeerIdentity;
+use shmesh_proto::limits::VERSION;
+use shmesh_proto::packet;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::audit::AuditLog;
+use crate::broker::{Broker, Command, Effect, FdToken, Millis, ProcessId, SessionId};
+use crate::events::watched;
+use crate::links::{Kept, LinkIndex};
+use crate::metrics::Metrics;
+use crate::session::{End, Outgoing};
+
+/// Seats that one process may say it has.
+const SEATS_PER_PROCESS: usize = shmesh::MAX_SEATS * 16;
+
+/// What the hub hears.
+#[derive(Debug)]
+pub(crate) enum ToHub {
+    Opened {
+        session: SessionId,
+        link: LinkIndex,
+        identity: Option<PeerIdentity>,
+        pidfd: Option<OwnedFd>,
+        outgoing: mpsc::Sender<Outgoing>,
+    },
+    Request {
+        session: SessionId,
+        request: Request,
+        fds: Vec<OwnedFd>,
+    },
+    Ended {
+        session: SessionId,
+        end: End,
+    },
+    Died(ProcessId),
+    Drain,
+}
+
+#[derive(Debug)]
+struct Session {
+    link: LinkIndex,
+    process: Option<ProcessId>,
+    outgoing: mpsc::Sender<Outgoing>,
+}
+
+/// A process that has connected and lives.
+#[derive(Debug, Default)]
+struct Process {
+    sessions: usize,
+    is_watched_by_broker: bool,
+    seats: Vec<(LinkIndex, SeatIndex, SeatWord)>,
+    watch: Option<JoinHandle<()>>,
+}
+
+/// All state of the sidecar.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    links: Vec<Kept>,
+    broker: Broker,
+    metrics: Metrics,
+    audit: AuditLog,
+    start: Instant,
+    sessions: HashMap<SessionId, Session>,
+    processes: BTreeMap<ProcessId, Process>,
+    fds: HashMap<FdToken, Arc<OwnedFd>>,
+    fds_ever: u64,
+    myself: mpsc::Sender<ToHub>,
+}
+
+impl Hub {
+    pub(crate) fn new(
+        links: Vec<Kept>,
+        broker: Broker,
+        metrics: Metrics,
+        audit: AuditLog,
+        myself: mpsc::Sender<ToHub>,
+    ) -> Self {
+        Self {
+            links,
+            broker,
+            metrics,
+            audit,
+            start: Instant::now(),
+            sessions: HashMap::new(),
+            processes: BTreeMap::new(),
+            fds: HashMap::new(),
+            fds_ever: 0,
+            myself,
+        }
+    }
+
+    /// Works until it is told to drain; nothing happens while nothing happens.
+    pub(crate) async fn run(mut self, mut inbox: mpsc::Receiver<ToHub>) {
+        loop {
+            let deadline = self.broker.next_deadline().map(|at| self.start + Duration::from_millis(at.0));
+            let told = tokio::select! {
+                told = inbox.recv() => told,
+                () = until(deadline) => {
+                    self.tell_broker(Command::Tick);
+                    continue;
+                }
+            };
+            match told {
+                Some(ToHub::Drain) | None => break,
+                Some(told) => self.hear(told),
+            }
+            self.metrics.observe(&self.links, self.sessions.len(), self.broker.stats());
+        }
+        self.tell_broker(Command::Drain);
+    }
+
+    fn hear(&mut self, told: ToHub) {
+        match told {
+            ToHub::Opened { session, link, identity, pidfd, outgoing } => {
+                let process = identity.as_ref().and_then(ProcessId::of);
+                self.sessions.insert(session, Session { link, process, outgoing });
+                if let Some(process) = process {
+                    self.watch(process, pidfd);
+                }
+                self.tell_broker(Command::Opened { session, peer: identity });
+            }
+            ToHub::Request { session, request, fds } => self.request(session, request, fds),
+            ToHub::Ended { session, end } => self.ended(session, end),
+            ToHub::Died(process) => self.died(process),
+            ToHub::Drain => {}
+        }
+    }
+
+    fn watch(&mut self, process: ProcessId, pidfd: Option<OwnedFd>) {
+        let known = self.processes.entry(process).or_default();
+        known.sessions += 1;
+        let (None, Some(pidfd)) = (&known.watch, pidfd) else { return };
+        let hub = self.myself.clone();
+        known.watch = Some(tokio::spawn(async move {
+            if let Ok(pidfd) = watched(pidfd)
+                && pidfd.readable().await.is_ok()
+            {
+                let _ = hub.send(ToHub::Died(process)).await;
+            }
+        }));
+    }
+
+    /// Forgets a process of which nothing is left here.
+    fn forget_if_idle(&mut self, process: ProcessId) {
+        let Some(known) = self.processes.get(&process) else { return };
+        if known.sessions == 0 && !known.is_watched_by_broker && known.seats.is_empty() {
+            if let Some(watch) = &known.watch {
+                watch.abort();
+            }
+            self.processes.remove(&process);
+        }
+    }
+
+    fn request(&mut self, session: SessionId, request: Request, fds: Vec<OwnedFd>) {
+        let Some(known) = self.sessions.get(&session) else { return };
+        let (link, process) = (known.link, known.process);
+        match &request.op {
+            Some(request::Op::Attach(_)) if request.version == VERSION => {
+                self.attach(session, link, process, request.id);
+            }
+            Some(request::Op::Seated(seated)) => self.seated(link, process, seated.seat, seated.word),
+            Some(request::Op::Yield(_)) => {
+                let name = self.links[link.0].keeper.name();
+                let text = format!("link {name} is kept by a sidecar; end that one first");
+                self.send(session, &Reply::refused(request.id, Code::Denied, text), Vec::new());
+            }
+            _ => {
+                let fds = fds.into_iter().map(|fd| self.hold(fd)).collect();
+                self.tell_broker(Command::Request { session, request, fds });
+            }
+        }
+    }
+
+    /// Fails closed: who is not known does not get in.
+    fn attach(&mut self, session: SessionId, link: LinkIndex, process: Option<ProcessId>, id: u64) {
+        let kept = &self.links[link.0];
+        if process.is_none() {
+            self.metrics.denied("unidentified");
+            let text =
+                format!("link {}: who you are is not known here; see the sidecar's log", kept.keeper.name());
+            self.send(session, &Reply::refused(id, Code::Unidentified, text), Vec::new());
+            return;
+        }
+        let (attached, fds) = (kept.attached, kept.fds.clone());
+        self.metrics.attached();
+        self.send(session, &Reply::new(id, reply::Result::Attached(attached)), fds);
+    }
+
+    fn seated(&mut self, link: LinkIndex, process: Option<ProcessId>, seat: u32, word: u64) {
+        let (Some(process), Some(seat)) = (process, SeatIndex::from_wild(seat.into())) else { return };
+        let word = SeatWord::from_wild(word);
+        // A seat that is somebody else's by what it says of itself is not believed.
+        let is_there = self.links[link.0].keeper.participants().any(|other| {
+            other.seat == seat
+                && other.word == word
+                && (other.start_time == 0 || other.start_time == process.start_time)
+        });
+        let claimed_by_other = self
+            .processes
+            .iter()
+            .any(|(other, known)| *other != process && known.seats.contains(&(link, seat, word)));
+        let Some(known) = self.processes.get_mut(&process) else { return };
+        let entry = (link, seat, word);
+        if !is_there || claimed_by_other || known.seats.contains(&entry) {
+            return;
+        }
+        if known.seats.len() >= SEATS_PER_PROCESS {
+            // Those that it has left since.
+            let links = &self.links;
+            known.seats.retain(|(link, seat, word)| {
+                links[link.0].keeper.participants().any(|other| other.seat == *seat && other.word == *word)
+            });
+        }
+        if known.seats.len() < SEATS_PER_PROCESS {
+            known.seats.push(entry);
+        }
+    }
+
+    fn ended(&mut self, session: SessionId, end: End) {
+        let Some(known) = self.sessions.remove(&session) else { return };
+        match end {
+            End::Malformed => self.metrics.denied("malformed"),
+            End::Slow => self.metrics.denied("slow"),
+            End::Closed | End::Dismissed => {}
+        }
+        self.tell_broker(Command::Closed { session });
+        if let Some(process) = known.process {
+            if let Some(known) = self.processes.get_mut(&process) {
+                known.sessions = known.sessions.saturating_sub(1);
+            }
+            self.forget_if_idle(process);
+        }
+    }
+
+    fn died(&mut self, process: ProcessId) {
+        let Some(dead) = self.processes.remove(&process) else { return };
+        let mut done = Recovered::default();
+        for (link, seat, word) in dead.seats {
+            let taken = self.links[link.0].keeper.recover_participant(seat, word);
+            done.participants += taken.participants;
+            done.messages += taken.messages;
+        }
+        // Seats that it had taken and not told of yet, where this process can see whose they are.
+        for kept in &self.links {
+            done.participants += kept.keeper.recover().participants;
+        }
+        self.metrics.reaped(done.participants);
+        tracing::info!(
+            tgid = process.bare_tgid,
+            participants = done.participants,
+            messages = done.messages,
+            "a process has died"
+        );
+        self.tell_broker(Command::Died { process });
+        let links: Vec<_> = self
+            .sessions
+            .values()
+            .filter(|other| other.process == Some(process))
+            .map(|other| other.link)
+            .collect();
+        let told: Vec<_> = self
+            .sessions
+            .iter()
+            .filter(|(_, other)| links.contains(&other.link) && other.process != Some(process))
+            .map(|(session, _)| *session)
+            .collect();
+        for session in told {
+            self.send(session, &Reply::event(event::Happened::PeerDied(process.bare_tgid)), Vec::new());
+        }
+    }
+
+    fn hold(&mut self, fd: OwnedFd) -> FdToken {
+        self.fds_ever += 1;
+        let token = FdToken(self.fds_ever);
+        self.fds.insert(token, Arc::new(fd));
+        token
+    }
+
+    fn tell_broker(&mut self, command: Command) {
+        let now = Millis(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX));
+        for effect in self.broker.handle(now, command) {
+            match effect {
+                Effect::Reply { session, reply, fd } => {
+                    let fds = fd.and_then(|fd| self.fds.get(&fd).cloned()).into_iter().collect();
+                    self.send(session, &reply, fds);
+                }
+                Effect::Event { session, happened } => {
+                    self.send(session, &Reply::event(happened), Vec::new())
+                }
+                Effect::CloseSession(session) => {
+                    self.sessions.remove(&session);
+                }
+                Effect::DropFd(fd) => {
+                    self.fds.remove(&fd);
+                }
+                Effect::Watch(process) => {
+                    self.processes.entry(process).or_default().is_watched_by_broker = true;
+                }
+                Effect::Unwatch(process) => {
+                    if let Some(known) = self.processes.get_mut(&process) {
+                        known.is_watched_by_broker = false;
+                    }
+                    self.forget_if_idle(process);
+                }
+                Effect::Resolve { ticket, bare_tgids } => {
+                    let found = bare_tgids
+                        .into_iter()
+                        .filter_map(|tgid| self.processes.keys().find(|known| known.bare_tgid == tgid))
+                        .map(|known| PeerIdentity {
+                            bare_tgid: known.bare_tgid,
+                            start_time: known.start_time,
+                            pidfd_inode: known.pidfd_inode,
+                            ..PeerIdentity::default()
+                        })
+                        .collect();
+                    self.tell_broker(Command::Resolved { ticket, found });
+                }
+                Effect::Audit(record) => self.audit.write(&record),
+                Effect::Denied(reason) => self.metrics.denied(reason.as_str()),
+            }
+        }
+    }
+
+    /// Who does not read is dismissed: its queue must not become our memory.
+    fn send(&mut self, session: SessionId, reply: &Reply, fds: Vec<Arc<OwnedFd>>) {
+        let Some(known) = self.sessions.get(&session) else { return };
+        if known.outgoing.try_send(Outgoing { bytes: packet::encode(reply), fds }).is_err() {
+            self.metrics.denied("slow");
+            if let Some(known) = self.sessions.remove(&session)
+                && let Some(process) = known.process
+            {
+                if let Some(known) = self.processes.get_mut(&process) {
+                    known.sessions = known.sessions.saturating_sub(1);
+                }
+                self.forget_if_idle(process);
+            }
+            let hub = self.myself.clone();
+            // The broker hears of it when this packet is done with.
+            tokio::spawn(async move { hub.send(ToHub::Ended { session, end: End::Slow }).await });
+        }
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,60 @@
+//! The links of this sidecar, kept from start to end.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use shmesh::config::LinkConfig;
+use shmesh::{Keeper, LinkOptions};
+use shmesh_proto::broker::Attached;
+
+use crate::events::set_nonblocking;
+
+/// A link, by its place among those of this sidecar.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(crate) struct LinkIndex(pub(crate) usize);
+
+/// One link that is kept.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) keeper: Keeper,
+    /// What a newcomer is told, and the descriptors beside it.
+    pub(crate) attached: Attached,
+    pub(crate) fds: Vec<Arc<OwnedFd>>,
+}
+
+/// Creates or adopts all links, in their order.
+pub(crate) fn keep_all(dir: &Path, links: &[LinkConfig]) -> Result<Vec<Kept>> {
+    let options = LinkOptions::new().dir(dir);
+    links.iter().map(|link| keep(&options, link)).collect()
+}
+
+fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<Kept> {
+    let keeper = options.keep(link)?;
+    let participants = keeper.participants().count();
+    // Those that died while nobody kept the link.
+    let recovered = keeper.recover();
+    tracing::info!(
+        link = %link.name,
+        bytes = keeper.segment_bytes(),
+        backing = ?link.backing,
+        participants,
+        reaped = recovered.participants,
+        "link kept"
+    );
+    let offer = keeper.offer();
+    let attached =
+        Attached { layout: offer.layout.into(), doorbells: offer.doorbells, segments: offer.segments };
+    let fds = offer.fds.iter().map(|fd| fd.try_clone_to_owned().map(Arc::new)).collect::<io::Result<_>>();
+    let fds = fds.with_context(|| format!("link {}: cannot copy its descriptors", link.name))?;
+    Ok(Kept { keeper, attached, fds })
+}
+
+/// Where participants connect, for the event loop.
+pub(crate) fn listener(kept: &Kept) -> io::Result<OwnedFd> {
+    let listener = kept.keeper.listener().try_clone_to_owned()?;
+    set_nonblocking(&listener)?;
+    Ok(listener)
+}

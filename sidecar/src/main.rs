@@ -1,0 +1,38 @@
+//! `shmesh-sidecar`: keeps the links of a pod, says who may attach, brokers device keys, takes back what the dead held.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use shmesh_sidecar::args::Args;
+use shmesh_sidecar::{config, run};
+
+/// What was asked for cannot be: flags, files, annotation.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let links = match config::links(&args) {
+        Ok(links) => links,
+        Err(error) => return failed(&error, USAGE),
+    };
+    match start(&args, &links) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error, 1),
+    }
+}
+
+fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
+    eprintln!("shmesh-sidecar: {error:#}");
+    ExitCode::from(code)
+}
+
+fn start(args: &Args, links: &[shmesh::config::LinkConfig]) -> Result<()> {
+    let filter = shmesh_daemon::telemetry::init(&args.daemon.log, args.daemon.log_format)?;
+    // One thread: there is little to do, and an idle thread costs memory in every pod.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    runtime.block_on(run::run(args, links, filter))
+}

@@ -1,0 +1,170 @@
+//! From start to end: keep the links, serve their sockets, say ready, drain.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use prometheus_client::registry::Registry;
+use shmesh::config::LinkConfig;
+use shmesh::sys::socket;
+use shmesh_daemon::admin::{self, Admin};
+use shmesh_daemon::readiness::Readiness;
+use shmesh_daemon::shutdown;
+use shmesh_daemon::telemetry::LogFilter;
+use shmesh_proto::limits::MAX_SESSIONS;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::args::Args;
+use crate::audit::AuditLog;
+use crate::broker::{Broker, Policy, SessionId};
+use crate::events::{set_nonblocking, watched};
+use crate::hub::{Hub, ToHub};
+use crate::identity::Resolver;
+use crate::links::{self, LinkIndex};
+use crate::metrics::Metrics;
+use crate::session::{self, OUTGOING_MAX};
+
+/// What waits for the hub; beyond that, sessions wait.
+const INBOX_MAX: usize = 256;
+/// How long nobody is let in after this process ran out of descriptors.
+const FULL_PAUSE: Duration = Duration::from_millis(100);
+/// How long the last answers may take when it ends.
+const DRAIN_LIMIT: Duration = Duration::from_secs(2);
+
+/// Runs a sidecar until it is told to end.
+///
+/// # Errors
+/// A link cannot be kept, or an address or file cannot be opened.
+pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Result<()> {
+    let stop = shutdown::on_signal().context("cannot catch signals")?;
+    let readiness = Readiness::default();
+    let are_kept = readiness.latch("links");
+
+    let metrics = Metrics::default();
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    let admin = match args.daemon.admin {
+        None => None,
+        Some(address) => {
+            let listener = tokio::net::TcpListener::bind(address)
+                .await
+                .with_context(|| format!("cannot serve probes and metrics at {address}"))?;
+            let admin =
+                Admin { readiness: readiness.clone(), metrics: Arc::new(registry), log: Some(filter) };
+            Some(tokio::spawn(admin::serve(listener, admin, stop.clone())))
+        }
+    };
+
+    let audit = AuditLog::open(args.audit.as_deref())?;
+    let kept = links::keep_all(&args.dir, configs)?;
+    let listeners = kept
+        .iter()
+        .map(|kept| links::listener(kept).and_then(watched))
+        .collect::<io::Result<Vec<_>>>()
+        .context("cannot wait for participants")?;
+    let resolver = match &args.identity {
+        Some(path) => Resolver::Service(path.clone()),
+        None => Resolver::Own,
+    };
+    let policy = Policy { open_keys: args.allow_open_keys, ..Policy::default() };
+    let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
+    metrics.observe(&kept, 0, crate::broker::Stats::default());
+    let hub = Hub::new(kept, Broker::new(policy, entropy), metrics.clone(), audit, to_hub.clone());
+    let hub = tokio::spawn(hub.run(inbox));
+
+    let door = Arc::new(Door {
+        resolver,
+        hub: to_hub.clone(),
+        metrics,
+        places: Arc::new(Semaphore::new(MAX_SESSIONS)),
+        sessions_ever: Mutex::new(0),
+    });
+    for (i, listener) in listeners.into_iter().enumerate() {
+        tokio::spawn(Arc::clone(&door).serve(listener, LinkIndex(i), stop.clone()));
+    }
+    are_kept.open();
+    tracing::info!(links = configs.len(), dir = %args.dir.display(), "ready");
+
+    stop.cancelled().await;
+    let _ = to_hub.send(ToHub::Drain).await;
+    // Participants go on: one of them serves its link from now on.
+    let drained = tokio::time::timeout(DRAIN_LIMIT, hub).await;
+    if let Some(admin) = admin {
+        admin.abort();
+    }
+    drained.context("the last answers took too long")?.context("the sidecar's state was lost")?;
+    tracing::info!("ended");
+    Ok(())
+}
+
+/// 256 bits for a key, from the kernel.
+fn entropy(bytes: &mut [u8]) {
+    use std::io::Read;
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut random| random.read_exact(bytes));
+    // A key that can be guessed is worse than none, and there is nobody to tell.
+    assert!(read.is_ok(), "/dev/urandom cannot be read");
+}
+
+/// Where participants come in.
+struct Door {
+    resolver: Resolver,
+    hub: mpsc::Sender<ToHub>,
+    metrics: Metrics,
+    places: Arc<Semaphore>,
+    sessions_ever: Mutex<u64>,
+}
+
+impl Door {
+    async fn serve(self: Arc<Self>, listener: AsyncFd<OwnedFd>, link: LinkIndex, stop: CancellationToken) {
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => return,
+                accepted = listener.async_io(Interest::READABLE, socket::accept) => accepted,
+            };
+            match accepted {
+                Ok(connection) => self.admit(connection, link),
+                Err(error) => {
+                    tracing::warn!(%error, "nobody can be let in just now");
+                    tokio::time::sleep(FULL_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn admit(self: &Arc<Self>, connection: OwnedFd, link: LinkIndex) {
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            // Closed at once; who comes again later may find a place.
+            self.metrics.refused_connection();
+            return;
+        };
+        let session = {
+            let mut ever = self.sessions_ever.lock().unwrap_or_else(PoisonError::into_inner);
+            *ever += 1;
+            SessionId(*ever)
+        };
+        let door = Arc::clone(self);
+        tokio::spawn(async move {
+            door.receive(connection, session, link).await;
+            drop(place);
+        });
+    }
+
+    async fn receive(&self, connection: OwnedFd, session: SessionId, link: LinkIndex) {
+        let known = self.resolver.resolve(&connection).await;
+        let Ok(connection) = set_nonblocking(&connection).and_then(|()| watched(connection)) else {
+            return;
+        };
+        let (outgoing, mut to_send) = mpsc::channel(OUTGOING_MAX);
+        let opened = ToHub::Opened { session, link, identity: known.identity, pidfd: known.pidfd, outgoing };
+        if self.hub.send(opened).await.is_err() {
+            return;
+        }
+        let end = session::serve(&connection, session, &self.hub, &mut to_send).await;
+        let _ = self.hub.send(ToHub::Ended { session, end }).await;
+    }
+}
