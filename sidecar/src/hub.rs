@@ -300,9 +300,7 @@ impl Hub {
                 Effect::Event { session, happened } => {
                     self.send(session, &Reply::event(happened), Vec::new())
                 }
-                Effect::CloseSession(session) => {
-                    self.sessions.remove(&session);
-                }
+                Effect::CloseSession(session) => self.dismiss(session),
                 Effect::DropFd(fd) => {
                     self.fds.remove(&fd);
                 }
@@ -339,17 +337,15 @@ impl Hub {
         let Some(known) = self.sessions.get(&session) else { return };
         if known.outgoing.try_send(Outgoing { bytes: packet::encode(reply), fds }).is_err() {
             self.metrics.denied("slow");
-            if let Some(known) = self.sessions.remove(&session)
-                && let Some(process) = known.process
-            {
-                if let Some(known) = self.processes.get_mut(&process) {
-                    known.sessions = known.sessions.saturating_sub(1);
-                }
-                self.forget_if_idle(process);
-            }
-            let hub = self.myself.clone();
-            // The broker hears of it when this packet is done with.
-            tokio::spawn(async move { hub.send(ToHub::Ended { session, end: End::Slow }).await });
+            self.dismiss(session);
+        }
+    }
+
+    /// Ends a session: its task sees that nothing more is to be sent, and closes the connection. The broker hears of it when
+    /// it has.
+    fn dismiss(&mut self, session: SessionId) {
+        if let Some(known) = self.sessions.get_mut(&session) {
+            known.outgoing = mpsc::channel(1).0;
         }
     }
 }

@@ -54,6 +54,9 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
             let listener = tokio::net::TcpListener::bind(address)
                 .await
                 .with_context(|| format!("cannot serve probes and metrics at {address}"))?;
+            // Port 0 is whatever is free.
+            let address = listener.local_addr().context("the admin address is lost")?;
+            tracing::info!(%address, "probes and metrics");
             let admin =
                 Admin { readiness: readiness.clone(), metrics: Arc::new(registry), log: Some(filter) };
             Some(tokio::spawn(admin::serve(listener, admin, stop.clone())))

@@ -24,6 +24,8 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use shmesh_proto::limits::{MAX_FDS, MAX_PACKET_BYTES};
 
+/// Descriptors that the kernel lets anybody send with one packet.
+const SCM_MAX_FD: usize = 253;
 /// How long a call is repeated that signals interrupt.
 const INTERRUPTED_LIMIT: Duration = Duration::from_secs(1);
 
@@ -216,7 +218,8 @@ pub fn receive(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
 
 fn receive_once(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
-    let mut space = nix::cmsg_space!([std::os::fd::RawFd; MAX_FDS]);
+    // For as many as the kernel lets anybody send: where some are cut off, nix does not tell of those that came.
+    let mut space = nix::cmsg_space!([std::os::fd::RawFd; SCM_MAX_FD]);
     let mut slices = [IoSliceMut::new(&mut bytes)];
     let message = recvmsg::<UnixAddr>(
         fd.as_fd().as_raw_fd(),
@@ -231,7 +234,7 @@ fn receive_once(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
             fds.extend(raw.into_iter().map(own));
         }
     }
-    if message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
+    if message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) || fds.len() > MAX_FDS {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any of this protocol"));
     }
     let len = message.bytes;

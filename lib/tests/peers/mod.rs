@@ -134,7 +134,19 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts one that works in `dir`.
     pub(crate) fn start(dir: &Path) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("the path of this test"))
+        Self::start_by(Command::new(std::env::current_exe().expect("the path of this test")), dir)
+    }
+
+    /// As `start`, in a pid namespace of its own, where it is process 1. Takes root.
+    pub(crate) fn start_alone(dir: &Path) -> Self {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        unshare.arg(std::env::current_exe().expect("the path of this test"));
+        Self::start_by(unshare, dir)
+    }
+
+    fn start_by(mut command: Command, dir: &Path) -> Self {
+        let mut child = command
             .args(["peer_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env("SHMESH_DIR", dir)
             .stdin(Stdio::piped())

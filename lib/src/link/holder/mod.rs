@@ -210,7 +210,8 @@ impl Holder {
         let link = &shared.store.link;
         let failed = |doing: &str, error| Error::system(link, doing, error);
         let stop = Arc::new(Doorbell::new().map_err(|error| failed("make an eventfd", error))?);
-        if shared.doorbells.is_none() && shared.store.backing == Backing::Named {
+        // Somebody who serves it all the same keeps it, and wants to know who lives.
+        if connection.is_none() && shared.doorbells.is_none() && shared.store.backing == Backing::Named {
             return Ok(Self { me: shared.me, stop, thread: None, idle: Some((Arc::clone(shared), lock)) });
         }
         // Listening before the caller goes on: who is told of the link must be able to attach.
