@@ -160,7 +160,7 @@ impl<P: Proc + 'static> Service<P> {
                 tokio::select! {
                     biased;
                     ready = fd.readable() => ready.ok()?.retain_ready(),
-                    _ = stopping.changed() => {}
+                    _ = stopping.changed() => continue,
                     () = sleep(self.idle) => {
                         Counters::add(&self.counters.too_slow);
                         return None;
