@@ -1,5 +1,7 @@
 //! Clients that do what no client should. Whatever they do, the service goes on, counts it, and keeps no descriptor.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod support;
 
 use std::net::{TcpListener, TcpStream};

@@ -1,5 +1,7 @@
 //! Clients, sidecars and the service in real namespaces.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod support;
 
 use std::fs;
