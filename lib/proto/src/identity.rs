@@ -41,6 +41,10 @@ pub struct Question {
     /// What the descriptor is.
     #[prost(enumeration = "Subject", tag = "3")]
     pub subject: i32,
+    /// When the caller had accepted the connection, in clock ticks after boot; 0 if it does not say. A process that started
+    /// later cannot be who connected: before Linux 6.5 this is what tells it from one that was given its number since.
+    #[prost(uint64, tag = "4")]
+    pub latest_start: u64,
 }
 
 impl Question {
@@ -52,7 +56,18 @@ impl Question {
     /// ```
     #[must_use]
     pub fn new(id: u64, subject: Subject) -> Self {
-        Self { version: VERSION, id, subject: subject.into() }
+        Self { version: VERSION, id, subject: subject.into(), latest_start: 0 }
+    }
+
+    /// The same about a connection that had been accepted by then.
+    ///
+    /// ```
+    /// use shmesh_proto::identity::{Question, Subject};
+    /// assert_eq!(Question::new(7, Subject::Socket).accepted_by(4711).latest_start, 4711);
+    /// ```
+    #[must_use]
+    pub fn accepted_by(self, ticks: u64) -> Self {
+        Self { latest_start: ticks, ..self }
     }
 }
 

@@ -1,0 +1,164 @@
+//! The command line. Every option has an environment variable, which is how a chart sets it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+const EXIT_CODES: &str = "\
+Exit status: 0 it was told to end and did so in order, 1 it failed, 2 the command line is wrong, 64 the configuration is
+wrong, 69 this place does not let it work (pid namespace, /proc, descriptors).";
+
+const IDENTITY: &str = "\
+A sidecar without hostPID sees its clients as process 0. It sends a question with one descriptor: the pidfd of its client
+(SO_PEERPIDFD, Linux 6.5), or the accepted socket itself. The answer is the kernel's word: process id in this service's pid
+namespace, start time, pidfd inode, uid, gid, and the pod from the cgroup path. Nobody is asked for a pid of their own.
+
+Run it with hostPID and the host's cgroup namespace if you can; it needs no capability and any uid that may write the
+socket's directory. Mount the directory, not the socket, into pods: a restart makes a new socket.
+
+Examples:
+  shmesh-plugin identity
+  shmesh-plugin identity --socket /tmp/agent.sock --socket-mode 0600 --pods pods.yaml --log-format text
+
+Signals: SIGTERM and SIGINT drain and end, SIGHUP reads the pods again.
+
+";
+
+/// What runs once per node.
+#[derive(Parser, Debug)]
+#[command(name = "shmesh-plugin", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) log: Log,
+}
+
+/// What it is to do.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Tells sidecars who is at the other end of a socket
+    #[command(after_long_help = format!("{IDENTITY}{EXIT_CODES}"))]
+    Identity(Identity),
+}
+
+/// The log.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Log {
+    /// How lines of the log look
+    #[arg(long, global = true, value_name = "FORM", env = "SHMESH_LOG_FORMAT", default_value = "json")]
+    pub(crate) log_format: LogFormat,
+    /// What is logged: a level, or levels by module as in `info,shmesh_plugin=debug`
+    #[arg(long, global = true, value_name = "FILTER", env = "SHMESH_LOG", default_value = "info")]
+    pub(crate) log: String,
+}
+
+/// The form of the log.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For programs: an object per line
+    Json,
+    /// For people
+    Text,
+}
+
+/// The identity service.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Identity {
+    /// The socket to listen on; one that nobody listens on any more is replaced
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "SHMESH_IDENTITY_SOCKET",
+        default_value = "/run/shmesh/agent/agent.sock"
+    )]
+    pub(crate) socket: PathBuf,
+    /// The socket's mode: sidecars run as any uid, and whoever reaches it may ask
+    #[arg(long, value_name = "OCTAL", env = "SHMESH_IDENTITY_SOCKET_MODE", default_value = "0666")]
+    pub(crate) socket_mode: Mode,
+    /// A file of pods (YAML or JSON) that confirms uids and gives names; without it pods are not confirmed
+    #[arg(long, value_name = "FILE", env = "SHMESH_IDENTITY_PODS")]
+    pub(crate) pods: Option<PathBuf>,
+    /// Refuse to start in a nested pid namespace; not in kind, where the node itself is nested
+    #[arg(long, env = "SHMESH_IDENTITY_REQUIRE_INITIAL_PID_NAMESPACE")]
+    pub(crate) require_initial_pid_namespace: bool,
+    /// Seconds that a connection may stay without a question
+    #[arg(long = "idle-seconds", value_name = "N", env = "SHMESH_IDENTITY_IDLE_SECONDS", default_value = DEFAULT_IDLE)]
+    pub(crate) idle: Seconds,
+}
+
+/// Long enough for a sidecar whose clients seldom change.
+const DEFAULT_IDLE: &str = "600";
+
+/// Permission bits.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Mode(pub(crate) u32);
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match u32::from_str_radix(text, 8) {
+            Ok(mode) if mode <= 0o777 => Ok(Self(mode)),
+            _ => Err("must be octal and at most 0777".into()),
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
+/// A time that is neither nothing nor for ever.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Seconds(u32);
+
+impl FromStr for Seconds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(seconds @ 1..=86_400) => Ok(Self(seconds)),
+            _ => Err("must lie between 1 and 86400".into()),
+        }
+    }
+}
+
+impl From<Seconds> for Duration {
+    fn from(Seconds(seconds): Seconds) -> Self {
+        Self::from_secs(seconds.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn modes_are_octal() {
+        assert_eq!("0660".parse(), Ok(Mode(0o660)));
+        assert_eq!(Mode(0o60).to_string(), "0060");
+        for wrong in ["", "rw", "0888", "1777", "-1"] {
+            assert!(wrong.parse::<Mode>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn times_have_bounds() {
+        assert_eq!("60".parse(), Ok(Seconds(60)));
+        for wrong in ["0", "86401", "-1", "soon"] {
+            assert!(wrong.parse::<Seconds>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! From the text of `/proc/PID/cgroup` to pod and container. Pure: no I/O.
+//!
+//! The *first* pod on the way from the root counts: what lies below a container's own cgroup may be made and named by the
+//! container itself. Where the node's kubelet is nested (kind, or a cluster in a pod), the root is that of the service's own
+//! cluster, which [`Roots`] learns from the service's own cgroups.
+
+/// Where a process is, by its cgroups.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Place {
+    /// The pod's uid with dashes, or 32 hex digits for a static pod; `None` where the runtime's layout lacks it.
+    pub(crate) pod_uid: Option<String>,
+    /// The container's id: 64 hex digits.
+    pub(crate) container_id: String,
+}
+
+/// Why cgroups name no pod.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum NoPlace {
+    /// It is in none.
+    NotInPod,
+    /// Its hierarchies name different ones.
+    Ambiguous,
+}
+
+/// What comes before this cluster's pods in each hierarchy.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Roots(Vec<(String, Vec<String>)>);
+
+impl Roots {
+    /// From the service's own `/proc/self/cgroup`. Outside a pod the root is the root.
+    pub(crate) fn of_own(text: &str) -> Self {
+        let lines = lines(text).filter_map(|(controllers, path)| {
+            let parts: Vec<&str> = parts(path).collect();
+            let own_pod = parts.iter().rposition(|part| pod_uid(part).is_some())?;
+            let above = parts[..own_pod].iter().take_while(|part| !is_kubepods(part));
+            // A pod of an outer cluster is further out than the last "kubepods" before our own pod.
+            let last_kubepods = parts[..own_pod].iter().rposition(|part| is_top_kubepods(part));
+            let root: Vec<String> = match last_kubepods {
+                Some(at) => parts[..at].iter().map(|part| (*part).to_owned()).collect(),
+                None => above.map(|part| (*part).to_owned()).collect(),
+            };
+            Some((controllers.to_owned(), root))
+        });
+        Self(lines.collect())
+    }
+
+    /// The place of the process with this `/proc/PID/cgroup`.
+    pub(crate) fn place(&self, text: &str) -> Result<Place, NoPlace> {
+        let mut found: Option<Place> = None;
+        for (controllers, path) in lines(text) {
+            let Some(place) = self.place_in(controllers, path) else { continue };
+            match &found {
+                Some(other) if *other != place => return Err(NoPlace::Ambiguous),
+                _ => found = Some(place),
+            }
+        }
+        found.ok_or(NoPlace::NotInPod)
+    }
+
+    fn place_in(&self, controllers: &str, path: &str) -> Option<Place> {
+        let parts: Vec<&str> = parts(path).collect();
+        let root = self.0.iter().find(|(known, _)| known == controllers).map(|(_, root)| root);
+        let below = root.map_or(parts.as_slice(), |root| strip(&parts, root));
+        let Some(at) = below.iter().position(|part| pod_uid(part).is_some()) else {
+            // CRI-O without a pod's slice: `/machine.slice/crio-ID.scope`.
+            let id = below.iter().find_map(|part| scope_id(part, &["crio"]))?;
+            return Some(Place { pod_uid: None, container_id: id.to_owned() });
+        };
+        let uid = pod_uid(below[at])?;
+        // `…pod<uid>.slice:cri-containerd:<id>` is one component: containerd told one driver, the kubelet another.
+        let container_id = match below[at].split_once(':') {
+            Some((_, rest)) => hex(rest.rsplit(':').next()?, 64)?,
+            None => container_id(below.get(at + 1)?)?,
+        };
+        Some(Place { pod_uid: Some(uid), container_id: container_id.to_owned() })
+    }
+}
+
+/// `hierarchy:controllers:path` of each line; the path may hold colons.
+fn lines(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        // What the kernel appends to the path of a cgroup that was removed.
+        Some((controllers, path.strip_suffix(" (deleted)").unwrap_or(path)))
+    })
+}
+
+/// Components, without the `..` of a private cgroup namespace.
+fn parts(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|part| !part.is_empty() && *part != "..")
+}
+
+fn strip<'p, 's>(parts: &'p [&'s str], root: &[String]) -> &'p [&'s str] {
+    let same = parts.len() >= root.len() && parts.iter().zip(root).all(|(part, root)| part == root);
+    if same { &parts[root.len()..] } else { parts }
+}
+
+fn is_kubepods(part: &str) -> bool {
+    is_top_kubepods(part) || part.starts_with("kubepods-") || matches!(part, "burstable" | "besteffort")
+}
+
+/// `kubepods`, `kubepods.slice`, and kind's `kubelet-kubepods.slice`.
+fn is_top_kubepods(part: &str) -> bool {
+    matches!(part, "kubepods" | "kubepods.slice" | "kubelet-kubepods.slice")
+}
+
+/// The uid in `pod<uid>`, `kubepods-burstable-pod<uid with _>.slice`, or the latter with `:…` behind.
+fn pod_uid(part: &str) -> Option<String> {
+    let name = part.split_once(':').map_or(part, |(name, _)| name);
+    let uid = match name.strip_suffix(".slice") {
+        Some(slice) => slice.rsplit_once("-pod")?.1,
+        None => name.strip_prefix("pod")?,
+    };
+    uuid(uid).or_else(|| hex(uid, 32).map(str::to_owned))
+}
+
+/// 8-4-4-4-12 hex digits, by dashes or underscores; given back with dashes.
+fn uuid(text: &str) -> Option<String> {
+    const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
+    let groups: Vec<&str> = text.split(['-', '_']).collect();
+    let fits = groups.len() == GROUPS.len()
+        && groups.iter().zip(GROUPS).all(|(group, len)| hex(group, len).is_some());
+    fits.then(|| groups.join("-"))
+}
+
+/// `<id>`, or `cri-containerd-<id>.scope` and its like. `crio-conmon-<id>.scope` is the runtime's, not the container's.
+fn container_id(part: &str) -> Option<&str> {
+    hex(part, 64).or_else(|| scope_id(part, &["cri-containerd", "crio", "docker"])).or_else(|| {
+        // crun below CRI-O with cgroupfs: no `.scope`.
+        hex(part.strip_prefix("crio-")?, 64)
+    })
+}
+
+fn scope_id<'p>(part: &'p str, runtimes: &[&str]) -> Option<&'p str> {
+    let (runtime, id) = part.strip_suffix(".scope")?.rsplit_once('-')?;
+    if runtimes.contains(&runtime) { hex(id, 64) } else { None }
+}
+
+/// `text` itself, if it is so many lower-case hex digits.
+fn hex(text: &str, len: usize) -> Option<&str> {
+    let digits = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    (digits && text.len() == len).then_some(text)
+}
+
+#[cfg(test)]
+#[path = "tests/cgroup.rs"]
+mod tests;

@@ -1,0 +1,158 @@
+//! Who is connected, and how much of the service each client may take.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::warn;
+
+use super::limits::{MAX_CLOSINGS, MAX_CLOSINGS_PER_CLIENT, MAX_CONNECTIONS_PER_CLIENT};
+
+/// A client: everything in one pod is one.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub(crate) enum Who {
+    /// A pod, by its uid.
+    Pod(String),
+    /// A process outside any pod, by id and start time.
+    Process(i32, u64),
+    /// One that cannot be identified: all of them share.
+    Unknown,
+}
+
+/// All clients.
+#[derive(Debug)]
+pub(crate) struct Clients(Rc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    by_who: RefCell<HashMap<Who, Rc<Client>>>,
+    open: Cell<usize>,
+    max: usize,
+    closings: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+struct Client {
+    connections: Cell<usize>,
+    closings: Arc<Semaphore>,
+}
+
+impl Clients {
+    /// With room for so many connections.
+    pub(crate) fn new(max: usize) -> Self {
+        let closings = Arc::new(Semaphore::new(MAX_CLOSINGS));
+        Self(Rc::new(Shared { by_who: RefCell::default(), open: Cell::new(0), max, closings }))
+    }
+
+    /// Connections now.
+    pub(crate) fn open(&self) -> usize {
+        self.0.open.get()
+    }
+
+    /// One more connection of `who`, who comes back if there is no room.
+    pub(crate) fn seat(&self, who: Who) -> Result<Seat, Who> {
+        if self.open() >= self.0.max {
+            return Err(who);
+        }
+        let mut by_who = self.0.by_who.borrow_mut();
+        let client = by_who.entry(who.clone()).or_insert_with(|| {
+            let closings = Arc::new(Semaphore::new(MAX_CLOSINGS_PER_CLIENT));
+            Rc::new(Client { connections: Cell::new(0), closings })
+        });
+        if client.connections.get() >= MAX_CONNECTIONS_PER_CLIENT {
+            return Err(who);
+        }
+        client.connections.set(client.connections.get() + 1);
+        self.0.open.set(self.open() + 1);
+        Ok(Seat { all: Rc::clone(&self.0), client: Rc::clone(client), who })
+    }
+}
+
+/// The place of one connection, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    all: Rc<Shared>,
+    client: Rc<Client>,
+    who: Who,
+}
+
+impl Seat {
+    /// Whose it is.
+    pub(crate) fn who(&self) -> &Who {
+        &self.who
+    }
+
+    /// Waits until something may be received that has to be closed again.
+    pub(crate) async fn closing(&self) -> Closing {
+        // Never closed, so never refused; and without a permit nothing is worse than with one.
+        let one = Arc::clone(&self.client.closings).acquire_owned().await;
+        let all = Arc::clone(&self.all.closings).acquire_owned().await;
+        Closing { _permits: [one.ok(), all.ok()] }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.all.open.set(self.all.open.get() - 1);
+        let left = self.client.connections.get() - 1;
+        self.client.connections.set(left);
+        // Somebody whose descriptors still wait to be closed is remembered: connecting anew is no way around the limit.
+        if left == 0 && self.client.closings.available_permits() == MAX_CLOSINGS_PER_CLIENT {
+            self.all.by_who.borrow_mut().remove(&self.who);
+        }
+    }
+}
+
+/// Leave to close foreign descriptors.
+#[derive(Debug)]
+pub(crate) struct Closing {
+    _permits: [Option<OwnedSemaphorePermit>; 2],
+}
+
+impl Closing {
+    /// Closes descriptors of which nobody knows how long that takes: a socket that lingers, a file of a client's own file
+    /// system. So not in the thread that serves.
+    pub(crate) fn close(self, fds: Vec<OwnedFd>) {
+        if fds.is_empty() {
+            return;
+        }
+        let closing =
+            std::thread::Builder::new().name("close".into()).stack_size(64 * 1024).spawn(move || {
+                drop(fds);
+                drop(self);
+            });
+        if let Err(error) = closing {
+            // They were closed here instead.
+            warn!(%error, "no thread to close descriptors");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_client_cannot_take_all_places() {
+        let clients = Clients::new(100);
+        let ours = Who::Pod("u".into());
+        let seats: Vec<_> =
+            (0..MAX_CONNECTIONS_PER_CLIENT).map(|_| clients.seat(ours.clone()).unwrap()).collect();
+        assert_eq!(clients.seat(ours.clone()).unwrap_err(), ours);
+        let other = clients.seat(Who::Process(1, 2)).unwrap();
+        assert_eq!(clients.open(), MAX_CONNECTIONS_PER_CLIENT + 1);
+        drop((seats, other));
+        assert_eq!((clients.open(), clients.0.by_who.borrow().len()), (0, 0));
+        assert!(clients.seat(ours).is_ok());
+    }
+
+    #[test]
+    fn there_is_an_end_to_all_places() {
+        let clients = Clients::new(2);
+        let _seats = [clients.seat(Who::Process(1, 1)).unwrap(), clients.seat(Who::Process(2, 1)).unwrap()];
+        assert_eq!(clients.seat(Who::Process(3, 1)).unwrap_err(), Who::Process(3, 1));
+    }
+}

@@ -1,0 +1,156 @@
+//! From the descriptor of a question to a pidfd that is surely one, with no call that its maker could make wait.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockType, getsockopt, sockopt};
+use shmesh_proto::identity::Unknown;
+
+use super::procfs;
+
+/// How the kernel is asked for the other end of a socket.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum PeerPidfd {
+    /// `SO_PEERPIDFD`, and `SO_PEERCRED` where the kernel does not have it.
+    Newest,
+    /// As before Linux 6.5, for tests.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests ask a new kernel as an old one"))]
+    Old,
+}
+
+/// A process by its pidfd.
+#[derive(Debug)]
+pub(crate) struct Pidfd {
+    fd: OwnedFd,
+    /// The user that `SO_PEERCRED` has for it, if the pidfd was opened by a number only.
+    pub(crate) must_be_user: Option<u32>,
+}
+
+impl Pidfd {
+    /// `fd`, if it is the pidfd of a process. Another descriptor comes back with the reason.
+    pub(crate) fn given(fd: OwnedFd) -> Result<Self, (OwnedFd, Unknown)> {
+        match check(fd.as_fd()) {
+            Ok(()) => Ok(Self { fd, must_be_user: None }),
+            Err(unknown) => Err((fd, unknown)),
+        }
+    }
+
+    /// The process that connected to this accepted socket.
+    pub(crate) fn of_peer(socket: BorrowedFd<'_>, how: PeerPidfd) -> Result<Self, Unknown> {
+        let user = connector(socket)?;
+        if how == PeerPidfd::Newest {
+            match getsockopt(&socket, sockopt::PeerPidfd) {
+                Ok(fd) => return Ok(Self { fd, must_be_user: None }),
+                // Linux before 6.5.
+                Err(Errno::ENOPROTOOPT) => {}
+                // That it was reaped is said with one or the other, by version.
+                Err(Errno::ESRCH | Errno::EINVAL) => return Err(Unknown::Gone),
+                Err(Errno::ENODATA) => return Err(Unknown::BadDescriptor),
+                Err(_) => return Err(Unknown::Unavailable),
+            }
+        }
+        if user.pid == 0 {
+            return Err(Unknown::OutOfSight);
+        }
+        let fd =
+            open(user.pid).map_err(|error| match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
+                Errno::ESRCH => Unknown::Gone,
+                // The number is a thread's by now.
+                Errno::EINVAL | Errno::ENOENT => Unknown::Gone,
+                _ => Unknown::Unavailable,
+            })?;
+        Ok(Self { fd, must_be_user: Some(user.uid) })
+    }
+
+    /// Whom it means, by `/proc/self/fdinfo`.
+    pub(crate) fn says(&self) -> io::Result<procfs::PidfdSays> {
+        Ok(procfs::pidfd_says(&procfs::fdinfo(self.fd.as_fd())?))
+    }
+
+    /// Whether the process has ended, reaped or not.
+    pub(crate) fn has_ended(&self) -> io::Result<bool> {
+        let mut polled = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        loop {
+            match poll(&mut polled, PollTimeout::ZERO) {
+                Err(Errno::EINTR) => {}
+                done => return Ok(done? > 0),
+            }
+        }
+    }
+
+    /// The inode, which is the process's own since Linux 6.9, and 0 before: then all pidfds share one.
+    pub(crate) fn inode(&self) -> u64 {
+        const PIDFS_MAGIC: u64 = 0x5049_4446;
+        let is_pidfs = nix::sys::statfs::fstatfs(&self.fd)
+            .is_ok_and(|fs| u64::try_from(fs.filesystem_type().0) == Ok(PIDFS_MAGIC));
+        let inode = if is_pidfs { nix::sys::stat::fstat(&self.fd).ok() } else { None };
+        inode.map_or(0, |stat| stat.st_ino)
+    }
+}
+
+/// Refuses what is no pidfd of a whole process.
+fn check(fd: BorrowedFd<'_>) -> Result<(), Unknown> {
+    // The name of the open file: no path of any file system begins like this, and looking asks none.
+    let name = nix::fcntl::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str())
+        .map_err(|_| Unknown::Unavailable)?;
+    let name = name.to_string_lossy();
+    if !(name == "anon_inode:[pidfd]" || name.starts_with("pidfd:[")) {
+        return Err(Unknown::BadDescriptor);
+    }
+    // PIDFD_THREAD, Linux 6.9: it means one thread, and ends with it.
+    let flags = fcntl(fd, FcntlArg::F_GETFL).map_err(|_| Unknown::Unavailable)?;
+    if flags & OFlag::O_EXCL.bits() != 0 {
+        return Err(Unknown::BadDescriptor);
+    }
+    Ok(())
+}
+
+/// The kernel's word of who connected; refuses what is no accepted unix socket.
+fn connector(socket: BorrowedFd<'_>) -> Result<Connector, Unknown> {
+    let bad = |_: Errno| Unknown::BadDescriptor;
+    let domain: i32 = option(socket, libc::SO_DOMAIN).map_err(bad)?;
+    if domain != AddressFamily::Unix as i32 {
+        return Err(Unknown::BadDescriptor);
+    }
+    let kind = getsockopt(&socket, sockopt::SockType).map_err(bad)?;
+    // A listening socket names who listens.
+    let listens = getsockopt(&socket, sockopt::AcceptConn).map_err(bad)?;
+    if listens || !matches!(kind, SockType::Stream | SockType::SeqPacket) {
+        return Err(Unknown::BadDescriptor);
+    }
+    let peer = getsockopt(&socket, sockopt::PeerCredentials).map_err(bad)?;
+    // What the kernel says of a socket that was never connected.
+    if peer.uid() == u32::MAX {
+        return Err(Unknown::BadDescriptor);
+    }
+    Ok(Connector { pid: peer.pid(), uid: peer.uid() })
+}
+
+struct Connector {
+    pid: i32,
+    uid: u32,
+}
+
+#[expect(unsafe_code, reason = "nix has no SO_DOMAIN")]
+fn option(socket: BorrowedFd<'_>, name: i32) -> nix::Result<i32> {
+    let mut value = 0_i32;
+    let mut len = libc::socklen_t::try_from(size_of::<i32>()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: value is a number of `len` bytes, which the kernel fills; both live until the call returns.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len)
+    };
+    Errno::result(result).map(|_| value)
+}
+
+/// `pidfd_open`, Linux 5.3. Of a thread that does not lead its process this fails.
+#[expect(unsafe_code, reason = "nix has no pidfd_open")]
+pub(crate) fn open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes two numbers.
+    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    let fd = i32::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,50 @@
+//! Every limit of the service. What goes beyond one is refused and counted.
+
+use std::time::Duration;
+
+/// Connections at the same time.
+pub(super) const MAX_CONNECTIONS: usize = 1024;
+
+/// Connections of one pod, or of one process outside any pod: nobody can take all places.
+pub(super) const MAX_CONNECTIONS_PER_CLIENT: usize = 64;
+
+/// Closings of foreign descriptors under way: each may block for as long as its maker likes.
+pub(super) const MAX_CLOSINGS: usize = 32;
+
+/// The same for one client, so that one alone cannot stop the others.
+pub(super) const MAX_CLOSINGS_PER_CLIENT: usize = 2;
+
+/// Descriptors with one packet that the kernel lets anybody send (`SCM_MAX_FD`). All are taken, so that it is never the
+/// kernel that closes what is too much, in our thread and for as long as it takes.
+pub(super) const MAX_RECEIVED_FDS: usize = 253;
+
+/// Descriptors that the service needs besides its connections.
+pub(super) const RESERVED_FDS: usize = 2 * MAX_RECEIVED_FDS + 64;
+
+/// Connections that wait to be accepted.
+pub(super) const BACKLOG: i32 = 128;
+
+/// How long a client may take to make room for its answer.
+pub(super) const SEND: Duration = Duration::from_millis(shmesh_proto::limits::ANSWER_MILLIS);
+
+/// How long to wait when there is no descriptor left for the next connection.
+pub(super) const EXHAUSTED: Duration = Duration::from_millis(50);
+
+/// How long to drain at the end.
+pub(super) const DRAIN: Duration = Duration::from_secs(5);
+
+/// Between two lines of counters in the log.
+pub(super) const REPORT: Duration = Duration::from_secs(60);
+
+/// Bytes read of `fdinfo`, `stat` and `status`. What is looked for stands in the first kilobyte; `status` goes on for as
+/// long as a process has groups.
+pub(super) const MAX_PROC_BYTES: usize = 4096;
+
+/// Bytes read of `cgroup`: more than a path of the greatest length in each hierarchy.
+pub(super) const MAX_CGROUP_BYTES: usize = 65_536;
+
+/// Bytes of a file of pods.
+pub(super) const MAX_PODS_BYTES: u64 = 4 << 20;
+
+/// Containers in a file of pods.
+pub(super) const MAX_CONTAINERS: usize = 4096;

@@ -1,0 +1,159 @@
+//! The node's identity service: who is at the other end of that socket?
+//!
+//! | file | concept |
+//! |---|---|
+//! | `limits.rs` | every limit, by name |
+//! | `socket.rs` | the socket with a name, and packets with descriptors |
+//! | `clients.rs` | who is connected, and how much of the service each may take |
+//! | `service.rs` | connections, questions and answers |
+//! | `descriptor.rs` | from the descriptor of a question to a pidfd |
+//! | `procfs.rs` | what `/proc` says of a process: parsers |
+//! | `process.rs` | from a pidfd to an identity, never a mixture |
+//! | `cgroup.rs` | from a cgroup path to pod and container |
+//! | `pods.rs` | who knows the pods |
+//! | `namespace.rs` | which numbers the service sees |
+//! | `count.rs` | what was done and what was refused |
+
+mod cgroup;
+mod clients;
+mod count;
+mod descriptor;
+mod limits;
+mod namespace;
+mod pods;
+mod process;
+mod procfs;
+mod service;
+mod socket;
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::io;
+use std::path::Path;
+use std::rc::Rc;
+
+use anyhow::Context;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use thiserror::Error;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{error, info, warn};
+
+use crate::args::Identity;
+use clients::Clients;
+use limits::{MAX_CGROUP_BYTES, MAX_CONNECTIONS, RESERVED_FDS};
+use pods::{FromFile, Nobody, Pods};
+use service::Service;
+
+/// Why the service did not start, or ended.
+#[derive(Debug, Error)]
+pub(crate) enum Failure {
+    /// What it was told is wrong.
+    #[error("the configuration is wrong")]
+    Config(#[source] anyhow::Error),
+    /// Here nobody can be identified.
+    #[error("this is not the place to identify processes")]
+    Place(#[source] anyhow::Error),
+    /// It tried.
+    #[error("the identity service failed")]
+    Failed(#[source] anyhow::Error),
+}
+
+/// Runs the service until SIGTERM or SIGINT.
+pub(crate) fn serve(args: &Identity) -> Result<(), Failure> {
+    look_around(args.require_initial_pid_namespace).map_err(Failure::Place)?;
+    let pods = load(args.pods.as_deref()).map_err(Failure::Config)?;
+    let max_connections = descriptors().map_err(Failure::Place)?;
+    let own_cgroup =
+        procfs::beginning("/proc/self/cgroup", MAX_CGROUP_BYTES).context("cannot read /proc/self/cgroup");
+    let roots = cgroup::Roots::of_own(&own_cgroup.map_err(Failure::Place)?);
+    let service = Rc::new(Service {
+        resolver: process::Resolver { proc: procfs::Kernel, roots },
+        peer_pidfd: descriptor::PeerPidfd::Newest,
+        pods: RefCell::new(pods),
+        clients: Clients::new(max_connections),
+        idle: args.idle.into(),
+        counters: count::Counters::default(),
+    });
+    run(args, service).map_err(Failure::Failed)
+}
+
+fn run(args: &Identity, service: Rc<Service<procfs::Kernel>>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        // Before anybody can connect: from then on a signal is an end in order.
+        let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let hup = signal(SignalKind::hangup())?;
+        let listener = socket::Listener::bind(&args.socket, args.socket_mode.0)?;
+        info!(socket = %args.socket.display(), mode = %args.socket_mode, "listening");
+        tokio::task::spawn_local(reload(hup, args.pods.clone(), Rc::clone(&service)));
+        let stop = async {
+            tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        };
+        Ok(service.run(listener, stop).await?)
+    })
+}
+
+/// Says in the log where the service is, and refuses where it could only guess.
+fn look_around(must_be_initial: bool) -> anyhow::Result<()> {
+    let ours = namespace::Namespaces::own().context("cannot look at /proc/self/ns")?;
+    let is_initial = ours.is_initial_pid();
+    let own = process::own_start_time().context("cannot read /proc/self/stat")?;
+    anyhow::ensure!(own.is_some(), "/proc is of another pid namespace: its numbers are not ours");
+    info!(
+        pid_namespace = ours.pid,
+        initial_pid_namespace = is_initial,
+        cgroup_namespace = ours.cgroup,
+        initial_cgroup_namespace = ours.is_initial_cgroup(),
+        "process ids are those of this pid namespace"
+    );
+    anyhow::ensure!(
+        is_initial || !must_be_initial,
+        "the pid namespace {} is not the initial one: run with hostPID, or without --require-initial-pid-namespace \
+         where the node itself is nested, as in kind",
+        ours.pid
+    );
+    Ok(())
+}
+
+fn load(path: Option<&Path>) -> anyhow::Result<Rc<dyn Pods>> {
+    let Some(path) = path else {
+        warn!("no source of pods: pods will have a uid, but no name, and are not confirmed");
+        return Ok(Rc::new(Nobody));
+    };
+    let pods = FromFile::load(path)?;
+    let (pods_known, containers) = pods.counts();
+    info!(file = %path.display(), pods = pods_known, containers, "pods read");
+    Ok(Rc::new(pods))
+}
+
+async fn reload<P>(mut hup: Signal, path: Option<std::path::PathBuf>, service: Rc<Service<P>>) {
+    while hup.recv().await.is_some() {
+        match load(path.as_deref()) {
+            Ok(pods) => {
+                service.pods.replace(pods);
+            }
+            Err(error) => error!(error = format!("{error:#}"), "the pods stay what they were"),
+        }
+    }
+}
+
+/// Raises the limit of descriptors as far as it goes, and tells for how many connections that is enough.
+fn descriptors() -> anyhow::Result<usize> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let wanted = (RESERVED_FDS + MAX_CONNECTIONS) as u64;
+    let limit = if soft < wanted { hard.min(wanted) } else { soft };
+    if limit != soft {
+        setrlimit(Resource::RLIMIT_NOFILE, limit, hard).map_err(io::Error::from)?;
+    }
+    let room = usize::try_from(limit)?.saturating_sub(RESERVED_FDS);
+    anyhow::ensure!(
+        room > 0,
+        "a limit of {limit} descriptors leaves none for connections: {RESERVED_FDS} are needed"
+    );
+    if room < MAX_CONNECTIONS {
+        warn!(limit, connections = room, "few descriptors: fewer connections than there could be");
+    }
+    Ok(room.min(MAX_CONNECTIONS))
+}

@@ -1,0 +1,166 @@
+//! What `/proc` says of a process. The parsers are pure and take any text.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::limits::{MAX_CGROUP_BYTES, MAX_PROC_BYTES};
+
+/// A file of `/proc/PID`. None of them waits for the process's memory map, which a hostile process could keep locked.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Facts {
+    /// `stat`
+    Stat,
+    /// `status`
+    Status,
+    /// `cgroup`
+    Cgroup,
+}
+
+/// Where facts come from; tests let processes end between two of them.
+pub(crate) trait Proc {
+    /// The beginning of `/proc/PID/…`.
+    fn read(&self, tgid: i32, facts: Facts) -> io::Result<String>;
+}
+
+/// The real `/proc`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel;
+
+impl Proc for Kernel {
+    fn read(&self, tgid: i32, facts: Facts) -> io::Result<String> {
+        let (name, limit) = match facts {
+            Facts::Stat => ("stat", MAX_PROC_BYTES),
+            Facts::Status => ("status", MAX_PROC_BYTES),
+            Facts::Cgroup => ("cgroup", MAX_CGROUP_BYTES),
+        };
+        beginning(&format!("/proc/{tgid}/{name}"), limit)
+    }
+}
+
+/// The first `limit` bytes of a file, whole lines only: a number that was cut in two would be another number.
+pub(super) fn beginning(path: &str, limit: usize) -> io::Result<String> {
+    let mut bytes = Vec::with_capacity(limit.min(MAX_PROC_BYTES));
+    File::open(path)?.take(limit as u64).read_to_end(&mut bytes)?;
+    if bytes.len() == limit {
+        bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
+    }
+    // A name may be any bytes; what is looked for is ASCII.
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// `/proc/self/fdinfo/FD`. Unlike `fstat`, this asks no file system, which could be a client's own and never answer.
+pub(super) fn fdinfo(fd: BorrowedFd<'_>) -> io::Result<String> {
+    beginning(&format!("/proc/self/fdinfo/{}", fd.as_raw_fd()), MAX_PROC_BYTES)
+}
+
+/// Whom a pidfd means, by the `Pid:` of its fdinfo.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum PidfdSays {
+    /// The process with this id in our pid namespace.
+    Pid(i32),
+    /// A process that our pid namespace does not have.
+    OutOfSight,
+    /// One that has ended and was reaped.
+    Gone,
+    /// It is no pidfd.
+    NoPidfd,
+}
+
+/// Reads the fdinfo of a descriptor that may be a pidfd.
+pub(crate) fn pidfd_says(fdinfo: &str) -> PidfdSays {
+    match field(fdinfo, "Pid").and_then(|value| value.trim().parse::<i32>().ok()) {
+        Some(-1) => PidfdSays::Gone,
+        Some(0) => PidfdSays::OutOfSight,
+        Some(pid) if pid > 0 => PidfdSays::Pid(pid),
+        _ => PidfdSays::NoPidfd,
+    }
+}
+
+/// What `status` says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Status {
+    /// The thread group, which is the process.
+    pub(crate) tgid: i32,
+    /// The effective user.
+    pub(crate) uid: u32,
+    /// The effective group.
+    pub(crate) gid: u32,
+}
+
+/// Reads `/proc/PID/status`; the kernel escapes line ends in the name.
+pub(crate) fn status(text: &str) -> Option<Status> {
+    let effective = |name| field(text, name)?.split_ascii_whitespace().nth(1)?.parse().ok();
+    Some(Status {
+        tgid: field(text, "Tgid")?.trim().parse().ok()?,
+        uid: effective("Uid")?,
+        gid: effective("Gid")?,
+    })
+}
+
+/// Field 22 of `/proc/PID/stat`: clock ticks after boot.
+pub(crate) fn start_time(stat: &str) -> Option<u64> {
+    // The name, field 2, may hold spaces and parentheses: count from the last one.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pidfd_says_whom_it_means() {
+        let text =
+            |pid| format!("pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t1066\nPid:\t{pid}\nNSpid:\t{pid}\n");
+        assert_eq!(pidfd_says(&text("4711")), PidfdSays::Pid(4711));
+        assert_eq!(pidfd_says(&text("0")), PidfdSays::OutOfSight);
+        assert_eq!(pidfd_says(&text("-1")), PidfdSays::Gone);
+        assert_eq!(pidfd_says(&text("-2")), PidfdSays::NoPidfd);
+        assert_eq!(pidfd_says(&text("99999999999")), PidfdSays::NoPidfd);
+        assert_eq!(pidfd_says("pos:\t0\nflags:\t02\neventfd-count: 0\n"), PidfdSays::NoPidfd);
+        assert_eq!(pidfd_says("NSpid:\t7\n"), PidfdSays::NoPidfd);
+    }
+
+    #[test]
+    fn the_effective_user_counts() {
+        let text =
+            "Name:\tsh\\nTgid:\\t1\nUmask:\t0022\nTgid:\t42\nPid:\t42\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\n";
+        assert_eq!(status(text), Some(Status { tgid: 42, uid: 2, gid: 6 }));
+        assert_eq!(status("Tgid:\t42\nUid:\t1\n"), None);
+    }
+
+    #[test]
+    fn the_start_time_stands_behind_any_name() {
+        let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 777 1 2 3";
+        assert_eq!(start_time(stat), Some(777));
+        assert_eq!(start_time("1 (x) S"), None);
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut_between_lines() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "Uid:\t10\nGid:\t1234\n").unwrap();
+        let path = file.path().to_str().unwrap();
+        assert_eq!(beginning(path, 16).unwrap(), "Uid:\t10\n");
+        assert_eq!(beginning(path, 4).unwrap(), "");
+        assert_eq!(beginning(path, 100).unwrap(), "Uid:\t10\nGid:\t1234\n");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_it_panic(
+            text: String,
+            lines in "((Pid|Tgid|Uid|Gid|x):?\t?(-?[0-9]{0,20}[ \t]?){0,5}\n|[0-9]+ \\(.{0,16}\\)( -?[0-9]{0,20}){0,30}){0,6}",
+        ) {
+            for text in [text, lines] {
+                let _ = pidfd_says(&text);
+                let _ = status(&text);
+                let _ = start_time(&text);
+            }
+        }
+    }
+}

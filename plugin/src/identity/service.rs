@@ -1,0 +1,256 @@
+//! Connections, questions and answers.
+//!
+//! One thread, one task per connection, one question of a connection at a time. Nothing on the way to an answer waits for
+//! anybody but the kernel; what may wait for a client (sending, closing what it sent) has a limit and hurts only that client.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
+use shmesh_proto::limits::VERSION;
+use shmesh_proto::packet;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, error, info, warn};
+
+use super::clients::{Clients, Closing, Seat, Who};
+use super::count::Counters;
+use super::descriptor::{PeerPidfd, Pidfd};
+use super::limits::{DRAIN, EXHAUSTED, REPORT, SEND};
+use super::pods::Pods;
+use super::process::Resolver;
+use super::procfs::Proc;
+use super::socket::{self, Listener, Received};
+
+/// The service: who asks, who is asked about, and what is counted.
+#[derive(Debug)]
+pub(crate) struct Service<P> {
+    /// Tells who processes are.
+    pub(crate) resolver: Resolver<P>,
+    /// How sockets are asked for their other end.
+    pub(crate) peer_pidfd: PeerPidfd,
+    /// Who knows the pods; replaced while the service runs.
+    pub(crate) pods: RefCell<Rc<dyn Pods>>,
+    /// Who is connected.
+    pub(crate) clients: Clients,
+    /// How long a connection may stay without a question.
+    pub(crate) idle: Duration,
+    /// What happened.
+    pub(crate) counters: Counters,
+}
+
+impl<P: Proc + 'static> Service<P> {
+    /// Serves until `stop`, then answers what was asked by then.
+    pub(crate) async fn run(
+        self: Rc<Self>,
+        listener: Listener,
+        stop: impl Future<Output = ()>,
+    ) -> io::Result<()> {
+        let listener = listener.watched()?;
+        let (stopping, stopped) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        let mut stop = std::pin::pin!(stop);
+        let mut report = tokio::time::interval(REPORT);
+        let reported = Cell::new(0);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                _ = report.tick() => if reported.replace(self.counters.all()) != self.counters.all() {
+                    self.counters.log(self.clients.open(), "so far");
+                },
+                Some(ended) = tasks.join_next() => if let Err(error) = ended {
+                    error!(%error, "a connection's task failed");
+                },
+                ready = listener.readable() => match ready?.try_io(|listener| listener.get_ref().accept()) {
+                    // Nobody waits any more.
+                    Err(_) => {}
+                    Ok(Ok(fd)) => if let Some(seat) = self.admit(&fd) {
+                        tasks.spawn_local(Rc::clone(&self).converse(fd, seat, stopped.clone()));
+                    },
+                    Ok(Err(error)) => self.not_accepted(error).await?,
+                },
+            }
+            // Many connections may wait; those that are here have their turn too.
+            yield_now().await;
+        }
+        drop(listener);
+        let open = self.clients.open();
+        info!(open, "draining");
+        // No receiver: no connection either.
+        let _ = stopping.send(true);
+        let all_ended = timeout(DRAIN, async { while tasks.join_next().await.is_some() {} }).await;
+        match all_ended {
+            Ok(()) => self.counters.log(0, "drained"),
+            Err(_) => self.counters.log(self.clients.open(), "not drained in time"),
+        }
+        Ok(())
+    }
+
+    async fn not_accepted(&self, error: io::Error) -> io::Result<()> {
+        match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
+            Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM => {
+                Counters::add(&self.counters.exhausted);
+                warn!(%error, "no descriptor for another connection");
+                // It stays ready: without a pause this would be all that we do.
+                sleep(EXHAUSTED).await;
+                Ok(())
+            }
+            Errno::ECONNABORTED | Errno::EINTR => Ok(()),
+            _ => Err(error),
+        }
+    }
+
+    /// A seat for the connection, if its client may have one more. A client is known by the same means as anybody else.
+    fn admit(&self, fd: &OwnedFd) -> Option<Seat> {
+        let who = Pidfd::of_peer(fd.as_fd(), self.peer_pidfd)
+            .and_then(|pidfd| self.resolver.identify(&pidfd, 0, &super::pods::Nobody))
+            .map_or(Who::Unknown, |peer| match peer.pod {
+                Some(pod) => Who::Pod(pod.uid),
+                None => Who::Process(peer.bare_tgid, peer.start_time),
+            });
+        let seat = self.clients.seat(who);
+        match &seat {
+            Ok(_) => Counters::add(&self.counters.connections),
+            Err(who) => {
+                Counters::add(&self.counters.connections_refused);
+                debug!(?who, open = self.clients.open(), "connection refused: too many");
+            }
+        }
+        seat.ok()
+    }
+
+    async fn converse(self: Rc<Self>, fd: OwnedFd, seat: Seat, mut stopping: watch::Receiver<bool>) {
+        let Ok(fd) = socket::watched(fd) else {
+            return Counters::add(&self.counters.exhausted);
+        };
+        while let Some((received, closing)) = self.next(&fd, &seat, &mut stopping).await {
+            let reply = self.reply(received);
+            closing.close(reply.leftovers);
+            let bytes = packet::encode(&reply.answer);
+            let sent = fd.async_io(Interest::WRITABLE, |fd| socket::send(fd.as_fd(), &bytes));
+            match timeout(SEND, sent).await {
+                Ok(Ok(())) if reply.is_last => return,
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return debug!(%error, "the client has gone"),
+                Err(_) => return Counters::add(&self.counters.too_slow),
+            }
+            yield_now().await;
+        }
+    }
+
+    /// The next packet, and leave to close what comes with it; none when the connection is over.
+    async fn next(
+        &self,
+        fd: &AsyncFd<OwnedFd>,
+        seat: &Seat,
+        stopping: &mut watch::Receiver<bool>,
+    ) -> Option<(Received, Closing)> {
+        loop {
+            let is_last_look = *stopping.borrow();
+            if !is_last_look {
+                tokio::select! {
+                    biased;
+                    ready = fd.readable() => ready.ok()?.retain_ready(),
+                    _ = stopping.changed() => continue,
+                    () = sleep(self.idle) => {
+                        Counters::add(&self.counters.too_slow);
+                        return None;
+                    }
+                }
+            }
+            let Ok(closing) = timeout(SEND, seat.closing()).await else {
+                Counters::add(&self.counters.exhausted);
+                warn!(who = ?seat.who(), "what this client sent does not let itself be closed; it is let go");
+                return None;
+            };
+            let received = if is_last_look {
+                socket::receive(fd.get_ref().as_fd()).ok()?
+            } else {
+                match fd.readable().await.ok()?.try_io(|fd| socket::receive(fd.get_ref().as_fd())) {
+                    Err(_) => continue,
+                    Ok(received) => received.inspect_err(|error| debug!(%error, "cannot receive")).ok()?,
+                }
+            };
+            if received.bytes.is_empty() {
+                closing.close(received.fds);
+                return None;
+            }
+            return Some((received, closing));
+        }
+    }
+
+    fn reply(&self, received: Received) -> Reply {
+        let Received { bytes, fds, bytes_cut, fds_cut } = received;
+        let Some(question) = packet::decode::<Question>(&bytes).ok().filter(|_| !bytes_cut) else {
+            // Whoever speaks another language is told once.
+            return self.refusal(0, Unknown::BadQuestion, fds, true);
+        };
+        let id = question.id;
+        if question.version != VERSION {
+            return self.refusal(id, Unknown::BadQuestion, fds, false);
+        }
+        if fds_cut && fds.is_empty() {
+            Counters::add(&self.counters.exhausted);
+            return self.refusal(id, Unknown::Unavailable, fds, false);
+        }
+        let only = match <[OwnedFd; 1]>::try_from(fds) {
+            Ok([fd]) if !fds_cut => fd,
+            Ok(fds) => return self.refusal(id, Unknown::BadDescriptor, fds.into(), true),
+            Err(fds) => {
+                let is_flood = fds.len() > 1;
+                return self.refusal(id, Unknown::BadDescriptor, fds, is_flood);
+            }
+        };
+        let (pidfd, leftovers) = match question.subject() {
+            Subject::Pidfd => match Pidfd::given(only) {
+                Ok(pidfd) => (Ok(pidfd), Vec::new()),
+                Err((fd, unknown)) => (Err(unknown), vec![fd]),
+            },
+            // Ours may be the last descriptor of the socket, and in its queue may be anything.
+            Subject::Socket => (Pidfd::of_peer(only.as_fd(), self.peer_pidfd), vec![only]),
+            Subject::Unspecified => (Err(Unknown::BadQuestion), vec![only]),
+        };
+        let pods = Rc::clone(&self.pods.borrow());
+        match pidfd.and_then(|pidfd| self.resolver.identify(&pidfd, question.latest_start, &*pods)) {
+            Ok(peer) => self.identity(id, peer, leftovers),
+            Err(unknown) => self.refusal(id, unknown, leftovers, false),
+        }
+    }
+
+    fn identity(&self, id: u64, peer: PeerIdentity, leftovers: Vec<OwnedFd>) -> Reply {
+        Counters::add(&self.counters.identified);
+        debug!(id, ?peer, "identified");
+        let answer = Answer { id, result: Some(answer::Result::Peer(peer)) };
+        Reply { answer, leftovers, is_last: false }
+    }
+
+    fn refusal(&self, id: u64, unknown: Unknown, leftovers: Vec<OwnedFd>, is_last: bool) -> Reply {
+        Counters::add(match unknown {
+            Unknown::BadQuestion => &self.counters.bad_questions,
+            Unknown::BadDescriptor => &self.counters.bad_descriptors,
+            Unknown::Gone => &self.counters.gone,
+            Unknown::OutOfSight => &self.counters.out_of_sight,
+            Unknown::Unavailable | Unknown::Unspecified => &self.counters.unavailable,
+        });
+        debug!(id, ?unknown, "not identified");
+        let answer = Answer { id, result: Some(answer::Result::Unknown(unknown.into())) };
+        Reply { answer, leftovers, is_last }
+    }
+}
+
+struct Reply {
+    answer: Answer,
+    /// Foreign descriptors still to be closed.
+    leftovers: Vec<OwnedFd>,
+    /// The client is let go after it.
+    is_last: bool,
+}

@@ -1,0 +1,313 @@
+//! The identity socket: made, accepted from, and one packet in or out. All ancillary-data arithmetic is here.
+
+use std::fs::{self, Permissions};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, sendmsg,
+    socket,
+};
+use shmesh_proto::limits::MAX_PACKET_BYTES;
+use thiserror::Error;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::limits::{BACKLOG, MAX_RECEIVED_FDS};
+
+const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
+
+/// The socket cannot be made.
+#[derive(Debug, Error)]
+pub(crate) enum ListenError {
+    /// Somebody answers there.
+    #[error("another service answers on {0}")]
+    Taken(PathBuf),
+    /// It is a file or directory, which is not ours to remove.
+    #[error("{0} exists and is no socket")]
+    NoSocket(PathBuf),
+    /// The system says no.
+    #[error("cannot {0} {1}")]
+    System(&'static str, PathBuf, #[source] io::Error),
+}
+
+/// A listening socket with a name, which it takes away when dropped.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    fd: OwnedFd,
+    path: PathBuf,
+    /// Device and inode: by then the name may be another service's.
+    file: (u64, u64),
+}
+
+impl Listener {
+    /// Listens on `path`. A socket there that nobody listens on any more is replaced.
+    pub(crate) fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
+        let failed = |what, path: &Path| {
+            let path = path.to_owned();
+            move |error: io::Error| ListenError::System(what, path, error)
+        };
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(failed("make the directory", dir))?;
+        }
+        if is_socket(path)? && answers(path).map_err(failed("try", path))? {
+            return Err(ListenError::Taken(path.to_owned()));
+        }
+        // Made under another name and renamed: whoever sees the name can connect, and with the right mode.
+        let mut name = path.as_os_str().to_owned();
+        name.push(".new");
+        let new = PathBuf::from(name);
+        if is_socket(&new)? {
+            fs::remove_file(&new).map_err(failed("remove", &new))?;
+        }
+        let listening = || {
+            let fd = socket(AddressFamily::Unix, SockType::SeqPacket, FLAGS, None)?;
+            bind(fd.as_raw_fd(), &UnixAddr::new(&new)?)?;
+            fs::set_permissions(&new, Permissions::from_mode(mode))?;
+            listen(&fd, Backlog::new(BACKLOG)?)?;
+            let file = fs::symlink_metadata(&new)?;
+            fs::rename(&new, path)?;
+            Ok((fd, (file.dev(), file.ino())))
+        };
+        let (fd, file) = listening().map_err(failed("listen on", path))?;
+        Ok(Self { fd, path: path.to_owned(), file })
+    }
+
+    /// The next connection, if there is one.
+    pub(crate) fn accept(&self) -> io::Result<OwnedFd> {
+        let fd = accept4(self.fd.as_raw_fd(), FLAGS)?;
+        Ok(own(fd))
+    }
+
+    /// Lets the runtime say when somebody wants to connect.
+    #[expect(unsafe_code, reason = "tokio cannot see that a descriptor stays what it is")]
+    pub(crate) fn watched(self) -> io::Result<AsyncFd<Self>> {
+        // SAFETY: it is the descriptor of the field `fd`, which is closed with self and never replaced.
+        unsafe { Ok(AsyncFd::register_with_interest(self, Interest::READABLE)?) }
+    }
+}
+
+/// Lets the runtime say when there is something to receive, or room to send.
+#[expect(unsafe_code, reason = "tokio cannot see that a descriptor stays what it is")]
+pub(crate) fn watched(connection: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd is open until it is dropped, and never another.
+    unsafe { Ok(AsyncFd::register(connection)?) }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let still_ours =
+            fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.file);
+        if still_ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "the socket's name stays");
+        }
+    }
+}
+
+fn is_socket(path: &Path) -> Result<bool, ListenError> {
+    match fs::symlink_metadata(path) {
+        Ok(file) if file.file_type().is_socket() => Ok(true),
+        Ok(_) => Err(ListenError::NoSocket(path.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(ListenError::System("look at", path.to_owned(), error)),
+    }
+}
+
+/// Whether somebody listens on the socket at `path`.
+fn answers(path: &Path) -> io::Result<bool> {
+    let fd = socket(AddressFamily::Unix, SockType::SeqPacket, FLAGS, None)?;
+    match connect(fd.as_raw_fd(), &UnixAddr::new(path)?) {
+        Err(Errno::ECONNREFUSED) => Ok(false),
+        // Connected; or so many wait that we would have to; or it is a socket of another type, but somebody's.
+        Ok(()) | Err(Errno::EAGAIN | Errno::EPROTOTYPE) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// One packet as it came.
+#[derive(Debug)]
+pub(crate) struct Received {
+    /// Its bytes: no more than a packet has.
+    pub(crate) bytes: Vec<u8>,
+    /// All descriptors that the kernel made for us.
+    pub(crate) fds: Vec<OwnedFd>,
+    /// There were more bytes.
+    pub(crate) bytes_cut: bool,
+    /// There were more descriptors than the kernel could make.
+    pub(crate) fds_cut: bool,
+}
+
+/// A multiple of the alignment that control messages need.
+#[repr(align(8))]
+struct Control([u8; control_bytes(MAX_RECEIVED_FDS)]);
+
+const fn control_bytes(fds: usize) -> usize {
+    (size_of::<libc::cmsghdr>() + fds * size_of::<RawFd>()).next_multiple_of(8)
+}
+
+/// Takes one packet, without waiting. No bytes at all mean that the other end is closed.
+///
+/// Not by nix: where descriptors are cut off (`MSG_CTRUNC`), it does not give out those that the kernel has already made.
+pub(crate) fn receive(fd: BorrowedFd<'_>) -> io::Result<Received> {
+    let mut bytes = vec![0; MAX_PACKET_BYTES];
+    let mut control = Control([0; _]);
+    let (len, fds, flags) = receive_into(fd, &mut bytes, &mut control)?;
+    bytes.truncate(len);
+    let flags = MsgFlags::from_bits_retain(flags);
+    Ok(Received {
+        bytes,
+        fds,
+        bytes_cut: flags.contains(MsgFlags::MSG_TRUNC),
+        fds_cut: flags.contains(MsgFlags::MSG_CTRUNC),
+    })
+}
+
+#[expect(unsafe_code, reason = "recvmsg and its control messages, as the kernel lays them out")]
+fn receive_into(
+    fd: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    control: &mut Control,
+) -> io::Result<(usize, Vec<OwnedFd>, i32)> {
+    let mut slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: all fields are numbers or pointers, for which zero is a value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut slice;
+    header.msg_iovlen = 1;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = control.0.len() as _;
+    let len = loop {
+        // SAFETY: header points to one slice and one control buffer, both with their lengths; all live for the call.
+        let result = unsafe {
+            libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT)
+        };
+        match Errno::result(result) {
+            Err(Errno::EINTR) => {}
+            done => break usize::try_from(done?).map_err(io::Error::other)?,
+        }
+    };
+    let mut fds = Vec::new();
+    // SAFETY: the kernel has filled the control buffer that header points to, and said in header how far.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
+    while !next.is_null() {
+        // SAFETY: next is a control message that lies whole in the buffer, as CMSG_FIRSTHDR and CMSG_NXTHDR make sure.
+        let message = unsafe { next.read_unaligned() };
+        if (message.cmsg_level, message.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: as above.
+            let data = unsafe { libc::CMSG_DATA(next) }.cast::<RawFd>();
+            // SAFETY: CMSG_LEN only computes.
+            let head = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = (message.cmsg_len as usize).saturating_sub(head) / size_of::<RawFd>();
+            for at in 0..count {
+                // SAFETY: the message is so long; it may lie at any address.
+                fds.push(own(unsafe { data.add(at).read_unaligned() }));
+            }
+        }
+        // SAFETY: header and next are as above.
+        next = unsafe { libc::CMSG_NXTHDR(&raw const header, next) };
+    }
+    Ok((len, fds, header.msg_flags))
+}
+
+/// Sends one packet, without waiting.
+pub(crate) fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
+    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+    sendmsg::<UnixAddr>(fd.as_fd().as_raw_fd(), &[IoSlice::new(bytes)], &[], flags, None)?;
+    Ok(())
+}
+
+#[expect(unsafe_code, reason = "the kernel hands out raw descriptors here")]
+fn own(fd: RawFd) -> OwnedFd {
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::{ControlMessage, socketpair};
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, FLAGS).unwrap()
+    }
+
+    fn send_with(fd: &OwnedFd, bytes: &[u8], fds: &[RawFd]) {
+        sendmsg::<UnixAddr>(
+            fd.as_raw_fd(),
+            &[IoSlice::new(bytes)],
+            &[ControlMessage::ScmRights(fds)],
+            MsgFlags::empty(),
+            None,
+        )
+        .unwrap();
+    }
+
+    #[test]
+    fn all_descriptors_that_can_be_sent_are_taken_and_owned() {
+        let (ours, theirs) = pair();
+        for count in [1, 2, MAX_RECEIVED_FDS] {
+            send_with(&theirs, b"x", &vec![theirs.as_raw_fd(); count]);
+            let received = receive(ours.as_fd()).unwrap();
+            assert_eq!((received.fds.len(), received.fds_cut, received.bytes_cut), (count, false, false));
+        }
+        assert_eq!(receive(ours.as_fd()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn too_long_a_packet_is_cut_and_said_to_be() {
+        let (ours, theirs) = pair();
+        send_with(&theirs, &[7; MAX_PACKET_BYTES], &[0]);
+        send_with(&theirs, &[7; MAX_PACKET_BYTES + 1], &[0]);
+        assert!(!receive(ours.as_fd()).unwrap().bytes_cut);
+        let cut = receive(ours.as_fd()).unwrap();
+        assert!(cut.bytes_cut);
+        assert_eq!((cut.bytes.len(), cut.fds.len()), (MAX_PACKET_BYTES, 1));
+        drop(theirs);
+        assert!(receive(ours.as_fd()).unwrap().bytes.is_empty());
+    }
+
+    #[test]
+    fn only_a_socket_that_nobody_listens_on_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent/agent.sock");
+        let first = Listener::bind(&path, 0o666).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
+        assert!(matches!(Listener::bind(&path, 0o600), Err(ListenError::Taken(_))));
+        // As after a crash: the name is left behind.
+        let inode = fs::metadata(&path).unwrap().ino();
+        crash(first);
+        assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
+        let second = Listener::bind(&path, 0o600).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        drop(second);
+        assert!(!path.exists());
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(Listener::bind(&path, 0o600), Err(ListenError::NoSocket(_))));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_name_that_is_another_services_by_now_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        let old = Listener::bind(&path, 0o666).unwrap();
+        fs::remove_file(&path).unwrap();
+        let _new = Listener::bind(&path, 0o666).unwrap();
+        drop(old);
+        assert!(path.exists());
+    }
+
+    /// Ends a listener without its drop.
+    fn crash(mut listener: Listener) {
+        listener.file = (0, 0);
+    }
+}

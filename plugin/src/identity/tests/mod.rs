@@ -1,0 +1,213 @@
+//! Tests that need the inside of the service: a process that ends between two looks at it, and a new kernel that is asked as
+//! an old one is.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, socket, socketpair,
+};
+use nix::unistd::Pid;
+use shmesh_proto::identity::{PeerIdentity, Unknown};
+
+use super::cgroup::Roots;
+use super::descriptor::{self, PeerPidfd, Pidfd};
+use super::pods::{Nobody, Pods};
+use super::process::Resolver;
+use super::procfs::{Facts, Kernel, Proc};
+
+/// A process that lives until its standard input is closed.
+fn sleeper() -> Child {
+    Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+}
+
+fn pid(child: &Child) -> i32 {
+    child.id().cast_signed()
+}
+
+fn pidfd(pid: i32) -> Pidfd {
+    Pidfd::given(descriptor::open(pid).unwrap()).unwrap()
+}
+
+fn resolver<P: Proc>(proc: P) -> Resolver<P> {
+    Resolver { proc, roots: Roots::default() }
+}
+
+fn identify(pidfd: &Pidfd) -> Result<PeerIdentity, Unknown> {
+    resolver(Kernel).identify(pidfd, 0, &Nobody)
+}
+
+/// Kills a process just before one of its files is read, and reads on in those of another process: as if its number had
+/// been given away by then.
+struct KillsBefore {
+    facts: Facts,
+    victim: i32,
+    successor: i32,
+    killed: Cell<bool>,
+}
+
+impl Proc for KillsBefore {
+    fn read(&self, tgid: i32, facts: Facts) -> io::Result<String> {
+        assert_eq!(tgid, self.victim);
+        if facts == self.facts {
+            kill_and_wait(self.victim);
+            self.killed.set(true);
+        }
+        let tgid = if self.killed.get() { self.successor } else { tgid };
+        Ok(Kernel
+            .read(tgid, facts)?
+            .replace(&format!("Tgid:\t{}", self.successor), &format!("Tgid:\t{}", self.victim)))
+    }
+}
+
+/// Ends a process and leaves it to be reaped by its parent, as it is when its pidfd first says so.
+fn kill_and_wait(pid: i32) {
+    let pidfd = descriptor::open(pid).unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    let mut polled = [nix::poll::PollFd::new(pidfd.as_fd(), nix::poll::PollFlags::POLLIN)];
+    assert_eq!(nix::poll::poll(&mut polled, nix::poll::PollTimeout::NONE), Ok(1));
+}
+
+#[test]
+fn a_process_that_ends_while_it_is_looked_at_is_gone_and_never_a_mixture() {
+    let mut successor = sleeper();
+    for facts in [Facts::Stat, Facts::Status, Facts::Cgroup] {
+        let mut child = sleeper();
+        let pidfd = pidfd(pid(&child));
+        let proc =
+            KillsBefore { facts, victim: pid(&child), successor: pid(&successor), killed: Cell::new(false) };
+        assert_eq!(resolver(proc).identify(&pidfd, 0, &Nobody), Err(Unknown::Gone), "{facts:?}");
+        child.wait().unwrap();
+        assert_eq!(identify(&pidfd), Err(Unknown::Gone), "reaped");
+    }
+    successor.kill().unwrap();
+    successor.wait().unwrap();
+}
+
+/// A source of pods that ends the process while it is asked.
+#[derive(Debug)]
+struct Kills(i32);
+
+impl Pods for Kills {
+    fn find(&self, _uid: Option<&str>, _container_id: &str) -> Option<shmesh_proto::identity::Pod> {
+        kill_and_wait(self.0);
+        None
+    }
+}
+
+/// Says that everybody is in a pod.
+struct InPod;
+
+impl Proc for InPod {
+    fn read(&self, tgid: i32, facts: Facts) -> io::Result<String> {
+        match facts {
+            Facts::Cgroup => Ok(format!("0::/kubepods/pod{}/{}\n", "a".repeat(32), "b".repeat(64))),
+            other => Kernel.read(tgid, other),
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ends_after_everything_was_read_is_gone() {
+    let mut child = sleeper();
+    let pidfd = pidfd(pid(&child));
+    let before = resolver(InPod).identify(&pidfd, 0, &Nobody).unwrap();
+    assert_eq!(before.pod.unwrap().uid, "a".repeat(32));
+    assert_eq!(resolver(InPod).identify(&pidfd, 0, &Kills(pid(&child))), Err(Unknown::Gone));
+    child.wait().unwrap();
+}
+
+/// A source of pods that says this of every container.
+#[derive(Debug)]
+struct Always(&'static str);
+
+impl Pods for Always {
+    fn find(&self, _uid: Option<&str>, _container_id: &str) -> Option<shmesh_proto::identity::Pod> {
+        let uid = self.0.repeat(32);
+        Some(shmesh_proto::identity::Pod { uid, name: "du-0".into(), confirmed: true, ..Default::default() })
+    }
+}
+
+#[test]
+fn the_cgroup_decides_which_pod_and_the_source_only_confirms() {
+    let me = pidfd(std::process::id().cast_signed());
+    let agreed = resolver(InPod).identify(&me, 0, &Always("a")).unwrap().pod.unwrap();
+    assert!(agreed.confirmed && agreed.name == "du-0" && agreed.container_id == "b".repeat(64));
+    let contradicted = resolver(InPod).identify(&me, 0, &Always("c")).unwrap().pod.unwrap();
+    assert_eq!(
+        (contradicted.uid, contradicted.name.as_str(), contradicted.confirmed),
+        ("a".repeat(32), "", false)
+    );
+}
+
+/// A listening socket in a directory of its own, and who connects to it.
+fn listening() -> (tempfile::TempDir, OwnedFd, UnixAddr) {
+    let dir = tempfile::tempdir().unwrap();
+    let address = UnixAddr::new(&dir.path().join("x")).unwrap();
+    let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    bind(fd.as_raw_fd(), &address).unwrap();
+    listen(&fd, Backlog::new(8).unwrap()).unwrap();
+    (dir, fd, address)
+}
+
+fn accepted() -> (tempfile::TempDir, OwnedFd, OwnedFd) {
+    let (dir, listener, address) = listening();
+    let client = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    connect(client.as_raw_fd(), &address).unwrap();
+    (dir, socket_of(&listener), client)
+}
+
+fn socket_of(listener: &OwnedFd) -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).unwrap();
+    #[expect(unsafe_code, reason = "nix hands out a raw descriptor")]
+    // SAFETY: the kernel has just made it for us.
+    unsafe {
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+#[test]
+fn an_old_kernel_gives_the_same_answer_about_a_socket() {
+    let (_dir, accepted, _client) = accepted();
+    let [old, new] = [PeerPidfd::Old, PeerPidfd::Newest]
+        .map(|how| identify(&Pidfd::of_peer(accepted.as_fd(), how).unwrap()).unwrap());
+    assert_eq!(old, new);
+    assert_eq!(old.bare_tgid, std::process::id().cast_signed());
+}
+
+#[test]
+fn on_an_old_kernel_who_started_after_the_connection_is_not_who_connected() {
+    let (_dir, accepted, _client) = accepted();
+    let me = Pidfd::of_peer(accepted.as_fd(), PeerPidfd::Old).unwrap();
+    let start_time = identify(&me).unwrap().start_time;
+    let with = |latest| resolver(Kernel).identify(&me, latest, &Nobody);
+    assert_eq!(with(start_time - 1), Err(Unknown::Gone));
+    assert!(with(start_time).is_ok());
+}
+
+#[test]
+fn on_an_old_kernel_another_user_is_not_who_connected() {
+    let (_dir, accepted, _client) = accepted();
+    let mut me = Pidfd::of_peer(accepted.as_fd(), PeerPidfd::Old).unwrap();
+    me.must_be_user = me.must_be_user.map(|user| user + 1);
+    assert_eq!(identify(&me), Err(Unknown::Gone));
+}
+
+#[test]
+fn a_socket_that_was_not_accepted_is_refused() {
+    let (_dir, listener, _address) = listening();
+    let never = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (datagrams, _other) =
+        socketpair(AddressFamily::Unix, SockType::Datagram, None, SockFlag::SOCK_CLOEXEC).unwrap();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    for how in [PeerPidfd::Old, PeerPidfd::Newest] {
+        for fd in [listener.as_fd(), never.as_fd(), tcp.as_fd(), datagrams.as_fd(), file.as_fd()] {
+            assert_eq!(Pidfd::of_peer(fd, how).unwrap_err(), Unknown::BadDescriptor);
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The `shmesh-plugin` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(shmesh_plugin::run(std::env::args_os()))
+}
