@@ -70,8 +70,6 @@ mod region;
 mod request;
 mod session;
 mod table;
-#[cfg(test)]
-mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;

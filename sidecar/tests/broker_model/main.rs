@@ -420,7 +420,7 @@ impl World {
 
 /// One of all; every second time one of the last four.
 fn pick<T: Clone>(all: &[T], n: usize) -> Option<T> {
-    let from = if n % 2 == 0 { all.len().saturating_sub(4) } else { 0 };
+    let from = if n.is_multiple_of(2) { all.len().saturating_sub(4) } else { 0 };
     let recent = all.get(from..)?;
     recent.get((n / 2).checked_rem(recent.len())?).cloned()
 }

@@ -114,6 +114,10 @@ fn id(peer: &PeerIdentity) -> ProcessId {
     ProcessId { bare_tgid: peer.bare_tgid, start_time: peer.start_time, pidfd_inode: peer.pidfd_inode }
 }
 
+fn count(n: usize) -> u32 {
+    u32::try_from(n).expect("a few")
+}
+
 fn account(peer: &PeerIdentity) -> String {
     match &peer.pod {
         Some(pod) => format!("pod {}", pod.uid),
@@ -462,12 +466,12 @@ impl Oracle {
                         hash: String::new(),
                         size: r.size,
                         is_exporter: mine,
-                        importer_count: if mine { u32::try_from(importers.len()).unwrap() } else { 0 },
+                        importer_count: if mine { count(importers.len()) } else { 0 },
                         importers: if mine { importers.into_iter().take(8).collect() } else { Vec::new() },
                     }
                 };
                 let page = all.iter().skip(list.skip as usize).take(64).map(listed).collect();
-                let keys = Keys { keys: page, total: u32::try_from(all.len()).unwrap() };
+                let keys = Keys { keys: page, total: count(all.len()) };
                 Ok(Some((reply::Result::Keys(keys), None)))
             }
         }
