@@ -82,14 +82,13 @@ use admit::Question;
 use grant::Grants;
 use table::Tables;
 
-/// The broker of device keys of one sidecar.
+/// The broker of device keys of one sidecar. It prints how much there is, and no key or handle.
 ///
 /// ```
 /// use shmesh_sidecar::broker::{Broker, Policy};
 /// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
 /// assert!(broker.is_idle());
 /// ```
-#[derive(Debug)]
 pub struct Broker {
     policy: Policy,
     entropy: Entropy,
@@ -106,9 +105,9 @@ type Fill = dyn FnMut(&mut [u8]) + Send;
 
 struct Entropy(Box<Fill>);
 
-impl fmt::Debug for Entropy {
+impl fmt::Debug for Broker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Entropy(..)")
+        f.debug_struct("Broker").field("now", &self.now).field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 

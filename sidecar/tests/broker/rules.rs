@@ -479,6 +479,13 @@ fn a_record_is_one_line_that_says_all_but_secrets() {
     assert_eq!(json["key_hash"].as_str().map(str::len), Some(16));
 }
 
+#[test]
+fn a_broker_does_not_print_what_it_keeps_secret() {
+    let (town, ..) = pair(roomy(), export(1, 0, Mechanism::CudaLegacy, 64));
+    let printed = format!("{:?}", town.broker);
+    assert!(printed.contains("keys: 1") && !printed.contains("9, 9"), "{printed}");
+}
+
 /// All that is asked for at once: ten thousand live keys. How long an import takes is printed, for those who want to know.
 #[test]
 fn ten_thousand_keys() {
