@@ -475,7 +475,7 @@ fn run(policy: Policy, steps: Vec<Step>) -> Result<BTreeSet<Reason>, TestCaseErr
 }
 
 proptest! {
-    #![proptest_config(Config { cases: 2500, failure_persistence: None, ..Config::default() })]
+    #![proptest_config(Config { cases: 5000, failure_persistence: None, ..Config::default() })]
     #[test]
     fn the_broker_does_what_the_oracle_does((policy, steps) in cases()) {
         run(policy, steps)?;
