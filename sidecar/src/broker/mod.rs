@@ -31,6 +31,17 @@
 //! import; the key stays in the books until the last importer is gone. The exporter hears `Unused` then: from that moment
 //! it can free the memory without a fault in another process.
 //!
+//! # What is left to the socket around it
+//!
+//! - It gives each session and each descriptor a number that it never gives again, and carries out effects in their order:
+//!   [`Effect::Reply`] sends a copy of a descriptor, [`Effect::DropFd`] closes it.
+//! - It finds out who a peer is before it says [`Command::Opened`], and keeps the pidfd from [`Effect::Watch`] on. A request
+//!   whose sender is not the one that connected is not for the broker.
+//! - It looks at a descriptor before it hands it on: a sealed memfd of the size that is claimed, or a device. Here a
+//!   descriptor is a number, and a size is a claim.
+//! - `Attach` and `Yield` are the link's. Here they are refused as unsupported.
+//! - It ticks at [`Broker::next_deadline`], writes the audit log, and sees to it that refusals do not fill it.
+//!
 //! ```
 //! use shmesh_proto::broker::{ExportKey, Mechanism, Reply, Request, reply, request};
 //! use shmesh_proto::identity::PeerIdentity;

@@ -277,6 +277,29 @@ fn all_of_a_call_must_be_alive_and_known_in_time() {
 }
 
 #[test]
+fn what_has_changed_since_the_question_counts() {
+    let (mut town, a, b, key) = pair(Policy { pids_per_key: 2, ..roomy() }, host(1));
+    town.import(b, &key);
+    let ask = |town: &mut Town, tgid| {
+        let id = town.ask(a, admit(&key, &[tgid]));
+        match town.effects.first() {
+            Some(Effect::Resolve { ticket, .. }) => (id, *ticket),
+            other => panic!("{other:?}"),
+        }
+    };
+    let ((first, one), (second, two)) = (ask(&mut town, 300), ask(&mut town, 400));
+    town.tell(Command::Resolved { ticket: one, found: vec![process(300)] });
+    assert!(matches!(town.answer(a, first), Some(reply::Result::Done(_))));
+    town.tell(Command::Resolved { ticket: two, found: vec![process(400)] });
+    assert_eq!((town.refusal(a, second).code(), town.reasons()), (Code::Limit, vec![Reason::PidsOfKey]));
+
+    let (id, ticket) = ask(&mut town, 300);
+    town.does(a, force(&key));
+    town.tell(Command::Resolved { ticket, found: vec![process(300)] });
+    assert_eq!((town.refusal(a, id).code(), town.reasons()), (Code::Invalid, vec![Reason::Closing]));
+}
+
+#[test]
 fn a_number_is_pinned_anew_when_it_is_admitted_again() {
     let (mut town, a, _, key) = pair(roomy(), host(1));
     town.died(&process(200));
