@@ -387,7 +387,7 @@ pub struct Refused {
 /// ```
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Reply {
-    /// That of the request.
+    /// That of the request. 0 with an event, and when the connection itself is refused.
     #[prost(uint64, tag = "1")]
     pub id: u64,
     /// What came of it; [`reply::Result::Event`] answers nothing.

@@ -89,7 +89,7 @@ impl ProcessId {
     }
 }
 
-/// What happened outside.
+/// What happened outside. Not for logs: a request has keys and handles in it, and prints them.
 ///
 /// ```
 /// use shmesh_sidecar::broker::Command;
@@ -136,7 +136,7 @@ pub enum Command {
     Drain,
 }
 
-/// What is to be done outside, in this order.
+/// What is to be done outside, in this order. Not for logs, as [`Command`]; [`Effect::Audit`] is what can be written down.
 ///
 /// ```
 /// use shmesh_sidecar::broker::{Effect, FdToken};

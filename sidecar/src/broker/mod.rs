@@ -31,6 +31,17 @@
 //! import; the key stays in the books until the last importer is gone. The exporter hears `Unused` then: from that moment
 //! it can free the memory without a fault in another process.
 //!
+//! # What is left to the socket around it
+//!
+//! - It gives each session and each descriptor a number that it never gives again, and carries out effects in their order:
+//!   [`Effect::Reply`] sends a copy of a descriptor, [`Effect::DropFd`] closes it.
+//! - It finds out who a peer is before it says [`Command::Opened`], and keeps the pidfd from [`Effect::Watch`] on. A request
+//!   whose sender is not the one that connected is not for the broker.
+//! - It looks at a descriptor before it hands it on: a sealed memfd of the size that is claimed, or a device. Here a
+//!   descriptor is a number, and a size is a claim.
+//! - `Attach` and `Yield` are the link's. Here they are refused as unsupported.
+//! - It ticks at [`Broker::next_deadline`], writes the audit log, and sees to it that refusals do not fill it.
+//!
 //! ```
 //! use shmesh_proto::broker::{ExportKey, Mechanism, Reply, Request, reply, request};
 //! use shmesh_proto::identity::PeerIdentity;
@@ -70,8 +81,6 @@ mod region;
 mod request;
 mod session;
 mod table;
-#[cfg(test)]
-mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -84,14 +93,13 @@ use admit::Question;
 use grant::Grants;
 use table::Tables;
 
-/// The broker of device keys of one sidecar.
+/// The broker of device keys of one sidecar. It prints how much there is, and no key or handle.
 ///
 /// ```
 /// use shmesh_sidecar::broker::{Broker, Policy};
 /// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
 /// assert!(broker.is_idle());
 /// ```
-#[derive(Debug)]
 pub struct Broker {
     policy: Policy,
     entropy: Entropy,
@@ -108,9 +116,9 @@ type Fill = dyn FnMut(&mut [u8]) + Send;
 
 struct Entropy(Box<Fill>);
 
-impl fmt::Debug for Entropy {
+impl fmt::Debug for Broker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Entropy(..)")
+        f.debug_struct("Broker").field("now", &self.now).field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 
