@@ -9,9 +9,7 @@ use shmesh_daemon::args::DaemonArgs;
 /// processes held.
 ///
 /// Links come from a file, from a pod's annotation, or by name; without any of them there is nothing to do. It runs as any
-/// user, without capabilities, and on a workstation without Kubernetes as well:
-///
-///     shmesh-sidecar --link fronthaul
+/// user, without capabilities, and on a workstation without Kubernetes as well.
 ///
 /// Exit codes: 0 it was told to end; 1 something failed while it ran; 2 flags, file or annotation are wrong.
 ///
@@ -22,6 +20,7 @@ use shmesh_daemon::args::DaemonArgs;
 /// ```
 #[derive(Clone, Debug, Parser)]
 #[command(name = "shmesh-sidecar", version, verbatim_doc_comment)]
+#[command(after_help = "Example, on a workstation:\n  shmesh-sidecar --link fronthaul --admin 127.0.0.1:9900")]
 pub struct Args {
     /// A file of links, in our form or NVIPC's
     #[arg(long, env = "SHMESH_CONFIG", value_name = "FILE")]

@@ -34,8 +34,7 @@ impl AuditLog {
     }
 
     pub(crate) fn write(&mut self, record: &Record) {
-        let Ok(mut line) = serde_json::to_string(record) else { return };
-        line.push('\n');
+        let line = record.to_line() + "\n";
         let written = match self {
             Self::Log => {
                 tracing::info!(target: "audit", "{}", line.trim_end());

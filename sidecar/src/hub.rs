@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use crate::audit::AuditLog;
 use crate::broker::{Broker, Command, Effect, FdToken, Millis, ProcessId, SessionId};
 use crate::events::watched;
+use crate::identity::Resolver;
 use crate::links::{Kept, LinkIndex};
 use crate::metrics::Metrics;
 use crate::session::{End, Outgoing};
@@ -70,6 +71,7 @@ struct Process {
 pub(crate) struct Hub {
     links: Vec<Kept>,
     broker: Broker,
+    resolver: Resolver,
     metrics: Metrics,
     audit: AuditLog,
     start: Instant,
@@ -84,6 +86,7 @@ impl Hub {
     pub(crate) fn new(
         links: Vec<Kept>,
         broker: Broker,
+        resolver: Resolver,
         metrics: Metrics,
         audit: AuditLog,
         myself: mpsc::Sender<ToHub>,
@@ -91,6 +94,7 @@ impl Hub {
         Self {
             links,
             broker,
+            resolver,
             metrics,
             audit,
             start: Instant::now(),
@@ -314,16 +318,8 @@ impl Hub {
                     self.forget_if_idle(process);
                 }
                 Effect::Resolve { ticket, bare_tgids } => {
-                    let found = bare_tgids
-                        .into_iter()
-                        .filter_map(|tgid| self.processes.keys().find(|known| known.bare_tgid == tgid))
-                        .map(|known| PeerIdentity {
-                            bare_tgid: known.bare_tgid,
-                            start_time: known.start_time,
-                            pidfd_inode: known.pidfd_inode,
-                            ..PeerIdentity::default()
-                        })
-                        .collect();
+                    let found =
+                        bare_tgids.into_iter().filter_map(|tgid| self.resolver.by_tgid(tgid)).collect();
                     self.tell_broker(Command::Resolved { ticket, found });
                 }
                 Effect::Audit(record) => self.audit.write(&record),

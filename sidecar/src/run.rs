@@ -77,7 +77,14 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     let policy = Policy { open_keys: args.allow_open_keys, ..Policy::default() };
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
     metrics.observe(&kept, 0, crate::broker::Stats::default());
-    let hub = Hub::new(kept, Broker::new(policy, entropy), metrics.clone(), audit, to_hub.clone());
+    let hub = Hub::new(
+        kept,
+        Broker::new(policy, entropy),
+        resolver.clone(),
+        metrics.clone(),
+        audit,
+        to_hub.clone(),
+    );
     let hub = tokio::spawn(hub.run(inbox));
 
     let door = Arc::new(Door {

@@ -39,7 +39,7 @@
 //!   whose sender is not the one that connected is not for the broker.
 //! - It looks at a descriptor before it hands it on: a sealed memfd of the size that is claimed, or a device. Here a
 //!   descriptor is a number, and a size is a claim.
-//! - `Attach` and `Yield` are the link's. Here they are refused as unsupported.
+//! - `Attach`, `Seated` and `Yield` are the link's. Here they are refused as unsupported.
 //! - It ticks at [`Broker::next_deadline`], writes the audit log, and sees to it that refusals do not fill it.
 //!
 //! ```
