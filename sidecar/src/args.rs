@@ -5,13 +5,20 @@ use std::path::PathBuf;
 use clap::Parser;
 use shmesh_daemon::args::DaemonArgs;
 
-/// Keeps the links of a pod: creates their memory, hands it to the processes that may have it, and takes back what dead
-/// processes held.
-///
-/// Links come from a file, from a pod's annotation, or by name; without any of them there is nothing to do. It runs as any
-/// user, without capabilities, and on a workstation without Kubernetes as well.
-///
-/// Exit codes: 0 it was told to end; 1 something failed while it ran; 2 flags, file or annotation are wrong.
+const ABOUT: &str = "\
+Keeps the links of a pod: creates their memory, hands it to the processes that may have it, and takes back what dead
+processes held.
+
+Links come from a file, from a pod's annotation, or by name; without any of them there is nothing to do. It runs as any
+user, without capabilities, and on a workstation without Kubernetes as well.";
+
+const AFTER: &str = "\
+Example, on a workstation:
+  shmesh-sidecar --link fronthaul --admin 127.0.0.1:9900
+
+Exit codes: 0 it was told to end; 1 something failed while it ran; 2 flags, file or annotation are wrong.";
+
+/// Flags of `shmesh-sidecar`; its `--help` has the words.
 ///
 /// ```
 /// use clap::Parser;
@@ -19,8 +26,7 @@ use shmesh_daemon::args::DaemonArgs;
 /// assert_eq!(args.link[0].as_str(), "fronthaul");
 /// ```
 #[derive(Clone, Debug, Parser)]
-#[command(name = "shmesh-sidecar", version, verbatim_doc_comment)]
-#[command(after_help = "Example, on a workstation:\n  shmesh-sidecar --link fronthaul --admin 127.0.0.1:9900")]
+#[command(name = "shmesh-sidecar", version, about = "Keeps the links of a pod", long_about = ABOUT, after_help = AFTER)]
 pub struct Args {
     /// A file of links, in our form or NVIPC's
     #[arg(long, env = "SHMESH_CONFIG", value_name = "FILE")]
