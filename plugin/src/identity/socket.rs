@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, sendmsg,
-    socket,
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, recv,
+    sendmsg, socket,
 };
 use shmesh_proto::limits::MAX_PACKET_BYTES;
 use thiserror::Error;
@@ -152,6 +152,12 @@ struct Control([u8; control_bytes(MAX_RECEIVED_FDS)]);
 
 const fn control_bytes(fds: usize) -> usize {
     (size_of::<libc::cmsghdr>() + fds * size_of::<RawFd>()).next_multiple_of(8)
+}
+
+/// Whether there is a packet, or the other end is closed; `WouldBlock` if neither. What comes with it stays where it is.
+pub(crate) fn has_packet(fd: BorrowedFd<'_>) -> io::Result<()> {
+    recv(fd.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)?;
+    Ok(())
 }
 
 /// Takes one packet, without waiting. No bytes at all mean that the other end is closed.

@@ -15,6 +15,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
     getsockopt, listen, recv, sendmsg, socket, sockopt,
 };
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
 use shmesh_proto::packet;
@@ -184,6 +185,14 @@ impl Service {
     /// Descriptors that the service has now.
     pub(crate) fn open_fds(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+
+    /// Stops it, and returns when it has stopped.
+    pub(crate) fn pause(&self) {
+        let pid = Pid::from_raw(self.pid());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP));
     }
 
     /// Ends it in order; the counters of its last line.
