@@ -264,6 +264,10 @@ mod tests {
             send_with(&theirs, b"x", &vec![theirs.as_raw_fd(); count]);
             let received = receive(ours.as_fd()).unwrap();
             assert_eq!((received.fds.len(), received.fds_cut, received.bytes_cut), (count, false, false));
+            for fd in &received.fds {
+                let flags = nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_GETFD).unwrap();
+                assert_eq!(flags, libc::FD_CLOEXEC);
+            }
         }
         assert_eq!(receive(ours.as_fd()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }

@@ -355,3 +355,26 @@ pub(crate) fn start_time_of(pid: i32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().parse().unwrap()
 }
+
+/// A pidfd of this process.
+pub(crate) fn me() -> OwnedFd {
+    pidfd_open(std::process::id().cast_signed(), 0).unwrap()
+}
+
+/// What an answer says instead of who it is.
+pub(crate) fn unknown(answer: &Answer) -> Option<Unknown> {
+    match answer.result {
+        Some(answer::Result::Unknown(unknown)) => Unknown::try_from(unknown).ok(),
+        _ => None,
+    }
+}
+
+/// Waits until the service has no more descriptors than before: closing is over a moment after the answer. There is no
+/// event for it, so it is looked at again until it is so, or far too late.
+pub(crate) fn back_to(service: &Service, before: usize) {
+    let begin = std::time::Instant::now();
+    while service.open_fds() > before {
+        assert!(begin.elapsed().as_secs() < 20, "{} descriptors, {before} before", service.open_fds());
+        std::thread::yield_now();
+    }
+}
