@@ -159,7 +159,8 @@ impl<P: Proc + 'static> Service<P> {
             if !is_last_look {
                 tokio::select! {
                     biased;
-                    ready = fd.readable() => ready.ok()?.retain_ready(),
+                    // Readiness is remembered from the last packet: that there is another one must be seen.
+                    ready = fd.async_io(Interest::READABLE, |fd| socket::has_packet(fd.as_fd())) => ready.ok()?,
                     _ = stopping.changed() => continue,
                     () = sleep(self.idle) => {
                         Counters::add(&self.counters.too_slow);
@@ -172,14 +173,10 @@ impl<P: Proc + 'static> Service<P> {
                 warn!(who = ?seat.who(), "what this client sent does not let itself be closed; it is let go");
                 return None;
             };
-            let received = if is_last_look {
-                socket::receive(fd.get_ref().as_fd()).ok()?
-            } else {
-                match fd.readable().await.ok()?.try_io(|fd| socket::receive(fd.get_ref().as_fd())) {
-                    Err(_) => continue,
-                    Ok(received) => received.inspect_err(|error| debug!(%error, "cannot receive")).ok()?,
-                }
-            };
+            // Nobody else takes from this socket: what was seen is there still. At the end it may be that nothing is.
+            let received = socket::receive(fd.get_ref().as_fd())
+                .inspect_err(|error| debug!(%error, "nothing to receive"))
+                .ok()?;
             if received.bytes.is_empty() {
                 closing.close(received.fds);
                 return None;

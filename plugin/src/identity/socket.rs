@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, sendmsg,
-    socket,
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, recv,
+    sendmsg, socket,
 };
 use shmesh_proto::limits::MAX_PACKET_BYTES;
 use thiserror::Error;
@@ -154,6 +154,12 @@ const fn control_bytes(fds: usize) -> usize {
     (size_of::<libc::cmsghdr>() + fds * size_of::<RawFd>()).next_multiple_of(8)
 }
 
+/// Whether there is a packet, or the other end is closed; `WouldBlock` if neither. What comes with it stays where it is.
+pub(crate) fn has_packet(fd: BorrowedFd<'_>) -> io::Result<()> {
+    recv(fd.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)?;
+    Ok(())
+}
+
 /// Takes one packet, without waiting. No bytes at all mean that the other end is closed.
 ///
 /// Not by nix: where descriptors are cut off (`MSG_CTRUNC`), it does not give out those that the kernel has already made.
@@ -258,6 +264,10 @@ mod tests {
             send_with(&theirs, b"x", &vec![theirs.as_raw_fd(); count]);
             let received = receive(ours.as_fd()).unwrap();
             assert_eq!((received.fds.len(), received.fds_cut, received.bytes_cut), (count, false, false));
+            for fd in &received.fds {
+                let flags = nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_GETFD).unwrap();
+                assert_eq!(flags, libc::FD_CLOEXEC);
+            }
         }
         assert_eq!(receive(ours.as_fd()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }

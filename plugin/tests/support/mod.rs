@@ -15,6 +15,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
     getsockopt, listen, recv, sendmsg, socket, sockopt,
 };
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
 use shmesh_proto::packet;
@@ -186,6 +187,14 @@ impl Service {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
+    /// Stops it, and returns when it has stopped.
+    pub(crate) fn pause(&self) {
+        let pid = Pid::from_raw(self.pid());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP));
+    }
+
     /// Ends it in order; the counters of its last line.
     pub(crate) fn stop(mut self) -> serde_json::Value {
         kill(Pid::from_raw(self.pid()), Signal::SIGTERM).unwrap();
@@ -345,4 +354,27 @@ pub(crate) fn token_of(pid: i32) -> String {
 pub(crate) fn start_time_of(pid: i32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().parse().unwrap()
+}
+
+/// A pidfd of this process.
+pub(crate) fn me() -> OwnedFd {
+    pidfd_open(std::process::id().cast_signed(), 0).unwrap()
+}
+
+/// What an answer says instead of who it is.
+pub(crate) fn unknown(answer: &Answer) -> Option<Unknown> {
+    match answer.result {
+        Some(answer::Result::Unknown(unknown)) => Unknown::try_from(unknown).ok(),
+        _ => None,
+    }
+}
+
+/// Waits until the service has no more descriptors than before: closing is over a moment after the answer. There is no
+/// event for it, so it is looked at again until it is so, or far too late.
+pub(crate) fn back_to(service: &Service, before: usize) {
+    let begin = std::time::Instant::now();
+    while service.open_fds() > before {
+        assert!(begin.elapsed().as_secs() < 20, "{} descriptors, {before} before", service.open_fds());
+        std::thread::yield_now();
+    }
 }

@@ -120,6 +120,21 @@ fn a_process_that_ends_after_everything_was_read_is_gone() {
     child.wait().unwrap();
 }
 
+/// Numbers every process as a thread of process 1.
+struct Thread;
+
+impl Proc for Thread {
+    fn read(&self, tgid: i32, facts: Facts) -> io::Result<String> {
+        Ok(Kernel.read(tgid, facts)?.replace(&format!("Tgid:\t{tgid}\n"), "Tgid:\t1\n"))
+    }
+}
+
+#[test]
+fn the_number_of_a_thread_is_never_taken_for_a_process() {
+    let me = pidfd(std::process::id().cast_signed());
+    assert_eq!(resolver(Thread).identify(&me, 0, &Nobody), Err(Unknown::BadDescriptor));
+}
+
 /// A source of pods that says this of every container.
 #[derive(Debug)]
 struct Always(&'static str);
