@@ -396,6 +396,38 @@ pub enum ErrorKind {
         /// What it did.
         what: &'static str,
     },
+    /// Nobody serves the link, or who did has gone.
+    #[error("link {link}: nobody serves it at {}; start a sidecar or a participant, or connect again", path.display())]
+    NoBroker {
+        /// The link.
+        link: Arc<str>,
+        /// Where somebody should.
+        path: PathBuf,
+    },
+    /// The broker refused a request that breaks a rule or a limit.
+    #[error("link {link}: the broker refuses: {text}")]
+    Refused {
+        /// The link.
+        link: Arc<str>,
+        /// Why.
+        text: String,
+    },
+    /// This process may not, or there is no such key: which of them, nobody is told but the broker's audit log.
+    #[error("link {link}: the broker denies it: {text}")]
+    Denied {
+        /// The link.
+        link: Arc<str>,
+        /// What it says.
+        text: String,
+    },
+    /// Others still import the memory.
+    #[error("link {link}: still imported by {importers:?}; they close first, or force it")]
+    Busy {
+        /// The link.
+        link: Arc<str>,
+        /// Bare thread-group ids.
+        importers: Vec<i32>,
+    },
     /// The kernel refused something.
     #[error("link {link}: cannot {doing}")]
     System {

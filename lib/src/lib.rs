@@ -43,7 +43,9 @@
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+pub mod client;
 pub mod config;
+pub mod device;
 mod error;
 pub mod inspect;
 mod link;

@@ -7,8 +7,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::stat::fstat;
 use shmesh::{Recovered, SeatIndex, SeatWord};
-use shmesh_proto::broker::{Code, Reply, Request, event, reply, request};
+use shmesh_proto::broker::{Code, ExportKey, Mechanism, Reply, Request, event, reply, request};
 use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::limits::VERSION;
 use shmesh_proto::packet;
@@ -17,7 +19,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::audit::AuditLog;
-use crate::broker::{Broker, Command, Effect, FdToken, Millis, ProcessId, SessionId};
+use crate::broker::{
+    Broker, Command, Effect, FdToken, Millis, Op, Outcome, Party, ProcessId, Reason, Record, SessionId,
+};
 use crate::events::watched;
 use crate::identity::Resolver;
 use crate::links::{Kept, LinkIndex};
@@ -60,6 +64,7 @@ struct Session {
 /// A process that has connected and lives.
 #[derive(Debug, Default)]
 struct Process {
+    identity: Option<PeerIdentity>,
     sessions: usize,
     is_watched_by_broker: bool,
     seats: Vec<(LinkIndex, SeatIndex, SeatWord)>,
@@ -132,7 +137,7 @@ impl Hub {
                 let process = identity.as_ref().and_then(ProcessId::of);
                 self.sessions.insert(session, Session { link, process, outgoing });
                 if let Some(process) = process {
-                    self.watch(process, pidfd);
+                    self.watch(process, pidfd, identity.clone());
                 }
                 self.tell_broker(Command::Opened { session, peer: identity });
             }
@@ -143,9 +148,10 @@ impl Hub {
         }
     }
 
-    fn watch(&mut self, process: ProcessId, pidfd: Option<OwnedFd>) {
+    fn watch(&mut self, process: ProcessId, pidfd: Option<OwnedFd>, identity: Option<PeerIdentity>) {
         let known = self.processes.entry(process).or_default();
         known.sessions += 1;
+        known.identity = identity;
         let (None, Some(pidfd)) = (&known.watch, pidfd) else { return };
         let hub = self.myself.clone();
         known.watch = Some(tokio::spawn(async move {
@@ -181,11 +187,32 @@ impl Hub {
                 let text = format!("link {name} is kept by a sidecar; end that one first");
                 self.send(session, &Reply::refused(request.id, Code::Denied, text), Vec::new());
             }
+            Some(request::Op::ExportKey(export)) if !fds.iter().all(|fd| is_memory_of(fd, export)) => {
+                let text =
+                    "the descriptor is no sealed memfd of this size: seal it against shrinking and growing";
+                self.send(session, &Reply::refused(request.id, Code::Invalid, text), Vec::new());
+                self.refused_export(process);
+            }
             _ => {
                 let fds = fds.into_iter().map(|fd| self.hold(fd)).collect();
                 self.tell_broker(Command::Request { session, request, fds });
             }
         }
+    }
+
+    /// Counted and written down as the broker does with what it refuses itself.
+    fn refused_export(&mut self, process: Option<ProcessId>) {
+        let mut record = Record::new(self.now(), Op::Export);
+        record.outcome = Outcome::Refused;
+        record.reason = Some(Reason::BadDescriptors);
+        record.caller =
+            process.and_then(|process| self.processes.get(&process)?.identity.as_ref().map(Party::from));
+        self.audit.write(&record);
+        self.metrics.denied(Reason::BadDescriptors.as_str());
+    }
+
+    fn now(&self) -> Millis {
+        Millis(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
     /// Fails closed: who is not known does not get in.
@@ -294,8 +321,7 @@ impl Hub {
     }
 
     fn tell_broker(&mut self, command: Command) {
-        let now = Millis(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX));
-        for effect in self.broker.handle(now, command) {
+        for effect in self.broker.handle(self.now(), command) {
             match effect {
                 Effect::Reply { session, reply, fd } => {
                     let fds = fd.and_then(|fd| self.fds.get(&fd).cloned()).into_iter().collect();
@@ -344,6 +370,17 @@ impl Hub {
             known.outgoing = mpsc::channel(1).0;
         }
     }
+}
+
+/// Whether a descriptor is what the mechanism needs. Memory that can be truncated would be a bus error in the importer.
+fn is_memory_of(fd: &OwnedFd, export: &ExportKey) -> bool {
+    if export.mechanism() != Mechanism::Host {
+        return true;
+    }
+    let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+    let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
+    let size = fstat(fd).ok().and_then(|stat| u64::try_from(stat.st_size).ok());
+    seals.is_ok_and(|seals| seals.contains(wanted)) && size.is_some_and(|size| size >= export.size)
 }
 
 async fn until(deadline: Option<Instant>) {

@@ -13,7 +13,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
+use shmesh::client::Happened;
 use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, RingMode};
+use shmesh::device::{BareTgid, DeviceKey, ExportFlags, HostMemory, Session};
 use shmesh::{Error, Link, LinkOptions, Side};
 
 /// Longer than any one step here takes, on the slowest machine: only something that hangs lasts so long.
@@ -287,7 +289,7 @@ impl Drop for Peer {
 pub(crate) fn serve() {
     // A test that fails takes its peers with it, whatever they wait for.
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("end with the test");
-    let mut obedient = Obedient { link: None, clones: Vec::new() };
+    let mut obedient = Obedient { link: None, clones: Vec::new(), device: None, imported: Vec::new() };
     say("ready");
     for line in std::io::stdin().lines().map_while(Result::ok) {
         match obedient.obey(&line) {
@@ -307,6 +309,64 @@ fn say(answer: &str) {
 struct Obedient {
     link: Option<Link>,
     clones: Vec<Link>,
+    device: Option<Session>,
+    /// What it has imported, by the key as text.
+    imported: Vec<(String, std::sync::Arc<HostMemory>)>,
+}
+
+/// A key as tests pass it on: its characters, without the zero.
+pub(crate) fn key_text(key: &DeviceKey) -> String {
+    key.as_bytes()[..64].iter().map(|&byte| char::from(byte)).collect()
+}
+
+pub(crate) fn key_of(text: &str) -> DeviceKey {
+    let bytes: Vec<u8> = text.bytes().chain([0]).collect();
+    DeviceKey::from_wild(&bytes).expect("64 characters")
+}
+
+/// One order about device memory.
+fn obey_device(obedient: &mut Obedient, words: &[&str]) -> shmesh::Result<String> {
+    if words == ["connect"] {
+        let dir = std::env::var_os("SHMESH_DIR").expect("the directory");
+        obedient.device = Some(Session::connect(dir, "link")?);
+        return Ok("ok".to_owned());
+    }
+    let session = obedient.device.as_mut().expect("connected");
+    match *words {
+        ["tgid"] => return Ok(session.bare_tgid()?.0.to_string()),
+        ["export", text, flags] => {
+            let memory = HostMemory::new(4096).expect("memory");
+            memory.write_at(0, text.as_bytes()).expect("written");
+            return Ok(key_text(&session.export_key(memory, ExportFlags(flags.parse().expect("flags")))?));
+        }
+        ["admit", key, tgid] => {
+            session.set_import_pid(&key_of(key), &[BareTgid(tgid.parse().expect("a tgid"))])?
+        }
+        ["import", key] => {
+            let memory = session.import_by_key(&key_of(key))?;
+            let mut bytes = [0; 8];
+            memory.read_at(0, &mut bytes).expect("read");
+            obedient.imported.push((key.to_owned(), memory));
+            return Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned());
+        }
+        ["close", key] => {
+            obedient.imported.retain(|(imported, _)| imported != key);
+            session.close(&key_of(key))?;
+        }
+        ["force", key] => session.force_close(&key_of(key))?,
+        ["event"] => {
+            return Ok(match session.event()? {
+                None => "none".to_owned(),
+                Some(Happened::PeerDied(tgid)) => format!("died {tgid}"),
+                Some(Happened::RegionLost(_)) => "lost".to_owned(),
+                Some(Happened::ExporterClosing(_)) => "closing".to_owned(),
+                Some(Happened::Unused(_)) => "unused".to_owned(),
+                Some(Happened::Admit(_)) => "admit".to_owned(),
+            });
+        }
+        _ => panic!("no such order: {words:?}"),
+    }
+    Ok("ok".to_owned())
 }
 
 impl Obedient {
@@ -341,6 +401,7 @@ impl Obedient {
                 prepare(&words);
                 return ok;
             }
+            "device" => return obey_device(self, &words),
             _ => {}
         }
         let link = self.link.as_ref().expect("attached");

@@ -1,0 +1,217 @@
+//! A session with the broker of a link: one connection, questions and answers, and events in between. Blocking, no threads.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use shmesh_proto::broker::{Code, Hello, Refused, Reply, Request, reply, request};
+use shmesh_proto::limits::ANSWER_MILLIS;
+use shmesh_proto::packet;
+
+pub use shmesh_proto::broker::event::Happened;
+pub use shmesh_proto::identity::{PeerIdentity, Pod};
+
+use crate::config::LinkName;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sys::socket;
+
+/// How long a broker may take to answer: it may have to ask others first, for as long as a grant lives.
+const ANSWER_LIMIT: Duration = Duration::from_millis(shmesh_proto::limits::GRANT_MILLIS + 2 * ANSWER_MILLIS);
+/// Events that nobody has asked for yet; older ones are dropped.
+const EVENTS_MAX: usize = 1024;
+
+/// A session with the broker of a link.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// use shmesh::client::Client;
+/// let mut client = Client::connect(dir.path(), "fronthaul")?;
+/// assert!(client.identity()?.is_none(), "a participant serves this link, and knows nobody; a sidecar does");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Client {
+    link: Arc<str>,
+    path: PathBuf,
+    connection: OwnedFd,
+    last_id: u64,
+    events: VecDeque<Happened>,
+}
+
+impl Client {
+    /// Connects to the broker of `link` in the IPC directory `dir`.
+    ///
+    /// # Errors
+    /// [`Name`](ErrorKind::Name); [`NoBroker`](ErrorKind::NoBroker) when nobody serves the link; [`System`](ErrorKind::System).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use shmesh::{ErrorKind, client::Client};
+    /// let nobody = Client::connect(dir.path(), "fronthaul").unwrap_err();
+    /// assert!(matches!(nobody.kind(), ErrorKind::NoBroker { .. }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
+        let name: LinkName = link.parse()?;
+        let link: Arc<str> = name.as_str().into();
+        let path = dir.as_ref().join(format!("{link}.broker"));
+        let connection = socket::connect_to(&path).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ECONNREFUSED) => {
+                ErrorKind::NoBroker { link: Arc::clone(&link), path: path.clone() }.into()
+            }
+            _ => Error::system(&link, "connect to its broker", error),
+        })?;
+        Ok(Self { link, path, connection, last_id: 0, events: VecDeque::new() })
+    }
+
+    /// The name of the link.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert_eq!(shmesh::client::Client::connect(dir.path(), "fronthaul")?.link(), "fronthaul");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn link(&self) -> &str {
+        &self.link
+    }
+
+    /// Who the broker takes this process for; `None` when it knows nobody, because a participant serves the link.
+    ///
+    /// # Errors
+    /// [`Refused`](ErrorKind::Refused); [`NoBroker`](ErrorKind::NoBroker) when it has gone.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
+    /// let tgid = client.identity()?.map(|me| me.bare_tgid); // what may be told to an exporter
+    /// # assert_eq!(tgid, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn identity(&mut self) -> Result<Option<PeerIdentity>> {
+        match self.ask(request::Op::Hello(Hello {}), &[])? {
+            (reply::Result::Welcome(welcome), _) => Ok(welcome.identity),
+            _ => Err(self.strange()),
+        }
+    }
+
+    /// The oldest event that was not taken yet. Never waits.
+    ///
+    /// # Errors
+    /// [`NoBroker`](ErrorKind::NoBroker) when it has gone: connect again.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
+    /// assert!(client.event()?.is_none());
+    /// drop(phy);
+    /// while client.event().is_ok() {} // whoever served the link has gone
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn event(&mut self) -> Result<Option<Happened>> {
+        while self.is_readable(Duration::ZERO)? {
+            let (reply, _) = self.receive()?;
+            self.keep_event(reply);
+        }
+        Ok(self.events.pop_front())
+    }
+
+    fn keep_event(&mut self, reply: Reply) {
+        if let Some(reply::Result::Event(event)) = reply.result
+            && let Some(happened) = event.happened
+        {
+            if self.events.len() == EVENTS_MAX {
+                self.events.pop_front();
+            }
+            self.events.push_back(happened);
+        }
+    }
+
+    /// Asks, and waits for the answer. Events that come first are kept.
+    pub(crate) fn ask(
+        &mut self,
+        op: request::Op,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(reply::Result, Vec<OwnedFd>)> {
+        self.last_id += 1;
+        let request = packet::encode(&Request::new(self.last_id, op));
+        socket::send(&self.connection, &request, fds).map_err(|error| self.lost(error))?;
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        loop {
+            if !self.is_readable(deadline.saturating_duration_since(Instant::now()))? {
+                return Err(self.lost(std::io::ErrorKind::TimedOut.into()));
+            }
+            let (reply, fds) = self.receive()?;
+            match reply {
+                Reply { result: Some(reply::Result::Refused(refused)), id }
+                    if id == self.last_id || id == 0 =>
+                {
+                    return Err(self.refused(refused));
+                }
+                Reply { result: Some(result), id } if id == self.last_id => return Ok((result, fds)),
+                event => self.keep_event(event),
+            }
+        }
+    }
+
+    fn receive(&self) -> Result<(Reply, Vec<OwnedFd>)> {
+        let (bytes, fds) = socket::receive(&self.connection).map_err(|error| self.lost(error))?;
+        if bytes.is_empty() {
+            return Err(self.lost(std::io::ErrorKind::ConnectionReset.into()));
+        }
+        let reply = packet::decode(&bytes).map_err(|_| self.strange())?;
+        Ok((reply, fds))
+    }
+
+    fn is_readable(&self, limit: Duration) -> Result<bool> {
+        let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+        let mut fds = [PollFd::new(self.connection.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, timeout) {
+            Ok(ready) => Ok(ready > 0),
+            Err(nix::errno::Errno::EINTR) => Ok(false),
+            Err(error) => Err(Error::system(&self.link, "wait for its broker", error.into())),
+        }
+    }
+
+    fn refused(&self, refused: Refused) -> Error {
+        let link = Arc::clone(&self.link);
+        match refused.code() {
+            Code::Busy => ErrorKind::Busy { link, importers: refused.importers },
+            Code::Denied => ErrorKind::Denied { link, text: refused.text },
+            _ => ErrorKind::Refused { link, text: refused.text },
+        }
+        .into()
+    }
+
+    fn lost(&self, error: std::io::Error) -> Error {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset => {
+                ErrorKind::NoBroker { link: Arc::clone(&self.link), path: self.path.clone() }.into()
+            }
+            _ => Error::system(&self.link, "talk to its broker", error),
+        }
+    }
+
+    pub(crate) fn strange(&self) -> Error {
+        let what = "says what was not asked for; run one version on both sides";
+        ErrorKind::Holder { link: Arc::clone(&self.link), path: self.path.clone(), what }.into()
+    }
+}
+
+impl AsFd for Client {
+    /// Readable when an event waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}

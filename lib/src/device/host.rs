@@ -1,0 +1,118 @@
+//! Host memory in the place of a device's: a sealed memfd. Works everywhere, needs no device, and is what tests use.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use shmesh_proto::broker::Mechanism;
+
+use super::DeviceMemory;
+use crate::sys::file;
+
+/// Bytes of a memfd whose size is sealed.
+///
+/// ```
+/// use shmesh::device::HostMemory;
+/// let memory = HostMemory::new(4096)?;
+/// memory.write_at(100, b"hello")?;
+/// let mut bytes = [0; 5];
+/// memory.read_at(100, &mut bytes)?;
+/// assert_eq!(&bytes, b"hello");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct HostMemory {
+    file: File,
+    map: memmap2::MmapRaw,
+}
+
+impl HostMemory {
+    /// New memory of `size` bytes, all zero.
+    ///
+    /// # Errors
+    /// A size of 0, or more than there is.
+    ///
+    /// ```
+    /// use shmesh::device::HostMemory;
+    /// assert!(HostMemory::new(0).is_err());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn new(size: u64) -> io::Result<Self> {
+        if size == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "device memory of 0 bytes"));
+        }
+        let memory = file::memfd("shmesh-region", false)?;
+        memory.set_len(size)?;
+        file::reserve(&memory, size)?;
+        file::seal_size(&memory)?;
+        let map = file::map(&memory, size, false)?;
+        Ok(Self { file: memory, map })
+    }
+
+    /// Where it is mapped. Other processes may write it at any time.
+    ///
+    /// ```
+    /// let memory = shmesh::device::HostMemory::new(4096)?;
+    /// assert!(!memory.as_ptr().is_null());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// They lie past the end.
+    ///
+    /// ```
+    /// let memory = shmesh::device::HostMemory::new(4096)?;
+    /// assert!(memory.read_at(4090, &mut [0; 10]).is_err());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(bytes, offset)
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// They lie past the end.
+    ///
+    /// ```
+    /// let memory = shmesh::device::HostMemory::new(4096)?;
+    /// assert!(memory.write_at(4096, b"x").is_err(), "its size is sealed");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+}
+
+impl DeviceMemory for HostMemory {
+    const MECHANISM: Mechanism = Mechanism::Host;
+
+    fn size(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
+    }
+
+    fn handle(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn import(size: u64, fd: Option<OwnedFd>, _handle: &[u8]) -> io::Result<Self> {
+        let file = File::from(fd.ok_or_else(|| io::Error::other("no descriptor came with it"))?);
+        // One that can still be truncated would be a bus error later.
+        if !file::is_size_sealed(&file) || file.metadata()?.len() < size {
+            return Err(io::Error::other("it is no sealed memory of this size"));
+        }
+        let map = file::map(&file, size, false)?;
+        Ok(Self { file, map })
+    }
+}

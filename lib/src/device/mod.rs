@@ -1,0 +1,360 @@
+//! Device memory shared with exactly the processes it was meant for: the five calls of the Ascend runtime, over any
+//! mechanism, brokered by the sidecar.
+//!
+//! | call | here |
+//! |---|---|
+//! | `aclrtDeviceGetBareTgid` | [`Session::bare_tgid`] |
+//! | `aclrtIpcMemGetExportKey` | [`Session::export_key`] |
+//! | `aclrtIpcMemSetImportPid` | [`Session::set_import_pid`] |
+//! | `aclrtIpcMemImportByKey` | [`Session::import_by_key`] |
+//! | `aclrtIpcMemClose` | [`Session::close`] |
+//!
+//! The key is a name and no secret that admits anybody: importers are admitted by what the kernel says of them. The rule
+//! that importers close before the exporter is enforced: until then the exporter's `close` is
+//! [`Busy`](crate::ErrorKind::Busy), and its memory stays.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `mod.rs` | [`Session`], and the trait [`DeviceMemory`] that mechanisms implement |
+//! | `host.rs` | [`HostMemory`]: a memfd in the place of a device's memory |
+
+mod host;
+
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use shmesh_proto::broker::{
+    self, Ack, Close, ExportKey, ImportByKey, Mechanism, SetImportPid, event::Happened, reply, request,
+};
+pub use shmesh_proto::key::DeviceKey;
+use shmesh_proto::key::KEY_BYTES;
+
+use crate::client::Client;
+use crate::error::{Error, Result};
+pub use host::HostMemory;
+
+/// A process, by its thread-group id in the outermost pid namespace. Only [`Session::bare_tgid`] knows one's own: a number
+/// from `getpid` is another in each container.
+///
+/// ```
+/// use shmesh::device::BareTgid;
+/// assert_eq!(BareTgid(4711).0, 4711);
+/// ```
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct BareTgid(pub i32);
+
+/// Who may import.
+///
+/// ```
+/// use shmesh::device::ExportFlags;
+/// assert_eq!((ExportFlags::DEFAULT.0, ExportFlags::DISABLE_PID_VALIDATION.0), (0, 1));
+/// ```
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ExportFlags(pub u64);
+
+impl ExportFlags {
+    /// Those that [`Session::set_import_pid`] admits.
+    ///
+    /// ```
+    /// assert_eq!(shmesh::device::ExportFlags::default(), shmesh::device::ExportFlags::DEFAULT);
+    /// ```
+    pub const DEFAULT: Self = Self(0);
+    /// Whoever has the key: only where the operator's policy permits it.
+    ///
+    /// ```
+    /// use shmesh::device::ExportFlags;
+    /// assert_ne!(ExportFlags::DISABLE_PID_VALIDATION, ExportFlags::DEFAULT);
+    /// ```
+    pub const DISABLE_PID_VALIDATION: Self = Self(1);
+}
+
+/// Memory that can be exported and imported: what a mechanism implements.
+///
+/// ```
+/// use shmesh::device::{DeviceMemory, HostMemory};
+/// let memory = HostMemory::new(4096)?;
+/// assert_eq!(memory.size(), 4096);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub trait DeviceMemory: Sized {
+    /// Its mechanism.
+    const MECHANISM: Mechanism;
+
+    /// Bytes.
+    fn size(&self) -> u64;
+
+    /// The descriptor that travels, for mechanisms that have one.
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// The vendor's key or handle, for mechanisms that have one.
+    fn handle(&self) -> Vec<u8>;
+
+    /// Maps what was imported.
+    ///
+    /// # Errors
+    /// The descriptor or handle is not what it should be, or cannot be mapped.
+    fn import(size: u64, fd: Option<OwnedFd>, handle: &[u8]) -> std::io::Result<Self>;
+
+    /// Admits a process in the exporter's driver, where the driver wants to know.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn admit(&self, importer: BareTgid) -> std::io::Result<()> {
+        let _ = importer;
+        Ok(())
+    }
+}
+
+/// A process's session with the broker of device keys.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// use shmesh::device::{ExportFlags, HostMemory, Session};
+/// let mut session = Session::connect(dir.path(), "fronthaul")?;
+/// let exported = session.export_key(HostMemory::new(4096)?, ExportFlags::DEFAULT);
+/// assert!(exported.unwrap_err().to_string().contains("run a sidecar"), "a participant serves this link");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Session<M: DeviceMemory = HostMemory> {
+    client: Client,
+    /// Kept until they are closed: who imports them has them mapped.
+    exports: HashMap<[u8; KEY_BYTES], M>,
+    imports: HashMap<[u8; KEY_BYTES], (Arc<M>, u64)>,
+}
+
+impl<M: DeviceMemory> Session<M> {
+    /// Connects to the broker of `link` in the IPC directory `dir`.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use shmesh::device::{HostMemory, Session};
+    /// assert!(Session::<HostMemory>::connect(dir.path(), "fronthaul").is_err(), "nobody serves it");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
+        let client = Client::connect(dir, link)?;
+        Ok(Self { client, exports: HashMap::new(), imports: HashMap::new() })
+    }
+
+    /// This process, as others have to name it to admit it.
+    ///
+    /// # Errors
+    /// [`Refused`](crate::ErrorKind::Refused) when the broker does not know it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # use shmesh::device::{HostMemory, Session};
+    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
+    /// match session.bare_tgid() {
+    ///     Ok(me) => println!("admit {}", me.0),
+    ///     Err(error) => assert!(error.to_string().contains("run a sidecar")),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn bare_tgid(&mut self) -> Result<BareTgid> {
+        match self.client.ask(request::Op::BareTgid(broker::BareTgid {}), &[])? {
+            (reply::Result::Tgid(tgid), _) => Ok(BareTgid(tgid.bare_tgid)),
+            _ => Err(self.client.strange()),
+        }
+    }
+
+    /// Exports memory. The session keeps it until it is closed.
+    ///
+    /// # Errors
+    /// [`Refused`](crate::ErrorKind::Refused): a size of 0, a flag that the policy does not permit, a limit.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # use shmesh::device::{ExportFlags, HostMemory, Session};
+    /// # let mut session = Session::connect(dir.path(), "fronthaul")?;
+    /// let memory = HostMemory::new(1 << 21)?;
+    /// memory.write_at(0, b"weights")?;
+    /// if let Ok(key) = session.export_key(memory, ExportFlags::DEFAULT) {
+    ///     println!("{} bytes name it", key.as_bytes().len());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn export_key(&mut self, memory: M, flags: ExportFlags) -> Result<DeviceKey> {
+        let export = ExportKey {
+            size: memory.size(),
+            flags: flags.0,
+            mechanism: M::MECHANISM.into(),
+            handle: memory.handle(),
+        };
+        let fds: Vec<_> = memory.fd().into_iter().collect();
+        let (result, _) = self.client.ask(request::Op::ExportKey(export), &fds)?;
+        let reply::Result::Exported(exported) = result else { return Err(self.client.strange()) };
+        let key = DeviceKey::from_wild(&exported.key).ok_or_else(|| self.client.strange())?;
+        self.exports.insert(*key.as_bytes(), memory);
+        Ok(key)
+    }
+
+    /// Admits processes to a key of this process: all of them, or nobody.
+    ///
+    /// # Errors
+    /// [`Denied`](crate::ErrorKind::Denied) when it is not this process's key; [`Refused`](crate::ErrorKind::Refused) when one of them does not live,
+    /// or there are more than 31.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # use shmesh::device::{BareTgid, DeviceKey, HostMemory, Session};
+    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
+    /// let key = DeviceKey::from_entropy([7; 32]);
+    /// assert!(session.set_import_pid(&key, &[BareTgid(1)]).is_err(), "it is nobody's key");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_import_pid(&mut self, key: &DeviceKey, importers: &[BareTgid]) -> Result<()> {
+        let admit = SetImportPid {
+            key: key.as_bytes().to_vec(),
+            bare_tgids: importers.iter().map(|tgid| tgid.0).collect(),
+            ..SetImportPid::default()
+        };
+        self.done(request::Op::SetImportPid(admit))
+    }
+
+    /// Maps the memory behind a key. Importing it again gives the same memory, and each import is closed once.
+    ///
+    /// # Errors
+    /// [`Denied`](crate::ErrorKind::Denied): there is no such key, or this process is not admitted; which of them, nobody is told.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # use shmesh::device::{DeviceKey, HostMemory, Session};
+    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
+    /// assert!(session.import_by_key(&DeviceKey::from_entropy([7; 32])).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn import_by_key(&mut self, key: &DeviceKey) -> Result<Arc<M>> {
+        if let Some((memory, count)) = self.imports.get_mut(key.as_bytes()) {
+            *count += 1;
+            return Ok(Arc::clone(memory));
+        }
+        let import = ImportByKey { key: key.as_bytes().to_vec() };
+        let (result, fds) = self.client.ask(request::Op::ImportByKey(import), &[])?;
+        let reply::Result::Imported(imported) = result else { return Err(self.client.strange()) };
+        let mapped = if imported.mechanism() == M::MECHANISM {
+            M::import(imported.size, fds.into_iter().next(), &imported.handle)
+        } else {
+            Err(std::io::Error::other("it was exported by another mechanism"))
+        };
+        let ack = Ack { grant: imported.grant, done: mapped.is_ok() };
+        let acknowledged = self.done(request::Op::Ack(ack));
+        let memory = match mapped {
+            Ok(memory) => Arc::new(memory),
+            Err(error) => {
+                let _ = self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: false }));
+                return Err(Error::system(&self.client.link().into(), "map the memory", error));
+            }
+        };
+        acknowledged?;
+        self.imports.insert(*key.as_bytes(), (Arc::clone(&memory), 1));
+        Ok(memory)
+    }
+
+    /// Ends an import, or an export that nobody imports any more.
+    ///
+    /// An import's memory is unmapped when the last `Arc` of it is dropped: drop it before.
+    ///
+    /// # Errors
+    /// [`Busy`](crate::ErrorKind::Busy) with the processes that still import it; [`Denied`](crate::ErrorKind::Denied) when this process has no such key.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # use shmesh::device::{DeviceKey, HostMemory, Session};
+    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
+    /// assert!(session.close(&DeviceKey::from_entropy([7; 32])).is_err(), "it was never opened");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn close(&mut self, key: &DeviceKey) -> Result<()> {
+        self.end(key, false)
+    }
+
+    /// Ends an export though others import it: they are told, and the memory is kept until [`Session`] is dropped.
+    ///
+    /// # Errors
+    /// [`Denied`](crate::ErrorKind::Denied) when this process has not exported it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # use shmesh::device::{DeviceKey, HostMemory, Session};
+    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
+    /// assert!(session.force_close(&DeviceKey::from_entropy([7; 32])).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn force_close(&mut self, key: &DeviceKey) -> Result<()> {
+        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: true }))
+    }
+
+    fn end(&mut self, key: &DeviceKey, force: bool) -> Result<()> {
+        if let Some((_, count)) = self.imports.get_mut(key.as_bytes())
+            && *count > 1
+        {
+            *count -= 1;
+            return Ok(());
+        }
+        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force }))?;
+        self.imports.remove(key.as_bytes());
+        self.exports.remove(key.as_bytes());
+        Ok(())
+    }
+
+    fn done(&mut self, op: request::Op) -> Result<()> {
+        match self.client.ask(op, &[])? {
+            (reply::Result::Done(_), _) => Ok(()),
+            _ => Err(self.client.strange()),
+        }
+    }
+
+    /// The oldest event that was not taken yet; never waits. What the exporter's driver has to do is done here: call it when
+    /// the session's descriptor is readable.
+    ///
+    /// # Errors
+    /// [`NoBroker`](crate::ErrorKind::NoBroker) when the broker has gone.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # use shmesh::device::{HostMemory, Session};
+    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
+    /// assert!(session.event()?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn event(&mut self) -> Result<Option<Happened>> {
+        while let Some(happened) = self.client.event()? {
+            let Happened::Admit(admit) = happened else { return Ok(Some(happened)) };
+            let key: Option<[u8; KEY_BYTES]> = admit.key.as_slice().try_into().ok();
+            let memory = key.and_then(|key| self.exports.get(&key));
+            let done = memory.is_some_and(|memory| memory.admit(BareTgid(admit.bare_tgid)).is_ok());
+            self.done(request::Op::Ack(Ack { grant: admit.grant, done }))?;
+        }
+        Ok(None)
+    }
+}
+
+impl<M: DeviceMemory> std::os::fd::AsFd for Session<M> {
+    /// Readable when an event waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.client.as_fd()
+    }
+}
