@@ -208,35 +208,3 @@ fn without_an_identity_nobody_gets_in() {
     assert!(error.to_string().contains("its log says why"), "{error}");
     assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}"), 1);
 }
-
-/// The sidecar at random instants, while messages flow.
-#[test]
-fn a_sidecar_killed_again_and_again_loses_nothing() {
-    let _watchdog = Watchdog::start();
-    for kind in ["mpmc", "spsc memfd"] {
-        let dir = ipc_dir();
-        let mut sidecar = Sidecar::start(dir.path(), kind);
-        let phy = attach(dir.path(), Side::Primary).unwrap();
-        let mac = attach(dir.path(), Side::Secondary).unwrap();
-        let mut next = (0, 0);
-        for _ in 0..10 {
-            for _ in 0..100 {
-                if mac.send_inline(next.0, 0, b"").is_ok() {
-                    next.0 += 1;
-                }
-                if let Some(message) = phy.receive().unwrap() {
-                    assert_eq!(message.msg_id(), next.1, "{kind}");
-                    next.1 += 1;
-                }
-            }
-            sidecar.kill();
-            sidecar = Sidecar::start(dir.path(), kind);
-        }
-        while let Some(message) = phy.receive().unwrap() {
-            assert_eq!(message.msg_id(), next.1, "{kind}");
-            next.1 += 1;
-        }
-        assert_eq!(next.0, next.1, "{kind}");
-        until("both come back", || sidecar.metric("shmesh_sidecar_sessions") == 2);
-    }
-}
