@@ -175,12 +175,17 @@ impl Client {
     }
 
     fn is_readable(&self, limit: Duration) -> Result<bool> {
-        let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(self.connection.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, timeout) {
-            Ok(ready) => Ok(ready > 0),
-            Err(nix::errno::Errno::EINTR) => Ok(false),
-            Err(error) => Err(Error::system(&self.link, "wait for its broker", error.into())),
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            let mut fds = [PollFd::new(self.connection.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, timeout) {
+                Ok(ready) => return Ok(ready > 0),
+                // A signal handler of the application says nothing of the broker.
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(error) => return Err(Error::system(&self.link, "wait for its broker", error.into())),
+            }
         }
     }
 
@@ -210,7 +215,8 @@ impl Client {
 }
 
 impl AsFd for Client {
-    /// Readable when an event waits.
+    /// Readable when an event comes. One that came while something was asked is taken already: call
+    /// [`event`](Self::event) until there is none after each question, and before waiting.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }

@@ -420,6 +420,12 @@ pub enum ErrorKind {
         /// What it says.
         text: String,
     },
+    /// The imported memory is still held in this process.
+    #[error("link {link}: the imported memory is still held here; drop every `Arc` of it, then close")]
+    StillMapped {
+        /// The link.
+        link: Arc<str>,
+    },
     /// Others still import the memory.
     #[error("link {link}: still imported by {importers:?}; they close first, or force it")]
     Busy {

@@ -2,19 +2,19 @@
 //!
 //! Attaching and seats are dealt with here; what concerns device keys goes through the [`Broker`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::stat::fstat;
+use nix::sys::stat::{SFlag, fstat};
 use shmesh::{Recovered, SeatIndex, SeatWord};
 use shmesh_proto::broker::{Code, ExportKey, Mechanism, Reply, Request, event, reply, request};
 use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::limits::VERSION;
 use shmesh_proto::packet;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -28,6 +28,8 @@ use crate::links::{Kept, LinkIndex};
 use crate::metrics::Metrics;
 use crate::session::{End, Outgoing};
 
+/// Metrics are this old at most while something happens.
+const OBSERVE_AFTER: Duration = Duration::from_millis(20);
 /// Seats that one process may say it has.
 const SEATS_PER_PROCESS: usize = shmesh::MAX_SEATS * 16;
 
@@ -65,6 +67,8 @@ struct Session {
 #[derive(Debug, Default)]
 struct Process {
     identity: Option<PeerIdentity>,
+    /// Links that it has attached to: its peers there hear of its death.
+    links: BTreeSet<LinkIndex>,
     sessions: usize,
     is_watched_by_broker: bool,
     seats: Vec<(LinkIndex, SeatIndex, SeatWord)>,
@@ -113,10 +117,17 @@ impl Hub {
 
     /// Works until it is told to drain; nothing happens while nothing happens.
     pub(crate) async fn run(mut self, mut inbox: mpsc::Receiver<ToHub>) {
+        let mut observe_at = None;
         loop {
             let deadline = self.broker.next_deadline().map(|at| self.start + Duration::from_millis(at.0));
             let told = tokio::select! {
                 told = inbox.recv() => told,
+                // Not for each packet: it looks at everything.
+                () = until(observe_at) => {
+                    self.metrics.observe(&self.links, self.sessions.len(), self.broker.stats());
+                    observe_at = None;
+                    continue;
+                }
                 () = until(deadline) => {
                     self.tell_broker(Command::Tick);
                     continue;
@@ -126,9 +137,15 @@ impl Hub {
                 Some(ToHub::Drain) | None => break,
                 Some(told) => self.hear(told),
             }
-            self.metrics.observe(&self.links, self.sessions.len(), self.broker.stats());
+            observe_at.get_or_insert_with(|| Instant::now() + OBSERVE_AFTER);
         }
         self.tell_broker(Command::Drain);
+        // Whoever asked before the end is answered.
+        inbox.close();
+        while let Ok(told) = inbox.try_recv() {
+            self.hear(told);
+        }
+        self.audit.close();
     }
 
     fn hear(&mut self, told: ToHub) {
@@ -166,7 +183,13 @@ impl Hub {
     /// Forgets a process of which nothing is left here.
     fn forget_if_idle(&mut self, process: ProcessId) {
         let Some(known) = self.processes.get(&process) else { return };
-        if known.sessions == 0 && !known.is_watched_by_broker && known.seats.is_empty() {
+        // Who has attached may have a seat that it has not told of: it is watched until it dies, and its death is seen after
+        // its connections are closed.
+        if known.sessions == 0
+            && !known.is_watched_by_broker
+            && known.seats.is_empty()
+            && known.links.is_empty()
+        {
             if let Some(watch) = &known.watch {
                 watch.abort();
             }
@@ -225,6 +248,9 @@ impl Hub {
             self.send(session, &Reply::refused(id, Code::Unidentified, text), Vec::new());
             return;
         }
+        if let Some(known) = process.and_then(|process| self.processes.get_mut(&process)) {
+            known.links.insert(link);
+        }
         let (attached, fds) = (kept.attached, kept.fds.clone());
         self.metrics.attached();
         self.send(session, &Reply::new(id, reply::Result::Attached(attached)), fds);
@@ -269,8 +295,13 @@ impl Hub {
         }
         self.tell_broker(Command::Closed { session });
         if let Some(process) = known.process {
-            if let Some(known) = self.processes.get_mut(&process) {
+            let is_last = self.processes.get_mut(&process).is_some_and(|known| {
                 known.sessions = known.sessions.saturating_sub(1);
+                known.sessions == 0 && known.watch.is_none()
+            });
+            if is_last {
+                // Before Linux 6.5, and out of sight: a process without connections is as good as dead.
+                self.died(process);
             }
             self.forget_if_idle(process);
         }
@@ -279,7 +310,7 @@ impl Hub {
     fn died(&mut self, process: ProcessId) {
         let Some(dead) = self.processes.remove(&process) else { return };
         let mut done = Recovered::default();
-        for (link, seat, word) in dead.seats {
+        for &(link, seat, word) in &dead.seats {
             let taken = self.links[link.0].keeper.recover_participant(seat, word);
             done.participants += taken.participants;
             done.messages += taken.messages;
@@ -296,16 +327,10 @@ impl Hub {
             "a process has died"
         );
         self.tell_broker(Command::Died { process });
-        let links: Vec<_> = self
-            .sessions
-            .values()
-            .filter(|other| other.process == Some(process))
-            .map(|other| other.link)
-            .collect();
         let told: Vec<_> = self
             .sessions
             .iter()
-            .filter(|(_, other)| links.contains(&other.link) && other.process != Some(process))
+            .filter(|(_, other)| dead.links.contains(&other.link) && other.process != Some(process))
             .map(|(session, _)| *session)
             .collect();
         for session in told {
@@ -357,7 +382,10 @@ impl Hub {
     /// Who does not read is dismissed: its queue must not become our memory.
     fn send(&mut self, session: SessionId, reply: &Reply, fds: Vec<Arc<OwnedFd>>) {
         let Some(known) = self.sessions.get(&session) else { return };
-        if known.outgoing.try_send(Outgoing { bytes: packet::encode(reply), fds }).is_err() {
+        // Closed: it has ended, and we are going to hear of it.
+        if let Err(TrySendError::Full(_)) =
+            known.outgoing.try_send(Outgoing { bytes: packet::encode(reply), fds })
+        {
             self.metrics.denied("slow");
             self.dismiss(session);
         }
@@ -375,7 +403,9 @@ impl Hub {
 /// Whether a descriptor is what the mechanism needs. Memory that can be truncated would be a bus error in the importer.
 fn is_memory_of(fd: &OwnedFd, export: &ExportKey) -> bool {
     if export.mechanism() != Mechanism::Host {
-        return true;
+        // A device's, where the mechanism has one at all.
+        return fstat(fd)
+            .is_ok_and(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR);
     }
     let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
     let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);

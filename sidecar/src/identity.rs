@@ -12,7 +12,7 @@ use shmesh_proto::limits::ANSWER_MILLIS;
 use shmesh_proto::packet;
 use tokio::io::Interest;
 
-use crate::events::{set_nonblocking, watched};
+use crate::events::{pidfd_open, watched};
 
 /// Where identities come from.
 #[derive(Clone, Debug)]
@@ -35,10 +35,15 @@ pub(crate) struct Known {
 impl Resolver {
     /// Looks at a new connection.
     pub(crate) async fn resolve(&self, connection: &OwnedFd) -> Known {
-        let pidfd = socket::peer_pidfd(connection).ok();
-        let identity = match self {
-            Self::Own => own(connection, pidfd.as_ref()),
-            Self::Service(path) => ask(path, connection, pidfd.as_ref()).await,
+        let (pidfd, identity) = match peer_pidfd(connection) {
+            Err(error) => (None, Err(error)),
+            Ok(pidfd) => {
+                let identity = match self {
+                    Self::Own => own(connection, pidfd.as_ref()),
+                    Self::Service(path) => ask(path, connection, pidfd.as_ref()).await,
+                };
+                (pidfd, identity)
+            }
         };
         let identity = identity
             .inspect_err(
@@ -74,12 +79,24 @@ impl Resolver {
     }
 }
 
+/// The process that made the connection. `None` where the kernel has no answer, before Linux 6.5, and this pid namespace
+/// does not show it. One that has ended is an error: its number may be another's by now.
+fn peer_pidfd(connection: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    match socket::peer_pidfd(connection) {
+        Ok(pidfd) => Ok(Some(pidfd)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            match socket::peer(connection)?.pid {
+                0 => Ok(None),
+                pid => pidfd_open(pid).map(Some),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
 fn own(connection: &OwnedFd, pidfd: Option<&OwnedFd>) -> io::Result<PeerIdentity> {
     let peer = socket::peer(connection)?;
-    let pid = match pidfd {
-        Some(pidfd) => pid_of(pidfd)?,
-        None => i32::try_from(peer.pid).unwrap_or(0),
-    };
+    let pid = pidfd.map_or(Ok(0), pid_of)?;
     if pid <= 0 {
         return Err(io::Error::other("it has ended, or is in a pid namespace that cannot be seen from here"));
     }
@@ -129,9 +146,8 @@ async fn ask(path: &Path, connection: &OwnedFd, pidfd: Option<&OwnedFd>) -> io::
 }
 
 async fn ask_once(path: &Path, connection: &OwnedFd, pidfd: Option<&OwnedFd>) -> io::Result<PeerIdentity> {
-    let service = socket::connect_to(path)
+    let service = socket::connect_now(path)
         .map_err(|error| io::Error::other(format!("the identity service at {}: {error}", path.display())))?;
-    set_nonblocking(&service)?;
     let (subject, fd) = match pidfd {
         Some(pidfd) => (Subject::Pidfd, pidfd),
         None => (Subject::Socket, connection),

@@ -6,7 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::broker::Stats;
+use crate::broker::{Reason, Stats};
 use crate::links::Kept;
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
@@ -35,6 +35,9 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
+        for reason in Reason::ALL.iter().map(|reason| reason.as_str()).chain(["slow"]) {
+            let _ = self.denied.get_or_create(&ByReason { reason });
+        }
         let registry = registry.sub_registry_with_prefix("shmesh_sidecar");
         registry.register("links", "Links that are kept", self.links.clone());
         registry.register("link_bytes", "Bytes of all segments of a link", self.bytes.clone());

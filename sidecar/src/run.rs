@@ -1,11 +1,12 @@
 //! From start to end: keep the links, serve their sockets, say ready, drain.
 
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use prometheus_client::registry::Registry;
 use shmesh::config::LinkConfig;
 use shmesh::sys::socket;
@@ -18,6 +19,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::args::Args;
 use crate::audit::AuditLog;
@@ -63,6 +65,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         }
     };
 
+    raise_limit();
     let audit = AuditLog::open(args.audit.as_deref())?;
     let kept = links::keep_all(&args.dir, configs)?;
     let listeners = kept
@@ -79,7 +82,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     metrics.observe(&kept, 0, crate::broker::Stats::default());
     let hub = Hub::new(
         kept,
-        Broker::new(policy, entropy),
+        Broker::new(policy, entropy()?),
         resolver.clone(),
         metrics.clone(),
         audit,
@@ -87,7 +90,9 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     );
     let hub = tokio::spawn(hub.run(inbox));
 
+    let sessions = TaskTracker::new();
     let door = Arc::new(Door {
+        sessions: sessions.clone(),
         resolver,
         hub: to_hub.clone(),
         metrics,
@@ -100,10 +105,21 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     are_kept.open();
     tracing::info!(links = configs.len(), dir = %args.dir.display(), "ready");
 
-    stop.cancelled().await;
+    let mut hub = hub;
+    tokio::select! {
+        () = stop.cancelled() => {}
+        // Without it nothing works: better to end, and to be started again.
+        ended = &mut hub => return ended.context("the sidecar's state was lost"),
+    }
     let _ = to_hub.send(ToHub::Drain).await;
-    // Participants go on: one of them serves its link from now on.
-    let drained = tokio::time::timeout(DRAIN_LIMIT, hub).await;
+    // Participants go on: one of them serves its link from now on. What waits to be sent to them goes out first.
+    sessions.close();
+    let drained = tokio::time::timeout(DRAIN_LIMIT, async {
+        let ended = hub.await;
+        sessions.wait().await;
+        ended
+    });
+    let drained = drained.await;
     if let Some(admin) = admin {
         admin.abort();
     }
@@ -112,16 +128,27 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     Ok(())
 }
 
-/// 256 bits for a key, from the kernel.
-fn entropy(bytes: &mut [u8]) {
-    use std::io::Read;
-    let read = std::fs::File::open("/dev/urandom").and_then(|mut random| random.read_exact(bytes));
-    // A key that can be guessed is worse than none, and there is nobody to tell.
-    assert!(read.is_ok(), "/dev/urandom cannot be read");
+/// Random numbers of the kernel. Opened once: later there may be no descriptor left.
+fn entropy() -> Result<impl FnMut(&mut [u8])> {
+    let mut random = std::fs::File::open("/dev/urandom").context("cannot open /dev/urandom")?;
+    Ok(move |bytes: &mut [u8]| {
+        // A key that can be guessed is worse than none: the sidecar ends, and is started again.
+        assert!(random.read_exact(bytes).is_ok(), "/dev/urandom cannot be read");
+    })
+}
+
+/// Each session takes two descriptors, and each key one.
+fn raise_limit() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::warn!(%error, soft, "the limit of descriptors stays low");
+    }
 }
 
 /// Where participants come in.
 struct Door {
+    sessions: TaskTracker,
     resolver: Resolver,
     hub: mpsc::Sender<ToHub>,
     metrics: Metrics,
@@ -158,7 +185,7 @@ impl Door {
             SessionId(*ever)
         };
         let door = Arc::clone(self);
-        tokio::spawn(async move {
+        self.sessions.spawn(async move {
             door.receive(connection, session, link).await;
             drop(place);
         });

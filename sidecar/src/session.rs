@@ -16,8 +16,9 @@ use tokio::sync::mpsc;
 use crate::broker::SessionId;
 use crate::hub::ToHub;
 
-/// Packets that wait to be read by a participant; who lets more come together is not reading.
-pub(crate) const OUTGOING_MAX: usize = 64;
+/// Packets that wait to be read by a participant, at most: a death can mean an event for each of its keys. Who does not read
+/// is dismissed long before, when one packet has waited for a second.
+pub(crate) const OUTGOING_MAX: usize = 32_768;
 
 /// One packet to a participant.
 #[derive(Debug)]

@@ -208,3 +208,19 @@ fn without_an_identity_nobody_gets_in() {
     assert!(error.to_string().contains("its log says why"), "{error}");
     assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}"), 1);
 }
+
+#[test]
+fn peers_hear_of_a_death() {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let _sidecar = Sidecar::start(dir.path(), kind);
+        let (mut phy, mut mac) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        phy.tell("attach link primary 0");
+        phy.tell("device connect");
+        mac.tell("attach link secondary 0");
+        let pid = mac.pid();
+        mac.kill();
+        until("it is told", || phy.ask("device event") == format!("died {pid}"));
+    }
+}

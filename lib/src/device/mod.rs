@@ -20,7 +20,7 @@
 
 mod host;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub use shmesh_proto::key::DeviceKey;
 use shmesh_proto::key::KEY_BYTES;
 
 use crate::client::Client;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 pub use host::HostMemory;
 
 /// A process, by its thread-group id in the outermost pid namespace. Only [`Session::bare_tgid`] knows one's own: a number
@@ -125,6 +125,8 @@ pub struct Session<M: DeviceMemory = HostMemory> {
     /// Kept until they are closed: who imports them has them mapped.
     exports: HashMap<[u8; KEY_BYTES], M>,
     imports: HashMap<[u8; KEY_BYTES], (Arc<M>, u64)>,
+    /// Exports that were closed by force, and may still be mapped elsewhere.
+    forced: HashSet<[u8; KEY_BYTES]>,
 }
 
 impl<M: DeviceMemory> Session<M> {
@@ -141,7 +143,7 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
         let client = Client::connect(dir, link)?;
-        Ok(Self { client, exports: HashMap::new(), imports: HashMap::new() })
+        Ok(Self { client, exports: HashMap::new(), imports: HashMap::new(), forced: HashSet::new() })
     }
 
     /// This process, as others have to name it to admit it.
@@ -262,17 +264,19 @@ impl<M: DeviceMemory> Session<M> {
                 return Err(Error::system(&self.client.link().into(), "map the memory", error));
             }
         };
-        acknowledged?;
+        if let Err(error) = acknowledged {
+            drop(memory);
+            let _ = self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: false }));
+            return Err(error);
+        }
         self.imports.insert(*key.as_bytes(), (Arc::clone(&memory), 1));
         Ok(memory)
     }
 
     /// Ends an import, or an export that nobody imports any more.
     ///
-    /// An import's memory is unmapped when the last `Arc` of it is dropped: drop it before.
-    ///
     /// # Errors
-    /// [`Busy`](crate::ErrorKind::Busy) with the processes that still import it; [`Denied`](crate::ErrorKind::Denied) when this process has no such key.
+    /// [`StillMapped`](crate::ErrorKind::StillMapped) while an `Arc` of the imported memory is held; [`Busy`](crate::ErrorKind::Busy) with the processes that still import it; [`Denied`](crate::ErrorKind::Denied) when this process has no such key.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -284,10 +288,16 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn close(&mut self, key: &DeviceKey) -> Result<()> {
-        self.end(key, false)
+        if self.imports.contains_key(key.as_bytes()) {
+            return self.close_import(key);
+        }
+        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: false }))?;
+        self.exports.remove(key.as_bytes());
+        Ok(())
     }
 
-    /// Ends an export though others import it: they are told, and the memory is kept until [`Session`] is dropped.
+    /// Ends an export though others import it: they are told, and the memory is kept until they have closed
+    /// ([`Unused`](Happened::Unused)) or the session is dropped.
     ///
     /// # Errors
     /// [`Denied`](crate::ErrorKind::Denied) when this process has not exported it.
@@ -302,20 +312,29 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn force_close(&mut self, key: &DeviceKey) -> Result<()> {
-        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: true }))
+        if !self.exports.contains_key(key.as_bytes()) {
+            let text = "this session has not exported it".to_owned();
+            return Err(ErrorKind::Denied { link: self.client.link().into(), text }.into());
+        }
+        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: true }))?;
+        self.forced.insert(*key.as_bytes());
+        Ok(())
     }
 
-    fn end(&mut self, key: &DeviceKey, force: bool) -> Result<()> {
-        if let Some((_, count)) = self.imports.get_mut(key.as_bytes())
-            && *count > 1
-        {
-            *count -= 1;
-            return Ok(());
+    /// Unmapped before the broker hears of it: from then on the exporter may free the memory.
+    fn close_import(&mut self, key: &DeviceKey) -> Result<()> {
+        match self.imports.get_mut(key.as_bytes()) {
+            Some((_, count)) if *count > 1 => {
+                *count -= 1;
+                return Ok(());
+            }
+            Some((memory, _)) if Arc::strong_count(memory) > 1 => {
+                return Err(ErrorKind::StillMapped { link: self.client.link().into() }.into());
+            }
+            _ => {}
         }
-        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force }))?;
         self.imports.remove(key.as_bytes());
-        self.exports.remove(key.as_bytes());
-        Ok(())
+        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: false }))
     }
 
     fn done(&mut self, op: request::Op) -> Result<()> {
@@ -342,18 +361,41 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     pub fn event(&mut self) -> Result<Option<Happened>> {
         while let Some(happened) = self.client.event()? {
+            if let Happened::Unused(key) = &happened
+                && let Ok(key) = <[u8; KEY_BYTES]>::try_from(key.as_slice())
+                && self.forced.remove(&key)
+            {
+                self.exports.remove(&key);
+            }
             let Happened::Admit(admit) = happened else { return Ok(Some(happened)) };
             let key: Option<[u8; KEY_BYTES]> = admit.key.as_slice().try_into().ok();
             let memory = key.and_then(|key| self.exports.get(&key));
             let done = memory.is_some_and(|memory| memory.admit(BareTgid(admit.bare_tgid)).is_ok());
-            self.done(request::Op::Ack(Ack { grant: admit.grant, done }))?;
+            // Refused when the importer has gone meanwhile, which is no concern of ours.
+            let _ = self.done(request::Op::Ack(Ack { grant: admit.grant, done }));
         }
         Ok(None)
     }
 }
 
+impl<M: DeviceMemory> Drop for Session<M> {
+    /// Ends what the session has: its imports, and by force its exports, whose memory goes with it.
+    fn drop(&mut self) {
+        let imports: Vec<_> = self.imports.drain().map(|(key, _)| (key, false)).collect();
+        let exports: Vec<_> = self.exports.keys().map(|key| (*key, true)).collect();
+        for (key, force) in imports.into_iter().chain(exports) {
+            // Whoever has gone need not be told.
+            if self.done(request::Op::Close(Close { key: key.to_vec(), force })).is_err_and(|error| {
+                matches!(error.kind(), ErrorKind::NoBroker { .. } | ErrorKind::System { .. })
+            }) {
+                return;
+            }
+        }
+    }
+}
+
 impl<M: DeviceMemory> std::os::fd::AsFd for Session<M> {
-    /// Readable when an event waits.
+    /// Readable when an event comes: see [`Client`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.client.as_fd()
     }

@@ -24,6 +24,8 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use shmesh_proto::limits::{MAX_FDS, MAX_PACKET_BYTES};
 
+/// How long connecting, and until somebody says otherwise sending and receiving, may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// Descriptors that the kernel lets anybody send with one packet.
 const SCM_MAX_FD: usize = 253;
 /// How long a call is repeated that signals interrupt.
@@ -86,6 +88,8 @@ pub fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
 /// ```
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let fd = unix_socket()?;
+    // Who is stopped accepts nobody, and a full queue would keep us for ever.
+    limit_wait(&fd, CONNECT_LIMIT)?;
     let address = UnixAddr::new(path)?;
     uninterrupted(|| Ok(connect(fd.as_raw_fd(), &address)?))?;
     Ok(fd)
@@ -145,6 +149,27 @@ pub fn peer(fd: &impl AsFd) -> io::Result<Peer> {
 /// ```
 pub fn peer_pidfd(fd: &impl AsFd) -> io::Result<OwnedFd> {
     Ok(nix::sys::socket::getsockopt(&fd.as_fd(), sockopt::PeerPidfd)?)
+}
+
+/// As [`connect_to`], and the connection does not block: neither does this.
+///
+/// # Errors
+/// As there; `WouldBlock` when too many wait at the other end.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("link.broker");
+/// use shmesh::sys::socket;
+/// let listener = socket::listen_on(&path, 0o600)?;
+/// let client = socket::connect_now(&path)?;
+/// assert_eq!(socket::receive(&client).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn connect_now(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(fd)
 }
 
 /// Makes receiving and sending give up after `limit`.

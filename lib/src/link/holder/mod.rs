@@ -88,6 +88,18 @@ fn lock_path(store: &Store) -> PathBuf {
     store.dir.join(format!("{}.lock", store.link))
 }
 
+/// The next packet that is no event: those are for sessions that asked for something.
+fn answer_of(connection: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    loop {
+        let (bytes, fds) = socket::receive(connection)?;
+        let is_event = packet::decode::<Reply>(&bytes)
+            .is_ok_and(|reply| matches!(reply.result, Some(reply::Result::Event(_))));
+        if !is_event {
+            return Ok((bytes, fds));
+        }
+    }
+}
+
 impl Holder {
     /// Asks the holder of a link. `None`: there is none just now. The connection stays open as a sign of life.
     pub(crate) fn ask(store: &Store) -> Result<Option<(Offer, OwnedFd)>> {
@@ -112,7 +124,7 @@ impl Holder {
         let attach = Request::new(ASKED, request::Op::Attach(broker::Attach { side: 0 }));
         let asked = socket::limit_wait(&connection, ANSWER_LIMIT)
             .and_then(|()| socket::send(&connection, &packet::encode(&attach), &[]))
-            .and_then(|()| socket::receive(&connection));
+            .and_then(|()| answer_of(&connection));
         let (bytes, fds) = match asked {
             Ok((bytes, _)) if bytes.is_empty() => return Ok(None),
             Ok(answer) => answer,
@@ -129,7 +141,8 @@ impl Holder {
         };
         let attached = match packet::decode::<Reply>(&bytes) {
             Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(attached)) }) => attached,
-            Ok(Reply { id: ASKED, result: Some(reply::Result::Refused(refused)) }) => {
+            // Of id 0: the connection as a whole is refused.
+            Ok(Reply { id: ASKED | 0, result: Some(reply::Result::Refused(refused)) }) => {
                 return Err(match refused.code() {
                     Code::Version => {
                         holder("speaks another version of the protocol; run one version on both sides")
@@ -163,7 +176,7 @@ impl Holder {
     pub(super) fn ask_to_yield(connection: &OwnedFd) -> bool {
         let ask = Request::new(ASKED, request::Op::Yield(broker::Yield {}));
         let answer = socket::send(connection, &packet::encode(&ask), &[])
-            .and_then(|()| socket::receive(connection))
+            .and_then(|()| answer_of(connection))
             .map(|(bytes, _)| packet::decode::<Reply>(&bytes));
         matches!(answer, Ok(Ok(Reply { id: ASKED, result: Some(reply::Result::Done(_)) })))
     }

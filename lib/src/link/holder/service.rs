@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -142,7 +142,9 @@ impl Service {
     fn hand_over(self, lock: &Lock, stop: &Doorbell, heir: &OwnedFd) -> End {
         // Before anybody can listen in our place: what is there from now on is not ours to remove.
         drop(self.listener);
-        let _ = std::fs::remove_file(&self.path);
+        if lock.is_named() {
+            let _ = std::fs::remove_file(&self.path);
+        }
         lock.leave_duty();
         let done = packet::encode(&Reply::new(1, reply::Result::Done(broker::Done {})));
         if socket::send(heir, &done, &[]).is_err() {
@@ -219,10 +221,11 @@ fn answer(shared: &Shared, session: &OwnedFd) -> Option<Answered> {
         }
         // Whose seat is whose matters to who can see deaths better than we do.
         request::Op::Seated(_) => return Some(Answered::Stays),
-        request::Op::Yield(_) if may_take_over(session) => return Some(Answered::TakesOver),
+        request::Op::Yield(_) if may_take_over(shared, session) => return Some(Answered::TakesOver),
         request::Op::Yield(_) => {
-            let text =
-                format!("link {link}: only root and the user of the process that serves it may take over");
+            let text = format!(
+                "link {link}: only root, its maker and the user of the process that serves it may take over"
+            );
             (refuse(Code::Denied, text), Vec::new())
         }
         _ => {
@@ -234,10 +237,11 @@ fn answer(shared: &Shared, session: &OwnedFd) -> Option<Answered> {
     socket::send(session, &packet, &fds).ok().map(|()| Answered::Stays)
 }
 
-/// Whoever may end this process anyway.
-fn may_take_over(session: &OwnedFd) -> bool {
+/// Whoever may end this process anyway, and whoever made the link.
+fn may_take_over(shared: &Shared, session: &OwnedFd) -> bool {
     let ours = nix::unistd::geteuid().as_raw();
-    socket::peer(session).is_ok_and(|peer| peer.uid == 0 || peer.uid == ours)
+    let maker = shared.segments.first().and_then(|segment| Some(segment.file.metadata().ok()?.uid()));
+    socket::peer(session).is_ok_and(|peer| peer.uid == 0 || peer.uid == ours || Some(peer.uid) == maker)
 }
 
 /// What a newcomer gets: the doorbells, and the segments that have no names.
