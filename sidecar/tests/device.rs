@@ -26,6 +26,8 @@ fn three(dir: &std::path::Path, flags: &[&str]) -> (Sidecar, Peer, Peer) {
     let (mut exporter, mut importer) = (Peer::start(dir), Peer::start(dir));
     exporter.tell("device connect");
     importer.tell("device connect");
+    // Let in, and not only in the queue: tests count descriptors from here on.
+    assert_ne!(exporter.ask("device tgid"), importer.ask("device tgid"));
     (sidecar, exporter, importer)
 }
 
