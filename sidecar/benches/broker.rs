@@ -22,7 +22,7 @@ struct Times(&'static str, Histogram<u64>);
 
 impl Times {
     fn new(name: &'static str) -> Self {
-        Self(name, Histogram::new(3).unwrap())
+        Self(name, Histogram::new_with_bounds(1, 60_000_000_000, 3).unwrap())
     }
 
     fn add(&mut self, time: Duration) {
