@@ -698,6 +698,20 @@ fn a_stopped_primary_is_told_from_a_missing_one() {
 }
 
 #[test]
+fn who_has_time_waits_for_a_holder_that_does_not_answer_yet() {
+    let dir = ipc_dir();
+    let (mut owner, mut other) = (Peer::start(dir.path()), Peer::start(dir.path()));
+    owner.tell("create link");
+    owner.stop();
+    other.order("attach link secondary 60000");
+    // Longer than one question waits for its answer.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(other.answered(), None, "it asks again");
+    owner.go_on();
+    assert_eq!(other.answer(), "ok");
+}
+
+#[test]
 fn strangers_at_the_holders_socket_do_no_harm() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());

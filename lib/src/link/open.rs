@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::core::Core;
-use super::holder::{Holder, Offer};
+use super::holder::{Holder, Offer, SILENT};
 use super::{Link, Shared};
 use crate::config::{Backing, LinkConfig, LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
@@ -214,7 +214,13 @@ impl LinkOptions {
     pub(super) fn settle<T>(&self, store: &Store, attempt: impl Fn() -> Result<Attempt<T>>) -> Result<T> {
         let start = Instant::now();
         loop {
-            let (limit, refused) = match attempt()? {
+            let attempt = match attempt() {
+                Err(error) if matches!(error.kind(), ErrorKind::Holder { what: SILENT, .. }) => {
+                    Attempt::Unsettled(SILENT)
+                }
+                attempt => attempt?,
+            };
+            let (limit, refused) = match attempt {
                 Attempt::Done(done) => return Ok(done),
                 Attempt::Absent => {
                     let (link, dir) = (Arc::clone(&store.link), self.dir.clone());

@@ -59,6 +59,8 @@ const RETIRE_ROUNDS_MAX: u32 = 128;
 /// The id of the one question that a newcomer asks.
 const ASKED: u64 = 1;
 
+/// It may be about to serve: a sidecar makes all its links before it does.
+pub(super) const SILENT: &str = "does not answer: its process is stopped or stuck";
 const STRANGER: &str = "is not a shmesh holder; end that program, or use another link name";
 
 /// What the holder gives to a newcomer.
@@ -133,7 +135,7 @@ impl Holder {
                 return Ok(None);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(holder("does not answer: its process is stopped or stuck"));
+                return Err(holder(SILENT));
             }
             // A packet longer than any of ours.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(holder(STRANGER)),
