@@ -1,0 +1,137 @@
+//! A sidecar that cannot see its clients, and the identity service of the node that can: each client, and the sidecar, is
+//! process 1 of a pid namespace of its own, as in pods.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../lib/tests/peers/mod.rs"]
+mod peers;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use peers::{Peer, Watchdog, ipc_dir, is_root, until};
+
+#[test]
+#[ignore = "the body of other processes"]
+fn peer_process() {
+    peers::serve();
+}
+
+/// A program of the workspace, beside this test.
+fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let path = test.parent().and_then(Path::parent).unwrap().join(name);
+    assert!(path.exists(), "{} is not built: run `cargo build --workspace` first", path.display());
+    path
+}
+
+/// A daemon that has said in its log that it is there.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(mut command: Command, there: &'static str) -> Self {
+        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        assert!(log.any(|line| line.contains(there)), "{there}");
+        std::thread::spawn(move || log.for_each(drop));
+        Self(child)
+    }
+
+    /// The identity service, in this pid namespace.
+    fn identity(socket: &Path) -> Self {
+        let mut command = Command::new(program("shmesh-plugin"));
+        command.args(["identity", "--socket", socket.to_str().unwrap()]);
+        Self::start(command, "\"listening\"")
+    }
+
+    /// A sidecar, in one of its own.
+    fn sidecar(dir: &Path, socket: &Path) -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(program("shmesh-sidecar"));
+        command.args(["--link", "link", "--any-file-system", "--log-format", "json"]);
+        command.args(["--dir", dir.to_str().unwrap(), "--identity", socket.to_str().unwrap()]);
+        Self::start(command, "\"ready\"")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The process that a peer started by `unshare` really is.
+fn child_of(pid: u32) -> String {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.split_whitespace().next().unwrap().to_owned()
+}
+
+#[test]
+fn memory_is_shared_with_whom_the_node_knows() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let socket = dir.path().join("agent.sock");
+    let _identity = Daemon::identity(&socket);
+    let _sidecar = Daemon::sidecar(dir.path(), &socket);
+    let (mut exporter, mut importer) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
+    exporter.tell("device connect");
+    importer.tell("device connect");
+    let tgid = importer.ask("device tgid");
+    assert_eq!(tgid, child_of(importer.pid()), "its number where the node looks from");
+    assert_ne!(tgid, exporter.ask("device tgid"), "both are process 1 in their own eyes");
+
+    let key = exporter.ask("device export weights 0");
+    assert!(importer.ask(&format!("device import {key}")).starts_with("err Denied"));
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    importer.kill();
+    until("its death is its close", || exporter.ask(&format!("device close {key}")) == "ok");
+}
+
+#[test]
+fn what_the_dead_held_comes_back_though_nobody_here_sees_them() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let socket = dir.path().join("agent.sock");
+    let _identity = Daemon::identity(&socket);
+    let _sidecar = Daemon::sidecar(dir.path(), &socket);
+    let (mut phy, mut mac) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
+    phy.tell("attach link primary 0");
+    mac.tell("attach link secondary 0");
+    mac.tell("hold-loan");
+    mac.tell("send 1 last");
+    mac.kill();
+    until("it is taken back", || phy.ask("participants") == "1");
+    assert_eq!(phy.ask("receive"), "1 last");
+}
+
+#[test]
+fn without_the_service_nobody_new_gets_in_and_it_recovers_by_itself() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let socket = dir.path().join("agent.sock");
+    let identity = Daemon::identity(&socket);
+    let _sidecar = Daemon::sidecar(dir.path(), &socket);
+    let (mut phy, mut mac) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
+    phy.tell("attach link primary 0");
+    drop(identity);
+    let refused = mac.ask("attach link secondary 0");
+    assert!(refused.starts_with("err Holder") && refused.contains("its log says why"), "{refused}");
+    // Who was in stays in.
+    assert_eq!(phy.ask("participants"), "1");
+    let _identity = Daemon::identity(&socket);
+    mac.tell("attach link secondary 0");
+    mac.tell("send 1 hello");
+    assert_eq!(phy.ask("receive"), "1 hello");
+}
