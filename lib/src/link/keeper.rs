@@ -8,19 +8,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::holder::{self, Holder, Offer};
-use super::open::{Attempt, LinkOptions, assemble, same_shape};
+use super::holder;
+use super::open::{Entered, LinkOptions};
 use super::{Recovered, Shared};
 use crate::config::LinkConfig;
 use crate::error::{Error, Result};
 use crate::participant::{Participant, SeatIndex, SeatWord};
-use crate::segment::store::Store;
 use crate::sys::file::Lock;
 use crate::sys::process::Liveness;
-
-const UNSETTLED: &str = "does not come up: the process that starts or ends the link is stopped or stuck";
-const KEPT: &str = "is served by another keeper, or by a process of another user, which does not hand it over; end that first";
-const REMOVED: &str = "lives, but the files of the link were removed; end the link's processes first";
 
 /// Keeps one link: its segments, its doorbells, and the socket at which participants ask for them.
 ///
@@ -87,50 +82,15 @@ impl LinkOptions {
     pub fn keep(&self, config: &LinkConfig) -> Result<Keeper> {
         config.validate()?;
         let store = self.store(config);
-        self.settle(&store, || self.try_keep(&store, config))
-    }
-
-    fn try_keep(&self, store: &Store, config: &LinkConfig) -> Result<Attempt<Keeper>> {
-        let failed = |error| Error::system(&store.link, "lock the lock file", error);
-        let Some(lock) = Holder::lock_file(store, true)? else { return Ok(Attempt::Absent) };
-        if !lock.try_join().map_err(failed)? || !lock.is_named() {
-            return Ok(Attempt::Unsettled(UNSETTLED));
-        }
-        let (offer, connection) = match Holder::ask(store)? {
-            // Closed only when we listen in its place: who follows it does not notice before.
-            Some((offer, connection)) => {
-                if !Holder::ask_to_yield(&connection) {
-                    return Ok(Attempt::Unsettled(KEPT));
-                }
-                (offer, Some(connection))
-            }
-            None => {
-                lock.leave();
-                (Offer::default(), None)
-            }
-        };
-        if !lock.try_take_duty().map_err(failed)? || !lock.is_named() {
-            return Ok(Attempt::Unsettled(UNSETTLED));
-        }
-        let existing = self.existing(store, offer.segments)?;
-        let is_served = existing.as_ref().is_none_or(|segments| segments[0].header.conduct.notify);
-        if connection.is_none() && is_served && lock.others_joined().map_err(failed)? {
-            // They have the doorbells: one of them is about to take the duty that we have just now.
-            return Ok(Attempt::Unsettled(UNSETTLED));
-        }
-        let segments = match existing {
-            Some(segments) => segments,
-            None if connection.is_some() => return Ok(Attempt::Unsettled(REMOVED)),
-            None => self.fresh(store, config)?,
-        };
-        if connection.is_none() && !lock.try_join().map_err(failed)? {
-            return Ok(Attempt::Unsettled(UNSETTLED));
-        }
-        same_shape(store, config, &segments)?;
-        let shared = assemble(store, segments, offer.doorbells)?;
-        let (listener, path) = holder::listen(&shared)
-            .map_err(|error| Error::system(&store.link, "listen for participants", error))?;
-        Ok(Attempt::Done(Keeper { shared, lock, listener, path }))
+        self.settle(&store, || {
+            self.try_enter(&store, Some(config), true)?.and_then(|Entered { shared, lock, connection }| {
+                let (listener, path) = holder::listen(&shared)
+                    .map_err(|error| Error::system(&store.link, "listen for participants", error))?;
+                // Now: who followed the old holder finds us.
+                drop(connection);
+                Ok(Keeper { shared, lock, listener, path })
+            })
+        })
     }
 }
 

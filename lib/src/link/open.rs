@@ -1,5 +1,6 @@
 //! Creating a link, attaching to it, and adopting what a crash left.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use crate::segment::header::{Conduct, Header};
 use crate::segment::layout::Shape;
 use crate::segment::store::{Segment, Store};
 use crate::sys::eventfd::Doorbell;
+use crate::sys::file::Lock;
 use crate::sys::process::ProcessIdentity;
 use crate::sys::{cgroup, file};
 
@@ -242,6 +244,22 @@ impl LinkOptions {
 
     /// One attempt.
     fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Attempt<Link>> {
+        self.try_enter(store, create, false)?.and_then(|Entered { shared, lock, connection }| {
+            let holder = Arc::new(Holder::start(&shared, lock, connection)?);
+            let link = admit(shared, Arc::clone(&holder), side)?;
+            holder.seated();
+            Ok(link)
+        })
+    }
+
+    /// One attempt to have the link's memory and doorbells, and to be present. Without a connection to who serves it, or
+    /// with `take_over`, the duty is ours as well.
+    pub(super) fn try_enter(
+        &self,
+        store: &Store,
+        create: Option<&LinkConfig>,
+        take_over: bool,
+    ) -> Result<Attempt<Entered>> {
         let failed = |error| Error::system(&store.link, "lock the lock file", error);
         let Some(lock) = Holder::lock_file(store, create.is_some())? else { return Ok(Attempt::Absent) };
         // 1. Somebody holds it: from there come the doorbells and the memfds. Present before we ask: whoever leaves
@@ -255,14 +273,22 @@ impl LinkOptions {
             Some((offer, connection)) => (offer, Some(connection)),
             None => (Offer::default(), None),
         };
-        if connection.is_none() {
-            // 2. Nobody does: then we are going to. Not present meanwhile: who waits like us does not use the link.
-            lock.leave();
-            if !lock.try_take_duty().map_err(failed)? || !lock.is_named() {
+        match &connection {
+            Some(connection) if take_over && !Holder::ask_to_yield(connection) => {
                 return Ok(Attempt::Unsettled(
-                    "does not come up: the process that starts or ends the link is stopped or stuck",
+                    "is served by another keeper, or by a process of another user, which does not hand it over; end that \
+                     first",
                 ));
             }
+            Some(_) => {}
+            // 2. Nobody does: then we are going to. Not present meanwhile: who waits like us does not use the link.
+            None => lock.leave(),
+        }
+        if (connection.is_none() || take_over) && (!lock.try_take_duty().map_err(failed)? || !lock.is_named())
+        {
+            return Ok(Attempt::Unsettled(
+                "does not come up: the process that starts or ends the link is stopped or stuck",
+            ));
         }
         let existing = self.existing(store, offer.segments)?;
         // A link without notification has nothing to hand out, and nobody serves it.
@@ -290,14 +316,11 @@ impl LinkOptions {
             same_shape(store, config, &segments)?;
         }
         let shared = assemble(store, segments, offer.doorbells)?;
-        let holder = Arc::new(Holder::start(&shared, lock, connection)?);
-        let link = admit(shared, Arc::clone(&holder), side)?;
-        holder.seated();
-        Ok(Attempt::Done(link))
+        Ok(Attempt::Done(Entered { shared, lock, connection }))
     }
 
     /// The link's segments, if it exists: as the holder gave them, or by name.
-    pub(super) fn existing(&self, store: &Store, given: Vec<std::fs::File>) -> Result<Option<Vec<Segment>>> {
+    fn existing(&self, store: &Store, given: Vec<std::fs::File>) -> Result<Option<Vec<Segment>>> {
         let mut given = given.into_iter();
         let mut next = |pool: Option<PoolId>| match given.next() {
             // One that can still be truncated would be a bus error later.
@@ -331,7 +354,7 @@ impl LinkOptions {
     }
 
     /// Makes the link's segments. Only for who has the lock and found no link.
-    pub(super) fn fresh(&self, store: &Store, config: &LinkConfig) -> Result<Vec<Segment>> {
+    fn fresh(&self, store: &Store, config: &LinkConfig) -> Result<Vec<Segment>> {
         let shape = Shape::of(config);
         let epoch = file::random().map_err(|error| Error::system(&store.link, "read /dev/urandom", error))?;
         let conduct = Conduct { notify: config.notify, spin_us: config.spin_us };
@@ -383,12 +406,26 @@ pub(super) enum Attempt<T> {
     Unsettled(&'static str),
 }
 
+impl<T> Attempt<T> {
+    pub(super) fn and_then<U>(self, next: impl FnOnce(T) -> Result<U>) -> Result<Attempt<U>> {
+        Ok(match self {
+            Self::Done(done) => Attempt::Done(next(done)?),
+            Self::Absent => Attempt::Absent,
+            Self::Unsettled(what) => Attempt::Unsettled(what),
+        })
+    }
+}
+
+/// A link whose memory and doorbells are here, and on which this process is present.
+pub(super) struct Entered {
+    pub(super) shared: Arc<Shared>,
+    pub(super) lock: Lock,
+    /// To who serves the link, or has just handed it over. Who follows them does not notice before it is closed.
+    pub(super) connection: Option<OwnedFd>,
+}
+
 /// What all handles of this process on a link share, made of its segments and of the doorbells that the holder gave.
-pub(super) fn assemble(
-    store: &Store,
-    segments: Vec<Segment>,
-    doorbells: Option<[Doorbell; 2]>,
-) -> Result<Arc<Shared>> {
+fn assemble(store: &Store, segments: Vec<Segment>, doorbells: Option<[Doorbell; 2]>) -> Result<Arc<Shared>> {
     let me = ProcessIdentity::me()
         .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
     let mut pools = [const { None }; PoolId::COUNT];
@@ -437,7 +474,7 @@ fn segments_backing(segments: &[Segment], store: &Store) -> Backing {
 }
 
 /// Who creates must find what it would have made.
-pub(super) fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Result<()> {
+fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Result<()> {
     let (found, asked) = (segments[0].header.shape, Shape::of(config));
     let differs = |field: String, existing: String, asked: String| {
         Error::from(ErrorKind::Differs { link: Arc::clone(&store.link), field, existing, asked })

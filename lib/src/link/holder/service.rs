@@ -119,9 +119,9 @@ impl Service {
                     None => self.admit(),
                     Some(session) => match answer(shared, &self.sessions[session]) {
                         Some(Answered::Stays) => {}
-                        Some(Answered::TakesOver) => {
+                        Some(Answered::TakesOver(request)) => {
                             let heir = self.sessions.swap_remove(session);
-                            return self.hand_over(lock, stop, &heir);
+                            return self.hand_over(lock, stop, &heir, request);
                         }
                         None => {
                             self.sessions.swap_remove(session);
@@ -139,14 +139,14 @@ impl Service {
 
     /// Leaves the duty to `heir`. Those who follow us do not notice before it serves, or has gone: they would take the duty
     /// themselves.
-    fn hand_over(self, lock: &Lock, stop: &Doorbell, heir: &OwnedFd) -> End {
+    fn hand_over(self, lock: &Lock, stop: &Doorbell, heir: &OwnedFd, request: u64) -> End {
         // Before anybody can listen in our place: what is there from now on is not ours to remove.
         drop(self.listener);
         if lock.is_named() {
             let _ = std::fs::remove_file(&self.path);
         }
         lock.leave_duty();
-        let done = packet::encode(&Reply::new(1, reply::Result::Done(broker::Done {})));
+        let done = packet::encode(&Reply::new(request, reply::Result::Done(broker::Done {})));
         if socket::send(heir, &done, &[]).is_err() {
             return End::HandedOver;
         }
@@ -183,8 +183,8 @@ pub(super) enum End {
 /// What a packet led to.
 enum Answered {
     Stays,
-    /// It is going to be the holder.
-    TakesOver,
+    /// It is going to be the holder; the request that is still to be answered.
+    TakesOver(u64),
 }
 
 /// Listens for newcomers. Only for who has the duty.
@@ -221,7 +221,9 @@ fn answer(shared: &Shared, session: &OwnedFd) -> Option<Answered> {
         }
         // Whose seat is whose matters to who can see deaths better than we do.
         request::Op::Seated(_) => return Some(Answered::Stays),
-        request::Op::Yield(_) if may_take_over(shared, session) => return Some(Answered::TakesOver),
+        request::Op::Yield(_) if may_take_over(shared, session) => {
+            return Some(Answered::TakesOver(request.id));
+        }
         request::Op::Yield(_) => {
             let text = format!(
                 "link {link}: only root, its maker and the user of the process that serves it may take over"
