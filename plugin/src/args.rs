@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
+use shmesh_daemon::args::LogFormat;
 
 const EXIT_CODES: &str = "\
 Exit status: 0 it was told to end and did so in order, 1 it failed, 2 the command line is wrong, 64 the configuration is
@@ -54,15 +55,6 @@ pub(crate) struct Log {
     /// What is logged: a level, or levels by module as in `info,shmesh_plugin=debug`
     #[arg(long, global = true, value_name = "FILTER", env = "SHMESH_LOG", default_value = "info")]
     pub(crate) log: String,
-}
-
-/// The form of the log.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// For programs: an object per line
-    Json,
-    /// For people
-    Text,
 }
 
 /// The identity service.

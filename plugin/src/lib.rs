@@ -13,9 +13,9 @@ mod identity;
 use std::ffi::OsString;
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
+use shmesh_daemon::telemetry;
 
-use args::{Cli, Command, Log, LogFormat};
+use args::{Cli, Command};
 use identity::Failure;
 
 /// It worked.
@@ -44,7 +44,7 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
             return if error.use_stderr() { BAD_REQUEST } else { DONE };
         }
     };
-    if let Err(error) = start_log(&cli.log) {
+    if let Err(error) = telemetry::init(&cli.log.log, cli.log.log_format) {
         eprintln!("error: {error:#}");
         return BAD_CONFIG;
     }
@@ -61,14 +61,4 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
             code
         }
     }
-}
-
-fn start_log(log: &Log) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&log.log)?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = match log.log_format {
-        LogFormat::Json => lines.json().flatten_event(true).try_init(),
-        LogFormat::Text => lines.try_init(),
-    };
-    started.map_err(|error| anyhow::anyhow!("there is a log already: {error}"))
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::stat::{SFlag, fstat};
 use shmesh::{Recovered, SeatIndex, SeatWord};
+use shmesh_daemon::descriptor::watched;
 use shmesh_proto::broker::{Code, ExportKey, Mechanism, Reply, Request, event, reply, request};
 use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::limits::VERSION;
@@ -22,7 +23,6 @@ use crate::audit::AuditLog;
 use crate::broker::{
     Broker, Command, Effect, FdToken, Millis, Op, Outcome, Party, ProcessId, Reason, Record, SessionId,
 };
-use crate::events::watched;
 use crate::identity::Resolver;
 use crate::links::{Kept, LinkIndex};
 use crate::metrics::Metrics;

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use shmesh::sys::socket;
+use shmesh_daemon::descriptor::{pidfd_open, watched};
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, answer};
 use shmesh_proto::limits::ANSWER_MILLIS;
 use shmesh_proto::packet;
 use tokio::io::Interest;
-
-use crate::events::{pidfd_open, watched};
 
 /// Where identities come from.
 #[derive(Clone, Debug)]
@@ -52,9 +51,7 @@ impl Resolver {
             .ok();
         Known { identity, pidfd }
     }
-}
 
-impl Resolver {
     /// Who has this number now: a process, not one of its threads. The identity service does not answer this; processes that
     /// are connected are known without.
     pub(crate) fn by_tgid(&self, tgid: i32) -> Option<PeerIdentity> {
@@ -87,7 +84,7 @@ fn peer_pidfd(connection: &OwnedFd) -> io::Result<Option<OwnedFd>> {
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
             match socket::peer(connection)?.pid {
                 0 => Ok(None),
-                pid => pidfd_open(pid).map(Some),
+                pid => pidfd_open(pid.cast_signed()).map(Some),
             }
         }
         Err(error) => Err(error),
@@ -132,7 +129,7 @@ fn inode(pidfd: &OwnedFd) -> io::Result<u64> {
     Ok(if is_pidfs { nix::sys::stat::fstat(pidfd)?.st_ino } else { 0 })
 }
 
-pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
+fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }

@@ -11,6 +11,7 @@
 //! | [`args`], [`config`] | flags; which links to keep |
 //! | `run.rs` | from start to end; accepting connections |
 //! | `identity.rs` | who is at the other end |
+//! | `events.rs` | descriptors that never block |
 //! | `session.rs` | one connection: packets in, packets out |
 //! | `hub.rs` | the one task that owns all state; attaching, seats, deaths |
 //! | [`broker`] | device keys: a state machine without I/O |

@@ -11,6 +11,7 @@ use prometheus_client::registry::Registry;
 use shmesh::config::LinkConfig;
 use shmesh::sys::socket;
 use shmesh_daemon::admin::{self, Admin};
+use shmesh_daemon::descriptor::watched;
 use shmesh_daemon::readiness::Readiness;
 use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
@@ -24,7 +25,7 @@ use tokio_util::task::TaskTracker;
 use crate::args::Args;
 use crate::audit::AuditLog;
 use crate::broker::{Broker, Policy, SessionId};
-use crate::events::{set_nonblocking, watched};
+use crate::events::set_nonblocking;
 use crate::hub::{Hub, ToHub};
 use crate::identity::Resolver;
 use crate::links::{self, LinkIndex};
@@ -88,7 +89,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         audit,
         to_hub.clone(),
     );
-    let hub = tokio::spawn(hub.run(inbox));
+    let mut hub = tokio::spawn(hub.run(inbox));
 
     let sessions = TaskTracker::new();
     let door = Arc::new(Door {
@@ -105,7 +106,6 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     are_kept.open();
     tracing::info!(links = configs.len(), dir = %args.dir.display(), "ready");
 
-    let mut hub = hub;
     tokio::select! {
         () = stop.cancelled() => {}
         // Without it nothing works: better to end, and to be started again.

@@ -7,11 +7,13 @@
 //! | [`readiness`] | latches: ready when all are open |
 //! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/log-level` |
 //! | [`shutdown`] | SIGTERM and SIGINT |
+//! | [`descriptor`] | descriptors in the event loop, and those of processes |
 //!
 //! It is never a dependency of the transport.
 
 pub mod admin;
 pub mod args;
+pub mod descriptor;
 pub mod readiness;
 pub mod shutdown;
 pub mod telemetry;

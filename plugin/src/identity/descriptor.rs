@@ -1,12 +1,13 @@
 //! From the descriptor of a question to a pidfd that is surely one, with no call that its maker could make wait.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockType, getsockopt, sockopt};
+use shmesh_daemon::descriptor::pidfd_open;
 use shmesh_proto::identity::Unknown;
 
 use super::procfs;
@@ -55,13 +56,14 @@ impl Pidfd {
         if user.pid == 0 {
             return Err(Unknown::OutOfSight);
         }
-        let fd =
-            open(user.pid).map_err(|error| match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
+        let fd = pidfd_open(user.pid).map_err(|error| {
+            match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
                 Errno::ESRCH => Unknown::Gone,
                 // The number is a thread's by now.
                 Errno::EINVAL | Errno::ENOENT => Unknown::Gone,
                 _ => Unknown::Unavailable,
-            })?;
+            }
+        })?;
         Ok(Self { fd, must_be_user: Some(user.uid) })
     }
 
@@ -143,14 +145,4 @@ fn option(socket: BorrowedFd<'_>, name: i32) -> nix::Result<i32> {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len)
     };
     Errno::result(result).map(|_| value)
-}
-
-/// `pidfd_open`, Linux 5.3. Of a thread that does not lead its process this fails.
-#[expect(unsafe_code, reason = "nix has no pidfd_open")]
-pub(crate) fn open(pid: i32) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes two numbers.
-    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    let fd = i32::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use shmesh_daemon::descriptor::watched;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
 use shmesh_proto::limits::VERSION;
 use shmesh_proto::packet;
@@ -129,7 +130,7 @@ impl<P: Proc + 'static> Service<P> {
     }
 
     async fn converse(self: Rc<Self>, fd: OwnedFd, seat: Seat, mut stopping: watch::Receiver<bool>) {
-        let Ok(fd) = socket::watched(fd) else {
+        let Ok(fd) = watched(fd) else {
             return Counters::add(&self.counters.exhausted);
         };
         while let Some((received, closing)) = self.next(&fd, &seat, &mut stopping).await {

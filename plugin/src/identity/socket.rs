@@ -90,13 +90,6 @@ impl Listener {
     }
 }
 
-/// Lets the runtime say when there is something to receive, or room to send.
-#[expect(unsafe_code, reason = "tokio cannot see that a descriptor stays what it is")]
-pub(crate) fn watched(connection: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an OwnedFd is open until it is dropped, and never another.
-    unsafe { Ok(AsyncFd::register(connection)?) }
-}
-
 impl AsRawFd for Listener {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()

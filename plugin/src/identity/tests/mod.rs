@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use shmesh_proto::identity::{PeerIdentity, Unknown};
 
 use super::cgroup::Roots;
-use super::descriptor::{self, PeerPidfd, Pidfd};
+use super::descriptor::{PeerPidfd, Pidfd};
 use super::pods::{Nobody, Pods};
 use super::process::Resolver;
 use super::procfs::{Facts, Kernel, Proc};
@@ -29,7 +29,7 @@ fn pid(child: &Child) -> i32 {
 }
 
 fn pidfd(pid: i32) -> Pidfd {
-    Pidfd::given(descriptor::open(pid).unwrap()).unwrap()
+    Pidfd::given(shmesh_daemon::descriptor::pidfd_open(pid).unwrap()).unwrap()
 }
 
 fn resolver<P: Proc>(proc: P) -> Resolver<P> {
@@ -65,7 +65,7 @@ impl Proc for KillsBefore {
 
 /// Ends a process and leaves it to be reaped by its parent, as it is when its pidfd first says so.
 fn kill_and_wait(pid: i32) {
-    let pidfd = descriptor::open(pid).unwrap();
+    let pidfd = shmesh_daemon::descriptor::pidfd_open(pid).unwrap();
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     let mut polled = [nix::poll::PollFd::new(pidfd.as_fd(), nix::poll::PollFlags::POLLIN)];
     assert_eq!(nix::poll::poll(&mut polled, nix::poll::PollTimeout::NONE), Ok(1));
