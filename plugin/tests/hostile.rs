@@ -335,7 +335,7 @@ fn no_packet_makes_it_fail() {
         (any::<u32>(), any::<u64>(), any::<i32>(), any::<u64>()).prop_map(
             |(version, id, subject, latest_start)| {
                 let (version, subject, latest_start) = (version % 3, subject % 4, latest_start % 2);
-                packet::encode(&Question { version, id, subject, latest_start })
+                packet::encode(&Question { version, id, subject, latest_start, bare_tgid: 1 })
             }
         ),
     ];

@@ -113,6 +113,23 @@ fn two_clients_with_the_same_number_get_different_answers() {
 }
 
 #[test]
+fn a_number_tells_whose_it_is_and_no_more() {
+    let service = Service::start();
+    let mut asker = service.asker();
+    let me = std::process::id().cast_signed();
+    let known = asker.ask(Subject::Pidfd, &pidfd_open(me, 0).unwrap()).unwrap();
+    let PeerIdentity { bare_tgid, start_time, pidfd_inode, .. } = known;
+    let told = PeerIdentity { bare_tgid, start_time, pidfd_inode, ..PeerIdentity::default() };
+    assert_eq!(asker.ask_about(me), Ok(told), "neither user nor pod");
+    let thread = std::thread::spawn(|| nix::unistd::gettid().as_raw()).join().unwrap();
+    for nobody in [0, -1, i32::MAX, thread] {
+        assert_eq!(asker.ask_about(nobody), Err(Unknown::Gone), "{nobody}");
+    }
+    let file = fs::File::open("/dev/null").unwrap().into();
+    assert_eq!(asker.ask(Subject::Number, &file), Err(Unknown::BadQuestion));
+}
+
+#[test]
 fn a_service_in_a_sibling_namespace_says_that_it_sees_nothing() {
     if !is_root() {
         return;

@@ -2,6 +2,8 @@
 //!
 //! A sidecar forwards the pidfd of its client, or before Linux 6.5 the accepted socket itself, as the one descriptor of the
 //! packet. The service answers with what the kernel says of it. Nobody is asked for a pid of their own.
+//!
+//! To the question about a socket comes, beside the answer, a pidfd of the process: an old kernel gives the sidecar none.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -22,9 +24,12 @@ pub enum Subject {
     Pidfd = 1,
     /// An accepted unix socket, whose other end is the process in question.
     Socket = 2,
+    /// None: the question is which process has a number now. The answer says when it started and its pidfd's inode, and no
+    /// more: whoever can ask could ask about everybody.
+    Number = 3,
 }
 
-/// Who is that? One descriptor comes with it.
+/// Who is that? One descriptor comes with it, unless it is about a number.
 ///
 /// ```
 /// use shmesh_proto::identity::{Question, Subject};
@@ -45,6 +50,9 @@ pub struct Question {
     /// later cannot be who connected: before Linux 6.5 this is what tells it from one that was given its number since.
     #[prost(uint64, tag = "4")]
     pub latest_start: u64,
+    /// The number that is asked about, with [`Subject::Number`].
+    #[prost(int32, tag = "5")]
+    pub bare_tgid: i32,
 }
 
 impl Question {
@@ -56,7 +64,18 @@ impl Question {
     /// ```
     #[must_use]
     pub fn new(id: u64, subject: Subject) -> Self {
-        Self { version: VERSION, id, subject: subject.into(), latest_start: 0 }
+        Self { version: VERSION, id, subject: subject.into(), ..Self::default() }
+    }
+
+    /// A question about a number.
+    ///
+    /// ```
+    /// use shmesh_proto::identity::{Question, Subject};
+    /// assert_eq!(Question::about(7, 4711).subject(), Subject::Number);
+    /// ```
+    #[must_use]
+    pub fn about(id: u64, bare_tgid: i32) -> Self {
+        Self { bare_tgid, ..Self::new(id, Subject::Number) }
     }
 
     /// The same about a connection that had been accepted by then.

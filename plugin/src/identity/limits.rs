@@ -36,13 +36,6 @@ pub(super) const DRAIN: Duration = Duration::from_secs(5);
 /// Between two lines of counters in the log.
 pub(super) const REPORT: Duration = Duration::from_secs(60);
 
-/// Bytes read of `fdinfo`, `stat` and `status`. What is looked for stands in the first kilobyte; `status` goes on for as
-/// long as a process has groups.
-pub(super) const MAX_PROC_BYTES: usize = 4096;
-
-/// Bytes read of `cgroup`: more than a path of the greatest length in each hierarchy.
-pub(super) const MAX_CGROUP_BYTES: usize = 65_536;
-
 /// Bytes of a file of pods.
 pub(super) const MAX_PODS_BYTES: u64 = 4 << 20;
 

@@ -6,23 +6,17 @@
 //! | `socket.rs` | the socket with a name, and packets with descriptors |
 //! | `clients.rs` | who is connected, and how much of the service each may take |
 //! | `service.rs` | connections, questions and answers |
-//! | `descriptor.rs` | from the descriptor of a question to a pidfd |
-//! | `procfs.rs` | what `/proc` says of a process: parsers |
-//! | `process.rs` | from a pidfd to an identity, never a mixture |
+//! | `process.rs` | from a pidfd to an identity with its pod; the kernel's part is `lib/identity` |
 //! | `cgroup.rs` | from a cgroup path to pod and container |
 //! | `pods.rs` | who knows the pods |
-//! | `namespace.rs` | which numbers the service sees |
 //! | `count.rs` | what was done and what was refused |
 
 mod cgroup;
 mod clients;
 mod count;
-mod descriptor;
 mod limits;
-mod namespace;
 mod pods;
 mod process;
-mod procfs;
 mod service;
 mod socket;
 
@@ -36,13 +30,16 @@ use std::rc::Rc;
 
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use shmesh_identity::namespace::Namespaces;
+use shmesh_identity::pidfd::PeerPidfd;
+use shmesh_identity::procfs;
 use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::args::Identity;
 use clients::Clients;
-use limits::{MAX_CGROUP_BYTES, MAX_CONNECTIONS, RESERVED_FDS};
+use limits::{MAX_CONNECTIONS, RESERVED_FDS};
 use pods::{FromFile, Nobody, Pods};
 use service::Service;
 
@@ -65,12 +62,11 @@ pub(crate) fn serve(args: &Identity) -> Result<(), Failure> {
     look_around(args.require_initial_pid_namespace).map_err(Failure::Place)?;
     let pods = load(args.pods.as_deref()).map_err(Failure::Config)?;
     let max_connections = descriptors().map_err(Failure::Place)?;
-    let own_cgroup =
-        procfs::beginning("/proc/self/cgroup", MAX_CGROUP_BYTES).context("cannot read /proc/self/cgroup");
+    let own_cgroup = procfs::own(procfs::File::Cgroup).context("cannot read /proc/self/cgroup");
     let roots = cgroup::Roots::of_own(&own_cgroup.map_err(Failure::Place)?);
     let service = Rc::new(Service {
         resolver: process::Resolver { proc: procfs::Kernel, roots },
-        peer_pidfd: descriptor::PeerPidfd::Newest,
+        peer_pidfd: PeerPidfd::Newest,
         pods: RefCell::new(pods),
         clients: Clients::new(max_connections),
         idle: args.idle.into(),
@@ -97,9 +93,9 @@ fn run(args: &Identity, service: Rc<Service<procfs::Kernel>>) -> anyhow::Result<
 
 /// Says in the log where the service is, and refuses where it could only guess.
 fn look_around(must_be_initial: bool) -> anyhow::Result<()> {
-    let ours = namespace::Namespaces::own().context("cannot look at /proc/self/ns")?;
+    let ours = Namespaces::own().context("cannot look at /proc/self/ns")?;
     let is_initial = ours.is_initial_pid();
-    let own = process::own_start_time().context("cannot read /proc/self/stat")?;
+    let own = shmesh_identity::process::own_start_time().context("cannot read /proc/self/stat")?;
     anyhow::ensure!(own.is_some(), "/proc is of another pid namespace: its numbers are not ours");
     info!(
         pid_namespace = ours.pid,

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use shmesh_daemon::descriptor::watched;
+use shmesh_identity::pidfd::{PeerPidfd, Pidfd};
+use shmesh_identity::procfs::Proc;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
 use shmesh_proto::limits::VERSION;
 use shmesh_proto::packet;
@@ -24,11 +26,9 @@ use tracing::{debug, error, info, warn};
 
 use super::clients::{Clients, Closing, Seat, Who};
 use super::count::Counters;
-use super::descriptor::{PeerPidfd, Pidfd};
 use super::limits::{DRAIN, EXHAUSTED, REPORT, SEND};
 use super::pods::Pods;
 use super::process::Resolver;
-use super::procfs::Proc;
 use super::socket::{self, Listener, Received};
 
 /// The service: who asks, who is asked about, and what is counted.
@@ -137,7 +137,8 @@ impl<P: Proc + 'static> Service<P> {
             let reply = self.reply(received);
             closing.close(reply.leftovers);
             let bytes = packet::encode(&reply.answer);
-            let sent = fd.async_io(Interest::WRITABLE, |fd| socket::send(fd.as_fd(), &bytes));
+            let pidfd = reply.pidfd.as_ref().map(AsFd::as_fd);
+            let sent = fd.async_io(Interest::WRITABLE, |fd| socket::send(fd.as_fd(), &bytes, pidfd));
             match timeout(SEND, sent).await {
                 Ok(Ok(())) if reply.is_last => return,
                 Ok(Ok(())) => {}
@@ -200,6 +201,9 @@ impl<P: Proc + 'static> Service<P> {
             Counters::add(&self.counters.exhausted);
             return self.refusal(id, Unknown::Unavailable, fds, false);
         }
+        if question.subject() == Subject::Number && fds.is_empty() && !fds_cut {
+            return self.about(id, question.bare_tgid);
+        }
         let only = match <[OwnedFd; 1]>::try_from(fds) {
             Ok([fd]) if !fds_cut => fd,
             Ok(fds) => return self.refusal(id, Unknown::BadDescriptor, fds.into(), true),
@@ -215,20 +219,38 @@ impl<P: Proc + 'static> Service<P> {
             },
             // Ours may be the last descriptor of the socket, and in its queue may be anything.
             Subject::Socket => (Pidfd::of_peer(only.as_fd(), self.peer_pidfd), vec![only]),
-            Subject::Unspecified => (Err(Unknown::BadQuestion), vec![only]),
+            Subject::Number | Subject::Unspecified => (Err(Unknown::BadQuestion), vec![only]),
         };
         let pods = Rc::clone(&self.pods.borrow());
-        match pidfd.and_then(|pidfd| self.resolver.identify(&pidfd, question.latest_start, &*pods)) {
-            Ok(peer) => self.identity(id, peer, leftovers),
+        let identified = pidfd
+            .and_then(|pidfd| Ok((self.resolver.identify(&pidfd, question.latest_start, &*pods)?, pidfd)));
+        match identified {
+            Ok((peer, pidfd)) => {
+                let pidfd = (question.subject() == Subject::Socket).then_some(pidfd);
+                self.identity(id, peer, pidfd, leftovers)
+            }
             Err(unknown) => self.refusal(id, unknown, leftovers, false),
         }
     }
 
-    fn identity(&self, id: u64, peer: PeerIdentity, leftovers: Vec<OwnedFd>) -> Reply {
+    /// Who has a number now: enough to tell it from whoever has it later.
+    fn about(&self, id: u64, bare_tgid: i32) -> Reply {
+        let peer = Pidfd::of_number(bare_tgid)
+            .and_then(|pidfd| self.resolver.identify(&pidfd, 0, &super::pods::Nobody));
+        match peer {
+            Ok(PeerIdentity { bare_tgid, start_time, pidfd_inode, .. }) => {
+                let peer = PeerIdentity { bare_tgid, start_time, pidfd_inode, ..PeerIdentity::default() };
+                self.identity(id, peer, None, Vec::new())
+            }
+            Err(unknown) => self.refusal(id, unknown, Vec::new(), false),
+        }
+    }
+
+    fn identity(&self, id: u64, peer: PeerIdentity, pidfd: Option<Pidfd>, leftovers: Vec<OwnedFd>) -> Reply {
         Counters::add(&self.counters.identified);
         debug!(id, ?peer, "identified");
         let answer = Answer { id, result: Some(answer::Result::Peer(peer)) };
-        Reply { answer, leftovers, is_last: false }
+        Reply { answer, pidfd, leftovers, is_last: false }
     }
 
     fn refusal(&self, id: u64, unknown: Unknown, leftovers: Vec<OwnedFd>, is_last: bool) -> Reply {
@@ -241,12 +263,14 @@ impl<P: Proc + 'static> Service<P> {
         });
         debug!(id, ?unknown, "not identified");
         let answer = Answer { id, result: Some(answer::Result::Unknown(unknown.into())) };
-        Reply { answer, leftovers, is_last }
+        Reply { answer, pidfd: None, leftovers, is_last }
     }
 }
 
 struct Reply {
     answer: Answer,
+    /// To be sent with it.
+    pidfd: Option<Pidfd>,
     /// Foreign descriptors still to be closed.
     leftovers: Vec<OwnedFd>,
     /// The client is let go after it.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, recv,
-    sendmsg, socket,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
+    listen, recv, sendmsg, socket,
 };
 use shmesh_proto::limits::MAX_PACKET_BYTES;
 use thiserror::Error;
@@ -216,10 +216,12 @@ fn receive_into(
     Ok((len, fds, header.msg_flags))
 }
 
-/// Sends one packet, without waiting.
-pub(crate) fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
+/// Sends one packet, with a descriptor or without, and without waiting.
+pub(crate) fn send(fd: BorrowedFd<'_>, bytes: &[u8], with: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-    sendmsg::<UnixAddr>(fd.as_fd().as_raw_fd(), &[IoSlice::new(bytes)], &[], flags, None)?;
+    let raw = with.map(|with| [with.as_raw_fd()]);
+    let control: Vec<_> = raw.iter().map(|raw| ControlMessage::ScmRights(raw)).collect();
+    sendmsg::<UnixAddr>(fd.as_fd().as_raw_fd(), &[IoSlice::new(bytes)], &control, flags, None)?;
     Ok(())
 }
 
@@ -231,7 +233,7 @@ fn own(fd: RawFd) -> OwnedFd {
 
 #[cfg(test)]
 mod tests {
-    use nix::sys::socket::{ControlMessage, socketpair};
+    use nix::sys::socket::socketpair;
 
     use super::*;
 

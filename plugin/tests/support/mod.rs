@@ -109,9 +109,18 @@ impl Asker {
         subject: Subject,
         fds: &[BorrowedFd<'_>],
     ) -> Result<PeerIdentity, Unknown> {
-        let id = self.next;
+        self.put(Question::new(self.next, subject), fds)
+    }
+
+    /// Asks who has a number.
+    pub(crate) fn ask_about(&mut self, tgid: i32) -> Result<PeerIdentity, Unknown> {
+        self.put(Question::about(self.next, tgid), &[])
+    }
+
+    fn put(&mut self, question: Question, fds: &[BorrowedFd<'_>]) -> Result<PeerIdentity, Unknown> {
+        let id = question.id;
         self.next += 1;
-        self.send(&packet::encode(&Question::new(id, subject)), fds).unwrap();
+        self.send(&packet::encode(&question), fds).unwrap();
         let answer = self.answer().expect("let go instead of answered");
         assert_eq!(answer.id, id);
         match answer.result.unwrap() {

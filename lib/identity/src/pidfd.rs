@@ -1,50 +1,84 @@
-//! From the descriptor of a question to a pidfd that is surely one, with no call that its maker could make wait.
+//! From a descriptor, a socket or a number to a pidfd that is surely one, with no call that its maker could make wait.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockType, getsockopt, sockopt};
-use shmesh_daemon::descriptor::pidfd_open;
-use shmesh_proto::identity::Unknown;
+pub use shmesh_proto::identity::Unknown;
 
-use super::procfs;
+use crate::procfs;
 
 /// How the kernel is asked for the other end of a socket.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum PeerPidfd {
+///
+/// ```
+/// use shmesh_identity::pidfd::PeerPidfd;
+/// assert_eq!(PeerPidfd::default(), PeerPidfd::Newest);
+/// ```
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum PeerPidfd {
     /// `SO_PEERPIDFD`, and `SO_PEERCRED` where the kernel does not have it.
+    #[default]
     Newest,
     /// As before Linux 6.5, for tests.
-    #[cfg_attr(not(test), expect(dead_code, reason = "only tests ask a new kernel as an old one"))]
     Old,
 }
 
 /// A process by its pidfd.
+///
+/// ```
+/// use shmesh_identity::pidfd::Pidfd;
+/// let me = Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
+/// assert!(!me.has_ended()?);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug)]
-pub(crate) struct Pidfd {
+pub struct Pidfd {
     fd: OwnedFd,
     /// The user that `SO_PEERCRED` has for it, if the pidfd was opened by a number only.
     pub(crate) must_be_user: Option<u32>,
+    by_number: bool,
 }
 
 impl Pidfd {
-    /// `fd`, if it is the pidfd of a process. Another descriptor comes back with the reason.
-    pub(crate) fn given(fd: OwnedFd) -> Result<Self, (OwnedFd, Unknown)> {
+    /// `fd`, if it is the pidfd of a process.
+    ///
+    /// # Errors
+    /// Another descriptor comes back with the reason.
+    ///
+    /// ```
+    /// use shmesh_identity::pidfd::{Pidfd, Unknown};
+    /// let (_file, why) = Pidfd::given(std::fs::File::open("/dev/null")?.into()).unwrap_err();
+    /// assert_eq!(why, Unknown::BadDescriptor);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn given(fd: OwnedFd) -> Result<Self, (OwnedFd, Unknown)> {
         match check(fd.as_fd()) {
-            Ok(()) => Ok(Self { fd, must_be_user: None }),
+            Ok(()) => Ok(Self { fd, must_be_user: None, by_number: false }),
             Err(unknown) => Err((fd, unknown)),
         }
     }
 
     /// The process that connected to this accepted socket.
-    pub(crate) fn of_peer(socket: BorrowedFd<'_>, how: PeerPidfd) -> Result<Self, Unknown> {
+    ///
+    /// # Errors
+    /// [`Unknown::BadDescriptor`]: no accepted unix socket; [`Unknown::Gone`]; [`Unknown::OutOfSight`]: before Linux 6.5, of
+    /// another pid namespace; [`Unknown::Unavailable`].
+    ///
+    /// ```
+    /// use std::os::fd::AsFd;
+    /// use shmesh_identity::pidfd::{PeerPidfd, Pidfd};
+    /// let (one, _other) = std::os::unix::net::UnixStream::pair()?;
+    /// assert!(Pidfd::of_peer(one.as_fd(), PeerPidfd::Newest).is_ok());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn of_peer(socket: BorrowedFd<'_>, how: PeerPidfd) -> Result<Self, Unknown> {
         let user = connector(socket)?;
         if how == PeerPidfd::Newest {
             match getsockopt(&socket, sockopt::PeerPidfd) {
-                Ok(fd) => return Ok(Self { fd, must_be_user: None }),
+                Ok(fd) => return Ok(Self { fd, must_be_user: None, by_number: false }),
                 // Linux before 6.5.
                 Err(Errno::ENOPROTOOPT) => {}
                 // That it was reaped is said with one or the other, by version.
@@ -56,15 +90,37 @@ impl Pidfd {
         if user.pid == 0 {
             return Err(Unknown::OutOfSight);
         }
-        let fd = pidfd_open(user.pid).map_err(|error| {
-            match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
-                Errno::ESRCH => Unknown::Gone,
-                // The number is a thread's by now.
-                Errno::EINVAL | Errno::ENOENT => Unknown::Gone,
-                _ => Unknown::Unavailable,
-            }
+        Ok(Self { must_be_user: Some(user.uid), ..Self::of_number(user.pid)? })
+    }
+
+    /// The process that has this number now; never one of its threads.
+    ///
+    /// # Errors
+    /// [`Unknown::Gone`]: none has; [`Unknown::Unavailable`].
+    ///
+    /// ```
+    /// use shmesh_identity::pidfd::{Pidfd, Unknown};
+    /// assert_eq!(Pidfd::of_number(-1).unwrap_err(), Unknown::Gone);
+    /// ```
+    pub fn of_number(pid: i32) -> Result<Self, Unknown> {
+        let fd = open(pid).map_err(|error| match error {
+            // The second and third: the number is a thread's.
+            Errno::ESRCH | Errno::EINVAL | Errno::ENOENT => Unknown::Gone,
+            _ => Unknown::Unavailable,
         })?;
-        Ok(Self { fd, must_be_user: Some(user.uid) })
+        Ok(Self { fd, must_be_user: None, by_number: true })
+    }
+
+    /// Whether it was opened by a number: then it means who has that number now, which need not be who made the connection.
+    ///
+    /// ```
+    /// use shmesh_identity::pidfd::Pidfd;
+    /// let me = Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
+    /// assert!(me.is_by_number());
+    /// ```
+    #[must_use]
+    pub fn is_by_number(&self) -> bool {
+        self.by_number
     }
 
     /// Whom it means, by `/proc/self/fdinfo`.
@@ -73,7 +129,19 @@ impl Pidfd {
     }
 
     /// Whether the process has ended, reaped or not.
-    pub(crate) fn has_ended(&self) -> io::Result<bool> {
+    ///
+    /// # Errors
+    /// No memory left.
+    ///
+    /// ```
+    /// use shmesh_identity::pidfd::Pidfd;
+    /// let mut child = std::process::Command::new("true").spawn()?;
+    /// let pidfd = Pidfd::of_number(child.id().cast_signed()).expect("it is not reaped yet");
+    /// child.wait()?;
+    /// assert!(pidfd.has_ended()?);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn has_ended(&self) -> io::Result<bool> {
         let mut polled = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
         loop {
             match poll(&mut polled, PollTimeout::ZERO) {
@@ -84,13 +152,42 @@ impl Pidfd {
     }
 
     /// The inode, which is the process's own since Linux 6.9, and 0 before: then all pidfds share one.
-    pub(crate) fn inode(&self) -> u64 {
+    ///
+    /// ```
+    /// use shmesh_identity::pidfd::Pidfd;
+    /// let me = || Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
+    /// assert_eq!(me().inode(), me().inode());
+    /// ```
+    #[must_use]
+    pub fn inode(&self) -> u64 {
         const PIDFS_MAGIC: u64 = 0x5049_4446;
         let is_pidfs = nix::sys::statfs::fstatfs(&self.fd)
             .is_ok_and(|fs| u64::try_from(fs.filesystem_type().0) == Ok(PIDFS_MAGIC));
         let inode = if is_pidfs { nix::sys::stat::fstat(&self.fd).ok() } else { None };
         inode.map_or(0, |stat| stat.st_ino)
     }
+}
+
+impl From<Pidfd> for OwnedFd {
+    fn from(pidfd: Pidfd) -> Self {
+        pidfd.fd
+    }
+}
+
+impl AsFd for Pidfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// `pidfd_open`, Linux 5.3.
+#[expect(unsafe_code, reason = "nix has no call for it")]
+fn open(pid: i32) -> nix::Result<OwnedFd> {
+    // SAFETY: two numbers go in and a number comes out.
+    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    let fd = i32::try_from(fd).map_err(|_| Errno::EOVERFLOW)?;
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Refuses what is no pidfd of a whole process.

@@ -1,14 +1,25 @@
 //! What `/proc` says of a process. The parsers are pure and take any text.
 
-use std::fs::File;
+use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::limits::{MAX_CGROUP_BYTES, MAX_PROC_BYTES};
+/// Bytes read of `fdinfo`, `stat` and `status`. What is looked for stands in the first kilobyte; `status` goes on for as
+/// long as a process has groups.
+const MAX_PROC_BYTES: usize = 4096;
+/// Bytes read of `cgroup`: more than a path of the greatest length in each hierarchy.
+const MAX_CGROUP_BYTES: usize = 65_536;
 
 /// A file of `/proc/PID`. None of them waits for the process's memory map, which a hostile process could keep locked.
+///
+/// ```
+/// use shmesh_identity::procfs::{File, Kernel, Proc, start_time};
+/// let stat = Kernel.read(std::process::id().cast_signed(), File::Stat)?;
+/// assert!(start_time(&stat).is_some());
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Facts {
+pub enum File {
     /// `stat`
     Stat,
     /// `status`
@@ -18,30 +29,67 @@ pub(crate) enum Facts {
 }
 
 /// Where facts come from; tests let processes end between two of them.
-pub(crate) trait Proc {
-    /// The beginning of `/proc/PID/…`.
-    fn read(&self, tgid: i32, facts: Facts) -> io::Result<String>;
+///
+/// ```
+/// use shmesh_identity::procfs::{File, Proc};
+/// /// Has one file for everybody.
+/// struct Made;
+/// impl Proc for Made {
+///     fn read(&self, _tgid: i32, _file: File) -> std::io::Result<String> {
+///         Ok("Tgid:\t1\n".into())
+///     }
+/// }
+/// ```
+pub trait Proc {
+    /// The beginning of `/proc/PID/…`, whole lines only.
+    ///
+    /// # Errors
+    /// There is no such process, or `/proc` hides it (`hidepid`), or no descriptor is left.
+    fn read(&self, tgid: i32, file: File) -> io::Result<String>;
 }
 
 /// The real `/proc`.
+///
+/// ```
+/// use shmesh_identity::procfs::{File, Kernel, Proc};
+/// assert!(Kernel.read(-1, File::Status).is_err());
+/// ```
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kernel;
+pub struct Kernel;
 
 impl Proc for Kernel {
-    fn read(&self, tgid: i32, facts: Facts) -> io::Result<String> {
-        let (name, limit) = match facts {
-            Facts::Stat => ("stat", MAX_PROC_BYTES),
-            Facts::Status => ("status", MAX_PROC_BYTES),
-            Facts::Cgroup => ("cgroup", MAX_CGROUP_BYTES),
-        };
-        beginning(&format!("/proc/{tgid}/{name}"), limit)
+    fn read(&self, tgid: i32, file: File) -> io::Result<String> {
+        of(&tgid.to_string(), file)
     }
 }
 
+/// What `/proc/self/NAME` says, from its beginning.
+///
+/// # Errors
+/// `/proc` is not there.
+///
+/// ```
+/// use shmesh_identity::procfs::{File, own};
+/// assert!(own(File::Status)?.contains("Tgid:"));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn own(file: File) -> io::Result<String> {
+    of("self", file)
+}
+
+fn of(whose: &str, file: File) -> io::Result<String> {
+    let (name, limit) = match file {
+        File::Stat => ("stat", MAX_PROC_BYTES),
+        File::Status => ("status", MAX_PROC_BYTES),
+        File::Cgroup => ("cgroup", MAX_CGROUP_BYTES),
+    };
+    beginning(&format!("/proc/{whose}/{name}"), limit)
+}
+
 /// The first `limit` bytes of a file, whole lines only: a number that was cut in two would be another number.
-pub(super) fn beginning(path: &str, limit: usize) -> io::Result<String> {
+fn beginning(path: &str, limit: usize) -> io::Result<String> {
     let mut bytes = Vec::with_capacity(limit.min(MAX_PROC_BYTES));
-    File::open(path)?.take(limit as u64).read_to_end(&mut bytes)?;
+    fs::File::open(path)?.take(limit as u64).read_to_end(&mut bytes)?;
     if bytes.len() == limit {
         bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
     }
@@ -50,7 +98,7 @@ pub(super) fn beginning(path: &str, limit: usize) -> io::Result<String> {
 }
 
 /// `/proc/self/fdinfo/FD`. Unlike `fstat`, this asks no file system, which could be a client's own and never answer.
-pub(super) fn fdinfo(fd: BorrowedFd<'_>) -> io::Result<String> {
+pub(crate) fn fdinfo(fd: BorrowedFd<'_>) -> io::Result<String> {
     beginning(&format!("/proc/self/fdinfo/{}", fd.as_raw_fd()), MAX_PROC_BYTES)
 }
 
@@ -99,7 +147,13 @@ pub(crate) fn status(text: &str) -> Option<Status> {
 }
 
 /// Field 22 of `/proc/PID/stat`: clock ticks after boot.
-pub(crate) fn start_time(stat: &str) -> Option<u64> {
+///
+/// ```
+/// let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 777 1 2 3";
+/// assert_eq!(shmesh_identity::procfs::start_time(stat), Some(777));
+/// ```
+#[must_use]
+pub fn start_time(stat: &str) -> Option<u64> {
     // The name, field 2, may hold spaces and parentheses: count from the last one.
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
@@ -143,7 +197,7 @@ mod tests {
     #[test]
     fn what_is_too_long_is_cut_between_lines() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "Uid:\t10\nGid:\t1234\n").unwrap();
+        fs::write(file.path(), "Uid:\t10\nGid:\t1234\n").unwrap();
         let path = file.path().to_str().unwrap();
         assert_eq!(beginning(path, 16).unwrap(), "Uid:\t10\n");
         assert_eq!(beginning(path, 4).unwrap(), "");

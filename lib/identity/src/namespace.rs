@@ -1,0 +1,66 @@
+//! Which namespaces this process is in: that decides which numbers it sees.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+/// Inode of the initial pid namespace, the same on every Linux (`PROC_PID_INIT_INO`).
+const INITIAL_PID: u64 = 0xefff_fffc;
+/// Inode of the initial cgroup namespace (`PROC_CGROUP_INIT_INO`).
+const INITIAL_CGROUP: u64 = 0xefff_fffb;
+
+/// What was found.
+///
+/// ```
+/// use shmesh_identity::namespace::Namespaces;
+/// let ours = Namespaces::own()?;
+/// println!("process ids are {}the machine's", if ours.is_initial_pid() { "" } else { "not " });
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Namespaces {
+    /// Inode of the pid namespace.
+    pub pid: u64,
+    /// Inode of the cgroup namespace.
+    pub cgroup: u64,
+}
+
+impl Namespaces {
+    /// Ours.
+    ///
+    /// # Errors
+    /// `/proc` is not there.
+    ///
+    /// ```
+    /// assert!(shmesh_identity::namespace::Namespaces::own()?.pid > 0);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn own() -> io::Result<Self> {
+        let inode = |kind: &str| fs::metadata(format!("/proc/self/ns/{kind}")).map(|file| file.ino());
+        Ok(Self { pid: inode("pid")?, cgroup: inode("cgroup")? })
+    }
+
+    /// Whether our numbers are the machine's. In kind they are the node's, which is as far out as its pods get.
+    ///
+    /// ```
+    /// use shmesh_identity::namespace::Namespaces;
+    /// let nested = Namespaces { pid: 4_026_532_001, cgroup: 0xefff_fffb };
+    /// assert!(!nested.is_initial_pid());
+    /// ```
+    #[must_use]
+    pub fn is_initial_pid(&self) -> bool {
+        self.pid == INITIAL_PID
+    }
+
+    /// Whether cgroup paths begin at the machine's root.
+    ///
+    /// ```
+    /// use shmesh_identity::namespace::Namespaces;
+    /// let nested = Namespaces { pid: 4_026_532_001, cgroup: 0xefff_fffb };
+    /// assert!(nested.is_initial_cgroup());
+    /// ```
+    #[must_use]
+    pub fn is_initial_cgroup(&self) -> bool {
+        self.cgroup == INITIAL_CGROUP
+    }
+}

@@ -1,0 +1,127 @@
+//! From a pidfd to an identity.
+
+use std::io;
+
+use shmesh_proto::identity::{PeerIdentity, Pod, Unknown};
+
+use crate::pidfd::Pidfd;
+use crate::procfs::{self, File, PidfdSays, Proc, start_time, status};
+
+/// Who it is, from `proc` and, by its cgroup, from `pod`.
+///
+/// # Errors
+/// [`Unknown::Gone`]: it has ended, even if only just now, or is of another user than the connection by whose number the pidfd
+/// was opened; [`Unknown::OutOfSight`]: it is of a pid namespace that this process does not see; [`Unknown::Unavailable`]:
+/// `/proc` hides it, or no descriptor is left.
+///
+/// ```
+/// use shmesh_identity::{pidfd::Pidfd, process::identify, procfs::Kernel};
+/// let me = Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
+/// let identity = identify(&Kernel, &me, |_cgroup| None).expect("it can be seen");
+/// assert_eq!(identity.bare_tgid, std::process::id().cast_signed());
+/// ```
+pub fn identify(
+    proc: &impl Proc,
+    pidfd: &Pidfd,
+    pod: impl FnOnce(&str) -> Option<Pod>,
+) -> Result<PeerIdentity, Unknown> {
+    let read = read(proc, pidfd, pod);
+    // Last of all, and whatever came out of it: facts of one that has ended may be facts of another.
+    if pidfd.has_ended().map_err(|_| Unknown::Unavailable)? {
+        return Err(Unknown::Gone);
+    }
+    let peer = read?;
+    if pidfd.must_be_user.is_some_and(|user| user != peer.uid) {
+        return Err(Unknown::Gone);
+    }
+    Ok(peer)
+}
+
+fn read(
+    proc: &impl Proc,
+    pidfd: &Pidfd,
+    pod: impl FnOnce(&str) -> Option<Pod>,
+) -> Result<PeerIdentity, Unknown> {
+    let tgid = match pidfd.says().map_err(|_| Unknown::Unavailable)? {
+        PidfdSays::Pid(tgid) => tgid,
+        PidfdSays::OutOfSight => return Err(Unknown::OutOfSight),
+        PidfdSays::Gone => return Err(Unknown::Gone),
+        PidfdSays::NoPidfd => return Err(Unknown::BadDescriptor),
+    };
+    // Of a living process: /proc hides it (`hidepid`), or there are no descriptors left.
+    let file = |file| proc.read(tgid, file).map_err(|_| Unknown::Unavailable);
+    let start_time = start_time(&file(File::Stat)?).ok_or(Unknown::Unavailable)?;
+    let status = status(&file(File::Status)?).ok_or(Unknown::Unavailable)?;
+    if status.tgid != tgid {
+        // The number of a thread, which must never pass for a process's.
+        return Err(Unknown::BadDescriptor);
+    }
+    let pod = pod(&file(File::Cgroup)?);
+    let pidfd_inode = pidfd.inode();
+    Ok(PeerIdentity { bare_tgid: tgid, start_time, pidfd_inode, uid: status.uid, gid: status.gid, pod })
+}
+
+/// The start time of this very process; `None` where `/proc` numbers processes in another way than we do.
+///
+/// # Errors
+/// `/proc` is not there.
+///
+/// ```
+/// assert!(shmesh_identity::process::own_start_time()?.is_some());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn own_start_time() -> io::Result<Option<u64>> {
+    let stat = procfs::own(File::Stat)?;
+    let is_ours = stat.split(' ').next() == Some(std::process::id().to_string().as_str());
+    Ok(if is_ours { start_time(&stat) } else { None })
+}
+
+/// Now, in the ticks that start times are in: what has started by now has no greater one.
+///
+/// # Errors
+/// The kernel has no such clock.
+///
+/// ```
+/// use shmesh_identity::process::{now, own_start_time};
+/// let now = now()?;
+/// assert!(own_start_time()?.is_none_or(|start| start <= now));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn now() -> io::Result<u64> {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)?;
+    let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.unwrap_or(100).max(1);
+    let ticks = time.tv_sec() * ticks + time.tv_nsec() * ticks / 1_000_000_000;
+    u64::try_from(ticks).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::pidfd::PeerPidfd;
+    use crate::procfs::Kernel;
+
+    #[test]
+    fn on_an_old_kernel_another_user_is_not_who_connected() {
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut me = Pidfd::of_peer(socket.as_fd(), PeerPidfd::Old).unwrap();
+        assert!(identify(&Kernel, &me, |_| None).is_ok());
+        me.must_be_user = me.must_be_user.map(|user| user + 1);
+        assert_eq!(identify(&Kernel, &me, |_| None), Err(Unknown::Gone));
+    }
+
+    #[test]
+    fn a_number_is_that_of_a_process_that_lives() {
+        let me = Pidfd::of_number(std::process::id().cast_signed()).unwrap();
+        assert_eq!(identify(&Kernel, &me, |_| None).unwrap().start_time, own_start_time().unwrap().unwrap());
+        let thread = std::thread::spawn(|| {
+            let tid = nix::unistd::gettid().as_raw();
+            Pidfd::of_number(tid).map(drop)
+        });
+        assert_eq!(thread.join().unwrap(), Err(Unknown::Gone), "a thread is no process");
+        for nobody in [0, -1, i32::MAX] {
+            assert_eq!(Pidfd::of_number(nobody).unwrap_err(), Unknown::Gone, "{nobody}");
+        }
+    }
+}
