@@ -46,11 +46,12 @@ impl Daemon {
     }
 
     /// A sidecar, in one of its own.
-    fn sidecar(dir: &Path, socket: &Path) -> Self {
+    fn sidecar(dir: &Path, socket: &Path, flags: &[&str]) -> Self {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(program("shmesh-sidecar"));
         command.args(["--link", "link", "--any-file-system", "--log-format", "json"]);
         command.args(["--dir", dir.to_str().unwrap(), "--identity", socket.to_str().unwrap()]);
+        command.args(flags);
         Self::start(command, "\"ready\"")
     }
 }
@@ -68,16 +69,22 @@ fn child_of(pid: u32) -> String {
     children.split_whitespace().next().unwrap().to_owned()
 }
 
+/// Both ways in which a kernel says who connected.
+const KERNELS: [&[&str]; 2] = [&[], &["--old-kernel"]];
+
 #[test]
 fn memory_is_shared_with_whom_the_node_knows() {
     let _watchdog = Watchdog::start();
-    if !is_root() {
-        return;
+    if is_root() {
+        KERNELS.iter().for_each(|kernel| shared_with_whom_the_node_knows(kernel));
     }
+}
+
+fn shared_with_whom_the_node_knows(kernel: &[&str]) {
     let dir = ipc_dir();
     let socket = dir.path().join("agent.sock");
     let _identity = Daemon::identity(&socket);
-    let _sidecar = Daemon::sidecar(dir.path(), &socket);
+    let _sidecar = Daemon::sidecar(dir.path(), &socket, kernel);
     let (mut exporter, mut importer) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
     exporter.tell("device connect");
     importer.tell("device connect");
@@ -91,18 +98,34 @@ fn memory_is_shared_with_whom_the_node_knows() {
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
     importer.kill();
     until("its death is its close", || exporter.ask(&format!("device close {key}")) == "ok");
+
+    // Admitted by a number that this sidecar has never seen; the node has.
+    let mut late = Peer::start_alone(dir.path());
+    let key = exporter.ask("device export weights 0");
+    until("it has started", || {
+        std::fs::read_to_string(format!("/proc/{}/task/{0}/children", late.pid()))
+            .is_ok_and(|c| !c.is_empty())
+    });
+    exporter.tell(&format!("device admit {key} {}", child_of(late.pid())));
+    late.tell("device connect");
+    assert_eq!(late.ask(&format!("device import {key}")), "weights");
+    let nobody = exporter.ask(&format!("device admit {key} {}", i32::MAX));
+    assert!(nobody.contains("no living process"), "{nobody}");
 }
 
 #[test]
 fn what_the_dead_held_comes_back_though_nobody_here_sees_them() {
     let _watchdog = Watchdog::start();
-    if !is_root() {
-        return;
+    if is_root() {
+        KERNELS.iter().for_each(|kernel| comes_back(kernel));
     }
+}
+
+fn comes_back(kernel: &[&str]) {
     let dir = ipc_dir();
     let socket = dir.path().join("agent.sock");
     let _identity = Daemon::identity(&socket);
-    let _sidecar = Daemon::sidecar(dir.path(), &socket);
+    let _sidecar = Daemon::sidecar(dir.path(), &socket, kernel);
     let (mut phy, mut mac) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
     phy.tell("attach link primary 0");
     mac.tell("attach link secondary 0");
@@ -122,7 +145,7 @@ fn without_the_service_nobody_new_gets_in_and_it_recovers_by_itself() {
     let dir = ipc_dir();
     let socket = dir.path().join("agent.sock");
     let identity = Daemon::identity(&socket);
-    let _sidecar = Daemon::sidecar(dir.path(), &socket);
+    let _sidecar = Daemon::sidecar(dir.path(), &socket, &[]);
     let (mut phy, mut mac) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
     phy.tell("attach link primary 0");
     drop(identity);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use shmesh_proto::broker::{Code, Hello, Refused, Reply, Request, reply, request};
+use shmesh_proto::broker::{Code, Event, Hello, Refused, Reply, Request, reply, request};
 use shmesh_proto::limits::ANSWER_MILLIS;
 use shmesh_proto::packet;
 
@@ -16,6 +16,7 @@ pub use shmesh_proto::identity::{PeerIdentity, Pod};
 
 use crate::config::LinkName;
 use crate::error::{Error, ErrorKind, Result};
+use crate::link::holder::proof;
 use crate::sys::socket;
 
 /// How long a broker may take to answer: it may have to ask others first, for as long as a grant lives.
@@ -122,20 +123,25 @@ impl Client {
     pub fn event(&mut self) -> Result<Option<Happened>> {
         while self.is_readable(Duration::ZERO)? {
             let (reply, _) = self.receive()?;
-            self.keep_event(reply);
+            self.keep_event(reply)?;
         }
         Ok(self.events.pop_front())
     }
 
-    fn keep_event(&mut self, reply: Reply) {
-        if let Some(reply::Result::Event(event)) = reply.result
-            && let Some(happened) = event.happened
-        {
-            if self.events.len() == EVENTS_MAX {
-                self.events.pop_front();
+    fn keep_event(&mut self, reply: Reply) -> Result<()> {
+        match reply.result {
+            Some(reply::Result::Challenge(challenge)) => {
+                socket::send(&self.connection, &proof(challenge), &[]).map_err(|error| self.lost(error))?;
             }
-            self.events.push_back(happened);
+            Some(reply::Result::Event(Event { happened: Some(happened) })) => {
+                if self.events.len() == EVENTS_MAX {
+                    self.events.pop_front();
+                }
+                self.events.push_back(happened);
+            }
+            _ => {}
         }
+        Ok(())
     }
 
     /// Asks, and waits for the answer. Events that come first are kept.
@@ -160,7 +166,7 @@ impl Client {
                     return Err(self.refused(refused));
                 }
                 Reply { result: Some(result), id } if id == self.last_id => return Ok((result, fds)),
-                event => self.keep_event(event),
+                event => self.keep_event(event)?,
             }
         }
     }

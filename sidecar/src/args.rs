@@ -52,6 +52,10 @@ pub struct Args {
     #[arg(long, env = "SHMESH_IDENTITY", value_name = "SOCKET")]
     pub identity: Option<PathBuf>,
 
+    /// Know processes as on Linux before 6.5, for tests
+    #[arg(long, hide = true)]
+    pub old_kernel: bool,
+
     /// Let keys be exported that need no admission (flag 0x1 of an export)
     #[arg(long)]
     pub allow_open_keys: bool,

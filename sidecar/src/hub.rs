@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use crate::audit::AuditLog;
 use crate::broker::{
     Broker, Command, Effect, FdToken, Millis, Op, Outcome, Party, ProcessId, Reason, Record, SessionId,
+    Ticket,
 };
 use crate::identity::Resolver;
 use crate::links::{Kept, LinkIndex};
@@ -47,6 +48,13 @@ pub(crate) enum ToHub {
         session: SessionId,
         request: Request,
         fds: Vec<OwnedFd>,
+        /// Whether the process that made the connection has sent it.
+        is_connectors: bool,
+    },
+    /// The answer to a question of the broker.
+    Resolved {
+        ticket: Ticket,
+        found: Vec<PeerIdentity>,
     },
     Ended {
         session: SessionId,
@@ -158,7 +166,11 @@ impl Hub {
                 }
                 self.tell_broker(Command::Opened { session, peer: identity });
             }
-            ToHub::Request { session, request, fds } => self.request(session, request, fds),
+            ToHub::Request { session, request, fds, is_connectors: true } => {
+                self.request(session, request, fds);
+            }
+            ToHub::Request { session, request, .. } => self.foreign(session, request.id),
+            ToHub::Resolved { ticket, found } => self.tell_broker(Command::Resolved { ticket, found }),
             ToHub::Ended { session, end } => self.ended(session, end),
             ToHub::Died(process) => self.died(process),
             ToHub::Drain => {}
@@ -214,7 +226,7 @@ impl Hub {
                 let text =
                     "the descriptor is no sealed memfd of this size: seal it against shrinking and growing";
                 self.send(session, &Reply::refused(request.id, Code::Invalid, text), Vec::new());
-                self.refused_export(process);
+                self.refused(process, Op::Export, Reason::BadDescriptors);
             }
             _ => {
                 let fds = fds.into_iter().map(|fd| self.hold(fd)).collect();
@@ -223,15 +235,24 @@ impl Hub {
         }
     }
 
+    /// Whoever has got hold of somebody's connection does not speak for it.
+    fn foreign(&mut self, session: SessionId, id: u64) {
+        let Some(known) = self.sessions.get(&session) else { return };
+        let process = known.process;
+        let text = "another process made this connection: connect yourself";
+        self.send(session, &Reply::refused(id, Code::Denied, text), Vec::new());
+        self.refused(process, Op::Open, Reason::ForeignSender);
+    }
+
     /// Counted and written down as the broker does with what it refuses itself.
-    fn refused_export(&mut self, process: Option<ProcessId>) {
-        let mut record = Record::new(self.now(), Op::Export);
+    fn refused(&mut self, process: Option<ProcessId>, op: Op, reason: Reason) {
+        let mut record = Record::new(self.now(), op);
         record.outcome = Outcome::Refused;
-        record.reason = Some(Reason::BadDescriptors);
+        record.reason = Some(reason);
         record.caller =
             process.and_then(|process| self.processes.get(&process)?.identity.as_ref().map(Party::from));
         self.audit.write(&record);
-        self.metrics.denied(Reason::BadDescriptors.as_str());
+        self.metrics.denied(reason.as_str());
     }
 
     fn now(&self) -> Millis {
@@ -369,9 +390,11 @@ impl Hub {
                     self.forget_if_idle(process);
                 }
                 Effect::Resolve { ticket, bare_tgids } => {
-                    let found =
-                        bare_tgids.into_iter().filter_map(|tgid| self.resolver.by_tgid(tgid)).collect();
-                    self.tell_broker(Command::Resolved { ticket, found });
+                    let (resolver, hub) = (self.resolver.clone(), self.myself.clone());
+                    tokio::spawn(async move {
+                        let found = resolver.by_number(bare_tgids).await;
+                        let _ = hub.send(ToHub::Resolved { ticket, found }).await;
+                    });
                 }
                 Effect::Audit(record) => self.audit.write(&record),
                 Effect::Denied(reason) => self.metrics.denied(reason.as_str()),

@@ -1,25 +1,36 @@
 //! Who is at the other end of a connection: as the kernel says here, or as the node's identity service says.
+//!
+//! Since Linux 6.5 a connection gives a pidfd of who made it. Before, there is only a number, and who has that number now
+//! need not be who connected. So it must have started before the connection was accepted; it must answer a challenge on the
+//! connection ([`Known::needs_proof`]), with packets of which the kernel says that they are from that number; and it must have
+//! lived all the while.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use shmesh::sys::socket;
-use shmesh_daemon::descriptor::{pidfd_open, watched};
+use shmesh::sys::socket::{self, Packet};
+use shmesh_daemon::descriptor::watched;
+use shmesh_identity::pidfd::{PeerPidfd, Pidfd, Unknown};
+use shmesh_identity::process::{identify, now};
+use shmesh_identity::procfs::Kernel;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, answer};
 use shmesh_proto::limits::ANSWER_MILLIS;
 use shmesh_proto::packet;
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::timeout;
+
+/// How long the identity service may take.
+const LIMIT: Duration = Duration::from_millis(ANSWER_MILLIS);
 
 /// Where identities come from.
 #[derive(Clone, Debug)]
-pub(crate) enum Resolver {
-    /// This pid namespace: bare only if it is the outermost.
-    Own,
-    /// The node's identity service.
-    Service(PathBuf),
+pub(crate) struct Resolver {
+    /// The node's identity service; without it this process knows whom its own pid namespace shows.
+    pub(crate) service: Option<PathBuf>,
+    pub(crate) peer_pidfd: PeerPidfd,
 }
 
 /// What is known of a connection.
@@ -27,139 +38,156 @@ pub(crate) enum Resolver {
 pub(crate) struct Known {
     /// Who it is; without it nobody is let in.
     pub(crate) identity: Option<PeerIdentity>,
-    /// Readable when the process has ended. Since Linux 6.5.
-    pub(crate) pidfd: Option<OwnedFd>,
+    /// Readable when the process has ended.
+    pub(crate) pidfd: Option<Pidfd>,
+    /// The pidfd, or the identity, was found by a number.
+    pub(crate) needs_proof: bool,
 }
 
 impl Resolver {
     /// Looks at a new connection.
     pub(crate) async fn resolve(&self, connection: &OwnedFd) -> Known {
-        let (pidfd, identity) = match peer_pidfd(connection) {
-            Err(error) => (None, Err(error)),
-            Ok(pidfd) => {
-                let identity = match self {
-                    Self::Own => own(connection, pidfd.as_ref()),
-                    Self::Service(path) => ask(path, connection, pidfd.as_ref()).await,
-                };
-                (pidfd, identity)
-            }
-        };
-        let identity = identity
-            .inspect_err(
-                |error| tracing::warn!(error = %error, "a process cannot be identified: it is refused"),
-            )
-            .ok();
-        Known { identity, pidfd }
+        self.look(connection).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "a process cannot be identified: it is refused");
+            Known::default()
+        })
     }
 
-    /// Who has this number now: a process, not one of its threads. The identity service does not answer this; processes that
-    /// are connected are known without.
-    pub(crate) fn by_tgid(&self, tgid: i32) -> Option<PeerIdentity> {
-        let Self::Own = self else { return None };
-        let before = start_time(tgid).ok()?;
-        let status = std::fs::read_to_string(format!("/proc/{tgid}/status")).ok()?;
-        let number = |name: &str| -> Option<u32> {
-            status
-                .lines()
-                .find_map(|line| line.strip_prefix(name)?.split_ascii_whitespace().next()?.parse().ok())
+    async fn look(&self, connection: &OwnedFd) -> io::Result<Known> {
+        let accepted = now()?;
+        let pidfd = match Pidfd::of_peer(connection.as_fd(), self.peer_pidfd) {
+            Ok(pidfd) => Some(pidfd),
+            Err(Unknown::OutOfSight) => None,
+            Err(unknown) => return Err(said(unknown)),
         };
-        let is_process = number("Tgid:") == u32::try_from(tgid).ok();
-        // Twice the same: all of it was read of one process.
-        (is_process && start_time(tgid).ok()? == before).then_some(PeerIdentity {
-            bare_tgid: tgid,
-            start_time: before,
-            pidfd_inode: 0,
-            uid: number("Uid:")?,
-            gid: number("Gid:")?,
-            pod: None,
+        match (&self.service, pidfd) {
+            (None, None) => Err(said(Unknown::OutOfSight)),
+            (None, Some(pidfd)) => {
+                let identity = identify(&Kernel, &pidfd, |_| None).map_err(said)?;
+                let needs_proof = pidfd.is_by_number();
+                if needs_proof && identity.start_time > accepted {
+                    return Err(said(Unknown::Gone));
+                }
+                Ok(Known { identity: Some(identity), pidfd: Some(pidfd), needs_proof })
+            }
+            (Some(path), Some(pidfd)) if !pidfd.is_by_number() => {
+                let question = Question::new(1, Subject::Pidfd);
+                let (identity, _) = within(ask_once(path, &question, Some(pidfd.as_fd()))).await?;
+                Ok(Known { identity: Some(identity), pidfd: Some(pidfd), needs_proof: false })
+            }
+            (Some(path), _) => {
+                let question = Question::new(1, Subject::Socket).accepted_by(accepted);
+                let (identity, fds) = within(ask_once(path, &question, Some(connection.as_fd()))).await?;
+                let pidfd = fds.into_iter().next().and_then(|fd| Pidfd::given(fd).ok());
+                Ok(Known { identity: Some(identity), pidfd, needs_proof: true })
+            }
+        }
+    }
+
+    /// Who has these numbers now: processes, not their threads. Who is not found is not among them.
+    pub(crate) async fn by_number(&self, tgids: Vec<i32>) -> Vec<PeerIdentity> {
+        let Some(path) = &self.service else {
+            let here = |tgid| identify(&Kernel, &Pidfd::of_number(tgid).ok()?, |_| None).ok();
+            return tgids.into_iter().filter_map(here).collect();
+        };
+        let asked = async {
+            let service = Service::connect(path)?;
+            let mut found = Vec::new();
+            for tgid in tgids {
+                found.extend(service.ask(&Question::about(1, tgid), None).await?.ok().map(|(peer, _)| peer));
+            }
+            Ok(found)
+        };
+        within(asked).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "nobody says which processes are to be admitted");
+            Vec::new()
         })
     }
 }
 
-/// The process that made the connection. `None` where the kernel has no answer, before Linux 6.5, and this pid namespace
-/// does not show it. One that has ended is an error: its number may be another's by now.
-fn peer_pidfd(connection: &OwnedFd) -> io::Result<Option<OwnedFd>> {
-    match socket::peer_pidfd(connection) {
-        Ok(pidfd) => Ok(Some(pidfd)),
-        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
-            match socket::peer(connection)?.pid {
-                0 => Ok(None),
-                pid => pidfd_open(pid.cast_signed()).map(Some),
+/// Who made a connection, to be compared with who sends on it: it may have been passed on, or inherited.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Connector {
+    pid: u32,
+    /// Since Linux 6.9; 0 before.
+    inode: u64,
+}
+
+impl Connector {
+    pub(crate) fn of(connection: &OwnedFd, known: &Known) -> io::Result<Self> {
+        let pidfd = known.pidfd.as_ref().filter(|pidfd| !pidfd.is_by_number() && !known.needs_proof);
+        Ok(Self { pid: socket::peer(connection)?.pid, inode: pidfd.map_or(0, Pidfd::inode) })
+    }
+
+    /// Whether the kernel says that this packet is from who made the connection. On kernels before 6.9, it can tell apart
+    /// only processes that our pid namespace shows.
+    pub(crate) fn has_sent(&self, packet: &Packet) -> bool {
+        match &packet.sender_pidfd {
+            Some(sender) if self.inode != 0 => {
+                nix::sys::stat::fstat(sender).is_ok_and(|stat| stat.st_ino == self.inode)
             }
+            // No descriptor was left for it.
+            None if self.inode != 0 => packet.sender_pid == self.pid && self.pid != 0,
+            _ => packet.sender_pid == self.pid,
         }
-        Err(error) => Err(error),
     }
 }
 
-fn own(connection: &OwnedFd, pidfd: Option<&OwnedFd>) -> io::Result<PeerIdentity> {
-    let peer = socket::peer(connection)?;
-    let pid = pidfd.map_or(Ok(0), pid_of)?;
-    if pid <= 0 {
-        return Err(io::Error::other("it has ended, or is in a pid namespace that cannot be seen from here"));
-    }
-    let start_time = start_time(pid)?;
-    // Read while the process lived: otherwise the number may have been another's.
-    if pidfd.is_some_and(has_ended) {
-        return Err(io::Error::other("it has ended"));
-    }
-    let pidfd_inode = pidfd.map_or(Ok(0), inode)?;
-    Ok(PeerIdentity { bare_tgid: pid, start_time, pidfd_inode, uid: peer.uid, gid: peer.gid, pod: None })
+async fn within<T>(asking: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let late = |_| Err(io::Error::other("the identity service does not answer"));
+    timeout(LIMIT, asking).await.unwrap_or_else(late)
 }
 
-fn pid_of(pidfd: &OwnedFd) -> io::Result<i32> {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
-    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
-    pid.ok_or_else(|| io::Error::other("the kernel does not say whose pidfd it is"))
-}
-
-fn start_time(pid: i32) -> io::Result<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name may hold anything, also brackets: what counts comes after the last one.
-    let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_ascii_whitespace());
-    let field = fields.and_then(|mut fields| fields.nth(19)?.parse().ok());
-    field.ok_or_else(|| io::Error::other("the kernel does not say when it started"))
-}
-
-/// Inodes of pidfds tell processes apart only on a pidfs, since Linux 6.9.
-fn inode(pidfd: &OwnedFd) -> io::Result<u64> {
-    const PIDFS_MAGIC: i64 = 0x5049_4446;
-    let on = nix::sys::statfs::fstatfs(pidfd)?.filesystem_type();
-    #[expect(clippy::useless_conversion, reason = "its width differs between architectures")]
-    let is_pidfs = i64::from(on.0) == PIDFS_MAGIC;
-    Ok(if is_pidfs { nix::sys::stat::fstat(pidfd)?.st_ino } else { 0 })
-}
-
-fn has_ended(pidfd: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
-    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
-}
-
-/// Forwards the pidfd, or on an old kernel the connection itself, to the service.
-async fn ask(path: &Path, connection: &OwnedFd, pidfd: Option<&OwnedFd>) -> io::Result<PeerIdentity> {
-    let limit = Duration::from_millis(ANSWER_MILLIS);
-    tokio::time::timeout(limit, ask_once(path, connection, pidfd))
-        .await
-        .unwrap_or_else(|_| Err(io::Error::other("the identity service does not answer")))
-}
-
-async fn ask_once(path: &Path, connection: &OwnedFd, pidfd: Option<&OwnedFd>) -> io::Result<PeerIdentity> {
-    let service = socket::connect_now(path)
-        .map_err(|error| io::Error::other(format!("the identity service at {}: {error}", path.display())))?;
-    let (subject, fd) = match pidfd {
-        Some(pidfd) => (Subject::Pidfd, pidfd),
-        None => (Subject::Socket, connection),
-    };
-    let service = watched(service)?;
-    let question = packet::encode(&Question::new(1, subject));
-    service.async_io(Interest::WRITABLE, |service| socket::send(service, &question, &[fd.as_fd()])).await?;
-    let (bytes, _) = service.async_io(Interest::READABLE, socket::receive).await?;
-    let answer: Answer = packet::decode(&bytes).map_err(io::Error::other)?;
-    match answer.result {
-        Some(answer::Result::Peer(peer)) if peer.bare_tgid > 0 => Ok(peer),
-        Some(answer::Result::Unknown(why)) => {
-            let why = shmesh_proto::identity::Unknown::try_from(why).unwrap_or_default();
-            Err(io::Error::other(format!("the identity service says: {why:?}")))
+fn said(unknown: Unknown) -> io::Error {
+    io::Error::other(match unknown {
+        Unknown::Gone => "it has ended",
+        Unknown::OutOfSight => {
+            "it is of a pid namespace that cannot be seen from here: give the sidecar the node's identity service \
+             (--identity)"
         }
-        _ => Err(io::Error::other("the identity service says nothing")),
+        Unknown::Unavailable => {
+            "the kernel does not say who it is: /proc is hidden, or no descriptor is left"
+        }
+        Unknown::BadQuestion | Unknown::BadDescriptor | Unknown::Unspecified => {
+            "the identity service does not understand: run one version of both"
+        }
+    })
+}
+
+async fn ask_once(
+    path: &Path,
+    question: &Question,
+    fd: Option<BorrowedFd<'_>>,
+) -> io::Result<(PeerIdentity, Vec<OwnedFd>)> {
+    Service::connect(path)?.ask(question, fd).await?.map_err(said)
+}
+
+/// A connection to the identity service. One for each question: it is asked seldom, and may be another one next time.
+struct Service(AsyncFd<OwnedFd>);
+
+impl Service {
+    fn connect(path: &Path) -> io::Result<Self> {
+        let connected = socket::connect_now(path).and_then(watched);
+        let named = |error| io::Error::other(format!("the identity service at {}: {error}", path.display()));
+        connected.map(Self).map_err(named)
+    }
+
+    async fn ask(
+        &self,
+        question: &Question,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Result<(PeerIdentity, Vec<OwnedFd>), Unknown>> {
+        let bytes = packet::encode(question);
+        let fds = fd.as_slice();
+        self.0.async_io(Interest::WRITABLE, |service| socket::send(service, &bytes, fds)).await?;
+        let (bytes, fds) = self.0.async_io(Interest::READABLE, socket::receive).await?;
+        let answer: Answer = packet::decode(&bytes).map_err(io::Error::other)?;
+        match answer.result {
+            Some(answer::Result::Peer(peer)) if peer.bare_tgid > 0 => Ok(Ok((peer, fds))),
+            Some(answer::Result::Unknown(why)) => {
+                Ok(Err(Unknown::try_from(why).unwrap_or(Unknown::Unavailable)))
+            }
+            _ => Err(io::Error::other("the identity service says nothing")),
+        }
     }
 }

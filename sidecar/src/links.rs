@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use shmesh::config::LinkConfig;
+use shmesh::sys::socket;
 use shmesh::{Keeper, LinkOptions};
 use shmesh_proto::broker::Attached;
 
@@ -53,8 +54,9 @@ fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<Kept> {
 }
 
 /// Where participants connect, for the event loop.
-pub(crate) fn listener(kept: &Kept) -> io::Result<OwnedFd> {
+pub(crate) fn listener(kept: &Kept, by_pidfd: bool) -> io::Result<OwnedFd> {
     let listener = kept.keeper.listener().try_clone_to_owned()?;
+    socket::ask_for_senders(&listener, by_pidfd)?;
     set_nonblocking(&listener)?;
     Ok(listener)
 }

@@ -15,6 +15,7 @@ use shmesh_daemon::descriptor::watched;
 use shmesh_daemon::readiness::Readiness;
 use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
+use shmesh_identity::pidfd::PeerPidfd;
 use shmesh_proto::limits::MAX_SESSIONS;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -27,10 +28,10 @@ use crate::audit::AuditLog;
 use crate::broker::{Broker, Policy, SessionId};
 use crate::events::set_nonblocking;
 use crate::hub::{Hub, ToHub};
-use crate::identity::Resolver;
+use crate::identity::{Connector, Known, Resolver};
 use crate::links::{self, LinkIndex};
 use crate::metrics::Metrics;
-use crate::session::{self, OUTGOING_MAX};
+use crate::session::{self, OUTGOING_MAX, Session};
 
 /// What waits for the hub; beyond that, sessions wait.
 const INBOX_MAX: usize = 256;
@@ -71,13 +72,11 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     let kept = links::keep_all(&args.dir, configs)?;
     let listeners = kept
         .iter()
-        .map(|kept| links::listener(kept).and_then(watched))
+        .map(|kept| links::listener(kept, !args.old_kernel).and_then(watched))
         .collect::<io::Result<Vec<_>>>()
         .context("cannot wait for participants")?;
-    let resolver = match &args.identity {
-        Some(path) => Resolver::Service(path.clone()),
-        None => Resolver::Own,
-    };
+    let peer_pidfd = if args.old_kernel { PeerPidfd::Old } else { PeerPidfd::Newest };
+    let resolver = Resolver { service: args.identity.clone(), peer_pidfd };
     let policy = Policy { open_keys: args.allow_open_keys, ..Policy::default() };
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
     metrics.observe(&kept, 0, crate::broker::Stats::default());
@@ -192,16 +191,30 @@ impl Door {
     }
 
     async fn receive(&self, connection: OwnedFd, session: SessionId, link: LinkIndex) {
-        let known = self.resolver.resolve(&connection).await;
+        let mut known = self.resolver.resolve(&connection).await;
+        let Ok(connector) = Connector::of(&connection, &known) else { return };
         let Ok(connection) = set_nonblocking(&connection).and_then(|()| watched(connection)) else {
             return;
         };
+        let session = Session { id: session, connection, connector };
+        let mut early = Vec::new();
+        if known.needs_proof {
+            match session::proves(&session, &known, &mut early).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    tracing::warn!("who made a connection does not answer on it: it is refused");
+                    known = Known::default();
+                }
+                Err(_) => return,
+            }
+        }
         let (outgoing, mut to_send) = mpsc::channel(OUTGOING_MAX);
-        let opened = ToHub::Opened { session, link, identity: known.identity, pidfd: known.pidfd, outgoing };
+        let pidfd = known.pidfd.map(OwnedFd::from);
+        let opened = ToHub::Opened { session: session.id, link, identity: known.identity, pidfd, outgoing };
         if self.hub.send(opened).await.is_err() {
             return;
         }
-        let end = session::serve(&connection, session, &self.hub, &mut to_send).await;
-        let _ = self.hub.send(ToHub::Ended { session, end }).await;
+        let end = session::serve(&session, early, &self.hub, &mut to_send).await;
+        let _ = self.hub.send(ToHub::Ended { session: session.id, end }).await;
     }
 }

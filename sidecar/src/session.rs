@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shmesh::sys::socket;
-use shmesh_proto::broker::Request;
+use shmesh::sys::socket::{self, Packet};
+use shmesh_proto::broker::{self, Reply, Request, reply, request};
 use shmesh_proto::limits::ANSWER_MILLIS;
 use shmesh_proto::packet;
 use tokio::io::Interest;
@@ -15,10 +15,14 @@ use tokio::sync::mpsc;
 
 use crate::broker::SessionId;
 use crate::hub::ToHub;
+use crate::identity::{Connector, Known};
 
 /// Packets that wait to be read by a participant, at most: a death can mean an event for each of its keys. Who does not read
 /// is dismissed long before, when one packet has waited for a second.
 pub(crate) const OUTGOING_MAX: usize = 32_768;
+
+/// Packets that a participant may send before it has answered a challenge.
+const EARLY_MAX: usize = 16;
 
 /// One packet to a participant.
 #[derive(Debug)]
@@ -40,13 +44,61 @@ pub(crate) enum End {
     Dismissed,
 }
 
+/// A connection whose other end is known, or is known not to be.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    pub(crate) connection: AsyncFd<OwnedFd>,
+    pub(crate) connector: Connector,
+}
+
+/// Before Linux 6.5: whether who made the connection still answers on it, and lives after that. What it has sent before is
+/// kept in `early`. Waits for a first packet as long as it takes: nobody else reads challenges.
+pub(crate) async fn proves(session: &Session, known: &Known, early: &mut Vec<Packet>) -> io::Result<bool> {
+    let next = || session.connection.async_io(Interest::READABLE, socket::receive_from);
+    early.push(next().await?);
+    let nonce = nonce()?;
+    let challenge = reply::Result::Challenge(broker::Challenge { nonce: nonce.clone() });
+    let challenge = Outgoing { bytes: packet::encode(&Reply::new(0, challenge)), fds: Vec::new() };
+    let answered = tokio::time::timeout(Duration::from_millis(ANSWER_MILLIS), async {
+        if write(&session.connection, &challenge).await.is_err() {
+            return Ok(false);
+        }
+        while early.len() < EARLY_MAX {
+            let packet = next().await?;
+            let said = packet::decode::<Request>(&packet.bytes).ok().and_then(|request| request.op);
+            match said {
+                Some(request::Op::Proof(proof)) if session.connector.has_sent(&packet) => {
+                    return Ok(proof.nonce == nonce);
+                }
+                _ => early.push(packet),
+            }
+        }
+        Ok(false)
+    });
+    let lives = || known.pidfd.as_ref().is_some_and(|pidfd| pidfd.has_ended().is_ok_and(|ended| !ended));
+    Ok(answered.await.unwrap_or(io::Result::Ok(false))? && lives())
+}
+
+fn nonce() -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 16];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(bytes)
+}
+
 /// Serves one connection until it ends.
 pub(crate) async fn serve(
-    connection: &AsyncFd<OwnedFd>,
-    session: SessionId,
+    session: &Session,
+    early: Vec<Packet>,
     hub: &mpsc::Sender<ToHub>,
     outgoing: &mut mpsc::Receiver<Outgoing>,
 ) -> End {
+    for packet in early {
+        if let Err(end) = read(Ok(packet), session, hub).await {
+            return end;
+        }
+    }
+    let connection = &session.connection;
     loop {
         let end = tokio::select! {
             biased;
@@ -54,7 +106,7 @@ pub(crate) async fn serve(
                 Some(packet) => write(connection, &packet).await,
                 None => Err(End::Dismissed),
             },
-            received = connection.async_io(Interest::READABLE, socket::receive) => {
+            received = connection.async_io(Interest::READABLE, socket::receive_from) => {
                 read(received, session, hub).await
             }
         };
@@ -64,20 +116,20 @@ pub(crate) async fn serve(
     }
 }
 
-async fn read(
-    received: io::Result<(Vec<u8>, Vec<OwnedFd>)>,
-    session: SessionId,
-    hub: &mpsc::Sender<ToHub>,
-) -> Result<(), End> {
-    let (bytes, fds) = received.map_err(|error| match error.kind() {
+async fn read(received: io::Result<Packet>, session: &Session, hub: &mpsc::Sender<ToHub>) -> Result<(), End> {
+    let packet = received.map_err(|error| match error.kind() {
         io::ErrorKind::InvalidData => End::Malformed,
         _ => End::Closed,
     })?;
-    if bytes.is_empty() {
+    if packet.bytes.is_empty() {
         return Err(End::Closed);
     }
-    let request: Request = packet::decode(&bytes).map_err(|_| End::Malformed)?;
-    hub.send(ToHub::Request { session, request, fds }).await.map_err(|_| End::Dismissed)
+    let request: Request = packet::decode(&packet.bytes).map_err(|_| End::Malformed)?;
+    let is_connectors = session.connector.has_sent(&packet);
+    let Packet { fds, .. } = packet;
+    hub.send(ToHub::Request { session: session.id, request, fds, is_connectors })
+        .await
+        .map_err(|_| End::Dismissed)
 }
 
 async fn write(connection: &AsyncFd<OwnedFd>, packet: &Outgoing) -> Result<(), End> {

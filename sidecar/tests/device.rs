@@ -34,8 +34,15 @@ fn three(dir: &std::path::Path, flags: &[&str]) -> (Sidecar, Peer, Peer) {
 #[test]
 fn memory_reaches_exactly_who_is_admitted() {
     let _watchdog = Watchdog::start();
+    let kernels: [&[&str]; 2] = [&[], &["--old-kernel"]];
+    for kernel in kernels {
+        reaches_who_is_admitted(kernel);
+    }
+}
+
+fn reaches_who_is_admitted(flags: &[&str]) {
     let dir = ipc_dir();
-    let (sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
+    let (sidecar, mut exporter, mut importer) = three(dir.path(), flags);
     let mut other = Peer::start(dir.path());
     other.tell("device connect");
     let key = exporter.ask("device export weights 0");

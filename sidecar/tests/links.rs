@@ -127,9 +127,10 @@ fn deaths_in_other_pid_namespaces_are_noticed() {
     if !is_root() {
         return;
     }
-    for kind in KINDS {
+    let kernels: [&[&str]; 2] = [&[], &["--old-kernel"]];
+    for (kind, kernel) in KINDS.iter().zip(kernels.iter().cycle()) {
         let dir = ipc_dir();
-        let sidecar = Sidecar::start(dir.path(), kind);
+        let sidecar = Sidecar::start_with(dir.path(), kind, kernel);
         let (mut phy, mut mac) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
         phy.tell("attach link primary 0");
         mac.tell("attach link secondary 0");

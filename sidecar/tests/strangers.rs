@@ -6,10 +6,13 @@
 mod peers;
 mod support;
 
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use peers::{Watchdog, ipc_dir, until};
+use shmesh::client::Client;
 use shmesh::sys::socket;
 use shmesh::{LinkOptions, Side};
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
@@ -86,6 +89,79 @@ fn nonsense_is_refused() {
     assert!(matches!(reply.result, Some(reply::Result::Refused(refused)) if refused.code() == Code::Version));
     drop((gives, too_many, other));
     until("all descriptors are closed", || sidecar.fds() <= before);
+}
+
+/// Both ways in which a kernel says who connected and who sends.
+const KERNELS: [&[&str]; 2] = [&[], &["--old-kernel"]];
+
+#[test]
+fn who_inherits_a_connection_does_not_speak_for_who_made_it() {
+    let _watchdog = Watchdog::start();
+    for kernel in KERNELS {
+        let dir = ipc_dir();
+        let sidecar = Sidecar::start_with(dir.path(), "mpmc", kernel);
+        let mut me = Client::connect(dir.path(), "link").unwrap();
+        assert!(me.identity().unwrap().is_some());
+        // A child with this connection as its standard output, and the words of an honest client.
+        let mine = me.as_fd().try_clone_to_owned().unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(mine).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(&packet::encode(&Request::new(77, hello()))).unwrap();
+        assert!(child.wait().unwrap().success());
+        let (bytes, _) = socket::receive(&me).unwrap();
+        let reply: Reply = packet::decode(&bytes).unwrap();
+        let Some(reply::Result::Refused(refused)) = reply.result else { panic!("{reply:?}") };
+        assert_eq!((reply.id, refused.code()), (77, Code::Denied));
+        assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"foreign_sender\"}"), 1);
+        assert!(me.identity().unwrap().is_some(), "its maker goes on");
+    }
+}
+
+/// Before Linux 6.5 a connection gives only a number. Who has made it must show that it lives.
+#[test]
+fn on_an_old_kernel_who_does_not_answer_the_challenge_is_nobody() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--old-kernel"]);
+    let challenged = |fd: &OwnedFd| {
+        socket::send(fd, &packet::encode(&Request::new(5, hello())), &[]).unwrap();
+        let (bytes, _) = socket::receive(fd).unwrap();
+        let reply: Reply = packet::decode(&bytes).unwrap();
+        let Some(reply::Result::Challenge(challenge)) = reply.result else { panic!("{reply:?}") };
+        challenge.nonce
+    };
+    let welcomed = |fd: &OwnedFd| {
+        let (bytes, _) = socket::receive(fd).unwrap();
+        let reply: Reply = packet::decode(&bytes).unwrap();
+        let Some(reply::Result::Welcome(welcome)) = reply.result else { panic!("{reply:?}") };
+        welcome.identity
+    };
+    let proof = |nonce| packet::encode(&Request::new(0, request::Op::Proof(broker::Proof { nonce })));
+
+    let honest = stranger(dir.path());
+    let nonce = challenged(&honest);
+    socket::send(&honest, &proof(nonce.clone()), &[]).unwrap();
+    assert_eq!(welcomed(&honest).map(|me| me.bare_tgid), Some(std::process::id().cast_signed()));
+
+    let wrong = stranger(dir.path());
+    assert_ne!(challenged(&wrong), nonce, "another one each time");
+    socket::send(&wrong, &proof(nonce), &[]).unwrap();
+    assert_eq!(welcomed(&wrong), None);
+    let refused = ask(&wrong, request::Op::Attach(broker::Attach { side: 1 }), &[]);
+    assert!(matches!(refused, reply::Result::Refused(refused) if refused.code() == Code::Unidentified));
+
+    // By somebody else, with the right words.
+    let passed_on = stranger(dir.path());
+    let nonce = challenged(&passed_on);
+    let its = passed_on.try_clone().unwrap();
+    let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(its).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&proof(nonce)).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(welcomed(&passed_on), None);
+
+    let silent = stranger(dir.path());
+    challenged(&silent);
+    assert_eq!(welcomed(&silent), None, "after a second");
+    assert!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}") > 0);
 }
 
 #[test]

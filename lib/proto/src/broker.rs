@@ -155,6 +155,14 @@ pub struct List {
     pub skip: u32,
 }
 
+/// The answer to a [`Challenge`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Proof {
+    /// Its bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub nonce: Vec<u8>,
+}
+
 /// One request.
 ///
 /// ```
@@ -170,7 +178,7 @@ pub struct Request {
     #[prost(uint64, tag = "2")]
     pub id: u64,
     /// What is asked.
-    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
+    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
     pub op: Option<request::Op>,
 }
 
@@ -191,7 +199,7 @@ impl Request {
 /// What a [`Request`] holds.
 pub mod request {
     use super::{
-        Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, Oneof, Seated,
+        Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, Oneof, Proof, Seated,
         SetImportPid, Yield,
     };
 
@@ -239,7 +247,19 @@ pub mod request {
         /// [`Seated`].
         #[prost(message, tag = "14")]
         Seated(Seated),
+        /// [`Proof`].
+        #[prost(message, tag = "15")]
+        Proof(Proof),
     }
+}
+
+/// Before Linux 6.5, to the first request of a session and with id 0: answer with [`Proof`], and wait on for the reply. It
+/// shows that who made the connection lived after the broker had looked who it is.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Challenge {
+    /// Bytes that nobody can guess.
+    #[prost(bytes = "vec", tag = "1")]
+    pub nonce: Vec<u8>,
 }
 
 /// It is done.
@@ -387,11 +407,11 @@ pub struct Refused {
 /// ```
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Reply {
-    /// That of the request. 0 with an event, and when the connection itself is refused.
+    /// That of the request. 0 with an event or a challenge, and when the connection itself is refused.
     #[prost(uint64, tag = "1")]
     pub id: u64,
     /// What came of it; [`reply::Result::Event`] answers nothing.
-    #[prost(oneof = "reply::Result", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "reply::Result", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub result: Option<reply::Result>,
 }
 
@@ -434,7 +454,7 @@ impl Reply {
 
 /// What a [`Reply`] holds.
 pub mod reply {
-    use super::{Attached, Done, Event, Exported, Imported, Keys, Oneof, Refused, Tgid, Welcome};
+    use super::{Attached, Challenge, Done, Event, Exported, Imported, Keys, Oneof, Refused, Tgid, Welcome};
 
     /// What came of a request, or an event.
     ///
@@ -472,6 +492,9 @@ pub mod reply {
         /// [`Event`].
         #[prost(message, tag = "10")]
         Event(Event),
+        /// [`Challenge`].
+        #[prost(message, tag = "11")]
+        Challenge(Challenge),
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    accept4, bind, connect, listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
+    UnixCredentials, accept4, bind, connect, listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 use shmesh_proto::limits::{MAX_FDS, MAX_PACKET_BYTES};
@@ -28,6 +28,8 @@ use shmesh_proto::limits::{MAX_FDS, MAX_PACKET_BYTES};
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// Descriptors that the kernel lets anybody send with one packet.
 const SCM_MAX_FD: usize = 253;
+/// Linux 6.5; libc does not have it yet.
+const SCM_PIDFD: i32 = 4;
 /// How long a call is repeated that signals interrupt.
 const INTERRUPTED_LIMIT: Duration = Duration::from_secs(1);
 
@@ -238,13 +240,89 @@ fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn receive(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    receive_from(fd).map(|packet| (packet.bytes, packet.fds))
+}
+
+/// One packet, and who sent it.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("link.broker");
+/// use shmesh::sys::socket;
+/// let listener = socket::listen_on(&path, 0o600)?;
+/// socket::ask_for_senders(&listener, true)?; // what comes through it says who sent it
+/// let client = socket::connect_to(&path)?;
+/// socket::send(&client, b"hello", &[])?;
+/// let packet = socket::receive_from(&socket::accept(&listener)?)?;
+/// assert_eq!((&packet.bytes[..], packet.sender_pid), (&b"hello"[..], std::process::id()));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Packet {
+    /// What was sent; nothing when the other end is closed.
+    pub bytes: Vec<u8>,
+    /// The descriptors that came along.
+    pub fds: Vec<OwnedFd>,
+    /// Who sent it, as this process's pid namespace numbers it; 0 when it does not, or was not asked to say.
+    pub sender_pid: u32,
+    /// A pidfd of who sent it, since Linux 6.5; `None` also where no descriptor was left for it.
+    pub sender_pidfd: Option<OwnedFd>,
+}
+
+/// Has the kernel say with each packet which process sent it: the connection says only who made it, and may be another's
+/// since. Connections that a listener accepts do as it does. `by_pidfd`: with a pidfd, where the kernel has that.
+///
+/// # Errors
+/// `fd` is no unix socket.
+///
+/// ```
+/// let file = std::fs::File::open("/dev/null")?;
+/// assert!(shmesh::sys::socket::ask_for_senders(&file, true).is_err());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn ask_for_senders(fd: &impl AsFd, by_pidfd: bool) -> io::Result<()> {
+    setsockopt(&fd.as_fd(), sockopt::PassCred, &true)?;
+    match if by_pidfd { set_pass_pidfd(fd.as_fd()) } else { Ok(()) } {
+        // Linux before 6.5.
+        Err(nix::errno::Errno::ENOPROTOOPT) => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+#[expect(unsafe_code, reason = "nix has no SO_PASSPIDFD")]
+fn set_pass_pidfd(fd: BorrowedFd<'_>) -> nix::Result<()> {
+    let on = 1_i32;
+    let len = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or_default();
+    // SAFETY: the kernel reads `len` bytes at the address of a number that lives until the call returns.
+    let result = unsafe {
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PASSPIDFD, (&raw const on).cast(), len)
+    };
+    nix::errno::Errno::result(result).map(drop)
+}
+
+/// As [`receive`], and says who sent it, where [`ask_for_senders`] was said before.
+///
+/// # Errors
+/// As there.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("link.broker");
+/// use shmesh::sys::socket;
+/// let listener = socket::listen_on(&path, 0o600)?;
+/// let client = socket::connect_to(&path)?;
+/// socket::send(&client, b"hello", &[])?;
+/// assert_eq!(socket::receive_from(&socket::accept(&listener)?)?.sender_pid, 0, "nobody has asked");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn receive_from(fd: &impl AsFd) -> io::Result<Packet> {
     uninterrupted(|| receive_once(fd))
 }
 
-fn receive_once(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+fn receive_once(fd: &impl AsFd) -> io::Result<Packet> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
     // For as many as the kernel lets anybody send: where some are cut off, nix does not tell of those that came.
-    let mut space = nix::cmsg_space!([std::os::fd::RawFd; SCM_MAX_FD]);
+    let mut space = nix::cmsg_space!([std::os::fd::RawFd; SCM_MAX_FD], UnixCredentials, std::os::fd::RawFd);
     let mut slices = [IoSliceMut::new(&mut bytes)];
     let message = recvmsg::<UnixAddr>(
         fd.as_fd().as_raw_fd(),
@@ -253,10 +331,21 @@ fn receive_once(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
         MsgFlags::MSG_CMSG_CLOEXEC,
     )?;
     // Owned before anything can fail.
-    let mut fds = Vec::new();
+    let (mut fds, mut sender_pid, mut sender_pidfd) = (Vec::new(), 0, None);
     for control in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(raw) = control {
-            fds.extend(raw.into_iter().map(own));
+        match control {
+            ControlMessageOwned::ScmRights(raw) => fds.extend(raw.into_iter().map(own)),
+            ControlMessageOwned::ScmCredentials(sender) => {
+                sender_pid = u32::try_from(sender.pid()).unwrap_or(0);
+            }
+            ControlMessageOwned::Unknown(other) => {
+                let is_pidfd = (other.cmsg_header.cmsg_level, other.cmsg_header.cmsg_type)
+                    == (libc::SOL_SOCKET, SCM_PIDFD);
+                let raw = other.data_bytes.first_chunk().copied().map(i32::from_ne_bytes);
+                // Below 0 it is an error number: no descriptor was left.
+                sender_pidfd = raw.filter(|raw| is_pidfd && *raw >= 0).map(own);
+            }
+            _ => {}
         }
     }
     if message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) || fds.len() > MAX_FDS {
@@ -264,7 +353,7 @@ fn receive_once(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     }
     let len = message.bytes;
     bytes.truncate(len);
-    Ok((bytes, fds))
+    Ok(Packet { bytes, fds, sender_pid, sender_pidfd })
 }
 
 #[expect(unsafe_code, reason = "nix hands out raw descriptors here")]

@@ -109,6 +109,8 @@ reasons! {
     Unsupported = "unsupported",
     /// Nobody knows who the caller is.
     Unidentified = "unidentified",
+    /// Another process than the one that made the connection has sent it.
+    ForeignSender = "foreign_sender",
     /// The session has ended, or was never there.
     NoSession = "no_session",
     /// The sidecar is going to end.

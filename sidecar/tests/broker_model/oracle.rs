@@ -383,7 +383,7 @@ impl Oracle {
         let op = match &request.op {
             None => Op::Nothing,
             Some(Ask::Hello(_)) => Op::Hello,
-            Some(Ask::Attach(_) | Ask::Seated(_) | Ask::Yield(_)) => Op::Attach,
+            Some(Ask::Attach(_) | Ask::Seated(_) | Ask::Yield(_) | Ask::Proof(_)) => Op::Attach,
             Some(Ask::Detach(_)) => Op::Detach,
             Some(Ask::BareTgid(_)) => Op::BareTgid,
             Some(Ask::ExportKey(_)) => Op::Export,
@@ -434,7 +434,9 @@ impl Oracle {
         }
         match ask {
             Ask::Hello(_) => unreachable!(),
-            Ask::Attach(_) | Ask::Seated(_) | Ask::Yield(_) => no(Code::Unsupported, Reason::Unsupported),
+            Ask::Attach(_) | Ask::Seated(_) | Ask::Yield(_) | Ask::Proof(_) => {
+                no(Code::Unsupported, Reason::Unsupported)
+            }
             Ask::BareTgid(_) => Ok(Some((reply::Result::Tgid(Tgid { bare_tgid: peer.bare_tgid }), None))),
             Ask::ExportKey(export) => self.export(session, &peer, export, fds),
             Ask::SetImportPid(admit) => self.admit(session, request.id, &peer, admit),

@@ -90,14 +90,21 @@ fn lock_path(store: &Store) -> PathBuf {
     store.dir.join(format!("{}.lock", store.link))
 }
 
+/// What an old kernel's sidecar wants to hear before it says who we are.
+pub(crate) fn proof(challenge: broker::Challenge) -> Vec<u8> {
+    packet::encode(&Request::new(0, request::Op::Proof(broker::Proof { nonce: challenge.nonce })))
+}
+
 /// The next packet that is no event: those are for sessions that asked for something.
 fn answer_of(connection: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     loop {
         let (bytes, fds) = socket::receive(connection)?;
-        let is_event = packet::decode::<Reply>(&bytes)
-            .is_ok_and(|reply| matches!(reply.result, Some(reply::Result::Event(_))));
-        if !is_event {
-            return Ok((bytes, fds));
+        match packet::decode(&bytes) {
+            Ok(Reply { result: Some(reply::Result::Event(_)), .. }) => {}
+            Ok(Reply { result: Some(reply::Result::Challenge(challenge)), .. }) => {
+                socket::send(connection, &proof(challenge), &[])?;
+            }
+            _ => return Ok((bytes, fds)),
         }
     }
 }
