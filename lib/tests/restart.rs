@@ -5,6 +5,7 @@
 mod peers;
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use peers::{Peer, Watchdog, config, files, ipc_dir, is_root, until};
 use shmesh::{LinkOptions, Side};
@@ -125,9 +126,23 @@ fn the_secondary_restarts_alone() {
 
 #[test]
 fn what_the_dead_held_comes_back() {
+    let _watchdog = Watchdog::start();
+    comes_back(Peer::start);
+}
+
+/// Each is process 1 in its own eyes, and sees no other; nor is there a sidecar.
+#[test]
+fn what_the_dead_held_comes_back_across_pid_namespaces() {
+    let _watchdog = Watchdog::start();
+    if is_root() {
+        comes_back(Peer::start_alone);
+    }
+}
+
+fn comes_back(start: fn(&Path) -> Peer) {
     for kind in KINDS {
         let dir = ipc_dir();
-        let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        let (mut primary, mut secondary) = (start(dir.path()), start(dir.path()));
         primary.tell(&format!("create link {kind} msg=64x4 data=64x4"));
         secondary.tell("attach link secondary 0");
         primary.tell("data 1 64");
@@ -137,7 +152,7 @@ fn what_the_dead_held_comes_back() {
         }
         assert!(primary.ask("data 2 64").starts_with("err Exhausted"), "{kind}: the secondary has all four");
         secondary.kill();
-        let mut secondary = Peer::start(dir.path());
+        let mut secondary = start(dir.path());
         secondary.tell("attach link secondary 10000");
         for _ in 0..4 {
             primary.tell("data 2 64");

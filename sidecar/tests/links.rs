@@ -150,6 +150,30 @@ fn deaths_in_other_pid_namespaces_are_noticed() {
 }
 
 #[test]
+fn who_died_while_no_sidecar_ran_is_noticed_by_the_next() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let sidecar = Sidecar::start(dir.path(), kind);
+        let mut mac = Peer::start_alone(dir.path());
+        mac.tell("attach link secondary 0");
+        mac.tell("hold-loan");
+        mac.tell("send 1 last");
+        sidecar.kill();
+        // On a memfd link it is the only one that has the memory: then nothing is left to take back.
+        let mut phy = Peer::start_alone(dir.path());
+        phy.tell("attach link primary 10000");
+        mac.kill();
+        let _sidecar = Sidecar::start(dir.path(), kind);
+        until("it is taken back", || phy.ask("participants") == "1");
+        assert_eq!(phy.ask("receive"), "1 last", "{kind}: what it had sent stays sent");
+    }
+}
+
+#[test]
 fn it_drains_and_leaves_the_link() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();

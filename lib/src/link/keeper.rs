@@ -14,8 +14,6 @@ use super::{Recovered, Shared};
 use crate::config::LinkConfig;
 use crate::error::{Error, Result};
 use crate::participant::{Participant, SeatIndex, SeatWord};
-use crate::sys::file::Lock;
-use crate::sys::process::Liveness;
 
 /// Keeps one link: its segments, its doorbells, and the socket at which participants ask for them.
 ///
@@ -34,7 +32,6 @@ use crate::sys::process::Liveness;
 #[derive(Debug)]
 pub struct Keeper {
     shared: Arc<Shared>,
-    lock: Lock,
     listener: OwnedFd,
     path: PathBuf,
 }
@@ -83,12 +80,12 @@ impl LinkOptions {
         config.validate()?;
         let store = self.store(config);
         self.settle(&store, || {
-            self.try_enter(&store, Some(config), true)?.and_then(|Entered { shared, lock, connection }| {
+            self.try_enter(&store, Some(config), true)?.and_then(|Entered { shared, connection }| {
                 let (listener, path) = holder::listen(&shared)
                     .map_err(|error| Error::system(&store.link, "listen for participants", error))?;
                 // Now: who followed the old holder finds us.
                 drop(connection);
-                Ok(Keeper { shared, lock, listener, path })
+                Ok(Keeper { shared, listener, path })
             })
         })
     }
@@ -186,8 +183,7 @@ impl Keeper {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn recover(&self) -> Recovered {
-        let me = &self.shared.me;
-        let dead: Vec<_> = self.participants().filter(|other| other.liveness(me) == Liveness::Dead).collect();
+        let dead: Vec<_> = self.shared.dead().collect();
         holder::take_back(&self.shared, &dead)
     }
 
@@ -217,7 +213,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         // The link stays: for its participants, and for the next keeper. A forked child has no say in it.
-        if self.shared.me.is_me() && self.lock.is_named() {
+        if self.shared.me.is_me() && self.shared.lock.is_named() {
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -37,6 +37,7 @@ use crate::participant::{MAX_SEATS, Participant, SeatIndex, Side};
 use crate::ring::{Ring, Wild, spsc};
 use crate::segment::store::{Segment, Store};
 use crate::sys::eventfd::Doorbell;
+use crate::sys::file::Lock;
 use crate::sys::process::{Liveness, ProcessIdentity};
 use crate::sys::socket;
 use core::Core;
@@ -58,6 +59,8 @@ pub(crate) struct Shared {
     /// One per ring, in the order of `Core::rings`.
     pub(crate) doorbells: Option<[Doorbell; 2]>,
     pub(crate) spin_us: u32,
+    /// The lock file: duty, presence, and the seats of this process.
+    pub(crate) lock: Lock,
     /// The connection to who serves the link, while somebody else does.
     pub(crate) broker: Mutex<Option<Arc<OwnedFd>>>,
 }
@@ -74,6 +77,47 @@ impl Shared {
         let seated = Seated { seat: me.seat.value().into(), word: me.word.value() };
         // Refused if it has gone; then whoever takes its place is told.
         let _ = socket::send(&broker, &packet::encode(&Request::new(0, request::Op::Seated(seated))), &[]);
+    }
+
+    /// Takes a seat, and its lock.
+    fn sit(&self, side: Side) -> Option<Participant> {
+        let me = self.core.seats.attach(&self.me, side)?;
+        // Without its lock a seat is as good; only a death is not seen from other pid namespaces.
+        if self.lock.try_take_seat(me.seat.value()).unwrap_or(false) {
+            self.core.seats.mark_locked(&me, self.lock.inode());
+        }
+        Some(me)
+    }
+
+    /// Gives the lock of a seat up, before the seat: the next one in it may be of this process, and take the same lock.
+    fn unlock(&self, me: &Participant) {
+        if self.core.seats.is_seated(me) {
+            self.core.seats.mark_locked(me, 0);
+            self.lock.leave_seat(me.seat.value());
+        }
+    }
+
+    /// Whether a participant lives. Numbers of other pid namespaces say nothing, but the kernel frees the lock of a seat when
+    /// its process ends, and says so everywhere.
+    fn liveness(&self, other: &Participant) -> Liveness {
+        let known = other.liveness(&self.me);
+        if known != Liveness::Unknown || other.is_of(&self.me) {
+            return known;
+        }
+        let seats = &self.core.seats;
+        let is_ours = seats.lock_of(other) == Some(self.lock.inode());
+        let is_free = || self.lock.is_seat_taken(other.seat.value()).is_ok_and(|taken| !taken);
+        // Asked again at last: who leaves by itself takes the mark away before the lock.
+        if is_ours && is_free() && seats.lock_of(other) == Some(self.lock.inode()) {
+            Liveness::Dead
+        } else {
+            Liveness::Unknown
+        }
+    }
+
+    /// Everybody who has ended, as far as this process can see.
+    fn dead(&self) -> impl Iterator<Item = Participant> + '_ {
+        self.core.seats.all().filter(|other| self.liveness(other) == Liveness::Dead)
     }
 
     /// Wakes who sleeps, after a death: the dead one may have sent and not rung, or taken a signal meant for another.
@@ -250,12 +294,12 @@ impl Link {
     fn seated(shared: Arc<Shared>, holder: Arc<holder::Holder>, side: Side) -> Result<Self> {
         let crowded = || {
             // Some may have died, and there is no seat to take back from what they held: it is done from their own.
-            for dead in shared.core.seats.all().filter(|other| other.liveness(&shared.me) == Liveness::Dead) {
+            for dead in shared.dead() {
                 shared.core.reclaim(&dead, dead.seat, false);
             }
-            shared.core.seats.attach(&shared.me, side)
+            shared.sit(side)
         };
-        let me = shared.core.seats.attach(&shared.me, side).or_else(crowded).ok_or_else(|| {
+        let me = shared.sit(side).or_else(crowded).ok_or_else(|| {
             Error::from(ErrorKind::Crowded { link: Arc::clone(&shared.store.link), limit: MAX_SEATS })
         })?;
         shared.announce(&me);
@@ -347,7 +391,61 @@ impl Drop for Link {
     fn drop(&mut self) {
         // A forked child has a copy of the handle, and no right to give up the parent's seat.
         if self.shared.me.is_me() {
+            self.shared.unlock(&self.desk.me);
             self.desk.leave();
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
+mod tests {
+    use super::*;
+    use crate::config::LinkConfig;
+
+    /// As it would look from another pid namespace: of the same participant, only the lock of its seat says anything.
+    fn from_elsewhere(seen: &Participant) -> Participant {
+        Participant { pid_namespace: seen.pid_namespace + 1, ..*seen }
+    }
+
+    #[test]
+    fn only_a_lock_that_is_free_in_the_right_file_shows_a_death() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let phy = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();
+        let mac = options.attach("link", Side::Secondary).unwrap();
+        let other = from_elsewhere(&mac.desk.me);
+        let shared = &phy.shared;
+        assert_eq!(shared.liveness(&other), Liveness::Unknown, "its lock is taken");
+
+        // Ends without leaving: the kernel gives the lock up, and nobody takes the mark away.
+        mac.shared.lock.leave_seat(other.seat.value());
+        assert_eq!(shared.liveness(&other), Liveness::Dead);
+        mac.core().seats.mark_locked(&mac.desk.me, shared.lock.inode() + 1);
+        assert_eq!(shared.liveness(&other), Liveness::Unknown, "locked in a file that is not ours");
+        mac.core().seats.mark_locked(&mac.desk.me, 0);
+        assert_eq!(shared.liveness(&other), Liveness::Unknown, "never locked, or just leaving");
+
+        // Our own locks never stand in our way, so they say nothing of ourselves.
+        let mine = from_elsewhere(&phy.desk.me);
+        assert_eq!(mac.shared.liveness(&mine), Liveness::Unknown);
+        assert_eq!(shared.liveness(&phy.desk.me), Liveness::Alive);
+    }
+
+    #[test]
+    fn handles_of_one_process_take_turns_in_one_seat() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let phy = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();
+        let mac = options.attach("link", Side::Secondary).unwrap();
+        let first = phy.try_clone().unwrap();
+        let (seat, before) = (first.seat(), first.desk.me);
+        drop(first);
+        assert_eq!(mac.shared.liveness(&from_elsewhere(&before)), Liveness::Unknown, "it has left");
+        assert!(!mac.shared.lock.is_seat_taken(seat.value()).unwrap());
+        let second = phy.try_clone().unwrap();
+        assert_eq!(second.seat(), seat);
+        assert_eq!(mac.shared.liveness(&from_elsewhere(&second.desk.me)), Liveness::Unknown, "it is here");
+        assert!(mac.shared.lock.is_seat_taken(seat.value()).unwrap());
     }
 }

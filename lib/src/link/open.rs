@@ -244,8 +244,8 @@ impl LinkOptions {
 
     /// One attempt.
     fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Attempt<Link>> {
-        self.try_enter(store, create, false)?.and_then(|Entered { shared, lock, connection }| {
-            let holder = Arc::new(Holder::start(&shared, lock, connection)?);
+        self.try_enter(store, create, false)?.and_then(|Entered { shared, connection }| {
+            let holder = Arc::new(Holder::start(&shared, connection)?);
             let link = admit(shared, Arc::clone(&holder), side)?;
             holder.seated();
             Ok(link)
@@ -315,8 +315,8 @@ impl LinkOptions {
         if let Some(config) = create {
             same_shape(store, config, &segments)?;
         }
-        let shared = assemble(store, segments, offer.doorbells)?;
-        Ok(Attempt::Done(Entered { shared, lock, connection }))
+        let shared = assemble(store, segments, offer.doorbells, lock)?;
+        Ok(Attempt::Done(Entered { shared, connection }))
     }
 
     /// The link's segments, if it exists: as the holder gave them, or by name.
@@ -419,13 +419,17 @@ impl<T> Attempt<T> {
 /// A link whose memory and doorbells are here, and on which this process is present.
 pub(super) struct Entered {
     pub(super) shared: Arc<Shared>,
-    pub(super) lock: Lock,
     /// To who serves the link, or has just handed it over. Who follows them does not notice before it is closed.
     pub(super) connection: Option<OwnedFd>,
 }
 
 /// What all handles of this process on a link share, made of its segments and of the doorbells that the holder gave.
-fn assemble(store: &Store, segments: Vec<Segment>, doorbells: Option<[Doorbell; 2]>) -> Result<Arc<Shared>> {
+fn assemble(
+    store: &Store,
+    segments: Vec<Segment>,
+    doorbells: Option<[Doorbell; 2]>,
+    lock: Lock,
+) -> Result<Arc<Shared>> {
     let me = ProcessIdentity::me()
         .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
     let mut pools = [const { None }; PoolId::COUNT];
@@ -460,6 +464,7 @@ fn assemble(store: &Store, segments: Vec<Segment>, doorbells: Option<[Doorbell; 
         segments,
         doorbells,
         spin_us: conduct.spin_us,
+        lock,
         broker: Mutex::new(None),
     }))
 }

@@ -36,10 +36,8 @@ impl Link {
     pub fn recover(&self) -> Result<Recovered> {
         self.check_seated()?;
         let mut done = Recovered::default();
-        for other in self.core().seats.all() {
-            if other.seat != self.desk.me.seat && other.liveness(&self.shared.me) == Liveness::Dead {
-                done.add(self.take_back(&other, false));
-            }
+        for other in self.shared.dead().filter(|other| other.seat != self.desk.me.seat) {
+            done.add(self.take_back(&other, false));
         }
         Ok(done)
     }
@@ -104,7 +102,7 @@ impl Link {
         let Some(other) = self.core().seats.at(seat).filter(|_| seat != self.desk.me.seat) else {
             return Ok(Recovered::default());
         };
-        let alive = other.liveness(&self.shared.me) != Liveness::Dead;
+        let alive = self.shared.liveness(&other) != Liveness::Dead;
         if alive && self.core().shape.single {
             return Err(Error::from(ErrorKind::StillAlive {
                 link: self.link(),

@@ -369,6 +369,8 @@ pub(crate) const SEAT_LINES: usize = MAX_SEATS + 1;
 
 const START_TIME: usize = 1;
 const PID_NAMESPACE: usize = 2;
+/// Inode of the lock file in which the seat's byte is locked.
+const LOCK: usize = 3;
 
 impl Seats {
     pub(crate) fn new(lines: Lines) -> Self {
@@ -463,6 +465,20 @@ impl Seats {
         // The details stay: they say whose they are, and the next holder may be writing its own.
         // Release pairs with the Acquire of `attach`.
         line.word(0).compare_exchange(current, vacated.0, Ordering::Release, Ordering::Relaxed).is_ok()
+    }
+
+    /// Says that `me` has the lock of its seat, in the lock file with this inode; or, with 0, that it has not. Whoever finds
+    /// the lock free after that knows that its process has ended.
+    pub(crate) fn mark_locked(&self, me: &Participant, inode: u64) {
+        // Release pairs with the Acquire of `lock_of`: who reads the mark finds the lock taken.
+        self.lines[me.seat.as_usize()].word(LOCK).store(me.word.detail(inode), Ordering::Release);
+    }
+
+    /// The inode of the lock file in which a participant's seat is locked; `None` when it does not say, or has left.
+    pub(crate) fn lock_of(&self, other: &Participant) -> Option<u64> {
+        // Acquire pairs with the Release of `mark_locked`.
+        let mark = self.lines[other.seat.as_usize()].word(LOCK).load(Ordering::Acquire);
+        Some(other.word.of_detail(mark)).filter(|inode| *inode != 0 && self.is_seated(other))
     }
 
     /// Who sits at `seat`.

@@ -120,20 +120,28 @@ pub(crate) fn mode_of(file: &File) -> io::Result<u32> {
 const DUTY: libc::off_t = 0;
 /// Byte of the lock file that all processes of the link share.
 const PRESENCE: libc::off_t = 1;
+/// Byte of the lock file that whoever sits in seat 0 has for itself; the other seats' bytes follow.
+const SEATS: libc::off_t = 2;
 
-/// The lock file of a link, with two locks in it that the kernel gives up when their last descriptor is closed, however
-/// that happens and in whatever pid namespace: the duty, which one has, and the presence, which all share.
+/// The lock file of a link, with locks in it that the kernel gives up when their last descriptor is closed, however that
+/// happens and in whatever pid namespace: the duty, which one has, the presence, which all share, and one for each seat.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: File,
     path: PathBuf,
+    inode: u64,
 }
 
 impl Lock {
+    fn of(file: File, path: &Path) -> io::Result<Self> {
+        let inode = file.metadata()?.ino();
+        Ok(Self { file, path: path.to_path_buf(), inode })
+    }
+
     /// Opens the lock file. `None`: there is none.
     pub(crate) fn open(path: &Path) -> io::Result<Option<Self>> {
         match open(path, true) {
-            Ok(file) => Ok(Some(Self { file, path: path.to_path_buf() })),
+            Ok(file) => Self::of(file, path).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -147,7 +155,7 @@ impl Lock {
         let file = unnamed(path.parent().unwrap_or(Path::new(".")), mode)?;
         match publish(&file, path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::open(path),
-            made => made.map(|()| Some(Self { file, path: path.to_path_buf() })),
+            made => made.and_then(|()| Self::of(file, path)).map(Some),
         }
     }
 
@@ -182,9 +190,39 @@ impl Lock {
 
     /// Whether somebody else has joined.
     pub(crate) fn others_joined(&self) -> io::Result<bool> {
-        let mut lock = byte(PRESENCE, libc::F_WRLCK);
+        self.is_taken(PRESENCE)
+    }
+
+    fn is_taken(&self, which: libc::off_t) -> io::Result<bool> {
+        let mut lock = byte(which, libc::F_WRLCK);
         fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock))?;
         Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+    }
+
+    /// Gives up everything but the seats, as closing the file would.
+    pub(crate) fn release(&self) {
+        self.leave();
+        self.leave_duty();
+    }
+
+    /// Which lock file this is: locks in another one say nothing here, even if it has the same name.
+    pub(crate) fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Takes the lock of a seat. `false`: somebody has it, a child perhaps that was forked from who sat there before.
+    pub(crate) fn try_take_seat(&self, seat: u8) -> io::Result<bool> {
+        self.set(SEATS + libc::off_t::from(seat), libc::F_WRLCK)
+    }
+
+    /// Gives it up.
+    pub(crate) fn leave_seat(&self, seat: u8) {
+        let _ = self.set(SEATS + libc::off_t::from(seat), libc::F_UNLCK);
+    }
+
+    /// Whether another process, or another opening of the file in this one, has the lock of a seat.
+    pub(crate) fn is_seat_taken(&self, seat: u8) -> io::Result<bool> {
+        self.is_taken(SEATS + libc::off_t::from(seat))
     }
 
     /// Lets nobody join any more. `false`: somebody has.
@@ -235,7 +273,12 @@ mod tests {
         assert!(b.try_join().unwrap() && a.others_joined().unwrap() && !a.try_close().unwrap());
         b.leave();
         assert!(a.try_close().unwrap() && !b.try_join().unwrap() && b.others_joined().unwrap());
+        assert!(a.try_take_seat(7).unwrap() && b.is_seat_taken(7).unwrap() && !b.try_take_seat(7).unwrap());
+        assert!(!b.is_seat_taken(6).unwrap() && b.try_take_seat(6).unwrap());
+        a.leave_seat(7);
+        assert!(!b.is_seat_taken(7).unwrap() && a.try_take_seat(7).unwrap());
         drop(a);
+        assert!(!b.is_seat_taken(7).unwrap(), "closing the file gives its locks up");
         assert!(b.try_join().unwrap(), "closing the file gives its locks up");
 
         assert!(b.is_named());

@@ -79,7 +79,7 @@ pub(crate) struct Holder {
     stop: Arc<Doorbell>,
     thread: Option<JoinHandle<()>>,
     /// Without a thread: a named link without notification has nothing to hand out.
-    idle: Option<(Arc<Shared>, Lock)>,
+    idle: Option<Arc<Shared>>,
 }
 
 fn socket_path(store: &Store) -> PathBuf {
@@ -228,13 +228,13 @@ impl Holder {
 
     /// Starts serving, or keeping the connection to who serves. The lock must be joined, and without a connection it must
     /// have the duty.
-    pub(super) fn start(shared: &Arc<Shared>, lock: Lock, connection: Option<OwnedFd>) -> Result<Self> {
+    pub(super) fn start(shared: &Arc<Shared>, connection: Option<OwnedFd>) -> Result<Self> {
         let link = &shared.store.link;
         let failed = |doing: &str, error| Error::system(link, doing, error);
         let stop = Arc::new(Doorbell::new().map_err(|error| failed("make an eventfd", error))?);
         // Somebody who serves it all the same keeps it, and wants to know who lives.
         if connection.is_none() && shared.doorbells.is_none() && shared.store.backing == Backing::Named {
-            return Ok(Self { me: shared.me, stop, thread: None, idle: Some((Arc::clone(shared), lock)) });
+            return Ok(Self { me: shared.me, stop, thread: None, idle: Some(Arc::clone(shared)) });
         }
         // Listening before the caller goes on: who is told of the link must be able to attach.
         let duty = match connection {
@@ -250,8 +250,8 @@ impl Holder {
         let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
         let thread = std::thread::Builder::new().name("shmesh-holder".into()).stack_size(STACK_BYTES).spawn(
             move || {
-                run(&shared, &lock, &stopped, duty);
-                retire(&shared, &lock);
+                run(&shared, &stopped, duty);
+                retire(&shared);
             },
         );
         if let Ok(ours) = ours {
@@ -263,8 +263,8 @@ impl Holder {
 
     /// Says that the caller has taken its seat. Where nobody serves, others may come now.
     pub(super) fn seated(&self) {
-        if let Some((_, lock)) = &self.idle {
-            lock.leave_duty();
+        if let Some(shared) = &self.idle {
+            shared.lock.leave_duty();
         }
     }
 }
@@ -280,8 +280,8 @@ impl Drop for Holder {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        if let Some((shared, lock)) = self.idle.take() {
-            retire(&shared, &lock);
+        if let Some(shared) = self.idle.take() {
+            retire(&shared);
         }
     }
 }
@@ -308,11 +308,11 @@ impl Duty {
     }
 }
 
-fn run(shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell, mut duty: Duty) {
+fn run(shared: &Arc<Shared>, stop: &Doorbell, mut duty: Duty) {
     let mut attempts = 0;
     loop {
         duty = match duty {
-            Duty::Serve(service) => match service.run(shared, lock, stop) {
+            Duty::Serve(service) => match service.run(shared, stop) {
                 End::Stopped => return,
                 End::HandedOver => Duty::Elect,
             },
@@ -328,7 +328,7 @@ fn run(shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell, mut duty: Duty) {
                     Duty::Elect
                 }
             },
-            Duty::Elect => match elect(shared, lock) {
+            Duty::Elect => match elect(shared) {
                 Some(duty) => duty,
                 None => {
                     // Another is about to serve; or nobody can, and then this goes on for as long as the link does.
@@ -344,7 +344,8 @@ fn run(shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell, mut duty: Duty) {
     }
 }
 
-fn elect(shared: &Arc<Shared>, lock: &Lock) -> Option<Duty> {
+fn elect(shared: &Arc<Shared>) -> Option<Duty> {
+    let lock = &shared.lock;
     // Somebody removed the link from under us, and one of the same name may be there by now: that is not ours.
     if !lock.is_named() {
         return None;
@@ -368,8 +369,16 @@ fn elect(shared: &Arc<Shared>, lock: &Lock) -> Option<Duty> {
     }
 }
 
-/// Leaves the link. Removes it if nobody is there any more and nothing waits in it.
-fn retire(shared: &Shared, lock: &Lock) {
+/// Leaves the link.
+fn retire(shared: &Shared) {
+    remove_if_last(shared);
+    // The lock file stays open for as long as somebody here holds memory of the link.
+    shared.lock.release();
+}
+
+/// Removes the link if nobody is there any more and nothing waits in it.
+fn remove_if_last(shared: &Shared) {
+    let lock = &shared.lock;
     lock.leave();
     // Once more for each process that leaves just now.
     for _ in 0..RETIRE_ROUNDS_MAX {

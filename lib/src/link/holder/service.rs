@@ -21,7 +21,6 @@ use crate::participant::{Participant, Side};
 use crate::segment::header::LAYOUT_VERSION;
 use crate::sys::eventfd::Doorbell;
 use crate::sys::file::Lock;
-use crate::sys::process::Liveness;
 use crate::sys::socket;
 
 /// What ended a wait.
@@ -97,7 +96,8 @@ impl Service {
         self.reap.begin();
     }
 
-    pub(super) fn run(mut self, shared: &Arc<Shared>, lock: &Lock, stop: &Doorbell) -> End {
+    pub(super) fn run(mut self, shared: &Arc<Shared>, stop: &Doorbell) -> End {
+        let lock = &shared.lock;
         loop {
             // The listener stays readable as long as somebody waits there: without a pause this would be a busy loop.
             let listener = (!self.is_full).then(|| self.listener.as_fd());
@@ -260,8 +260,7 @@ pub(in crate::link) fn offer(shared: &Shared) -> (broker::Attached, Vec<Borrowed
 
 /// Takes back what participants held that have ended, as far as this process can see them.
 fn reap(shared: &Shared) {
-    let seats = &shared.core.seats;
-    let dead: Vec<_> = seats.all().filter(|other| other.liveness(&shared.me) == Liveness::Dead).collect();
+    let dead: Vec<_> = shared.dead().collect();
     take_back(shared, &dead);
 }
 
@@ -271,13 +270,14 @@ pub(in crate::link) fn take_back(shared: &Shared, dead: &[Participant]) -> Recov
     if dead.is_empty() {
         return done;
     }
-    let me = shared.core.seats.attach(&shared.me, Side::Primary);
+    let me = shared.sit(Side::Primary);
     for other in dead {
         // With every seat taken it is done from their own.
         let seat = me.map_or(other.seat, |me| me.seat);
         done.add(shared.core.reclaim(other, seat, false));
     }
     if let Some(me) = me {
+        shared.unlock(&me);
         shared.core.seats.vacate(&me);
     }
     shared.ring_after_a_death();
