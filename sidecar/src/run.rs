@@ -15,6 +15,7 @@ use shmesh_daemon::descriptor::watched;
 use shmesh_daemon::readiness::Readiness;
 use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
+use shmesh_identity::namespace::Namespaces;
 use shmesh_identity::pidfd::PeerPidfd;
 use shmesh_proto::limits::MAX_SESSIONS;
 use tokio::io::Interest;
@@ -69,7 +70,12 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
 
     raise_limit();
     let audit = AuditLog::open(args.audit.as_deref())?;
-    let kept = links::keep_all(&args.dir, configs)?;
+    // In a thread of its own: until the pages are there, probes answer that they are not.
+    let (dir, links) = (args.dir.clone(), configs.to_vec());
+    let kept = tokio::select! {
+        kept = tokio::task::spawn_blocking(move || links::keep_all(&dir, &links)) => kept??,
+        () = stop.cancelled() => return Ok(()),
+    };
     let listeners = kept
         .iter()
         .map(|kept| links::listener(kept, !args.old_kernel).and_then(watched))
@@ -77,7 +83,8 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         .context("cannot wait for participants")?;
     let peer_pidfd = if args.old_kernel { PeerPidfd::Old } else { PeerPidfd::Newest };
     let resolver = Resolver { service: args.identity.clone(), peer_pidfd };
-    let policy = Policy { open_keys: args.allow_open_keys, ..Policy::default() };
+    let bare_numbers = resolver.service.is_some() || are_bare()?;
+    let policy = Policy { open_keys: args.allow_open_keys, bare_numbers, ..Policy::default() };
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
     metrics.observe(&kept, 0, crate::broker::Stats::default());
     let hub = Hub::new(
@@ -125,6 +132,19 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     drained.context("the last answers took too long")?.context("the sidecar's state was lost")?;
     tracing::info!("ended");
     Ok(())
+}
+
+/// Whether the numbers of processes here are the node's.
+fn are_bare() -> Result<bool> {
+    let ours = Namespaces::own().context("cannot look at /proc/self/ns")?;
+    if !ours.is_initial_pid() {
+        tracing::warn!(
+            pid_namespace = ours.pid,
+            "process ids are those of this pid namespace: a driver of the node knows other ones. Give the node's identity \
+             service (--identity) where device memory is shared with other pods"
+        );
+    }
+    Ok(ours.is_initial_pid())
 }
 
 /// Random numbers of the kernel. Opened once: later there may be no descriptor left.

@@ -87,6 +87,11 @@ impl Broker {
             let text = "cuda-legacy is not permitted here: use cuda-vmm, or have the policy allow it";
             return Err(Refusal::denied(Reason::MechanismNotPermitted, text));
         }
+        if mechanism == Mechanism::Ascend && !self.policy.bare_numbers {
+            let text = "process ids here are those of a container: give the sidecar the node's identity service \
+                        (--identity)";
+            return Err(Refusal::denied(Reason::MechanismNotPermitted, text));
+        }
         let (descriptors, handle_bytes) = shape(mechanism);
         let name = audit::name(mechanism);
         if fds.len() != descriptors {

@@ -17,6 +17,8 @@ pub struct Policy {
     pub open_keys: bool,
     /// Whether CUDA's old handles may be exported. Whoever has seen one can use it, so they cannot be taken back.
     pub cuda_legacy: bool,
+    /// Whether process ids are those of the whole node. A driver that admits by number would admit others than were meant.
+    pub bare_numbers: bool,
     /// Sessions at the same time.
     pub sessions: usize,
     /// Sessions of one process at the same time.
@@ -60,6 +62,7 @@ impl Default for Policy {
         Self {
             open_keys: false,
             cuda_legacy: false,
+            bare_numbers: true,
             sessions: limits::MAX_SESSIONS,
             sessions_per_process: limits::MAX_SESSIONS_PER_PROCESS,
             sessions_per_account: 256,

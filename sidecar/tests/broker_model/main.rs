@@ -147,8 +147,10 @@ fn policy() -> impl Strategy<Value = Policy> {
         _ => tight.clone(),
     };
     let policies: Vec<Policy> = (0..11).map(one).chain(std::iter::repeat_n(roomy.clone(), 6)).collect();
-    (prop::sample::select(policies), prop::bool::weighted(0.3), any::<bool>())
-        .prop_map(|(policy, open_keys, cuda_legacy)| Policy { open_keys, cuda_legacy, ..policy })
+    let flags = (prop::bool::weighted(0.3), any::<bool>(), prop::bool::weighted(0.9));
+    (prop::sample::select(policies), flags).prop_map(|(policy, (open_keys, cuda_legacy, bare_numbers))| {
+        Policy { open_keys, cuda_legacy, bare_numbers, ..policy }
+    })
 }
 
 /// Everybody there is. Numbers come back, with another start time or only another inode; one pretends to be of a pod.
@@ -486,7 +488,7 @@ proptest! {
 #[test]
 fn the_sequences_reach_every_reason() {
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
-    let config = Config { cases: 1000, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: 1500, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let into = Arc::clone(&seen);
     let result = runner.run(&cases(), |(policy, steps)| {

@@ -501,7 +501,9 @@ impl Oracle {
             return no(Code::Denied, Reason::OpenNotPermitted);
         } else if mechanism == Mechanism::Unspecified {
             return no(Code::Invalid, Reason::BadMechanism);
-        } else if mechanism == Mechanism::CudaLegacy && !policy.cuda_legacy {
+        } else if mechanism == Mechanism::CudaLegacy && !policy.cuda_legacy
+            || mechanism == Mechanism::Ascend && !policy.bare_numbers
+        {
             return no(Code::Denied, Reason::MechanismNotPermitted);
         } else if fds.len() != shape.0 {
             return no(Code::Invalid, Reason::BadDescriptors);

@@ -22,6 +22,11 @@ impl Sidecar {
     }
 
     pub(crate) fn start_with(dir: &Path, changes: &str, flags: &[&str]) -> Self {
+        Self::start_by(Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar")), dir, changes, flags)
+    }
+
+    /// With a command that ends in the program.
+    pub(crate) fn start_by(mut command: Command, dir: &Path, changes: &str, flags: &[&str]) -> Self {
         let path = dir.join("links.yaml");
         let mode = if changes.contains("spsc") { "spsc" } else { "mpmc" };
         let backing = if changes.contains("memfd") { "memfd" } else { "named" };
@@ -32,7 +37,7 @@ impl Sidecar {
              cpu_msg: {{ buf_size_bytes: 256, pool_len: 32 }}\n    cpu_data: {{ buf_size_bytes: 4096, pool_len: 16 }}\n"
         );
         std::fs::write(&path, yaml).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar"))
+        let mut child = command
             .args([
                 "--annotation",
                 path.to_str().unwrap(),
@@ -77,6 +82,10 @@ impl Sidecar {
         let metrics = self.get("/metrics");
         let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
         value.unwrap_or(0)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// How many descriptors it has.
