@@ -131,6 +131,45 @@ fn attaches(dir: &Path) {
     attach.say(0);
 }
 
+/// A participant, until it is killed: on the link, with a loan.
+fn victim(dir: &str) {
+    let link = LinkOptions::new().dir(dir).attach(LINK, Side::Secondary).unwrap();
+    let _loan = link.loan().unwrap();
+    println!("here");
+    std::thread::park();
+}
+
+/// From the kill of a participant until what it held is back, and until its peers have been told.
+fn deaths(dir: &Path) {
+    let (mut back, mut told) = (Times::new("a death: back"), Times::new("a death: told"));
+    let phy = LinkOptions::new().dir(dir).attach(LINK, Side::Primary).unwrap();
+    let mut session = Session::<HostMemory>::connect(dir, LINK).unwrap();
+    session.bare_tgid().unwrap();
+    for _ in 0..SAMPLES / 10 {
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["victim", dir.to_str().unwrap()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(victim.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(phy.participants().count(), 2, "the victim and this process");
+        let start = Instant::now();
+        victim.kill().unwrap();
+        while phy.participants().count() > 1 {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        back.add(start.elapsed());
+        while session.event().unwrap().is_none() {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        told.add(start.elapsed());
+        victim.wait().unwrap();
+    }
+    back.say(0);
+    told.say(0);
+}
+
 fn status(pid: u32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default();
@@ -145,10 +184,10 @@ fn main() {
     let args: Vec<_> = std::env::args().collect();
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
-    if let [_, role, dir] = &args[..]
-        && role == "importer"
-    {
-        return import(dir);
+    match &args[..] {
+        [_, role, dir] if role == "importer" => return import(dir),
+        [_, role, dir] if role == "victim" => return victim(dir),
+        _ => {}
     }
     let dir = tempfile::Builder::new().prefix("shmesh-bench-").tempdir_in("/dev/shm").unwrap();
     let start = Instant::now();
@@ -173,6 +212,7 @@ fn main() {
 
     println!("{:16} {:>8} {:>10} {:>10} {:>10}", "call", "keys", "p50 us", "p99 us", "max us");
     attaches(dir.path());
+    deaths(dir.path());
     for live in [1, 100, 10_000] {
         keys(dir.path(), live);
     }
