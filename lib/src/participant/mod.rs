@@ -369,6 +369,8 @@ pub(crate) const SEAT_LINES: usize = MAX_SEATS + 1;
 
 const START_TIME: usize = 1;
 const PID_NAMESPACE: usize = 2;
+/// How often whoever sat here has rung the doorbell of the other side, since the link was created.
+const RUNG: usize = 3;
 
 impl Seats {
     pub(crate) fn new(lines: Lines) -> Self {
@@ -475,6 +477,18 @@ impl Seats {
             start_time: word.of_detail(line.word(START_TIME).load(Ordering::Relaxed)),
             pid_namespace: word.of_detail(line.word(PID_NAMESPACE).load(Ordering::Relaxed)),
         })
+    }
+
+    /// Counts that whoever sits at `seat`, the caller, has rung the doorbell: beside a system call, on a line of its own.
+    #[cold]
+    pub(crate) fn rang(&self, seat: SeatIndex) {
+        self.lines[seat.as_usize()].word(RUNG).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the doorbells were rung, by anybody, since the link was created.
+    pub(crate) fn rung(&self) -> u64 {
+        let all = SeatIndex::all().map(|seat| self.lines[seat.as_usize()].word(RUNG).load(Ordering::Relaxed));
+        all.fold(0, u64::wrapping_add)
     }
 
     /// Everybody who is attached.
