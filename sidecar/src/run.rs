@@ -24,12 +24,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::args::Args;
 use crate::audit::AuditLog;
-use crate::broker::{Broker, Policy, SessionId};
+use crate::broker::{Broker, Credentials, Op, Outcome, Policy, Reason, Record, SessionId};
 use crate::events::set_nonblocking;
 use crate::hub::{Hub, ToHub};
-use crate::identity::Resolver;
+use crate::identity::{Known, Resolver};
 use crate::links::{self, LinkIndex};
-use crate::metrics::Metrics;
+use crate::metrics::{LinksMetrics, Metrics};
 use crate::session::{self, OUTGOING_MAX};
 
 /// What waits for the hub; beyond that, sessions wait.
@@ -51,6 +51,8 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     let metrics = Metrics::default();
     let mut registry = Registry::default();
     metrics.register(&mut registry);
+    let links_metrics = LinksMetrics::default();
+    links_metrics.register(&mut registry);
     let admin = match args.daemon.admin {
         None => None,
         Some(address) => {
@@ -66,9 +68,9 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         }
     };
 
-    raise_limit();
-    let audit = AuditLog::open(args.audit.as_deref())?;
-    let kept = links::keep_all(&args.dir, configs)?;
+    let audit = AuditLog::open(args.audit.as_deref(), metrics.clone())?;
+    let kept: Arc<[_]> = links::keep_all(&args.dir, configs)?.into();
+    links_metrics.keep(Arc::clone(&kept));
     let listeners = kept
         .iter()
         .map(|kept| links::listener(kept).and_then(watched))
@@ -80,13 +82,14 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     };
     let policy = Policy { open_keys: args.allow_open_keys, ..Policy::default() };
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
-    metrics.observe(&kept, 0, crate::broker::Stats::default());
+    let room = Room::of(raise_limit(), open_descriptors());
     let hub = Hub::new(
         kept,
         Broker::new(policy, entropy()?),
         resolver.clone(),
         metrics.clone(),
-        audit,
+        audit.clone(),
+        room.descriptors,
         to_hub.clone(),
     );
     let mut hub = tokio::spawn(hub.run(inbox));
@@ -97,7 +100,9 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         resolver,
         hub: to_hub.clone(),
         metrics,
-        places: Arc::new(Semaphore::new(MAX_SESSIONS)),
+        audit,
+        link_names: configs.iter().map(|link| link.name.to_string()).collect(),
+        places: Arc::new(Semaphore::new(room.sessions)),
         sessions_ever: Mutex::new(0),
     });
     for (i, listener) in listeners.into_iter().enumerate() {
@@ -137,13 +142,57 @@ fn entropy() -> Result<impl FnMut(&mut [u8])> {
     })
 }
 
-/// Each session takes two descriptors, and each key one.
-fn raise_limit() {
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        tracing::warn!(%error, soft, "the limit of descriptors stays low");
+/// As many descriptors as this process may have.
+fn raise_limit() -> usize {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 1024 };
+    let limit = match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+        Ok(()) => hard,
+        Err(error) => {
+            tracing::warn!(%error, soft, "the limit of descriptors stays low");
+            soft
+        }
+    };
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(64, Iterator::count)
+}
+
+/// For how much there are descriptors. Who would be one too many is refused; without that, who sends a descriptor, or comes
+/// to look at the metrics, would find that there is none left.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Room {
+    /// Connections of participants.
+    sessions: usize,
+    /// Keys that have a descriptor.
+    descriptors: usize,
+}
+
+impl Room {
+    /// Each has its connection and its pidfd, and one more while the identity service is asked.
+    const PER_SESSION: usize = 3;
+    /// For probes, `/proc`, and what comes along with packets until it is looked at.
+    const SPARE: usize = 24;
+
+    fn of(limit: usize, used: usize) -> Self {
+        let free = limit.saturating_sub(used).saturating_sub(Self::SPARE);
+        let sessions = (free / 2 / Self::PER_SESSION).clamp(1, MAX_SESSIONS);
+        let room = Self { sessions, descriptors: free.saturating_sub(sessions * Self::PER_SESSION) };
+        if sessions < MAX_SESSIONS {
+            tracing::warn!(
+                limit,
+                ?room,
+                "few descriptors: raise the limit (ulimit -n) for more participants and keys"
+            );
+        }
+        room
     }
+}
+
+fn credentials(connection: &OwnedFd) -> Option<Credentials> {
+    let peer = socket::peer(connection).ok()?;
+    Some(Credentials { pid: peer.pid, uid: peer.uid, gid: peer.gid })
 }
 
 /// Where participants come in.
@@ -152,6 +201,8 @@ struct Door {
     resolver: Resolver,
     hub: mpsc::Sender<ToHub>,
     metrics: Metrics,
+    audit: AuditLog,
+    link_names: Vec<String>,
     places: Arc<Semaphore>,
     sessions_ever: Mutex<u64>,
 }
@@ -177,6 +228,13 @@ impl Door {
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
             // Closed at once; who comes again later may find a place.
             self.metrics.refused_connection();
+            self.audit.write(&Record {
+                outcome: Outcome::Refused,
+                reason: Some(Reason::Sessions),
+                socket: credentials(&connection),
+                link: self.link_names.get(link.0).cloned(),
+                ..Record::new(self.audit.now(), Op::Open)
+            });
             return;
         };
         let session = {
@@ -192,16 +250,37 @@ impl Door {
     }
 
     async fn receive(&self, connection: OwnedFd, session: SessionId, link: LinkIndex) {
+        let credentials = credentials(&connection);
         let known = self.resolver.resolve(&connection).await;
         let Ok(connection) = set_nonblocking(&connection).and_then(|()| watched(connection)) else {
             return;
         };
         let (outgoing, mut to_send) = mpsc::channel(OUTGOING_MAX);
-        let opened = ToHub::Opened { session, link, identity: known.identity, pidfd: known.pidfd, outgoing };
+        let Known { identity, pidfd } = known;
+        let opened = ToHub::Opened { session, link, credentials, identity, pidfd, outgoing };
         if self.hub.send(opened).await.is_err() {
             return;
         }
         let end = session::serve(&connection, session, &self.hub, &mut to_send).await;
         let _ = self.hub.send(ToHub::Ended { session, end }).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_descriptors_make_little_room() {
+        let roomy = Room::of(1 << 20, 20);
+        assert_eq!(roomy.sessions, MAX_SESSIONS);
+        assert!(roomy.descriptors > 1 << 19);
+        for (limit, used) in [(0, 20), (20, 20), (64, 20), (256, 30), (1024, 20), (4096, 40)] {
+            let Room { sessions, descriptors } = Room::of(limit, used);
+            assert!((1..=MAX_SESSIONS).contains(&sessions));
+            let needs = used + sessions * Room::PER_SESSION + descriptors;
+            assert!(needs <= limit.max(used + Room::PER_SESSION), "{limit}: {needs}");
+        }
+        assert!(Room::of(256, 30).sessions > 30, "half for sessions, half for keys");
     }
 }

@@ -36,6 +36,8 @@ pub(crate) enum End {
     Malformed,
     /// It does not read.
     Slow,
+    /// There are no descriptors left for those that it sent.
+    Full,
     /// The hub ended it.
     Dismissed,
 }
@@ -71,6 +73,7 @@ async fn read(
 ) -> Result<(), End> {
     let (bytes, fds) = received.map_err(|error| match error.kind() {
         io::ErrorKind::InvalidData => End::Malformed,
+        _ if error.raw_os_error() == Some(libc::EMFILE) => End::Full,
         _ => End::Closed,
     })?;
     if bytes.is_empty() {
