@@ -283,7 +283,7 @@ impl View {
             core: shared.core.clone(),
             shm: Arc::clone(&shm.memory),
             memories,
-            me: shared.me.clone(),
+            me: shared.me,
             name: Arc::clone(&shared.store.link),
             header: shm.header,
             backing: shared.store.backing,
