@@ -15,7 +15,7 @@ use shmesh_daemon::descriptor::watched;
 use shmesh_daemon::readiness::Readiness;
 use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
-use shmesh_proto::limits::MAX_SESSIONS;
+use shmesh_proto::limits::{MAX_FDS, MAX_SESSIONS};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Semaphore, mpsc};
@@ -170,9 +170,10 @@ struct Room {
 }
 
 impl Room {
-    /// Each has its connection and its pidfd, and one more while the identity service is asked.
-    const PER_SESSION: usize = 3;
-    /// For probes, `/proc`, and what comes along with packets until it is looked at.
+    /// Each has its connection and its pidfd, one more while the identity service is asked, and what comes along with a packet
+    /// until it is looked at.
+    const PER_SESSION: usize = 3 + MAX_FDS;
+    /// For probes, `/proc`, and who is refused.
     const SPARE: usize = 24;
 
     fn of(limit: usize, used: usize) -> Self {
@@ -281,6 +282,10 @@ mod tests {
             let needs = used + sessions * Room::PER_SESSION + descriptors;
             assert!(needs <= limit.max(used + Room::PER_SESSION), "{limit}: {needs}");
         }
-        assert!(Room::of(256, 30).sessions > 30, "half for sessions, half for keys");
+        assert_eq!(
+            Room::of(256, 30),
+            Room { sessions: 9, descriptors: 103 },
+            "half for sessions, half for keys"
+        );
     }
 }

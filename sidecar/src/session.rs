@@ -80,7 +80,13 @@ async fn read(
         return Err(End::Closed);
     }
     let request: Request = packet::decode(&bytes).map_err(|_| End::Malformed)?;
-    hub.send(ToHub::Request { session, request, fds }).await.map_err(|_| End::Dismissed)
+    let has_descriptors = !fds.is_empty();
+    hub.send(ToHub::Request { session, request, fds }).await.map_err(|_| End::Dismissed)?;
+    if has_descriptors {
+        // The hub looks at them first: what one connection sends must not pile up here.
+        tokio::task::yield_now().await;
+    }
+    Ok(())
 }
 
 async fn write(connection: &AsyncFd<OwnedFd>, packet: &Outgoing) -> Result<(), End> {
