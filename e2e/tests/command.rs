@@ -56,7 +56,8 @@ fn who_is_there_and_who_has_which_key() {
     let who = || json(dir, &["who", "link", "--output", "json"]);
     let process = |who: &Value, tgid: &str| {
         let all = who["processes"].as_array().unwrap();
-        all.iter().find(|one| one["bare_tgid"].to_string() == tgid).unwrap_or_else(|| panic!("{who}")).clone()
+        let tgid: i32 = tgid.parse().unwrap();
+        all.iter().find(|one| one["bare_tgid"] == tgid).unwrap_or_else(|| panic!("{who}")).clone()
     };
     until("it has told of its seat", || process(&who(), &from)["seats"][0]["side"] == "primary");
     let shown = who();
@@ -97,7 +98,7 @@ fn a_stranger_is_refused_and_told_where_to_ask() {
         assert_eq!(output.status.code(), Some(1));
         assert!(said.contains("ask where it runs"), "{said}");
         // As `kubectl exec` into its container.
-        let inside = format!("{}", sidecar.child());
+        let inside = sidecar.child();
         let output = Command::new("nsenter")
             .args(["--pid", "--mount", "--target", &inside])
             .arg(program("shmesh"))

@@ -266,6 +266,7 @@ fn guessing_keys() {
     drop(fd);
     scene.others_are_undisturbed();
     let audit = scene.audit();
+    until("it is said while it runs", || !audited(&audit, "suppressed", "not_admitted").is_empty());
     scene.sidecar.stop();
     let written =
         audited(&audit, "import", "unknown_key").len() + audited(&audit, "import", "not_admitted").len();
@@ -325,7 +326,8 @@ fn another_pod_that_shares_the_socket() {
     ] {
         assert!(intruder.ask(&order).starts_with("err Denied"), "{order}");
     }
-    let by_intruder = |record: &Value| record["caller"]["bare_tgid"].to_string() == tgid;
+    let tgid: i32 = tgid.parse().unwrap();
+    let by_intruder = |record: &Value| record["caller"]["bare_tgid"] == tgid;
     scene.was_refused("import", "not_admitted", 2, by_intruder);
     scene.was_refused("admit", "not_exporter", 2, by_intruder);
     scene.was_refused("close", "not_importer", 1, by_intruder);
