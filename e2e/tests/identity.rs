@@ -5,68 +5,15 @@
 
 #[path = "../../lib/tests/peers/mod.rs"]
 mod peers;
-
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+mod support;
 
 use peers::{Peer, Watchdog, ipc_dir, is_root, until};
+use support::{Daemon, child_of};
 
 #[test]
 #[ignore = "the body of other processes"]
 fn peer_process() {
     peers::serve();
-}
-
-/// A program of the workspace, beside this test.
-fn program(name: &str) -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let path = test.parent().and_then(Path::parent).unwrap().join(name);
-    assert!(path.exists(), "{} is not built: run `cargo build --workspace` first", path.display());
-    path
-}
-
-/// A daemon that has said in its log that it is there.
-struct Daemon(Child);
-
-impl Daemon {
-    fn start(mut command: Command, there: &'static str) -> Self {
-        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        assert!(log.any(|line| line.contains(there)), "{there}");
-        std::thread::spawn(move || log.for_each(drop));
-        Self(child)
-    }
-
-    /// The identity service, in this pid namespace.
-    fn identity(socket: &Path) -> Self {
-        let mut command = Command::new(program("shmesh-plugin"));
-        command.args(["identity", "--socket", socket.to_str().unwrap()]);
-        Self::start(command, "\"listening\"")
-    }
-
-    /// A sidecar, in one of its own.
-    fn sidecar(dir: &Path, socket: &Path, flags: &[&str]) -> Self {
-        let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(program("shmesh-sidecar"));
-        command.args(["--link", "link", "--any-file-system", "--log-format", "json"]);
-        command.args(["--dir", dir.to_str().unwrap(), "--identity", socket.to_str().unwrap()]);
-        command.args(flags);
-        Self::start(command, "\"ready\"")
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// The process that a peer started by `unshare` really is.
-fn child_of(pid: u32) -> String {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    children.split_whitespace().next().unwrap().to_owned()
 }
 
 /// Both ways in which a kernel says who connected.

@@ -7,11 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use shmesh_proto::broker::{Code, Event, Hello, Refused, Reply, Request, reply, request};
+use shmesh_proto::broker::{
+    Code, Event, Hello, ListKeys, ListProcesses, Refused, Reply, Request, reply, request,
+};
 use shmesh_proto::limits::ANSWER_MILLIS;
 use shmesh_proto::packet;
 
 pub use shmesh_proto::broker::event::Happened;
+pub use shmesh_proto::broker::{KeyInfo, Mechanism, Process, Seat};
 pub use shmesh_proto::identity::{PeerIdentity, Pod};
 
 use crate::config::LinkName;
@@ -23,6 +26,22 @@ use crate::sys::socket;
 const ANSWER_LIMIT: Duration = Duration::from_millis(shmesh_proto::limits::GRANT_MILLIS + 2 * ANSWER_MILLIS);
 /// Events that nobody has asked for yet; older ones are dropped.
 const EVENTS_MAX: usize = 1024;
+
+/// Everybody whom a sidecar knows.
+///
+/// ```
+/// let nobody = shmesh::client::Everybody::default();
+/// assert!(nobody.processes.is_empty() && nobody.unclaimed.is_empty());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Everybody {
+    /// Processes, by their bare thread-group ids.
+    pub processes: Vec<Process>,
+    /// Connections of which nobody knows whose they are.
+    pub unidentified: u32,
+    /// Seats of the link that none of the processes has told of.
+    pub unclaimed: Vec<Seat>,
+}
 
 /// A session with the broker of a link.
 ///
@@ -105,6 +124,83 @@ impl Client {
         }
     }
 
+    /// Everybody whom the sidecar of the link knows; `None` when there is no sidecar: a participant serves the link, and
+    /// knows nobody.
+    ///
+    /// For the sidecar's operator: a process that the sidecar can see, of its user or root, as `kubectl exec` into its
+    /// container starts one.
+    ///
+    /// # Errors
+    /// [`Denied`](ErrorKind::Denied) for everybody else; [`NoBroker`](ErrorKind::NoBroker) when the sidecar has gone.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
+    /// assert!(client.everybody()?.is_none(), "there is no sidecar here");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn everybody(&mut self) -> Result<Option<Everybody>> {
+        let mut all = Everybody::default();
+        loop {
+            let skip = u32::try_from(all.processes.len()).unwrap_or(u32::MAX);
+            let page = match self.ask_sidecar(request::Op::ListProcesses(ListProcesses { skip }))? {
+                None => return Ok(None),
+                Some(reply::Result::Processes(page)) => page,
+                Some(_) => return Err(self.strange()),
+            };
+            if skip == 0 {
+                (all.unidentified, all.unclaimed) = (page.unidentified, page.unclaimed);
+            }
+            let is_last = page.processes.is_empty();
+            all.processes.extend(page.processes);
+            if is_last || all.processes.len() >= page.total as usize {
+                return Ok(Some(all));
+            }
+        }
+    }
+
+    /// What is known of all device keys, and not the keys themselves; `None` and for whom as with
+    /// [`everybody`](Self::everybody).
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
+    /// assert!(client.all_keys()?.is_none(), "keys are a sidecar's");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn all_keys(&mut self) -> Result<Option<Vec<KeyInfo>>> {
+        let mut all = Vec::new();
+        loop {
+            let skip = u32::try_from(all.len()).unwrap_or(u32::MAX);
+            let page = match self.ask_sidecar(request::Op::ListKeys(ListKeys { skip }))? {
+                None => return Ok(None),
+                Some(reply::Result::AllKeys(page)) => page,
+                Some(_) => return Err(self.strange()),
+            };
+            let is_last = page.keys.is_empty();
+            all.extend(page.keys);
+            if is_last || all.len() >= page.total as usize {
+                return Ok(Some(all));
+            }
+        }
+    }
+
+    /// `None`: this broker is no sidecar.
+    fn ask_sidecar(&mut self, op: request::Op) -> Result<Option<reply::Result>> {
+        match self.converse(op, &[])? {
+            Ok((result, _)) => Ok(Some(result)),
+            Err(refused) if refused.code() == Code::Unsupported => Ok(None),
+            Err(refused) => Err(self.refused(refused)),
+        }
+    }
+
     /// The oldest event that was not taken yet. Never waits.
     ///
     /// # Errors
@@ -150,6 +246,15 @@ impl Client {
         op: request::Op,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(reply::Result, Vec<OwnedFd>)> {
+        self.converse(op, fds)?.map_err(|refused| self.refused(refused))
+    }
+
+    /// As [`ask`](Self::ask), with what a refusal says.
+    fn converse(
+        &mut self,
+        op: request::Op,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<std::result::Result<(reply::Result, Vec<OwnedFd>), Refused>> {
         self.last_id += 1;
         let request = packet::encode(&Request::new(self.last_id, op));
         socket::send(&self.connection, &request, fds).map_err(|error| self.lost(error))?;
@@ -163,9 +268,9 @@ impl Client {
                 Reply { result: Some(reply::Result::Refused(refused)), id }
                     if id == self.last_id || id == 0 =>
                 {
-                    return Err(self.refused(refused));
+                    return Ok(Err(refused));
                 }
-                Reply { result: Some(result), id } if id == self.last_id => return Ok((result, fds)),
+                Reply { result: Some(result), id } if id == self.last_id => return Ok(Ok((result, fds))),
                 event => self.keep_event(event)?,
             }
         }

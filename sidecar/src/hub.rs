@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::stat::{SFlag, fstat};
-use shmesh::{Recovered, SeatIndex, SeatWord};
+use nix::unistd::geteuid;
+use shmesh::{Participant, Recovered, SeatIndex, SeatWord};
 use shmesh_daemon::descriptor::watched;
-use shmesh_proto::broker::{Code, ExportKey, Mechanism, Reply, Request, event, reply, request};
+use shmesh_proto::broker::{Code, ExportKey, Mechanism, Processes, Reply, Request, event, reply, request};
 use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::limits::VERSION;
 use shmesh_proto::packet;
@@ -21,10 +22,11 @@ use tokio::time::Instant;
 
 use crate::audit::AuditLog;
 use crate::broker::{
-    Broker, Command, Effect, FdToken, Millis, Op, Outcome, Party, ProcessId, Reason, Record, SessionId,
+    Broker, Command, Credentials, Effect, FdToken, Op, Outcome, Party, ProcessId, Reason, Record, SessionId,
     Ticket,
 };
 use crate::identity::Resolver;
+use crate::inspect;
 use crate::links::{Kept, LinkIndex};
 use crate::metrics::Metrics;
 use crate::session::{End, Outgoing};
@@ -40,6 +42,8 @@ pub(crate) enum ToHub {
     Opened {
         session: SessionId,
         link: LinkIndex,
+        /// As the kernel says here, without asking anybody.
+        credentials: Option<Credentials>,
         identity: Option<PeerIdentity>,
         pidfd: Option<OwnedFd>,
         outgoing: mpsc::Sender<Outgoing>,
@@ -67,6 +71,7 @@ pub(crate) enum ToHub {
 #[derive(Debug)]
 struct Session {
     link: LinkIndex,
+    credentials: Option<Credentials>,
     process: Option<ProcessId>,
     outgoing: mpsc::Sender<Outgoing>,
 }
@@ -86,12 +91,13 @@ struct Process {
 /// All state of the sidecar.
 #[derive(Debug)]
 pub(crate) struct Hub {
-    links: Vec<Kept>,
+    links: Arc<[Kept]>,
     broker: Broker,
     resolver: Resolver,
     metrics: Metrics,
     audit: AuditLog,
-    start: Instant,
+    /// Descriptors that keys may take, all together.
+    fds_max: usize,
     sessions: HashMap<SessionId, Session>,
     processes: BTreeMap<ProcessId, Process>,
     fds: HashMap<FdToken, Arc<OwnedFd>>,
@@ -101,11 +107,12 @@ pub(crate) struct Hub {
 
 impl Hub {
     pub(crate) fn new(
-        links: Vec<Kept>,
+        links: Arc<[Kept]>,
         broker: Broker,
         resolver: Resolver,
         metrics: Metrics,
         audit: AuditLog,
+        fds_max: usize,
         myself: mpsc::Sender<ToHub>,
     ) -> Self {
         Self {
@@ -114,7 +121,7 @@ impl Hub {
             resolver,
             metrics,
             audit,
-            start: Instant::now(),
+            fds_max,
             sessions: HashMap::new(),
             processes: BTreeMap::new(),
             fds: HashMap::new(),
@@ -127,12 +134,12 @@ impl Hub {
     pub(crate) async fn run(mut self, mut inbox: mpsc::Receiver<ToHub>) {
         let mut observe_at = None;
         loop {
-            let deadline = self.broker.next_deadline().map(|at| self.start + Duration::from_millis(at.0));
+            let deadline = self.broker.next_deadline().map(|at| self.audit.instant(at));
             let told = tokio::select! {
                 told = inbox.recv() => told,
                 // Not for each packet: it looks at everything.
                 () = until(observe_at) => {
-                    self.metrics.observe(&self.links, self.sessions.len(), self.broker.stats());
+                    self.metrics.observe(self.sessions.len(), self.broker.stats());
                     observe_at = None;
                     continue;
                 }
@@ -158,11 +165,13 @@ impl Hub {
 
     fn hear(&mut self, told: ToHub) {
         match told {
-            ToHub::Opened { session, link, identity, pidfd, outgoing } => {
+            ToHub::Opened { session, link, credentials, identity, pidfd, outgoing } => {
                 let process = identity.as_ref().and_then(ProcessId::of);
-                self.sessions.insert(session, Session { link, process, outgoing });
-                if let Some(process) = process {
-                    self.watch(process, pidfd, identity.clone());
+                self.sessions.insert(session, Session { link, credentials, process, outgoing });
+                match process {
+                    Some(process) => self.watch(process, pidfd, identity.clone()),
+                    // It may say hello.
+                    None => self.deny(session, Op::Open, Reason::Unidentified, None),
                 }
                 self.tell_broker(Command::Opened { session, peer: identity });
             }
@@ -211,62 +220,128 @@ impl Hub {
 
     fn request(&mut self, session: SessionId, request: Request, fds: Vec<OwnedFd>) {
         let Some(known) = self.sessions.get(&session) else { return };
-        let (link, process) = (known.link, known.process);
+        let (link, process, id) = (known.link, known.process, request.id);
         match &request.op {
-            Some(request::Op::Attach(_)) if request.version == VERSION => {
-                self.attach(session, link, process, request.id);
-            }
-            Some(request::Op::Seated(seated)) => self.seated(link, process, seated.seat, seated.word),
+            // The broker says so.
+            _ if request.version != VERSION => self.ask_broker(session, request, fds),
+            Some(request::Op::Attach(_)) => self.attach(session, link, process, id),
+            Some(request::Op::Seated(seated)) => self.seated(session, seated.seat, seated.word),
             Some(request::Op::Yield(_)) => {
                 let name = self.links[link.0].keeper.name();
                 let text = format!("link {name} is kept by a sidecar; end that one first");
-                self.send(session, &Reply::refused(request.id, Code::Denied, text), Vec::new());
+                self.refuse(session, id, Op::Yield, Code::Denied, Reason::KeptHere, text);
+            }
+            Some(request::Op::ListProcesses(list)) => {
+                let skip = usize::try_from(list.skip).unwrap_or(usize::MAX);
+                self.inspect(session, id, |hub| reply::Result::Processes(hub.everybody(link, skip)));
+            }
+            Some(request::Op::ListKeys(list)) => {
+                self.inspect(session, id, |hub| reply::Result::AllKeys(hub.broker.all_keys(list.skip)));
             }
             Some(request::Op::ExportKey(export)) if !fds.iter().all(|fd| is_memory_of(fd, export)) => {
                 let text =
                     "the descriptor is no sealed memfd of this size: seal it against shrinking and growing";
-                self.send(session, &Reply::refused(request.id, Code::Invalid, text), Vec::new());
-                self.refused(process, Op::Export, Reason::BadDescriptors);
+                self.refuse(session, id, Op::Export, Code::Invalid, Reason::BadDescriptors, text);
             }
-            _ => {
-                let fds = fds.into_iter().map(|fd| self.hold(fd)).collect();
-                self.tell_broker(Command::Request { session, request, fds });
+            Some(request::Op::ExportKey(_)) if self.fds.len() + fds.len() > self.fds_max => {
+                let text = format!("at most {} keys with descriptors in all: close some", self.fds_max);
+                self.refuse(session, id, Op::Export, Code::Limit, Reason::Descriptors, text);
             }
+            _ => self.ask_broker(session, request, fds),
         }
     }
 
     /// Whoever has got hold of somebody's connection does not speak for it.
     fn foreign(&mut self, session: SessionId, id: u64) {
-        let Some(known) = self.sessions.get(&session) else { return };
-        let process = known.process;
         let text = "another process made this connection: connect yourself";
-        self.send(session, &Reply::refused(id, Code::Denied, text), Vec::new());
-        self.refused(process, Op::Open, Reason::ForeignSender);
+        self.refuse(session, id, Op::Open, Code::Denied, Reason::ForeignSender, text);
     }
 
-    /// Counted and written down as the broker does with what it refuses itself.
-    fn refused(&mut self, process: Option<ProcessId>, op: Op, reason: Reason) {
-        let mut record = Record::new(self.now(), op);
-        record.outcome = Outcome::Refused;
-        record.reason = Some(reason);
-        record.caller =
-            process.and_then(|process| self.processes.get(&process)?.identity.as_ref().map(Party::from));
+    fn ask_broker(&mut self, session: SessionId, request: Request, fds: Vec<OwnedFd>) {
+        let fds = fds.into_iter().map(|fd| self.hold(fd)).collect();
+        self.tell_broker(Command::Request { session, request, fds });
+    }
+
+    /// Refuses as the broker does: told, written down, counted.
+    fn refuse(
+        &mut self,
+        session: SessionId,
+        id: u64,
+        op: Op,
+        code: Code,
+        reason: Reason,
+        text: impl Into<String>,
+    ) {
+        self.send(session, &Reply::refused(id, code, text), Vec::new());
+        self.deny(session, op, reason, None);
+    }
+
+    /// Writes down and counts that something was refused.
+    fn deny(&mut self, session: SessionId, op: Op, reason: Reason, seat: Option<u32>) {
+        let record =
+            Record { outcome: Outcome::Refused, reason: Some(reason), seat, ..self.record(session, op) };
         self.audit.write(&record);
-        self.metrics.denied(reason.as_str());
+        self.metrics.denied(reason);
     }
 
-    fn now(&self) -> Millis {
-        Millis(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    /// A record of what a session did to its link.
+    fn record(&self, session: SessionId, op: Op) -> Record {
+        let known = self.sessions.get(&session);
+        let identity =
+            known.and_then(|known| self.processes.get(&known.process?)).and_then(|p| p.identity.as_ref());
+        Record {
+            caller: identity.map(Party::from),
+            socket: known.filter(|_| identity.is_none()).and_then(|known| known.credentials),
+            link: known.map(|known| self.links[known.link.0].keeper.name().to_owned()),
+            ..Record::new(self.audit.now(), op)
+        }
+    }
+
+    /// Answers an operator, and nobody else.
+    fn inspect(&mut self, session: SessionId, id: u64, answer: impl FnOnce(&Self) -> reply::Result) {
+        let credentials = self.sessions.get(&session).and_then(|known| known.credentials);
+        if inspect::is_operator(credentials, geteuid().as_raw()) {
+            let reply = Reply::new(id, answer(self));
+            return self.send(session, &reply, Vec::new());
+        }
+        let text = "this is for the operator of the sidecar: ask where it runs, as its user or root";
+        self.refuse(session, id, Op::Inspect, Code::Denied, Reason::NotOperator, text);
+    }
+
+    /// All processes, without the first `skip` of them.
+    fn everybody(&self, link: LinkIndex, skip: usize) -> Processes {
+        let keeper = &self.links[link.0].keeper;
+        let sits =
+            |known: &Process, other: &Participant| known.seats.contains(&(link, other.seat, other.word));
+        let identified =
+            || self.processes.iter().filter_map(|(id, known)| Some((id, known, known.identity.as_ref()?)));
+        let all = identified().skip(skip).map(|(id, known, identity)| {
+            let seats = keeper.participants().filter(|other| sits(known, other));
+            inspect::process(identity, known.sessions, seats, self.broker.holdings(id))
+        });
+        let unclaimed = || {
+            let is_claimed = |other: &Participant| self.processes.values().any(|known| sits(known, other));
+            keeper
+                .participants()
+                .filter(|other| !is_claimed(other))
+                .map(|other| inspect::seat(&other))
+                .collect()
+        };
+        Processes {
+            processes: inspect::page(all),
+            total: inspect::count(identified().count()),
+            unidentified: inspect::count(self.sessions.values().filter(|s| s.process.is_none()).count()),
+            unclaimed: if skip == 0 { unclaimed() } else { Vec::new() },
+        }
     }
 
     /// Fails closed: who is not known does not get in.
     fn attach(&mut self, session: SessionId, link: LinkIndex, process: Option<ProcessId>, id: u64) {
         let kept = &self.links[link.0];
         if process.is_none() {
-            self.metrics.denied("unidentified");
             let text =
                 format!("link {}: who you are is not known here; see the sidecar's log", kept.keeper.name());
-            self.send(session, &Reply::refused(id, Code::Unidentified, text), Vec::new());
+            self.refuse(session, id, Op::Attach, Code::Unidentified, Reason::Unidentified, text);
             return;
         }
         if let Some(known) = process.and_then(|process| self.processes.get_mut(&process)) {
@@ -274,26 +349,44 @@ impl Hub {
         }
         let (attached, fds) = (kept.attached, kept.fds.clone());
         self.metrics.attached();
+        self.audit.write(&self.record(session, Op::Attach));
         self.send(session, &Reply::new(id, reply::Result::Attached(attached)), fds);
     }
 
-    fn seated(&mut self, link: LinkIndex, process: Option<ProcessId>, seat: u32, word: u64) {
-        let (Some(process), Some(seat)) = (process, SeatIndex::from_wild(seat.into())) else { return };
+    fn seated(&mut self, session: SessionId, seat: u32, word: u64) {
+        match self.sit(session, seat, word) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.audit.write(&Record { seat: Some(seat), ..self.record(session, Op::Seated) });
+            }
+            Err(reason) => self.deny(session, Op::Seated, reason, Some(seat)),
+        }
+    }
+
+    /// `false`: that was known.
+    fn sit(&mut self, session: SessionId, seat: u32, word: u64) -> Result<bool, Reason> {
+        let known = self.sessions.get(&session);
+        let Some((link, process)) = known.and_then(|known| Some((known.link, known.process?))) else {
+            return Err(Reason::Unidentified);
+        };
+        let seat = SeatIndex::from_wild(seat.into()).ok_or(Reason::NotSeated)?;
         let word = SeatWord::from_wild(word);
+        let entry = (link, seat, word);
+        if self.processes.iter().any(|(other, known)| *other != process && known.seats.contains(&entry)) {
+            return Err(Reason::SeatTaken);
+        }
+        let known = self.processes.get_mut(&process).ok_or(Reason::Unidentified)?;
+        if known.seats.contains(&entry) {
+            return Ok(false);
+        }
         // A seat that is somebody else's by what it says of itself is not believed.
         let is_there = self.links[link.0].keeper.participants().any(|other| {
             other.seat == seat
                 && other.word == word
                 && (other.start_time == 0 || other.start_time == process.start_time)
         });
-        let claimed_by_other = self
-            .processes
-            .iter()
-            .any(|(other, known)| *other != process && known.seats.contains(&(link, seat, word)));
-        let Some(known) = self.processes.get_mut(&process) else { return };
-        let entry = (link, seat, word);
-        if !is_there || claimed_by_other || known.seats.contains(&entry) {
-            return;
+        if !is_there {
+            return Err(Reason::NotSeated);
         }
         if known.seats.len() >= SEATS_PER_PROCESS {
             // Those that it has left since.
@@ -302,18 +395,21 @@ impl Hub {
                 links[link.0].keeper.participants().any(|other| other.seat == *seat && other.word == *word)
             });
         }
-        if known.seats.len() < SEATS_PER_PROCESS {
-            known.seats.push(entry);
+        if known.seats.len() >= SEATS_PER_PROCESS {
+            return Err(Reason::SeatsOfProcess);
         }
+        known.seats.push(entry);
+        Ok(true)
     }
 
     fn ended(&mut self, session: SessionId, end: End) {
-        let Some(known) = self.sessions.remove(&session) else { return };
         match end {
-            End::Malformed => self.metrics.denied("malformed"),
-            End::Slow => self.metrics.denied("slow"),
+            End::Malformed => self.deny(session, Op::Packet, Reason::Malformed, None),
+            End::Slow => self.deny(session, Op::Packet, Reason::Slow, None),
+            End::Full => self.deny(session, Op::Packet, Reason::Descriptors, None),
             End::Closed | End::Dismissed => {}
         }
+        let Some(known) = self.sessions.remove(&session) else { return };
         self.tell_broker(Command::Closed { session });
         if let Some(process) = known.process {
             let is_last = self.processes.get_mut(&process).is_some_and(|known| {
@@ -337,7 +433,7 @@ impl Hub {
             done.messages += taken.messages;
         }
         // Seats that it had taken and not told of yet, where this process can see whose they are.
-        for kept in &self.links {
+        for kept in self.links.iter() {
             done.participants += kept.keeper.recover().participants;
         }
         self.metrics.reaped(done.participants);
@@ -367,7 +463,14 @@ impl Hub {
     }
 
     fn tell_broker(&mut self, command: Command) {
-        for effect in self.broker.handle(self.now(), command) {
+        // Who is asked about in vain may still be told by the connection.
+        let asked_on = match &command {
+            Command::Opened { session, .. } | Command::Request { session, .. } => self.sessions.get(session),
+            _ => None,
+        };
+        let credentials =
+            asked_on.filter(|known| known.process.is_none()).and_then(|known| known.credentials);
+        for effect in self.broker.handle(self.audit.now(), command) {
             match effect {
                 Effect::Reply { session, reply, fd } => {
                     let fds = fd.and_then(|fd| self.fds.get(&fd).cloned()).into_iter().collect();
@@ -396,8 +499,11 @@ impl Hub {
                         let _ = hub.send(ToHub::Resolved { ticket, found }).await;
                     });
                 }
-                Effect::Audit(record) => self.audit.write(&record),
-                Effect::Denied(reason) => self.metrics.denied(reason.as_str()),
+                Effect::Audit(mut record) => {
+                    record.socket = credentials.filter(|_| record.caller.is_none());
+                    self.audit.write(&record);
+                }
+                Effect::Denied(reason) => self.metrics.denied(reason),
             }
         }
     }
@@ -409,7 +515,7 @@ impl Hub {
         if let Err(TrySendError::Full(_)) =
             known.outgoing.try_send(Outgoing { bytes: packet::encode(reply), fds })
         {
-            self.metrics.denied("slow");
+            self.deny(session, Op::Packet, Reason::Slow, None);
             self.dismiss(session);
         }
     }

@@ -16,7 +16,8 @@
 //! | `hub.rs` | the one task that owns all state; attaching, seats, deaths |
 //! | [`broker`] | device keys: a state machine without I/O |
 //! | `links.rs` | the links that are kept |
-//! | `audit.rs`, `metrics.rs` | what is written down and counted |
+//! | `inspect.rs` | what an operator is told |
+//! | `audit/`, `metrics.rs` | what is written down and counted |
 //!
 //! It depends on `lib` and not on `plugin`, and is not on the path of a message.
 
@@ -27,6 +28,7 @@ pub mod config;
 mod events;
 mod hub;
 mod identity;
+mod inspect;
 mod links;
 mod metrics;
 pub mod run;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use shmesh::config::LinkConfig;
+use shmesh::inspect::View;
 use shmesh::sys::socket;
 use shmesh::{Keeper, LinkOptions};
 use shmesh_proto::broker::Attached;
@@ -21,6 +22,8 @@ pub(crate) struct LinkIndex(pub(crate) usize);
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) keeper: Keeper,
+    /// For who asks for the metrics.
+    pub(crate) view: View,
     /// What a newcomer is told, and the descriptors beside it.
     pub(crate) attached: Attached,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
@@ -50,7 +53,7 @@ fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<Kept> {
         Attached { layout: offer.layout.into(), doorbells: offer.doorbells, segments: offer.segments };
     let fds = offer.fds.iter().map(|fd| fd.try_clone_to_owned().map(Arc::new)).collect::<io::Result<_>>();
     let fds = fds.with_context(|| format!("link {}: cannot copy its descriptors", link.name))?;
-    Ok(Kept { keeper, attached, fds })
+    Ok(Kept { view: keeper.view(), keeper, attached, fds })
 }
 
 /// Where participants connect, for the event loop.

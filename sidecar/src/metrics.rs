@@ -1,47 +1,46 @@
 //! What `/metrics` shows.
 
-use prometheus_client::encoding::EncodeLabelSet;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use shmesh::config::PoolId;
+use shmesh::inspect::{Hand, Snapshot};
 
 use crate::broker::{Reason, Stats};
 use crate::links::Kept;
+
+const PREFIX: &str = "shmesh_sidecar";
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
 struct ByReason {
     reason: &'static str,
 }
 
-#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
-struct ByLink {
-    link: String,
-}
-
 /// Counters and gauges of one sidecar.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Metrics {
-    links: Gauge,
-    bytes: Family<ByLink, Gauge<i64>>,
-    participants: Family<ByLink, Gauge<i64>>,
     sessions: Gauge,
     keys: Gauge,
     attached: Counter,
     denied: Family<ByReason, Counter>,
     reaped: Counter,
     refused_connections: Counter,
+    audit_suppressed: Counter,
 }
 
 impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
-        for reason in Reason::ALL.iter().map(|reason| reason.as_str()).chain(["slow"]) {
+        for reason in Reason::ALL.iter().map(|reason| reason.as_str()) {
             let _ = self.denied.get_or_create(&ByReason { reason });
         }
-        let registry = registry.sub_registry_with_prefix("shmesh_sidecar");
-        registry.register("links", "Links that are kept", self.links.clone());
-        registry.register("link_bytes", "Bytes of all segments of a link", self.bytes.clone());
-        registry.register("participants", "Participants of a link", self.participants.clone());
+        let registry = registry.sub_registry_with_prefix(PREFIX);
         registry.register("sessions", "Connections of participants", self.sessions.clone());
         registry.register("keys", "Device keys", self.keys.clone());
         registry.register("attached", "Descriptors of a link handed to a participant", self.attached.clone());
@@ -52,26 +51,29 @@ impl Metrics {
             "Connections closed because all places were taken",
             self.refused_connections.clone(),
         );
+        registry.register(
+            "audit_suppressed",
+            "Records that are not in the audit log, because they were too many",
+            self.audit_suppressed.clone(),
+        );
     }
 
-    pub(crate) fn observe(&self, links: &[Kept], sessions: usize, broker: Stats) {
+    pub(crate) fn observe(&self, sessions: usize, broker: Stats) {
         let gauge = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-        self.links.set(gauge(links.len()));
         self.sessions.set(gauge(sessions));
         self.keys.set(gauge(broker.keys));
-        for kept in links {
-            let by = ByLink { link: kept.keeper.name().to_owned() };
-            self.bytes.get_or_create(&by).set(i64::try_from(kept.keeper.segment_bytes()).unwrap_or(i64::MAX));
-            self.participants.get_or_create(&by).set(gauge(kept.keeper.participants().count()));
-        }
     }
 
     pub(crate) fn attached(&self) {
         self.attached.inc();
     }
 
-    pub(crate) fn denied(&self, reason: &'static str) {
-        self.denied.get_or_create(&ByReason { reason }).inc();
+    pub(crate) fn denied(&self, reason: Reason) {
+        self.denied.get_or_create(&ByReason { reason: reason.as_str() }).inc();
+    }
+
+    pub(crate) fn audit_suppressed(&self, records: u64) {
+        self.audit_suppressed.inc_by(records);
     }
 
     pub(crate) fn reaped(&self, participants: u32) {
@@ -81,4 +83,121 @@ impl Metrics {
     pub(crate) fn refused_connection(&self) {
         self.refused_connections.inc();
     }
+}
+
+/// What is read in the shared memory of the links when somebody asks, and at no other time. A series is there as long as what
+/// it counts: at most one for each seat, direction and pool of each link.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LinksMetrics(Arc<OnceLock<Arc<[Kept]>>>);
+
+impl LinksMetrics {
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(self.clone()));
+    }
+
+    /// From now on these links are there.
+    pub(crate) fn keep(&self, links: Arc<[Kept]>) {
+        // Once, at start.
+        let _ = self.0.set(links);
+    }
+}
+
+/// The label of a link, and one more.
+type Labels<'a> = [(&'static str, &'a str); 2];
+
+/// One value for each label set, under one name.
+fn family(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help): (&str, &str),
+    kind: MetricType,
+    fill: impl FnOnce(&mut Values<'_>) -> fmt::Result,
+) -> fmt::Result {
+    fill(&mut Values { metric: encoder.encode_descriptor(name, help, None, kind)?, kind })
+}
+
+struct Values<'a> {
+    metric: MetricEncoder<'a>,
+    kind: MetricType,
+}
+
+impl Values<'_> {
+    fn one(&mut self, labels: &impl EncodeLabelSet, value: u64) -> fmt::Result {
+        let mut series = self.metric.encode_family(labels)?;
+        match self.kind {
+            MetricType::Counter => series.encode_counter::<NoLabelSet, _, u64>(&value, None),
+            _ => series.encode_gauge(&value),
+        }
+    }
+}
+
+impl Collector for LinksMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let links: &[Kept] = self.0.get().map_or(&[], |links| links);
+        let seen: Vec<(&Kept, Snapshot)> = links.iter().map(|kept| (kept, kept.view.snapshot())).collect();
+        let encoder = &mut encoder;
+
+        encoder
+            .encode_descriptor("links", "Links that are kept", None, MetricType::Gauge)?
+            .encode_gauge(&(links.len() as u64))?;
+        let each = |values: &mut Values<'_>, value: &dyn Fn(&Kept, &Snapshot) -> u64| {
+            seen.iter()
+                .try_for_each(|(kept, now)| values.one(&[("link", kept.keeper.name())], value(kept, now)))
+        };
+        let bytes = ("link_bytes", "Bytes of all segments of a link");
+        family(encoder, bytes, MetricType::Gauge, |v| each(v, &|kept, _| kept.keeper.segment_bytes()))?;
+        let participants = ("participants", "Participants of a link");
+        family(encoder, participants, MetricType::Gauge, |v| each(v, &|_, now| now.seats.len() as u64))?;
+        let wake_ups = ("wake_ups", "Doorbells that were rung, because somebody slept");
+        family(encoder, wake_ups, MetricType::Counter, |v| each(v, &|_, now| now.wake_ups))?;
+
+        let directions = |values: &mut Values<'_>, value: &dyn Fn(&shmesh::inspect::RingView) -> u64| {
+            let rings = seen.iter().flat_map(|(kept, now)| now.rings.iter().map(move |ring| (kept, ring)));
+            rings.into_iter().try_for_each(|(kept, ring)| {
+                let labels: Labels<'_> = [("link", kept.keeper.name()), ("direction", ring.name())];
+                values.one(&labels, value(ring))
+            })
+        };
+        let messages = ("messages", "Messages that were sent");
+        family(encoder, messages, MetricType::Counter, |v| directions(v, &|ring| ring.sent))?;
+        let queued = ("queued", "Messages that wait to be received");
+        family(encoder, queued, MetricType::Gauge, |v| directions(v, &|ring| ring.queued.len() as u64))?;
+
+        let loans = ("loans", "Buffers that a participant writes, or has received and not released");
+        family(encoder, loans, MetricType::Gauge, |values| {
+            for (kept, now) in &seen {
+                for (seat, count) in loans_by_seat(now) {
+                    let labels: Labels<'_> = [("link", kept.keeper.name()), ("seat", &seat)];
+                    values.one(&labels, count)?;
+                }
+            }
+            Ok(())
+        })?;
+        let tables = |values: &mut Values<'_>, value: &dyn Fn(&shmesh::inspect::TableView) -> usize| {
+            let tables =
+                seen.iter().flat_map(|(kept, now)| now.tables.iter().map(move |table| (kept, table)));
+            tables.into_iter().try_for_each(|(kept, table)| {
+                let pool = table.pool.map_or("inline", PoolId::name);
+                let labels: Labels<'_> = [("link", kept.keeper.name()), ("pool", pool)];
+                values.one(&labels, value(table) as u64)
+            })
+        };
+        let buffers = ("buffers", "Buffers of a pool");
+        family(encoder, buffers, MetricType::Gauge, |v| tables(v, &|table| table.len))?;
+        let free = ("free_buffers", "Buffers of a pool that nobody has");
+        family(encoder, free, MetricType::Gauge, |v| tables(v, &shmesh::inspect::TableView::free))
+    }
+}
+
+/// How many buffers each seat holds: all that are taken, and those of the dead until it is taken back.
+fn loans_by_seat(now: &Snapshot) -> Vec<(String, u64)> {
+    let mut loans = std::collections::BTreeMap::new();
+    for seat in &now.seats {
+        loans.insert(seat.participant.seat, 0);
+    }
+    for held in now.tables.iter().flat_map(|table| &table.held) {
+        if let Hand::Loaned(seat) | Hand::Borrowed(seat) | Hand::Orphaned(Some(seat)) = held.hand {
+            *loans.entry(seat).or_default() += 1;
+        }
+    }
+    loans.into_iter().map(|(seat, count)| (seat.to_string(), count)).collect()
 }

@@ -17,7 +17,7 @@ use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
 use shmesh_identity::namespace::Namespaces;
 use shmesh_identity::pidfd::PeerPidfd;
-use shmesh_proto::limits::MAX_SESSIONS;
+use shmesh_proto::limits::{MAX_FDS, MAX_SESSIONS};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Semaphore, mpsc};
@@ -26,12 +26,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::args::Args;
 use crate::audit::AuditLog;
-use crate::broker::{Broker, Policy, SessionId};
+use crate::broker::{Broker, Credentials, Op, Outcome, Policy, Reason, Record, SessionId};
 use crate::events::set_nonblocking;
 use crate::hub::{Hub, ToHub};
 use crate::identity::{Connector, Known, Resolver};
 use crate::links::{self, LinkIndex};
-use crate::metrics::Metrics;
+use crate::metrics::{LinksMetrics, Metrics};
 use crate::session::{self, OUTGOING_MAX, Session};
 
 /// What waits for the hub; beyond that, sessions wait.
@@ -53,6 +53,8 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     let metrics = Metrics::default();
     let mut registry = Registry::default();
     metrics.register(&mut registry);
+    let links_metrics = LinksMetrics::default();
+    links_metrics.register(&mut registry);
     let admin = match args.daemon.admin {
         None => None,
         Some(address) => {
@@ -68,14 +70,14 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         }
     };
 
-    raise_limit();
-    let audit = AuditLog::open(args.audit.as_deref())?;
+    let audit = AuditLog::open(args.audit.as_deref(), metrics.clone())?;
     // In a thread of its own: until the pages are there, probes answer that they are not.
     let (dir, links) = (args.dir.clone(), configs.to_vec());
-    let kept = tokio::select! {
-        kept = tokio::task::spawn_blocking(move || links::keep_all(&dir, &links)) => kept??,
+    let kept: Arc<[_]> = tokio::select! {
+        kept = tokio::task::spawn_blocking(move || links::keep_all(&dir, &links)) => kept??.into(),
         () = stop.cancelled() => return Ok(()),
     };
+    links_metrics.keep(Arc::clone(&kept));
     let listeners = kept
         .iter()
         .map(|kept| links::listener(kept, !args.old_kernel).and_then(watched))
@@ -86,13 +88,14 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     let bare_numbers = resolver.service.is_some() || are_bare()?;
     let policy = Policy { open_keys: args.allow_open_keys, bare_numbers, ..Policy::default() };
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
-    metrics.observe(&kept, 0, crate::broker::Stats::default());
+    let room = Room::of(raise_limit(), open_descriptors());
     let hub = Hub::new(
         kept,
         Broker::new(policy, entropy()?),
         resolver.clone(),
         metrics.clone(),
-        audit,
+        audit.clone(),
+        room.descriptors,
         to_hub.clone(),
     );
     let mut hub = tokio::spawn(hub.run(inbox));
@@ -103,7 +106,9 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         resolver,
         hub: to_hub.clone(),
         metrics,
-        places: Arc::new(Semaphore::new(MAX_SESSIONS)),
+        audit,
+        link_names: configs.iter().map(|link| link.name.to_string()).collect(),
+        places: Arc::new(Semaphore::new(room.sessions)),
         sessions_ever: Mutex::new(0),
     });
     for (i, listener) in listeners.into_iter().enumerate() {
@@ -156,13 +161,58 @@ fn entropy() -> Result<impl FnMut(&mut [u8])> {
     })
 }
 
-/// Each session takes two descriptors, and each key one.
-fn raise_limit() {
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        tracing::warn!(%error, soft, "the limit of descriptors stays low");
+/// As many descriptors as this process may have.
+fn raise_limit() -> usize {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 1024 };
+    let limit = match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+        Ok(()) => hard,
+        Err(error) => {
+            tracing::warn!(%error, soft, "the limit of descriptors stays low");
+            soft
+        }
+    };
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(64, Iterator::count)
+}
+
+/// For how much there are descriptors. Who would be one too many is refused; without that, who sends a descriptor, or comes
+/// to look at the metrics, would find that there is none left.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Room {
+    /// Connections of participants.
+    sessions: usize,
+    /// Keys that have a descriptor.
+    descriptors: usize,
+}
+
+impl Room {
+    /// Each has its connection and its pidfd, one more while the identity service is asked, and what comes along with a packet
+    /// until it is looked at.
+    const PER_SESSION: usize = 3 + MAX_FDS;
+    /// For probes, `/proc`, and who is refused.
+    const SPARE: usize = 24;
+
+    fn of(limit: usize, used: usize) -> Self {
+        let free = limit.saturating_sub(used).saturating_sub(Self::SPARE);
+        let sessions = (free / 2 / Self::PER_SESSION).clamp(1, MAX_SESSIONS);
+        let room = Self { sessions, descriptors: free.saturating_sub(sessions * Self::PER_SESSION) };
+        if sessions < MAX_SESSIONS {
+            tracing::warn!(
+                limit,
+                ?room,
+                "few descriptors: raise the limit (ulimit -n) for more participants and keys"
+            );
+        }
+        room
     }
+}
+
+fn credentials(connection: &OwnedFd) -> Option<Credentials> {
+    let peer = socket::peer(connection).ok()?;
+    Some(Credentials { pid: peer.pid, uid: peer.uid, gid: peer.gid })
 }
 
 /// Where participants come in.
@@ -171,6 +221,8 @@ struct Door {
     resolver: Resolver,
     hub: mpsc::Sender<ToHub>,
     metrics: Metrics,
+    audit: AuditLog,
+    link_names: Vec<String>,
     places: Arc<Semaphore>,
     sessions_ever: Mutex<u64>,
 }
@@ -196,6 +248,13 @@ impl Door {
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
             // Closed at once; who comes again later may find a place.
             self.metrics.refused_connection();
+            self.audit.write(&Record {
+                outcome: Outcome::Refused,
+                reason: Some(Reason::Sessions),
+                socket: credentials(&connection),
+                link: self.link_names.get(link.0).cloned(),
+                ..Record::new(self.audit.now(), Op::Open)
+            });
             return;
         };
         let session = {
@@ -211,6 +270,7 @@ impl Door {
     }
 
     async fn receive(&self, connection: OwnedFd, session: SessionId, link: LinkIndex) {
+        let credentials = credentials(&connection);
         let mut known = self.resolver.resolve(&connection).await;
         let Ok(connector) = Connector::of(&connection, &known) else { return };
         let Ok(connection) = set_nonblocking(&connection).and_then(|()| watched(connection)) else {
@@ -229,12 +289,36 @@ impl Door {
             }
         }
         let (outgoing, mut to_send) = mpsc::channel(OUTGOING_MAX);
-        let pidfd = known.pidfd.map(OwnedFd::from);
-        let opened = ToHub::Opened { session: session.id, link, identity: known.identity, pidfd, outgoing };
+        let Known { identity, pidfd, .. } = known;
+        let pidfd = pidfd.map(OwnedFd::from);
+        let opened = ToHub::Opened { session: session.id, link, credentials, identity, pidfd, outgoing };
         if self.hub.send(opened).await.is_err() {
             return;
         }
         let end = session::serve(&session, early, &self.hub, &mut to_send).await;
         let _ = self.hub.send(ToHub::Ended { session: session.id, end }).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_descriptors_make_little_room() {
+        let roomy = Room::of(1 << 20, 20);
+        assert_eq!(roomy.sessions, MAX_SESSIONS);
+        assert!(roomy.descriptors > 1 << 19);
+        for (limit, used) in [(0, 20), (20, 20), (64, 20), (256, 30), (1024, 20), (4096, 40)] {
+            let Room { sessions, descriptors } = Room::of(limit, used);
+            assert!((1..=MAX_SESSIONS).contains(&sessions));
+            let needs = used + sessions * Room::PER_SESSION + descriptors;
+            assert!(needs <= limit.max(used + Room::PER_SESSION), "{limit}: {needs}");
+        }
+        assert_eq!(
+            Room::of(256, 30),
+            Room { sessions: 9, descriptors: 103 },
+            "half for sessions, half for keys"
+        );
     }
 }

@@ -40,6 +40,8 @@ pub(crate) enum End {
     Malformed,
     /// It does not read.
     Slow,
+    /// There are no descriptors left for those that it sent.
+    Full,
     /// The hub ended it.
     Dismissed,
 }
@@ -119,6 +121,7 @@ pub(crate) async fn serve(
 async fn read(received: io::Result<Packet>, session: &Session, hub: &mpsc::Sender<ToHub>) -> Result<(), End> {
     let packet = received.map_err(|error| match error.kind() {
         io::ErrorKind::InvalidData => End::Malformed,
+        _ if error.raw_os_error() == Some(libc::EMFILE) => End::Full,
         _ => End::Closed,
     })?;
     if packet.bytes.is_empty() {
@@ -127,9 +130,14 @@ async fn read(received: io::Result<Packet>, session: &Session, hub: &mpsc::Sende
     let request: Request = packet::decode(&packet.bytes).map_err(|_| End::Malformed)?;
     let is_connectors = session.connector.has_sent(&packet);
     let Packet { fds, .. } = packet;
-    hub.send(ToHub::Request { session: session.id, request, fds, is_connectors })
-        .await
-        .map_err(|_| End::Dismissed)
+    let has_descriptors = !fds.is_empty();
+    let told = ToHub::Request { session: session.id, request, fds, is_connectors };
+    hub.send(told).await.map_err(|_| End::Dismissed)?;
+    if has_descriptors {
+        // The hub looks at them first: what one connection sends must not pile up here.
+        tokio::task::yield_now().await;
+    }
+    Ok(())
 }
 
 async fn write(connection: &AsyncFd<OwnedFd>, packet: &Outgoing) -> Result<(), End> {

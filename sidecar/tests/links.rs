@@ -231,7 +231,8 @@ fn without_an_identity_nobody_gets_in() {
     let error = refused(attach(dir.path(), Side::Secondary));
     assert_eq!(kind_of(&error), "Holder");
     assert!(error.to_string().contains("its log says why"), "{error}");
-    assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}"), 1);
+    // When it came, and when it asked.
+    assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}"), 2);
 }
 
 #[test]

@@ -7,10 +7,12 @@ mod demo;
 mod doctor;
 mod dump;
 mod human;
+mod keys;
 mod ls;
 mod people;
 mod rm;
 mod table;
+mod who;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -50,6 +52,8 @@ Examples:
   shmesh doctor                    what this machine or container gives, and what follows for links
   shmesh ls                        who is connected to whom
   shmesh dump fronthaul            what waits in a link, and who holds which buffer
+  shmesh who fronthaul             who is on it, as its sidecar knows
+  shmesh keys fronthaul            which device keys there are, and who has them
   shmesh rm --stale                removes what crashes left behind
   shmesh bench --ring spsc         how fast it is here, with what the hardware allows beside it
 
@@ -75,6 +79,10 @@ enum Command {
     Ls(ls::Args),
     /// Shows what waits in a link and who holds which buffer
     Dump(dump::Args),
+    /// Tells who is on a link, as its sidecar knows
+    Who(who::Args),
+    /// Lists the device keys of a link's sidecar, and who has them
+    Keys(keys::Args),
     /// Removes links that nobody uses
     Rm(rm::Args),
     /// Tells what this machine or container gives, and what follows for links
@@ -101,6 +109,8 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> 
         Command::Bench(args) => bench::run(args, out),
         Command::Ls(args) => ls::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Dump(args) => dump::run(args, out).map(|()| ExitCode::SUCCESS),
+        Command::Who(args) => who::run(args, out).map(|()| ExitCode::SUCCESS),
+        Command::Keys(args) => keys::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Rm(args) => rm::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(args, out).map(ExitCode::from),
         Command::DemoSide(args) => demo::side(args).map(|()| ExitCode::SUCCESS),

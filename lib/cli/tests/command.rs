@@ -86,7 +86,7 @@ fn fill(sender: &Link) {
 fn every_subcommand_explains_itself_with_examples() {
     let dir = tempfile::tempdir().unwrap();
     let top = ok(dir.path(), &["--help"]);
-    for name in ["demo", "bench", "ls", "dump", "rm", "doctor"] {
+    for name in ["demo", "bench", "ls", "dump", "who", "keys", "rm", "doctor"] {
         assert!(top.contains(name), "{top}");
         let help = ok(dir.path(), &[name, "--help"]);
         assert!(help.contains("--dir"), "{help}");
@@ -111,6 +111,12 @@ fn exit_statuses_tell_what_kind_of_failure_it_was() {
     fails(dir, &["bench", "--form", "inline", "--sizes", "64"], 2);
     assert!(fails(dir, &["dump", "nobody"], 1).starts_with("error: link nobody: not found"));
     assert!(fails(dir, &["rm", "nobody"], 1).contains("not found"));
+    assert!(fails(dir, &["who", "nobody"], 1).starts_with("error: link nobody: not found"));
+    assert!(fails(dir, &["keys", "nobody"], 1).contains("nobody serves"));
+    for name in ["who", "keys"] {
+        fails(dir, &[name], 2);
+        fails(dir, &[name, "../etc"], 2);
+    }
     let missing = fails(dir, &["ls", "--dir", "/nonexistent"], 1);
     assert_eq!(missing.matches("caused by:").count(), 1, "{missing}");
 
@@ -233,6 +239,30 @@ fn a_live_link_is_shown_whole_and_not_touched() {
         assert!(ok(dir, &["rm", "fronthaul", "--force"]).starts_with("removed fronthaul"));
         assert_eq!(files(dir), [""; 0]);
     }
+}
+
+#[test]
+fn without_a_sidecar_who_is_there_is_read_in_shared_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LinkOptions::new().dir(dir.path());
+    let primary = options.create(&config("fronthaul", RingMode::Mpmc)).unwrap();
+    let secondary = options.attach("fronthaul", Side::Secondary).unwrap();
+    let dir = dir.path();
+    let me = std::process::id();
+    let who = json(dir, &["who", "fronthaul", "--output", "json"]);
+    assert_eq!(who["served_by"], "participant", "{who}");
+    let sides: Vec<&Value> = who["participants"].as_array().unwrap().iter().map(|one| &one["side"]).collect();
+    assert_eq!(sides, ["primary", "secondary"]);
+    assert!(who["participants"].as_array().unwrap().iter().all(|one| one["pid"] == me), "{who}");
+    let shown = ok(dir, &["who", "fronthaul"]);
+    assert!(shown.contains("no sidecar keeps it") && shown.contains(&me.to_string()), "{shown}");
+    assert!(ok(dir, &["keys", "fronthaul"]).contains("no sidecar"));
+    let keys = json(dir, &["keys", "fronthaul", "--output", "json"]);
+    assert_eq!((&keys["served_by"], keys["keys"].as_array().unwrap().len()), (&"participant".into(), 0));
+    drop((primary, secondary));
+    leave_a_crash(dir);
+    let shown = ok(dir, &["who", "fronthaul"]);
+    assert!(shown.contains("served by nobody") && shown.contains("dead"), "{shown}");
 }
 
 /// Not a test: the process that `after_a_kill_…` starts and kills. It says that it is ready, and waits.

@@ -163,6 +163,22 @@ pub struct Proof {
     pub nonce: Vec<u8>,
 }
 
+/// Asks for all processes that the broker knows. For its operator alone.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct ListProcesses {
+    /// Leave out so many.
+    #[prost(uint32, tag = "1")]
+    pub skip: u32,
+}
+
+/// Asks for the keys of everybody, without the keys themselves. For the broker's operator alone.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct ListKeys {
+    /// Leave out so many.
+    #[prost(uint32, tag = "1")]
+    pub skip: u32,
+}
+
 /// One request.
 ///
 /// ```
@@ -178,7 +194,7 @@ pub struct Request {
     #[prost(uint64, tag = "2")]
     pub id: u64,
     /// What is asked.
-    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
+    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17")]
     pub op: Option<request::Op>,
 }
 
@@ -199,8 +215,8 @@ impl Request {
 /// What a [`Request`] holds.
 pub mod request {
     use super::{
-        Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, Oneof, Proof, Seated,
-        SetImportPid, Yield,
+        Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, ListKeys, ListProcesses,
+        Oneof, Proof, Seated, SetImportPid, Yield,
     };
 
     /// What is asked.
@@ -250,6 +266,12 @@ pub mod request {
         /// [`Proof`].
         #[prost(message, tag = "15")]
         Proof(Proof),
+        /// [`ListProcesses`].
+        #[prost(message, tag = "16")]
+        ListProcesses(ListProcesses),
+        /// [`ListKeys`].
+        #[prost(message, tag = "17")]
+        ListKeys(ListKeys),
     }
 }
 
@@ -353,6 +375,101 @@ pub struct Keys {
     pub total: u32,
 }
 
+/// A seat of the link.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Seat {
+    /// Its number.
+    #[prost(uint32, tag = "1")]
+    pub seat: u32,
+    /// The side that it is on.
+    #[prost(enumeration = "Side", tag = "2")]
+    pub side: i32,
+    /// The process id that the participant has written there, as its own pid namespace numbers it.
+    #[prost(uint32, tag = "3")]
+    pub pid: u32,
+}
+
+/// One process that the broker knows.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Process {
+    /// Who it is.
+    #[prost(message, optional, tag = "1")]
+    pub identity: Option<PeerIdentity>,
+    /// Its connections, to all links of this broker.
+    #[prost(uint32, tag = "2")]
+    pub sessions: u32,
+    /// Its seats on this link, as far as it has told of them.
+    #[prost(message, repeated, tag = "3")]
+    pub seats: Vec<Seat>,
+    /// How many keys it has exported.
+    #[prost(uint32, tag = "4")]
+    pub exports: u32,
+    /// How many keys it imports.
+    #[prost(uint32, tag = "5")]
+    pub imports: u32,
+}
+
+/// All processes that the broker knows.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Processes {
+    /// As many as a packet holds, by their bare thread-group ids.
+    #[prost(message, repeated, tag = "1")]
+    pub processes: Vec<Process>,
+    /// How many there are in all.
+    #[prost(uint32, tag = "2")]
+    pub total: u32,
+    /// Connections of which nobody knows whose they are.
+    #[prost(uint32, tag = "3")]
+    pub unidentified: u32,
+    /// Seats of this link that none of the processes has told of; only where nothing is left out.
+    #[prost(message, repeated, tag = "4")]
+    pub unclaimed: Vec<Seat>,
+}
+
+/// One key, for the broker's operator.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct KeyInfo {
+    /// The first bytes of a hash of the key, as the audit log has it.
+    #[prost(string, tag = "1")]
+    pub hash: String,
+    /// Bytes of memory.
+    #[prost(uint64, tag = "2")]
+    pub size: u64,
+    /// How the memory travels.
+    #[prost(enumeration = "Mechanism", tag = "3")]
+    pub mechanism: i32,
+    /// Bare thread-group id of who has exported it.
+    #[prost(int32, tag = "4")]
+    pub exporter: i32,
+    /// Bare thread-group ids of who imports it: the first
+    /// [`MAX_LISTED_IMPORTERS`](crate::limits::MAX_LISTED_IMPORTERS).
+    #[prost(int32, repeated, tag = "5")]
+    pub importers: Vec<i32>,
+    /// How many import it.
+    #[prost(uint32, tag = "6")]
+    pub importer_count: u32,
+    /// How many processes, pods and service accounts it admits.
+    #[prost(uint32, tag = "7")]
+    pub admitted: u32,
+    /// It is for everybody who knows it (flag 0x1).
+    #[prost(bool, tag = "8")]
+    pub open: bool,
+    /// Its exporter has closed it, and waits for its importers.
+    #[prost(bool, tag = "9")]
+    pub closing: bool,
+}
+
+/// The keys of everybody.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct AllKeys {
+    /// Up to [`MAX_LISTED`](crate::limits::MAX_LISTED), in the order in which they were exported.
+    #[prost(message, repeated, tag = "1")]
+    pub keys: Vec<KeyInfo>,
+    /// How many there are in all.
+    #[prost(uint32, tag = "2")]
+    pub total: u32,
+}
+
 /// Why a request was refused. What concerns somebody else's keys is always [`Denied`](Self::Denied): whether they exist is
 /// nobody's business.
 ///
@@ -411,7 +528,7 @@ pub struct Reply {
     #[prost(uint64, tag = "1")]
     pub id: u64,
     /// What came of it; [`reply::Result::Event`] answers nothing.
-    #[prost(oneof = "reply::Result", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "reply::Result", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
     pub result: Option<reply::Result>,
 }
 
@@ -454,7 +571,10 @@ impl Reply {
 
 /// What a [`Reply`] holds.
 pub mod reply {
-    use super::{Attached, Challenge, Done, Event, Exported, Imported, Keys, Oneof, Refused, Tgid, Welcome};
+    use super::{
+        AllKeys, Attached, Challenge, Done, Event, Exported, Imported, Keys, Oneof, Processes, Refused, Tgid,
+        Welcome,
+    };
 
     /// What came of a request, or an event.
     ///
@@ -495,6 +615,12 @@ pub mod reply {
         /// [`Challenge`].
         #[prost(message, tag = "11")]
         Challenge(Challenge),
+        /// [`Processes`].
+        #[prost(message, tag = "12")]
+        Processes(Processes),
+        /// [`AllKeys`].
+        #[prost(message, tag = "13")]
+        AllKeys(AllKeys),
     }
 }
 

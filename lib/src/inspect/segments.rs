@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
 use crate::error::{Error, ErrorKind, Result};
+use crate::link::Shared;
 use crate::link::core::Core;
 use crate::link::holder::Holder;
 use crate::segment::Memory;
@@ -267,6 +268,26 @@ impl View {
             Error::from(ErrorKind::Damaged { link: place.link(), what, why: "its tables do not fit" })
         })?;
         Ok(Self { core, shm, memories, me, name: place.link(), header, backing })
+    }
+
+    /// The link that this process keeps.
+    pub(crate) fn of(shared: &Shared) -> Self {
+        let mut memories = [const { None }; PoolId::COUNT];
+        for segment in &shared.segments[1..] {
+            if let Some(pool) = segment.header.pool {
+                memories[pool.index()] = Some(Arc::clone(&segment.memory));
+            }
+        }
+        let shm = &shared.segments[0];
+        Self {
+            core: shared.core.clone(),
+            shm: Arc::clone(&shm.memory),
+            memories,
+            me: shared.me,
+            name: Arc::clone(&shared.store.link),
+            header: shm.header,
+            backing: shared.store.backing,
+        }
     }
 
     /// The link's name.

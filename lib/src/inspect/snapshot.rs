@@ -114,13 +114,15 @@ pub struct Queued {
 /// drop(phy.receive()?);
 /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
 /// let [_, s2m] = view.snapshot().rings;
-/// assert_eq!((s2m.received, s2m.queued.len()), (1, 1));
+/// assert_eq!((s2m.sent, s2m.received, s2m.queued.len()), (2, 1, 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RingView {
     /// The side that sends on it.
     pub from: Side,
+    /// Messages sent so far; never less at a later look.
+    pub sent: u64,
     /// Messages received so far.
     pub received: u64,
     /// What waits, oldest first.
@@ -251,6 +253,8 @@ pub struct Snapshot {
     pub rings: [RingView; 2],
     /// The pools, then the inline cells, of a link that has them.
     pub tables: Vec<TableView>,
+    /// How often somebody had to be woken: the doorbells that were rung since the link was created.
+    pub wake_ups: u64,
 }
 
 impl Snapshot {
@@ -345,7 +349,7 @@ impl View {
         if let (Some(table), Some(owners)) = (tables.get(1), owners.get(1)) {
             views.push(self.messages(&in_rings, &seats, true, table, owners));
         }
-        Snapshot { seats, rings, tables: views }
+        Snapshot { seats, rings, tables: views, wake_ups: self.core.seats.rung() }
     }
 
     fn ring(&self, from: Side) -> RingView {
@@ -353,7 +357,7 @@ impl View {
         let received = ring.head();
         let queued =
             ring.queued().filter_map(|(position, entry)| self.queued(from, position, entry)).collect();
-        RingView { from, received, queued }
+        RingView { from, sent: ring.sent(), received, queued }
     }
 
     /// What an entry says. `None`: it was received, or its sender was declared dead.

@@ -13,6 +13,7 @@ use super::open::{Entered, LinkOptions};
 use super::{Recovered, Shared};
 use crate::config::LinkConfig;
 use crate::error::{Error, Result};
+use crate::inspect::View;
 use crate::participant::{Participant, SeatIndex, SeatWord};
 
 /// Keeps one link: its segments, its doorbells, and the socket at which participants ask for them.
@@ -156,6 +157,23 @@ impl Keeper {
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         self.shared.segments.iter().map(|segment| segment.header.bytes()).sum()
+    }
+
+    /// For looking at the link: what waits, who holds which buffer.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// let phy = options.create(&config)?;
+    /// let keeper = options.keep(&config)?;
+    /// phy.send_inline(7, 0, b"waits")?;
+    /// assert_eq!(keeper.view().snapshot().rings[0].sent, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn view(&self) -> View {
+        View::of(&self.shared)
     }
 
     /// Everybody who is attached, dead or alive.

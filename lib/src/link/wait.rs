@@ -39,6 +39,7 @@ impl Link {
         if notify::anybody_asleep(ring, &self.core().seats) {
             bell.signal()
                 .map_err(|error| Error::system(&self.shared.store.link, "ring the doorbell", error))?;
+            self.core().seats.rang(self.desk.me.seat);
         }
         Ok(())
     }

@@ -371,6 +371,8 @@ const START_TIME: usize = 1;
 const PID_NAMESPACE: usize = 2;
 /// Inode of the lock file in which the seat's byte is locked.
 const LOCK: usize = 3;
+/// How often whoever sat here has rung the doorbell of the other side, since the link was created.
+const RUNG: usize = 4;
 
 impl Seats {
     pub(crate) fn new(lines: Lines) -> Self {
@@ -491,6 +493,18 @@ impl Seats {
             start_time: word.of_detail(line.word(START_TIME).load(Ordering::Relaxed)),
             pid_namespace: word.of_detail(line.word(PID_NAMESPACE).load(Ordering::Relaxed)),
         })
+    }
+
+    /// Counts that whoever sits at `seat`, the caller, has rung the doorbell: beside a system call, on a line of its own.
+    #[cold]
+    pub(crate) fn rang(&self, seat: SeatIndex) {
+        self.lines[seat.as_usize()].word(RUNG).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the doorbells were rung, by anybody, since the link was created.
+    pub(crate) fn rung(&self) -> u64 {
+        let all = SeatIndex::all().map(|seat| self.lines[seat.as_usize()].word(RUNG).load(Ordering::Relaxed));
+        all.fold(0, u64::wrapping_add)
     }
 
     /// Everybody who is attached.

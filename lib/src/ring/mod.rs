@@ -144,6 +144,20 @@ impl Ring {
         self.words().control(HEAD).load(Ordering::Acquire)
     }
 
+    /// How many messages were sent on this ring so far; never less at a later look. `TAIL` may lag behind its slots, and
+    /// belongs to the producer alone where there is one, so this looks at the slots.
+    pub(crate) fn sent(&self) -> u64 {
+        let words = self.words();
+        let head = self.head();
+        let is_sent = |position| {
+            let (lap, _) = Entry::split(self.slot(position).load(Ordering::Acquire));
+            // Of the lap before: not yet, and nothing behind it either.
+            lap.wrapping_add(1) != words.lap(position)
+        };
+        let waiting = (0..words.capacity()).take_while(|i| is_sent(head.wrapping_add(*i))).count();
+        head.wrapping_add(waiting as u64)
+    }
+
     /// Whether a message waits, as far as one look can tell.
     pub(crate) fn has_message(&self) -> bool {
         let head = self.head();

@@ -12,22 +12,22 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    UnixCredentials, accept4, bind, connect, listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
+    listen, sendmsg, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 use shmesh_proto::limits::{MAX_FDS, MAX_PACKET_BYTES};
 
 /// How long connecting, and until somebody says otherwise sending and receiving, may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// Descriptors that the kernel lets anybody send with one packet.
-const SCM_MAX_FD: usize = 253;
+/// Room for as many descriptors as the kernel lets anybody send with one packet, 253, and for who sent it beside them.
+const CONTROL_WORDS: usize = (253 * size_of::<RawFd>()).div_ceil(8) + 16;
 /// Linux 6.5; libc does not have it yet.
 const SCM_PIDFD: i32 = 4;
 /// How long a call is repeated that signals interrupt.
@@ -227,7 +227,8 @@ fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 /// Receives one packet; an empty one means that the other end is closed. Descriptors are owned before anything can fail.
 ///
 /// # Errors
-/// `InvalidData`: more bytes or descriptors than any packet of the protocol has; `WouldBlock`.
+/// `InvalidData`: more bytes or descriptors than any packet of the protocol has; `EMFILE`: this process had no numbers left
+/// for its descriptors, and those that came are closed; `WouldBlock`.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -321,43 +322,78 @@ pub fn receive_from(fd: &impl AsFd) -> io::Result<Packet> {
 
 fn receive_once(fd: &impl AsFd) -> io::Result<Packet> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
-    // For as many as the kernel lets anybody send: where some are cut off, nix does not tell of those that came.
-    let mut space = nix::cmsg_space!([std::os::fd::RawFd; SCM_MAX_FD], UnixCredentials, std::os::fd::RawFd);
-    let mut slices = [IoSliceMut::new(&mut bytes)];
-    let message = recvmsg::<UnixAddr>(
-        fd.as_fd().as_raw_fd(),
-        &mut slices,
-        Some(&mut space),
-        MsgFlags::MSG_CMSG_CLOEXEC,
-    )?;
-    // Owned before anything can fail.
-    let (mut fds, mut sender_pid, mut sender_pidfd) = (Vec::new(), 0, None);
-    for control in message.cmsgs()? {
-        match control {
-            ControlMessageOwned::ScmRights(raw) => fds.extend(raw.into_iter().map(own)),
-            ControlMessageOwned::ScmCredentials(sender) => {
-                sender_pid = u32::try_from(sender.pid()).unwrap_or(0);
-            }
-            ControlMessageOwned::Unknown(other) => {
-                let is_pidfd = (other.cmsg_header.cmsg_level, other.cmsg_header.cmsg_type)
-                    == (libc::SOL_SOCKET, SCM_PIDFD);
-                let raw = other.data_bytes.first_chunk().copied().map(i32::from_ne_bytes);
-                // Below 0 it is an error number: no descriptor was left.
-                sender_pidfd = raw.filter(|raw| is_pidfd && *raw >= 0).map(own);
-            }
-            _ => {}
-        }
-    }
-    if message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) || fds.len() > MAX_FDS {
+    let Received { len, flags, fds, sender_pid, sender_pidfd } = receive_into(fd, &mut bytes)?;
+    if flags & libc::MSG_TRUNC != 0 || fds.len() > MAX_FDS {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any of this protocol"));
     }
-    let len = message.bytes;
+    if flags & libc::MSG_CTRUNC != 0 {
+        // There is room for as many as anybody can send, so some were lost for want of numbers to give them.
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
     bytes.truncate(len);
     Ok(Packet { bytes, fds, sender_pid, sender_pidfd })
 }
 
+/// What one call has brought.
+#[derive(Default)]
+struct Received {
+    len: usize,
+    flags: i32,
+    fds: Vec<OwnedFd>,
+    sender_pid: u32,
+    sender_pidfd: Option<OwnedFd>,
+}
+
+/// One packet, with the descriptors of one that was cut off, too. That is why this is not left to nix: it hides them, and
+/// nobody would ever close them.
+#[expect(unsafe_code, reason = "nix does not tell of descriptors that came with a packet that was cut off")]
+fn receive_into(fd: &impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
+    let mut space = [0_u64; CONTROL_WORDS];
+    let mut packet = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: all zeroes are a message header: no name, no buffers.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut packet;
+    message.msg_iovlen = 1;
+    message.msg_control = space.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&space) as _;
+    // SAFETY: both buffers live until the end of this function, and their lengths are theirs.
+    let len = unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+    let mut received = Received { len, flags: message.msg_flags, ..Received::default() };
+    // SAFETY: the kernel has filled `message`, and its control buffer is aligned for the headers in it.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    // SAFETY: it is null, or a header that the kernel has written into the control buffer.
+    while let Some(header) = unsafe { next.as_ref() } {
+        // SAFETY: no more than the offset of the data in a message.
+        let start = unsafe { libc::CMSG_LEN(0) } as usize;
+        #[allow(clippy::unnecessary_cast, reason = "it has 32 bits in musl")]
+        let len = (header.cmsg_len as usize).saturating_sub(start);
+        // SAFETY: the data follow their header.
+        let data = unsafe { libc::CMSG_DATA(next) };
+        // SAFETY: so many whole numbers follow the header, of which the kernel has written each.
+        let numbers =
+            (0..len / size_of::<RawFd>()).map(|i| unsafe { data.cast::<RawFd>().add(i).read_unaligned() });
+        match (header.cmsg_level, header.cmsg_type) {
+            // Each is read once, and owned from here on.
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => received.fds.extend(numbers.map(own)),
+            // Below 0 it is an error number: no descriptor was left.
+            (libc::SOL_SOCKET, SCM_PIDFD) => {
+                received.sender_pidfd = numbers.take(1).find(|raw| *raw >= 0).map(own);
+            }
+            // The first number of `ucred` is the pid.
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
+                received.sender_pid = numbers.take(1).find_map(|pid| u32::try_from(pid).ok()).unwrap_or(0);
+            }
+            _ => {}
+        }
+        // SAFETY: as for the first one.
+        next = unsafe { libc::CMSG_NXTHDR(&raw const message, next) };
+    }
+    Ok(received)
+}
+
 #[expect(unsafe_code, reason = "nix hands out raw descriptors here")]
-fn own(fd: std::os::fd::RawFd) -> OwnedFd {
+fn own(fd: RawFd) -> OwnedFd {
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

@@ -19,10 +19,16 @@ use super::Millis;
 pub enum Op {
     /// Somebody connected.
     Open,
+    /// Somebody sent what is no request, or does not read what is sent.
+    Packet,
     /// `Hello`.
     Hello,
-    /// `Attach` or `Yield`, which a broker of keys does not do.
+    /// `Attach`.
     Attach,
+    /// `Seated`.
+    Seated,
+    /// `Yield`.
+    Yield,
     /// `Detach`.
     Detach,
     /// `BareTgid`.
@@ -39,8 +45,12 @@ pub enum Op {
     Close,
     /// `List`.
     List,
+    /// `ListProcesses` or `ListKeys`.
+    Inspect,
     /// A request without an operation.
     Nothing,
+    /// Records of somebody that were left out, because they were too many.
+    Suppressed,
 }
 
 /// What came of it.
@@ -217,6 +227,20 @@ reasons! {
     SubjectsOfKey = "limit_subjects_per_key",
     /// Limit: questions about processes.
     Questions = "limit_questions_per_session",
+    /// The session does not read what is sent to it.
+    Slow = "slow",
+    /// The caller is not the operator of the sidecar.
+    NotOperator = "not_operator",
+    /// The link is kept by this sidecar, which leaves it to nobody.
+    KeptHere = "kept_here",
+    /// Nobody sits there, or somebody else.
+    NotSeated = "not_seated",
+    /// Another process has said before that this seat is its own.
+    SeatTaken = "seat_taken",
+    /// Limit: seats of one process.
+    SeatsOfProcess = "limit_seats_per_process",
+    /// Limit: descriptors of this sidecar.
+    Descriptors = "limit_descriptors",
 }
 
 impl Serialize for Reason {
@@ -282,6 +306,42 @@ impl From<&PeerIdentity> for Party {
     }
 }
 
+impl Reason {
+    /// Those that concern connections and seats, with which the broker of keys has nothing to do.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::Reason;
+    /// assert!(Reason::OF_THE_SOCKET.contains(&Reason::Slow));
+    /// ```
+    pub const OF_THE_SOCKET: &[Self] = &[
+        Self::ForeignSender,
+        Self::Slow,
+        Self::NotOperator,
+        Self::KeptHere,
+        Self::NotSeated,
+        Self::SeatTaken,
+        Self::SeatsOfProcess,
+        Self::Descriptors,
+    ];
+}
+
+/// Who made a connection, as far as the kernel says here without asking anybody: all that is known of somebody unidentified.
+///
+/// ```
+/// use shmesh_sidecar::broker::Credentials;
+/// let hidden = Credentials { pid: 0, uid: 1000, gid: 1000 };
+/// assert_eq!(hidden.pid, 0, "a process of another pid namespace");
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+pub struct Credentials {
+    /// Process id, as the sidecar's pid namespace numbers it; 0 when it does not.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
 /// One record.
 ///
 /// ```
@@ -304,6 +364,15 @@ pub struct Record {
     /// Who did it, or whose import or export it was; not there for an unidentified session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller: Option<Party>,
+    /// Who made the connection, where nobody knows more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<Credentials>,
+    /// The link that was connected to, for what concerns the link.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
+    /// The seat of the link.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seat: Option<u32>,
     /// The other side: the exporter of an import, the importer of an exporter's acknowledgement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub other: Option<Party>,
@@ -322,6 +391,9 @@ pub struct Record {
     /// Whom a `SetImportPid` names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub admits: Vec<String>,
+    /// How many records were left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suppressed: Option<u64>,
 }
 
 impl Record {
@@ -339,12 +411,16 @@ impl Record {
             outcome: Outcome::Done,
             reason: None,
             caller: None,
+            socket: None,
+            link: None,
+            seat: None,
             other: None,
             key_hash: None,
             grant_hash: None,
             size_bytes: None,
             mechanism: None,
             admits: Vec::new(),
+            suppressed: None,
         }
     }
 

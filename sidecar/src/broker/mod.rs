@@ -13,6 +13,7 @@
 //! | `admit.rs` | processes, pods and service accounts are admitted to it |
 //! | `import.rs` | the memory is delivered, and acknowledged |
 //! | `close.rs` | imports and exports end |
+//! | `inspect.rs` | what an operator sees |
 //! | `region.rs`, `grant.rs`, `table.rs` | what is remembered |
 //! | `policy.rs` | every limit |
 //! | `audit.rs`, `refusal.rs` | what is written down, and what the caller is told |
@@ -39,7 +40,8 @@
 //!   whose sender is not the one that connected is not for the broker.
 //! - It looks at a descriptor before it hands it on: a sealed memfd of the size that is claimed, or a device. Here a
 //!   descriptor is a number, and a size is a claim.
-//! - `Attach`, `Seated` and `Yield` are the link's. Here they are refused as unsupported.
+//! - `Attach`, `Seated` and `Yield` are the link's. Here they are refused as unsupported. So are `ListProcesses` and
+//!   `ListKeys`: who may ask that is decided by the socket, and `inspect.rs` has the answers.
 //! - It ticks at [`Broker::next_deadline`], writes the audit log, and sees to it that refusals do not fill it.
 //!
 //! ```
@@ -75,6 +77,7 @@ mod digest;
 mod export;
 mod grant;
 mod import;
+mod inspect;
 mod policy;
 mod refusal;
 mod region;
@@ -85,8 +88,9 @@ mod table;
 use std::collections::BTreeMap;
 use std::fmt;
 
-pub use audit::{Op, Outcome, Party, PartyPod, Reason, Record};
+pub use audit::{Credentials, Op, Outcome, Party, PartyPod, Reason, Record};
 pub use command::{Command, Effect, FdToken, Millis, ProcessId, SessionId, Ticket};
+pub use inspect::Holdings;
 pub use policy::Policy;
 
 use admit::Question;

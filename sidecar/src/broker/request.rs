@@ -40,12 +40,10 @@ impl Broker {
         let op = match &request.op {
             None => Op::Nothing,
             Some(request::Op::Hello(_)) => Op::Hello,
-            Some(
-                request::Op::Attach(_)
-                | request::Op::Seated(_)
-                | request::Op::Yield(_)
-                | request::Op::Proof(_),
-            ) => Op::Attach,
+            Some(request::Op::Attach(_) | request::Op::Proof(_)) => Op::Attach,
+            Some(request::Op::Seated(_)) => Op::Seated,
+            Some(request::Op::Yield(_)) => Op::Yield,
+            Some(request::Op::ListProcesses(_) | request::Op::ListKeys(_)) => Op::Inspect,
             Some(request::Op::Detach(_)) => Op::Detach,
             Some(request::Op::BareTgid(_)) => Op::BareTgid,
             Some(request::Op::ExportKey(_)) => Op::Export,
@@ -132,7 +130,14 @@ impl Broker {
             None => Err(Refusal::invalid(Reason::Malformed, "the request says nothing")),
             // Answered above.
             Some(Op::Hello(_)) => Ok(Answer::done()),
-            Some(Op::Attach(_) | Op::Seated(_) | Op::Yield(_) | Op::Proof(_)) => Err(Refusal::unsupported()),
+            Some(
+                Op::Attach(_)
+                | Op::Seated(_)
+                | Op::Yield(_)
+                | Op::Proof(_)
+                | Op::ListProcesses(_)
+                | Op::ListKeys(_),
+            ) => Err(Refusal::unsupported()),
             Some(Op::BareTgid(_)) => {
                 let tgid = Tgid { bare_tgid: caller.process.bare_tgid };
                 Ok(Answer::Now(reply::Result::Tgid(tgid), None))

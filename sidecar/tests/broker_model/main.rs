@@ -9,8 +9,8 @@ use oracle::{Entropy, Oracle, Out};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use shmesh_proto::broker::{
-    Ack, Attach, BareTgid, Close, Code, Detach, ExportKey, Hello, ImportByKey, List, Mechanism, Request,
-    SetImportPid, Yield, reply, request,
+    Ack, Attach, BareTgid, Close, Code, Detach, ExportKey, Hello, ImportByKey, List, ListKeys, ListProcesses,
+    Mechanism, Request, Seated, SetImportPid, Yield, reply, request,
 };
 use shmesh_proto::identity::{PeerIdentity, Pod};
 use shmesh_sidecar::broker::{
@@ -21,14 +21,25 @@ use shmesh_sidecar::broker::{
 #[derive(Clone, Debug)]
 enum Ask {
     Hello,
-    Attach(bool),
+    /// What is not for the broker.
+    Other(usize),
     Detach,
     BareTgid,
     List(u32),
     Nothing,
     OtherVersion,
-    Export { size: usize, flags: usize, mechanism: i32, odd_handle: bool, odd_fds: bool },
-    Admit { key: usize, tgids: Vec<usize>, subjects: Vec<usize> },
+    Export {
+        size: usize,
+        flags: usize,
+        mechanism: i32,
+        odd_handle: bool,
+        odd_fds: bool,
+    },
+    Admit {
+        key: usize,
+        tgids: Vec<usize>,
+        subjects: Vec<usize>,
+    },
     AdmitMany(usize, usize),
     Import(usize),
     Ack(usize, bool),
@@ -89,7 +100,7 @@ impl Dice {
     fn ask(mut self) -> Ask {
         match self.roll(140) {
             0 => Ask::Hello,
-            1 => Ask::Attach(self.once_in(2)),
+            1 => Ask::Other(self.roll(5)),
             2 => Ask::Detach,
             3 => Ask::BareTgid,
             4..6 => Ask::List(u32::try_from(self.roll(4)).expect("a small number")),
@@ -241,8 +252,11 @@ impl World {
         let mut fds = Vec::new();
         let op = match ask {
             Ask::Hello => Op::Hello(Hello {}),
-            Ask::Attach(true) => Op::Attach(Attach::default()),
-            Ask::Attach(false) => Op::Yield(Yield {}),
+            Ask::Other(0) => Op::Attach(Attach::default()),
+            Ask::Other(1) => Op::Yield(Yield {}),
+            Ask::Other(2) => Op::Seated(Seated { seat: 1, word: 1 }),
+            Ask::Other(3) => Op::ListProcesses(ListProcesses { skip: 0 }),
+            Ask::Other(_) => Op::ListKeys(ListKeys { skip: 0 }),
             Ask::Detach => Op::Detach(Detach {}),
             Ask::BareTgid | Ask::Nothing | Ask::OtherVersion => Op::BareTgid(BareTgid {}),
             Ask::List(skip) => Op::List(List { skip }),
@@ -371,6 +385,15 @@ impl World {
 
         prop_assert_eq!(self.broker.check(), Ok(()), "{:?}", command);
         prop_assert_eq!(self.broker.stats(), self.oracle.stats());
+        // What an operator sees.
+        for skip in [0_u32, 2, 100] {
+            let mut seen = self.broker.all_keys(skip);
+            seen.keys.iter_mut().for_each(|key| key.hash.clear());
+            prop_assert_eq!(seen, self.oracle.all_keys(skip as usize));
+        }
+        for process in self.people.iter().filter_map(ProcessId::of) {
+            prop_assert_eq!(self.broker.holdings(&process), self.oracle.holdings(process));
+        }
         prop_assert_eq!(self.broker.next_deadline(), self.oracle.next_deadline());
         prop_assert_eq!(
             self.broker.is_idle(),
@@ -498,9 +521,9 @@ fn the_sequences_reach_every_reason() {
     });
     result.expect("as the other test");
     let seen = seen.lock().expect("no thread has panicked");
-    // The entropy here never repeats, and who sends is for the socket to see.
-    let elsewhere = [Reason::Entropy, Reason::ForeignSender];
-    let missed: Vec<_> = Reason::ALL.iter().filter(|r| !seen.contains(r) && !elsewhere.contains(r)).collect();
+    // The entropy here never repeats.
+    let is_for_others = |r: &Reason| *r == Reason::Entropy || Reason::OF_THE_SOCKET.contains(r);
+    let missed: Vec<_> = Reason::ALL.iter().filter(|r| !seen.contains(r) && !is_for_others(r)).collect();
     assert!(missed.is_empty(), "{missed:?}");
 }
 

@@ -2,12 +2,13 @@
 
 use shmesh_proto::broker::event::Happened;
 use shmesh_proto::broker::{
-    Admit, Code, Done, Exported, Imported, Keys, Listed, Mechanism, Request, Tgid, Welcome, reply, request,
+    Admit, AllKeys, Code, Done, Exported, Imported, KeyInfo, Keys, Listed, Mechanism, Request, Tgid, Welcome,
+    reply, request,
 };
 use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::key::DeviceKey;
 use shmesh_sidecar::broker::{
-    Command, FdToken, Millis, Op, Outcome, Policy, ProcessId, Reason, SessionId, Stats, Ticket,
+    Command, FdToken, Holdings, Millis, Op, Outcome, Policy, ProcessId, Reason, SessionId, Stats, Ticket,
 };
 
 /// An effect, without what the oracle does not predict: words for people, hashes, and the other side of a record.
@@ -152,6 +153,30 @@ impl Oracle {
             imports: self.regions.iter().map(|r| r.imports.len()).sum(),
             grants: self.grants.iter().filter(|g| g.over.is_none()).count(),
             questions: self.questions.len(),
+        }
+    }
+
+    pub(crate) fn all_keys(&self, skip: usize) -> AllKeys {
+        let page = self.regions.iter().skip(skip).take(64);
+        let info = |r: &Region| KeyInfo {
+            hash: String::new(),
+            size: r.size,
+            mechanism: r.mechanism.into(),
+            exporter: r.exporter.bare_tgid,
+            importers: r.importers().iter().take(8).map(|p| p.bare_tgid).collect(),
+            importer_count: count(r.importers().len()),
+            admitted: count(r.pids.len() + r.subjects.len()),
+            open: r.open,
+            closing: r.closing,
+        };
+        AllKeys { keys: page.map(info).collect(), total: count(self.regions.len()) }
+    }
+
+    pub(crate) fn holdings(&self, process: ProcessId) -> Holdings {
+        let imports = |r: &&Region| r.imports.iter().any(|i| i.by == process);
+        Holdings {
+            exports: self.regions.iter().filter(|r| r.exporter == process).count(),
+            imports: self.regions.iter().filter(imports).count(),
         }
     }
 
@@ -383,7 +408,10 @@ impl Oracle {
         let op = match &request.op {
             None => Op::Nothing,
             Some(Ask::Hello(_)) => Op::Hello,
-            Some(Ask::Attach(_) | Ask::Seated(_) | Ask::Yield(_) | Ask::Proof(_)) => Op::Attach,
+            Some(Ask::Attach(_) | Ask::Proof(_)) => Op::Attach,
+            Some(Ask::Seated(_)) => Op::Seated,
+            Some(Ask::Yield(_)) => Op::Yield,
+            Some(Ask::ListProcesses(_) | Ask::ListKeys(_)) => Op::Inspect,
             Some(Ask::Detach(_)) => Op::Detach,
             Some(Ask::BareTgid(_)) => Op::BareTgid,
             Some(Ask::ExportKey(_)) => Op::Export,
@@ -434,9 +462,12 @@ impl Oracle {
         }
         match ask {
             Ask::Hello(_) => unreachable!(),
-            Ask::Attach(_) | Ask::Seated(_) | Ask::Yield(_) | Ask::Proof(_) => {
-                no(Code::Unsupported, Reason::Unsupported)
-            }
+            Ask::Attach(_)
+            | Ask::Seated(_)
+            | Ask::Yield(_)
+            | Ask::Proof(_)
+            | Ask::ListProcesses(_)
+            | Ask::ListKeys(_) => no(Code::Unsupported, Reason::Unsupported),
             Ask::BareTgid(_) => Ok(Some((reply::Result::Tgid(Tgid { bare_tgid: peer.bare_tgid }), None))),
             Ask::ExportKey(export) => self.export(session, &peer, export, fds),
             Ask::SetImportPid(admit) => self.admit(session, request.id, &peer, admit),

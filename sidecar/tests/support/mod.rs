@@ -10,6 +10,8 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+const SIDECAR: &str = env!("CARGO_BIN_EXE_shmesh-sidecar");
+
 pub(crate) struct Sidecar {
     child: Child,
     admin: String,
@@ -22,7 +24,21 @@ impl Sidecar {
     }
 
     pub(crate) fn start_with(dir: &Path, changes: &str, flags: &[&str]) -> Self {
-        Self::start_by(Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar")), dir, changes, flags)
+        Self::start_by(Command::new(SIDECAR), dir, changes, flags)
+    }
+
+    /// In a pid namespace of its own: it sees none of those who connect. Takes root.
+    pub(crate) fn start_alone(dir: &Path, flags: &[&str]) -> Self {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc", SIDECAR]);
+        Self::start_by(unshare, dir, "mpmc", flags)
+    }
+
+    /// With so few descriptors at most.
+    pub(crate) fn start_with_limit(dir: &Path, descriptors: u32, flags: &[&str]) -> Self {
+        let mut limited = Command::new("sh");
+        limited.args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\""), SIDECAR]);
+        Self::start_by(limited, dir, "mpmc", flags)
     }
 
     /// With a command that ends in the program.
@@ -103,6 +119,19 @@ impl Sidecar {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
+}
+
+/// The lines of an audit log of this operation that name this reason; an empty reason: those that were done.
+pub(crate) fn audited(log: &Path, op: &str, reason: &str) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(log).unwrap();
+    // The last line may be half written.
+    let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let records = lines.map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}")));
+    records
+        .filter(|record: &serde_json::Value| {
+            record["op"] == op && record["reason"].as_str().unwrap_or_default() == reason
+        })
+        .collect()
 }
 
 impl Drop for Sidecar {

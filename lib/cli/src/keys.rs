@@ -1,0 +1,123 @@
+//! `shmesh keys`: the device keys of a sidecar, without the keys themselves.
+
+use std::io::Write;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use shmesh::client::{Client, KeyInfo, Mechanism};
+use shmesh::config::LinkName;
+
+use crate::args::{Dir, Output};
+use crate::human;
+use crate::table::Table;
+
+const EXAMPLES: &str = "\
+Asks the sidecar that keeps the link for all its device keys: who has exported what, who imports it, how many may. HASH is
+what the audit log has; nobody is ever shown a key. An exporter that waits for its importers before it can free its memory
+is `closing`; `open` keys are for everybody who knows them.
+
+The sidecar answers processes that it can see, of its own user or root. In a pod, ask from its container:
+  kubectl exec my-pod -c shmesh-sidecar -- shmesh keys fronthaul
+
+Examples:
+  shmesh keys fronthaul
+  shmesh keys fronthaul --output json | jq '[.keys[].size_bytes] | add'
+  grep 4f1a09c2d7e6b350 audit.jsonl                what has become of one of them";
+
+/// What `shmesh keys` is asked.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Name of the link
+    #[arg(value_name = "LINK")]
+    link: LinkName,
+    #[command(flatten)]
+    dir: Dir,
+    /// How to print
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    output: Output,
+}
+
+/// Shows the keys.
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let keys = Client::connect(&args.dir.dir, args.link.as_str()).and_then(|mut client| client.all_keys());
+    let keys = keys.with_context(|| format!("cannot ask for the keys of link {}", args.link))?;
+    match args.output {
+        Output::Text => text(args, keys.as_deref(), out),
+        Output::Json => {
+            let served_by = if keys.is_some() { "sidecar" } else { "participant" };
+            let keys: Value = keys.iter().flatten().map(key_json).collect();
+            let all = json!({ "link": args.link.as_str(), "served_by": served_by, "keys": keys });
+            serde_json::to_writer_pretty(&mut *out, &all)?;
+            Ok(writeln!(out)?)
+        }
+    }
+}
+
+fn text(args: &Args, keys: Option<&[KeyInfo]>, out: &mut dyn Write) -> anyhow::Result<()> {
+    let Some(keys) = keys else {
+        let link = &args.link;
+        return Ok(writeln!(out, "link {link} has no sidecar, and without one there are no device keys")?);
+    };
+    if keys.is_empty() {
+        return Ok(writeln!(out, "no device keys")?);
+    }
+    let mut table =
+        Table::new(&["HASH", ">SIZE", "MECHANISM", ">EXPORTER", "IMPORTERS", ">ADMITTED", "STATE"]);
+    for key in keys {
+        table.row([
+            key.hash.clone(),
+            human::bytes(key.size),
+            mechanism(key).to_owned(),
+            key.exporter.to_string(),
+            importers(key),
+            if key.open { "everybody".to_owned() } else { key.admitted.to_string() },
+            state(key).to_owned(),
+        ]);
+    }
+    Ok(table.print(0, out)?)
+}
+
+/// `4711, 4712 and 30 more`.
+fn importers(key: &KeyInfo) -> String {
+    if key.importers.is_empty() {
+        return "-".to_owned();
+    }
+    let named = key.importers.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
+    match (key.importer_count as usize).saturating_sub(key.importers.len()) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
+fn state(key: &KeyInfo) -> &'static str {
+    match (key.closing, key.open) {
+        (true, _) => "closing",
+        (false, true) => "open",
+        (false, false) => "",
+    }
+}
+
+fn mechanism(key: &KeyInfo) -> &'static str {
+    match key.mechanism() {
+        Mechanism::Unspecified => "unknown",
+        Mechanism::Host => "host",
+        Mechanism::CudaVmm => "cuda-vmm",
+        Mechanism::Ascend => "ascend",
+        Mechanism::CudaLegacy => "cuda-legacy",
+    }
+}
+
+fn key_json(key: &KeyInfo) -> Value {
+    json!({
+        "hash": key.hash,
+        "size_bytes": key.size,
+        "mechanism": mechanism(key),
+        "exporter": key.exporter,
+        "importers": key.importers,
+        "importer_count": key.importer_count,
+        "admitted": key.admitted,
+        "open": key.open,
+        "closing": key.closing,
+    })
+}

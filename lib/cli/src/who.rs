@@ -1,0 +1,208 @@
+//! `shmesh who`: who is on a link, as its sidecar knows.
+
+use std::io::Write;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use shmesh::ErrorKind;
+use shmesh::client::{Client, Everybody, PeerIdentity, Pod, Process, Seat};
+use shmesh::config::LinkName;
+use shmesh::inspect::{SeatView, View};
+
+use crate::args::{Dir, Output};
+use crate::people;
+use crate::table::Table;
+
+const EXAMPLES: &str = "\
+Asks the sidecar that keeps the link. TGID is the bare thread-group id: the number of the process in the outermost pid
+namespace, which is what is admitted to device keys. Without a sidecar it shows the seats in shared memory, and says so:
+there pids are what each process has written of itself.
+
+The sidecar answers processes that it can see, of its own user or root. In a pod, ask from its container:
+  kubectl exec my-pod -c shmesh-sidecar -- shmesh who fronthaul
+
+Examples:
+  shmesh who fronthaul
+  shmesh who fronthaul --output json | jq '.processes[] | select(.exports > 0) | .bare_tgid'";
+
+/// What `shmesh who` is asked.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Name of the link
+    #[arg(value_name = "LINK")]
+    link: LinkName,
+    #[command(flatten)]
+    dir: Dir,
+    /// How to print
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    output: Output,
+}
+
+/// Who answers for a link.
+enum Answer {
+    Sidecar(Everybody),
+    /// A participant serves the link, or nobody.
+    Segments {
+        served_by: &'static str,
+        seats: Vec<SeatView>,
+    },
+}
+
+/// Shows who is there.
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let answer = ask(args)?;
+    match args.output {
+        Output::Text => text(args, &answer, out),
+        Output::Json => {
+            serde_json::to_writer_pretty(&mut *out, &whole_json(args, &answer))?;
+            Ok(writeln!(out)?)
+        }
+    }
+}
+
+fn ask(args: &Args) -> anyhow::Result<Answer> {
+    let dir = &args.dir.dir;
+    let seen = |served_by| {
+        let seats = View::open(dir, &args.link)?.seats();
+        Ok(Answer::Segments { served_by, seats })
+    };
+    let everybody = Client::connect(dir, args.link.as_str()).and_then(|mut client| client.everybody());
+    match everybody {
+        Ok(Some(everybody)) => Ok(Answer::Sidecar(everybody)),
+        Ok(None) => seen("participant"),
+        Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. }) => seen("nobody"),
+        Err(error) => Err(error).with_context(|| format!("cannot ask who is on link {}", args.link)),
+    }
+}
+
+fn text(args: &Args, answer: &Answer, out: &mut dyn Write) -> anyhow::Result<()> {
+    let all = match answer {
+        Answer::Sidecar(all) => all,
+        Answer::Segments { served_by, seats } => return segments_text(args, served_by, seats, out),
+    };
+    let mut table =
+        Table::new(&[">TGID", ">START", ">UID", "POD", ">SESSIONS", "SEATS", ">EXPORTS", ">IMPORTS"]);
+    for process in &all.processes {
+        let who = identity(process);
+        table.row([
+            who.bare_tgid.to_string(),
+            who.start_time.to_string(),
+            who.uid.to_string(),
+            who.pod.as_ref().map_or_else(|| "-".to_owned(), pod),
+            process.sessions.to_string(),
+            seats(&process.seats),
+            process.exports.to_string(),
+            process.imports.to_string(),
+        ]);
+    }
+    writeln!(out, "link {}, kept by a sidecar", args.link)?;
+    table.print(2, out)?;
+    if all.unidentified > 0 {
+        writeln!(out, "  and {} of which nobody knows whose they are", sessions(all.unidentified))?;
+    }
+    for seat in &all.unclaimed {
+        let side = side(seat);
+        writeln!(
+            out,
+            "  seat {}, {side}: pid {} by its own word, not known to the sidecar",
+            seat.seat, seat.pid
+        )?;
+    }
+    Ok(())
+}
+
+fn segments_text(
+    args: &Args,
+    served_by: &str,
+    seats: &[SeatView],
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let by = if served_by == "nobody" { "served by nobody" } else { "served by one of its participants" };
+    writeln!(out, "link {}, {by}: no sidecar keeps it, so this is what shared memory says", args.link)?;
+    let mut table = Table::new(&[">SEAT", "SIDE", ">PID", ">START", "STATE"]);
+    for seat in seats {
+        table.row([
+            seat.participant.seat.to_string(),
+            seat.participant.word.side().to_string(),
+            seat.participant.word.pid().to_string(),
+            seat.participant.start_time.to_string(),
+            people::state(seat).to_owned(),
+        ]);
+    }
+    if table.is_empty() { Ok(writeln!(out, "  nobody is on it")?) } else { Ok(table.print(2, out)?) }
+}
+
+fn identity(process: &Process) -> PeerIdentity {
+    process.identity.clone().unwrap_or_default()
+}
+
+/// `namespace/name`, or its uid as long as its name is not known.
+fn pod(pod: &Pod) -> String {
+    let name = if pod.name.is_empty() { pod.uid.clone() } else { format!("{}/{}", pod.namespace, pod.name) };
+    if pod.confirmed { name } else { format!("{name} (not confirmed)") }
+}
+
+/// `3 primary, 4 secondary`.
+fn seats(seats: &[Seat]) -> String {
+    if seats.is_empty() {
+        return "-".to_owned();
+    }
+    let texts = seats.iter().map(|seat| format!("{} {}", seat.seat, side(seat)));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+fn side(seat: &Seat) -> &'static str {
+    if seat.side == 2 { "secondary" } else { "primary" }
+}
+
+fn sessions(count: u32) -> String {
+    crate::human::plural(count.into(), "session")
+}
+
+fn whole_json(args: &Args, answer: &Answer) -> Value {
+    let link = args.link.as_str();
+    match answer {
+        Answer::Segments { served_by, seats } => json!({
+            "link": link,
+            "served_by": served_by,
+            "participants": seats.iter().map(people::json).collect::<Value>(),
+        }),
+        Answer::Sidecar(all) => json!({
+            "link": link,
+            "served_by": "sidecar",
+            "processes": all.processes.iter().map(process_json).collect::<Value>(),
+            "unidentified_sessions": all.unidentified,
+            "unclaimed_seats": all.unclaimed.iter().map(seat_json).collect::<Value>(),
+        }),
+    }
+}
+
+fn process_json(process: &Process) -> Value {
+    let who = identity(process);
+    let pod = who.pod.as_ref().map(|pod| {
+        json!({
+            "uid": pod.uid,
+            "namespace": pod.namespace,
+            "name": pod.name,
+            "container": pod.container,
+            "service_account": pod.service_account,
+            "confirmed": pod.confirmed,
+        })
+    });
+    json!({
+        "bare_tgid": who.bare_tgid,
+        "start_time": who.start_time,
+        "uid": who.uid,
+        "gid": who.gid,
+        "pod": pod,
+        "sessions": process.sessions,
+        "seats": process.seats.iter().map(seat_json).collect::<Value>(),
+        "exports": process.exports,
+        "imports": process.imports,
+    })
+}
+
+fn seat_json(seat: &Seat) -> Value {
+    json!({ "seat": seat.seat, "side": side(seat), "pid": seat.pid })
+}

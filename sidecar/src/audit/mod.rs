@@ -1,0 +1,147 @@
+//! The audit log: one JSON object per line, never a key.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `limit.rs` | how many records one account may cause |
+//! | `file.rs` | a file that does not fill the disk |
+//!
+//! Written by a thread of its own: a disk or a reader that is slow must not hold up the hub. What cannot be written in time,
+//! and what one account causes beyond measure, is counted and said.
+
+mod file;
+mod limit;
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use tokio::time::Instant;
+
+use crate::broker::{Millis, Record};
+use crate::metrics::Metrics;
+use file::LogFile;
+use limit::Limiter;
+
+/// Records that wait to be written.
+const QUEUE_MAX: usize = 4096;
+/// How long after the first record that was left out their number is written.
+const REPORT_AFTER: Duration = Duration::from_secs(10);
+
+/// Where records go: one log, which all who write share.
+#[derive(Clone, Debug)]
+pub(crate) struct AuditLog {
+    start: Instant,
+    metrics: Metrics,
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// `None`: into the log of the sidecar.
+    writer: Option<(SyncSender<String>, JoinHandle<()>)>,
+    limiter: Limiter,
+    /// Somebody is going to write how many were left out.
+    will_report: bool,
+    lost: u64,
+}
+
+impl AuditLog {
+    pub(crate) fn open(path: Option<&Path>, metrics: Metrics) -> Result<Self> {
+        let writer = path.map(writer).transpose()?;
+        let shared = Shared { writer, limiter: Limiter::default(), will_report: false, lost: 0 };
+        Ok(Self { start: Instant::now(), metrics, shared: Arc::new(Mutex::new(shared)) })
+    }
+
+    /// The clock of all records.
+    pub(crate) fn now(&self) -> Millis {
+        Millis(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// When that time is, on the clock of the event loop.
+    pub(crate) fn instant(&self, at: Millis) -> Instant {
+        self.start + Duration::from_millis(at.0)
+    }
+
+    pub(crate) fn write(&self, record: &Record) {
+        let mut shared = self.shared();
+        if shared.limiter.admits(record) {
+            return shared.put(record, &self.metrics);
+        }
+        self.metrics.audit_suppressed(1);
+        if !std::mem::replace(&mut shared.will_report, true) {
+            let log = self.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(REPORT_AFTER).await;
+                log.report();
+            });
+        }
+    }
+
+    /// Writes how many records were left out, and whose.
+    fn report(&self) {
+        let mut shared = self.shared();
+        shared.will_report = false;
+        for record in shared.limiter.reports(self.now()) {
+            shared.put(&record, &self.metrics);
+        }
+    }
+
+    /// Waits until all is written.
+    pub(crate) fn close(&self) {
+        self.report();
+        if let Some((queue, thread)) = self.shared().writer.take() {
+            drop(queue);
+            let _ = thread.join();
+        }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        // A line is put into the queue whole, or not at all.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    fn put(&mut self, record: &Record, metrics: &Metrics) {
+        let line = record.to_line();
+        let Some((queue, _)) = &self.writer else {
+            tracing::info!(target: "audit", "{line}");
+            return;
+        };
+        // The record's own clock starts with the sidecar.
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        match queue.try_send(format!("{{\"time_ms\":{time},{}\n", line.trim_start_matches('{'))) {
+            Ok(()) if self.lost > 0 => {
+                tracing::error!(lost = self.lost, "the audit log was too slow for these records");
+                self.lost = 0;
+            }
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.lost += 1;
+                metrics.audit_suppressed(1);
+            }
+        }
+    }
+}
+
+fn writer(path: &Path) -> Result<(SyncSender<String>, JoinHandle<()>)> {
+    let mut out: Box<dyn Write + Send> = if path == Path::new("-") {
+        Box::new(std::io::stdout())
+    } else {
+        let file = LogFile::open(path);
+        Box::new(file.with_context(|| format!("cannot open the audit log {}", path.display()))?)
+    };
+    let (queue, lines) = sync_channel::<String>(QUEUE_MAX);
+    let thread = std::thread::Builder::new().name("audit".into()).spawn(move || {
+        for line in lines {
+            if let Err(error) = out.write_all(line.as_bytes()) {
+                tracing::error!(%error, "the audit log cannot be written");
+            }
+        }
+    });
+    Ok((queue, thread.context("cannot start a thread")?))
+}

@@ -1,0 +1,75 @@
+//! What an operator sees: everybody's keys, and who has how many. Whether the caller is one is decided outside.
+
+use shmesh_proto::broker::{AllKeys, KeyInfo};
+use shmesh_proto::limits::{MAX_LISTED, MAX_LISTED_IMPORTERS};
+
+use super::region::Region;
+use super::{Broker, ProcessId};
+
+/// How many keys a process has.
+///
+/// ```
+/// use shmesh_sidecar::broker::Holdings;
+/// assert_eq!(Holdings::default().exports, 0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Holdings {
+    /// Keys that it has exported.
+    pub exports: usize,
+    /// Keys that it imports, or waits to import.
+    pub imports: usize,
+}
+
+impl Broker {
+    /// How many keys a process has; none when nobody knows it.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::{Broker, Holdings, Policy, ProcessId};
+    /// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
+    /// let nobody = ProcessId { bare_tgid: 4711, start_time: 12, pidfd_inode: 0 };
+    /// assert_eq!(broker.holdings(&nobody), Holdings::default());
+    /// ```
+    #[must_use]
+    pub fn holdings(&self, process: &ProcessId) -> Holdings {
+        let known = self.tables.processes.get(process);
+        known.map_or_else(Holdings::default, |known| Holdings {
+            exports: known.exports.len(),
+            imports: known.imports.len(),
+        })
+    }
+
+    /// All keys, without the first `skip` of them: a packet full, in the order in which they were exported.
+    ///
+    /// ```
+    /// use shmesh_sidecar::broker::{Broker, Policy};
+    /// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
+    /// assert_eq!(broker.all_keys(0).total, 0);
+    /// ```
+    #[must_use]
+    pub fn all_keys(&self, skip: u32) -> AllKeys {
+        let regions = &self.tables.regions;
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+        AllKeys {
+            keys: regions.values().skip(skip).take(MAX_LISTED).map(info).collect(),
+            total: count(regions.len()),
+        }
+    }
+}
+
+fn info(region: &Region) -> KeyInfo {
+    KeyInfo {
+        hash: region.digest.short(),
+        size: region.size,
+        mechanism: region.mechanism.into(),
+        exporter: region.exporter.bare_tgid,
+        importers: region.importers().take(MAX_LISTED_IMPORTERS).map(|p| p.bare_tgid).collect(),
+        importer_count: count(region.importers().count()),
+        admitted: count(region.admitted()),
+        open: region.open,
+        closing: region.closing,
+    }
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
