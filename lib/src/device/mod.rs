@@ -260,13 +260,13 @@ impl<M: DeviceMemory> Session<M> {
         let memory = match mapped {
             Ok(memory) => Arc::new(memory),
             Err(error) => {
-                let _ = self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: false }));
+                let _ = self.say_closed(key, false);
                 return Err(Error::system(&self.client.link().into(), "map the memory", error));
             }
         };
         if let Err(error) = acknowledged {
             drop(memory);
-            let _ = self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: false }));
+            let _ = self.say_closed(key, false);
             return Err(error);
         }
         self.imports.insert(*key.as_bytes(), (Arc::clone(&memory), 1));
@@ -291,7 +291,7 @@ impl<M: DeviceMemory> Session<M> {
         if self.imports.contains_key(key.as_bytes()) {
             return self.close_import(key);
         }
-        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: false }))?;
+        self.say_closed(key, false)?;
         self.exports.remove(key.as_bytes());
         Ok(())
     }
@@ -316,7 +316,7 @@ impl<M: DeviceMemory> Session<M> {
             let text = "this session has not exported it".to_owned();
             return Err(ErrorKind::Denied { link: self.client.link().into(), text }.into());
         }
-        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: true }))?;
+        self.say_closed(key, true)?;
         self.forced.insert(*key.as_bytes());
         Ok(())
     }
@@ -334,7 +334,11 @@ impl<M: DeviceMemory> Session<M> {
             _ => {}
         }
         self.imports.remove(key.as_bytes());
-        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force: false }))
+        self.say_closed(key, false)
+    }
+
+    fn say_closed(&mut self, key: &DeviceKey, force: bool) -> Result<()> {
+        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force }))
     }
 
     fn done(&mut self, op: request::Op) -> Result<()> {

@@ -104,15 +104,9 @@ impl Shared {
         if known != Liveness::Unknown || other.is_of(&self.me) {
             return known;
         }
-        let seats = &self.core.seats;
-        let is_ours = seats.lock_of(other) == Some(self.lock.inode());
-        let is_free = || self.lock.is_seat_taken(other.seat.value()).is_ok_and(|taken| !taken);
-        // Asked again at last: who leaves by itself takes the mark away before the lock.
-        if is_ours && is_free() && seats.lock_of(other) == Some(self.lock.inode()) {
-            Liveness::Dead
-        } else {
-            Liveness::Unknown
-        }
+        let is_taken = || self.lock.is_seat_taken(other.seat.value());
+        let has_lost = self.core.seats.has_lost_lock(other, self.lock.inode(), is_taken);
+        if has_lost { Liveness::Dead } else { Liveness::Unknown }
     }
 
     /// Everybody who has ended, as far as this process can see.

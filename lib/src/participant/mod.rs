@@ -472,15 +472,26 @@ impl Seats {
     /// Says that `me` has the lock of its seat, in the lock file with this inode; or, with 0, that it has not. Whoever finds
     /// the lock free after that knows that its process has ended.
     pub(crate) fn mark_locked(&self, me: &Participant, inode: u64) {
-        // Release pairs with the Acquire of `lock_of`: who reads the mark finds the lock taken.
+        // Release pairs with the Acquire of `is_marked`: the lock is taken before the mark can be seen.
         self.lines[me.seat.as_usize()].word(LOCK).store(me.word.detail(inode), Ordering::Release);
     }
 
-    /// The inode of the lock file in which a participant's seat is locked; `None` when it does not say, or has left.
-    pub(crate) fn lock_of(&self, other: &Participant) -> Option<u64> {
-        // Acquire pairs with the Release of `mark_locked`.
+    /// Whether a participant has lost its lock in the lock file with this inode, without having said that it leaves: only the
+    /// end of its process does that. `is_taken` asks the kernel for the lock.
+    pub(crate) fn has_lost_lock(
+        &self,
+        other: &Participant,
+        inode: u64,
+        is_taken: impl FnOnce() -> std::io::Result<bool>,
+    ) -> bool {
+        // Asked again at last: who leaves takes the mark away before the lock, and what the kernel has seen we see.
+        self.is_marked(other, inode) && is_taken().is_ok_and(|taken| !taken) && self.is_marked(other, inode)
+    }
+
+    fn is_marked(&self, other: &Participant, inode: u64) -> bool {
+        // Acquire pairs with the Release of `mark_locked`: who reads the mark finds the lock taken.
         let mark = self.lines[other.seat.as_usize()].word(LOCK).load(Ordering::Acquire);
-        Some(other.word.of_detail(mark)).filter(|inode| *inode != 0 && self.is_seated(other))
+        mark == other.word.detail(inode) && self.is_seated(other)
     }
 
     /// Who sits at `seat`.

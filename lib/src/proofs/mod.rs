@@ -19,10 +19,11 @@
 //! | DEKKER, both fences | `a_late_recoverer_takes_no_wake_up_away` |
 //! | posts | `a_post_brings_its_messages` |
 //!
-//! Loom cannot notice three kinds. It takes no load to be later than it is, so a consumer's reads of a slot never see the
+//! Loom cannot notice four kinds. It takes no load to be later than it is, so a consumer's reads of a slot never see the
 //! producer's next writes: CONSUME needs its Acquire by the memory model and not by a model here. Its `overwrite` is an
 //! exchange, so the Release of `Bitmap::take` survives: a plain store there would end the release sequence that a thief
-//! reads. And what only `inspect` reads through [`queued`](crate::ring::Ring::queued) is in no model.
+//! reads. And what only `inspect` reads through [`queued`](crate::ring::Ring::queued) is in no model. And the lock of a seat
+//! is the kernel's: the model has a mutex in its place, which is in one order for all, so the mark beside it may be Relaxed there.
 //!
 //! Not noticed in the time that models have, and kept by argument alone: in `mpmc`, a producer's loads of `tail`, of the
 //! slot and of `head`, its exchange on `tail` for another, a consumer's second load of `head`, and its exchange on `head`; in

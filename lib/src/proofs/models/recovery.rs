@@ -1,6 +1,8 @@
 //! Recovery: participants die in every state, two others take back what they held while a third goes on working, and a
 //! newcomer sits down in the seat as soon as it is vacant.
 
+use loom::sync::{Arc, Mutex};
+
 use super::super::stage::{
     self, abandon, attach, describe, entry_of, link, loan, loan_with, process, release,
 };
@@ -552,6 +554,52 @@ fn a_newcomer_keeps_its_details() {
         late.join().unwrap();
         let seen = core.seats.at(newcomer.seat).unwrap();
         assert_eq!((seen.word, seen.start_time, seen.pid_namespace), (newcomer.word, 1, 1));
+    });
+}
+
+/// The lock of a seat, as the kernel keeps it: free, or whose it is.
+type KernelLock = Arc<Mutex<bool>>;
+
+fn sit_and_lock(core: &Core, lock: &KernelLock) -> Participant {
+    let me = core.seats.attach(&process(7), Primary).unwrap();
+    *lock.lock().unwrap() = true;
+    core.seats.mark_locked(&me, INODE);
+    me
+}
+
+/// As `Link` does when it is dropped.
+fn unlock_and_leave(core: &Core, lock: &KernelLock, me: &Participant) {
+    core.seats.mark_locked(me, 0);
+    *lock.lock().unwrap() = false;
+    core.seats.vacate(me);
+}
+
+const INODE: u64 = 4711;
+
+/// Somebody of another pid namespace asks for the lock of a seat while its holder leaves, and the next handle of the same
+/// process sits down in it: neither is taken for dead. Who ends without leaving is.
+#[test]
+fn a_lock_that_is_free_is_a_death_only_of_who_did_not_leave() {
+    explore("a_lock_that_is_free_is_a_death_only_of_who_did_not_leave", None, || {
+        let core = link(1, false, 1, 0);
+        let lock: KernelLock = Arc::new(Mutex::new(false));
+        let comes_and_goes = {
+            let (core, lock) = (core.clone(), Arc::clone(&lock));
+            spawn(move || {
+                let first = sit_and_lock(&core, &lock);
+                unlock_and_leave(&core, &lock, &first);
+                sit_and_lock(&core, &lock)
+            })
+        };
+        let is_taken = || Ok(*lock.lock().unwrap());
+        for other in core.seats.all() {
+            assert!(!core.seats.has_lost_lock(&other, INODE, is_taken), "it lives");
+        }
+        let second = comes_and_goes.join().unwrap();
+        assert!(!core.seats.has_lost_lock(&second, INODE, is_taken));
+        *lock.lock().unwrap() = false;
+        assert!(core.seats.has_lost_lock(&second, INODE, is_taken), "the kernel has taken its lock away");
+        assert!(!core.seats.has_lost_lock(&second, INODE + 1, is_taken), "in another file");
     });
 }
 
