@@ -197,7 +197,8 @@ impl Room {
 
     fn of(limit: usize, used: usize) -> Self {
         let free = limit.saturating_sub(used).saturating_sub(Self::SPARE);
-        let sessions = (free / 2 / Self::PER_SESSION).clamp(1, MAX_SESSIONS);
+        // A quarter: there are more keys than participants.
+        let sessions = (free / 4 / Self::PER_SESSION).clamp(1, MAX_SESSIONS);
         let room = Self { sessions, descriptors: free.saturating_sub(sessions * Self::PER_SESSION) };
         if sessions < MAX_SESSIONS {
             tracing::warn!(
@@ -315,10 +316,7 @@ mod tests {
             let needs = used + sessions * Room::PER_SESSION + descriptors;
             assert!(needs <= limit.max(used + Room::PER_SESSION), "{limit}: {needs}");
         }
-        assert_eq!(
-            Room::of(256, 30),
-            Room { sessions: 9, descriptors: 103 },
-            "half for sessions, half for keys"
-        );
+        assert_eq!(Room::of(512, 30), Room { sessions: 10, descriptors: 348 });
+        assert!(Room::of(20_000, 30).descriptors > 11_000, "as many keys as are measured");
     }
 }

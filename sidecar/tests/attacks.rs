@@ -510,7 +510,7 @@ fn nobody_knows_who_it_is() {
 #[test]
 fn descriptors_run_out() {
     let _watchdog = Watchdog::start();
-    let mut scene = Scene::with(|dir, _, flags| Sidecar::start_with_limit(dir, 256, flags));
+    let mut scene = Scene::with(|dir, _, flags| Sidecar::start_with_limit(dir, 512, flags));
     // All places.
     let mut crowd = Vec::new();
     until("there is no more room", || {
@@ -532,7 +532,7 @@ fn descriptors_run_out() {
             reply::Result::Exported(_) => keys += 1,
             other => break refusal(other),
         }
-        assert!(keys < 256, "it has 256 descriptors");
+        assert!(keys < 512, "it has 512 descriptors");
     };
     assert_eq!(refused.code(), Code::Limit);
     assert!(refused.text.contains("keys with descriptors") && keys > 50, "{keys}: {}", refused.text);
