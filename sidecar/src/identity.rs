@@ -8,10 +8,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use shmesh::sys::socket::{self, Packet};
 use shmesh_daemon::descriptor::watched;
+use shmesh_daemon::seldom::Seldom;
 use shmesh_identity::pidfd::{PeerPidfd, Pidfd, Unknown};
 use shmesh_identity::process::{identify, now};
 use shmesh_identity::procfs::Kernel;
@@ -31,6 +33,7 @@ pub(crate) struct Resolver {
     /// The node's identity service; without it this process knows whom its own pid namespace shows.
     pub(crate) service: Option<PathBuf>,
     pub(crate) peer_pidfd: PeerPidfd,
+    pub(crate) unknown: Arc<Seldom>,
 }
 
 /// What is known of a connection.
@@ -48,7 +51,9 @@ impl Resolver {
     /// Looks at a new connection.
     pub(crate) async fn resolve(&self, connection: &OwnedFd) -> Known {
         self.look(connection).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "a process cannot be identified: it is refused");
+            if let Some(left_out) = self.unknown.next() {
+                tracing::warn!(%error, left_out, "a process cannot be identified: it is refused");
+            }
             Known::default()
         })
     }

@@ -84,7 +84,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         .collect::<io::Result<Vec<_>>>()
         .context("cannot wait for participants")?;
     let peer_pidfd = if args.old_kernel { PeerPidfd::Old } else { PeerPidfd::Newest };
-    let resolver = Resolver { service: args.identity.clone(), peer_pidfd };
+    let resolver = Resolver { service: args.identity.clone(), peer_pidfd, unknown: Arc::default() };
     let bare_numbers = resolver.service.is_some() || are_bare()?;
     let policy = Policy { open_keys: args.allow_open_keys, bare_numbers, ..Policy::default() };
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
@@ -283,7 +283,12 @@ impl Door {
             match session::proves(&session, &known, &mut early).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    tracing::warn!("who made a connection does not answer on it: it is refused");
+                    if let Some(left_out) = self.resolver.unknown.next() {
+                        tracing::warn!(
+                            left_out,
+                            "who made a connection does not answer on it: it is refused"
+                        );
+                    }
                     known = Known::default();
                 }
                 Err(_) => return,

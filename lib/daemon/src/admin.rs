@@ -13,6 +13,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::guarded::Guarded;
 use crate::readiness::Readiness;
 use crate::telemetry::LogFilter;
 
@@ -35,6 +36,8 @@ pub struct Admin {
 /// | `GET /readyz` | 200 when ready, else 503 with what is missing |
 /// | `GET /metrics` | OpenMetrics text |
 /// | `PUT /log-level` | the body is the new filter; 400 with the reason if it is none |
+///
+/// 32 connections at the same time, each for ten seconds at most: probes get through whoever else comes.
 ///
 /// # Errors
 /// The listener fails.
@@ -59,7 +62,7 @@ pub async fn serve(listener: TcpListener, admin: Admin, stop: CancellationToken)
         .route("/metrics", get(metrics))
         .route("/log-level", put(set_log))
         .with_state(admin);
-    axum::serve(listener, routes)
+    axum::serve(Guarded::new(listener), routes)
         .with_graceful_shutdown(async move { stop.cancelled().await })
         .await
         .context("the admin server failed")

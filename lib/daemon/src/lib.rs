@@ -5,15 +5,18 @@
 //! | [`args`] | flags that every daemon has |
 //! | [`telemetry`] | structured logs with a filter that can be changed while it runs |
 //! | [`readiness`] | latches: ready when all are open |
-//! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/log-level` |
+//! | [`admin`], `guarded.rs` | `/livez`, `/readyz`, `/metrics`, `/log-level`, for whoever lingers as well |
 //! | [`shutdown`] | SIGTERM and SIGINT |
-//! | [`descriptor`] | descriptors in the event loop, and those of processes |
+//! | [`descriptor`] | descriptors in the event loop |
+//! | [`seldom`] | log lines that strangers can cause |
 //!
 //! It is never a dependency of the transport.
 
 pub mod admin;
 pub mod args;
 pub mod descriptor;
+mod guarded;
 pub mod readiness;
+pub mod seldom;
 pub mod shutdown;
 pub mod telemetry;
