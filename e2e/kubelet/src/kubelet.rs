@@ -21,6 +21,7 @@ pub(crate) struct Kubelet {
     journal: Arc<Journal>,
     api: Arc<Api>,
     pub(crate) manager: Arc<Manager>,
+    pub(crate) registry: Arc<Registry>,
     pub(crate) process: Process,
     /// One pod at a time.
     admission: Mutex<()>,
@@ -46,6 +47,7 @@ impl Kubelet {
             journal: Arc::clone(journal),
             api: Arc::clone(api),
             manager,
+            registry,
             process: process.clone(),
             admission: Mutex::default(),
         });

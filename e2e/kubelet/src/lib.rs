@@ -12,6 +12,7 @@
 //! | `devices` | the device manager: which devices there are, and who has them |
 //! | `registry` | plugins that register, and plugins that are found |
 //! | `podresources.rs` | the server that says which pod has which device |
+//! | `soak.rs` | [`soak`]: random sequences against an oracle |
 //! | `wire` | gRPC as Go does it |
 //! | `names.rs`, `random.rs`, `process.rs` | names of resources; chance that can be repeated; tasks that end together |
 //!
@@ -30,6 +31,7 @@ mod podresources;
 mod process;
 mod random;
 mod registry;
+mod soak;
 mod wire;
 
 pub use api::Quantity;
@@ -40,6 +42,7 @@ pub use names::is_extended_resource_name;
 pub use node::{Holder, Late, Node};
 pub use pod::{Container, ContainerState, ContainerStatus, Phase, Pod, PodStatus, RunOptions};
 pub use random::Chance;
+pub use soak::{Failure, Report, Step, Subject, soak};
 
 /// Whether a kubelet would believe this checkpoint, by its checksum; `None` if it could not read it.
 ///

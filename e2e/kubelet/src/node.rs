@@ -155,6 +155,14 @@ impl Node {
         self.api.stop_containers();
     }
 
+    /// Lets the kubelet give up the plugin of a resource, as it does in the race by name: the connection is closed, the plugin
+    /// lives, and its socket is untouched. Does nothing if nobody is registered.
+    pub fn give_up(&self, resource: &str) {
+        if let Some(kubelet) = self.kubelet() {
+            kubelet.registry.give_up(resource);
+        }
+    }
+
     /// Binds a pod to the node, and returns when it has been admitted and its containers were started, or not. Where no
     /// kubelet runs, it waits for one, and this does not. A uid that is there already is left as it is.
     pub async fn add_pod(&self, pod: Pod) -> PodStatus {

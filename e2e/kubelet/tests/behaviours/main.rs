@@ -8,6 +8,7 @@ mod lists;
 mod plugin;
 mod registration;
 mod restarts;
+mod soak;
 mod watcher;
 
 use std::time::Duration;

@@ -93,8 +93,11 @@ pub(crate) fn devices(count: usize) -> Vec<Device> {
 }
 
 pub(crate) async fn channel(path: &Path) -> Channel {
-    let uri = format!("unix:{}", path.display());
-    Endpoint::from_shared(uri).unwrap().connect().await.unwrap()
+    connect(path).await.unwrap()
+}
+
+async fn connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
+    Endpoint::from_shared(format!("unix:{}", path.display())).unwrap().connect().await
 }
 
 impl Fake {
@@ -144,6 +147,11 @@ impl Fake {
     pub(crate) fn calls(&self, name: &str) -> Vec<Vec<String>> {
         let calls = self.0.calls.lock().unwrap();
         calls.iter().filter(|(call, _)| *call == name).map(|(_, ids)| ids.clone()).collect()
+    }
+
+    /// How many streams are open.
+    pub(crate) fn streams(&self) -> usize {
+        self.0.cut.receiver_count()
     }
 
     /// Of every request: `:authority`, `:path`, and headers.
@@ -216,7 +224,8 @@ pub(crate) async fn register(node: &Node, endpoint: &str) -> Result<(), Status> 
 }
 
 pub(crate) async fn register_as(node: &Node, request: RegisterRequest) -> Result<(), Status> {
-    let channel = channel(&node.paths().kubelet_socket()).await;
+    let channel = connect(&node.paths().kubelet_socket()).await;
+    let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
     RegistrationClient::new(channel).register(request).await.map(drop)
 }
 
