@@ -119,6 +119,24 @@ async fn b06_a_failed_registration_makes_the_kubelet_forget_the_one_before() {
     assert_eq!(node.allocatable(R), 2, "stale for ever");
 }
 
+/// So does one that fails late, long after another has succeeded.
+#[tokio::test(start_paused = true)]
+async fn b06_a_registration_that_fails_late_takes_the_name_of_a_newer_one() {
+    let (_dir, node) = node().await;
+    let slow = tokio::spawn({
+        let node = node.clone();
+        async move { register(&node, "nobody.sock").await }
+    });
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let plugin = Fake::new(3);
+    let served = plugin.up(&node, "a.sock").await;
+    allocatable(&node, 3).await;
+    slow.await.unwrap().unwrap_err();
+    drop(served);
+    node.wait_for(SOON, |node| count(node, |e| matches!(e, Event::StreamEnded { .. })) == 1).await.unwrap();
+    assert_eq!(node.allocatable(R), 3, "nobody is known by that name any more");
+}
+
 #[tokio::test]
 async fn b07_a_resource_is_kept_for_five_minutes() {
     let (clock, hand) = Clock::manual();
