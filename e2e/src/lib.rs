@@ -1,5 +1,6 @@
 //! End-to-end tests: what takes more than one program.
 //!
+//! `kubelet/` is a crate of its own: a kubelet double, for tests of the device plugin.
 //! `tests/identity.rs` runs the sidecar and the node's identity service together, in pid namespaces as in pods.
 //!
 //! Tests on a cluster are not built yet. They will install the chart of `helm/`, run the samples of `manifests/`, and check what only a cluster can show: that
