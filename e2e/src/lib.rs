@@ -1,5 +1,6 @@
 //! End-to-end tests: what takes more than one program.
 //!
+//! `kubelet/` is a crate of its own: a kubelet double, for tests of the device plugin.
 //! `tests/identity.rs` runs the sidecar and the node's identity service together, in pid namespaces as in pods.
 //! `tests/command.rs` asks a running sidecar with the command line tool.
 //!

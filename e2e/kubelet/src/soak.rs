@@ -1,0 +1,302 @@
+//! Random sequences of what happens on a node, against an oracle of who should have what.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+use std::{fmt, fs};
+
+use crate::node::Node;
+use crate::pod::{Container, Phase, Pod};
+use crate::random::Chance;
+
+/// How long a plugin may take, by the node's clock, until the kubelet counts its devices right again.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(3);
+
+/// A device plugin that runs against a node, as far as the driver needs to know it.
+pub trait Subject {
+    /// Kills the plugin as a container's end does, and starts it again. It may return before the plugin has registered.
+    fn restart(&mut self) -> impl Future<Output = ()>;
+
+    /// Changes the health of some devices, as chance has it.
+    fn flip(&mut self, chance: &mut Chance);
+
+    /// The healthy devices by resource: what the kubelet ought to count.
+    fn healthy(&self) -> BTreeMap<String, BTreeSet<String>>;
+
+    /// The sockets that it serves now, to be deleted under it.
+    fn sockets(&self) -> Vec<PathBuf>;
+}
+
+/// What can happen.
+///
+/// ```
+/// assert_eq!(shmesh_kubelet::Step::ALL.len(), 9);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// The kubelet is killed and started again.
+    KubeletRestart,
+    /// The kubelet is killed, pods are deleted, and it is started again after a while.
+    KubeletDown,
+    /// The plugin is killed and started again.
+    PluginRestart,
+    /// Both at once.
+    BothRestart,
+    /// The kubelet gives the plugin up, as it does in the race by name.
+    StreamCut,
+    /// A socket of the plugin is deleted.
+    SocketRemoval,
+    /// Health of devices changes.
+    HealthFlip,
+    /// A pod comes.
+    PodAdd,
+    /// A pod goes.
+    PodDelete,
+}
+
+impl Step {
+    /// Every step.
+    pub const ALL: [Self; 9] = [
+        Self::KubeletRestart,
+        Self::KubeletDown,
+        Self::PluginRestart,
+        Self::BothRestart,
+        Self::StreamCut,
+        Self::SocketRemoval,
+        Self::HealthFlip,
+        Self::PodAdd,
+        Self::PodDelete,
+    ];
+}
+
+/// What a run was like.
+///
+/// ```
+/// assert_eq!(shmesh_kubelet::Report::default().steps.len(), 0);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// How often each step was taken.
+    pub steps: BTreeMap<Step, usize>,
+    /// Pods that got what they asked for.
+    pub admitted: usize,
+    /// Pods that asked for more than there was, and were refused.
+    pub refused: usize,
+    /// The longest time until all was right again.
+    pub slowest: Duration,
+}
+
+/// What went wrong, and after what.
+///
+/// ```
+/// # async fn fails<S: shmesh_kubelet::Subject>(node: &shmesh_kubelet::Node, subject: &mut S) {
+/// let failure = shmesh_kubelet::soak(node, subject, 1000, 7).await.unwrap_err();
+/// println!("{failure}"); // has the number of the step, the seed, and the steps before it
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Failure {
+    seed: u64,
+    history: Vec<Step>,
+    what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let last = &self.history[self.history.len().saturating_sub(8)..];
+        let Self { seed, history, what } = self;
+        write!(f, "step {} of seed {seed}: {what}; last steps: {last:?}", history.len())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Takes so many steps, and after each checks that, within three seconds, the kubelet counts as many devices as are healthy;
+/// that no device is handed out twice, or to somebody who did not ask; that a pod is admitted if and only if there is enough;
+/// and that nothing is taken that nobody has. The kubelet must run, and the plugin too.
+///
+/// ```
+/// # async fn checks<S: shmesh_kubelet::Subject>(node: &shmesh_kubelet::Node, subject: &mut S) -> Result<(), shmesh_kubelet::Failure> {
+/// let report = shmesh_kubelet::soak(node, subject, 1000, 7).await?;
+/// assert!(report.admitted > 0);
+/// # Ok(())
+/// # }
+/// ```
+pub async fn soak<S: Subject>(
+    node: &Node,
+    subject: &mut S,
+    steps: usize,
+    seed: u64,
+) -> Result<Report, Failure> {
+    let chance = Chance::new(seed);
+    let mut run = Run {
+        node,
+        subject,
+        chance,
+        asked: BTreeMap::new(),
+        next_pod: 0,
+        history: Vec::new(),
+        report: Report::default(),
+    };
+    let mut outcome = run.settle().await;
+    while outcome.is_ok() && run.history.len() < steps {
+        let step = Step::ALL[run.chance.below(Step::ALL.len())];
+        run.history.push(step);
+        *run.report.steps.entry(step).or_default() += 1;
+        outcome = run.take(step).await;
+        node.clear_events();
+    }
+    let Run { history, report, .. } = run;
+    outcome.map(|()| report).map_err(|what| Failure { seed, history, what })
+}
+
+struct Run<'a, S> {
+    node: &'a Node,
+    subject: &'a mut S,
+    chance: Chance,
+    /// Resource and count of each living pod.
+    asked: BTreeMap<String, (String, u64)>,
+    next_pod: u64,
+    history: Vec<Step>,
+    report: Report,
+}
+
+impl<S: Subject> Run<'_, S> {
+    async fn take(&mut self, step: Step) -> Result<(), String> {
+        let io = |error: std::io::Error| error.to_string();
+        match step {
+            Step::KubeletRestart => self.node.restart_kubelet().await.map_err(io)?,
+            Step::KubeletDown => {
+                self.node.kill_kubelet().await;
+                self.delete_pod();
+                let pause = Duration::from_millis(self.chance.below(20_000) as u64);
+                self.node.clock().sleep(pause).await;
+                self.node.start_kubelet().await.map_err(io)?;
+            }
+            Step::PluginRestart => self.subject.restart().await,
+            Step::BothRestart => {
+                self.node.kill_kubelet().await;
+                self.subject.restart().await;
+                self.node.start_kubelet().await.map_err(io)?;
+            }
+            Step::StreamCut => {
+                for resource in self.subject.healthy().into_keys() {
+                    self.node.give_up(&resource);
+                }
+            }
+            Step::SocketRemoval => {
+                let sockets = self.subject.sockets();
+                if !sockets.is_empty() {
+                    let _ = fs::remove_file(&sockets[self.chance.below(sockets.len())]);
+                }
+            }
+            Step::HealthFlip => self.subject.flip(&mut self.chance),
+            Step::PodAdd => return self.add_pod().await,
+            Step::PodDelete => self.delete_pod(),
+        }
+        // Now and then the next thing happens before this one is over.
+        if self.chance.below(4) == 0 {
+            return Ok(());
+        }
+        self.settle().await
+    }
+
+    /// Waits until the kubelet counts right, and checks who has what.
+    async fn settle(&mut self) -> Result<(), String> {
+        let healthy = self.subject.healthy();
+        let start = self.node.clock().now();
+        let right = |node: &Node| {
+            let resources = node.resources();
+            let count = |resource| resources.get(resource).map(|quantity| quantity.allocatable);
+            healthy.iter().all(|(resource, names)| count(resource) == Some(names.len() as u64))
+        };
+        let counts: BTreeMap<_, _> = healthy.iter().map(|(name, names)| (name, names.len())).collect();
+        let waited = self.node.wait_for(RECOVERY_LIMIT, right).await;
+        waited.map_err(|late| format!("{counts:?} should be allocatable: {late}"))?;
+        self.report.slowest = self.report.slowest.max(self.node.clock().now() - start);
+        self.check_holders(healthy.keys())
+    }
+
+    fn check_holders<'b>(&self, resources: impl Iterator<Item = &'b String>) -> Result<(), String> {
+        for resource in resources {
+            let mut seen = BTreeSet::new();
+            let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+            for holder in self.node.holders(resource) {
+                *counts.entry(holder.pod.clone()).or_default() += 1;
+                // What a dead pod had may be handed out again only after it has been taken back.
+                if !seen.insert(holder.device.clone()) {
+                    return Err(format!("{} of {resource} was handed out twice", holder.device));
+                }
+            }
+            for (pod, count) in counts {
+                match self.asked.get(&pod) {
+                    Some((of, asked)) if of != resource || *asked != count => {
+                        return Err(format!(
+                            "pod {pod} asked for {asked} of {of}, has {count} of {resource}"
+                        ));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn add_pod(&mut self) -> Result<(), String> {
+        // A pod that comes while the plugin is away fails, and rightly so. And what is right has to stay so.
+        self.node.clock().sleep(RECOVERY_LIMIT).await;
+        self.settle().await?;
+        let healthy = self.subject.healthy();
+        let Some((resource, names)) = healthy.iter().nth(self.chance.below(healthy.len().max(1))) else {
+            return Ok(());
+        };
+        let living = |pod: &String| self.asked.contains_key(pod);
+        let taken: BTreeSet<String> = self
+            .node
+            .holders(resource)
+            .into_iter()
+            .filter(|holder| living(&holder.pod))
+            .map(|holder| holder.device)
+            .collect();
+        let free = names.difference(&taken).count();
+        let count = 1 + self.chance.below(free + 1) as u64;
+        let uid = format!("pod{}", self.next_pod);
+        self.next_pod += 1;
+        let pod = Pod::new(&uid).container(Container::new("main").limit(resource, count));
+        let status = self.node.add_pod(pod).await;
+        let enough = count <= free as u64;
+        match status.phase {
+            Phase::Running if enough => {
+                self.asked.insert(uid, (resource.clone(), count));
+                self.report.admitted += 1;
+            }
+            Phase::Failed if !enough => self.report.refused += 1,
+            phase => {
+                return Err(format!(
+                    "{uid} asked for {count} of {resource}, {free} were free, and it is {phase:?}: {}",
+                    status.message
+                ));
+            }
+        }
+        // An admission takes back what the dead had: now nothing is taken that nobody has.
+        let holders = self.node.holders(resource);
+        let held: BTreeSet<String> = holders.iter().map(|holder| holder.device.clone()).collect();
+        let allocated = self.node.allocated(resource);
+        let ghosts: Vec<_> = holders.iter().filter(|holder| !self.asked.contains_key(&holder.pod)).collect();
+        if held != allocated || !ghosts.is_empty() {
+            return Err(format!(
+                "{resource}: {allocated:?} are taken, {held:?} are held, {ghosts:?} by the dead"
+            ));
+        }
+        self.check_holders(healthy.keys())
+    }
+
+    fn delete_pod(&mut self) {
+        let pods: Vec<String> = self.asked.keys().cloned().collect();
+        if !pods.is_empty() {
+            let uid = &pods[self.chance.below(pods.len())];
+            self.asked.remove(uid);
+            self.node.delete_pod(uid);
+        }
+    }
+}
