@@ -8,7 +8,12 @@
 //! The device plugin, which will advertise shared memory and pools to the kubelet, is not built yet.
 
 mod args;
+mod cdi;
+mod config;
+mod devices;
 mod identity;
+mod kubelet;
+mod resource;
 
 use std::ffi::OsString;
 
