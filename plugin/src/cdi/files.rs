@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{Device, agent, pool, shm};
+use super::{agent, pool, shm};
 use crate::config::Bytes;
 use crate::resource::{Pool, Resource, What};
 
@@ -134,12 +134,5 @@ impl Files {
             fs::rename(&new, &path)
         };
         written().with_context(|| format!("cannot write the CDI specification {}", path.display()))
-    }
-}
-
-#[cfg(test)]
-impl Device {
-    pub(super) fn to_json(&self) -> String {
-        serde_json::to_string(self).unwrap()
     }
 }

@@ -90,11 +90,13 @@ impl Resource {
     }
 
     /// The unit of this id.
+    #[cfg(test)]
     pub(crate) fn unit(&self, id: &str) -> Option<&Unit> {
         self.index.get(id).map(|&at| &self.units[at])
     }
 
     /// Part of the name after the `/`.
+    #[cfg(test)]
     pub(crate) fn short_name(&self) -> &str {
         self.name.rsplit('/').next().unwrap_or(&self.name)
     }

@@ -15,9 +15,7 @@ fn gpu(id: &str, numa: Option<u32>) -> Accelerator {
 }
 
 fn config(pools: &str) -> Config {
-    let mut config = Config::default();
-    config.pools = serde_saphyr::from_str(pools).unwrap();
-    config
+    Config { pools: serde_saphyr::from_str(pools).unwrap(), ..Config::default() }
 }
 
 fn node() -> Node {
