@@ -86,7 +86,6 @@ fn node(config: &Config, metrics: Metrics) -> Node {
     Node {
         mode,
         sockets: config.seen(sockets),
-        sockets_on_node: sockets.clone(),
         kubelet: config.seen(&config.kubelet.device_plugins_dir.join(shmesh_kubelet_api::KUBELET_SOCKET)),
         form: Arc::new(Form::of(config)),
         ledger: Arc::new(Ledger::default()),

@@ -24,8 +24,6 @@ pub(crate) struct Node {
     pub(crate) mode: Mode,
     /// Where sockets are made, seen from here.
     pub(crate) sockets: PathBuf,
-    /// The same, as the kubelet sees it.
-    pub(crate) sockets_on_node: PathBuf,
     /// The kubelet's socket, seen from here.
     pub(crate) kubelet: PathBuf,
     pub(crate) form: Arc<Form>,
@@ -145,7 +143,6 @@ impl Keeper {
             events: self.to_us.clone(),
             server: self.servers,
             stop: CancellationToken::new(),
-            endpoint: self.node.sockets_on_node.join(&self.endpoint).display().to_string(),
         };
         let path = self.node.sockets.join(&self.endpoint);
         match Server::start(&path, self.node.mode, service) {

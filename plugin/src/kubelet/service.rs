@@ -66,8 +66,6 @@ pub(super) struct Service {
     pub(super) events: mpsc::UnboundedSender<(u64, Event)>,
     pub(super) server: u64,
     pub(super) stop: CancellationToken,
-    /// Where the kubelet finds this socket.
-    pub(super) endpoint: String,
 }
 
 impl Service {
@@ -214,7 +212,8 @@ impl watcher::registration_server::Registration for Service {
         Ok(Response::new(watcher::PluginInfo {
             r#type: DEVICE_PLUGIN_TYPE.into(),
             name: self.offer.borrow().now.name.clone(),
-            endpoint: self.endpoint.clone(),
+            // The socket that this was asked at, under whatever path the kubelet has for it.
+            endpoint: String::new(),
             supported_versions: vec![API_VERSION.into()],
         }))
     }
