@@ -1,0 +1,143 @@
+//! What outlives the kubelet: the API server's word on pods and node, and the containers that the runtime runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::pod::{ContainerState, Phase, Pod, PodStatus};
+
+/// What the API server says of a resource of the node.
+///
+/// ```
+/// let none = shmesh_kubelet::Quantity::default();
+/// assert_eq!((none.capacity, none.allocatable), (0, 0));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quantity {
+    /// Devices, healthy or not.
+    pub capacity: u64,
+    /// Devices that may be handed out, or are.
+    pub allocatable: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    pod: Pod,
+    status: PodStatus,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// In the order of their making.
+    pods: Vec<Entry>,
+    node: BTreeMap<String, Quantity>,
+    /// The kubelet has heard of all its pods since it started.
+    all_known: bool,
+    /// Containers that ran when the kubelet started.
+    survivors: BTreeSet<(String, String)>,
+}
+
+/// What outlives the kubelet.
+#[derive(Debug, Default)]
+pub(crate) struct Api(Mutex<State>);
+
+impl Api {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A kubelet has started: it asks the runtime what runs, and does not know its pods yet.
+    pub(crate) fn kubelet_started(&self) {
+        let mut state = self.state();
+        state.all_known = false;
+        let running = |entry: &Entry| {
+            let uid = entry.pod.uid.clone();
+            let containers = entry.status.containers.clone().into_iter();
+            containers
+                .filter(|(_, status)| status.state == ContainerState::Running)
+                .map(move |(name, _)| (uid.clone(), name))
+        };
+        state.survivors = state.pods.iter().flat_map(running).collect();
+    }
+
+    pub(crate) fn set_all_known(&self) {
+        self.state().all_known = true;
+    }
+
+    pub(crate) fn all_known(&self) -> bool {
+        self.state().all_known
+    }
+
+    pub(crate) fn is_running(&self, uid: &str, container: &str) -> bool {
+        self.state().survivors.contains(&(uid.to_owned(), container.to_owned()))
+    }
+
+    /// Every container stops, as when the node is switched off.
+    pub(crate) fn stop_containers(&self) {
+        for entry in &mut self.state().pods {
+            let restarts = |state: &ContainerState| u32::from(*state != ContainerState::Waiting(None));
+            for status in entry.status.containers.values_mut() {
+                status.restarts += restarts(&status.state);
+                status.state = ContainerState::default();
+            }
+            if entry.status.phase == Phase::Running {
+                entry.status.phase = Phase::Pending;
+            }
+        }
+    }
+
+    /// Adds a pod. A uid that is there already is not added again.
+    pub(crate) fn add(&self, pod: Pod) -> bool {
+        let mut state = self.state();
+        if state.pods.iter().any(|entry| entry.pod.uid == pod.uid) {
+            return false;
+        }
+        let containers = pod.all().map(|container| (container.name.clone(), Default::default())).collect();
+        let status = PodStatus { containers, ..PodStatus::default() };
+        state.pods.push(Entry { pod, status });
+        true
+    }
+
+    pub(crate) fn remove(&self, uid: &str) -> bool {
+        let mut state = self.state();
+        let before = state.pods.len();
+        state.pods.retain(|entry| entry.pod.uid != uid);
+        state.pods.len() != before
+    }
+
+    pub(crate) fn pod(&self, uid: &str) -> Option<(Pod, PodStatus)> {
+        let state = self.state();
+        let entry = state.pods.iter().find(|entry| entry.pod.uid == uid)?;
+        Some((entry.pod.clone(), entry.status.clone()))
+    }
+
+    pub(crate) fn pod_named(&self, namespace: &str, name: &str) -> Option<Pod> {
+        let state = self.state();
+        let mut pods = state.pods.iter().map(|entry| &entry.pod);
+        pods.find(|pod| pod.namespace == namespace && pod.name == name).cloned()
+    }
+
+    pub(crate) fn update(&self, uid: &str, change: impl FnOnce(&mut PodStatus)) {
+        if let Some(entry) = self.state().pods.iter_mut().find(|entry| entry.pod.uid == uid) {
+            change(&mut entry.status);
+        }
+    }
+
+    /// Those that are not over, in the order of their making.
+    pub(crate) fn active(&self) -> Vec<Pod> {
+        let state = self.state();
+        let active = |entry: &&Entry| matches!(entry.status.phase, Phase::Pending | Phase::Running);
+        state.pods.iter().filter(active).map(|entry| entry.pod.clone()).collect()
+    }
+
+    pub(crate) fn active_uids(&self) -> BTreeSet<String> {
+        self.active().into_iter().map(|pod| pod.uid).collect()
+    }
+
+    pub(crate) fn node(&self) -> BTreeMap<String, Quantity> {
+        self.state().node.clone()
+    }
+
+    pub(crate) fn update_node(&self, change: impl FnOnce(&mut BTreeMap<String, Quantity>)) {
+        change(&mut self.state().node);
+    }
+}

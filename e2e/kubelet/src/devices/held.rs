@@ -1,0 +1,79 @@
+//! Which container has which devices, and what Allocate answered for them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shmesh_kubelet_api::deviceplugin::ContainerAllocateResponse;
+
+use super::Names;
+
+/// Stands for a NUMA node where a device has none.
+pub(crate) const NO_NUMA: i64 = -1;
+
+/// What one container has of one resource.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Share {
+    /// By NUMA node; a device with two is in both.
+    pub(crate) devices: BTreeMap<i64, Vec<String>>,
+    /// What Allocate answered.
+    pub(crate) answer: ContainerAllocateResponse,
+}
+
+impl Share {
+    pub(crate) fn names(&self) -> Names {
+        self.devices.values().flatten().cloned().collect()
+    }
+}
+
+/// Shares by pod, container, and resource.
+#[derive(Debug, Default)]
+pub(crate) struct Held(BTreeMap<String, BTreeMap<String, BTreeMap<String, Share>>>);
+
+impl Held {
+    pub(crate) fn insert(&mut self, uid: &str, container: &str, resource: &str, share: Share) {
+        let containers = self.0.entry(uid.to_owned()).or_default();
+        containers.entry(container.to_owned()).or_default().insert(resource.to_owned(), share);
+    }
+
+    pub(crate) fn has(&self, uid: &str) -> bool {
+        self.0.contains_key(uid)
+    }
+
+    /// Keeps only these pods, and tells whether that changed anything.
+    pub(crate) fn retain(&mut self, uids: &BTreeSet<String>) -> bool {
+        let before = self.0.len();
+        self.0.retain(|uid, _| uids.contains(uid));
+        self.0.len() != before
+    }
+
+    pub(crate) fn of(&self, uid: &str, container: &str) -> Option<&BTreeMap<String, Share>> {
+        self.0.get(uid)?.get(container)
+    }
+
+    pub(crate) fn names(&self, uid: &str, container: &str, resource: &str) -> Option<Names> {
+        Some(self.of(uid, container)?.get(resource)?.names())
+    }
+
+    /// Every share with its pod, container and resource.
+    pub(crate) fn shares(&self) -> impl Iterator<Item = (&String, &String, &String, &Share)> {
+        self.0.iter().flat_map(|(uid, containers)| {
+            containers.iter().flat_map(move |(container, resources)| {
+                resources.iter().map(move |(resource, share)| (uid, container, resource, share))
+            })
+        })
+    }
+
+    /// All devices that some pod has, by resource.
+    pub(crate) fn all(&self) -> BTreeMap<String, Names> {
+        let mut all: BTreeMap<String, Names> = BTreeMap::new();
+        for (_, _, resource, share) in self.shares() {
+            all.entry(resource.clone()).or_default().extend(share.names());
+        }
+        all
+    }
+
+    /// The pod that has a device of this name, of whatever resource: the kubelet does not ask which.
+    pub(crate) fn pod_with(&self, device: &str) -> Option<&String> {
+        let has = |share: &Share| share.devices.values().flatten().any(|name| name == device);
+        self.shares().find(|(_, _, _, share)| has(share)).map(|(uid, ..)| uid)
+    }
+}

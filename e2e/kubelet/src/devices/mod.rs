@@ -1,0 +1,149 @@
+//! The device manager: which devices there are, and who has them.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `state.rs` | devices, endpoints and allocations, and what ListAndWatch and time make of them |
+//! | `held.rs` | which container has which devices, and what Allocate answered for them |
+//! | `choose.rs` | which devices a container gets |
+//! | `allocate.rs` | Allocate and PreStartContainer |
+//! | `options.rs` | the answers of all resources, merged for the runtime |
+//! | `checkpoint.rs` | what outlives the kubelet |
+
+mod allocate;
+mod checkpoint;
+mod choose;
+mod held;
+mod options;
+mod state;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use state::State;
+
+use crate::api::Api;
+use crate::config::Config;
+use crate::journal::{Event, Journal};
+use crate::registry::Plugin;
+
+pub(crate) use checkpoint::checksum_matches;
+pub(crate) use state::Located;
+
+/// Names of devices.
+pub(crate) type Names = BTreeSet<String>;
+
+/// The device manager of one run of the kubelet.
+#[derive(Debug)]
+pub(crate) struct Manager {
+    config: Config,
+    journal: Arc<Journal>,
+    api: Arc<Api>,
+    state: Mutex<State>,
+}
+
+impl Manager {
+    /// Reads the checkpoint, as far as it can be read.
+    pub(crate) fn new(config: Config, journal: Arc<Journal>, api: Arc<Api>) -> Self {
+        let mut state = State::new(config.seed);
+        match checkpoint::read(&config.paths().checkpoint()) {
+            Ok(Some(data)) => state.restore(data, config.clock.now()),
+            Ok(None) => {}
+            Err(error) => journal.add(Event::CheckpointIgnored { error }),
+        }
+        Self { config, journal, api, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is the same node as before, as far as the kubelet can tell.
+    pub(crate) fn has_checkpoint(&self) -> bool {
+        self.config.paths().checkpoint().exists()
+    }
+
+    fn write_checkpoint(&self) -> Result<(), String> {
+        let data = self.state().checkpoint();
+        let path = self.config.paths().checkpoint();
+        checkpoint::write(&path, data).map_err(|error| {
+            format!("failed to write checkpoint file \"kubelet_internal_checkpoint\": {error}")
+        })
+    }
+
+    /// A plugin has answered: it is the endpoint of its resource from now on.
+    pub(crate) async fn connected(&self, plugin: &Arc<Plugin>) -> Result<(), String> {
+        let options = plugin.options().await;
+        let options = options.map_err(|error| format!("failed to get device plugin options: {error}"))?;
+        self.state().connect(Arc::clone(plugin), options);
+        self.journal.changed();
+        Ok(())
+    }
+
+    /// The endpoint of the resource is given up, whichever it is; or only this one, if the race is fixed.
+    pub(crate) fn disconnected(&self, plugin: &Plugin) {
+        self.state().disconnect(plugin, self.config.race, self.config.clock.now());
+        self.journal.add(Event::Disconnected { resource: plugin.resource.clone() });
+    }
+
+    /// ListAndWatch sent a list.
+    pub(crate) fn listed(&self, resource: &str, devices: Vec<shmesh_kubelet_api::deviceplugin::Device>) {
+        let total = devices.len();
+        let (healthy, pods) = self.state().replace(resource, devices);
+        // The kubelet logs what goes wrong here, and goes on.
+        let _ = self.write_checkpoint();
+        self.journal.add(Event::Listed { resource: resource.to_owned(), total, healthy });
+        if !pods.is_empty() {
+            self.journal.add(Event::HealthChanged { pods: pods.into_iter().collect() });
+        }
+    }
+
+    /// Capacity and allocatable by resource. Those that nobody has served for five minutes are removed, and named last.
+    pub(crate) fn capacity(&self) -> (Vec<(String, u64, u64)>, Vec<String>) {
+        let (present, removed) = self.state().capacity(self.config.clock.now());
+        if !removed.is_empty() {
+            let _ = self.write_checkpoint();
+        }
+        for resource in &removed {
+            self.journal.add(Event::ResourceRemoved { resource: resource.clone() });
+        }
+        (present, removed)
+    }
+
+    /// Takes back what pods had that are no longer active.
+    pub(crate) fn free_what_the_dead_had(&self) {
+        let active = self.api.active_uids();
+        if self.api.all_known() {
+            self.state().free_all_but(&active);
+        }
+    }
+
+    /// Allocated devices of a resource, those that leaked too.
+    pub(crate) fn allocated(&self, resource: &str) -> Names {
+        self.state().allocated(resource)
+    }
+
+    /// How many devices are allocated, by resource, if the pod has any.
+    pub(crate) fn allocated_counts(&self, uid: &str) -> Option<Vec<(String, u64)>> {
+        self.state().allocated_counts(uid)
+    }
+
+    /// What a container has: resource, device, where.
+    pub(crate) fn held_by(&self, uid: &str, container: &str) -> Vec<Located> {
+        self.state().held_by(uid, container)
+    }
+
+    /// What could be handed out: resource, device, where.
+    pub(crate) fn healthy(&self) -> Vec<Located> {
+        self.state().healthy_devices()
+    }
+
+    /// The `allocatedResourcesStatus` of a container: the health of its devices.
+    pub(crate) fn health_of(&self, uid: &str, container: &str) -> Vec<(String, String, String)> {
+        self.state().health_of(uid, container)
+    }
+
+    /// Every device that a pod has, with its pod and container.
+    pub(crate) fn holders(&self, resource: &str) -> Vec<(String, String, String)> {
+        self.state().holders(resource)
+    }
+}

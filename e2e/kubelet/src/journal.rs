@@ -1,0 +1,112 @@
+//! What has happened on a node, in order.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+
+/// Something that happened, and when.
+///
+/// ```
+/// use shmesh_kubelet::{Event, Record};
+///
+/// let record = Record { at: std::time::Duration::ZERO, event: Event::KubeletStarted };
+/// assert_eq!(record.event, Event::KubeletStarted);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// By the node's clock.
+    pub at: Duration,
+    /// What.
+    pub event: Event,
+}
+
+/// Something that happened. Errors are in the kubelet's words.
+///
+/// ```
+/// let event = shmesh_kubelet::Event::Disconnected { resource: "a.b/c".into() };
+/// assert!(matches!(event, shmesh_kubelet::Event::Disconnected { .. }));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are named after what they are")]
+pub enum Event {
+    /// The sockets are up.
+    KubeletStarted,
+    /// The kubelet was killed.
+    KubeletKilled,
+    /// The checkpoint could not be read, and was left aside.
+    CheckpointIgnored { error: String },
+    /// A plugin has been connected to.
+    Registered { resource: String, socket: String },
+    /// A plugin registered, and could not be connected to.
+    RegisterRefused { resource: String, error: String },
+    /// A plugin found by its socket was told so.
+    Notified { socket: String, registered: bool, error: String },
+    /// A plugin found by its socket could not be registered; it will be tried again.
+    RegistrationFailed { socket: String, error: String },
+    /// ListAndWatch sent a list.
+    Listed { resource: String, total: usize, healthy: usize },
+    /// ListAndWatch ended; it will not be called again.
+    StreamEnded { resource: String, error: String },
+    /// The plugin has been given up: its devices are unhealthy.
+    Disconnected { resource: String },
+    /// Nobody has registered for five minutes: the resource is gone.
+    ResourceRemoved { resource: String },
+    /// GetPreferredAllocation was called.
+    PreferenceAsked { resource: String, available: Vec<String>, must_include: Vec<String>, size: i32 },
+    /// Allocate was called.
+    AllocateCalled { resource: String, pod: String, container: String, devices: Vec<String> },
+    /// Allocate answered, and the devices belong to the container.
+    Allocated { resource: String, pod: String, container: String, devices: Vec<String> },
+    /// PreStartContainer was called.
+    PreStartCalled { resource: String, pod: String, container: String, devices: Vec<String> },
+    /// The pod was admitted.
+    Admitted { pod: String },
+    /// The pod was not admitted.
+    Rejected { pod: String, reason: String, message: String },
+    /// The container was started.
+    ContainerStarted { pod: String, container: String },
+    /// The container could not be started; it will be tried again.
+    ContainerFailed { pod: String, container: String, error: String },
+    /// Health of devices changed, so the status of these pods is told to the API server.
+    HealthChanged { pods: Vec<String> },
+}
+
+#[derive(Debug)]
+pub(crate) struct Journal {
+    clock: Clock,
+    records: Mutex<Vec<Record>>,
+    changes: watch::Sender<u64>,
+}
+
+impl Journal {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self { clock, records: Mutex::default(), changes: watch::Sender::new(0) }
+    }
+
+    pub(crate) fn add(&self, event: Event) {
+        let record = Record { at: self.clock.now(), event };
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+        self.changed();
+    }
+
+    /// Wakes who waits for the node to be in some state.
+    pub(crate) fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub(crate) fn records(&self) -> Vec<Record> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn clear(&self) {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}

@@ -1,0 +1,219 @@
+//! One run of the kubelet: from its start until it is killed.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+
+use crate::api::{Api, Quantity};
+use crate::config::Config;
+use crate::devices::Manager;
+use crate::journal::{Event, Journal};
+use crate::pod::{Container, ContainerState, ContainerStatus, Phase, Pod};
+use crate::podresources;
+use crate::process::Process;
+use crate::registry::Registry;
+
+#[derive(Debug)]
+pub(crate) struct Kubelet {
+    config: Config,
+    journal: Arc<Journal>,
+    api: Arc<Api>,
+    pub(crate) manager: Arc<Manager>,
+    pub(crate) process: Process,
+    /// One pod at a time.
+    admission: Mutex<()>,
+}
+
+impl Kubelet {
+    /// Sockets are up when this returns; no pod is known yet.
+    pub(crate) fn start(config: &Config, journal: &Arc<Journal>, api: &Arc<Api>) -> io::Result<Arc<Self>> {
+        let process = Process::default();
+        api.kubelet_started();
+        let manager = Arc::new(Manager::new(config.clone(), Arc::clone(journal), Arc::clone(api)));
+        if !manager.has_checkpoint() {
+            // It takes the node for a new one.
+            api.update_node(|node| node.values_mut().for_each(|quantity| *quantity = Default::default()));
+        }
+        let registry =
+            Registry::new(config.clone(), Arc::clone(journal), Arc::clone(&manager), process.clone());
+        registry.serve_legacy()?;
+        podresources::start(config, Arc::clone(api), Arc::clone(&manager), &process)?;
+        registry.watch_sockets()?;
+        let kubelet = Arc::new(Self {
+            config: config.clone(),
+            journal: Arc::clone(journal),
+            api: Arc::clone(api),
+            manager,
+            process: process.clone(),
+            admission: Mutex::default(),
+        });
+        let housekeeper = Arc::clone(&kubelet);
+        process.spawn(async move { housekeeper.keep_house().await });
+        journal.add(Event::KubeletStarted);
+        Ok(kubelet)
+    }
+
+    async fn keep_house(self: Arc<Self>) {
+        loop {
+            self.update_node();
+            for pod in self.api.active() {
+                let failed =
+                    |status: &ContainerStatus| matches!(status.state, ContainerState::Waiting(Some(_)));
+                let status = self.api.pod(&pod.uid).map(|(_, status)| status).unwrap_or_default();
+                if status.containers.values().any(failed) {
+                    let kubelet = Arc::clone(&self);
+                    self.process.spawn(async move { kubelet.start_containers(&pod.uid).await });
+                }
+            }
+            self.config.clock.sleep(self.config.status_period).await;
+        }
+    }
+
+    /// Tells the API server what there is.
+    pub(crate) fn update_node(&self) {
+        let (present, removed) = self.manager.capacity();
+        self.api.update_node(|node| {
+            for (resource, capacity, allocatable) in present {
+                node.insert(resource, Quantity { capacity, allocatable });
+            }
+            for resource in removed {
+                node.insert(resource, Quantity::default());
+            }
+        });
+        self.journal.changed();
+    }
+
+    /// The first news from the API server: every pod that is bound to the node is admitted again.
+    pub(crate) async fn learn_pods(&self, pods: Vec<Pod>) {
+        for pod in pods {
+            self.add_pod(&pod).await;
+        }
+        self.api.set_all_known();
+    }
+
+    /// Admits the pod, one at a time, and starts its containers.
+    pub(crate) async fn add_pod(&self, pod: &Pod) {
+        let admitted = {
+            let _one_at_a_time = self.admission.lock().await;
+            self.admit(pod).await
+        };
+        if admitted {
+            self.start_containers(&pod.uid).await;
+        }
+    }
+
+    async fn admit(&self, pod: &Pod) -> bool {
+        if !self.api.active_uids().contains(&pod.uid) {
+            return false;
+        }
+        let verdict = match self.allocate_all(pod).await {
+            Ok(()) => self.check_node(pod),
+            Err(error) => {
+                let message = format!("Allocate failed due to {error}, which is unexpected");
+                Err(("UnexpectedAdmissionError".to_owned(), message))
+            }
+        };
+        let uid = pod.uid.clone();
+        match verdict {
+            Ok(()) => {
+                self.journal.add(Event::Admitted { pod: uid });
+                true
+            }
+            Err((reason, message)) => {
+                self.api.update(&uid, |status| {
+                    status.phase = Phase::Failed;
+                    status.reason = reason.clone();
+                    status.message = message.clone();
+                    status.containers.values_mut().for_each(|status| status.state = Default::default());
+                });
+                self.journal.add(Event::Rejected { pod: uid, reason, message });
+                false
+            }
+        }
+    }
+
+    async fn allocate_all(&self, pod: &Pod) -> Result<(), String> {
+        for container in pod.all() {
+            self.manager.allocate(pod, container).await?;
+        }
+        Ok(())
+    }
+
+    /// The scheduler's own predicate, on what the node is known to have, and at least what is allocated.
+    fn check_node(&self, pod: &Pod) -> Result<(), (String, String)> {
+        let allocatable = |(resource, quantity): (String, Quantity)| (resource, quantity.allocatable);
+        let mut node: BTreeMap<String, u64> = self.api.node().into_iter().map(allocatable).collect();
+        for (resource, allocated) in self.manager.allocated_counts(&pod.uid).into_iter().flatten() {
+            let known = node.entry(resource).or_default();
+            *known = allocated.max(*known);
+        }
+        let others: Vec<Pod> = self.api.active().into_iter().filter(|other| other.uid != pod.uid).collect();
+        for (resource, capacity) in node {
+            let requested = pod.request(&resource);
+            let used: u64 = others.iter().map(|other| other.request(&resource)).sum();
+            if requested > 0 && used + requested > capacity {
+                let message = format!(
+                    "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
+                );
+                return Err((format!("OutOf{resource}"), message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts those that do not run, init containers one after the other; stops at an init container that fails.
+    pub(crate) async fn start_containers(&self, uid: &str) {
+        let Some((pod, status)) = self.api.pod(uid) else { return };
+        let plain =
+            |container: &Container| pod.init.iter().any(|init| init == container && !init.restartable);
+        for container in pod.all() {
+            let state = status.containers.get(&container.name).map(|status| &status.state);
+            if !matches!(state, Some(ContainerState::Waiting(_))) {
+                continue;
+            }
+            let state = if plain(container) { ContainerState::Completed } else { ContainerState::Running };
+            let started = self.start_container(&pod, container, state).await;
+            if !started && pod.init.contains(container) {
+                return;
+            }
+        }
+        self.api.update(uid, |status| {
+            let waiting = |state: &ContainerState| matches!(state, ContainerState::Waiting(_));
+            if status.phase == Phase::Pending && !status.containers.values().any(|c| waiting(&c.state)) {
+                status.phase = Phase::Running;
+            }
+        });
+        self.journal.changed();
+    }
+
+    pub(crate) async fn start_container(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        then: ContainerState,
+    ) -> bool {
+        let options = self.manager.run_options(pod, container).await;
+        let started = options.is_ok();
+        let (uid, name) = (pod.uid.clone(), container.name.clone());
+        let (event, state, options) = match options {
+            Ok(options) => (Event::ContainerStarted { pod: uid, container: name }, then, Some(options)),
+            Err(error) => {
+                let state = ContainerState::Waiting(Some(error.clone()));
+                (Event::ContainerFailed { pod: uid, container: name, error }, state, None)
+            }
+        };
+        self.api.update(&pod.uid, |status| {
+            let Some(status) = status.containers.get_mut(&container.name) else { return };
+            status.state = state;
+            if let Some(mut options) = options {
+                let restarts = status.restarts.to_string();
+                options.annotations.insert("io.kubernetes.container.restartCount".to_owned(), restarts);
+                status.options = options;
+            }
+        });
+        self.journal.add(event);
+        started
+    }
+}

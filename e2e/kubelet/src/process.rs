@@ -1,0 +1,57 @@
+//! All that one run of the kubelet has in flight. When it is killed, everything stops where it stands.
+
+use std::future::Future;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// A set of tasks that end together, as the threads of a process do.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Process {
+    tasks: TaskTracker,
+    killed: CancellationToken,
+}
+
+impl Process {
+    /// Runs `work` until it ends or the process is killed.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let killed = self.killed.clone();
+        self.tasks.spawn(async move {
+            // First of all whether it is dead: what fails because of that has no consequences any more.
+            tokio::select! {
+                biased;
+                () = killed.cancelled() => {}
+                () = work => {}
+            }
+        });
+    }
+
+    /// Awaits `work` as a part of this process: `None` if the process is killed first.
+    pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.killed.cancelled() => None,
+            done = work => Some(done),
+        }
+    }
+
+    /// Ends every task, and returns when all of them have let go of what they held.
+    pub(crate) async fn kill(&self) {
+        self.killed.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+/// HTTP/2 streams belong to the process too.
+impl<F> hyper::rt::Executor<F> for Process
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, work: F) {
+        self.spawn(async move {
+            let _ = work.await;
+        });
+    }
+}

@@ -1,0 +1,43 @@
+//! Chance that can be repeated: the kubelet's sets have no order, and neither have the double's.
+
+/// A sequence of numbers that depends only on its seed (SplitMix64).
+///
+/// ```
+/// use shmesh_kubelet::Chance;
+///
+/// let (mut a, mut b) = (Chance::new(7), Chance::new(7));
+/// assert_eq!(a.below(1000), b.below(1000));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Chance(u64);
+
+impl Chance {
+    /// The sequence of this seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any number.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number less than `limit`, which must not be 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        let limit = u64::try_from(limit).expect("usize has at most 64 bits");
+        usize::try_from(self.number() % limit).expect("less than a usize")
+    }
+
+    /// The items in an order of their own.
+    pub fn shuffled<T>(&mut self, items: impl IntoIterator<Item = T>) -> Vec<T> {
+        let mut items: Vec<T> = items.into_iter().collect();
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+        items
+    }
+}

@@ -1,0 +1,79 @@
+//! Connecting: again and again until the server speaks HTTP/2, or time is up.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use hyper::rt::Executor as _;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
+
+use super::tap::Tap;
+use super::{Authority, Channel};
+use crate::clock::Clock;
+use crate::process::Process;
+
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A connection to the server at `path`, or what grpc-go says when `limit` has passed without one.
+pub(crate) async fn dial(
+    path: &Path,
+    authority: &Authority,
+    limit: Duration,
+    clock: &Clock,
+    process: &Process,
+) -> Result<Channel, &'static str> {
+    let attempts = async {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            if let Some(channel) = attempt(path, authority, process).await {
+                return channel;
+            }
+            clock.sleep(pause).await;
+            pause = pause.mul_f64(1.6);
+        }
+    };
+    clock.timeout(limit, attempts).await.ok_or("context deadline exceeded")
+}
+
+/// What hyper runs for a connection: it ends when the connection is closed.
+#[derive(Clone, Debug)]
+struct Streams {
+    process: Process,
+    closed: CancellationToken,
+}
+
+impl<F> hyper::rt::Executor<F> for Streams
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, work: F) {
+        let closed = self.closed.clone();
+        self.process.spawn(async move {
+            tokio::select! {
+                biased;
+                () = closed.cancelled() => {}
+                _ = work => {}
+            }
+        });
+    }
+}
+
+async fn attempt(path: &Path, authority: &Authority, process: &Process) -> Option<Channel> {
+    let socket = UnixStream::connect(path).await.ok()?;
+    let broken = Arc::new(AtomicBool::new(false));
+    let (tap, greeting) = Tap::new(socket, authority.clone(), Arc::clone(&broken));
+    let closed = CancellationToken::new();
+    let abandoned = closed.clone().drop_guard();
+    let streams = Streams { process: process.clone(), closed };
+    let (requests, connection) =
+        hyper::client::conn::http2::handshake(streams.clone(), TokioIo::new(tap)).await.ok()?;
+    streams.execute(connection);
+    // The server has to speak: a listener that nobody accepts from is not a server.
+    greeting.await.ok()?;
+    let closed = abandoned.disarm();
+    Some(Channel::new(requests, authority.placeholder(), closed, broken))
+}
