@@ -101,6 +101,7 @@ async fn measure(units: u64) {
     }
     quantiles("start to allocatable", units, &times);
 
+    node.wait_for(LIMIT, |node| node.allocatable(SHM) == 0).await.unwrap();
     let plugin = Plugin::start(dir.path(), units);
     node.wait_for(LIMIT, there).await.unwrap();
     let mut client = client(dir.path()).await;

@@ -1,6 +1,6 @@
 //! Whether what is advertised works. Looked at anew each time, so that nothing stays unhealthy that works again.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -37,13 +37,12 @@ impl Doctor<'_> {
         }
     }
 
-    /// The devices of a resource that do not work, each with a line in the log. 0 where there are none: all of it.
-    pub(crate) async fn look(&self, resource: &Resource, repaired: &Result<()>) -> BTreeSet<usize> {
-        let mut sick = BTreeSet::new();
+    /// The devices of a resource that do not work, and why. 0 where there are none: all of it.
+    pub(crate) async fn look(&self, resource: &Resource, repaired: &Result<()>) -> BTreeMap<usize, String> {
+        let mut sick = BTreeMap::new();
         let mut judge = |device: usize, outcome: Result<()>| {
             if let Err(error) = outcome {
-                tracing::warn!(resource = resource.name, device, error = format!("{error:#}"), "unhealthy");
-                sick.insert(device);
+                sick.insert(device, format!("{error:#}"));
             }
         };
         let described = || match repaired {

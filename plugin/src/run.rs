@@ -138,7 +138,13 @@ async fn serve(
     let ledger = Arc::clone(&node.ledger);
     say_what_cdi_needs(&config);
     let mut steward = Steward::new(source, config, node);
-    steward.begin().await.map_err(Failure::Place)?;
+    let begun = tokio::select! {
+        biased;
+        // A health command may take its time.
+        () = stop.cancelled() => return Ok(()),
+        begun = steward.begin() => begun,
+    };
+    begun.map_err(Failure::Place)?;
     let resources = steward.resources();
     for resource in &resources.borrow().1 {
         if resource.units().len() > MANY {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
@@ -59,6 +59,8 @@ pub(crate) struct Steward {
     files: Option<Files>,
     wanted: Wanted,
     advertised: BTreeMap<String, Advertised>,
+    /// Which devices of which resource do not work, and why.
+    sick: BTreeMap<String, BTreeMap<usize, String>>,
     /// Who sweeps is told what there is.
     resources: watch::Sender<(Config, Vec<Arc<Resource>>)>,
 }
@@ -79,6 +81,7 @@ impl Steward {
             files,
             wanted: Wanted::default(),
             advertised: BTreeMap::new(),
+            sick: BTreeMap::new(),
         }
     }
 
@@ -131,11 +134,21 @@ impl Steward {
             _ => doctor.repair(),
         };
         let mut resources = Vec::new();
+        let mut still_sick = BTreeMap::new();
         for mut resource in planned {
             let sick = doctor.look(&resource, &repaired).await;
-            resource.set_health(|device| !sick.contains(&device));
+            resource.set_health(|device| !sick.contains_key(&device));
+            let before = self.sick.remove(&resource.name).unwrap_or_default();
+            for (device, why) in sick.iter().filter(|(device, _)| !before.contains_key(device)) {
+                warn!(resource = resource.name, device, why, "unhealthy");
+            }
+            for device in before.keys().filter(|device| !sick.contains_key(device)) {
+                info!(resource = resource.name, device, "healthy again");
+            }
+            still_sick.insert(resource.name.clone(), sick);
             resources.push(Arc::new(resource));
         }
+        self.sick = still_sick;
         if repaired.is_ok() {
             self.wanted = wanted;
         }
@@ -167,7 +180,10 @@ impl Steward {
                 let changed = offer.now.what != resource.what || offer.now.units() != resource.units();
                 if changed {
                     let before = std::mem::replace(&mut offer.now, Arc::clone(resource));
-                    if before.what != resource.what || before.units().len() != resource.units().len() {
+                    let ids = |resource: &Resource| {
+                        resource.units().iter().map(|unit| unit.id.clone()).collect::<Vec<_>>()
+                    };
+                    if before.what != resource.what || ids(&before) != ids(resource) {
                         offer.before = Some(before);
                     }
                 }
@@ -197,14 +213,13 @@ impl Steward {
 
     /// Follows files, devices and health until `stop`; then takes every socket away.
     pub(crate) async fn follow(mut self, mut reload: mpsc::Receiver<()>, stop: CancellationToken) {
-        let mut health = interval(Duration::from_secs(self.config.health.interval_seconds.into()));
-        health.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        health.tick().await;
         let mut looks = interval(FILE_LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stamped = |source: &Source| source.file.as_deref().and_then(stamp);
         let mut last = stamped(&self.source);
+        let mut health = Instant::now();
         loop {
+            let every = Duration::from_secs(self.config.health.interval_seconds.into());
             let reloads = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -212,16 +227,25 @@ impl Steward {
                 _ = looks.tick(), if self.source.file.is_some() => {
                     let now = stamped(&self.source);
                     // Gone for a moment while it is replaced: not a change yet.
-                    now.is_some() && std::mem::replace(&mut last, now) != now
+                    if now.is_none() || std::mem::replace(&mut last, now) == now {
+                        continue;
+                    }
+                    true
                 }
-                _ = health.tick() => {
-                    let planned = self.plan();
-                    self.advertise(planned).await;
-                    false
-                }
+                () = sleep_until(health + every) => false,
             };
-            if reloads {
-                self.reload().await;
+            // A health command may take its time; the end does not wait for it.
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = async {
+                    if reloads {
+                        self.reload().await;
+                    } else {
+                        let planned = self.plan();
+                        self.advertise(planned).await;
+                    }
+                } => health = Instant::now(),
             }
         }
         for advertised in self.advertised.values() {

@@ -49,6 +49,8 @@ pub(crate) struct Keeper {
     to_us: mpsc::UnboundedSender<(u64, Event)>,
     events: mpsc::UnboundedReceiver<(u64, Event)>,
     attempts: JoinSet<(u64, Result<()>)>,
+    /// Why the last registration failed: said once.
+    failure: String,
 }
 
 impl Keeper {
@@ -73,6 +75,7 @@ impl Keeper {
             to_us,
             events,
             attempts: JoinSet::new(),
+            failure: String::new(),
         }
     }
 
@@ -164,15 +167,20 @@ impl Keeper {
         self.attempts.spawn(async move { (number, call.await) });
     }
 
-    fn attempted(&self, number: u64, outcome: Result<()>) -> Event {
+    fn attempted(&mut self, number: u64, outcome: Result<()>) -> Event {
         self.node.metrics.registered(&self.name, outcome.is_ok());
         match outcome {
             Ok(()) => {
                 info!(resource = self.name, "registered");
+                self.failure.clear();
                 Event::Registered(number)
             }
             Err(error) => {
-                warn!(resource = self.name, error = format!("{error:#}"), "not registered");
+                let failure = format!("{error:#}");
+                if failure != self.failure {
+                    warn!(resource = self.name, error = failure, "not registered; it will be tried again");
+                    self.failure = failure;
+                }
                 Event::NotRegistered(number)
             }
         }
