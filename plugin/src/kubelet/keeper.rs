@@ -99,11 +99,8 @@ impl Keeper {
                     Ok((number, outcome)) => self.attempted(number, outcome),
                     Err(_) => continue,
                 },
-                _ = looks.tick() => Event::Looked {
-                    kubelet: file_id(&self.node.kubelet),
-                    ours: self.server.as_ref().is_some_and(Server::is_there),
-                },
-                () = sleep_until(wake.unwrap_or(self.began)), if wake.is_some() => Event::Tick,
+                _ = looks.tick() => self.look(),
+                () = sleep_until(wake.unwrap_or(self.began)), if wake.is_some() => self.look(),
             };
             self.happened(event);
             self.served.send_if_modified(|served| {
@@ -114,6 +111,11 @@ impl Keeper {
         if let Some(server) = self.server.take() {
             server.end().await;
         }
+    }
+
+    fn look(&self) -> Event {
+        let ours = self.server.as_ref().is_some_and(Server::is_there);
+        Event::Looked { kubelet: file_id(&self.node.kubelet), ours }
     }
 
     fn happened(&mut self, event: Event) {

@@ -67,8 +67,6 @@ pub(crate) enum Event {
     StreamBegan,
     /// One ended.
     StreamEnded,
-    /// Nothing; time has passed.
-    Tick,
 }
 
 /// What to do.
@@ -132,7 +130,7 @@ impl Machine {
         self.streams > 0
     }
 
-    /// When to come with [`Event::Tick`] if nothing happens before. Looks are made besides.
+    /// When to look, if nothing happens before; a look is made every [`LOOK`] besides.
     pub(crate) fn wake(&self, now: Moment) -> Option<Moment> {
         let given_up = self.attempt.map(|(_, began, _)| began + GIVE_UP);
         let next = (self.next > now).then_some(self.next);
@@ -187,7 +185,6 @@ impl Machine {
                     self.failed(now);
                 }
             }
-            Event::Tick => {}
         }
         self.decide(now)
     }

@@ -183,7 +183,7 @@ impl World {
                     self.looked = self.now;
                     self.tell(Event::Looked { kubelet: self.file, ours: self.is_socket_there });
                 }
-                _ => self.tell(Event::Tick),
+                _ => self.tell(Event::Looked { kubelet: self.file, ours: self.is_socket_there }),
             }
         }
     }
@@ -324,27 +324,45 @@ fn kubelet(started: i64) -> Option<FileId> {
     Some(FileId { dev: 1, ino: 2, changed: (started, 0) })
 }
 
+/// A look at the kubelet of the next test, in order.
+const LOOKED: Event = Event::Looked { kubelet: Some(FileId { dev: 1, ino: 2, changed: (1, 0) }), ours: true };
+
 #[test]
 fn a_registration_that_hangs_is_given_up() {
     let mut machine = Machine::new(Mode::Register, 5);
     assert_eq!(machine.step(ms(0), Event::Looked { kubelet: kubelet(1), ours: false }), Some(Action::Listen));
     assert_eq!(machine.step(ms(1), Event::Listening), Some(Action::Register(1)));
     let wake = machine.wake(ms(1)).unwrap();
-    assert_eq!(machine.step(wake, Event::Tick), None);
+    assert_eq!(machine.step(wake, LOOKED), None);
     let wake = machine.wake(wake).unwrap();
-    assert_eq!(machine.step(wake, Event::Tick), Some(Action::Register(2)));
+    assert_eq!(machine.step(wake, LOOKED), Some(Action::Register(2)));
     // The first comes back late, and means nothing.
     assert_eq!(machine.step(wake, Event::NotRegistered(1)), None);
-    assert_eq!(machine.step(wake, Event::Registered(2)), None);
+    assert_eq!(machine.step(wake + ms(5_000), LOOKED), None, "the second goes on");
+    assert_eq!(machine.step(wake + ms(5_000), Event::Registered(2)), None);
+}
+
+#[test]
+fn another_kubelet_is_registered_with_at_once() {
+    let mut machine = Machine::new(Mode::Register, 8);
+    assert_eq!(machine.step(ms(0), Event::Looked { kubelet: kubelet(1), ours: false }), Some(Action::Listen));
+    assert_eq!(machine.step(ms(1), Event::Listening), Some(Action::Register(1)));
+    assert_eq!(machine.step(ms(2), Event::StreamBegan), None);
+    assert_eq!(machine.step(ms(3), Event::Registered(1)), None);
+    assert_eq!(machine.step(ms(5_000), Event::Looked { kubelet: kubelet(1), ours: true }), None, "content");
+    // The same inode, and we have not heard yet that the old stream is over.
+    let other = Event::Looked { kubelet: kubelet(2), ours: true };
+    assert_eq!(machine.step(ms(6_000), other), Some(Action::Register(2)));
 }
 
 #[test]
 fn where_it_cannot_listen_it_tries_again() {
     let mut machine = Machine::new(Mode::Register, 6);
-    assert_eq!(machine.step(ms(0), Event::Tick), Some(Action::Listen));
+    let look = Event::Looked { kubelet: None, ours: false };
+    assert_eq!(machine.step(ms(0), look), Some(Action::Listen));
     assert_eq!(machine.step(ms(1), Event::NotListening), None);
     let wake = machine.wake(ms(1)).unwrap();
-    assert_eq!(machine.step(wake, Event::Tick), Some(Action::Listen));
+    assert_eq!(machine.step(wake, look), Some(Action::Listen));
 }
 
 #[test]
@@ -361,5 +379,6 @@ fn where_the_kubelet_finds_us_nothing_is_registered() {
     assert_eq!(machine.step(ms(100_000), Event::StreamEnded), None);
     let wake = machine.wake(ms(100_000)).unwrap();
     assert!(wake < ms(100_300));
-    assert_eq!(machine.step(wake, Event::Tick), Some(Action::Listen));
+    let look = Event::Looked { kubelet: kubelet(0), ours: true };
+    assert_eq!(machine.step(wake, look), Some(Action::Listen));
 }
