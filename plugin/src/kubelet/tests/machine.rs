@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::machine::*;
+use crate::kubelet::machine::*;
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
