@@ -127,7 +127,7 @@ async fn a_reboot() {
     fs::remove_dir_all(place.path("var/run/cdi")).unwrap();
     fs::remove_dir_all(place.path("dev/shm/shmesh")).unwrap();
     let plugin = place.start();
-    plugin.said("listening");
+    plugin.said("device-plugins/shmesh.io_shm.");
     assert!(place.path("var/run/cdi/shmesh.io-shm.json").exists(), "before it registers");
     assert!(place.path("dev/shm/shmesh/a").exists());
     place.node.start_kubelet_alone().await.unwrap();
