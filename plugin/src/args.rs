@@ -1,12 +1,15 @@
 //! The command line. Every option has an environment variable, which is how a chart sets it.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use shmesh_daemon::args::LogFormat;
+
+use crate::config::Setting;
 
 const EXIT_CODES: &str = "\
 Exit status: 0 it was told to end and did so in order, 1 it failed, 2 the command line is wrong, 64 the configuration is
@@ -28,6 +31,22 @@ Signals: SIGTERM and SIGINT drain and end, SIGHUP reads the pods again.
 
 ";
 
+const RUN: &str = "\
+Advertises shared memory (<domain>/shm), pools (<domain>/<pool>) and IPC slots of GPUs and NPUs to the kubelet, and is the
+node's identity service, in one process. A configuration is a YAML file, --set, or both; without any, defaults hold. Its
+schema, the chart's too, is what `shmesh-plugin schema` prints.
+
+Run it as uid 0 without capabilities, with the node's directories mounted below hostRoot, and with the groups of all pools
+as supplementalGroups.
+
+Examples:
+  shmesh-plugin run --config /etc/shmesh/plugin.yaml --admin 0.0.0.0:9901
+  shmesh-plugin run --set shm.budget=8Gi --set 'pools=[{name: fronthaul, gid: 60001}]' --check
+
+Signals: SIGTERM and SIGINT end in order, SIGHUP reads the configuration again; a file that changes is read again by itself.
+
+";
+
 /// What runs once per node.
 #[derive(Parser, Debug)]
 #[command(name = "shmesh-plugin", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
@@ -41,6 +60,11 @@ pub(crate) struct Cli {
 /// What it is to do.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
+    /// The device plugin and the identity service
+    #[command(after_long_help = format!("{RUN}{EXIT_CODES}"))]
+    Run(Run),
+    /// Prints the schema of the configuration
+    Schema,
     /// Tells sidecars who is at the other end of a socket
     #[command(after_long_help = format!("{IDENTITY}{EXIT_CODES}"))]
     Identity(Identity),
@@ -55,6 +79,23 @@ pub(crate) struct Log {
     /// What is logged: a level, or levels by module as in `info,shmesh_plugin=debug`
     #[arg(long, global = true, value_name = "FILTER", env = "SHMESH_LOG", default_value = "info")]
     pub(crate) log: String,
+}
+
+/// The device plugin.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Run {
+    /// The configuration, in YAML; read again when it changes
+    #[arg(long, value_name = "FILE", env = "SHMESH_PLUGIN_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// One key of the configuration, over the file: shm.unit=128Mi, pools.0.name=a; several, separated by `;`
+    #[arg(long, value_name = "KEY=VALUE", env = "SHMESH_PLUGIN_SET", value_delimiter = ';')]
+    pub(crate) set: Vec<Setting>,
+    /// Only say whether the configuration is right
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Where /livez, /readyz, /metrics and /log-level are served; without it they are not
+    #[arg(long, env = "SHMESH_ADMIN", value_name = "IP:PORT")]
+    pub(crate) admin: Option<SocketAddr>,
 }
 
 /// The identity service.
@@ -103,6 +144,18 @@ impl FromStr for Mode {
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04o}", self.0)
+    }
+}
+
+impl Identity {
+    /// What the device plugin runs beside itself.
+    pub(crate) fn beside(
+        socket: PathBuf,
+        pods: Option<PathBuf>,
+        require_initial_pid_namespace: bool,
+    ) -> Self {
+        let idle = DEFAULT_IDLE.parse().unwrap_or(Seconds(600));
+        Self { socket, socket_mode: Mode(0o666), pods, require_initial_pid_namespace, idle }
     }
 }
 

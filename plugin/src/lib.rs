@@ -3,20 +3,40 @@
 //! | file | concept |
 //! |---|---|
 //! | `args.rs` | the command line |
+//! | `config/` | what it is told: one schema, and every problem at once |
+//! | `devices/` | what the node has: memory, NUMA nodes, GPUs, NPUs |
+//! | `resource/` | what is advertised, and what a container gets; pure |
+//! | `cdi/` | specifications for the container runtime |
+//! | `pools/` | directories of pools: made, measured, swept |
+//! | `kubelet/` | one resource and the kubelet: when to register, and the kubelet's questions |
+//! | `health.rs` | whether what is advertised works |
+//! | `steward.rs` | what is advertised follows configuration, devices and health |
+//! | `sweeper.rs` | who holds what, and pools that are nobody's |
+//! | `metrics.rs` | what `/metrics` shows |
+//! | `run.rs` | from start to end |
 //! | `identity/` | the identity service: which process, of which pod, is at the other end of that socket |
-//!
-//! The device plugin, which will advertise shared memory and pools to the kubelet, is not built yet.
 
 mod args;
+mod cdi;
+mod config;
+mod devices;
+mod health;
 mod identity;
+mod kubelet;
+mod metrics;
+mod pools;
+mod resource;
+mod run;
+mod steward;
+mod sweeper;
 
 use std::ffi::OsString;
 
 use clap::Parser;
 use shmesh_daemon::telemetry;
+use thiserror::Error;
 
 use args::{Cli, Command};
-use identity::Failure;
 
 /// It worked.
 const DONE: u8 = 0;
@@ -28,6 +48,20 @@ const BAD_REQUEST: u8 = 2;
 const BAD_CONFIG: u8 = 64;
 /// This place does not let it work (`EX_UNAVAILABLE`).
 const BAD_PLACE: u8 = 69;
+
+/// Why it did not start, or ended.
+#[derive(Debug, Error)]
+pub(crate) enum Failure {
+    /// What it was told is wrong.
+    #[error("the configuration is wrong")]
+    Config(#[source] anyhow::Error),
+    /// Here it cannot work.
+    #[error("this is not the place for it")]
+    Place(#[source] anyhow::Error),
+    /// It tried.
+    #[error("it failed")]
+    Failed(#[source] anyhow::Error),
+}
 
 /// Runs the command `shmesh-plugin` with these arguments, the first of which is its name, and returns the exit status.
 ///
@@ -44,12 +78,19 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
             return if error.use_stderr() { BAD_REQUEST } else { DONE };
         }
     };
-    if let Err(error) = telemetry::init(&cli.log.log, cli.log.log_format) {
-        eprintln!("error: {error:#}");
-        return BAD_CONFIG;
-    }
-    let Command::Identity(args) = cli.command;
-    match identity::serve(&args) {
+    let filter = match telemetry::init(&cli.log.log, cli.log.log_format) {
+        Ok(filter) => filter,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return BAD_CONFIG;
+        }
+    };
+    let outcome = match cli.command {
+        Command::Identity(args) => identity::serve(&args),
+        Command::Run(args) => run::run(&args, filter),
+        Command::Schema => run::print_schema(),
+    };
+    match outcome {
         Ok(()) => DONE,
         Err(failure) => {
             let code = match &failure {

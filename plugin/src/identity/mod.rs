@@ -33,62 +33,85 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use shmesh_identity::namespace::Namespaces;
 use shmesh_identity::pidfd::PeerPidfd;
 use shmesh_identity::procfs;
-use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
+use crate::Failure;
 use crate::args::Identity;
 use clients::Clients;
 use limits::{MAX_CONNECTIONS, RESERVED_FDS};
 use pods::{FromFile, Nobody, Pods};
 use service::Service;
 
-/// Why the service did not start, or ended.
-#[derive(Debug, Error)]
-pub(crate) enum Failure {
-    /// What it was told is wrong.
-    #[error("the configuration is wrong")]
-    Config(#[source] anyhow::Error),
-    /// Here nobody can be identified.
-    #[error("this is not the place to identify processes")]
-    Place(#[source] anyhow::Error),
-    /// It tried.
-    #[error("the identity service failed")]
-    Failed(#[source] anyhow::Error),
-}
-
 /// Runs the service until SIGTERM or SIGINT.
 pub(crate) fn serve(args: &Identity) -> Result<(), Failure> {
-    look_around(args.require_initial_pid_namespace).map_err(Failure::Place)?;
-    let pods = load(args.pods.as_deref()).map_err(Failure::Config)?;
-    let max_connections = descriptors().map_err(Failure::Place)?;
-    let own_cgroup = procfs::own(procfs::File::Cgroup).context("cannot read /proc/self/cgroup");
-    let roots = cgroup::Roots::of_own(&own_cgroup.map_err(Failure::Place)?);
-    let service = Rc::new(Service {
-        resolver: process::Resolver { proc: procfs::Kernel, roots },
-        peer_pidfd: PeerPidfd::Newest,
-        pods: RefCell::new(pods),
-        clients: Clients::new(max_connections),
-        idle: args.idle.into(),
-        counters: count::Counters::default(),
-    });
-    run(args, service).map_err(Failure::Failed)
+    let ready = Ready::new(args)?;
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            // Before anybody can connect: from then on a signal is an end in order.
+            let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+            let stop = async move {
+                tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+            };
+            ready.listen()?.run(stop).await
+        })
+    };
+    run().map_err(Failure::Failed)
 }
 
-fn run(args: &Identity, service: Rc<Service<procfs::Kernel>>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    tokio::task::LocalSet::new().block_on(&runtime, async {
-        // Before anybody can connect: from then on a signal is an end in order.
-        let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+/// A service that has looked around and may listen.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    args: Identity,
+    service: Rc<Service<procfs::Kernel>>,
+}
+
+impl Ready {
+    /// Looks around: whether this is a place to identify processes.
+    pub(crate) fn new(args: &Identity) -> Result<Self, Failure> {
+        look_around(args.require_initial_pid_namespace).map_err(Failure::Place)?;
+        let pods = load(args.pods.as_deref()).map_err(Failure::Config)?;
+        let max_connections = descriptors().map_err(Failure::Place)?;
+        let own_cgroup = procfs::own(procfs::File::Cgroup).context("cannot read /proc/self/cgroup");
+        let roots = cgroup::Roots::of_own(&own_cgroup.map_err(Failure::Place)?);
+        let service = Rc::new(Service {
+            resolver: process::Resolver { proc: procfs::Kernel, roots },
+            peer_pidfd: PeerPidfd::Newest,
+            pods: RefCell::new(pods),
+            clients: Clients::new(max_connections),
+            idle: args.idle.into(),
+            counters: count::Counters::default(),
+        });
+        Ok(Self { args: args.clone(), service })
+    }
+
+    /// Listens. From then on who connects waits for [`Listening::run`].
+    pub(crate) fn listen(self) -> anyhow::Result<Listening> {
         let hup = signal(SignalKind::hangup())?;
-        let listener = socket::Listener::bind(&args.socket, args.socket_mode.0)?;
-        info!(socket = %args.socket.display(), mode = %args.socket_mode, "listening");
-        tokio::task::spawn_local(reload(hup, args.pods.clone(), Rc::clone(&service)));
-        let stop = async {
-            tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-        };
-        Ok(service.run(listener, stop).await?)
-    })
+        let listener = socket::Listener::bind(&self.args.socket, self.args.socket_mode.0)?;
+        info!(socket = %self.args.socket.display(), mode = %self.args.socket_mode, "listening");
+        Ok(Listening { hup, listener, pods: self.args.pods, service: self.service })
+    }
+}
+
+/// A service that is listened for.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    hup: Signal,
+    listener: socket::Listener,
+    pods: Option<std::path::PathBuf>,
+    service: Rc<Service<procfs::Kernel>>,
+}
+
+impl Listening {
+    /// Serves until `stop`, in a `LocalSet`.
+    pub(crate) async fn run(self, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+        let reloads = tokio::task::spawn_local(reload(self.hup, self.pods, Rc::clone(&self.service)));
+        let outcome = self.service.run(self.listener, stop).await;
+        reloads.abort();
+        Ok(outcome?)
+    }
 }
 
 /// Says in the log where the service is, and refuses where it could only guess.

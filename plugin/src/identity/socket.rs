@@ -1,12 +1,15 @@
 //! The identity socket: made, accepted from, and one packet in or out. All ancillary-data arithmetic is here.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
     listen, recv, sendmsg, socket,
@@ -19,6 +22,11 @@ use tokio::io::unix::AsyncFd;
 use super::limits::{BACKLOG, MAX_RECEIVED_FDS};
 
 const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
+
+/// How long another service may take between its lock and its socket. Who has the lock for longer serves nobody.
+const STARTING: Duration = Duration::from_secs(2);
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The socket cannot be made.
 #[derive(Debug, Error)]
@@ -41,6 +49,8 @@ pub(crate) struct Listener {
     path: PathBuf,
     /// Device and inode: by then the name may be another service's.
     file: (u64, u64),
+    /// As long as the service lives.
+    _lock: Option<Flock<File>>,
 }
 
 impl Listener {
@@ -53,6 +63,8 @@ impl Listener {
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).map_err(failed("make the directory", dir))?;
         }
+        // Two that start at once would each find a socket that nobody listens on, and replace it.
+        let lock = locked(path)?;
         if is_socket(path)? && answers(path).map_err(failed("try", path))? {
             return Err(ListenError::Taken(path.to_owned()));
         }
@@ -73,7 +85,7 @@ impl Listener {
             Ok((fd, (file.dev(), file.ino())))
         };
         let (fd, file) = listening().map_err(failed("listen on", path))?;
-        Ok(Self { fd, path: path.to_owned(), file })
+        Ok(Self { fd, path: path.to_owned(), file, _lock: lock })
     }
 
     /// The next connection, if there is one.
@@ -103,6 +115,41 @@ impl Drop for Listener {
         if still_ours && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "the socket's name stays");
         }
+    }
+}
+
+/// Takes the lock beside the socket. Without it when who has it serves nobody: pods see this directory, and root in one of
+/// them could hold the lock for ever.
+fn locked(path: &Path) -> Result<Option<Flock<File>>, ListenError> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let lock = PathBuf::from(name);
+    let failed = |error| ListenError::System("lock", lock.clone(), error);
+    let opened = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(&lock);
+    let mut file = opened.map_err(failed)?;
+    let until = Instant::now() + STARTING;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(held) => return Ok(Some(held)),
+            Err((back, Errno::EWOULDBLOCK)) => file = back,
+            Err((_, error)) => return Err(failed(error.into())),
+        }
+        if is_socket(path)?
+            && answers(path).map_err(|error| ListenError::System("try", path.to_owned(), error))?
+        {
+            return Err(ListenError::Taken(path.to_owned()));
+        }
+        if Instant::now() >= until {
+            tracing::warn!(lock = %lock.display(), "somebody holds the lock and serves nobody; not waited for");
+            return Ok(None);
+        }
+        sleep(LOOK);
     }
 }
 
@@ -306,9 +353,47 @@ mod tests {
         let path = dir.path().join("agent.sock");
         let old = Listener::bind(&path, 0o666).unwrap();
         fs::remove_file(&path).unwrap();
-        let _new = Listener::bind(&path, 0o666).unwrap();
+        let _new = std::os::unix::net::UnixListener::bind(&path).unwrap();
         drop(old);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn of_many_that_start_at_once_one_serves() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        for _ in 0..20 {
+            // As after a crash: a name that nobody listens on.
+            crash(Listener::bind(&path, 0o666).unwrap());
+            let barrier = std::sync::Barrier::new(8);
+            let outcomes: Vec<_> = std::thread::scope(|scope| {
+                let start = || {
+                    barrier.wait();
+                    Listener::bind(&path, 0o666)
+                };
+                let threads: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let serving: Vec<_> = outcomes.iter().flatten().collect();
+            assert_eq!(serving.len(), 1);
+            let file = fs::symlink_metadata(&path).unwrap();
+            assert_eq!(serving[0].file, (file.dev(), file.ino()), "and at the name is its socket");
+            for refused in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
+                assert!(matches!(refused, ListenError::Taken(_)), "{refused}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_lock_that_serves_nobody_keeps_nobody_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        drop(Listener::bind(&path, 0o666).unwrap());
+        // As root in a pod could, through a mount that is read-only.
+        let held = Flock::lock(File::open(dir.path().join("agent.sock.lock")).unwrap(), FlockArg::LockShared);
+        let _listener = Listener::bind(&path, 0o666).unwrap();
+        assert!(answers(&path).unwrap());
+        drop(held);
     }
 
     /// Ends a listener without its drop.

@@ -1,0 +1,138 @@
+//! The files that hold specifications: written under another name and renamed, in the same directory, so that the runtime
+//! sees each whole and at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::{agent, pool, shm};
+use crate::config::Bytes;
+use crate::resource::{Pool, Resource, What};
+
+/// The lowest version that has what is in the file: `additionalGids` came with 0.7.0.
+const VERSIONS: [(&str, &str); 3] = [("shm", "0.6.0"), ("pool", "0.7.0"), ("agent", "0.6.0")];
+
+/// What should be described.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Wanted {
+    /// The size of a unit, and how many a container may ask for.
+    pub(super) shm: Option<(u64, u64)>,
+    pools: Vec<Pool>,
+    agent: PathBuf,
+}
+
+impl Wanted {
+    /// What these resources need.
+    pub(crate) fn by<'a>(resources: impl IntoIterator<Item = &'a Resource>, agent: &Path) -> Self {
+        let mut wanted = Self { agent: agent.to_owned(), ..Self::default() };
+        for resource in resources {
+            match &resource.what {
+                What::Shm { unit } => wanted.shm = Some((*unit, resource.units().len() as u64)),
+                What::Pool(pool) => wanted.pools.push(pool.clone()),
+                What::Slots(..) => {}
+            }
+        }
+        wanted
+    }
+}
+
+/// The files of one domain.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    /// Seen from here.
+    pub(crate) directory: PathBuf,
+    pub(crate) domain: String,
+}
+
+/// The names in a file.
+#[derive(Deserialize)]
+struct Names {
+    devices: Vec<Name>,
+}
+
+#[derive(Deserialize)]
+struct Name {
+    name: String,
+}
+
+/// The devices in a file, as they are.
+#[derive(Deserialize)]
+struct Described {
+    devices: Vec<serde_json::Value>,
+}
+
+impl Files {
+    fn path(&self, class: &str) -> PathBuf {
+        self.directory.join(format!("{}-{class}.json", self.domain))
+    }
+
+    /// Whether a file that should be there is not.
+    pub(crate) fn is_any_missing(&self, wanted: &Wanted) -> bool {
+        let is_missing = |class| !self.path(class).exists();
+        (wanted.shm.is_some() && is_missing("shm"))
+            || (!wanted.pools.is_empty() && is_missing("pool"))
+            || is_missing("agent")
+    }
+
+    /// Writes everything. What was described before stays described: a container may be started again with it.
+    pub(crate) fn write(&self, wanted: &Wanted) -> Result<()> {
+        fs::create_dir_all(&self.directory)
+            .with_context(|| format!("cannot make the CDI directory {}", self.directory.display()))?;
+        if let Some((unit, count)) = wanted.shm {
+            let mut sizes: BTreeSet<u64> = (1..=count).map(|units| unit * units).collect();
+            sizes.extend(self.sizes_described());
+            self.replace("shm", sizes.into_iter().map(shm))?;
+        }
+        if !wanted.pools.is_empty() {
+            let mut pools: BTreeMap<_, _> = self.pools_described();
+            for one in &wanted.pools {
+                pools.insert(one.name.clone(), serde_json::to_value(pool(one))?);
+            }
+            self.replace("pool", pools.into_values())?;
+        }
+        self.replace("agent", std::iter::once(agent(&wanted.agent)))
+    }
+
+    fn sizes_described(&self) -> Vec<u64> {
+        let Ok(bytes) = fs::read(self.path("shm")) else { return Vec::new() };
+        let names = serde_json::from_slice(&bytes).map_or_else(|_| Vec::new(), |Names { devices }| devices);
+        names.iter().filter_map(|one| one.name.parse().ok()).map(|Bytes(bytes)| bytes).collect()
+    }
+
+    fn pools_described(&self) -> BTreeMap<String, serde_json::Value> {
+        let Ok(bytes) = fs::read(self.path("pool")) else { return BTreeMap::new() };
+        let devices =
+            serde_json::from_slice(&bytes).map_or_else(|_| Vec::new(), |Described { devices }| devices);
+        devices
+            .into_iter()
+            .filter_map(|device| Some((device.get("name")?.as_str()?.to_owned(), device)))
+            .collect()
+    }
+
+    fn replace(&self, class: &str, devices: impl Iterator<Item = impl Serialize>) -> Result<()> {
+        let path = self.path(class);
+        // Not .json: no runtime reads it before it is whole.
+        let new = path.with_extension("new");
+        let written = || -> io::Result<()> {
+            let mut out = BufWriter::new(File::create(&new)?);
+            out.get_ref().set_permissions(Permissions::from_mode(0o644))?;
+            let version =
+                VERSIONS.iter().find(|(of, _)| *of == class).map_or("0.7.0", |(_, version)| version);
+            // One device at a time: there may be thousands.
+            write!(out, "{{\"cdiVersion\":\"{version}\",\"kind\":\"{}/{class}\",\"devices\":[", self.domain)?;
+            for (at, device) in devices.enumerate() {
+                out.write_all(if at == 0 { b"\n" } else { b",\n" })?;
+                serde_json::to_writer(&mut out, &device)?;
+            }
+            out.write_all(b"\n]}\n")?;
+            out.into_inner()?.sync_all()?;
+            fs::rename(&new, &path)
+        };
+        written().with_context(|| format!("cannot write the CDI specification {}", path.display()))
+    }
+}

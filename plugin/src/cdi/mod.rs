@@ -1,0 +1,103 @@
+//! CDI specifications: what the runtime does to a container that has one of our devices.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `mod.rs` | devices and their edits |
+//! | `files.rs` | the files that hold them |
+//!
+//! A container is started again with the answer of its first start, so a device that was ever handed out must stay
+//! described: nothing is taken away until the node boots. The name of a device of memory is its size, so that it means the
+//! same under every configuration.
+
+mod files;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use files::{Files, Wanted};
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::config::{UserNamespaces, exact};
+use crate::resource::Pool;
+use crate::resource::allocate::{AGENT_DEVICE, AGENT_DIR};
+
+/// A device.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Device {
+    name: String,
+    container_edits: Edits,
+}
+
+/// What is done to the container.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Edits {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mounts: Vec<Mount>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    additional_gids: Vec<u32>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Mount {
+    host_path: String,
+    container_path: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    options: Vec<String>,
+}
+
+/// No set-uid files, no devices, no programs.
+const HARMLESS: [&str; 3] = ["nosuid", "nodev", "noexec"];
+
+fn options(first: &[&str], last: &[&str]) -> Vec<String> {
+    first.iter().chain(&HARMLESS).chain(last).map(|&option| option.to_owned()).collect()
+}
+
+/// A private `/dev/shm` of so many bytes.
+fn shm(bytes: u64) -> Device {
+    let mount = Mount {
+        host_path: "tmpfs".into(),
+        container_path: "/dev/shm".into(),
+        kind: "tmpfs",
+        options: options(&[], &["mode=1777", &format!("size={bytes}")]),
+    };
+    Device { name: exact(bytes), container_edits: Edits { mounts: vec![mount], additional_gids: Vec::new() } }
+}
+
+/// A pool's directory, for the containers that have its group.
+fn pool(pool: &Pool) -> Device {
+    let mapped: &[&str] = match pool.user_namespaces {
+        UserNamespaces::Never => &["rprivate"],
+        UserNamespaces::Always => &["rprivate", "idmap"],
+        UserNamespaces::Mixed => &[],
+    };
+    let mount = Mount {
+        host_path: pool.directory.to_string_lossy().into_owned(),
+        container_path: pool.mount_path.to_string_lossy().into_owned(),
+        kind: "none",
+        options: options(&["rbind", "rw"], mapped),
+    };
+    // Where both kinds of pods come, the mount is in the Allocate answer, which the kubelet maps as each needs it.
+    let mounts = if pool.user_namespaces == UserNamespaces::Mixed { Vec::new() } else { vec![mount] };
+    Device { name: pool.name.clone(), container_edits: Edits { mounts, additional_gids: vec![pool.gid] } }
+}
+
+/// The directory of the identity service.
+fn agent(directory: &Path) -> Device {
+    let mount = Mount {
+        host_path: directory.to_string_lossy().into_owned(),
+        container_path: AGENT_DIR.into(),
+        kind: "none",
+        options: options(&["rbind", "ro"], &["rprivate"]),
+    };
+    Device {
+        name: AGENT_DEVICE.into(),
+        container_edits: Edits { mounts: vec![mount], additional_gids: Vec::new() },
+    }
+}

@@ -1,0 +1,354 @@
+//! What the schema cannot say: every broken rule, with its path and the remedy.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use nix::unistd::{AccessFlags, access};
+
+use super::{Budget, Bytes, Config, Pool, Problem, Registration, UserNamespaces};
+use crate::devices::{Numa, fake};
+use crate::resource::{self, MAX_LIST_BYTES, name};
+
+/// Groups that pools get by default: what nobody else uses, and what a user namespace can have.
+const DEFAULT_GIDS: std::ops::Range<u32> = 60_000..65_000;
+/// The highest gid that a pod with a user namespace can be given.
+const MAX_MAPPED_GID: u32 = 65_535;
+/// What `sockaddr_un` holds.
+const MAX_SOCKET_PATH: usize = 107;
+/// Longest name that a socket of ours has in the kubelet's directories, without the resource's.
+const SOCKET_SUFFIX: usize = 24;
+/// More slots than that on one device are a mistake.
+const MAX_SLOTS: u32 = 1024;
+
+/// What the machine says.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    /// Of a page, in bytes.
+    pub(crate) page: u64,
+    /// Of the node, in bytes.
+    pub(crate) memory: u64,
+    /// Its NUMA nodes; one or none where there is nothing to choose.
+    pub(crate) numa: Vec<Numa>,
+}
+
+/// A group made from the name: the same on every node and after every start.
+pub(crate) fn default_gid(name: &str) -> u32 {
+    // FNV-1a: it must never change.
+    let hash =
+        name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    DEFAULT_GIDS.start + hash % (DEFAULT_GIDS.end - DEFAULT_GIDS.start)
+}
+
+/// Every broken rule.
+pub(super) fn check(config: &Config, limits: &Limits) -> Vec<Problem> {
+    let mut rules = Rules { config, limits, problems: Vec::new() };
+    rules.names();
+    rules.shm();
+    rules.pools();
+    rules.slots();
+    rules.times();
+    rules.paths();
+    rules.problems
+}
+
+struct Rules<'a> {
+    config: &'a Config,
+    limits: &'a Limits,
+    problems: Vec<Problem>,
+}
+
+impl Rules<'_> {
+    fn say(&mut self, path: impl Into<String>, what: impl Into<String>) {
+        self.problems.push(Problem { path: path.into(), what: what.into() });
+    }
+
+    fn names(&mut self) {
+        if let Err(what) = name::check_domain(&self.config.domain) {
+            self.say("domain", what);
+        }
+        for (at, pool) in self.config.pools.iter().enumerate() {
+            let path = pool_path(pool);
+            if let Err(what) = name::check_name(&pool.name) {
+                self.say(format!("{path}.name"), what);
+            } else if resource::RESERVED.contains(&pool.name.as_str()) {
+                self.say(
+                    format!("{path}.name"),
+                    format!("is taken by {}/{}; choose another", self.config.domain, pool.name),
+                );
+            }
+            if self.config.pools[..at].iter().any(|other| other.name == pool.name) {
+                self.say(path, "two pools have this name; rename or remove one");
+            }
+        }
+    }
+
+    fn shm(&mut self) {
+        let (unit, page) = (self.config.shm.unit.0, self.limits.page);
+        let budget = self.config.shm.budget.of(self.limits.memory);
+        let is_sound = unit > 0 && unit.is_multiple_of(page);
+        if !is_sound {
+            let what = format!(
+                "{} is not a positive multiple of the page size, {page} bytes; write 64Mi",
+                Bytes(unit)
+            );
+            self.say("shm.unit", what);
+        }
+        if let Budget::Bytes(bytes) = self.config.shm.budget
+            && budget > self.limits.memory
+        {
+            let what = format!(
+                "{bytes} is more than the node's memory, {} bytes; lower it, or write a share such as 50%",
+                self.limits.memory
+            );
+            self.say("shm.budget", what);
+        }
+        if budget == 0 {
+            return;
+        }
+        if is_sound && budget < unit {
+            let what = format!(
+                "{budget} bytes are less than one unit of {}; raise it, lower shm.unit, or write 0",
+                Bytes(unit)
+            );
+            self.say("shm.budget", what);
+        }
+        if is_sound && budget <= self.limits.memory && resource::list_bytes(budget / unit) > MAX_LIST_BYTES {
+            let mut enough = unit;
+            while resource::list_bytes(budget / enough) > MAX_LIST_BYTES {
+                enough *= 2;
+            }
+            let what = format!(
+                "{} makes {} devices, whose list takes {} bytes, and the kubelet reads {MAX_LIST_BYTES}; raise it to {}",
+                Bytes(unit),
+                budget / unit,
+                resource::list_bytes(budget / unit),
+                Bytes(enough)
+            );
+            self.say("shm.unit", what);
+        }
+        if !self.config.cdi.enabled {
+            let what = "a private /dev/shm needs a runtime with CDI, and cdi.enabled is false; enable it in the runtime \
+                        (containerd 1.7: enable_cdi = true; containerd 2.0 and CRI-O have it), or set this to 0";
+            self.say("shm.budget", what);
+        }
+    }
+
+    fn pools(&mut self) {
+        let mut gids = BTreeMap::<u32, &str>::new();
+        let mut directories = Vec::<(PathBuf, &str)>::new();
+        for pool in &self.config.pools {
+            let path = pool_path(pool);
+            let directory = pool.directory(self.config);
+            if !is_plain(&directory) {
+                self.say(
+                    format!("{path}.directory"),
+                    format!("{} is not an absolute path without . and ..", directory.display()),
+                );
+            } else if ["/run", "/var/run"].iter().any(|run| directory.starts_with(run)) {
+                let what =
+                    "filling /run breaks the node; choose a directory on /dev/shm or on a tmpfs of its own";
+                self.say(format!("{path}.directory"), what);
+            }
+            let related = |other: &Path| directory.starts_with(other) || other.starts_with(&directory);
+            if let Some((_, other)) =
+                directories.iter().find(|(other, name)| related(other) && *name != pool.name)
+            {
+                let what = format!(
+                    "{} is also, or is inside, that of pool {other}; give each its own",
+                    directory.display()
+                );
+                self.say(format!("{path}.directory"), what);
+            }
+            if let Err(what) = check_mount_path(&pool.mount_path) {
+                self.say(format!("{path}.mountPath"), what);
+            }
+            if pool.attachments == 0 {
+                self.say(
+                    format!("{path}.attachments"),
+                    "nobody could have the pool; write 1 or more, or remove the pool",
+                );
+            } else if resource::list_bytes(pool.attachments.into()) > MAX_LIST_BYTES {
+                let what = format!(
+                    "a list of {} devices takes {} bytes, and the kubelet reads {MAX_LIST_BYTES}; a few hundred are plenty",
+                    pool.attachments,
+                    resource::list_bytes(pool.attachments.into())
+                );
+                self.say(format!("{path}.attachments"), what);
+            }
+            self.gid(pool, &path, &mut gids);
+            if let Some(node) = pool.numa_node
+                && !self.limits.numa.is_empty()
+                && !self.limits.numa.iter().any(|numa| numa.id == node)
+            {
+                let nodes =
+                    self.limits.numa.iter().map(|numa| numa.id.to_string()).collect::<Vec<_>>().join(", ");
+                self.say(
+                    format!("{path}.numaNode"),
+                    format!("there is no NUMA node {node}; here are: {nodes}"),
+                );
+            }
+            self.command(&pool.health_command, &path);
+            directories.push((directory, &pool.name));
+        }
+    }
+
+    fn gid<'a>(&mut self, pool: &'a Pool, path: &str, gids: &mut BTreeMap<u32, &'a str>) {
+        let gid = pool.gid();
+        let path = format!("{path}.gid");
+        if gid == 0 || gid == u32::MAX {
+            self.say(
+                &path,
+                format!("{gid} is nobody's own group; write one that nobody else uses, such as 60001"),
+            );
+        }
+        if pool.user_namespaces != UserNamespaces::Never && gid > MAX_MAPPED_GID {
+            let what = format!(
+                "a pod with a user namespace has no group above {MAX_MAPPED_GID}; write a lower one than {gid}"
+            );
+            self.say(&path, what);
+        }
+        if pool.gid.is_some() && !self.config.cdi.enabled {
+            self.say(
+                &path,
+                "without CDI containers are given no group, and cdi.enabled is false; remove one of the two",
+            );
+        }
+        match gids.insert(gid, &pool.name) {
+            Some(other) if other != pool.name => {
+                self.say(path, format!("{gid} is that of pool {other} too; give each its own"));
+            }
+            _ => {}
+        }
+    }
+
+    fn slots(&mut self) {
+        for (path, slots) in [("gpuIpc", &self.config.gpu_ipc), ("npuIpc", &self.config.npu_ipc)] {
+            if slots.slots_per_device > MAX_SLOTS {
+                let what = format!(
+                    "{} is more than {MAX_SLOTS}; a device is shared by a few containers",
+                    slots.slots_per_device
+                );
+                self.say(format!("{path}.slotsPerDevice"), what);
+            }
+            self.command(&slots.health_command, path);
+        }
+        if let Some(file) = &self.config.fake_inventory
+            && let Err(what) = fake::read(&self.config.seen(file))
+        {
+            self.say("fakeInventory", what);
+        }
+    }
+
+    fn command(&mut self, command: &[String], path: &str) {
+        if let Some(program) = command.first()
+            && !Path::new(program).is_absolute()
+        {
+            self.say(
+                format!("{path}.healthCommand"),
+                format!("{program:?} is no absolute path; there is no shell and no PATH"),
+            );
+        }
+    }
+
+    fn times(&mut self) {
+        let Config { health, sweep, .. } = self.config;
+        for (path, seconds, most) in [
+            ("health.intervalSeconds", health.interval_seconds, 3600),
+            ("health.commandTimeoutSeconds", health.command_timeout_seconds, 60),
+            ("sweep.intervalSeconds", sweep.interval_seconds, 3600),
+            ("sweep.graceSeconds", sweep.grace_seconds, 86_400),
+        ] {
+            if seconds == 0 || seconds > most {
+                self.say(path, format!("{seconds} does not lie between 1 and {most}"));
+            }
+        }
+    }
+
+    fn paths(&mut self) {
+        let config = self.config;
+        let plugins = &config.kubelet.device_plugins_dir;
+        let registry = &config.kubelet.plugins_registry_dir;
+        let absolute: [(&str, &Path); 7] = [
+            ("hostRoot", &config.host_root),
+            ("kubelet.devicePluginsDir", plugins),
+            ("kubelet.pluginsRegistryDir", registry),
+            ("kubelet.podResourcesSocket", &config.kubelet.pod_resources_socket),
+            ("cdi.directory", &config.cdi.directory),
+            ("poolsDirectory", &config.pools_directory),
+            ("identity.directory", &config.identity.directory),
+        ];
+        for (path, value) in absolute {
+            if !is_plain(value) {
+                self.say(path, format!("{} is not an absolute path without . and ..", value.display()));
+            }
+        }
+        let (path, sockets) = match config.kubelet.registration {
+            Registration::Legacy => ("kubelet.devicePluginsDir", plugins),
+            Registration::PluginsRegistry => ("kubelet.pluginsRegistryDir", registry),
+        };
+        let seen = config.seen(sockets);
+        if let Err(error) = writable(&seen) {
+            self.say(
+                path,
+                format!("{}: {error}; mount the kubelet's directory there, and run as root", seen.display()),
+            );
+        }
+        let longest = config.pools.iter().map(|pool| pool.name.len()).max().unwrap_or(0).max("gpu-ipc".len());
+        let longest = seen.as_os_str().len() + config.domain.len() + longest + SOCKET_SUFFIX;
+        if longest > MAX_SOCKET_PATH {
+            let what = format!(
+                "a socket's path would have {longest} bytes, and may have {MAX_SOCKET_PATH}; shorten it"
+            );
+            self.say(path, what);
+        }
+        if config.cdi.enabled {
+            self.can_be_made("cdi.directory", &config.cdi.directory);
+        }
+        if config.identity.enabled {
+            self.can_be_made("identity.directory", &config.identity.directory);
+        }
+        for pool in &config.pools {
+            self.can_be_made(&format!("{}.directory", pool_path(pool)), &pool.directory(config));
+        }
+    }
+
+    fn can_be_made(&mut self, path: &str, directory: &Path) {
+        let seen = self.config.seen(directory);
+        let nearest = seen.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(&seen);
+        if let Err(error) = writable(nearest) {
+            let what =
+                format!("{} cannot be made or written to: {}: {error}", seen.display(), nearest.display());
+            self.say(path, what);
+        }
+    }
+}
+
+fn writable(dir: &Path) -> Result<(), String> {
+    let found = dir.metadata().map_err(|error| error.to_string())?;
+    if !found.is_dir() {
+        return Err("is no directory".into());
+    }
+    access(dir, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|error| error.desc().to_owned())
+}
+
+fn pool_path(pool: &Pool) -> String {
+    format!("pools[{}]", pool.name)
+}
+
+fn is_plain(path: &Path) -> bool {
+    // `components` leaves out what is left out of the text here.
+    path.is_absolute()
+        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+}
+
+fn check_mount_path(path: &Path) -> Result<(), String> {
+    let named = path.display();
+    if !is_plain(path) || path.parent().is_none() {
+        return Err(format!("{named} is not an absolute path below /, without . and .."));
+    }
+    let of_the_runtime = ["/proc", "/sys", "/dev"].iter().any(|dir| path.starts_with(dir));
+    if of_the_runtime && !path.starts_with("/dev/shm") {
+        return Err(format!("{named} is the runtime's; write /dev/shm, or a directory elsewhere"));
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! The document against the schema. serde stops at the first mismatch; an operator wants them all.
+//!
+//! It knows as much of JSON Schema as schemars makes of our types, and a test holds it to that.
+
+use serde_json::Value;
+
+use super::Problem;
+
+/// Every mismatch. What does not conform is taken out of the document.
+pub(super) fn conform(document: &mut Value, schema: &Value) -> Vec<Problem> {
+    let mut shape = Shape { root: schema, problems: Vec::new() };
+    if !shape.check(document, schema, "") {
+        *document = Value::Object(serde_json::Map::new());
+    }
+    shape.problems
+}
+
+struct Shape<'a> {
+    root: &'a Value,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Shape<'a> {
+    fn say(&mut self, path: &str, what: String) -> bool {
+        let path = if path.is_empty() { "(document)" } else { path };
+        self.problems.push(Problem { path: path.to_owned(), what });
+        false
+    }
+
+    fn resolve(&self, schema: &'a Value) -> &'a Value {
+        match schema.get("$ref").and_then(Value::as_str) {
+            Some(reference) => {
+                self.root.pointer(reference.trim_start_matches('#')).unwrap_or(&Value::Bool(true))
+            }
+            None => schema,
+        }
+    }
+
+    /// Whether the value may stay where it is.
+    fn check(&mut self, value: &mut Value, schema: &'a Value, path: &str) -> bool {
+        let schema = self.resolve(schema);
+        if let Some(any) = schema.get("anyOf").and_then(Value::as_array) {
+            // An optional something: null, or the something.
+            let some = any.iter().find(|one| one.get("type").and_then(Value::as_str) != Some("null"));
+            return value.is_null() || some.is_none_or(|some| self.check(value, some, path));
+        }
+        let words = words(schema);
+        if !words.is_empty() {
+            let fits = value.as_str().is_some_and(|value| words.contains(&value));
+            return fits || self.say(path, format!("{} is none of: {}", short(value), words.join(", ")));
+        }
+        let types = types(schema);
+        if !types.is_empty() && !types.iter().any(|name| is(value, name)) {
+            return self.say(path, format!("{} is no {}", short(value), types.join(" or ")));
+        }
+        self.range(value, schema, path)
+            && self.quantity(value, schema, path)
+            && self.inside(value, schema, path)
+    }
+
+    fn range(&mut self, value: &Value, schema: &Value, path: &str) -> bool {
+        let bound = |name| schema.get(name).and_then(Value::as_f64);
+        let Some(number) = value.as_f64() else { return true };
+        if bound("minimum").is_some_and(|least| number < least) {
+            return self.say(path, format!("{value} is less than {}", schema["minimum"]));
+        }
+        // What schemars does not say, since it is the type's: `u32`.
+        let most = bound("maximum").or_else(|| {
+            (schema.get("format").and_then(Value::as_str) == Some("uint32")).then_some(f64::from(u32::MAX))
+        });
+        match most {
+            Some(most) if number > most => self.say(path, format!("{value} is more than {most}")),
+            _ => true,
+        }
+    }
+
+    fn quantity(&mut self, value: &Value, schema: &Value, path: &str) -> bool {
+        // The two patterns that there are stand for these two types, which say better what is wrong.
+        let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return true };
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let wrong = if pattern.contains('%') {
+            text.parse::<super::Budget>().err()
+        } else {
+            text.parse::<super::Bytes>().err()
+        };
+        wrong.is_none_or(|what| self.say(path, what))
+    }
+
+    fn inside(&mut self, value: &mut Value, schema: &'a Value, path: &str) -> bool {
+        if let (Value::Array(list), Some(items)) = (&mut *value, schema.get("items")) {
+            let mut at = 0;
+            list.retain_mut(|one| {
+                at += 1;
+                self.check(one, items, &format!("{path}[{}]", at - 1))
+            });
+        }
+        let (Value::Object(map), Some(Value::Object(properties))) = (value, schema.get("properties")) else {
+            return true;
+        };
+        map.retain(|key, one| {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            match properties.get(key) {
+                Some(schema) => self.check(one, schema, &path),
+                None => {
+                    let known: Vec<_> = properties.keys().map(String::as_str).collect();
+                    self.say(&path, format!("is no key; here are: {}", known.join(", ")))
+                }
+            }
+        });
+        let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+        for key in required.filter_map(Value::as_str) {
+            if !map.contains_key(key) {
+                return self.say(path, format!("has no {key}"));
+            }
+        }
+        true
+    }
+}
+
+/// The words that an enumeration allows.
+fn words(schema: &Value) -> Vec<&str> {
+    let listed = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
+    let described = schema.get("oneOf").and_then(Value::as_array).into_iter().flatten();
+    listed.chain(described.filter_map(|one| one.get("const"))).filter_map(Value::as_str).collect()
+}
+
+fn types(schema: &Value) -> Vec<&str> {
+    match schema.get("type") {
+        Some(Value::String(name)) => vec![name],
+        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn is(value: &Value, name: &str) -> bool {
+    match name {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "string" => value.is_string(),
+        "integer" => value.is_u64() || value.is_i64(),
+        "number" => value.is_number(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        _ => false,
+    }
+}
+
+/// As much of a value as fits a line.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(40) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
+}

@@ -1,0 +1,111 @@
+//! The file and `--set` become one document.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde_json::{Map, Value};
+
+use super::Problem;
+
+/// A configuration is a page; what is longer is something else.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// `--set shm.unit=128Mi`: a path into the document, and a value in YAML.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Setting {
+    path: Vec<String>,
+    value: Value,
+}
+
+impl FromStr for Setting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (path, value) = text.split_once('=').ok_or("must be KEY=VALUE, as in shm.unit=128Mi")?;
+        let path: Vec<_> = path.split('.').map(str::to_owned).collect();
+        if path.iter().any(String::is_empty) {
+            return Err("the key has an empty part; write it as in shm.unit or pools.0.name".into());
+        }
+        let value = if value.is_empty() { Value::String(String::new()) } else { yaml(value)? };
+        Ok(Self { path, value })
+    }
+}
+
+fn yaml(text: &str) -> Result<Value, String> {
+    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { strict_booleans: true })
+        .map_err(|error| error.to_string())
+}
+
+/// What the file says, and then the settings. Only what could be understood is in it.
+pub(super) fn document(file: Option<&Path>, settings: &[Setting]) -> (Value, Vec<Problem>) {
+    let mut problems = Vec::new();
+    let mut document = Value::Object(Map::new());
+    if let Some(file) = file {
+        match read(file) {
+            // An empty file says nothing.
+            Ok(Value::Null) => {}
+            Ok(read @ Value::Object(_)) => document = read,
+            Ok(_) => problems.push(Problem {
+                path: file.display().to_string(),
+                what: "must be a mapping of keys to values".into(),
+            }),
+            Err(what) => problems.push(Problem { path: file.display().to_string(), what }),
+        }
+    }
+    for (at, setting) in settings.iter().enumerate() {
+        let named = setting.path.join(".");
+        let contradicts = settings[..at].iter().any(|other| {
+            let common = other.path.len().min(setting.path.len());
+            other.path[..common] == setting.path[..common] && other != setting
+        });
+        if contradicts {
+            let what = "set twice, to different values; remove one of them".into();
+            problems.push(Problem { path: named, what });
+        } else if let Err(what) = place(&mut document, &setting.path, setting.value.clone()) {
+            problems.push(Problem { path: named, what });
+        }
+    }
+    (document, problems)
+}
+
+fn read(file: &Path) -> Result<Value, String> {
+    let size = fs::metadata(file).map_err(|error| format!("cannot be read: {error}"))?.len();
+    if size > MAX_BYTES {
+        return Err(format!("has {size} bytes, and a configuration at most {MAX_BYTES}"));
+    }
+    let text = fs::read_to_string(file).map_err(|error| format!("cannot be read: {error}"))?;
+    if text.trim().is_empty() { Ok(Value::Null) } else { yaml(&text) }
+}
+
+fn place(at: &mut Value, path: &[String], value: Value) -> Result<(), String> {
+    let Some((first, rest)) = path.split_first() else {
+        *at = value;
+        return Ok(());
+    };
+    if at.is_null() {
+        *at =
+            if first.parse::<usize>().is_ok() { Value::Array(Vec::new()) } else { Value::Object(Map::new()) };
+    }
+    match at {
+        Value::Object(map) => place(map.entry(first.clone()).or_insert(Value::Null), rest, value),
+        Value::Array(list) => {
+            let at: usize = first.parse().map_err(|_| format!("{first:?} is no place in a list"))?;
+            if at > list.len() {
+                return Err(format!("the list has {} entries; the next place is {0}", list.len()));
+            }
+            if at == list.len() {
+                list.push(Value::Null);
+            }
+            place(&mut list[at], rest, value)
+        }
+        _ => Err(format!("{first:?} is below something that is neither a list nor a mapping")),
+    }
+}
+
+/// What changes when a file does, also when it is replaced as a ConfigMap is.
+pub(crate) fn stamp(file: &Path) -> Option<(u64, u64, i64, i64, u64)> {
+    let found = fs::metadata(file).ok()?;
+    Some((found.dev(), found.ino(), found.mtime(), found.mtime_nsec(), found.size()))
+}

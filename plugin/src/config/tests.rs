@@ -1,0 +1,214 @@
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A node that has everything.
+fn node() -> (tempfile::TempDir, Limits) {
+    let dir = tempfile::tempdir().unwrap();
+    for path in ["var/lib/kubelet/device-plugins", "var/lib/kubelet/plugins_registry", "dev/shm", "run"] {
+        fs::create_dir_all(dir.path().join(path)).unwrap();
+    }
+    (dir, Limits { page: 4096, memory: 16 << 30, numa: Vec::new() })
+}
+
+fn load(text: &str, settings: &[&str]) -> Result<Config, Problems> {
+    let (dir, limits) = node();
+    let file = dir.path().join("config.yaml");
+    fs::write(&file, text).unwrap();
+    let mut settings: Vec<Setting> = settings.iter().map(|text| text.parse().unwrap()).collect();
+    settings.push(format!("hostRoot={}", dir.path().display()).parse().unwrap());
+    Config::load(Some(&file), &settings, &limits)
+}
+
+fn problems(text: &str, settings: &[&str]) -> Vec<String> {
+    load(text, settings).unwrap_err().0.iter().map(Problem::to_string).collect()
+}
+
+/// There is exactly one problem, at this path, and it says so.
+fn refused(text: &str, path: &str, said: &str) {
+    let problems = load(text, &[]).unwrap_err().0;
+    assert_eq!(problems.len(), 1, "{text:?}: {problems:?}");
+    assert_eq!(problems[0].path, path, "{text:?}: {problems:?}");
+    assert!(problems[0].what.contains(said), "{text:?}: {problems:?}");
+}
+
+#[test]
+fn nothing_is_enough() {
+    let config = load("", &[]).unwrap();
+    assert_eq!(Config { host_root: PathBuf::from("/"), ..config }, Config::default());
+}
+
+#[test]
+fn the_file_and_then_the_settings() {
+    let file = "shm: {unit: 128Mi, budget: 2Gi}\npools:\n- {name: a, gid: 60001}\n";
+    let config = load(
+        file,
+        &["shm.budget=4Gi", "pools.0.attachments=7", "pools.1={name: b}", "identity.enabled=false"],
+    )
+    .unwrap();
+    assert_eq!((config.shm.unit, config.shm.budget), (Bytes(128 << 20), Budget::Bytes(Bytes(4 << 30))));
+    assert_eq!((config.pools[0].attachments, config.pools[1].name.as_str()), (7, "b"));
+    assert!(!config.identity.enabled);
+    assert_eq!(config.pools[0].directory(&config), PathBuf::from("/dev/shm/shmesh/a"));
+}
+
+#[test]
+fn each_bad_input_is_named() {
+    refused("domain: kubernetes.io", "domain", "Kubernetes' own");
+    refused("pools: [{name: a/b}]", "pools[a/b].name", "no name for a resource");
+    refused("pools: [{name: shm}]", "pools[shm].name", "taken by shmesh.io/shm");
+    refused("pools: [{name: a}, {name: a}]", "pools[a]", "two pools have this name");
+    refused("shm: {unit: 0}", "shm.unit", "page size");
+    refused("shm: {unit: 4097}", "shm.unit", "page size, 4096");
+    refused("shm: {budget: 17Gi}", "shm.budget", "more than the node's memory");
+    refused("shm: {budget: 1Mi}", "shm.budget", "less than one unit");
+    refused("shm: {unit: 4Ki}", "shm.unit", "raise it to");
+    refused("pools: [{name: a, attachments: 4000000}]", "pools[a].attachments", "the kubelet reads 4194304");
+    refused("cdi: {enabled: false}", "shm.budget", "enable_cdi = true");
+    refused(
+        "shm: {budget: 0}\ncdi: {enabled: false}\npools: [{name: a, gid: 60001}]",
+        "pools[a].gid",
+        "remove one of the two",
+    );
+    refused("pools: [{name: a, gid: 60001}, {name: b, gid: 60001}]", "pools[b].gid", "that of pool a");
+    refused("pools: [{name: a, gid: 70001, userNamespaces: mixed}]", "pools[a].gid", "65535");
+    refused("pools: [{name: a, gid: 0}]", "pools[a].gid", "nobody's own");
+    refused("pools: [{name: a, directory: /run/x}]", "pools[a].directory", "breaks the node");
+    refused("pools: [{name: a}, {name: b, directory: /dev/shm/shmesh/a/b}]", "pools[b].directory", "pool a");
+    refused("pools: [{name: a, mountPath: /proc/x}]", "pools[a].mountPath", "runtime's");
+    refused("pools: [{name: a, healthCommand: [true.sh]}]", "pools[a].healthCommand", "absolute");
+    refused("gpuIpc: {slotsPerDevice: 2000}", "gpuIpc.slotsPerDevice", "1024");
+    refused("sweep: {intervalSeconds: 0}", "sweep.intervalSeconds", "between 1 and");
+    refused("fakeInventory: /nowhere", "fakeInventory", "cannot be read");
+    refused(
+        "kubelet: {devicePluginsDir: /var/lib/other}",
+        "kubelet.devicePluginsDir",
+        "mount the kubelet's directory",
+    );
+    refused("kubelet: {devicePluginsDir: var/lib}", "kubelet.devicePluginsDir", "absolute");
+    let long = format!("pools: [{{name: {0}}}]\ndomain: {1}.io", "a".repeat(60), "b".repeat(40));
+    refused(&long, "kubelet.devicePluginsDir", "shorten");
+}
+
+#[test]
+fn where_nothing_can_be_made_is_named() {
+    let (dir, limits) = node();
+    fs::write(dir.path().join("file"), "").unwrap();
+    let settings = [
+        "cdi.directory=/file/cdi",
+        "poolsDirectory=/file",
+        "pools=[{name: a}]",
+        "identity.directory=/file/x",
+    ];
+    let mut settings: Vec<Setting> = settings.iter().map(|text| text.parse().unwrap()).collect();
+    settings.push(format!("hostRoot={}", dir.path().display()).parse().unwrap());
+    let problems = Config::load(None, &settings, &limits).unwrap_err().0;
+    let paths: Vec<_> = problems.iter().map(|problem| problem.path.as_str()).collect();
+    assert_eq!(paths, ["cdi.directory", "identity.directory", "pools[a].directory"]);
+}
+
+#[test]
+fn all_problems_at_once_also_when_one_hides_another() {
+    let text = "shm: {unit: 64M, budget: 99999Gi}\npools:\n- {name: a, giid: 5, attachments: -1}\n- {attachments: 3}\n\
+                - {name: c, gid: 0}\nregistration: legacy\nhealth: 5\nkubelet: {registration: both}\n";
+    let found = problems(text, &["shm.numa=1", "shm.numa=2"]);
+    for part in [
+        "shm.unit: \"64M\" is no number of bytes",
+        "shm.budget: 99999Gi is more than",
+        "shm.numa: set twice",
+        "shm.numa: 1 is no boolean",
+        "pools[0].giid: is no key; here are:",
+        "pools[0].attachments: -1 is less than 0",
+        "pools[1]: has no name",
+        "pools[c].gid: 0 is nobody's own",
+        "registration: is no key",
+        "health: 5 is no object",
+        "kubelet.registration: \"both\" is none of: legacy, pluginsRegistry",
+    ] {
+        assert!(found.iter().any(|problem| problem.contains(part)), "{part} is in {found:#?}");
+    }
+    assert_eq!(found.len(), 11, "{found:#?}");
+}
+
+#[test]
+fn a_file_that_is_none_is_named() {
+    for (text, part) in [("a: [", "config.yaml"), ("- a", "must be a mapping"), ("7", "must be a mapping")] {
+        let found = problems(text, &[]);
+        assert!(found.len() == 1 && found[0].contains(part), "{found:?}");
+    }
+    let limits = node().1;
+    let missing = Config::load(Some(Path::new("/nowhere")), &[], &limits).unwrap_err();
+    assert!(missing.0[0].to_string().starts_with("/nowhere: cannot be read"));
+    for wrong in ["a", "=1", "a..b=1", "a={"] {
+        assert!(wrong.parse::<Setting>().is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn the_schema_says_what_the_form_is() {
+    let schema = schema();
+    let schema = schema.as_value();
+    // What `shape` understands; a new word of the schema would be a rule that nobody checks.
+    let known = [
+        "$schema",
+        "$defs",
+        "$ref",
+        "title",
+        "description",
+        "default",
+        "type",
+        "properties",
+        "additionalProperties",
+        "items",
+        "required",
+        "enum",
+        "oneOf",
+        "anyOf",
+        "const",
+        "minimum",
+        "maximum",
+        "pattern",
+        "format",
+    ];
+    fn words<'a>(schema: &'a Value, found: &mut Vec<&'a str>) {
+        match schema {
+            Value::Object(map) => {
+                for (key, value) in map {
+                    found.push(key);
+                    match key.as_str() {
+                        "properties" | "$defs" => {
+                            value.as_object().unwrap().values().for_each(|one| words(one, found))
+                        }
+                        "default" => {}
+                        _ => words(value, found),
+                    }
+                }
+            }
+            Value::Array(list) => list.iter().for_each(|one| words(one, found)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    words(schema, &mut found);
+    for word in found {
+        assert!(known.contains(&word), "{word}");
+    }
+    // The defaults conform to it, and are the whole of it.
+    let mut document = serde_json::to_value(Config::default()).unwrap();
+    let before = document.clone();
+    assert_eq!(shape::conform(&mut document, schema), []);
+    assert_eq!(document, before);
+    assert_eq!(schema["additionalProperties"], json!(false));
+    assert_eq!(schema["properties"].as_object().unwrap().len(), document.as_object().unwrap().len());
+}
+
+#[test]
+fn groups_made_from_names_never_change() {
+    assert_eq!((default_gid("fronthaul"), default_gid("a")), (default_gid("fronthaul"), default_gid("a")));
+    for name in ["fronthaul", "a", "b", ""] {
+        assert!((60_000..65_000).contains(&default_gid(name)));
+    }
+}

@@ -1,0 +1,45 @@
+//! A list of devices in place of what the node has, for tests and demonstrations.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::{Accelerator, Kind};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Inventory {
+    #[serde(default)]
+    gpus: Vec<Device>,
+    #[serde(default)]
+    npus: Vec<Device>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Device {
+    uuid: String,
+    #[serde(default)]
+    numa_node: Option<u32>,
+    /// Whatever exists while the device is well.
+    #[serde(default)]
+    file: Option<PathBuf>,
+}
+
+/// Reads the list.
+pub(crate) fn read(file: &Path) -> Result<Vec<Accelerator>, String> {
+    let named = file.display();
+    let text = fs::read_to_string(file).map_err(|error| format!("{named} cannot be read: {error}"))?;
+    let inventory: Inventory =
+        serde_saphyr::from_str(&text).map_err(|error| format!("{named} is no inventory: {error}"))?;
+    let of = |kind| move |Device { uuid: id, numa_node: numa, file }| Accelerator { kind, id, file, numa };
+    let gpus = inventory.gpus.into_iter().map(of(Kind::Gpu));
+    let all: Vec<_> = gpus.chain(inventory.npus.into_iter().map(of(Kind::Npu))).collect();
+    for (at, one) in all.iter().enumerate() {
+        if one.id.is_empty() || all[..at].iter().any(|other| (other.kind, &other.id) == (one.kind, &one.id)) {
+            return Err(format!("{named} has an empty or a second uuid {:?}", one.id));
+        }
+    }
+    Ok(all)
+}

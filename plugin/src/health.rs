@@ -1,0 +1,144 @@
+//! Whether what is advertised works. Looked at anew each time, so that nothing stays unhealthy that works again.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::cdi::{Files, Wanted};
+use crate::config::{Config, seen};
+use crate::devices::{Accelerator, Kind};
+use crate::metrics::Metrics;
+use crate::pools;
+use crate::resource::{Pool, Resource, What};
+
+/// What is needed to look.
+#[derive(Debug)]
+pub(crate) struct Doctor<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) files: Option<&'a Files>,
+    pub(crate) wanted: &'a Wanted,
+    pub(crate) metrics: &'a Metrics,
+}
+
+impl Doctor<'_> {
+    /// Makes again what is ours and is gone: CDI files.
+    pub(crate) fn repair(&self) -> Result<()> {
+        match self.files {
+            Some(files) if files.is_any_missing(self.wanted) => {
+                tracing::warn!(directory = %files.directory.display(), "CDI specifications were gone, written again");
+                files.write(self.wanted)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The devices of a resource that do not work, and why. 0 where there are none: all of it.
+    pub(crate) async fn look(&self, resource: &Resource, repaired: &Result<()>) -> BTreeMap<usize, String> {
+        let mut sick = BTreeMap::new();
+        let mut judge = |device: usize, outcome: Result<()>| {
+            if let Err(error) = outcome {
+                sick.insert(device, format!("{error:#}"));
+            }
+        };
+        let described = || match repaired {
+            Ok(()) => Ok(()),
+            Err(error) => bail!("{error:#}"),
+        };
+        match &resource.what {
+            What::Shm { .. } => judge(0, described()),
+            What::Pool(pool) => {
+                let outcome = match described() {
+                    Ok(()) => self.pool(pool, &resource.name).await,
+                    failed => failed,
+                };
+                judge(0, outcome);
+            }
+            What::Slots(kind, devices) => {
+                // All at once: a command may take its time.
+                let mut looks = tokio::task::JoinSet::new();
+                for (at, device) in devices.iter().enumerate() {
+                    let look = self.device(*kind, device, &resource.name);
+                    looks.spawn(async move { (at, look.await) });
+                }
+                while let Some(ended) = looks.join_next().await {
+                    if let Ok((at, outcome)) = ended {
+                        judge(at, outcome);
+                    }
+                }
+            }
+        }
+        sick
+    }
+
+    async fn pool(&self, pool: &Pool, resource: &str) -> Result<()> {
+        let directory = self.config.seen(&pool.directory);
+        pools::prepare(&directory, pool.gid, self.config.cdi.enabled)?;
+        let free = pools::free(&directory)?;
+        self.metrics.pool_free(&pool.name, free);
+        let Some(asked) = self.config.pools.iter().find(|one| one.name == pool.name) else { return Ok(()) };
+        ensure!(
+            free >= asked.min_free.0,
+            "{} has {free} bytes free, less than minFree, {}: remove files, or enlarge its tmpfs",
+            directory.display(),
+            asked.min_free
+        );
+        self.command(&asked.health_command, resource, &pool.name).await
+    }
+
+    fn device(
+        &self,
+        kind: Kind,
+        device: &Accelerator,
+        resource: &str,
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
+        let root = self.config.host_root.clone();
+        let slots = match kind {
+            Kind::Gpu => &self.config.gpu_ipc,
+            Kind::Npu => &self.config.npu_ipc,
+        };
+        let (file, id) = (device.file.clone(), device.id.clone());
+        let command = self.command(&slots.health_command, resource, &id);
+        async move {
+            if let Some(file) = file {
+                let file = seen(&root, &file);
+                let found =
+                    Path::try_exists(&file).with_context(|| format!("cannot look at {}", file.display()))?;
+                ensure!(found, "{} is gone", file.display());
+            }
+            command.await
+        }
+    }
+
+    fn command(
+        &self,
+        command: &[String],
+        resource: &str,
+        device: &str,
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
+        let limit = Duration::from_secs(self.config.health.command_timeout_seconds.into());
+        let mut words = command.iter().cloned();
+        let to_run = words.next().map(|program| {
+            let mut command = Command::new(program);
+            command.args(words).env("SHMESH_RESOURCE", resource).env("SHMESH_DEVICE", device);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+            command
+        });
+        async move {
+            let Some(mut command) = to_run else { return Ok(()) };
+            let named = format!("{:?}", command.as_std().get_program());
+            let status = timeout(limit, command.status())
+                .await
+                .with_context(|| {
+                    format!("the health command {named} takes longer than {} s", limit.as_secs())
+                })?
+                .with_context(|| format!("the health command {named} cannot be run"))?;
+            ensure!(status.success(), "the health command {named} says so: {status}");
+            Ok(())
+        }
+    }
+}

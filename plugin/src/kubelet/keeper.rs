@@ -1,0 +1,190 @@
+//! Does what the machine says, for one resource.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::client;
+use super::machine::{Action, Event, LOOK, Machine, Mode};
+use super::server::{Server, file_id};
+use super::service::{Ledger, Offer, Service};
+use crate::metrics::Metrics;
+use crate::resource::allocate::Form;
+
+/// What all resources of a node have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) mode: Mode,
+    /// Where sockets are made, seen from here.
+    pub(crate) sockets: PathBuf,
+    /// The kubelet's socket, seen from here.
+    pub(crate) kubelet: PathBuf,
+    pub(crate) form: Arc<Form>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) metrics: Metrics,
+}
+
+/// Keeps one resource with the kubelet.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    node: Node,
+    name: String,
+    offer: watch::Receiver<Offer>,
+    /// Set while the kubelet has our list.
+    served: watch::Sender<bool>,
+    machine: Machine,
+    began: Instant,
+    server: Option<Server>,
+    servers: u64,
+    /// Between names of sockets of two starts.
+    start: u64,
+    endpoint: String,
+    to_us: mpsc::UnboundedSender<(u64, Event)>,
+    events: mpsc::UnboundedReceiver<(u64, Event)>,
+    attempts: JoinSet<(u64, Result<()>)>,
+    /// Why the last registration failed: said once.
+    failure: String,
+}
+
+impl Keeper {
+    pub(crate) fn new(node: Node, offer: watch::Receiver<Offer>, served: watch::Sender<bool>) -> Self {
+        let name = offer.borrow().now.name.clone();
+        let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let start = start.as_secs() * 1000 + u64::from(start.subsec_millis());
+        // Nodes start at different times, and resources have different names.
+        let seed = name.bytes().fold(start, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
+        let (to_us, events) = mpsc::unbounded_channel();
+        Self {
+            machine: Machine::new(node.mode, seed),
+            node,
+            name,
+            offer,
+            served,
+            began: Instant::now(),
+            server: None,
+            servers: 0,
+            start,
+            endpoint: String::new(),
+            to_us,
+            events,
+            attempts: JoinSet::new(),
+            failure: String::new(),
+        }
+    }
+
+    /// Until `stop`; then the socket is gone.
+    pub(crate) async fn keep(mut self, stop: CancellationToken) {
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let now = self.began.elapsed();
+            let wake = self.machine.wake(now).map(|wake| self.began + wake);
+            let event = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some((server, event)) = self.events.recv() => {
+                    if server != self.servers {
+                        continue;
+                    }
+                    event
+                }
+                Some(ended) = self.attempts.join_next() => match ended {
+                    Ok((number, outcome)) => self.attempted(number, outcome),
+                    Err(_) => continue,
+                },
+                _ = looks.tick() => self.look(),
+                () = sleep_until(wake.unwrap_or(self.began)), if wake.is_some() => self.look(),
+            };
+            self.happened(event);
+            self.served.send_if_modified(|served| {
+                let is_served = self.machine.is_served();
+                std::mem::replace(served, is_served) != is_served
+            });
+        }
+        if let Some(server) = self.server.take() {
+            server.end().await;
+        }
+    }
+
+    fn look(&self) -> Event {
+        let ours = self.server.as_ref().is_some_and(Server::is_there);
+        Event::Looked { kubelet: file_id(&self.node.kubelet), ours }
+    }
+
+    fn happened(&mut self, event: Event) {
+        let mut next = Some(event);
+        while let Some(event) = next.take() {
+            debug!(resource = self.name, ?event, "happened");
+            match self.machine.step(self.began.elapsed(), event) {
+                None => {}
+                Some(Action::Listen) => next = Some(self.listen()),
+                Some(Action::Register(number)) => self.register(number),
+            }
+        }
+    }
+
+    fn listen(&mut self) -> Event {
+        // The old one first: its streams are over before there is another socket.
+        self.server = None;
+        self.servers += 1;
+        let resource = self.name.replace('/', "_");
+        self.endpoint = match self.node.mode {
+            Mode::Register => format!("{resource}.{:x}.{}.sock", self.start, self.servers),
+            // The '@' makes the kubelet's `:authority`, which is this path, one that an HTTP/2 server accepts.
+            Mode::Found => format!("{resource}@reg.sock"),
+        };
+        let service = Service {
+            offer: self.offer.clone(),
+            form: Arc::clone(&self.node.form),
+            ledger: Arc::clone(&self.node.ledger),
+            metrics: self.node.metrics.clone(),
+            events: self.to_us.clone(),
+            server: self.servers,
+            stop: CancellationToken::new(),
+        };
+        let path = self.node.sockets.join(&self.endpoint);
+        match Server::start(&path, self.node.mode, service) {
+            Ok(server) => {
+                info!(resource = self.name, socket = %path.display(), "listening");
+                self.server = Some(server);
+                Event::Listening
+            }
+            Err(error) => {
+                warn!(resource = self.name, socket = %path.display(), %error, "cannot listen");
+                Event::NotListening
+            }
+        }
+    }
+
+    fn register(&mut self, number: u64) {
+        let call = client::register(self.node.kubelet.clone(), self.endpoint.clone(), self.name.clone());
+        self.attempts.abort_all();
+        self.attempts.spawn(async move { (number, call.await) });
+    }
+
+    fn attempted(&mut self, number: u64, outcome: Result<()>) -> Event {
+        self.node.metrics.registered(&self.name, outcome.is_ok());
+        match outcome {
+            Ok(()) => {
+                info!(resource = self.name, "registered");
+                self.failure.clear();
+                Event::Registered(number)
+            }
+            Err(error) => {
+                let failure = format!("{error:#}");
+                if failure != self.failure {
+                    warn!(resource = self.name, error = failure, "not registered; it will be tried again");
+                    self.failure = failure;
+                }
+                Event::NotRegistered(number)
+            }
+        }
+    }
+}

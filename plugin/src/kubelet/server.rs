@@ -1,0 +1,136 @@
+//! A socket with a name, and what is served there.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::fcntl::{Flock, FlockArg};
+use shmesh_kubelet_api::deviceplugin::device_plugin_server::DevicePluginServer;
+use shmesh_kubelet_api::pluginregistration::registration_server::RegistrationServer;
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+
+use super::machine::{FileId, Mode};
+use super::service::Service;
+
+/// A request names some units twice at most, and a list of all units has 4 MiB.
+const MAX_REQUEST: usize = 8 << 20;
+/// What waits for an answer on one connection; the kubelet asks one at a time.
+const MAX_STREAMS: u32 = 64;
+/// How long answers under way may take at the end.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// Which file lies at a path.
+pub(super) fn file_id(path: &Path) -> Option<FileId> {
+    let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
+    Some(FileId { dev: found.dev(), ino: found.ino(), changed: (found.ctime(), found.ctime_nsec()) })
+}
+
+/// A server at a socket. Dropped, it takes the socket away and ends its streams.
+#[derive(Debug)]
+pub(super) struct Server {
+    path: PathBuf,
+    file: (u64, u64),
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves at `path`. Whatever socket lies there is replaced.
+    pub(super) fn start(path: &Path, mode: Mode, service: Service) -> io::Result<Self> {
+        if file_id(path).is_some() {
+            fs::remove_file(path)?;
+        }
+        let listener = UnixListener::bind(path)?;
+        fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        let found = fs::symlink_metadata(path)?;
+        let stop = service.stop.clone();
+        let plugin = DevicePluginServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST);
+        let found_by_kubelet = (mode == Mode::Found).then(|| RegistrationServer::new(service));
+        let router = tonic::transport::Server::builder()
+            .max_concurrent_streams(MAX_STREAMS)
+            .add_service(plugin)
+            .add_optional_service(found_by_kubelet);
+        let incoming = UnixListenerStream::new(listener);
+        let serving = router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+        let task = tokio::spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::warn!(%error, "a socket is served no more");
+            }
+        });
+        Ok(Self { path: path.to_owned(), file: (found.dev(), found.ino()), stop, task })
+    }
+
+    /// Whether the socket is there and served.
+    pub(super) fn is_there(&self) -> bool {
+        let same = file_id(&self.path).is_some_and(|file| (file.dev, file.ino) == self.file);
+        same && !self.task.is_finished()
+    }
+
+    /// Takes the socket away and ends in order.
+    pub(super) async fn end(mut self) {
+        self.take_away();
+        self.stop.cancel();
+        // What is not answered by then is a connection that says nothing.
+        let _ = tokio::time::timeout(DRAIN, &mut self.task).await;
+    }
+
+    fn take_away(&self) {
+        if file_id(&self.path).is_some_and(|file| (file.dev, file.ino) == self.file)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "the socket's name stays");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.take_away();
+        self.stop.cancel();
+    }
+}
+
+/// Keeps a second plugin of the same domain away.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: Flock<File>,
+}
+
+impl Lock {
+    /// Takes the lock. The kubelet leaves files alone, and no pod sees its directories.
+    pub(crate) fn take(dir: &Path, domain: &str) -> io::Result<Option<Self>> {
+        let path = dir.join(format!(".{domain}.lock"));
+        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(file) => Ok(Some(Self { _file: file })),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+            Err((_, error)) => Err(error.into()),
+        }
+    }
+}
+
+/// Takes away the sockets that an earlier plugin left behind. Only with the lock: what is there is nobody's.
+pub(crate) fn remove_stale(dir: &Path, domain: &str) -> io::Result<()> {
+    let prefix = format!("{domain}_");
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let is_ours = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(&prefix) && name.ends_with(".sock"));
+        if is_ours && entry.file_type()?.is_socket() {
+            match fs::remove_file(entry.path()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {
+                    tracing::info!(socket = %entry.path().display(), "left behind by an earlier plugin, removed")
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! The kubelet's questions, answered. Nothing here waits.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use shmesh_kubelet_api::deviceplugin as api;
+use shmesh_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
+use shmesh_kubelet_api::pluginregistration as watcher;
+use shmesh_kubelet_api::{API_VERSION, DEVICE_PLUGIN_TYPE, HEALTHY, UNHEALTHY};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::WatchStream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::{Request, Response, Status};
+
+use super::client;
+use super::machine::Event;
+use crate::metrics::Metrics;
+use crate::resource::Resource;
+use crate::resource::allocate::{Form, MAX_CONTAINERS, Refusal, answer};
+use crate::resource::preferred::choose;
+
+/// A resource as it is, and as it was before the last change of the configuration: the kubelet may ask for a unit that it
+/// has not yet heard is gone, and a refusal would fail the pod for ever.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer {
+    pub(crate) now: Arc<Resource>,
+    pub(crate) before: Option<Arc<Resource>>,
+}
+
+/// When each resource was last handed out.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger(Mutex<HashMap<String, Instant>>);
+
+impl Ledger {
+    fn map(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        // An insertion leaves nothing half done.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, resource: &str) {
+        if let Some(when) = self.map().get_mut(resource) {
+            *when = Instant::now();
+        } else {
+            self.map().insert(resource.to_owned(), Instant::now());
+        }
+    }
+
+    /// When this resource was last handed out by this process.
+    pub(crate) fn last(&self, resource: &str) -> Option<Instant> {
+        self.map().get(resource).copied()
+    }
+}
+
+/// What is served at one socket.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    pub(super) offer: watch::Receiver<Offer>,
+    pub(super) form: Arc<Form>,
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) metrics: Metrics,
+    /// Where streams are told of, with the number of this server.
+    pub(super) events: mpsc::UnboundedSender<(u64, Event)>,
+    pub(super) server: u64,
+    pub(super) stop: CancellationToken,
+}
+
+impl Service {
+    fn refuse(&self, resource: &str, refusal: &Refusal) -> Status {
+        self.metrics.denied(resource, refusal.reason());
+        tracing::warn!(resource, %refusal, "refused");
+        match refusal {
+            Refusal::Unknown { .. } => Status::not_found(refusal.to_string()),
+            _ => Status::invalid_argument(refusal.to_string()),
+        }
+    }
+}
+
+/// A list as the kubelet reads it.
+fn list(resource: &Resource) -> api::ListAndWatchResponse {
+    let topology = |numa: u32| api::TopologyInfo { nodes: vec![api::NumaNode { id: numa.into() }] };
+    let devices = resource.units().iter().map(|unit| api::Device {
+        id: unit.id.clone(),
+        health: if unit.is_healthy { HEALTHY } else { UNHEALTHY }.into(),
+        topology: unit.numa.map(topology),
+    });
+    api::ListAndWatchResponse { devices: devices.collect() }
+}
+
+/// Lists until the kubelet or we have enough; that it is over is told, however it ends.
+#[derive(Debug)]
+pub(super) struct Lists {
+    offers: WatchStream<Offer>,
+    stop: Pin<Box<WaitForCancellationFutureOwned>>,
+    events: mpsc::UnboundedSender<(u64, Event)>,
+    server: u64,
+    metrics: Metrics,
+    resource: String,
+}
+
+impl Stream for Lists {
+    type Item = Result<api::ListAndWatchResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.stop.as_mut().poll(context).is_ready() {
+            return Poll::Ready(None);
+        }
+        Pin::new(&mut self.offers).poll_next(context).map(|offer| offer.map(|offer| Ok(list(&offer.now))))
+    }
+}
+
+impl Drop for Lists {
+    fn drop(&mut self) {
+        self.metrics.stream_ended(&self.resource);
+        // Nobody listens any more at the end of the process.
+        let _ = self.events.send((self.server, Event::StreamEnded));
+    }
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for Service {
+    type ListAndWatchStream = Lists;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<api::Empty>,
+    ) -> Result<Response<api::DevicePluginOptions>, Status> {
+        Ok(Response::new(client::options()))
+    }
+
+    async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Lists>, Status> {
+        let resource = self.offer.borrow().now.name.clone();
+        self.metrics.stream_began(&resource);
+        let _ = self.events.send((self.server, Event::StreamBegan));
+        Ok(Response::new(Lists {
+            offers: WatchStream::new(self.offer.clone()),
+            stop: Box::pin(self.stop.clone().cancelled_owned()),
+            events: self.events.clone(),
+            server: self.server,
+            metrics: self.metrics.clone(),
+            resource,
+        }))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<api::PreferredAllocationRequest>,
+    ) -> Result<Response<api::PreferredAllocationResponse>, Status> {
+        let resource = Arc::clone(&self.offer.borrow().now);
+        let requests = request.into_inner().container_requests;
+        if requests.is_empty() || requests.len() > MAX_CONTAINERS {
+            return Err(self.refuse(&resource.name, &Refusal::Containers(requests.len())));
+        }
+        let chosen = requests.iter().map(|one| {
+            choose(
+                &resource,
+                &one.available_device_ids,
+                &one.must_include_device_ids,
+                one.allocation_size.into(),
+            )
+            .map(|device_ids| api::ContainerPreferredAllocationResponse { device_ids })
+            .map_err(|refusal| self.refuse(&resource.name, &refusal))
+        });
+        Ok(Response::new(api::PreferredAllocationResponse {
+            container_responses: chosen.collect::<Result<_, _>>()?,
+        }))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<api::AllocateRequest>,
+    ) -> Result<Response<api::AllocateResponse>, Status> {
+        let began = Instant::now();
+        let offer = self.offer.borrow().clone();
+        let resource = &offer.now;
+        let requests = request.into_inner().container_requests;
+        if requests.is_empty() || requests.len() > MAX_CONTAINERS {
+            return Err(self.refuse(&resource.name, &Refusal::Containers(requests.len())));
+        }
+        let answers = requests.iter().map(|one| {
+            let ids = &one.devices_ids;
+            match (answer(resource, ids, &self.form), &offer.before) {
+                (Err(Refusal::Unknown { .. }), Some(before)) => answer(before, ids, &self.form),
+                (given, _) => given,
+            }
+            .map_err(|refusal| self.refuse(&resource.name, &refusal))
+        });
+        let container_responses = answers.collect::<Result<_, _>>()?;
+        self.ledger.note(&resource.name);
+        self.metrics.allocated(&resource.name, began.elapsed());
+        Ok(Response::new(api::AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<api::PreStartContainerRequest>,
+    ) -> Result<Response<api::PreStartContainerResponse>, Status> {
+        // Not asked for in the options, and nothing to be done.
+        Ok(Response::new(api::PreStartContainerResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl watcher::registration_server::Registration for Service {
+    async fn get_info(
+        &self,
+        _: Request<watcher::InfoRequest>,
+    ) -> Result<Response<watcher::PluginInfo>, Status> {
+        Ok(Response::new(watcher::PluginInfo {
+            r#type: DEVICE_PLUGIN_TYPE.into(),
+            name: self.offer.borrow().now.name.clone(),
+            // The socket that this was asked at, under whatever path the kubelet has for it.
+            endpoint: String::new(),
+            supported_versions: vec![API_VERSION.into()],
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        status: Request<watcher::RegistrationStatus>,
+    ) -> Result<Response<watcher::RegistrationStatusResponse>, Status> {
+        let status = status.into_inner();
+        let resource = self.offer.borrow().now.name.clone();
+        self.metrics.registered(&resource, status.plugin_registered);
+        if status.plugin_registered {
+            tracing::info!(resource, "registered");
+        } else {
+            // The kubelet tries again by itself.
+            tracing::warn!(resource, error = status.error, "not registered");
+        }
+        Ok(Response::new(watcher::RegistrationStatusResponse {}))
+    }
+}

@@ -1,0 +1,15 @@
+//! The directories of pools on the node.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `directory.rs` | making one, and looking at what it holds |
+//! | `sweep.rs` | taking away what dead pods left |
+
+mod directory;
+mod sweep;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use directory::{free, prepare, used};
+pub(crate) use sweep::{Idle, sweep};

@@ -1,0 +1,86 @@
+//! Taking away what dead pods left in a pool: nobody is charged for its memory any more.
+//!
+//! A file does not say whose it is, and any pod that has the pool may use it. So a pool is emptied when nobody has had it for
+//! a while: no container by the kubelet's list, and none just let in, who is not on the list yet.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::used;
+
+/// How long a pool has been nobody's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Idle<T> {
+    since: Option<T>,
+}
+
+impl<T> Default for Idle<T> {
+    fn default() -> Self {
+        Self { since: None }
+    }
+}
+
+impl<T: Copy + Ord + std::ops::Sub<T, Output = Duration>> Idle<T> {
+    /// One look at the kubelet's list. Whether the pool may be emptied.
+    pub(crate) fn looked(
+        &mut self,
+        now: T,
+        is_held: bool,
+        last_allocated: Option<T>,
+        grace: Duration,
+    ) -> bool {
+        if is_held {
+            self.since = None;
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        let since = last_allocated.map_or(since, |last| last.max(since));
+        now >= since && now - since >= grace
+    }
+
+    /// The kubelet did not say.
+    pub(crate) fn unknown(&mut self) {
+        self.since = None;
+    }
+}
+
+/// What was taken away.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Swept {
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+    pub(crate) failures: u64,
+}
+
+/// Empties a pool of what is older than `before`, as long as `goes_on`.
+pub(crate) fn sweep(directory: &Path, before: SystemTime, goes_on: impl Fn() -> bool) -> Swept {
+    let before = before.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mut swept = Swept::default();
+    let Ok(entries) = fs::read_dir(directory) else { return swept };
+    for entry in entries.flatten() {
+        if !goes_on() {
+            break;
+        }
+        let path = entry.path();
+        // Of the entry itself: a link is taken away, not followed.
+        let Ok(found) = entry.metadata() else { continue };
+        if u64::try_from(found.ctime()).is_ok_and(|changed| changed >= before) {
+            continue;
+        }
+        let below = if found.is_dir() { used(&path) } else { (0, 0) };
+        let gone = if found.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match gone {
+            Ok(()) => {
+                swept.files += 1 + below.1;
+                swept.bytes += found.blocks() * 512 + below.0;
+            }
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "stays");
+                swept.failures += 1;
+            }
+        }
+    }
+    swept
+}

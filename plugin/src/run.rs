@@ -1,0 +1,219 @@
+//! The device plugin from start to end: read, lock, make, advertise, follow, take away.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use nix::unistd::{SysconfVar, sysconf};
+use prometheus_client::registry::Registry;
+use shmesh_daemon::admin::{self, Admin};
+use shmesh_daemon::readiness::Readiness;
+use shmesh_daemon::shutdown;
+use shmesh_daemon::telemetry::LogFilter;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::args::{Identity, Run};
+use crate::config::{Config, Limits, Registration, schema};
+use crate::identity::Ready;
+use crate::kubelet::{Ledger, Lock, Mode, Node, remove_stale};
+use crate::metrics::Metrics;
+use crate::resource::allocate::{AGENT_SOCKET, Form};
+use crate::steward::{Source, Steward};
+use crate::{Failure, devices, sweeper};
+
+/// Enough to wait for files; each has a stack.
+const MAX_BLOCKING: usize = 2;
+/// More than that make pods' status and every list long.
+const MANY: usize = 1000;
+
+/// Prints the schema of the configuration.
+pub(crate) fn print_schema() -> Result<(), Failure> {
+    let print = || {
+        let text = serde_json::to_string_pretty(&schema())?;
+        writeln!(std::io::stdout(), "{text}").context("cannot print")
+    };
+    print().map_err(Failure::Failed)
+}
+
+/// Runs the device plugin until SIGTERM or SIGINT.
+pub(crate) fn run(args: &Run, filter: LogFilter) -> Result<(), Failure> {
+    let source = Source {
+        file: args.config.clone(),
+        settings: args.set.clone(),
+        limits: limits().map_err(Failure::Place)?,
+    };
+    let config = source.load().map_err(|problems| Failure::Config(problems.into()))?;
+    if args.check {
+        info!("the configuration is right");
+        return Ok(());
+    }
+    let identity = identity(&config)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(MAX_BLOCKING).build();
+    let runtime = runtime.map_err(|error| Failure::Failed(error.into()))?;
+    let serving = serve(args, source, config, identity, filter);
+    let outcome = tokio::task::LocalSet::new().block_on(&runtime, serving);
+    // What still looks at files is not waited for.
+    runtime.shutdown_background();
+    outcome
+}
+
+fn limits() -> anyhow::Result<Limits> {
+    let page = sysconf(SysconfVar::PAGE_SIZE)?.context("the kernel does not say what a page is")?;
+    let kernel = std::path::Path::new("/");
+    let memory = devices::memory(kernel).context("/proc/meminfo does not say how much memory there is")?;
+    Ok(Limits { page: page.try_into()?, memory, numa: devices::numa(kernel) })
+}
+
+fn identity(config: &Config) -> Result<Option<Ready>, Failure> {
+    let asked = &config.identity;
+    if !asked.enabled {
+        return Ok(None);
+    }
+    let socket = config.seen(&asked.directory).join(AGENT_SOCKET);
+    Ready::new(&Identity::beside(socket, asked.pods.clone(), asked.require_initial_pid_namespace)).map(Some)
+}
+
+/// How the kubelet is talked to.
+fn node(config: &Config, metrics: Metrics) -> Node {
+    let (mode, sockets) = match config.kubelet.registration {
+        Registration::Legacy => (Mode::Register, &config.kubelet.device_plugins_dir),
+        Registration::PluginsRegistry => (Mode::Found, &config.kubelet.plugins_registry_dir),
+    };
+    Node {
+        mode,
+        sockets: config.seen(sockets),
+        kubelet: config.seen(&config.kubelet.device_plugins_dir.join(shmesh_kubelet_api::KUBELET_SOCKET)),
+        form: Arc::new(Form::of(config)),
+        ledger: Arc::new(Ledger::default()),
+        metrics,
+    }
+}
+
+async fn serve(
+    args: &Run,
+    source: Source,
+    config: Config,
+    identity: Option<Ready>,
+    filter: LogFilter,
+) -> Result<(), Failure> {
+    let failed =
+        |what: &'static str| move |error: std::io::Error| Failure::Failed(anyhow!(error).context(what));
+    // Before there is anything to take away.
+    let stop = shutdown::on_signal().map_err(failed("cannot catch signals"))?;
+    let mut hup = signal(SignalKind::hangup()).map_err(failed("cannot catch SIGHUP"))?;
+    let metrics = Metrics::default();
+    let node = node(&config, metrics.clone());
+    let lock =
+        Lock::take(&node.sockets, &config.domain).map_err(failed("cannot lock the kubelet's directory"))?;
+    let _lock = lock.ok_or_else(|| {
+        let dir = node.sockets.display();
+        Failure::Place(anyhow!(
+            "another plugin of {} runs here and holds the lock in {dir}; end it first",
+            config.domain
+        ))
+    })?;
+    remove_stale(&node.sockets, &config.domain)
+        .map_err(failed("cannot remove sockets of an earlier plugin"))?;
+
+    let readiness = Readiness::default();
+    let latch = readiness.latch("kubelet");
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    let admin = Admin { readiness, metrics: Arc::new(registry), log: Some(filter) };
+    if let Some(address) = args.admin {
+        let listener = tokio::net::TcpListener::bind(address).await;
+        let listener = listener.map_err(failed("cannot serve probes and metrics"))?;
+        // Port 0 is whatever is free.
+        let address = listener.local_addr().map_err(failed("the admin address is lost"))?;
+        info!(%address, "probes and metrics");
+        tokio::spawn(admin::serve(listener, admin, stop.clone()));
+    }
+
+    // Containers get the directory of this socket: before they can be allocated anything.
+    let identity = identity.map(Ready::listen).transpose().map_err(Failure::Failed)?;
+    let ledger = Arc::clone(&node.ledger);
+    say_what_cdi_needs(&config);
+    let mut steward = Steward::new(source, config, node);
+    let begun = tokio::select! {
+        biased;
+        // A health command may take its time.
+        () = stop.cancelled() => return Ok(()),
+        begun = steward.begin() => begun,
+    };
+    begun.map_err(Failure::Place)?;
+    let resources = steward.resources();
+    for resource in &resources.borrow().1 {
+        if resource.units().len() > MANY {
+            let units = resource.units().len();
+            warn!(
+                resource = resource.name,
+                units, "so many units make each pod's status long; choose a larger unit"
+            );
+        }
+    }
+    let served = steward.all_served();
+    tokio::spawn(async move {
+        served.await;
+        latch.open();
+        info!("ready: the kubelet has every resource");
+    });
+    tokio::spawn(sweeper::run(resources, ledger, metrics));
+    let (to_reload, reload) = mpsc::channel(1);
+    tokio::spawn(async move {
+        while hup.recv().await.is_some() {
+            // One that waits already will read all there is.
+            let _ = to_reload.try_send(());
+        }
+    });
+
+    let others = CancellationToken::new();
+    let identity = identity.map(|identity| {
+        let stop = others.clone();
+        tokio::task::spawn_local(identity.run(async move { stop.cancelled().await }))
+    });
+    let outcome = match identity {
+        None => {
+            steward.follow(reload, stop).await;
+            Ok(())
+        }
+        Some(mut identity) => {
+            let kubelet = stop.child_token();
+            let follow = steward.follow(reload, kubelet.clone());
+            let mut follow = std::pin::pin!(follow);
+            tokio::select! {
+                () = &mut follow => {
+                    others.cancel();
+                    ended(identity.await)
+                }
+                early = &mut identity => {
+                    kubelet.cancel();
+                    follow.await;
+                    ended(early)
+                }
+            }
+        }
+    };
+    info!("ended");
+    outcome.map_err(Failure::Failed)
+}
+
+fn ended(outcome: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Result<()> {
+    outcome.context("the identity service was lost")?.context("the identity service failed")
+}
+
+fn say_what_cdi_needs(config: &Config) {
+    if config.cdi.enabled {
+        let directory = config.cdi.directory.display();
+        info!(%directory, "the runtime must read CDI specifications there: containerd 2.0 and CRI-O do, 1.7 with enable_cdi");
+    } else {
+        warn!(
+            "without CDI: no {}/shm, and pools are mounted without nosuid, nodev, noexec and without a group; set \
+             cdi.enabled where the runtime has it (containerd 2.0, CRI-O, containerd 1.7 with enable_cdi = true)",
+            config.domain
+        );
+    }
+}

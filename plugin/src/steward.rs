@@ -1,0 +1,282 @@
+//! What is advertised follows what is configured and what the node has: one task that owns all of it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use crate::cdi::{Files, Wanted};
+use crate::config::{Config, Limits, Setting, stamp};
+use crate::devices::{self, Accelerator, Roots, fake};
+use crate::health::Doctor;
+use crate::kubelet::{self, Keeper, Offer};
+use crate::pools;
+use crate::resource::allocate::Form;
+use crate::resource::{Node, Resource, What, plan};
+
+/// Between two looks at the file of the configuration.
+const FILE_LOOK: Duration = Duration::from_secs(1);
+
+/// Where the configuration comes from.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) settings: Vec<Setting>,
+    pub(crate) limits: Limits,
+}
+
+impl Source {
+    /// Reads it.
+    pub(crate) fn load(&self) -> Result<Config, crate::config::Problems> {
+        Config::load(self.file.as_deref(), &self.settings, &self.limits)
+    }
+}
+
+/// One resource that is advertised.
+#[derive(Debug)]
+struct Advertised {
+    offer: watch::Sender<Offer>,
+    served: watch::Receiver<bool>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+/// Owns what is advertised.
+#[derive(Debug)]
+pub(crate) struct Steward {
+    source: Source,
+    config: Config,
+    node: kubelet::Node,
+    roots: Roots,
+    known: Vec<Accelerator>,
+    files: Option<Files>,
+    wanted: Wanted,
+    advertised: BTreeMap<String, Advertised>,
+    /// Which devices of which resource do not work, and why.
+    sick: BTreeMap<String, BTreeMap<usize, String>>,
+    /// Who sweeps is told what there is.
+    resources: watch::Sender<(Config, Vec<Arc<Resource>>)>,
+}
+
+impl Steward {
+    pub(crate) fn new(source: Source, config: Config, node: kubelet::Node) -> Self {
+        let files = config
+            .cdi
+            .enabled
+            .then(|| Files { directory: config.seen(&config.cdi.directory), domain: config.domain.clone() });
+        Self {
+            roots: Roots::new(&config.host_root),
+            resources: watch::Sender::new((config.clone(), Vec::new())),
+            source,
+            config,
+            node,
+            known: Vec::new(),
+            files,
+            wanted: Wanted::default(),
+            advertised: BTreeMap::new(),
+            sick: BTreeMap::new(),
+        }
+    }
+
+    /// What is configured and advertised, now and later.
+    pub(crate) fn resources(&self) -> watch::Receiver<(Config, Vec<Arc<Resource>>)> {
+        self.resources.subscribe()
+    }
+
+    /// What the node has and the configuration wants.
+    fn plan(&mut self) -> Vec<Resource> {
+        let found = match &self.config.fake_inventory {
+            None => devices::accelerators(&self.roots),
+            Some(file) => fake::read(&self.config.seen(file)).unwrap_or_else(|problem| {
+                warn!(problem, "the devices stay what they were");
+                self.known.clone()
+            }),
+        };
+        self.known = devices::remember(&self.known, found);
+        let Limits { memory, numa, .. } = &self.source.limits;
+        plan(&self.config, &Node { memory: *memory, numa: numa.clone(), accelerators: self.known.clone() })
+    }
+
+    /// Makes directories and CDI files, and then advertises: the kubelet may allocate at once.
+    pub(crate) async fn begin(&mut self) -> Result<()> {
+        let planned = self.plan();
+        for resource in &planned {
+            if let What::Pool(pool) = &resource.what {
+                pools::prepare(&self.config.seen(&pool.directory), pool.gid, self.config.cdi.enabled)?;
+            }
+        }
+        self.wanted = Wanted::by(&planned, &self.config.identity.directory);
+        if let Some(files) = &self.files {
+            files.write(&self.wanted)?;
+        }
+        self.advertise(planned).await;
+        Ok(())
+    }
+
+    /// Looks at health, starts what is new, changes what is changed, ends what is gone.
+    async fn advertise(&mut self, planned: Vec<Resource>) {
+        let wanted = Wanted::by(&planned, &self.config.identity.directory);
+        let doctor = Doctor {
+            config: &self.config,
+            files: self.files.as_ref(),
+            wanted: &wanted,
+            metrics: &self.node.metrics,
+        };
+        let repaired = match (&self.files, wanted == self.wanted) {
+            (Some(files), false) => files.write(&wanted),
+            _ => doctor.repair(),
+        };
+        let mut resources = Vec::new();
+        let mut still_sick = BTreeMap::new();
+        for mut resource in planned {
+            let sick = doctor.look(&resource, &repaired).await;
+            resource.set_health(|device| !sick.contains_key(&device));
+            let before = self.sick.remove(&resource.name).unwrap_or_default();
+            for (device, why) in sick.iter().filter(|(device, _)| !before.contains_key(device)) {
+                warn!(resource = resource.name, device, why, "unhealthy");
+            }
+            for device in before.keys().filter(|device| !sick.contains_key(device)) {
+                info!(resource = resource.name, device, "healthy again");
+            }
+            still_sick.insert(resource.name.clone(), sick);
+            resources.push(Arc::new(resource));
+        }
+        self.sick = still_sick;
+        if repaired.is_ok() {
+            self.wanted = wanted;
+        }
+        let gone: Vec<_> = self
+            .advertised
+            .keys()
+            .filter(|&name| !resources.iter().any(|one| one.name == *name))
+            .cloned()
+            .collect();
+        for name in gone {
+            if let Some(advertised) = self.advertised.remove(&name) {
+                info!(resource = name, "advertised no more");
+                self.node.metrics.withdrawn(&advertised.offer.borrow().now);
+                advertised.stop.cancel();
+                let _ = advertised.task.await;
+            }
+        }
+        for resource in &resources {
+            self.node.metrics.offered(resource);
+            self.offer(resource);
+        }
+        self.resources.send_replace((self.config.clone(), resources));
+    }
+
+    fn offer(&mut self, resource: &Arc<Resource>) {
+        if let Some(advertised) = self.advertised.get(&resource.name) {
+            // Each list that the kubelet gets rewrites its checkpoint: none without a change.
+            advertised.offer.send_if_modified(|offer| {
+                let changed = offer.now.what != resource.what || offer.now.units() != resource.units();
+                if changed {
+                    let before = std::mem::replace(&mut offer.now, Arc::clone(resource));
+                    let ids = |resource: &Resource| {
+                        resource.units().iter().map(|unit| unit.id.clone()).collect::<Vec<_>>()
+                    };
+                    if before.what != resource.what || ids(&before) != ids(resource) {
+                        offer.before = Some(before);
+                    }
+                }
+                changed
+            });
+            return;
+        }
+        info!(resource = resource.name, units = resource.units().len(), "advertised");
+        let (offer, offers) = watch::channel(Offer { now: Arc::clone(resource), before: None });
+        let (served, is_served) = watch::channel(false);
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(Keeper::new(self.node.clone(), offers, served).keep(stop.clone()));
+        self.advertised.insert(resource.name.clone(), Advertised { offer, served: is_served, stop, task });
+    }
+
+    /// When the kubelet has all lists of now.
+    pub(crate) fn all_served(&self) -> impl Future<Output = ()> + Send + 'static {
+        let served: Vec<_> = self.advertised.values().map(|one| one.served.clone()).collect();
+        async move {
+            for mut one in served {
+                if one.wait_for(|&served| served).await.is_err() {
+                    return std::future::pending().await;
+                }
+            }
+        }
+    }
+
+    /// Follows files, devices and health until `stop`; then takes every socket away.
+    pub(crate) async fn follow(mut self, mut reload: mpsc::Receiver<()>, stop: CancellationToken) {
+        let mut looks = interval(FILE_LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let stamped = |source: &Source| source.file.as_deref().and_then(stamp);
+        let mut last = stamped(&self.source);
+        let mut health = Instant::now();
+        loop {
+            let every = Duration::from_secs(self.config.health.interval_seconds.into());
+            let reloads = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(()) = reload.recv() => true,
+                _ = looks.tick(), if self.source.file.is_some() => {
+                    let now = stamped(&self.source);
+                    // Gone for a moment while it is replaced: not a change yet.
+                    if now.is_none() || std::mem::replace(&mut last, now) == now {
+                        continue;
+                    }
+                    true
+                }
+                () = sleep_until(health + every) => false,
+            };
+            // A health command may take its time; the end does not wait for it.
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = async {
+                    if reloads {
+                        self.reload().await;
+                    } else {
+                        let planned = self.plan();
+                        self.advertise(planned).await;
+                    }
+                } => health = Instant::now(),
+            }
+        }
+        for advertised in self.advertised.values() {
+            advertised.stop.cancel();
+        }
+        for (_, advertised) in std::mem::take(&mut self.advertised) {
+            let _ = advertised.task.await;
+        }
+    }
+
+    async fn reload(&mut self) {
+        let outcome = self.source.load().context("the configuration stays what it was").and_then(|config| {
+            let fixed = |config: &Config| {
+                let Config { host_root, kubelet, cdi, identity, .. } = config.clone();
+                (host_root, kubelet, cdi, identity, Form::of(config))
+            };
+            anyhow::ensure!(
+                fixed(&config) == fixed(&self.config),
+                "the configuration stays what it was: domain, hostRoot, kubelet, cdi and identity change with a restart only"
+            );
+            Ok(config)
+        });
+        self.node.metrics.reloaded(outcome.is_ok());
+        match outcome {
+            Err(error) => error!(error = format!("{error:#}"), "not reloaded"),
+            Ok(config) => {
+                self.config = config;
+                let planned = self.plan();
+                self.advertise(planned).await;
+                info!("configuration reloaded");
+            }
+        }
+    }
+}

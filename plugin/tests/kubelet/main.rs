@@ -1,0 +1,11 @@
+//! The device plugin as a process, and a kubelet double. Real sockets, real time.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod gives;
+mod hostile;
+mod plugin;
+mod random;
+mod refuses;
+mod survives;
+mod sweeps;
