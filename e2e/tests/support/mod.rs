@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
 
+pub(crate) mod container;
+pub(crate) mod machine;
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

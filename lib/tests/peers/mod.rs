@@ -147,7 +147,8 @@ impl Peer {
         Self::start_by(unshare, dir)
     }
 
-    fn start_by(mut command: Command, dir: &Path) -> Self {
+    /// By a command that ends in this test.
+    pub(crate) fn start_by(mut command: Command, dir: &Path) -> Self {
         let mut child = command
             .args(["peer_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env("SHMESH_DIR", dir)
