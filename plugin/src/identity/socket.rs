@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
-    listen, recv, sendmsg, socket,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, accept4, bind,
+    connect, listen, recv, sendmsg, shutdown, socket,
 };
 use shmesh_proto::limits::MAX_PACKET_BYTES;
 use thiserror::Error;
@@ -198,6 +198,14 @@ const fn control_bytes(fds: usize) -> usize {
 pub(crate) fn has_packet(fd: BorrowedFd<'_>) -> io::Result<()> {
     recv(fd.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)?;
     Ok(())
+}
+
+/// Ends a connection, for which nothing more comes in from then on. If something waits in its queue it comes back: in that may
+/// be what does not let itself be closed.
+pub(crate) fn hang_up(fd: OwnedFd) -> Option<OwnedFd> {
+    let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
+    let waiting = recv(fd.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT);
+    waiting.is_ok_and(|bytes| bytes > 0).then_some(fd)
 }
 
 /// Takes one packet, without waiting. No bytes at all mean that the other end is closed.
