@@ -128,6 +128,13 @@ pub(crate) fn list_bytes(units: u64) -> u64 {
     units.saturating_mul(u64::from(digits) + "n00u".len() as u64 + "Unhealthy".len() as u64 + 14)
 }
 
+/// The same of the slots of a device.
+pub(crate) fn slots_bytes(id: &str, slots: u32) -> u64 {
+    // The separator, and one more byte for each length of a long name.
+    let digits = slots.checked_ilog10().unwrap_or(0) as usize + 1;
+    u64::from(slots).saturating_mul((id.len() + "::".len() + digits + "Unhealthy".len() + 18) as u64)
+}
+
 /// What the node has.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Node {
