@@ -212,37 +212,42 @@ impl Steward {
                 let _ = advertised.task.await;
             }
         }
-        for resource in &resources {
-            self.node.metrics.offered(resource);
-            self.offer(resource);
+        // What is the same as before is held once.
+        let mut offered = Vec::with_capacity(resources.len());
+        for resource in resources {
+            self.node.metrics.offered(&resource);
+            offered.push(self.offer(resource));
         }
-        self.resources.send_replace((self.config.clone(), resources));
+        self.resources.send_replace((self.config.clone(), offered));
     }
 
-    fn offer(&mut self, resource: &Arc<Resource>) {
+    /// Offers it, or what is the same and is offered already.
+    fn offer(&mut self, resource: Arc<Resource>) -> Arc<Resource> {
         if let Some(advertised) = self.advertised.get(&resource.name) {
             // Each list that the kubelet gets rewrites its checkpoint: none without a change.
             advertised.offer.send_if_modified(|offer| {
                 let changed = offer.now.what != resource.what || offer.now.units() != resource.units();
                 if changed {
-                    let before = std::mem::replace(&mut offer.now, Arc::clone(resource));
+                    let before = std::mem::replace(&mut offer.now, Arc::clone(&resource));
                     let ids = |resource: &Resource| {
                         resource.units().iter().map(|unit| unit.id.clone()).collect::<Vec<_>>()
                     };
-                    if before.what != resource.what || ids(&before) != ids(resource) {
+                    if before.what != resource.what || ids(&before) != ids(&resource) {
                         offer.before = Some(before);
                     }
                 }
                 changed
             });
-            return;
+            let offered = Arc::clone(&advertised.offer.borrow().now);
+            return offered;
         }
         info!(resource = resource.name, units = resource.units().len(), "advertised");
-        let (offer, offers) = watch::channel(Offer { now: Arc::clone(resource), before: None });
+        let (offer, offers) = watch::channel(Offer { now: Arc::clone(&resource), before: None });
         let (served, is_served) = watch::channel(false);
         let stop = CancellationToken::new();
         let task = tokio::spawn(Keeper::new(self.node.clone(), offers, served).keep(stop.clone()));
         self.advertised.insert(resource.name.clone(), Advertised { offer, served: is_served, stop, task });
+        resource
     }
 
     /// When the kubelet has all lists of now.

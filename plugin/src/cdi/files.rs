@@ -99,8 +99,10 @@ impl Files {
     }
 
     fn sizes_described(&self) -> Vec<u64> {
-        let Ok(bytes) = fs::read(self.path("shm")) else { return Vec::new() };
-        let names = serde_json::from_slice(&bytes).map_or_else(|_| Vec::new(), |Names { devices }| devices);
+        // Not the whole file at once: it may have megabytes.
+        let Ok(file) = File::open(self.path("shm")) else { return Vec::new() };
+        let names = serde_json::from_reader(BufReader::new(file))
+            .map_or_else(|_| Vec::new(), |Names { devices }| devices);
         names.iter().filter_map(|one| one.name.parse().ok()).map(|Bytes(bytes)| bytes).collect()
     }
 

@@ -201,3 +201,27 @@ async fn one_slow_command_does_not_delay_another() {
     place.allocatable(POOL, 8).await;
     place.allocatable("shmesh.io/b", 8).await;
 }
+
+#[tokio::test]
+async fn hundreds_of_pods() {
+    let place = Place::with_kubelet().await;
+    let pool = Place::pool("").replace("attachments: 8", "attachments: 300");
+    let plugin = place.start_with(&[&pool]);
+    place.allocatable(POOL, 300).await;
+    for round in 0..2 {
+        for at in 0..300 {
+            let status = place.node.add_pod(pod(&format!("p{round}-{at}"), &[(POOL, 1)])).await;
+            assert_eq!(status.phase, Phase::Running, "{status:?}");
+        }
+        let devices: std::collections::BTreeSet<_> =
+            place.node.holders(POOL).into_iter().map(|holder| holder.device).collect();
+        assert_eq!(devices.len(), 300, "none twice");
+        plugin.shows("shmesh_plugin_held{resource=\"shmesh.io/a\"}", |units| units == 300.0).await;
+        let status = place.node.add_pod(pod(&format!("one-more{round}"), &[(POOL, 1)])).await;
+        assert_eq!(status.phase, Phase::Failed, "{status:?}");
+        place.node.delete_pod(&format!("one-more{round}"));
+        for at in 0..300 {
+            place.node.delete_pod(&format!("p{round}-{at}"));
+        }
+    }
+}
