@@ -5,13 +5,13 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::cdi::{Files, Wanted};
+use crate::cdi::Files;
 use crate::config::{Config, seen};
-use crate::devices::{Accelerator, Kind};
+use crate::devices::{Accelerator, Kind, Known};
 use crate::metrics::Metrics;
 use crate::pools;
 use crate::resource::{Pool, Resource, What};
@@ -21,47 +21,63 @@ use crate::resource::{Pool, Resource, What};
 pub(crate) struct Doctor<'a> {
     pub(crate) config: &'a Config,
     pub(crate) files: Option<&'a Files>,
-    pub(crate) wanted: &'a Wanted,
+    pub(crate) known: &'a Known,
+    /// The last look at the devices has not ended yet.
+    pub(crate) is_hung: bool,
     pub(crate) metrics: &'a Metrics,
 }
 
 impl Doctor<'_> {
-    /// Makes again what is ours and is gone: CDI files.
-    pub(crate) fn repair(&self) -> Result<()> {
-        match self.files {
-            Some(files) if files.is_any_missing(self.wanted) => {
-                tracing::warn!(directory = %files.directory.display(), "CDI specifications were gone, written again");
-                files.write(self.wanted)
-            }
-            _ => Ok(()),
+    /// What the commands of all pools say, by resource. All at once: each may take its time.
+    pub(crate) async fn commands(&self) -> BTreeMap<String, Result<()>> {
+        let mut said = BTreeMap::new();
+        let mut commands = tokio::task::JoinSet::new();
+        for pool in self.config.pools.iter().filter(|pool| !pool.health_command.is_empty()) {
+            let name = format!("{}/{}", self.config.domain, pool.name);
+            let command = self.command(&pool.health_command, &name, &pool.name);
+            commands.spawn(async move { (name, command.await) });
         }
+        while let Some(ended) = commands.join_next().await {
+            said.extend(ended);
+        }
+        said
     }
 
     /// The devices of a resource that do not work, and why. 0 where there are none: all of it.
-    pub(crate) async fn look(&self, resource: &Resource, repaired: &Result<()>) -> BTreeMap<usize, String> {
+    pub(crate) async fn look(
+        &self,
+        resource: &Resource,
+        repaired: &Result<()>,
+        command: Result<()>,
+    ) -> BTreeMap<usize, String> {
         let mut sick = BTreeMap::new();
         let mut judge = |device: usize, outcome: Result<()>| {
             if let Err(error) = outcome {
                 sick.insert(device, format!("{error:#}"));
             }
         };
-        let described = || match repaired {
-            Ok(()) => Ok(()),
-            Err(error) => bail!("{error:#}"),
+        let described = || match (repaired, self.files) {
+            // What was described before is as good as ever.
+            (Err(error), Some(files)) if !files.describes(resource) => bail!("{error:#}"),
+            _ => Ok(()),
         };
         match &resource.what {
             What::Shm { .. } => judge(0, described()),
             What::Pool(pool) => {
-                let outcome = match described() {
-                    Ok(()) => self.pool(pool, &resource.name).await,
-                    failed => failed,
-                };
-                judge(0, outcome);
+                judge(0, described().and_then(|()| self.pool(pool)).and(command));
             }
             What::Slots(kind, devices) => {
                 // All at once: a command may take its time.
                 let mut looks = tokio::task::JoinSet::new();
                 for (at, device) in devices.iter().enumerate() {
+                    if self.is_hung {
+                        judge(at, Err(anyhow!("its driver does not answer")));
+                        continue;
+                    }
+                    if self.known.is_gone(device) {
+                        judge(at, Err(anyhow!("it is listed no more")));
+                        continue;
+                    }
                     let look = self.device(*kind, device, &resource.name);
                     looks.spawn(async move { (at, look.await) });
                 }
@@ -75,7 +91,7 @@ impl Doctor<'_> {
         sick
     }
 
-    async fn pool(&self, pool: &Pool, resource: &str) -> Result<()> {
+    fn pool(&self, pool: &Pool) -> Result<()> {
         let directory = self.config.seen(&pool.directory);
         pools::prepare(&directory, pool.gid, self.config.cdi.enabled)?;
         let free = pools::free(&directory)?;
@@ -87,7 +103,7 @@ impl Doctor<'_> {
             directory.display(),
             asked.min_free
         );
-        self.command(&asked.health_command, resource, &pool.name).await
+        Ok(())
     }
 
     fn device(

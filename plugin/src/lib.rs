@@ -12,6 +12,7 @@
 //! | `health.rs` | whether what is advertised works |
 //! | `steward.rs` | what is advertised follows configuration, devices and health |
 //! | `sweeper.rs` | who holds what, and pools that are nobody's |
+//! | `seldom.rs` | a log that cannot be flooded |
 //! | `metrics.rs` | what `/metrics` shows |
 //! | `run.rs` | from start to end |
 //! | `identity/` | the identity service: which process, of which pod, is at the other end of that socket |
@@ -27,6 +28,7 @@ mod metrics;
 mod pools;
 mod resource;
 mod run;
+mod seldom;
 mod steward;
 mod sweeper;
 

@@ -25,7 +25,7 @@ use crate::steward::{Source, Steward};
 use crate::{Failure, devices, sweeper};
 
 /// Enough to wait for files; each has a stack.
-const MAX_BLOCKING: usize = 2;
+const MAX_BLOCKING: usize = 4;
 /// More than that make pods' status and every list long.
 const MANY: usize = 1000;
 

@@ -5,24 +5,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::cdi::{Files, Wanted};
-use crate::config::{Config, Limits, Setting, stamp};
-use crate::devices::{self, Accelerator, Roots, fake};
+use crate::config::{Config, Limits, Pool, Setting, stamp};
+use crate::devices::{self, Accelerator, Known, Roots, fake};
 use crate::health::Doctor;
 use crate::kubelet::{self, Keeper, Offer};
 use crate::pools;
 use crate::resource::allocate::Form;
-use crate::resource::{Node, Resource, What, plan};
+use crate::resource::{MAX_LIST_BYTES, Node, Resource, What, plan, slots_bytes};
 
 /// Between two looks at the file of the configuration.
 const FILE_LOOK: Duration = Duration::from_secs(1);
+
+/// Longer than any driver takes that answers at all.
+const DEVICES_LIMIT: Duration = Duration::from_secs(2);
 
 /// Where the configuration comes from.
 #[derive(Clone, Debug)]
@@ -55,8 +58,12 @@ pub(crate) struct Steward {
     config: Config,
     node: kubelet::Node,
     roots: Roots,
-    known: Vec<Accelerator>,
+    known: Known,
+    /// A look at the devices that has not ended: a driver may hang, and who reads then waits for ever.
+    looking: Option<JoinHandle<Result<Vec<Accelerator>, String>>>,
     files: Option<Files>,
+    /// Why devices could not be read: said once.
+    unread: String,
     wanted: Wanted,
     advertised: BTreeMap<String, Advertised>,
     /// Which devices of which resource do not work, and why.
@@ -77,8 +84,10 @@ impl Steward {
             source,
             config,
             node,
-            known: Vec::new(),
+            known: Known::default(),
+            looking: None,
             files,
+            unread: String::new(),
             wanted: Wanted::default(),
             advertised: BTreeMap::new(),
             sick: BTreeMap::new(),
@@ -91,52 +100,89 @@ impl Steward {
     }
 
     /// What the node has and the configuration wants.
-    fn plan(&mut self) -> Vec<Resource> {
-        let found = match &self.config.fake_inventory {
-            None => devices::accelerators(&self.roots),
-            Some(file) => fake::read(&self.config.seen(file)).unwrap_or_else(|problem| {
-                warn!(problem, "the devices stay what they were");
-                self.known.clone()
-            }),
-        };
-        self.known = devices::remember(&self.known, found);
+    async fn plan(&mut self) -> Vec<Resource> {
+        let looking = self.looking.take().unwrap_or_else(|| {
+            let (roots, fake) = (self.roots.clone(), self.config.fake_inventory.clone());
+            let fake = fake.map(|file| self.config.seen(&file));
+            tokio::task::spawn_blocking(move || match fake {
+                None => Ok(devices::accelerators(&roots)),
+                Some(file) => fake::read(&file),
+            })
+        });
+        let looking = self.looking.insert(looking);
+        if let Ok(ended) = timeout(DEVICES_LIMIT, looking).await {
+            self.looking = None;
+            match ended {
+                Ok(Ok(found)) => {
+                    self.unread.clear();
+                    self.known.found(found);
+                }
+                Ok(Err(problem)) if self.unread != problem => {
+                    warn!(problem, "the devices stay what they were");
+                    self.unread = problem;
+                }
+                _ => {}
+            }
+        }
         let Limits { memory, numa, .. } = &self.source.limits;
-        plan(&self.config, &Node { memory: *memory, numa: numa.clone(), accelerators: self.known.clone() })
+        let accelerators = self.known.all().to_vec();
+        plan(&self.config, &Node { memory: *memory, numa: numa.clone(), accelerators })
     }
 
     /// Makes directories and CDI files, and then advertises: the kubelet may allocate at once.
     pub(crate) async fn begin(&mut self) -> Result<()> {
-        let planned = self.plan();
+        let planned = self.plan().await;
         for resource in &planned {
+            if let What::Slots(kind, devices) = &resource.what {
+                let slots = resource.units().len() / devices.len().max(1);
+                let slots = u32::try_from(slots).unwrap_or(u32::MAX);
+                let bytes: u64 = devices.iter().map(|one| slots_bytes(&one.id, slots)).sum();
+                ensure!(
+                    bytes <= MAX_LIST_BYTES,
+                    "a list of {slots} slots of each {kind:?} takes {bytes} bytes, and the kubelet reads {MAX_LIST_BYTES}; \
+                     lower slotsPerDevice"
+                );
+            }
             if let What::Pool(pool) = &resource.what {
                 pools::prepare(&self.config.seen(&pool.directory), pool.gid, self.config.cdi.enabled)?;
             }
         }
         self.wanted = Wanted::by(&planned, &self.config.identity.directory);
-        if let Some(files) = &self.files {
-            files.write(&self.wanted)?;
-        }
+        self.write(self.wanted.clone()).await?;
         self.advertise(planned).await;
         Ok(())
+    }
+
+    /// Writes CDI files. Not on this thread: a disk may be slow, and an Allocate does not wait for it.
+    async fn write(&self, wanted: Wanted) -> Result<()> {
+        let Some(files) = self.files.clone() else { return Ok(()) };
+        tokio::task::spawn_blocking(move || files.write(&wanted)).await?
     }
 
     /// Looks at health, starts what is new, changes what is changed, ends what is gone.
     async fn advertise(&mut self, planned: Vec<Resource>) {
         let wanted = Wanted::by(&planned, &self.config.identity.directory);
+        let is_missing = self.files.as_ref().is_some_and(|files| files.is_any_missing(&wanted));
+        let repaired = match (is_missing, wanted == self.wanted) {
+            (false, true) => Ok(()),
+            _ => self.write(wanted.clone()).await,
+        };
+        if is_missing && repaired.is_ok() {
+            warn!("CDI specifications were gone, written again");
+        }
         let doctor = Doctor {
             config: &self.config,
             files: self.files.as_ref(),
-            wanted: &wanted,
+            known: &self.known,
+            is_hung: self.looking.is_some(),
             metrics: &self.node.metrics,
-        };
-        let repaired = match (&self.files, wanted == self.wanted) {
-            (Some(files), false) => files.write(&wanted),
-            _ => doctor.repair(),
         };
         let mut resources = Vec::new();
         let mut still_sick = BTreeMap::new();
+        let mut commands = doctor.commands().await;
         for mut resource in planned {
-            let sick = doctor.look(&resource, &repaired).await;
+            let command = commands.remove(&resource.name).unwrap_or(Ok(()));
+            let sick = doctor.look(&resource, &repaired, command).await;
             resource.set_health(|device| !sick.contains_key(&device));
             let before = self.sick.remove(&resource.name).unwrap_or_default();
             for (device, why) in sick.iter().filter(|(device, _)| !before.contains_key(device)) {
@@ -166,37 +212,42 @@ impl Steward {
                 let _ = advertised.task.await;
             }
         }
-        for resource in &resources {
-            self.node.metrics.offered(resource);
-            self.offer(resource);
+        // What is the same as before is held once.
+        let mut offered = Vec::with_capacity(resources.len());
+        for resource in resources {
+            self.node.metrics.offered(&resource);
+            offered.push(self.offer(resource));
         }
-        self.resources.send_replace((self.config.clone(), resources));
+        self.resources.send_replace((self.config.clone(), offered));
     }
 
-    fn offer(&mut self, resource: &Arc<Resource>) {
+    /// Offers it, or what is the same and is offered already.
+    fn offer(&mut self, resource: Arc<Resource>) -> Arc<Resource> {
         if let Some(advertised) = self.advertised.get(&resource.name) {
             // Each list that the kubelet gets rewrites its checkpoint: none without a change.
             advertised.offer.send_if_modified(|offer| {
                 let changed = offer.now.what != resource.what || offer.now.units() != resource.units();
                 if changed {
-                    let before = std::mem::replace(&mut offer.now, Arc::clone(resource));
+                    let before = std::mem::replace(&mut offer.now, Arc::clone(&resource));
                     let ids = |resource: &Resource| {
                         resource.units().iter().map(|unit| unit.id.clone()).collect::<Vec<_>>()
                     };
-                    if before.what != resource.what || ids(&before) != ids(resource) {
+                    if before.what != resource.what || ids(&before) != ids(&resource) {
                         offer.before = Some(before);
                     }
                 }
                 changed
             });
-            return;
+            let offered = Arc::clone(&advertised.offer.borrow().now);
+            return offered;
         }
         info!(resource = resource.name, units = resource.units().len(), "advertised");
-        let (offer, offers) = watch::channel(Offer { now: Arc::clone(resource), before: None });
+        let (offer, offers) = watch::channel(Offer { now: Arc::clone(&resource), before: None });
         let (served, is_served) = watch::channel(false);
         let stop = CancellationToken::new();
         let task = tokio::spawn(Keeper::new(self.node.clone(), offers, served).keep(stop.clone()));
         self.advertised.insert(resource.name.clone(), Advertised { offer, served: is_served, stop, task });
+        resource
     }
 
     /// When the kubelet has all lists of now.
@@ -242,7 +293,7 @@ impl Steward {
                     if reloads {
                         self.reload().await;
                     } else {
-                        let planned = self.plan();
+                        let planned = self.plan().await;
                         self.advertise(planned).await;
                     }
                 } => health = Instant::now(),
@@ -257,15 +308,31 @@ impl Steward {
     }
 
     async fn reload(&mut self) {
-        let outcome = self.source.load().context("the configuration stays what it was").and_then(|config| {
+        let source = self.source.clone();
+        let loaded = tokio::task::spawn_blocking(move || source.load()).await.context("reading was cut off");
+        let loaded = loaded.and_then(|loaded| loaded.map_err(Into::into));
+        let outcome = loaded.context("the configuration stays what it was").and_then(|config| {
             let fixed = |config: &Config| {
                 let Config { host_root, kubelet, cdi, identity, .. } = config.clone();
                 (host_root, kubelet, cdi, identity, Form::of(config))
             };
-            anyhow::ensure!(
+            ensure!(
                 fixed(&config) == fixed(&self.config),
                 "the configuration stays what it was: domain, hostRoot, kubelet, cdi and identity change with a restart only"
             );
+            for pool in &config.pools {
+                let given = |pool: &Pool, config: &Config| {
+                    (pool.directory(config), pool.mount_path.clone(), pool.gid(), pool.user_namespaces)
+                };
+                let before = self.config.pools.iter().find(|before| before.name == pool.name);
+                // A container that starts again gets what is described now, with the answer of then.
+                ensure!(
+                    before.is_none_or(|before| given(before, &self.config) == given(pool, &config)),
+                    "the configuration stays what it was: directory, mountPath, gid and userNamespaces of pool {} change \
+                     with a restart only, or give it another name",
+                    pool.name
+                );
+            }
             Ok(config)
         });
         self.node.metrics.reloaded(outcome.is_ok());
@@ -273,7 +340,7 @@ impl Steward {
             Err(error) => error!(error = format!("{error:#}"), "not reloaded"),
             Ok(config) => {
                 self.config = config;
-                let planned = self.plan();
+                let planned = self.plan().await;
                 self.advertise(planned).await;
                 info!("configuration reloaded");
             }

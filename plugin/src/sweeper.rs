@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::watch;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::kubelet::{Ledger, held};
 use crate::metrics::Metrics;
 use crate::pools::{Idle, sweep, used};
+use crate::resource::allocate::Held;
 use crate::resource::{Resource, What};
+use crate::seldom::Seldom;
 
 /// What is configured and advertised.
 type Resources = watch::Receiver<(Config, Vec<Arc<Resource>>)>;
@@ -19,8 +21,9 @@ type Resources = watch::Receiver<(Config, Vec<Arc<Resource>>)>;
 /// Runs for ever.
 pub(crate) async fn run(resources: Resources, ledger: Arc<Ledger>, metrics: Metrics) {
     let mut idle = HashMap::<String, Idle<Instant>>::new();
+    let mut said = Seldom::default();
     loop {
-        look(&resources, &ledger, &metrics, &mut idle).await;
+        look(&resources, &ledger, &metrics, &mut idle, &mut said).await;
         let every = resources.borrow().0.sweep.interval_seconds;
         tokio::time::sleep(Duration::from_secs(every.into())).await;
     }
@@ -31,6 +34,7 @@ async fn look(
     ledger: &Arc<Ledger>,
     metrics: &Metrics,
     idle: &mut HashMap<String, Idle<Instant>>,
+    said: &mut Seldom,
 ) {
     let (config, resources) = resources.borrow().clone();
     let asked = SystemTime::now();
@@ -38,7 +42,10 @@ async fn look(
         Ok(held) => held,
         Err(error) => {
             // Nobody is known to be dead.
-            debug!(error = format!("{error:#}"), "pods are not listed");
+            if let Some(unsaid) = said.may(tokio::time::Instant::now()) {
+                let error = format!("{error:#}");
+                warn!(error, unsaid, "pods are not listed: nothing is swept until they are");
+            }
             metrics.not_listed();
             idle.values_mut().for_each(Idle::unknown);
             return;
@@ -49,7 +56,7 @@ async fn look(
         let What::Pool(pool) = &resource.what else { continue };
         let directory = config.seen(&pool.directory);
         let grace = Duration::from_secs(config.sweep.grace_seconds.into());
-        let is_held = held.get(&resource.name).is_some_and(|(containers, _)| *containers > 0);
+        let is_held = is_held(&held, &pool.name);
         let last = ledger.last(&resource.name);
         let may_go = idle.entry(pool.name.clone()).or_default().looked(Instant::now(), is_held, last, grace);
         let is_swept = may_go && config.sweep.enabled;
@@ -70,8 +77,34 @@ async fn look(
                 "left by dead pods, taken away"
             );
         }
-        if let Some(swept) = swept.filter(|swept| swept.failures > 0) {
-            warn!(pool = pool.name, failures = swept.failures, "left by dead pods, and cannot be taken away");
+        if let Some(swept) = swept.filter(|swept| swept.failures > 0)
+            && let Some(unsaid) = said.may(tokio::time::Instant::now())
+        {
+            warn!(
+                pool = pool.name,
+                failures = swept.failures,
+                unsaid,
+                "left by dead pods, and cannot be taken away: directories of theirs need CAP_DAC_OVERRIDE"
+            );
         }
+    }
+}
+
+/// Whether any container has the pool, also by the name that it had before the domain was changed.
+fn is_held(held: &Held, pool: &str) -> bool {
+    held.iter().any(|(resource, (containers, _))| {
+        *containers > 0 && resource.rsplit_once('/').is_some_and(|(_, name)| name == pool)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_is_held_under_the_domain_of_before() {
+        let held = Held::from([("old.example/a".into(), (1, 1)), ("shmesh.io/b".into(), (0, 0))]);
+        assert!(is_held(&held, "a"));
+        assert!(!is_held(&held, "b") && !is_held(&held, "old.example/a") && !is_held(&held, ""));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -67,7 +67,7 @@ struct Described {
 }
 
 impl Files {
-    fn path(&self, class: &str) -> PathBuf {
+    pub(super) fn path(&self, class: &str) -> PathBuf {
         self.directory.join(format!("{}-{class}.json", self.domain))
     }
 
@@ -86,21 +86,23 @@ impl Files {
         if let Some((unit, count)) = wanted.shm {
             let mut sizes: BTreeSet<u64> = (1..=count).map(|units| unit * units).collect();
             sizes.extend(self.sizes_described());
-            self.replace("shm", sizes.into_iter().map(shm))?;
+            self.replace("shm", sizes.iter().copied().map(shm))?;
         }
         if !wanted.pools.is_empty() {
             let mut pools: BTreeMap<_, _> = self.pools_described();
             for one in &wanted.pools {
                 pools.insert(one.name.clone(), serde_json::to_value(pool(one))?);
             }
-            self.replace("pool", pools.into_values())?;
+            self.replace("pool", pools.values())?;
         }
         self.replace("agent", std::iter::once(agent(&wanted.agent)))
     }
 
     fn sizes_described(&self) -> Vec<u64> {
-        let Ok(bytes) = fs::read(self.path("shm")) else { return Vec::new() };
-        let names = serde_json::from_slice(&bytes).map_or_else(|_| Vec::new(), |Names { devices }| devices);
+        // Not the whole file at once: it may have megabytes.
+        let Ok(file) = File::open(self.path("shm")) else { return Vec::new() };
+        let names = serde_json::from_reader(BufReader::new(file))
+            .map_or_else(|_| Vec::new(), |Names { devices }| devices);
         names.iter().filter_map(|one| one.name.parse().ok()).map(|Bytes(bytes)| bytes).collect()
     }
 
@@ -114,25 +116,80 @@ impl Files {
             .collect()
     }
 
-    fn replace(&self, class: &str, devices: impl Iterator<Item = impl Serialize>) -> Result<()> {
+    /// Whether a container that gets this resource finds all that its answer names.
+    pub(crate) fn describes(&self, resource: &Resource) -> bool {
+        let is_described = match &resource.what {
+            What::Shm { unit } => {
+                let described: BTreeSet<_> = self.sizes_described().into_iter().collect();
+                return (1..=resource.units().len() as u64).all(|units| described.contains(&(unit * units)));
+            }
+            What::Pool(pool) => self.pools_described().contains_key(&pool.name),
+            What::Slots(..) => true,
+        };
+        is_described && self.path("agent").exists()
+    }
+
+    fn replace(&self, class: &str, devices: impl Iterator<Item = impl Serialize> + Clone) -> Result<()> {
         let path = self.path(class);
+        // It may be that nothing can be written now; and the runtime reads again what is written.
+        if self.is_already(class, devices.clone()) {
+            return Ok(());
+        }
         // Not .json: no runtime reads it before it is whole.
         let new = path.with_extension("new");
         let written = || -> io::Result<()> {
             let mut out = BufWriter::new(File::create(&new)?);
             out.get_ref().set_permissions(Permissions::from_mode(0o644))?;
-            let version =
-                VERSIONS.iter().find(|(of, _)| *of == class).map_or("0.7.0", |(_, version)| version);
-            // One device at a time: there may be thousands.
-            write!(out, "{{\"cdiVersion\":\"{version}\",\"kind\":\"{}/{class}\",\"devices\":[", self.domain)?;
-            for (at, device) in devices.enumerate() {
-                out.write_all(if at == 0 { b"\n" } else { b",\n" })?;
-                serde_json::to_writer(&mut out, &device)?;
-            }
-            out.write_all(b"\n]}\n")?;
+            self.print(&mut out, class, devices)?;
             out.into_inner()?.sync_all()?;
             fs::rename(&new, &path)
         };
-        written().with_context(|| format!("cannot write the CDI specification {}", path.display()))
+        let outcome = written();
+        if outcome.is_err() {
+            // What is half written takes space that is scarce.
+            let _ = fs::remove_file(&new);
+        }
+        outcome.with_context(|| format!("cannot write the CDI specification {}", path.display()))
+    }
+
+    fn is_already(&self, class: &str, devices: impl Iterator<Item = impl Serialize>) -> bool {
+        let Ok(file) = File::open(self.path(class)) else { return false };
+        let mut same = Same(BufReader::new(file));
+        self.print(&mut same, class, devices).is_ok() && same.0.fill_buf().is_ok_and(<[u8]>::is_empty)
+    }
+
+    fn print(
+        &self,
+        out: &mut impl Write,
+        class: &str,
+        devices: impl Iterator<Item = impl Serialize>,
+    ) -> io::Result<()> {
+        let version = VERSIONS.iter().find(|(of, _)| *of == class).map_or("0.7.0", |(_, version)| version);
+        // One device at a time: there may be thousands.
+        write!(out, "{{\"cdiVersion\":\"{version}\",\"kind\":\"{}/{class}\",\"devices\":[", self.domain)?;
+        for (at, device) in devices.enumerate() {
+            out.write_all(if at == 0 { b"\n" } else { b",\n" })?;
+            serde_json::to_writer(&mut *out, &device)?;
+        }
+        out.write_all(b"\n]}\n")
+    }
+}
+
+/// Fails at the first byte that is not in the file.
+struct Same(BufReader<File>);
+
+impl Write for Same {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let there = self.0.fill_buf()?;
+        let length = there.len().min(bytes.len());
+        if (length == 0 && !bytes.is_empty()) || there[..length] != bytes[..length] {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        self.0.consume(length);
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

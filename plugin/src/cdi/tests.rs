@@ -110,3 +110,56 @@ fn where_nothing_can_be_written_is_named() {
     let error = format!("{:#}", files.write(&wanted(&[])).unwrap_err());
     assert!(error.contains("run/cdi"), "{error}");
 }
+
+#[test]
+fn what_is_right_already_is_not_written() {
+    use std::os::unix::fs::MetadataExt;
+    let (_dir, files) = files();
+    let wanted = wanted(&["pools=[{name: a, gid: 60001}]"]);
+    files.write(&wanted).unwrap();
+    let inodes = || ["shm", "pool", "agent"].map(|class| fs::metadata(files.path(class)).unwrap().ino());
+    let before = inodes();
+    // Nothing could be written: as on a disk that is full, whoever we are.
+    for class in ["shm", "pool", "agent"] {
+        fs::create_dir(files.path(class).with_extension("new")).unwrap();
+    }
+    files.write(&wanted).unwrap();
+    assert_eq!(inodes(), before);
+    // Longer than it should be, shorter, and another.
+    for spoil in [
+        |text: &str| format!("{text} "),
+        |text: &str| text[..text.len() - 1].to_owned(),
+        |text: &str| text.replacen("60001", "60009", 1),
+    ] {
+        let path = files.path("pool");
+        let good = fs::read_to_string(&path).unwrap();
+        fs::write(&path, spoil(&good)).unwrap();
+        assert!(files.write(&wanted).is_err(), "it is to be written, and cannot be");
+        fs::write(&path, good).unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_written_leaves_what_is_there() {
+    let (_dir, files) = files();
+    let before = wanted(&["pools=[{name: a, gid: 60001}]"]);
+    files.write(&before).unwrap();
+    let blocked = files.path("pool").with_extension("new");
+    fs::create_dir(&blocked).unwrap();
+    let pools = serde_saphyr::from_str("[{name: a, gid: 60001}, {name: b, gid: 60002}]").unwrap();
+    let config = Config { pools, ..Config::default() };
+    let resources = plan(&config, &Node { memory: 1 << 30, ..Node::default() });
+    let after = Wanted::by(&resources, &config.identity.directory);
+    assert!(files.write(&after).is_err());
+    let described: Vec<_> = resources.iter().map(|one| (one.short_name(), files.describes(one))).collect();
+    assert_eq!(described, [("shm", true), ("a", true), ("b", false)]);
+    fs::remove_dir(&blocked).unwrap();
+    files.write(&after).unwrap();
+    assert!(resources.iter().all(|one| files.describes(one)));
+    // And nothing half done is left beside.
+    fs::remove_file(files.path("pool")).unwrap();
+    fs::create_dir(files.path("pool")).unwrap();
+    fs::write(files.path("pool").join("x"), "").unwrap();
+    assert!(files.write(&after).is_err());
+    assert!(!files.path("pool").with_extension("new").exists());
+}

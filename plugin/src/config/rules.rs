@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use nix::unistd::{AccessFlags, access};
 
 use super::{Budget, Bytes, Config, Pool, Problem, Registration, UserNamespaces};
-use crate::devices::{Numa, fake};
+use crate::devices::{Accelerator, Kind, Numa, fake};
 use crate::resource::{self, MAX_LIST_BYTES, name};
 
 /// Groups that pools get by default: what nobody else uses, and what a user namespace can have.
@@ -222,20 +222,35 @@ impl Rules<'_> {
     }
 
     fn slots(&mut self) {
-        for (path, slots) in [("gpuIpc", &self.config.gpu_ipc), ("npuIpc", &self.config.npu_ipc)] {
-            if slots.slots_per_device > MAX_SLOTS {
+        let mut listed = Vec::new();
+        if let Some(file) = &self.config.fake_inventory {
+            match fake::read(&self.config.seen(file)) {
+                Ok(found) => listed = found,
+                Err(what) => self.say("fakeInventory", what),
+            }
+        }
+        for (path, kind, slots) in
+            [("gpuIpc", Kind::Gpu, &self.config.gpu_ipc), ("npuIpc", Kind::Npu, &self.config.npu_ipc)]
+        {
+            let count = slots.slots_per_device;
+            let of_kind = |one: &&Accelerator| one.kind == kind;
+            let bytes = |count| -> u64 {
+                listed.iter().filter(of_kind).map(|one| resource::slots_bytes(&one.id, count)).sum()
+            };
+            if count > MAX_SLOTS {
+                let what =
+                    format!("{count} is more than {MAX_SLOTS}; a device is shared by a few containers");
+                self.say(format!("{path}.slotsPerDevice"), what);
+            } else if bytes(count) > MAX_LIST_BYTES {
+                let most = (1..count).rev().find(|&less| bytes(less) <= MAX_LIST_BYTES).unwrap_or(0);
                 let what = format!(
-                    "{} is more than {MAX_SLOTS}; a device is shared by a few containers",
-                    slots.slots_per_device
+                    "a list of {count} slots of each device takes {} bytes, and the kubelet reads {MAX_LIST_BYTES}; \
+                     write {most} or less",
+                    bytes(count)
                 );
                 self.say(format!("{path}.slotsPerDevice"), what);
             }
             self.command(&slots.health_command, path);
-        }
-        if let Some(file) = &self.config.fake_inventory
-            && let Err(what) = fake::read(&self.config.seen(file))
-        {
-            self.say("fakeInventory", what);
         }
     }
 

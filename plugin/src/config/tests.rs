@@ -94,6 +94,26 @@ fn each_bad_input_is_named() {
 }
 
 #[test]
+fn more_slots_than_a_message_can_carry() {
+    let (dir, limits) = node();
+    let gpus: Vec<_> = (0..100).map(|at| format!("{{uuid: GPU-{at:036}}}")).collect();
+    fs::write(dir.path().join("fake.yaml"), format!("gpus: [{}]\n", gpus.join(", "))).unwrap();
+    let root = format!("hostRoot={}", dir.path().display());
+    let load = |slots: &str| {
+        let settings = [root.as_str(), "fakeInventory=/fake.yaml", slots].map(|text| text.parse().unwrap());
+        Config::load(None, &settings, &limits)
+    };
+    load("gpuIpc.slotsPerDevice=500").unwrap();
+    let problems = load("gpuIpc.slotsPerDevice=1000").unwrap_err().0;
+    assert_eq!((problems.len(), problems[0].path.as_str()), (1, "gpuIpc.slotsPerDevice"));
+    assert!(problems[0].what.contains("the kubelet reads 4194304; write "), "{}", problems[0]);
+    let (_, most) = problems[0].what.rsplit_once("write ").unwrap();
+    let most: u32 = most.split(' ').next().unwrap().parse().unwrap();
+    load(&format!("gpuIpc.slotsPerDevice={most}")).unwrap();
+    assert!(load(&format!("gpuIpc.slotsPerDevice={}", most + 1)).is_err());
+}
+
+#[test]
 fn where_nothing_can_be_made_is_named() {
     let (dir, limits) = node();
     fs::write(dir.path().join("file"), "").unwrap();

@@ -82,15 +82,46 @@ pub(crate) fn accelerators(roots: &Roots) -> Vec<Accelerator> {
     found
 }
 
-/// What was known and what is there now: a device that is gone stays known, since containers may have it, and is found
-/// unhealthy because its file is gone.
-pub(crate) fn remember(known: &[Accelerator], mut found: Vec<Accelerator>) -> Vec<Accelerator> {
-    let gone =
-        known.iter().filter(|known| !found.iter().any(|one| (one.kind, &one.id) == (known.kind, &known.id)));
-    let gone: Vec<_> = gone.cloned().collect();
-    found.extend(gone);
-    found.sort_by(|a, b| (a.kind as u8, &a.id).cmp(&(b.kind as u8, &b.id)));
-    found
+/// Every device that was ever there. One that is gone stays known, since containers may have it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Known {
+    all: Vec<Accelerator>,
+    gone: Vec<(Kind, String)>,
+}
+
+impl Known {
+    /// In a lasting order.
+    pub(crate) fn all(&self) -> &[Accelerator] {
+        &self.all
+    }
+
+    /// Whether the last look did not find it, whatever its file says: a GPU that has fallen off the bus has one.
+    pub(crate) fn is_gone(&self, one: &Accelerator) -> bool {
+        self.gone.iter().any(|(kind, id)| (*kind, id) == (one.kind, &one.id))
+    }
+
+    /// What is there now.
+    pub(crate) fn found(&mut self, mut found: Vec<Accelerator>) {
+        for one in &mut found {
+            // What an NPU is called depends on the others; its file does not. Of two names both would be handed out.
+            let same = |known: &&Accelerator| {
+                one.kind == Kind::Npu
+                    && known.kind == Kind::Npu
+                    && one.file.is_some()
+                    && known.file == one.file
+            };
+            if let Some(known) = self.all.iter().find(same) {
+                *one = known.clone();
+            }
+        }
+        let is_found =
+            |known: &Accelerator| found.iter().any(|one| (one.kind, &one.id) == (known.kind, &known.id));
+        let gone: Vec<_> = self.all.iter().filter(|known| !is_found(known)).cloned().collect();
+        self.gone = gone.iter().map(|one| (one.kind, one.id.clone())).collect();
+        found.extend(gone);
+        found.sort_by(|a, b| (a.kind as u8, &a.id).cmp(&(b.kind as u8, &b.id)));
+        self.all = found;
+    }
 }
 
 /// The names in a directory, in order; none if there is no such directory.

@@ -100,8 +100,39 @@ fn a_list_of_devices_and_what_is_none() {
 #[test]
 fn a_device_that_is_gone_stays_known_and_comes_back_once() {
     let gpu = |id: &str| Accelerator { kind: Kind::Gpu, id: id.into(), file: None, numa: None };
-    let both = remember(&[], vec![gpu("a"), gpu("b")]);
-    let still = remember(&both, vec![gpu("b")]);
-    assert_eq!(still, [gpu("a"), gpu("b")]);
-    assert_eq!(remember(&still, vec![gpu("a"), gpu("b")]), still);
+    let mut known = Known::default();
+    known.found(vec![gpu("a"), gpu("b")]);
+    assert!(!known.is_gone(&gpu("a")));
+    known.found(vec![gpu("b")]);
+    assert_eq!(known.all(), [gpu("a"), gpu("b")]);
+    assert!(known.is_gone(&gpu("a")) && !known.is_gone(&gpu("b")));
+    known.found(vec![gpu("a"), gpu("b")]);
+    assert_eq!(known.all(), [gpu("a"), gpu("b")]);
+    assert!(!known.is_gone(&gpu("a")));
+}
+
+#[test]
+fn an_npu_is_not_handed_out_under_two_names() {
+    let files = [
+        ("dev/davinci0", ""),
+        ("dev/davinci1", ""),
+        ("sys/bus/pci/devices/0000:81:00.0/vendor", "0x19e5\n"),
+        ("sys/bus/pci/devices/0000:81:00.0/class", "0x120000\n"),
+        ("sys/bus/pci/devices/0000:c1:00.0/vendor", "0x19e5\n"),
+        ("sys/bus/pci/devices/0000:c1:00.0/class", "0x120000\n"),
+    ];
+    let dir = tree(&files);
+    let mut known = Known::default();
+    known.found(accelerators(&roots(&dir)));
+    let before = known.all().to_vec();
+    assert_eq!(before.len(), 2);
+    // One falls off the bus, and who is where cannot be told any more.
+    fs::remove_dir_all(dir.path().join("sys/bus/pci/devices/0000:81:00.0")).unwrap();
+    known.found(accelerators(&roots(&dir)));
+    assert_eq!(known.all(), before);
+    assert!(before.iter().all(|one| !known.is_gone(one)), "their files tell");
+    fs::remove_file(dir.path().join("dev/davinci0")).unwrap();
+    known.found(accelerators(&roots(&dir)));
+    assert_eq!(known.all(), before);
+    assert!(known.is_gone(&before[0]) && !known.is_gone(&before[1]));
 }

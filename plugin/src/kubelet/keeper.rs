@@ -17,6 +17,12 @@ use super::server::{Server, file_id};
 use super::service::{Ledger, Offer, Service};
 use crate::metrics::Metrics;
 use crate::resource::allocate::Form;
+use crate::seldom::Seldom;
+
+/// Places in `said`.
+const LISTENING: usize = 0;
+const REGISTERED: usize = 1;
+const FAILED: usize = 2;
 
 /// What all resources of a node have in common.
 #[derive(Clone, Debug)]
@@ -49,8 +55,8 @@ pub(crate) struct Keeper {
     to_us: mpsc::UnboundedSender<(u64, Event)>,
     events: mpsc::UnboundedReceiver<(u64, Event)>,
     attempts: JoinSet<(u64, Result<()>)>,
-    /// Why the last registration failed: said once.
-    failure: String,
+    /// What goes wrong again and again, and well in between: each said a few times.
+    said: [Seldom; 3],
 }
 
 impl Keeper {
@@ -75,7 +81,7 @@ impl Keeper {
             to_us,
             events,
             attempts: JoinSet::new(),
-            failure: String::new(),
+            said: [Seldom::default(); 3],
         }
     }
 
@@ -145,6 +151,7 @@ impl Keeper {
             form: Arc::clone(&self.node.form),
             ledger: Arc::clone(&self.node.ledger),
             metrics: self.node.metrics.clone(),
+            said: Arc::default(),
             events: self.to_us.clone(),
             server: self.servers,
             stop: CancellationToken::new(),
@@ -152,12 +159,16 @@ impl Keeper {
         let path = self.node.sockets.join(&self.endpoint);
         match Server::start(&path, self.node.mode, service) {
             Ok(server) => {
-                info!(resource = self.name, socket = %path.display(), "listening");
+                if let Some(unsaid) = self.said[LISTENING].may(Instant::now()) {
+                    info!(resource = self.name, socket = %path.display(), unsaid, "listening");
+                }
                 self.server = Some(server);
                 Event::Listening
             }
             Err(error) => {
-                warn!(resource = self.name, socket = %path.display(), %error, "cannot listen");
+                if let Some(unsaid) = self.said[FAILED].may(Instant::now()) {
+                    warn!(resource = self.name, socket = %path.display(), %error, unsaid, "cannot listen");
+                }
                 Event::NotListening
             }
         }
@@ -173,15 +184,15 @@ impl Keeper {
         self.node.metrics.registered(&self.name, outcome.is_ok());
         match outcome {
             Ok(()) => {
-                info!(resource = self.name, "registered");
-                self.failure.clear();
+                if let Some(unsaid) = self.said[REGISTERED].may(Instant::now()) {
+                    info!(resource = self.name, unsaid, "registered");
+                }
                 Event::Registered(number)
             }
             Err(error) => {
-                let failure = format!("{error:#}");
-                if failure != self.failure {
-                    warn!(resource = self.name, error = failure, "not registered; it will be tried again");
-                    self.failure = failure;
+                if let Some(unsaid) = self.said[FAILED].may(Instant::now()) {
+                    let error = format!("{error:#}");
+                    warn!(resource = self.name, error, unsaid, "not registered; it will be tried again");
                 }
                 Event::NotRegistered(number)
             }

@@ -22,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::resource::Resource;
 use crate::resource::allocate::{Form, MAX_CONTAINERS, Refusal, answer};
 use crate::resource::preferred::choose;
+use crate::seldom::Seldom;
 
 /// A resource as it is, and as it was before the last change of the configuration: the kubelet may ask for a unit that it
 /// has not yet heard is gone, and a refusal would fail the pod for ever.
@@ -62,6 +63,8 @@ pub(super) struct Service {
     pub(super) form: Arc<Form>,
     pub(super) ledger: Arc<Ledger>,
     pub(super) metrics: Metrics,
+    /// Of refusals, however many there are.
+    pub(super) said: Arc<Mutex<Seldom>>,
     /// Where streams are told of, with the number of this server.
     pub(super) events: mpsc::UnboundedSender<(u64, Event)>,
     pub(super) server: u64,
@@ -69,9 +72,16 @@ pub(super) struct Service {
 }
 
 impl Service {
+    fn may_say(&self) -> Option<u64> {
+        // Three numbers, none of which depends on another.
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).may(tokio::time::Instant::now())
+    }
+
     fn refuse(&self, resource: &str, refusal: &Refusal) -> Status {
         self.metrics.denied(resource, refusal.reason());
-        tracing::warn!(resource, %refusal, "refused");
+        if let Some(unsaid) = self.may_say() {
+            tracing::warn!(resource, %refusal, unsaid, "refused");
+        }
         match refusal {
             Refusal::Unknown { .. } => Status::not_found(refusal.to_string()),
             _ => Status::invalid_argument(refusal.to_string()),
@@ -225,12 +235,14 @@ impl watcher::registration_server::Registration for Service {
         let status = status.into_inner();
         let resource = self.offer.borrow().now.name.clone();
         self.metrics.registered(&resource, status.plugin_registered);
+        let answer = Ok(Response::new(watcher::RegistrationStatusResponse {}));
+        let Some(unsaid) = self.may_say() else { return answer };
         if status.plugin_registered {
-            tracing::info!(resource, "registered");
+            tracing::info!(resource, unsaid, "registered");
         } else {
             // The kubelet tries again by itself.
-            tracing::warn!(resource, error = status.error, "not registered");
+            tracing::warn!(resource, error = status.error, unsaid, "not registered");
         }
-        Ok(Response::new(watcher::RegistrationStatusResponse {}))
+        answer
     }
 }

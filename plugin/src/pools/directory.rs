@@ -7,6 +7,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::statvfs::statvfs;
+use nix::unistd::geteuid;
+
+use super::tree;
 
 /// With a group of its own: its members only, each their own files, all of the group.
 const FOR_ITS_GROUP: u32 = 0o3770;
@@ -17,7 +20,12 @@ const FOR_ALL: u32 = 0o1777;
 pub(crate) fn prepare(directory: &Path, gid: u32, has_group: bool) -> Result<()> {
     let named = || format!("the pool's directory {}", directory.display());
     if let Some(parent) = directory.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(parent)
+            .with_context(|| format!("cannot make {}", parent.display()))?;
+        trust(parent, geteuid().as_raw()).with_context(named)?;
     }
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error).with_context(named),
@@ -27,11 +35,37 @@ pub(crate) fn prepare(directory: &Path, gid: u32, has_group: bool) -> Result<()>
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(directory).with_context(named)?;
     let (mode, gid) = if has_group { (FOR_ITS_GROUP, Some(gid)) } else { (FOR_ALL, None) };
-    own(&opened, mode, gid).with_context(named)
+    own(&opened, mode, gid, geteuid().as_raw()).with_context(named)
 }
 
-fn own(directory: &File, mode: u32, gid: Option<u32>) -> Result<()> {
+/// Who can swap the directory for another must be us or root.
+fn trust(parent: &Path, uid: u32) -> Result<()> {
+    let is_trusted = |owner: u32| owner == 0 || owner == uid;
+    // Of the name itself, and of what it leads to.
+    let (name, found) = (parent.symlink_metadata()?, parent.metadata()?);
+    ensure!(
+        is_trusted(name.uid()) && is_trusted(found.uid()),
+        "{} belongs to uid {}, who could put another directory there: remove it, or give it to root",
+        parent.display(),
+        if is_trusted(name.uid()) { found.uid() } else { name.uid() }
+    );
+    let mode = found.mode();
+    ensure!(
+        mode & 0o022 == 0 || mode & libc::S_ISVTX != 0,
+        "{} has mode {:o}, and others could put another directory there: take their right to write, or set the sticky bit",
+        parent.display(),
+        mode & 0o7777
+    );
+    Ok(())
+}
+
+pub(super) fn own(directory: &File, mode: u32, gid: Option<u32>, uid: u32) -> Result<()> {
     let found = directory.metadata()?;
+    ensure!(
+        found.uid() == uid,
+        "belongs to uid {}, who could change it at will, and not to uid {uid}: remove it, or give it to uid {uid}",
+        found.uid()
+    );
     if let Some(gid) = gid
         && found.gid() != gid
     {
@@ -58,13 +92,6 @@ pub(crate) fn free(directory: &Path) -> Result<u64> {
 
 /// Bytes that the files in it take, and how many there are. What cannot be looked at counts as empty.
 pub(crate) fn used(directory: &Path) -> (u64, u64) {
-    let Ok(entries) = fs::read_dir(directory) else { return (0, 0) };
-    let mut sum = (0, 0);
-    for entry in entries.flatten() {
-        let Ok(found) = entry.metadata() else { continue };
-        let below = if found.is_dir() { used(&entry.path()) } else { (0, 0) };
-        sum.0 += found.blocks() * 512 + below.0;
-        sum.1 += 1 + below.1;
-    }
-    sum
+    let sum = tree::count(directory);
+    (sum.bytes, sum.files)
 }

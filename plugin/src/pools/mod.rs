@@ -3,10 +3,12 @@
 //! | file | concept |
 //! |---|---|
 //! | `directory.rs` | making one, and looking at what it holds |
+//! | `tree.rs` | going through one, whatever pods put there |
 //! | `sweep.rs` | taking away what dead pods left |
 
 mod directory;
 mod sweep;
+mod tree;
 
 #[cfg(test)]
 mod tests;

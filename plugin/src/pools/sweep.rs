@@ -3,12 +3,10 @@
 //! A file does not say whose it is, and any pod that has the pool may use it. So a pool is emptied when nobody has had it for
 //! a while: no container by the kubelet's list, and none just let in, who is not on the list yet.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::used;
+use super::tree::Remover;
 
 /// How long a pool has been nobody's.
 #[derive(Clone, Copy, Debug)]
@@ -56,31 +54,13 @@ pub(crate) struct Swept {
 
 /// Empties a pool of what is older than `before`, as long as `goes_on`.
 pub(crate) fn sweep(directory: &Path, before: SystemTime, goes_on: impl Fn() -> bool) -> Swept {
-    let before = before.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let mut swept = Swept::default();
-    let Ok(entries) = fs::read_dir(directory) else { return swept };
-    for entry in entries.flatten() {
-        if !goes_on() {
-            break;
-        }
-        let path = entry.path();
-        // Of the entry itself: a link is taken away, not followed.
-        let Ok(found) = entry.metadata() else { continue };
-        if u64::try_from(found.ctime()).is_ok_and(|changed| changed >= before) {
-            continue;
-        }
-        let below = if found.is_dir() { used(&path) } else { (0, 0) };
-        let gone = if found.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-        match gone {
-            Ok(()) => {
-                swept.files += 1 + below.1;
-                swept.bytes += found.blocks() * 512 + below.0;
-            }
-            Err(error) => {
-                tracing::debug!(path = %path.display(), %error, "stays");
-                swept.failures += 1;
-            }
-        }
-    }
-    swept
+    let since = |moment: SystemTime| moment.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = since(before).as_secs();
+    let Ok(mut remover) = Remover::new(directory, since(SystemTime::now()).as_nanos(), goes_on) else {
+        return Swept::default();
+    };
+    // Of the entry itself: a link is taken away, not followed.
+    let swept = remover.run(|found| !u64::try_from(found.st_ctime).is_ok_and(|changed| changed >= seconds));
+    let failures = remover.failures + u64::from(swept.is_err());
+    Swept { files: remover.gone.files, bytes: remover.gone.bytes, failures }
 }

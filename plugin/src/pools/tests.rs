@@ -44,6 +44,25 @@ fn a_link_in_its_place_is_not_followed() {
 }
 
 #[test]
+fn what_others_own_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("b/a");
+    prepare(&pool, own_gid(), true).unwrap();
+    let opened = fs::File::open(&pool).unwrap();
+    let uid = nix::unistd::geteuid().as_raw();
+    directory::own(&opened, 0o3770, Some(own_gid()), uid).unwrap();
+    let error = directory::own(&opened, 0o3770, Some(own_gid()), uid + 1).unwrap_err();
+    assert!(error.to_string().contains("belongs to uid"), "{error:#}");
+    // Whoever may write above could put another directory there.
+    let above = dir.path().join("b");
+    fs::set_permissions(&above, fs::Permissions::from_mode(0o777)).unwrap();
+    let error = format!("{:#}", prepare(&pool, own_gid(), true).unwrap_err());
+    assert!(error.contains("mode 777") && error.contains("sticky"), "{error}");
+    fs::set_permissions(&above, fs::Permissions::from_mode(0o1777)).unwrap();
+    prepare(&pool, own_gid(), true).unwrap();
+}
+
+#[test]
 fn everything_old_goes_and_nothing_outside() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("a");
@@ -62,6 +81,130 @@ fn everything_old_goes_and_nothing_outside() {
     assert_eq!((swept.files, swept.bytes, swept.failures), (files, bytes, 0));
     assert_eq!(used(&pool), (0, 0));
     assert_eq!(fs::read(dir.path().join("precious")).unwrap(), b"x");
+}
+
+/// Directories one in the other, by descriptor: no path is so long.
+fn deep(top: &std::path::Path, levels: usize) {
+    use nix::fcntl::{OFlag, open, openat};
+    use nix::sys::stat::{Mode, mkdirat};
+    let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let mut at = open(top, flags, Mode::empty()).unwrap();
+    for _ in 0..levels {
+        mkdirat(&at, "d", Mode::S_IRWXU).unwrap();
+        at = openat(&at, "d", flags, Mode::empty()).unwrap();
+    }
+    let file = openat(&at, "file", OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRUSR).unwrap();
+    nix::unistd::write(&file, b"x").unwrap();
+}
+
+#[test]
+fn directories_of_any_depth_take_neither_stack_nor_descriptors() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let pool = dir.path().join("a");
+    fs::create_dir_all(pool.join("wide")).unwrap();
+    deep(&pool, 20_000);
+    for at in 0..300 {
+        fs::create_dir_all(pool.join(format!("wide/{at}/sub"))).unwrap();
+    }
+    // A thread of its own, with what a blocking thread has, and few descriptors to spare.
+    let (before, after) = (fds(), std::sync::atomic::AtomicUsize::new(0));
+    let sees = || {
+        after.fetch_max(fds(), std::sync::atomic::Ordering::Relaxed);
+        true
+    };
+    let looked = used(&pool);
+    assert!(looked.1 > 300, "{looked:?}");
+    let hour = Duration::from_secs(3600);
+    // Not at each of so many.
+    let calls = std::cell::Cell::new(0);
+    let swept = sweep(&pool, SystemTime::now() + hour, || {
+        calls.set(calls.get() + 1);
+        if calls.get() % 500 == 0 { sees() } else { true }
+    });
+    assert_eq!((swept.files, swept.failures), (20_000 + 1 + 601, 0));
+    assert_eq!(used(&pool), (0, 0));
+    let most = after.into_inner();
+    assert!(most > 0 && most < before + 200, "{before} and {most} descriptors");
+}
+
+/// Descriptors of this process; other tests have some too.
+fn fds() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn what_is_no_file_goes_without_being_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("a");
+    fs::create_dir_all(dir.path().join("outside/sub")).unwrap();
+    fs::write(dir.path().join("outside/precious"), vec![1; 50_000]).unwrap();
+    fs::create_dir_all(pool.join("sub")).unwrap();
+    for at in [&pool, &pool.join("sub")] {
+        symlink(dir.path().join("outside"), at.join("link")).unwrap();
+        symlink("..", at.join("up")).unwrap();
+        symlink("loop", at.join("loop")).unwrap();
+        // To open one would wait for a writer for ever.
+        nix::unistd::mkfifo(&at.join("fifo"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(at.join("socket")).unwrap());
+    }
+    fs::write(pool.join("one"), vec![1; 40_960]).unwrap();
+    for at in 0..10 {
+        fs::hard_link(pool.join("one"), pool.join(format!("sub/again{at}"))).unwrap();
+    }
+    let (bytes, files) = used(&pool);
+    assert_eq!(files, 22);
+    assert!((40_960..2 * 40_960).contains(&bytes), "a file of many names is counted once: {bytes}");
+    let swept = sweep(&pool, SystemTime::now() + Duration::from_secs(3600), || true);
+    assert_eq!((swept.files, swept.failures), (22, 0));
+    assert_eq!(used(&pool), (0, 0));
+    assert_eq!(fs::read(dir.path().join("outside/precious")).unwrap().len(), 50_000);
+    assert!(dir.path().join("outside/sub").exists());
+}
+
+#[test]
+fn a_pool_that_is_a_link_is_neither_counted_nor_emptied() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("victim")).unwrap();
+    fs::write(dir.path().join("victim/precious"), "x").unwrap();
+    let pool = dir.path().join("a");
+    symlink(dir.path().join("victim"), &pool).unwrap();
+    assert_eq!(used(&pool), (0, 0));
+    assert_eq!(sweep(&pool, SystemTime::now() + Duration::from_secs(3600), || true).files, 0);
+    assert!(dir.path().join("victim/precious").exists());
+}
+
+/// Somebody who still has a directory open swaps it for a link to elsewhere, again and again, while it is swept.
+#[test]
+fn a_link_put_there_meanwhile_is_not_followed() {
+    use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (pool, outside) = (dir.path().join("a"), dir.path().join("outside"));
+    for at in [&pool, &outside] {
+        fs::create_dir(at).unwrap();
+    }
+    for at in 0..200 {
+        fs::write(outside.join(format!("f{at}")), "").unwrap();
+    }
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                for at in 0..200 {
+                    let _ = fs::create_dir(pool.join("d")).and_then(|()| fs::write(pool.join("d/f"), ""));
+                    let _ = fs::write(pool.join(format!("d/f{at}")), "");
+                }
+                let _ = symlink(&outside, pool.join("l"));
+                let (d, l) = (pool.join("d"), pool.join("l"));
+                let _ = renameat2(AT_FDCWD, &d, AT_FDCWD, &l, RenameFlags::RENAME_EXCHANGE);
+            }
+        });
+        for _ in 0..200 {
+            sweep(&pool, SystemTime::now() + Duration::from_secs(3600), || true);
+            used(&pool);
+        }
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 200);
 }
 
 proptest! {

@@ -80,7 +80,7 @@ pub(super) fn known(resource: &Resource, ids: &[String]) -> Result<Vec<usize>, R
     let mut places = Vec::with_capacity(ids.len().min(seen.len()));
     for id in ids {
         let named = || (resource.name.clone(), shortened(id));
-        let Some(&at) = resource.index.get(id) else {
+        let Some(at) = resource.place(id) else {
             let (resource, id) = named();
             return Err(Refusal::Unknown { resource, id });
         };

@@ -14,7 +14,6 @@ pub(crate) mod preferred;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 
 use crate::config::{Config, UserNamespaces};
@@ -71,17 +70,23 @@ pub(crate) struct Resource {
     /// What its units are.
     pub(crate) what: What,
     units: Vec<Unit>,
-    index: HashMap<String, usize>,
+    /// Places of units, in the order of their ids: a map of ids would be larger than all units.
+    by_id: Vec<u32>,
 }
 
 impl Resource {
     /// A resource of these units. Should two have one id, the first counts.
     pub(crate) fn new(name: String, what: What, units: Vec<Unit>) -> Self {
-        let mut index = HashMap::with_capacity(units.len());
-        for (at, unit) in units.iter().enumerate() {
-            index.entry(unit.id.clone()).or_insert(at);
-        }
-        Self { name, what, units, index }
+        let mut by_id: Vec<u32> = (0..).take(units.len()).collect();
+        by_id.sort_by_key(|&at| units[at as usize].id.as_str());
+        by_id.dedup_by_key(|at| units[*at as usize].id.as_str());
+        Self { name, what, units, by_id }
+    }
+
+    /// Where the unit of this id is.
+    fn place(&self, id: &str) -> Option<usize> {
+        let found = self.by_id.binary_search_by(|&at| self.units[at as usize].id.as_str().cmp(id));
+        found.ok().map(|at| self.by_id[at] as usize)
     }
 
     /// All units.
@@ -92,7 +97,7 @@ impl Resource {
     /// The unit of this id.
     #[cfg(test)]
     pub(crate) fn unit(&self, id: &str) -> Option<&Unit> {
-        self.index.get(id).map(|&at| &self.units[at])
+        self.place(id).map(|at| &self.units[at])
     }
 
     /// Part of the name after the `/`.
@@ -126,6 +131,13 @@ impl Resource {
 pub(crate) fn list_bytes(units: u64) -> u64 {
     let digits = units.checked_ilog10().unwrap_or(0) + 1;
     units.saturating_mul(u64::from(digits) + "n00u".len() as u64 + "Unhealthy".len() as u64 + 14)
+}
+
+/// The same of the slots of a device.
+pub(crate) fn slots_bytes(id: &str, slots: u32) -> u64 {
+    // The separator, and one more byte for each length of a long name.
+    let digits = slots.checked_ilog10().unwrap_or(0) as usize + 1;
+    u64::from(slots).saturating_mul((id.len() + "::".len() + digits + "Unhealthy".len() + 18) as u64)
 }
 
 /// What the node has.

@@ -60,6 +60,16 @@ fn what_is_there_is_advertised_and_nothing_else() {
 }
 
 #[test]
+fn units_are_found_by_their_ids_the_first_of_two() {
+    let unit = |id: &str, device| Unit { id: id.into(), numa: None, device, is_healthy: true };
+    let units = vec![unit("u10", 0), unit("u9", 1), unit("u9", 2), unit("u1", 3), unit("u10", 4)];
+    let resource = Resource::new("x.io/y".into(), What::Shm { unit: 1 }, units);
+    let device = |id| resource.unit(id).map(|unit| unit.device);
+    assert_eq!([device("u10"), device("u9"), device("u1")], [Some(0), Some(1), Some(3)]);
+    assert!(["", "u", "u0", "u100", "v", "U1"].iter().all(|id| device(id).is_none()));
+}
+
+#[test]
 fn memory_is_a_cdi_device_of_exactly_that_size() {
     let resources = plan(&Config::default(), &node());
     let given = answer(find(&resources, "shm"), &ids(&["n0u1", "n1u0", "n0u3"]), &form(true)).unwrap();

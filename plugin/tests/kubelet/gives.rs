@@ -145,3 +145,83 @@ async fn what_is_removed_under_it_is_made_again() {
         .await;
     until("made again", || place.path("dev/shm/shmesh/a").exists()).await;
 }
+
+#[tokio::test]
+async fn a_device_that_is_listed_no_more_is_unhealthy_though_its_file_stays() {
+    let place = Place::with_kubelet().await;
+    let all = fs::read_to_string(place.path("fake.yaml")).unwrap();
+    let _plugin = place.start();
+    place.all_there().await;
+    // As a GPU that has fallen off the bus: its file is still there.
+    fs::write(place.path("fake.yaml"), "gpus: [{uuid: GPU-b, numaNode: 1}]\n").unwrap();
+    place.allocatable(GPU, 4).await;
+    assert_eq!(place.node.capacity(GPU), 8, "containers may have it");
+    fs::write(place.path("fake.yaml"), all).unwrap();
+    place.all_there().await;
+}
+
+#[tokio::test]
+async fn devices_that_do_not_answer_hold_nobody_up() {
+    let place = Place::with_kubelet().await;
+    let plugin = place.start();
+    place.all_there().await;
+    // As a driver that hangs: whoever reads it waits for ever.
+    let (list, kept) = (place.path("fake.yaml"), place.path("kept.yaml"));
+    fs::rename(&list, &kept).unwrap();
+    nix::unistd::mkfifo(&list, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+    place.allocatable(GPU, 0).await;
+    plugin.signal(nix::sys::signal::Signal::SIGHUP);
+    let status = place.node.add_pod(pod("p", &[(SHM, 1), (POOL, 1)])).await;
+    assert_eq!(status.phase, Phase::Running, "{status:?}");
+    assert!(plugin.get("/livez").starts_with("HTTP/1.1 200"));
+    // Who waits there is told that there is nothing.
+    fs::rename(&kept, place.path("next.yaml")).unwrap();
+    let waiting = fs::OpenOptions::new().write(true).open(&list).unwrap();
+    fs::rename(place.path("next.yaml"), &list).unwrap();
+    drop(waiting);
+    place.all_there().await;
+    assert!(plugin.end().success());
+}
+
+#[tokio::test]
+async fn one_slow_command_does_not_delay_another() {
+    let place = Place::with_kubelet().await;
+    // Two that end only together.
+    nix::unistd::mkfifo(&place.path("meet"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let command = place.path("check");
+    let text = "#!/bin/sh\ncd \"${0%/*}\"\ncase $SHMESH_DEVICE in a) echo x >meet;; b) read x <meet;; esac\n";
+    fs::write(&command, text).unwrap();
+    fs::set_permissions(&command, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    // Without CDI they need no groups, which not everybody may give.
+    let pools = ["a", "b"].map(|name| {
+        format!("{{name: {name}, attachments: 8, minFree: 4Ki, healthCommand: [{}]}}", command.display())
+    });
+    let pools = format!("pools=[{}]", pools.join(", "));
+    let _plugin = place.start_with(&["cdi.enabled=false", "shm.budget=0", &pools]);
+    place.allocatable(POOL, 8).await;
+    place.allocatable("shmesh.io/b", 8).await;
+}
+
+#[tokio::test]
+async fn hundreds_of_pods() {
+    let place = Place::with_kubelet().await;
+    let pool = Place::pool("").replace("attachments: 8", "attachments: 300");
+    let plugin = place.start_with(&[&pool]);
+    place.allocatable(POOL, 300).await;
+    for round in 0..2 {
+        for at in 0..300 {
+            let status = place.node.add_pod(pod(&format!("p{round}-{at}"), &[(POOL, 1)])).await;
+            assert_eq!(status.phase, Phase::Running, "{status:?}");
+        }
+        let devices: std::collections::BTreeSet<_> =
+            place.node.holders(POOL).into_iter().map(|holder| holder.device).collect();
+        assert_eq!(devices.len(), 300, "none twice");
+        plugin.shows("shmesh_plugin_held{resource=\"shmesh.io/a\"}", |units| units == 300.0).await;
+        let status = place.node.add_pod(pod(&format!("one-more{round}"), &[(POOL, 1)])).await;
+        assert_eq!(status.phase, Phase::Failed, "{status:?}");
+        place.node.delete_pod(&format!("one-more{round}"));
+        for at in 0..300 {
+            place.node.delete_pod(&format!("p{round}-{at}"));
+        }
+    }
+}

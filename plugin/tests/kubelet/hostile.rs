@@ -130,6 +130,8 @@ async fn many_streams_and_their_sudden_end() {
     let place = Place::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
+    let fds = || std::fs::read_dir(format!("/proc/{}/fd", plugin.pid())).unwrap().count();
+    let before = fds();
     let mut streams = Vec::new();
     for _ in 0..50 {
         let mut client = client(&place, SHM).await;
@@ -140,5 +142,22 @@ async fn many_streams_and_their_sudden_end() {
     plugin.shows("shmesh_plugin_streams{resource=\"shmesh.io/shm\"}", |count| count == 51.0).await;
     drop(streams);
     plugin.shows("shmesh_plugin_streams{resource=\"shmesh.io/shm\"}", |count| count == 1.0).await;
+    until("descriptors are closed", || fds() <= before + 1).await;
     place.all_there().await;
+}
+
+#[tokio::test]
+async fn many_refusals_are_few_lines() {
+    let place = Place::with_kubelet().await;
+    let plugin = place.start();
+    place.all_there().await;
+    let mut client = client(&place, SHM).await;
+    for _ in 0..1000 {
+        client.allocate(request(ids(&["nobody"]))).await.unwrap_err();
+    }
+    let denied = "shmesh_plugin_denied_total{resource=\"shmesh.io/shm\",reason=\"unknown_device\"}";
+    assert_eq!(plugin.metric(denied), Some(1000.0), "all are counted");
+    let refused = plugin.end_and_tell().iter().filter(|line| line.contains("\"refused\"")).count();
+    // Five, and one a minute should the machine be that slow.
+    assert!((5..20).contains(&refused), "{refused}");
 }

@@ -194,6 +194,13 @@ impl Plugin {
         self.child.wait().unwrap()
     }
 
+    /// Tells it to end; all that it said and nobody waited for.
+    pub(crate) fn end_and_tell(mut self) -> Vec<String> {
+        self.signal(Signal::SIGTERM);
+        assert!(self.child.wait().unwrap().success());
+        self.log.iter().collect()
+    }
+
     /// Ends it as a crash does.
     pub(crate) fn crash(mut self) {
         self.child.kill().unwrap();

@@ -212,3 +212,42 @@ async fn what_is_in_the_way() {
     assert!(place.sockets().join("other.sock").exists());
     assert_eq!(fs::read(place.sockets().join("shmesh.io_shm.x.sock")).unwrap(), b"precious");
 }
+
+#[tokio::test]
+async fn told_to_end_while_it_registers() {
+    let place = Place::new();
+    // A kubelet that takes calls and never answers one.
+    let mute = UnixListener::bind(place.node.paths().kubelet_socket()).unwrap();
+    let plugin = place.start();
+    let (call, _) = tokio::task::spawn_blocking(move || mute.accept().map(|(call, _)| (call, mute)))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(place.plugin_sockets().len(), 3);
+    assert!(plugin.end().success());
+    assert_eq!(place.plugin_sockets(), Vec::<std::path::PathBuf>::new());
+    drop(call);
+}
+
+#[tokio::test]
+async fn what_containers_have_is_not_changed_under_them() {
+    let place = Place::with_kubelet().await;
+    let file = place.path("config.yaml");
+    let pool = Place::pool("").replace("pools=", "pools: ");
+    fs::write(&file, format!("{pool}\n")).unwrap();
+    let mut settings = place.settings();
+    settings.retain(|setting| !setting.starts_with("pools="));
+    let plugin = Plugin::start(&settings, &[], Some(&file));
+    place.all_there().await;
+    let before = fs::read(place.path("var/run/cdi/shmesh.io-pool.json")).unwrap();
+    for more in ["mountPath: /elsewhere", "directory: /dev/shm/elsewhere", "userNamespaces: mixed"] {
+        fs::write(&file, format!("{}\n", pool.replace("}", &format!(", {more}}}")))).unwrap();
+        plugin.signal(Signal::SIGHUP);
+        let said = plugin.said("not reloaded");
+        assert!(said.contains("pool a") && said.contains("with a restart only"), "{said}");
+    }
+    assert_eq!(fs::read(place.path("var/run/cdi/shmesh.io-pool.json")).unwrap(), before);
+    // Another pool, and more of it, is no harm.
+    fs::write(&file, format!("{}\n", pool.replace("attachments: 8", "attachments: 9"))).unwrap();
+    place.allocatable(POOL, 9).await;
+}
