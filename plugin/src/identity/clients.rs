@@ -32,6 +32,7 @@ struct Shared {
     open: Cell<usize>,
     max: usize,
     closings: Arc<Semaphore>,
+    turned_away: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -43,13 +44,19 @@ struct Client {
 impl Clients {
     /// With room for so many connections.
     pub(crate) fn new(max: usize) -> Self {
-        let closings = Arc::new(Semaphore::new(MAX_CLOSINGS));
-        Self(Rc::new(Shared { by_who: RefCell::default(), open: Cell::new(0), max, closings }))
+        let [closings, turned_away] = [(); 2].map(|()| Arc::new(Semaphore::new(MAX_CLOSINGS)));
+        Self(Rc::new(Shared { by_who: RefCell::default(), open: Cell::new(0), max, closings, turned_away }))
     }
 
     /// Connections now.
     pub(crate) fn open(&self) -> usize {
         self.0.open.get()
+    }
+
+    /// Leave to close a connection for which there is no seat; none when too many of those are being closed.
+    pub(crate) fn turned_away(&self) -> Option<Closing> {
+        let one = Arc::clone(&self.0.turned_away).try_acquire_owned().ok()?;
+        Some(Closing { _permits: [Some(one), None] })
     }
 
     /// One more connection of `who`, who comes back if there is no room.

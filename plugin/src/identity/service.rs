@@ -74,8 +74,11 @@ impl<P: Proc + 'static> Service<P> {
                 ready = listener.readable() => match ready?.try_io(|listener| listener.get_ref().accept()) {
                     // Nobody waits any more.
                     Err(_) => {}
-                    Ok(Ok(fd)) => if let Some(seat) = self.admit(&fd) {
-                        tasks.spawn_local(Rc::clone(&self).converse(fd, seat, stopped.clone()));
+                    Ok(Ok(fd)) => match self.admit(&fd) {
+                        Some(seat) => {
+                            tasks.spawn_local(Rc::clone(&self).attend(fd, seat, stopped.clone()));
+                        }
+                        None => self.turn_away(fd),
                     },
                     Ok(Err(error)) => self.not_accepted(error).await?,
                 },
@@ -129,11 +132,27 @@ impl<P: Proc + 'static> Service<P> {
         seat.ok()
     }
 
-    async fn converse(self: Rc<Self>, fd: OwnedFd, seat: Seat, mut stopping: watch::Receiver<bool>) {
+    fn turn_away(&self, fd: OwnedFd) {
+        if let Some(fd) = socket::hang_up(fd)
+            && let Some(closing) = self.clients.turned_away()
+        {
+            closing.close(vec![fd]);
+        }
+    }
+
+    async fn attend(self: Rc<Self>, fd: OwnedFd, seat: Seat, stopping: watch::Receiver<bool>) {
         let Ok(fd) = watched(fd) else {
             return Counters::add(&self.counters.exhausted);
         };
-        while let Some((received, closing)) = self.next(&fd, &seat, &mut stopping).await {
+        self.converse(&fd, &seat, stopping).await;
+        // The seat is its client's until all is closed that waits there.
+        if let Some(fd) = socket::hang_up(fd.into_inner()) {
+            seat.closing().await.close(vec![fd]);
+        }
+    }
+
+    async fn converse(&self, fd: &AsyncFd<OwnedFd>, seat: &Seat, mut stopping: watch::Receiver<bool>) {
+        while let Some((received, closing)) = self.next(fd, seat, &mut stopping).await {
             let reply = self.reply(received);
             closing.close(reply.leftovers);
             let bytes = packet::encode(&reply.answer);

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
-    listen, recv, sendmsg, socket,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, accept4, bind,
+    connect, listen, recv, sendmsg, shutdown, socket,
 };
 use shmesh_proto::limits::MAX_PACKET_BYTES;
 use thiserror::Error;
@@ -151,6 +151,19 @@ const fn control_bytes(fds: usize) -> usize {
 pub(crate) fn has_packet(fd: BorrowedFd<'_>) -> io::Result<()> {
     recv(fd.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)?;
     Ok(())
+}
+
+/// Ends a connection, for which nothing more comes in from then on. If something waits in its queue it comes back: in that may
+/// be what does not let itself be closed.
+pub(crate) fn hang_up(fd: OwnedFd) -> Option<OwnedFd> {
+    let _ = shutdown(fd.as_raw_fd(), Shutdown::Read);
+    let waiting = recv(fd.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT);
+    if !waiting.is_ok_and(|bytes| bytes > 0) {
+        return None;
+    }
+    // The other end need not wait for the close.
+    let _ = shutdown(fd.as_raw_fd(), Shutdown::Write);
+    Some(fd)
 }
 
 /// Takes one packet, without waiting. No bytes at all mean that the other end is closed.
