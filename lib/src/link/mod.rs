@@ -84,7 +84,7 @@ impl Shared {
         let me = self.core.seats.attach(&self.me, side)?;
         // Without its lock a seat is as good; only a death is not seen from other pid namespaces.
         if self.lock.try_take_seat(me.seat.value()).unwrap_or(false) {
-            self.core.seats.mark_locked(&me, self.lock.inode());
+            self.core.seats.mark_locked(&me, self.lock.number());
         }
         Some(me)
     }
@@ -105,7 +105,7 @@ impl Shared {
             return known;
         }
         let is_taken = || self.lock.is_seat_taken(other.seat.value());
-        let has_lost = self.core.seats.has_lost_lock(other, self.lock.inode(), is_taken);
+        let has_lost = self.core.seats.has_lost_lock(other, self.lock.number(), is_taken);
         if has_lost { Liveness::Dead } else { Liveness::Unknown }
     }
 
@@ -415,7 +415,7 @@ mod tests {
         // Ends without leaving: the kernel gives the lock up, and nobody takes the mark away.
         mac.shared.lock.leave_seat(other.seat.value());
         assert_eq!(shared.liveness(&other), Liveness::Dead);
-        mac.core().seats.mark_locked(&mac.desk.me, shared.lock.inode() + 1);
+        mac.core().seats.mark_locked(&mac.desk.me, shared.lock.number() + 1);
         assert_eq!(shared.liveness(&other), Liveness::Unknown, "locked in a file that is not ours");
         mac.core().seats.mark_locked(&mac.desk.me, 0);
         assert_eq!(shared.liveness(&other), Liveness::Unknown, "never locked, or just leaving");
@@ -424,6 +424,43 @@ mod tests {
         let mine = from_elsewhere(&phy.desk.me);
         assert_eq!(mac.shared.liveness(&mine), Liveness::Unknown);
         assert_eq!(shared.liveness(&phy.desk.me), Liveness::Alive);
+    }
+
+    /// A container that has only the socket, mounted into a directory of its own, makes a lock file of its own there. The
+    /// files of a tmpfs are numbered from its beginning, so that both have the same number.
+    #[test]
+    fn a_lock_file_on_another_file_system_says_nothing() {
+        use nix::mount::{MsFlags, mount};
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: this takes root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let dirs = ["theirs", "ours"].map(|name| dir.path().join(name));
+        // In a thread of its own, whose mounts nobody else sees.
+        let test = std::thread::spawn(move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            let none = None::<&str>;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            for dir in &dirs {
+                std::fs::create_dir(dir).unwrap();
+                mount(none, dir, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+            }
+            // As many files before the lock as there are in ours: the socket's place.
+            std::fs::write(dirs[0].join("first"), "").unwrap();
+            let mut config = LinkConfig::new("link".parse().unwrap());
+            config.backing = crate::config::Backing::Memfd;
+            let phy = LinkOptions::new().dir(&dirs[0]).create(&config).unwrap();
+            std::os::unix::fs::symlink(dirs[0].join("link.broker"), dirs[1].join("link.broker")).unwrap();
+            let mac = LinkOptions::new().dir(&dirs[1]).attach("link", Side::Secondary).unwrap();
+            let number = |dir: &std::path::PathBuf| {
+                std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(dir.join("link.lock")).unwrap())
+            };
+            assert_eq!(number(&dirs[0]), number(&dirs[1]), "of different files");
+            let other = from_elsewhere(&phy.desk.me);
+            assert_eq!(mac.shared.liveness(&other), Liveness::Unknown, "it lives");
+        });
+        test.join().unwrap();
     }
 
     #[test]

@@ -369,7 +369,7 @@ pub(crate) const SEAT_LINES: usize = MAX_SEATS + 1;
 
 const START_TIME: usize = 1;
 const PID_NAMESPACE: usize = 2;
-/// Inode of the lock file in which the seat's byte is locked.
+/// Number of the lock file in which the seat's byte is locked.
 const LOCK: usize = 3;
 /// How often whoever sat here has rung the doorbell of the other side, since the link was created.
 const RUNG: usize = 4;
@@ -469,29 +469,29 @@ impl Seats {
         line.word(0).compare_exchange(current, vacated.0, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Says that `me` has the lock of its seat, in the lock file with this inode; or, with 0, that it has not. Whoever finds
+    /// Says that `me` has the lock of its seat, in the lock file with this number; or, with 0, that it has not. Whoever finds
     /// the lock free after that knows that its process has ended.
-    pub(crate) fn mark_locked(&self, me: &Participant, inode: u64) {
+    pub(crate) fn mark_locked(&self, me: &Participant, lock: u64) {
         // Release pairs with the Acquire of `is_marked`: the lock is taken before the mark can be seen.
-        self.lines[me.seat.as_usize()].word(LOCK).store(me.word.detail(inode), Ordering::Release);
+        self.lines[me.seat.as_usize()].word(LOCK).store(me.word.detail(lock), Ordering::Release);
     }
 
-    /// Whether a participant has lost its lock in the lock file with this inode, without having said that it leaves: only the
+    /// Whether a participant has lost its lock in the lock file with this number, without having said that it leaves: only the
     /// end of its process does that. `is_taken` asks the kernel for the lock.
     pub(crate) fn has_lost_lock(
         &self,
         other: &Participant,
-        inode: u64,
+        lock: u64,
         is_taken: impl FnOnce() -> std::io::Result<bool>,
     ) -> bool {
         // Asked again at last: who leaves takes the mark away before the lock, and what the kernel has seen we see.
-        self.is_marked(other, inode) && is_taken().is_ok_and(|taken| !taken) && self.is_marked(other, inode)
+        self.is_marked(other, lock) && is_taken().is_ok_and(|taken| !taken) && self.is_marked(other, lock)
     }
 
-    fn is_marked(&self, other: &Participant, inode: u64) -> bool {
+    fn is_marked(&self, other: &Participant, lock: u64) -> bool {
         // Acquire pairs with the Release of `mark_locked`: who reads the mark finds the lock taken.
         let mark = self.lines[other.seat.as_usize()].word(LOCK).load(Ordering::Acquire);
-        mark == other.word.detail(inode) && self.is_seated(other)
+        mark == other.word.detail(lock) && self.is_seated(other)
     }
 
     /// Who sits at `seat`.

@@ -129,13 +129,15 @@ const SEATS: libc::off_t = 2;
 pub(crate) struct Lock {
     file: File,
     path: PathBuf,
-    inode: u64,
+    number: u64,
 }
 
 impl Lock {
     fn of(file: File, path: &Path) -> io::Result<Self> {
-        let inode = file.metadata()?.ino();
-        Ok(Self { file, path: path.to_path_buf(), inode })
+        let metadata = file.metadata()?;
+        // Inodes of two file systems may be the same: those of a tmpfs are counted from its beginning.
+        let number = metadata.ino() ^ metadata.dev().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Ok(Self { file, path: path.to_path_buf(), number })
     }
 
     /// Opens the lock file. `None`: there is none.
@@ -206,8 +208,8 @@ impl Lock {
     }
 
     /// Which lock file this is: locks in another one say nothing here, even if it has the same name.
-    pub(crate) fn inode(&self) -> u64 {
-        self.inode
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Takes the lock of a seat. `false`: somebody has it, a child perhaps that was forked from who sat there before.
