@@ -29,7 +29,7 @@ use crate::identity::Resolver;
 use crate::inspect;
 use crate::links::{Kept, LinkIndex};
 use crate::metrics::Metrics;
-use crate::session::{End, Outgoing};
+use crate::session::Outgoing;
 
 /// Metrics are this old at most while something happens.
 const OBSERVE_AFTER: Duration = Duration::from_millis(20);
@@ -51,18 +51,26 @@ pub(crate) enum ToHub {
     Request {
         session: SessionId,
         request: Request,
+        /// Those that can be memory.
         fds: Vec<OwnedFd>,
+        /// Whether there were others.
+        is_strange: bool,
         /// Whether the process that made the connection has sent it.
         is_connectors: bool,
     },
     /// The answer to a question of the broker.
     Resolved {
         ticket: Ticket,
-        found: Vec<PeerIdentity>,
+        /// `None`: nobody says.
+        found: Option<Vec<PeerIdentity>>,
+    },
+    /// A session broke a rule, and is going to end.
+    Broke {
+        session: SessionId,
+        reason: Reason,
     },
     Ended {
         session: SessionId,
-        end: End,
     },
     Died(ProcessId),
     Drain,
@@ -74,6 +82,7 @@ struct Session {
     credentials: Option<Credentials>,
     process: Option<ProcessId>,
     outgoing: mpsc::Sender<Outgoing>,
+    is_dismissed: bool,
 }
 
 /// A process that has connected and lives.
@@ -100,6 +109,8 @@ pub(crate) struct Hub {
     fds_max: usize,
     sessions: HashMap<SessionId, Session>,
     processes: BTreeMap<ProcessId, Process>,
+    /// How many of them have attached: each takes a descriptor until it ends, connected or not.
+    attached: usize,
     fds: HashMap<FdToken, Arc<OwnedFd>>,
     fds_ever: u64,
     myself: mpsc::Sender<ToHub>,
@@ -124,6 +135,7 @@ impl Hub {
             fds_max,
             sessions: HashMap::new(),
             processes: BTreeMap::new(),
+            attached: 0,
             fds: HashMap::new(),
             fds_ever: 0,
             myself,
@@ -133,7 +145,9 @@ impl Hub {
     /// Works until it is told to drain; nothing happens while nothing happens.
     pub(crate) async fn run(mut self, mut inbox: mpsc::Receiver<ToHub>) {
         let mut observe_at = None;
-        loop {
+        let mut is_draining = false;
+        // At the end the identity service may still answer, and it does so soon or never.
+        while !is_draining || self.broker.stats().questions > 0 {
             let deadline = self.broker.next_deadline().map(|at| self.audit.instant(at));
             let told = tokio::select! {
                 told = inbox.recv() => told,
@@ -149,12 +163,15 @@ impl Hub {
                 }
             };
             match told {
-                Some(ToHub::Drain) | None => break,
+                Some(ToHub::Drain) => {
+                    is_draining = true;
+                    self.tell_broker(Command::Drain);
+                }
                 Some(told) => self.hear(told),
+                None => break,
             }
             observe_at.get_or_insert_with(|| Instant::now() + OBSERVE_AFTER);
         }
-        self.tell_broker(Command::Drain);
         // Whoever asked before the end is answered.
         inbox.close();
         while let Ok(told) = inbox.try_recv() {
@@ -167,7 +184,8 @@ impl Hub {
         match told {
             ToHub::Opened { session, link, credentials, identity, pidfd, outgoing } => {
                 let process = identity.as_ref().and_then(ProcessId::of);
-                self.sessions.insert(session, Session { link, credentials, process, outgoing });
+                self.sessions
+                    .insert(session, Session { link, credentials, process, outgoing, is_dismissed: false });
                 match process {
                     Some(process) => self.watch(process, pidfd, identity.clone()),
                     // It may say hello.
@@ -175,12 +193,29 @@ impl Hub {
                 }
                 self.tell_broker(Command::Opened { session, peer: identity });
             }
-            ToHub::Request { session, request, fds, is_connectors: true } => {
+            ToHub::Request { session, request, is_strange: true, is_connectors: true, .. }
+                if request.version == VERSION =>
+            {
+                let text = "a descriptor came with it that is neither sealed memory nor a device";
+                self.refuse(
+                    session,
+                    request.id,
+                    Op::of(&request),
+                    Code::Invalid,
+                    Reason::BadDescriptors,
+                    text,
+                );
+            }
+            ToHub::Request { session, request, fds, is_connectors: true, .. } => {
                 self.request(session, request, fds);
             }
             ToHub::Request { session, request, .. } => self.foreign(session, request.id),
-            ToHub::Resolved { ticket, found } => self.tell_broker(Command::Resolved { ticket, found }),
-            ToHub::Ended { session, end } => self.ended(session, end),
+            ToHub::Resolved { ticket, found } => self.tell_broker(match found {
+                Some(found) => Command::Resolved { ticket, found },
+                None => Command::Unanswered { ticket },
+            }),
+            ToHub::Broke { session, reason } => self.deny(session, Op::Packet, reason, None),
+            ToHub::Ended { session } => self.ended(session),
             ToHub::Died(process) => self.died(process),
             ToHub::Drain => {}
         }
@@ -220,6 +255,9 @@ impl Hub {
 
     fn request(&mut self, session: SessionId, request: Request, fds: Vec<OwnedFd>) {
         let Some(known) = self.sessions.get(&session) else { return };
+        if known.is_dismissed {
+            return;
+        }
         let (link, process, id) = (known.link, known.process, request.id);
         match &request.op {
             // The broker says so.
@@ -243,7 +281,7 @@ impl Hub {
                     "the descriptor is no sealed memfd of this size: seal it against shrinking and growing";
                 self.refuse(session, id, Op::Export, Code::Invalid, Reason::BadDescriptors, text);
             }
-            Some(request::Op::ExportKey(_)) if self.fds.len() + fds.len() > self.fds_max => {
+            Some(request::Op::ExportKey(_)) if self.fds.len() + self.attached + fds.len() > self.fds_max => {
                 let text = format!("at most {} keys with descriptors in all: close some", self.fds_max);
                 self.refuse(session, id, Op::Export, Code::Limit, Reason::Descriptors, text);
             }
@@ -345,6 +383,13 @@ impl Hub {
             return;
         }
         if let Some(known) = process.and_then(|process| self.processes.get_mut(&process)) {
+            if known.links.is_empty() {
+                if self.fds.len() + self.attached >= self.fds_max {
+                    let text = "there are no descriptors left to watch one more process with";
+                    return self.refuse(session, id, Op::Attach, Code::Limit, Reason::Descriptors, text);
+                }
+                self.attached += 1;
+            }
             known.links.insert(link);
         }
         let (attached, fds) = (kept.attached, kept.fds.clone());
@@ -402,13 +447,7 @@ impl Hub {
         Ok(true)
     }
 
-    fn ended(&mut self, session: SessionId, end: End) {
-        match end {
-            End::Malformed => self.deny(session, Op::Packet, Reason::Malformed, None),
-            End::Slow => self.deny(session, Op::Packet, Reason::Slow, None),
-            End::Full => self.deny(session, Op::Packet, Reason::Descriptors, None),
-            End::Closed | End::Dismissed => {}
-        }
+    fn ended(&mut self, session: SessionId) {
         let Some(known) = self.sessions.remove(&session) else { return };
         self.tell_broker(Command::Closed { session });
         if let Some(process) = known.process {
@@ -426,6 +465,7 @@ impl Hub {
 
     fn died(&mut self, process: ProcessId) {
         let Some(dead) = self.processes.remove(&process) else { return };
+        self.attached -= usize::from(!dead.links.is_empty());
         let mut done = Recovered::default();
         for &(link, seat, word) in &dead.seats {
             let taken = self.links[link.0].keeper.recover_participant(seat, word);
@@ -525,6 +565,7 @@ impl Hub {
     fn dismiss(&mut self, session: SessionId) {
         if let Some(known) = self.sessions.get_mut(&session) {
             known.outgoing = mpsc::channel(1).0;
+            known.is_dismissed = true;
         }
     }
 }

@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use shmesh::sys::socket::{self, Packet};
@@ -20,6 +21,7 @@ use shmesh_proto::limits::ANSWER_MILLIS;
 use shmesh_proto::packet;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 /// How long the identity service may take.
@@ -31,7 +33,12 @@ pub(crate) struct Resolver {
     /// The node's identity service; without it this process knows whom its own pid namespace shows.
     pub(crate) service: Option<PathBuf>,
     pub(crate) peer_pidfd: PeerPidfd,
+    /// Who has one may ask the service.
+    pub(crate) turns: Arc<Semaphore>,
 }
+
+/// Questions to the identity service at the same time: it has 64 places for all of one pod.
+pub(crate) const QUESTIONS_MAX: usize = 32;
 
 /// What is known of a connection.
 #[derive(Debug, Default)]
@@ -72,36 +79,47 @@ impl Resolver {
             }
             (Some(path), Some(pidfd)) if !pidfd.is_by_number() => {
                 let question = Question::new(1, Subject::Pidfd);
-                let (identity, _) = within(ask_once(path, &question, Some(pidfd.as_fd()))).await?;
+                let (identity, _) = self.within(ask_once(path, &question, Some(pidfd.as_fd()))).await?;
                 Ok(Known { identity: Some(identity), pidfd: Some(pidfd), needs_proof: false })
             }
             (Some(path), _) => {
                 let question = Question::new(1, Subject::Socket).accepted_by(accepted);
-                let (identity, fds) = within(ask_once(path, &question, Some(connection.as_fd()))).await?;
+                let (identity, fds) =
+                    self.within(ask_once(path, &question, Some(connection.as_fd()))).await?;
                 let pidfd = fds.into_iter().next().and_then(|fd| Pidfd::given(fd).ok());
                 Ok(Known { identity: Some(identity), pidfd, needs_proof: true })
             }
         }
     }
 
-    /// Who has these numbers now: processes, not their threads. Who is not found is not among them.
-    pub(crate) async fn by_number(&self, tgids: Vec<i32>) -> Vec<PeerIdentity> {
+    /// Who has these numbers now: processes, not their threads. Who is not found is not among them. `None`: nobody says.
+    pub(crate) async fn by_number(&self, tgids: Vec<i32>) -> Option<Vec<PeerIdentity>> {
         let Some(path) = &self.service else {
-            let here = |tgid| identify(&Kernel, &Pidfd::of_number(tgid).ok()?, |_| None).ok();
-            return tgids.into_iter().filter_map(here).collect();
+            let here = |tgid| Pidfd::of_number(tgid).and_then(|pidfd| identify(&Kernel, &pidfd, |_| None));
+            let found = tgids.into_iter().map(|tgid| unless_absent(here(tgid)));
+            return said_by(found.filter_map(Result::transpose).collect());
         };
         let asked = async {
             let service = Service::connect(path)?;
             let mut found = Vec::new();
             for tgid in tgids {
-                found.extend(service.ask(&Question::about(1, tgid), None).await?.ok().map(|(peer, _)| peer));
+                let answer = service.ask(&Question::about(1, tgid), None).await?;
+                found.extend(unless_absent(answer.map(|(peer, _)| peer))?);
             }
             Ok(found)
         };
-        within(asked).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "nobody says which processes are to be admitted");
-            Vec::new()
-        })
+        said_by(self.within(asked).await)
+    }
+
+    /// Waits for a turn, and for the answer, and not for long.
+    async fn within<T>(&self, asking: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        let asking = async {
+            // Never closed, and without a turn nothing is worse than with one.
+            let _turn = self.turns.acquire().await;
+            asking.await
+        };
+        let late = |_| Err(io::Error::other("the identity service does not answer"));
+        timeout(LIMIT, asking).await.unwrap_or_else(late)
     }
 }
 
@@ -133,9 +151,17 @@ impl Connector {
     }
 }
 
-async fn within<T>(asking: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    let late = |_| Err(io::Error::other("the identity service does not answer"));
-    timeout(LIMIT, asking).await.unwrap_or_else(late)
+/// No process has a number, or nobody can say: those are two things.
+fn unless_absent(answer: Result<PeerIdentity, Unknown>) -> io::Result<Option<PeerIdentity>> {
+    match answer {
+        Ok(peer) => Ok(Some(peer)),
+        Err(Unknown::Gone | Unknown::BadDescriptor) => Ok(None),
+        Err(unknown) => Err(said(unknown)),
+    }
+}
+
+fn said_by(found: io::Result<Vec<PeerIdentity>>) -> Option<Vec<PeerIdentity>> {
+    found.inspect_err(|error| tracing::warn!(%error, "nobody says which processes are to be admitted")).ok()
 }
 
 fn said(unknown: Unknown) -> io::Error {

@@ -11,7 +11,8 @@
 //! | [`args`], [`config`] | flags; which links to keep |
 //! | `run.rs` | from start to end; accepting connections |
 //! | `identity.rs` | who is at the other end |
-//! | `events.rs` | descriptors that never block |
+//! | `events.rs` | descriptors that never block, and closing those of strangers |
+//! | `pending.rs` | who has connected and proved nothing yet |
 //! | `session.rs` | one connection: packets in, packets out |
 //! | `hub.rs` | the one task that owns all state; attaching, seats, deaths |
 //! | [`broker`] | device keys: a state machine without I/O |
@@ -31,5 +32,6 @@ mod identity;
 mod inspect;
 mod links;
 mod metrics;
+mod pending;
 pub mod run;
 mod session;

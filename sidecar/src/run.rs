@@ -17,6 +17,7 @@ use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
 use shmesh_identity::namespace::Namespaces;
 use shmesh_identity::pidfd::PeerPidfd;
+use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::limits::{MAX_FDS, MAX_SESSIONS};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -26,18 +27,21 @@ use tokio_util::task::TaskTracker;
 
 use crate::args::Args;
 use crate::audit::AuditLog;
-use crate::broker::{Broker, Credentials, Op, Outcome, Policy, Reason, Record, SessionId};
-use crate::events::set_nonblocking;
+use crate::broker::{Broker, Credentials, Op, Outcome, Party, Policy, Reason, Record, SessionId};
+use crate::events::{close_elsewhere, hang_up, set_nonblocking};
 use crate::hub::{Hub, ToHub};
-use crate::identity::{Connector, Known, Resolver};
+use crate::identity::{Connector, Known, QUESTIONS_MAX, Resolver};
 use crate::links::{self, LinkIndex};
 use crate::metrics::{LinksMetrics, Metrics};
+use crate::pending::Pending;
 use crate::session::{self, OUTGOING_MAX, Session};
 
 /// What waits for the hub; beyond that, sessions wait.
 const INBOX_MAX: usize = 256;
 /// How long nobody is let in after this process ran out of descriptors.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
+/// Connections that are closed at the same time though they do not let themselves be closed.
+const CLOSINGS_MAX: usize = 8;
 /// How long the last answers may take when it ends.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -84,7 +88,11 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         .collect::<io::Result<Vec<_>>>()
         .context("cannot wait for participants")?;
     let peer_pidfd = if args.old_kernel { PeerPidfd::Old } else { PeerPidfd::Newest };
-    let resolver = Resolver { service: args.identity.clone(), peer_pidfd };
+    let resolver = Resolver {
+        service: args.identity.clone(),
+        peer_pidfd,
+        turns: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+    };
     let bare_numbers = resolver.service.is_some() || are_bare()?;
     let policy = Policy { open_keys: args.allow_open_keys, bare_numbers, ..Policy::default() };
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
@@ -109,6 +117,8 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         audit,
         link_names: configs.iter().map(|link| link.name.to_string()).collect(),
         places: Arc::new(Semaphore::new(room.sessions)),
+        closings: Arc::new(Semaphore::new(CLOSINGS_MAX)),
+        pending: Pending::default(),
         sessions_ever: Mutex::new(0),
     });
     for (i, listener) in listeners.into_iter().enumerate() {
@@ -134,7 +144,11 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     if let Some(admin) = admin {
         admin.abort();
     }
-    drained.context("the last answers took too long")?.context("the sidecar's state was lost")?;
+    match drained {
+        Ok(ended) => ended.context("the sidecar's state was lost")?,
+        // Whoever reads slowly can make it so: that is no failure of ours.
+        Err(_) => tracing::warn!("the last answers took too long: not all went out"),
+    }
     tracing::info!("ended");
     Ok(())
 }
@@ -193,7 +207,7 @@ impl Room {
     /// until it is looked at.
     const PER_SESSION: usize = 3 + MAX_FDS;
     /// For probes, `/proc`, and who is refused.
-    const SPARE: usize = 24;
+    const SPARE: usize = 24 + CLOSINGS_MAX;
 
     fn of(limit: usize, used: usize) -> Self {
         let free = limit.saturating_sub(used).saturating_sub(Self::SPARE);
@@ -225,6 +239,10 @@ struct Door {
     audit: AuditLog,
     link_names: Vec<String>,
     places: Arc<Semaphore>,
+    /// Connections of those who found no place, that do not let themselves be closed.
+    closings: Arc<Semaphore>,
+    /// On old kernels.
+    pending: Pending,
     sessions_ever: Mutex<u64>,
 }
 
@@ -236,7 +254,7 @@ impl Door {
                 accepted = listener.async_io(Interest::READABLE, socket::accept) => accepted,
             };
             match accepted {
-                Ok(connection) => self.admit(connection, link),
+                Ok(connection) => self.admit(connection, link).await,
                 Err(error) => {
                     tracing::warn!(%error, "nobody can be let in just now");
                     tokio::time::sleep(FULL_PAUSE).await;
@@ -245,17 +263,19 @@ impl Door {
         }
     }
 
-    fn admit(self: &Arc<Self>, connection: OwnedFd, link: LinkIndex) {
+    async fn admit(self: &Arc<Self>, connection: OwnedFd, link: LinkIndex) {
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
             // Closed at once; who comes again later may find a place.
             self.metrics.refused_connection();
-            self.audit.write(&Record {
-                outcome: Outcome::Refused,
-                reason: Some(Reason::Sessions),
-                socket: credentials(&connection),
-                link: self.link_names.get(link.0).cloned(),
-                ..Record::new(self.audit.now(), Op::Open)
-            });
+            self.turn_away(Op::Open, &connection, None, link, Reason::Sessions);
+            if let Some(stubborn) = hang_up(connection) {
+                // Never closed. Who comes meanwhile would find no place either.
+                let closing = Arc::clone(&self.closings).acquire_owned().await;
+                tokio::spawn(async move {
+                    close_elsewhere(vec![stubborn]).await;
+                    drop(closing);
+                });
+            }
             return;
         };
         let session = {
@@ -270,34 +290,79 @@ impl Door {
         });
     }
 
-    async fn receive(&self, connection: OwnedFd, session: SessionId, link: LinkIndex) {
-        let credentials = credentials(&connection);
-        let mut known = self.resolver.resolve(&connection).await;
+    /// Writes down that somebody does not come in.
+    fn turn_away(
+        &self,
+        op: Op,
+        connection: &OwnedFd,
+        who: Option<&PeerIdentity>,
+        link: LinkIndex,
+        reason: Reason,
+    ) {
+        self.audit.write(&Record {
+            outcome: Outcome::Refused,
+            reason: Some(reason),
+            caller: who.map(Party::from),
+            socket: credentials(connection).filter(|_| who.is_none()),
+            link: self.link_names.get(link.0).cloned(),
+            ..Record::new(self.audit.now(), op)
+        });
+    }
+
+    async fn receive(&self, connection: OwnedFd, id: SessionId, link: LinkIndex) {
+        let known = self.resolver.resolve(&connection).await;
         let Ok(connector) = Connector::of(&connection, &known) else { return };
         let Ok(connection) = set_nonblocking(&connection).and_then(|()| watched(connection)) else {
             return;
         };
-        let session = Session { id: session, connection, connector };
+        let session = Session { id, connection, connector };
+        self.converse(&session, known, link).await;
+        // Its place is free when all is closed that it has sent.
+        if let Some(stubborn) = hang_up(session.connection.into_inner()) {
+            close_elsewhere(vec![stubborn]).await;
+        }
+        let _ = self.hub.send(ToHub::Ended { session: id }).await;
+    }
+
+    async fn converse(&self, session: &Session, mut known: Known, link: LinkIndex) {
+        let connection = session.connection.get_ref();
         let mut early = Vec::new();
-        if known.needs_proof {
-            match session::proves(&session, &known, &mut early).await {
+        if let Some(who) = known.identity.as_ref().filter(|_| known.needs_proof) {
+            let _place = match self.pending.enter(who) {
+                Ok(place) => place,
+                Err(reason) => {
+                    self.metrics.denied(reason);
+                    return self.turn_away(Op::Open, connection, Some(who), link, reason);
+                }
+            };
+            match session::proves(session, &known, &mut early).await {
                 Ok(true) => {}
                 Ok(false) => {
                     tracing::warn!("who made a connection does not answer on it: it is refused");
                     known = Known::default();
                 }
-                Err(_) => return,
+                Err(end) => {
+                    // Nobody knows yet that this is who it is.
+                    if let Some(reason) = end.reason() {
+                        self.metrics.denied(reason);
+                        self.turn_away(Op::Packet, connection, None, link, reason);
+                    }
+                    return close_elsewhere(early).await;
+                }
             }
         }
         let (outgoing, mut to_send) = mpsc::channel(OUTGOING_MAX);
+        let (session_id, credentials) = (session.id, credentials(connection));
         let Known { identity, pidfd, .. } = known;
         let pidfd = pidfd.map(OwnedFd::from);
-        let opened = ToHub::Opened { session: session.id, link, credentials, identity, pidfd, outgoing };
+        let opened = ToHub::Opened { session: session_id, link, credentials, identity, pidfd, outgoing };
         if self.hub.send(opened).await.is_err() {
-            return;
+            return close_elsewhere(early).await;
         }
-        let end = session::serve(&session, early, &self.hub, &mut to_send).await;
-        let _ = self.hub.send(ToHub::Ended { session: session.id, end }).await;
+        let end = session::serve(session, early, &self.hub, &mut to_send).await;
+        if let Some(reason) = end.reason() {
+            let _ = self.hub.send(ToHub::Broke { session: session_id, reason }).await;
+        }
     }
 }
 
@@ -316,7 +381,7 @@ mod tests {
             let needs = used + sessions * Room::PER_SESSION + descriptors;
             assert!(needs <= limit.max(used + Room::PER_SESSION), "{limit}: {needs}");
         }
-        assert_eq!(Room::of(512, 30), Room { sessions: 10, descriptors: 348 });
+        assert_eq!(Room::of(512, 30), Room { sessions: 10, descriptors: 340 });
         assert!(Room::of(20_000, 30).descriptors > 11_000, "as many keys as are measured");
     }
 }

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use shmesh::sys::socket::{self, Packet};
 use shmesh_proto::broker::{self, Reply, Request, reply, request};
-use shmesh_proto::limits::ANSWER_MILLIS;
+use shmesh_proto::limits::{ANSWER_MILLIS, MAX_FDS};
 use shmesh_proto::packet;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use crate::broker::SessionId;
+use crate::broker::{Reason, SessionId};
+use crate::events::{close_elsewhere, may_be_memory};
 use crate::hub::ToHub;
 use crate::identity::{Connector, Known};
 
@@ -21,8 +22,9 @@ use crate::identity::{Connector, Known};
 /// is dismissed long before, when one packet has waited for a second.
 pub(crate) const OUTGOING_MAX: usize = 32_768;
 
-/// Packets that a participant may send before it has answered a challenge.
+/// Packets that a participant may send before it has answered a challenge, and descriptors with them.
 const EARLY_MAX: usize = 16;
+const EARLY_FDS_MAX: usize = MAX_FDS;
 
 /// One packet to a participant.
 #[derive(Debug)]
@@ -46,6 +48,18 @@ pub(crate) enum End {
     Dismissed,
 }
 
+impl End {
+    /// What is written down of it.
+    pub(crate) fn reason(self) -> Option<Reason> {
+        match self {
+            Self::Malformed => Some(Reason::Malformed),
+            Self::Slow => Some(Reason::Slow),
+            Self::Full => Some(Reason::Descriptors),
+            Self::Closed | Self::Dismissed => None,
+        }
+    }
+}
+
 /// A connection whose other end is known, or is known not to be.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -56,18 +70,18 @@ pub(crate) struct Session {
 
 /// Before Linux 6.5: whether who made the connection still answers on it, and lives after that. What it has sent before is
 /// kept in `early`. Waits for a first packet as long as it takes: nobody else reads challenges.
-pub(crate) async fn proves(session: &Session, known: &Known, early: &mut Vec<Packet>) -> io::Result<bool> {
-    let next = || session.connection.async_io(Interest::READABLE, socket::receive_from);
-    early.push(next().await?);
-    let nonce = nonce()?;
+pub(crate) async fn proves(session: &Session, known: &Known, early: &mut Vec<Packet>) -> Result<bool, End> {
+    let connection = &session.connection;
+    early.push(next(connection).await?);
+    let nonce = nonce().map_err(|_| End::Full)?;
     let challenge = reply::Result::Challenge(broker::Challenge { nonce: nonce.clone() });
     let challenge = Outgoing { bytes: packet::encode(&Reply::new(0, challenge)), fds: Vec::new() };
     let answered = tokio::time::timeout(Duration::from_millis(ANSWER_MILLIS), async {
-        if write(&session.connection, &challenge).await.is_err() {
-            return Ok(false);
-        }
-        while early.len() < EARLY_MAX {
-            let packet = next().await?;
+        write(connection, &challenge).await?;
+        while early.len() < EARLY_MAX
+            && early.iter().map(|packet| packet.fds.len()).sum::<usize>() <= EARLY_FDS_MAX
+        {
+            let packet = next(connection).await?;
             let said = packet::decode::<Request>(&packet.bytes).ok().and_then(|request| request.op);
             match said {
                 Some(request::Op::Proof(proof)) if session.connector.has_sent(&packet) => {
@@ -79,7 +93,28 @@ pub(crate) async fn proves(session: &Session, known: &Known, early: &mut Vec<Pac
         Ok(false)
     });
     let lives = || known.pidfd.as_ref().is_some_and(|pidfd| pidfd.has_ended().is_ok_and(|ended| !ended));
-    Ok(answered.await.unwrap_or(io::Result::Ok(false))? && lives())
+    Ok(answered.await.unwrap_or(Ok(false))? && lives())
+}
+
+async fn next(connection: &AsyncFd<OwnedFd>) -> Result<Packet, End> {
+    whole(connection.async_io(Interest::READABLE, socket::receive_all).await).await
+}
+
+/// A packet, unless it is none: then what came with it is closed first.
+async fn whole(received: io::Result<(Packet, io::Result<()>)>) -> Result<Packet, End> {
+    let (packet, is_whole) = received.map_err(|_| End::Closed)?;
+    match is_whole {
+        Ok(()) if packet.bytes.is_empty() => {
+            // The end, or an empty packet, with which something may come all the same.
+            close_elsewhere(packet.fds).await;
+            Err(End::Closed)
+        }
+        Ok(()) => Ok(packet),
+        Err(error) => {
+            close_elsewhere(packet.fds).await;
+            Err(if error.kind() == io::ErrorKind::InvalidData { End::Malformed } else { End::Full })
+        }
+    }
 }
 
 fn nonce() -> io::Result<Vec<u8>> {
@@ -95,8 +130,10 @@ pub(crate) async fn serve(
     hub: &mpsc::Sender<ToHub>,
     outgoing: &mut mpsc::Receiver<Outgoing>,
 ) -> End {
-    for packet in early {
-        if let Err(end) = read(Ok(packet), session, hub).await {
+    let mut early = early.into_iter();
+    while let Some(packet) = early.next() {
+        if let Err(end) = read(packet, session, hub).await {
+            close_elsewhere(early.collect()).await;
             return end;
         }
     }
@@ -108,8 +145,11 @@ pub(crate) async fn serve(
                 Some(packet) => write(connection, &packet).await,
                 None => Err(End::Dismissed),
             },
-            received = connection.async_io(Interest::READABLE, socket::receive_from) => {
-                read(received, session, hub).await
+            received = connection.async_io(Interest::READABLE, socket::receive_all) => {
+                match whole(received).await {
+                    Ok(packet) => read(packet, session, hub).await,
+                    Err(end) => Err(end),
+                }
             }
         };
         if let Err(end) = end {
@@ -118,26 +158,26 @@ pub(crate) async fn serve(
     }
 }
 
-async fn read(received: io::Result<Packet>, session: &Session, hub: &mpsc::Sender<ToHub>) -> Result<(), End> {
-    let packet = received.map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => End::Malformed,
-        _ if error.raw_os_error() == Some(libc::EMFILE) => End::Full,
-        _ => End::Closed,
-    })?;
-    if packet.bytes.is_empty() {
-        return Err(End::Closed);
-    }
-    let request: Request = packet::decode(&packet.bytes).map_err(|_| End::Malformed)?;
+async fn read(packet: Packet, session: &Session, hub: &mpsc::Sender<ToHub>) -> Result<(), End> {
     let is_connectors = session.connector.has_sent(&packet);
-    let Packet { fds, .. } = packet;
-    let has_descriptors = !fds.is_empty();
-    let told = ToHub::Request { session: session.id, request, fds, is_connectors };
-    hub.send(told).await.map_err(|_| End::Dismissed)?;
-    if has_descriptors {
+    let Packet { bytes, fds, .. } = packet;
+    let (fds, strange): (Vec<_>, Vec<_>) = fds.into_iter().partition(may_be_memory);
+    let (has_memory, is_strange) = (!fds.is_empty(), !strange.is_empty());
+    let read = match packet::decode(&bytes) {
+        Ok(request) => {
+            let told = ToHub::Request { session: session.id, request, fds, is_strange, is_connectors };
+            hub.send(told).await.map_err(|_| End::Dismissed)
+        }
+        Err(_) => Err(End::Malformed),
+    };
+    if is_strange {
+        // However long that takes: nobody who means well sends one.
+        close_elsewhere(strange).await;
+    } else if has_memory {
         // The hub looks at them first: what one connection sends must not pile up here.
         tokio::task::yield_now().await;
     }
-    Ok(())
+    read
 }
 
 async fn write(connection: &AsyncFd<OwnedFd>, packet: &Outgoing) -> Result<(), End> {

@@ -317,21 +317,45 @@ fn set_pass_pidfd(fd: BorrowedFd<'_>) -> nix::Result<()> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn receive_from(fd: &impl AsFd) -> io::Result<Packet> {
+    let (packet, is_whole) = receive_all(fd)?;
+    is_whole.map(|()| packet)
+}
+
+/// As [`receive_from`], with the descriptors of what is no packet of the protocol, too: closing those of a stranger may take
+/// as long as the stranger likes, and must not be done where others wait.
+///
+/// # Errors
+/// `WouldBlock`, and what `recvmsg(2)` says; beside the packet, `InvalidData` and `EMFILE` as [`receive`].
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("link.broker");
+/// use shmesh::sys::socket;
+/// use std::os::fd::AsFd;
+/// let listener = socket::listen_on(&path, 0o600)?;
+/// let client = socket::connect_to(&path)?;
+/// socket::send(&client, b"hello", &[client.as_fd(); 100])?;
+/// let (packet, is_whole) = socket::receive_all(&socket::accept(&listener)?)?;
+/// assert_eq!((packet.fds.len(), is_whole.is_ok()), (100, false));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn receive_all(fd: &impl AsFd) -> io::Result<(Packet, io::Result<()>)> {
     uninterrupted(|| receive_once(fd))
 }
 
-fn receive_once(fd: &impl AsFd) -> io::Result<Packet> {
+fn receive_once(fd: &impl AsFd) -> io::Result<(Packet, io::Result<()>)> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
     let Received { len, flags, fds, sender_pid, sender_pidfd } = receive_into(fd, &mut bytes)?;
-    if flags & libc::MSG_TRUNC != 0 || fds.len() > MAX_FDS {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any of this protocol"));
-    }
-    if flags & libc::MSG_CTRUNC != 0 {
+    let is_whole = if flags & libc::MSG_TRUNC != 0 || fds.len() > MAX_FDS {
+        Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any of this protocol"))
+    } else if flags & libc::MSG_CTRUNC != 0 {
         // There is room for as many as anybody can send, so some were lost for want of numbers to give them.
-        return Err(io::Error::from_raw_os_error(libc::EMFILE));
-    }
+        Err(io::Error::from_raw_os_error(libc::EMFILE))
+    } else {
+        Ok(())
+    };
     bytes.truncate(len);
-    Ok(Packet { bytes, fds, sender_pid, sender_pidfd })
+    Ok((Packet { bytes, fds, sender_pid, sender_pidfd }, is_whole))
 }
 
 /// What one call has brought.

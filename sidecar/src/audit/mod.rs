@@ -13,9 +13,8 @@ mod limit;
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
@@ -31,6 +30,9 @@ const QUEUE_MAX: usize = 4096;
 /// How long after the first record that was left out their number is written.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
 
+/// How long the last records may take to be written.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+
 /// Where records go: one log, which all who write share.
 #[derive(Clone, Debug)]
 pub(crate) struct AuditLog {
@@ -39,10 +41,13 @@ pub(crate) struct AuditLog {
     shared: Arc<Mutex<Shared>>,
 }
 
+/// Lines to write; and what says that all are written, by ending.
+type Writer = (SyncSender<String>, Receiver<()>);
+
 #[derive(Debug)]
 struct Shared {
     /// `None`: into the log of the sidecar.
-    writer: Option<(SyncSender<String>, JoinHandle<()>)>,
+    writer: Option<Writer>,
     limiter: Limiter,
     /// Somebody is going to write how many were left out.
     will_report: bool,
@@ -90,12 +95,14 @@ impl AuditLog {
         }
     }
 
-    /// Waits until all is written.
+    /// Waits until all is written, unless that takes too long: a reader that is stuck must not hold up the end.
     pub(crate) fn close(&self) {
         self.report();
-        if let Some((queue, thread)) = self.shared().writer.take() {
+        if let Some((queue, written)) = self.shared().writer.take() {
             drop(queue);
-            let _ = thread.join();
+            if written.recv_timeout(CLOSE_LIMIT) == Err(RecvTimeoutError::Timeout) {
+                tracing::error!("the audit log is too slow: its last records are lost");
+            }
         }
     }
 
@@ -128,7 +135,7 @@ impl Shared {
     }
 }
 
-fn writer(path: &Path) -> Result<(SyncSender<String>, JoinHandle<()>)> {
+fn writer(path: &Path) -> Result<Writer> {
     let mut out: Box<dyn Write + Send> = if path == Path::new("-") {
         Box::new(std::io::stdout())
     } else {
@@ -136,12 +143,15 @@ fn writer(path: &Path) -> Result<(SyncSender<String>, JoinHandle<()>)> {
         Box::new(file.with_context(|| format!("cannot open the audit log {}", path.display()))?)
     };
     let (queue, lines) = sync_channel::<String>(QUEUE_MAX);
+    let (writing, written) = channel::<()>();
     let thread = std::thread::Builder::new().name("audit".into()).spawn(move || {
+        let _writing = writing;
         for line in lines {
             if let Err(error) = out.write_all(line.as_bytes()) {
                 tracing::error!(%error, "the audit log cannot be written");
             }
         }
     });
-    Ok((queue, thread.context("cannot start a thread")?))
+    thread.context("cannot start a thread")?;
+    Ok((queue, written))
 }

@@ -171,7 +171,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Nobody has said in time who the processes are.
+    /// Nobody has said, or not in time, who the processes are.
     pub(super) fn unanswered(&mut self, ticket: Ticket) {
         let Some(question) = self.take_question(ticket) else { return };
         let mut record = question.record;

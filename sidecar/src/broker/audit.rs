@@ -3,7 +3,7 @@
 //! A record has hashes of keys and grants, never the keys, grants or handles themselves.
 
 use serde::Serialize;
-use shmesh_proto::broker::Mechanism;
+use shmesh_proto::broker::{Mechanism, Request, request};
 use shmesh_proto::identity::PeerIdentity;
 
 use super::Millis;
@@ -51,6 +51,29 @@ pub enum Op {
     Nothing,
     /// Records of somebody that were left out, because they were too many.
     Suppressed,
+}
+
+impl Op {
+    /// What a request asks for.
+    pub(crate) fn of(request: &Request) -> Self {
+        use request::Op;
+        match &request.op {
+            None => Self::Nothing,
+            Some(Op::Hello(_)) => Self::Hello,
+            Some(Op::Attach(_) | Op::Proof(_)) => Self::Attach,
+            Some(Op::Seated(_)) => Self::Seated,
+            Some(Op::Yield(_)) => Self::Yield,
+            Some(Op::ListProcesses(_) | Op::ListKeys(_)) => Self::Inspect,
+            Some(Op::Detach(_)) => Self::Detach,
+            Some(Op::BareTgid(_)) => Self::BareTgid,
+            Some(Op::ExportKey(_)) => Self::Export,
+            Some(Op::SetImportPid(_)) => Self::Admit,
+            Some(Op::ImportByKey(_)) => Self::Import,
+            Some(Op::Ack(_)) => Self::Ack,
+            Some(Op::Close(_)) => Self::Close,
+            Some(Op::List(_)) => Self::List,
+        }
+    }
 }
 
 /// What came of it.

@@ -130,6 +130,11 @@ pub enum Command {
         /// The processes of it that are alive. One that is missing has no process.
         found: Vec<PeerIdentity>,
     },
+    /// Nobody answers [`Effect::Resolve`], which says nothing of the processes.
+    Unanswered {
+        /// The question.
+        ticket: Ticket,
+    },
     /// Time has passed: see [`Broker::next_deadline`](super::Broker::next_deadline).
     Tick,
     /// The sidecar is going to end: no new exports and imports.

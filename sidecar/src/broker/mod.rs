@@ -95,6 +95,7 @@ pub use policy::Policy;
 
 use admit::Question;
 use grant::Grants;
+pub(crate) use table::Account;
 use table::Tables;
 
 /// The broker of device keys of one sidecar. It prints how much there is, and no key or handle.
@@ -199,6 +200,7 @@ impl Broker {
             Command::Request { session, request, fds } => self.request(session, request, fds),
             Command::Died { process } => self.died(process),
             Command::Resolved { ticket, found } => self.resolved(ticket, &found),
+            Command::Unanswered { ticket } => self.unanswered(ticket),
             Command::Tick => {}
             Command::Drain => self.draining = true,
         }

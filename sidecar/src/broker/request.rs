@@ -37,22 +37,7 @@ impl Answer {
 impl Broker {
     pub(super) fn request(&mut self, session: SessionId, request: Request, mut fds: Vec<FdToken>) {
         let id = request.id;
-        let op = match &request.op {
-            None => Op::Nothing,
-            Some(request::Op::Hello(_)) => Op::Hello,
-            Some(request::Op::Attach(_) | request::Op::Proof(_)) => Op::Attach,
-            Some(request::Op::Seated(_)) => Op::Seated,
-            Some(request::Op::Yield(_)) => Op::Yield,
-            Some(request::Op::ListProcesses(_) | request::Op::ListKeys(_)) => Op::Inspect,
-            Some(request::Op::Detach(_)) => Op::Detach,
-            Some(request::Op::BareTgid(_)) => Op::BareTgid,
-            Some(request::Op::ExportKey(_)) => Op::Export,
-            Some(request::Op::SetImportPid(_)) => Op::Admit,
-            Some(request::Op::ImportByKey(_)) => Op::Import,
-            Some(request::Op::Ack(_)) => Op::Ack,
-            Some(request::Op::Close(_)) => Op::Close,
-            Some(request::Op::List(_)) => Op::List,
-        };
+        let op = Op::of(&request);
         let mut record = Record::new(self.now, op);
         let changes = !matches!(op, Op::Hello | Op::BareTgid | Op::List);
         match self.answer(session, request, &mut fds, &mut record) {

@@ -33,7 +33,7 @@ pub(super) struct Process {
 
 /// Whose quotas count.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum Account {
+pub(crate) enum Account {
     /// A pod, by its uid: that is known even before its name is confirmed.
     Pod(String),
     /// A user outside pods.
@@ -41,7 +41,7 @@ enum Account {
 }
 
 impl Account {
-    fn of(identity: &PeerIdentity) -> Self {
+    pub(crate) fn of(identity: &PeerIdentity) -> Self {
         identity.pod.as_ref().map_or(Self::User(identity.uid), |pod| Self::Pod(pod.uid.clone()))
     }
 }

@@ -216,6 +216,12 @@ impl Oracle {
             Command::Request { session, request, fds } => self.request(*session, request, fds),
             Command::Died { process } => self.died(*process),
             Command::Resolved { ticket, found } => self.resolved(*ticket, found),
+            Command::Unanswered { ticket } => {
+                let (late, open) =
+                    std::mem::take(&mut self.questions).into_iter().partition(|q| q.ticket == *ticket);
+                self.questions = open;
+                self.unanswered(late);
+            }
             Command::Tick => {}
             Command::Drain => self.draining = true,
         }
@@ -359,7 +365,10 @@ impl Oracle {
         let now = self.now;
         let (late, open) = std::mem::take(&mut self.questions).into_iter().partition(|q| q.deadline <= now);
         self.questions = open;
-        let late: Vec<Question> = late;
+        self.unanswered(late);
+    }
+
+    fn unanswered(&mut self, late: Vec<Question>) {
         for q in late {
             let why = (Code::Unidentified, Reason::NoAnswer, Vec::new());
             self.denied(Some((q.session, q.request)), Op::Admit, why);

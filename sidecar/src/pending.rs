@@ -1,0 +1,93 @@
+//! Before Linux 6.5: those who have connected and not yet shown that it was them. The hub does not know of them, so that its
+//! limits are kept here too, by whom they seem to be.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shmesh_proto::identity::PeerIdentity;
+
+use crate::broker::{Account, Policy, ProcessId, Reason};
+
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Whose {
+    Process(ProcessId),
+    Account(Account),
+}
+
+type Counts = BTreeMap<Whose, usize>;
+
+/// How many there are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pending(Arc<Mutex<Counts>>);
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    all: Pending,
+    whose: Vec<Whose>,
+}
+
+impl Pending {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        // Numbers, each changed whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more.
+    pub(crate) fn enter(&self, peer: &PeerIdentity) -> Result<Place, Reason> {
+        let policy = Policy::default();
+        let process = ProcessId::of(peer)
+            .map(|process| (Whose::Process(process), policy.sessions_per_process, Reason::SessionsOfProcess));
+        let account =
+            (Whose::Account(Account::of(peer)), policy.sessions_per_account, Reason::SessionsOfAccount);
+        let limits = || process.iter().chain([&account]);
+        let mut counts = self.counts();
+        if let Some((.., reason)) =
+            limits().find(|(whose, limit, _)| counts.get(whose).is_some_and(|count| count >= limit))
+        {
+            return Err(*reason);
+        }
+        let whose: Vec<_> = limits().map(|(whose, ..)| whose.clone()).collect();
+        for one in &whose {
+            *counts.entry(one.clone()).or_default() += 1;
+        }
+        Ok(Place { all: self.clone(), whose })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.all.counts();
+        for one in &self.whose {
+            if let Some(count) = counts.get_mut(one) {
+                *count -= 1;
+                if *count == 0 {
+                    counts.remove(one);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(bare_tgid: i32, uid: u32) -> PeerIdentity {
+        PeerIdentity { bare_tgid, uid, ..PeerIdentity::default() }
+    }
+
+    #[test]
+    fn neither_a_process_nor_an_account_takes_all_places() {
+        let pending = Pending::default();
+        let one: Vec<_> = (0..64).map(|_| pending.enter(&peer(1, 7)).unwrap()).collect();
+        assert_eq!(pending.enter(&peer(1, 7)).unwrap_err(), Reason::SessionsOfProcess);
+        let more: Vec<_> = (2..194).map(|tgid| pending.enter(&peer(tgid, 7)).unwrap()).collect();
+        assert_eq!(pending.enter(&peer(500, 7)).unwrap_err(), Reason::SessionsOfAccount);
+        let other = pending.enter(&peer(500, 8)).unwrap();
+        drop((one, more));
+        assert!(pending.enter(&peer(1, 7)).is_ok());
+        drop(other);
+        assert!(pending.counts().is_empty());
+    }
+}
