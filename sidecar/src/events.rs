@@ -69,8 +69,13 @@ impl Drop for Unread {
 /// Ends a connection. If nothing waits in its queue it is closed; otherwise it is for [`close_elsewhere`].
 pub(crate) fn hang_up(connection: OwnedFd) -> Option<Unread> {
     // Nothing more comes in from now on.
-    let _ = shutdown(connection.as_raw_fd(), Shutdown::Both);
-    is_unread(&connection).then_some(Unread(connection))
+    let _ = shutdown(connection.as_raw_fd(), Shutdown::Read);
+    if !is_unread(&connection) {
+        return None;
+    }
+    // The other end need not wait for the close.
+    let _ = shutdown(connection.as_raw_fd(), Shutdown::Write);
+    Some(Unread(connection))
 }
 
 /// Whether there is a packet. One may have no bytes, as the end has; but who sent it is said.

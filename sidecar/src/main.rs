@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use shmesh_daemon::telemetry::LogFilter;
 use shmesh_sidecar::args::Args;
 use shmesh_sidecar::{config, run};
 
@@ -16,7 +17,11 @@ fn main() -> ExitCode {
         Ok(links) => links,
         Err(error) => return failed(&error, USAGE),
     };
-    match start(&args, &links) {
+    let filter = match shmesh_daemon::telemetry::init(&args.daemon.log, args.daemon.log_format) {
+        Ok(filter) => filter,
+        Err(error) => return failed(&error, USAGE),
+    };
+    match start(&args, &links, filter) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error, 1),
     }
@@ -27,8 +32,7 @@ fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn start(args: &Args, links: &[shmesh::config::LinkConfig]) -> Result<()> {
-    let filter = shmesh_daemon::telemetry::init(&args.daemon.log, args.daemon.log_format)?;
+fn start(args: &Args, links: &[shmesh::config::LinkConfig], filter: LogFilter) -> Result<()> {
     // One thread: there is little to do, and an idle thread costs memory in every pod.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -20,7 +20,8 @@ use nix::unistd::Pid;
 use peers::{Peer, Watchdog, ipc_dir, key_of, until};
 use shmesh::sys::socket;
 use shmesh_proto::broker::{
-    Ack, Attach, Code, Hello, ImportByKey, Refused, Reply, Request, reply, request::Op,
+    Ack, Attach, Close, Code, ExportKey, Hello, ImportByKey, Mechanism, Refused, Reply, Request, reply,
+    request::Op,
 };
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
 use shmesh_proto::limits::{MAX_SESSIONS, MAX_SESSIONS_PER_PROCESS};
@@ -350,6 +351,55 @@ fn who_reads_slowly_does_not_make_the_end_a_failure() {
     sidecar.stop();
     drop(stop);
     reads.join().unwrap();
+}
+
+/// The bad input of the five calls, as a whole sidecar answers it.
+#[test]
+fn keys_that_are_none_and_closes_that_cannot_be() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let _sidecar = Sidecar::start(dir.path(), "mpmc");
+    let (mut exporter, fd) = (Peer::start(dir.path()), connect(dir.path()));
+    let ask = |op| {
+        tell(&fd, op, &[]);
+        answer(&fd)
+    };
+    for bytes in [0, 1, 64, 66, 4096] {
+        let key = vec![b'0'; bytes];
+        for op in [
+            Op::ImportByKey(ImportByKey { key: key.clone() }),
+            Op::Close(Close { key: key.clone(), force: true }),
+        ] {
+            assert_eq!(refusal(ask(op)).code(), Code::Invalid, "{bytes}");
+        }
+    }
+    let nothing = ExportKey { size: 0, flags: 0, mechanism: Mechanism::Host.into(), handle: Vec::new() };
+    assert_eq!(refusal(ask(Op::ExportKey(nothing))).text, "there is no memory of 0 bytes");
+
+    exporter.tell("device connect");
+    let text = exporter.ask("device export weights 0");
+    exporter.tell(&format!("device admit {text} {}", std::process::id()));
+    let key = key_of(&text).as_bytes().to_vec();
+    assert!(matches!(ask(Op::ImportByKey(ImportByKey { key: key.clone() })), reply::Result::Imported(_)));
+    let early = exporter.ask(&format!("device close {text}"));
+    assert!(early.starts_with("err Busy") && early.contains(&std::process::id().to_string()), "{early}");
+    let close = || ask(Op::Close(Close { key: key.clone(), force: false }));
+    assert!(matches!(close(), reply::Result::Done(_)));
+    assert_eq!(refusal(close()).code(), Code::Denied, "twice");
+    exporter.tell(&format!("device close {text}"));
+    let again = exporter.ask(&format!("device close {text}"));
+    assert!(again.starts_with("err Denied"), "{again}");
+}
+
+#[test]
+fn a_log_filter_that_is_none_is_a_wrong_flag() {
+    let dir = ipc_dir();
+    let output = Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar"))
+        .args(["--link", "link", "--any-file-system", "--log", "a=b=c", "--dir"])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// A pipe that is full, with nobody at the other end who reads.

@@ -211,8 +211,22 @@ impl Peer {
 
     /// Ends it as a crash does.
     pub(crate) fn kill(mut self) {
+        let pid = self.pid();
+        // In a namespace of its own it is the child of who made that, and dies after it.
+        let children =
+            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         self.child.kill().expect("kill the peer");
         self.child.wait().expect("reap the peer");
+        for child in children.split_whitespace() {
+            let stat = PathBuf::from(format!("/proc/{child}/stat"));
+            until("the peer has ended", || {
+                let text = std::fs::read_to_string(&stat).unwrap_or_default();
+                // Its first thread may end before the others, which have the descriptors, too.
+                text.rsplit_once(") ").is_none_or(|(_, rest)| {
+                    rest.starts_with(['Z', 'X']) && rest.split(' ').nth(17) == Some("1")
+                })
+            });
+        }
     }
 
     /// Lets it end as a program does that returns from `main`.

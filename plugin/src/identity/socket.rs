@@ -203,9 +203,14 @@ pub(crate) fn has_packet(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// Ends a connection, for which nothing more comes in from then on. If something waits in its queue it comes back: in that may
 /// be what does not let itself be closed.
 pub(crate) fn hang_up(fd: OwnedFd) -> Option<OwnedFd> {
-    let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
+    let _ = shutdown(fd.as_raw_fd(), Shutdown::Read);
     let waiting = recv(fd.as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT);
-    waiting.is_ok_and(|bytes| bytes > 0).then_some(fd)
+    if !waiting.is_ok_and(|bytes| bytes > 0) {
+        return None;
+    }
+    // The other end need not wait for the close.
+    let _ = shutdown(fd.as_raw_fd(), Shutdown::Write);
+    Some(fd)
 }
 
 /// Takes one packet, without waiting. No bytes at all mean that the other end is closed.
