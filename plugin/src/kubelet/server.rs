@@ -46,8 +46,14 @@ impl Server {
             fs::remove_file(path)?;
         }
         let listener = UnixListener::bind(path)?;
-        fs::set_permissions(path, Permissions::from_mode(0o600))?;
-        let found = fs::symlink_metadata(path)?;
+        let ours = || {
+            fs::set_permissions(path, Permissions::from_mode(0o600))?;
+            fs::symlink_metadata(path)
+        };
+        let found = ours().inspect_err(|_| {
+            // The next try has another name, and nobody would take this one away.
+            let _ = fs::remove_file(path);
+        })?;
         let stop = service.stop.clone();
         let plugin = DevicePluginServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST);
         let found_by_kubelet = (mode == Mode::Found).then(|| RegistrationServer::new(service));

@@ -27,12 +27,26 @@ pub(super) struct Sum {
 }
 
 impl Sum {
+    /// It is there. A file takes its bytes once, however many names it has.
     fn add(&mut self, found: &FileStat) {
         self.files += 1;
-        // A file of several names takes its bytes once, and is gone with its last name.
-        let names = if is_dir(found) { 1 } else { found.st_nlink.max(1) };
-        self.bytes += u64::try_from(found.st_blocks).unwrap_or(0) * 512 / names;
+        self.bytes += bytes(found) / names(found);
     }
+
+    /// It is gone, and its bytes with its last name.
+    fn add_gone(&mut self, found: &FileStat) {
+        self.files += 1;
+        self.bytes += if names(found) == 1 { bytes(found) } else { 0 };
+    }
+}
+
+fn bytes(found: &FileStat) -> u64 {
+    u64::try_from(found.st_blocks).unwrap_or(0) * 512
+}
+
+#[allow(clippy::unnecessary_cast, reason = "on other machines it has 32 bits")]
+fn names(found: &FileStat) -> u64 {
+    if is_dir(found) { 1 } else { found.st_nlink.max(1) as u64 }
 }
 
 /// Opens a directory, and not what a link there leads to.
@@ -168,7 +182,7 @@ impl<F: Fn() -> bool> Remover<F> {
             Err(error) => tracing::debug!(?name, %error, "cannot be opened"),
         }
         match unlinkat(&self.top, name, UnlinkatFlags::RemoveDir) {
-            Ok(()) => self.gone.add(&found),
+            Ok(()) => self.gone.add_gone(&found),
             Err(error) => self.stays(name, error),
         }
     }
@@ -180,14 +194,14 @@ impl<F: Fn() -> bool> Remover<F> {
         let outcome = if found.st_dev != self.device {
             Err(Errno::EXDEV)
         } else if !is_dir(&found) {
-            unlinkat(directory, name, UnlinkatFlags::NoRemoveDir).map(|()| self.gone.add(&found))
+            unlinkat(directory, name, UnlinkatFlags::NoRemoveDir).map(|()| self.gone.add_gone(&found))
         } else {
             match unlinkat(directory, name, UnlinkatFlags::RemoveDir) {
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
                     let above = self.name(self.moved);
                     renameat(directory, name, &self.top, above.as_c_str()).map(|()| self.moved += 1)
                 }
-                outcome => outcome.map(|()| self.gone.add(&found)),
+                outcome => outcome.map(|()| self.gone.add_gone(&found)),
             }
         };
         if let Err(error) = outcome {
