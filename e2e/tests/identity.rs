@@ -7,6 +7,8 @@
 mod peers;
 mod support;
 
+use std::process::Command;
+
 use peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use support::{Daemon, child_of};
 
@@ -104,4 +106,39 @@ fn without_the_service_nobody_new_gets_in_and_it_recovers_by_itself() {
     mac.tell("attach link secondary 0");
     mac.tell("send 1 hello");
     assert_eq!(phy.ask("receive"), "1 hello");
+}
+
+/// As in a pod with `shareProcessNamespace`: the sidecar sees its clients, by numbers that mean others to the node.
+#[test]
+fn in_a_shared_pid_namespace_numbers_are_still_the_nodes() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let socket = dir.path().join("agent.sock");
+    let _identity = Daemon::identity(&socket);
+    let sidecar = Daemon::sidecar(dir.path(), &socket, &[]);
+    let beside_it = || {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &sidecar.child(), "--pid", "--mount"]);
+        command.arg(std::env::current_exe().unwrap());
+        Peer::start_by(command, dir.path())
+    };
+    let (mut exporter, mut importer) = (beside_it(), beside_it());
+    exporter.tell("device connect");
+    importer.tell("device connect");
+    let process = child_of(importer.pid());
+    assert_eq!(importer.ask("device tgid"), process, "its number where the node looks from");
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap();
+    let here = numbers.split_whitespace().last().unwrap();
+    assert_ne!(here, process, "the sidecar's own kernel calls it {here}");
+
+    let key = exporter.ask("device export weights 0");
+    // To the node this is somebody else, who lives or not: either way the importer is not admitted.
+    let _ = exporter.ask(&format!("device admit {key} {here}"));
+    assert!(importer.ask(&format!("device import {key}")).starts_with("err Denied"));
+    exporter.tell(&format!("device admit {key} {process}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
 }
