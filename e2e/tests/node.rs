@@ -9,9 +9,10 @@ mod peers;
 mod support;
 
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use peers::{Peer, Watchdog, is_root, until};
+use serde_json::Value;
 use support::container::tool;
 use support::machine::{Machine, POOL, Running, SHM, drain};
 use support::program;
@@ -29,26 +30,30 @@ const RIC: u32 = 20_002;
 const LINK: &str = "- name: link\n  ring: { len: 64 }\n  memory: { file_mode: \"0660\" }\n  notify: { spin_us: 0 }\n  pools:\n    \
                     cpu_msg: { buf_size_bytes: 256, pool_len: 64 }\n    cpu_data: { buf_size_bytes: 4096, pool_len: 16 }\n";
 
-struct Sidecar(Child);
+/// Ends with the test.
+struct Killed(Child);
 
-impl Sidecar {
-    fn start(machine: &Machine, pod: &Running) -> Self {
-        let links = machine.shared.path().join("links");
-        std::fs::write(&links, LINK).unwrap();
-        let mut command = machine.runtime(pod, "sidecar").command(&program("shmesh-sidecar"));
-        // The directory and the identity service's socket are the container's by the environment of the answer.
-        command.args(["--log-format", "json", "--annotation"]).arg(links);
-        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        drain(child.stderr.take().unwrap(), "\"ready\"");
-        Self(child)
-    }
-}
-
-impl Drop for Sidecar {
+impl Drop for Killed {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+fn sidecar(machine: &Machine, pod: &Running) -> Killed {
+    let links = machine.shared.path().join("links");
+    std::fs::write(&links, LINK).unwrap();
+    let mut command = machine.runtime(pod, "sidecar").command(&program("shmesh-sidecar"));
+    // The directory and the identity service's socket are the container's by the environment of the answer.
+    command.args(["--log-format", "json", "--annotation"]).arg(links);
+    ready(command)
+}
+
+/// A sidecar that has said so.
+fn ready(mut command: Command) -> Killed {
+    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    drain(child.stderr.take().unwrap(), "\"ready\"");
+    Killed(child)
 }
 
 fn app(machine: &Machine, pod: &Running, container: &str) -> Peer {
@@ -80,7 +85,7 @@ async fn two_pods_exchange_messages_through_a_pool() {
     }
     let machine = Machine::start().await;
     let (du, ric) = du_and_ric(&machine).await;
-    let _sidecar = Sidecar::start(&machine, &du);
+    let _sidecar = sidecar(&machine, &du);
     let (mut phy, mut mac) = (app(&machine, &du, "app"), app(&machine, &ric, "app"));
     phy.tell("attach link primary 0");
     mac.tell("attach link secondary 0");
@@ -109,6 +114,46 @@ async fn two_pods_exchange_messages_through_a_pool() {
     until("the pool is swept", || machine.pool_files().is_empty());
 }
 
+/// The sample's own pods, with what injection adds, as the kubelet would start them: nothing here says what they need.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sample_of_two_pods_runs_as_it_is_injected() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let machine = Machine::start().await;
+    let config = machine.path("injector.yaml");
+    std::fs::write(&config, "pools: [{name: fronthaul}]").unwrap();
+    let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/samples/two-pods.yaml");
+    let mut inject = Command::new(program("shmesh-plugin"));
+    inject.args(["inject", "--output", "json", "-f"]).arg(sample).arg("--config").arg(config);
+    let injected = inject.stderr(Stdio::inherit()).output().unwrap();
+    assert!(injected.status.success());
+    let list: Value = serde_json::from_slice(&injected.stdout).unwrap();
+    let pods: Vec<_> = list["items"].as_array().unwrap().iter().filter(|one| one["kind"] == "Pod").collect();
+    let [phy, mac] = pods[..] else { panic!("{list}") };
+
+    // The secondary first: it waits.
+    let running = machine.pod_of(mac).await;
+    let mut mac = started(&machine, &running, &mac["spec"]["containers"][0]);
+    let running = machine.pod_of(phy).await;
+    let name = phy["spec"]["initContainers"][0]["name"].as_str().unwrap();
+    let _sidecar = ready(machine.runtime(&running, name).command(&program("shmesh-sidecar")));
+    let mut phy = started(&machine, &running, &phy["spec"]["containers"][0]);
+    for side in [&mut phy, &mut mac] {
+        drain(side.0.stdout.take().unwrap(), "lost or twice 0");
+    }
+}
+
+/// A container's own command.
+fn started(machine: &Machine, pod: &Running, container: &Value) -> Killed {
+    let words: Vec<_> =
+        container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    let mut command = machine.runtime(pod, container["name"].as_str().unwrap()).command(&program(words[0]));
+    command.args(&words[1..]);
+    Killed(command.stdout(Stdio::piped()).spawn().unwrap())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_for_whom_its_exporter_named() {
     let _watchdog = Watchdog::start();
@@ -118,7 +163,7 @@ async fn a_key_is_for_whom_its_exporter_named() {
     let machine = Machine::start().await;
     let (du, ric) = du_and_ric(&machine).await;
     let wrong = machine.pod("wrong", &["app"], (POOL, 1), RIC).await;
-    let _sidecar = Sidecar::start(&machine, &du);
+    let _sidecar = sidecar(&machine, &du);
     let mut exporter = app(&machine, &du, "app");
     let (mut importer, mut other) = (app(&machine, &ric, "app"), app(&machine, &wrong, "app"));
     for peer in [&mut exporter, &mut importer, &mut other] {
@@ -140,7 +185,7 @@ async fn whatever_is_killed_nothing_is_lost() {
     }
     let mut machine = Machine::start().await;
     let (du, ric) = du_and_ric(&machine).await;
-    let sidecar = Sidecar::start(&machine, &du);
+    let keeper = sidecar(&machine, &du);
     let (mut phy, mut mac) = (app(&machine, &du, "app"), app(&machine, &ric, "app"));
     phy.tell("attach link primary 0");
     mac.tell("attach link secondary 0");
@@ -148,9 +193,9 @@ async fn whatever_is_killed_nothing_is_lost() {
 
     // The sidecar, with a message on its way.
     phy.tell("send 100 waits");
-    drop(sidecar);
+    drop(keeper);
     talk_after(&mut phy, &mut mac, "100 waits", 101);
-    let sidecar = Sidecar::start(&machine, &du);
+    let keeper = sidecar(&machine, &du);
     talk(&mut phy, &mut mac, 120);
 
     // An application.
@@ -179,7 +224,7 @@ async fn whatever_is_killed_nothing_is_lost() {
     let mut mac = app(&machine, &late, "app");
     mac.tell("attach link secondary 10000");
     talk(&mut phy, &mut mac, 420);
-    drop(sidecar);
+    drop(keeper);
 }
 
 fn talk_after(phy: &mut Peer, mac: &mut Peer, waits: &str, from: u32) {

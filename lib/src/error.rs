@@ -217,7 +217,7 @@ pub enum ErrorKind {
     },
     /// The memory cgroup has no room, and the kernel would kill this process instead of failing the call.
     #[error(
-        "link {link}: its segments need {needed} bytes, the memory limit of this container leaves {room}; raise \
+        "link {link}: its segments need {needed} bytes, the memory limit of this container, or the machine, leaves {room}; raise \
          resources.limits.memory, or make pools smaller"
     )]
     MemoryLimit {

@@ -296,6 +296,32 @@ fn a_full_file_system() {
 }
 
 #[test]
+fn what_a_dead_creator_left_needs_no_room() {
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let mut peer = Peer::start(dir.path());
+    peer.tell(&format!("prepare tmpfs {} 1m", dir.path().display()));
+    peer.tell("create link data=8192x64");
+    // Threads of the peer alone see that file system: the one that mounted it, and those that came from it.
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", peer.pid())).unwrap();
+    let seen = tasks
+        .map(|task| task.unwrap().path().join("root").join(dir.path().strip_prefix("/").unwrap()))
+        .find(|seen| !peers::files(seen).is_empty())
+        .unwrap();
+    let pool = seen.join("link_cpu_data");
+    let left = std::fs::read(&pool).unwrap();
+    peer.tell("close");
+    assert!(!pool.exists());
+    // It died when the pool had its name and the link had not.
+    std::fs::write(&pool, left).unwrap();
+    peer.tell("create link data=8192x64");
+    peer.tell("close");
+    assert_eq!(peers::files(&seen), [""; 0]);
+}
+
+#[test]
 fn a_memory_limit() {
     if !is_root() {
         return;

@@ -26,6 +26,7 @@ socket's directory. Mount the directory, not the socket, into pods: a restart ma
 Examples:
   shmesh-plugin identity
   shmesh-plugin identity --socket /tmp/agent.sock --socket-mode 0600 --pods pods.yaml --log-format text
+  shmesh-plugin identity --check                       # whether one answers; for a probe
 
 Signals: SIGTERM and SIGINT drain and end, SIGHUP reads the pods again.
 
@@ -44,6 +45,29 @@ Examples:
   shmesh-plugin run --set shm.budget=8Gi --set 'pools=[{name: fronthaul, gid: 60001}]' --check
 
 Signals: SIGTERM and SIGINT end in order, SIGHUP reads the configuration again; a file that changes is read again by itself.
+
+";
+
+const INJECT: &str = "\
+Pods and pod templates with the annotation shmesh.io/links get the sidecar, /dev/shm, resources and environment; all other
+documents pass as they are. What cannot be honoured is refused, with the annotation's line and the remedy, and nothing is
+written.
+
+Examples:
+  shmesh-plugin inject -f pod.yaml | kubectl apply -f -
+  kustomize build . | shmesh-plugin inject -f - --config injector.yaml -o json
+
+";
+
+const WEBHOOK: &str = "\
+Answers the API server's AdmissionReviews at /inject. Replicas make their certificate themselves, keep it in a Secret, replace
+it in time and keep the caBundle of the MutatingWebhookConfiguration current; or they read it from files.
+
+Examples:
+  shmesh-plugin webhook --config /etc/shmesh/injector.yaml --admin 0.0.0.0:9903
+  shmesh-plugin webhook --tls-cert /tls/tls.crt --tls-key /tls/tls.key
+
+Signals: SIGTERM and SIGINT drain and end.
 
 ";
 
@@ -68,6 +92,14 @@ pub(crate) enum Command {
     /// Tells sidecars who is at the other end of a socket
     #[command(after_long_help = format!("{IDENTITY}{EXIT_CODES}"))]
     Identity(Identity),
+    /// Adds to pods in YAML or JSON what their annotations ask for
+    #[command(after_long_help = format!("{INJECT}{EXIT_CODES}"))]
+    Inject(shmesh_injector::command::Inject),
+    /// Adds to new pods of the cluster what their annotations ask for
+    #[command(after_long_help = format!("{WEBHOOK}{EXIT_CODES}"))]
+    Webhook(shmesh_injector::command::Webhook),
+    /// Makes the directory of the identity service's socket, for a service that runs as another user
+    Prepare(Prepare),
 }
 
 /// The log.
@@ -96,6 +128,9 @@ pub(crate) struct Run {
     /// Where /livez, /readyz, /metrics and /log-level are served; without it they are not
     #[arg(long, env = "SHMESH_ADMIN", value_name = "IP:PORT")]
     pub(crate) admin: Option<SocketAddr>,
+    /// The node's name in the cluster: Events are written about it; without it there are none
+    #[arg(long, env = "SHMESH_NODE", value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) node: Option<String>,
 }
 
 /// The identity service.
@@ -121,6 +156,20 @@ pub(crate) struct Identity {
     /// Seconds that a connection may stay without a question
     #[arg(long = "idle-seconds", value_name = "N", env = "SHMESH_IDENTITY_IDLE_SECONDS", default_value = DEFAULT_IDLE)]
     pub(crate) idle: Seconds,
+    /// Only say whether a service answers on the socket
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+/// What the identity service needs before it starts.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Prepare {
+    /// The directory; its parent must be there
+    #[arg(long, value_name = "DIR", default_value = "/run/shmesh/agent")]
+    pub(crate) directory: PathBuf,
+    /// The group that may make sockets in it; without capabilities, one that this process is in
+    #[arg(long, value_name = "GID", default_value_t = 65_532)]
+    pub(crate) gid: u32,
 }
 
 /// Long enough for a sidecar whose clients seldom change.
@@ -155,7 +204,7 @@ impl Identity {
         require_initial_pid_namespace: bool,
     ) -> Self {
         let idle = DEFAULT_IDLE.parse().unwrap_or(Seconds(600));
-        Self { socket, socket_mode: Mode(0o666), pods, require_initial_pid_namespace, idle }
+        Self { socket, socket_mode: Mode(0o666), pods, require_initial_pid_namespace, idle, check: false }
     }
 }
 

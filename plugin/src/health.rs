@@ -14,6 +14,7 @@ use crate::config::{Config, seen};
 use crate::devices::{Accelerator, Kind, Known};
 use crate::metrics::Metrics;
 use crate::pools;
+use crate::resource::allocate::AGENT_SOCKET;
 use crate::resource::{Pool, Resource, What};
 
 /// What is needed to look.
@@ -66,6 +67,7 @@ impl Doctor<'_> {
             What::Pool(pool) => {
                 judge(0, described().and_then(|()| self.pool(pool)).and(command));
             }
+            What::Agent => judge(0, described().and_then(|()| self.agent())),
             What::Slots(kind, devices) => {
                 // All at once: a command may take its time.
                 let mut looks = tokio::task::JoinSet::new();
@@ -103,6 +105,13 @@ impl Doctor<'_> {
             directory.display(),
             asked.min_free
         );
+        Ok(())
+    }
+
+    fn agent(&self) -> Result<()> {
+        let socket = self.config.seen(&self.config.identity.directory).join(AGENT_SOCKET);
+        let found = socket.try_exists().with_context(|| format!("cannot look at {}", socket.display()))?;
+        ensure!(found, "{} is gone: start the identity service again", socket.display());
         Ok(())
     }
 

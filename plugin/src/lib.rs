@@ -12,33 +12,43 @@
 //! | `health.rs` | whether what is advertised works |
 //! | `steward.rs` | what is advertised follows configuration, devices and health |
 //! | `sweeper.rs` | who holds what, and pools that are nobody's |
-//! | `seldom.rs` | a log that cannot be flooded |
+//! | `events.rs` | what happens, as Kubernetes Events about the node |
 //! | `metrics.rs` | what `/metrics` shows |
 //! | `run.rs` | from start to end |
+//! | `prepare.rs` | the directory that the identity service needs, where it runs as another user |
 //! | `identity/` | the identity service: which process, of which pod, is at the other end of that socket |
+//!
+//! Injection is a crate of its own, `injector/`: the subcommands `inject` and `webhook`.
 
 mod args;
 mod cdi;
 mod config;
 mod devices;
+mod events;
 mod health;
 mod identity;
 mod kubelet;
 mod metrics;
 mod pools;
+mod prepare;
 mod resource;
 mod run;
-mod seldom;
 mod steward;
 mod sweeper;
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use clap::Parser;
+use shmesh_daemon::seldom::Seldom;
 use shmesh_daemon::telemetry;
+use shmesh_injector::command as injector;
 use thiserror::Error;
 
 use args::{Cli, Command};
+
+/// What fails again and again is said five times, and then once a minute.
+const SELDOM: Seldom = Seldom::new(5, Duration::from_secs(60));
 
 /// It worked.
 const DONE: u8 = 0;
@@ -65,6 +75,15 @@ pub(crate) enum Failure {
     Failed(#[source] anyhow::Error),
 }
 
+impl From<injector::Failure> for Failure {
+    fn from(failure: injector::Failure) -> Self {
+        match failure {
+            injector::Failure::Config(error) => Self::Config(error),
+            injector::Failure::Failed(error) => Self::Failed(error),
+        }
+    }
+}
+
 /// Runs the command `shmesh-plugin` with these arguments, the first of which is its name, and returns the exit status.
 ///
 /// ```
@@ -87,10 +106,16 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
             return BAD_CONFIG;
         }
     };
+    // A daemon writes to its log; a command's words are for who called it.
+    let is_command = matches!(cli.command, Command::Inject(_));
     let outcome = match cli.command {
+        Command::Identity(args) if args.check => identity::check(&args),
         Command::Identity(args) => identity::serve(&args),
+        Command::Inject(args) => injector::inject(&args, &mut std::io::stdout()).map_err(Failure::from),
+        Command::Prepare(args) => prepare::prepare(&args),
         Command::Run(args) => run::run(&args, filter),
         Command::Schema => run::print_schema(),
+        Command::Webhook(args) => injector::webhook(&args, Some(filter)).map_err(Failure::from),
     };
     match outcome {
         Ok(()) => DONE,
@@ -100,7 +125,12 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
                 Failure::Place(_) => BAD_PLACE,
                 Failure::Failed(_) => FAILED,
             };
-            tracing::error!(code, "{:#}", anyhow::Error::from(failure));
+            let error = anyhow::Error::from(failure);
+            if is_command {
+                eprintln!("error: {error:#}");
+            } else {
+                tracing::error!(code, "{error:#}");
+            }
             code
         }
     }

@@ -61,6 +61,7 @@ pub(crate) struct Metrics {
     swept_bytes: Family<ByPool, Counter>,
     reloads: Family<ByResult, Counter>,
     unlisted: Counter,
+    events: Family<ByResult, Counter>,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
@@ -86,6 +87,7 @@ impl Default for Metrics {
             swept_bytes: Family::default(),
             reloads: Family::default(),
             unlisted: Counter::default(),
+            events: Family::default(),
         }
     }
 }
@@ -137,6 +139,22 @@ impl Metrics {
             "Times that the kubelet did not list its pods",
             self.unlisted.clone(),
         );
+        registry.register(
+            "events",
+            "Kubernetes Events: written, failed, or dropped because there were too many",
+            self.events.clone(),
+        );
+    }
+
+    /// What became of a Kubernetes Event.
+    pub(crate) fn event(&self, outcome: &'static str) {
+        self.events.get_or_create(&ByResult { outcome }).inc();
+    }
+
+    /// How many of that outcome.
+    #[cfg(test)]
+    pub(crate) fn events(&self, outcome: &'static str) -> u64 {
+        self.events.get_or_create(&ByResult { outcome }).get()
     }
 
     pub(crate) fn registered(&self, resource: &str, is_good: bool) {

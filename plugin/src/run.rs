@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use crate::args::{Identity, Run};
 use crate::config::{Config, Limits, Registration, schema};
+use crate::events::{Events, introduce};
 use crate::identity::Ready;
 use crate::kubelet::{Ledger, Lock, Mode, Node, remove_stale};
 use crate::metrics::Metrics;
@@ -78,7 +79,7 @@ fn identity(config: &Config) -> Result<Option<Ready>, Failure> {
 }
 
 /// How the kubelet is talked to.
-fn node(config: &Config, metrics: Metrics) -> Node {
+fn node(config: &Config, metrics: Metrics, events: Events) -> Node {
     let (mode, sockets) = match config.kubelet.registration {
         Registration::Legacy => (Mode::Register, &config.kubelet.device_plugins_dir),
         Registration::PluginsRegistry => (Mode::Found, &config.kubelet.plugins_registry_dir),
@@ -90,6 +91,7 @@ fn node(config: &Config, metrics: Metrics) -> Node {
         form: Arc::new(Form::of(config)),
         ledger: Arc::new(Ledger::default()),
         metrics,
+        events,
     }
 }
 
@@ -106,7 +108,10 @@ async fn serve(
     let stop = shutdown::on_signal().map_err(failed("cannot catch signals"))?;
     let mut hup = signal(SignalKind::hangup()).map_err(failed("cannot catch SIGHUP"))?;
     let metrics = Metrics::default();
-    let node = node(&config, metrics.clone());
+    introduce(args.node.as_deref());
+    let about = |node: &String| Events::about(node, &config.domain, metrics.clone());
+    let events = args.node.as_ref().map(about).unwrap_or_default();
+    let node = node(&config, metrics.clone(), events.clone());
     let lock =
         Lock::take(&node.sockets, &config.domain).map_err(failed("cannot lock the kubelet's directory"))?;
     let _lock = lock.ok_or_else(|| {
@@ -161,7 +166,7 @@ async fn serve(
         latch.open();
         info!("ready: the kubelet has every resource");
     });
-    tokio::spawn(sweeper::run(resources, ledger, metrics));
+    tokio::spawn(sweeper::run(resources, ledger, metrics, events));
     let (to_reload, reload) = mpsc::channel(1);
     tokio::spawn(async move {
         while hup.recv().await.is_some() {

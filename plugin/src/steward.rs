@@ -15,6 +15,7 @@ use tracing::{error, info, warn};
 use crate::cdi::{Files, Wanted};
 use crate::config::{Config, Limits, Pool, Setting, stamp};
 use crate::devices::{self, Accelerator, Known, Roots, fake};
+use crate::events::Kind;
 use crate::health::Doctor;
 use crate::kubelet::{self, Keeper, Offer};
 use crate::pools;
@@ -191,6 +192,7 @@ impl Steward {
             for device in before.keys().filter(|device| !sick.contains_key(device)) {
                 info!(resource = resource.name, device, "healthy again");
             }
+            self.announce(&resource.name, &before, &sick);
             still_sick.insert(resource.name.clone(), sick);
             resources.push(Arc::new(resource));
         }
@@ -219,6 +221,25 @@ impl Steward {
             offered.push(self.offer(resource));
         }
         self.resources.send_replace((self.config.clone(), offered));
+    }
+
+    /// One Event for all that became of a resource at once.
+    fn announce(&self, resource: &str, before: &BTreeMap<usize, String>, now: &BTreeMap<usize, String>) {
+        let fell_ill: Vec<_> = now.iter().filter(|(device, _)| !before.contains_key(device)).collect();
+        if let Some((_, why)) = fell_ill.first() {
+            let more = match fell_ill.len() {
+                1 => String::new(),
+                several => format!(" (and {} more devices)", several - 1),
+            };
+            self.node.events.say(Kind::Warning, "ResourceUnhealthy", format!("{resource}: {why}{more}"));
+        }
+        if !before.is_empty() && now.is_empty() {
+            self.node.events.say(
+                Kind::Normal,
+                "ResourceHealthy",
+                format!("{resource}: all of it works again"),
+            );
+        }
     }
 
     /// Offers it, or what is the same and is offered already.
@@ -337,12 +358,21 @@ impl Steward {
         });
         self.node.metrics.reloaded(outcome.is_ok());
         match outcome {
-            Err(error) => error!(error = format!("{error:#}"), "not reloaded"),
+            Err(error) => {
+                let error = format!("{error:#}");
+                error!(error, "not reloaded");
+                self.node.events.say(Kind::Warning, "ConfigurationRefused", error);
+            }
             Ok(config) => {
                 self.config = config;
                 let planned = self.plan().await;
                 self.advertise(planned).await;
                 info!("configuration reloaded");
+                self.node.events.say(
+                    Kind::Normal,
+                    "ConfigurationReloaded",
+                    "the configuration was read again",
+                );
             }
         }
     }

@@ -4,26 +4,28 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use shmesh_daemon::seldom::Seldom;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use crate::SELDOM;
 use crate::config::Config;
+use crate::events::{Events, Kind};
 use crate::kubelet::{Ledger, held};
 use crate::metrics::Metrics;
 use crate::pools::{Idle, sweep, used};
 use crate::resource::allocate::Held;
 use crate::resource::{Resource, What};
-use crate::seldom::Seldom;
 
 /// What is configured and advertised.
 type Resources = watch::Receiver<(Config, Vec<Arc<Resource>>)>;
 
 /// Runs for ever.
-pub(crate) async fn run(resources: Resources, ledger: Arc<Ledger>, metrics: Metrics) {
+pub(crate) async fn run(resources: Resources, ledger: Arc<Ledger>, metrics: Metrics, events: Events) {
     let mut idle = HashMap::<String, Idle<Instant>>::new();
-    let mut said = Seldom::default();
+    let mut said = SELDOM;
     loop {
-        look(&resources, &ledger, &metrics, &mut idle, &mut said).await;
+        look(&resources, &ledger, &metrics, &events, &mut idle, &mut said).await;
         let every = resources.borrow().0.sweep.interval_seconds;
         tokio::time::sleep(Duration::from_secs(every.into())).await;
     }
@@ -33,6 +35,7 @@ async fn look(
     resources: &Resources,
     ledger: &Arc<Ledger>,
     metrics: &Metrics,
+    events: &Events,
     idle: &mut HashMap<String, Idle<Instant>>,
     said: &mut Seldom,
 ) {
@@ -42,7 +45,7 @@ async fn look(
         Ok(held) => held,
         Err(error) => {
             // Nobody is known to be dead.
-            if let Some(unsaid) = said.may(tokio::time::Instant::now()) {
+            if let Some(unsaid) = said.may(tokio::time::Instant::now().into_std()) {
                 let error = format!("{error:#}");
                 warn!(error, unsaid, "pods are not listed: nothing is swept until they are");
             }
@@ -76,9 +79,14 @@ async fn look(
                 bytes = swept.bytes,
                 "left by dead pods, taken away"
             );
+            let note = format!(
+                "{}: {} files of dead pods, {} bytes, taken away",
+                pool.name, swept.files, swept.bytes
+            );
+            events.say(Kind::Normal, "PoolSwept", note);
         }
         if let Some(swept) = swept.filter(|swept| swept.failures > 0)
-            && let Some(unsaid) = said.may(tokio::time::Instant::now())
+            && let Some(unsaid) = said.may(tokio::time::Instant::now().into_std())
         {
             warn!(
                 pool = pool.name,
@@ -86,6 +94,8 @@ async fn look(
                 unsaid,
                 "left by dead pods, and cannot be taken away: directories of theirs need CAP_DAC_OVERRIDE"
             );
+            let note = format!("{}: {} files of dead pods cannot be taken away", pool.name, swept.failures);
+            events.say(Kind::Warning, "PoolNotSwept", note);
         }
     }
 }

@@ -8,8 +8,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use shmesh::sys::socket::{self, Packet};
 use shmesh_daemon::descriptor::watched;
@@ -33,14 +33,15 @@ const LIMIT: Duration = Duration::from_millis(ANSWER_MILLIS);
 pub(crate) struct Resolver {
     /// The node's identity service; without it this process knows whom its own pid namespace shows.
     pub(crate) service: Option<PathBuf>,
-    pub(crate) peer_pidfd: PeerPidfd,
-    pub(crate) unknown: Arc<Seldom>,
+    peer_pidfd: PeerPidfd,
+    /// When to say that nobody knows who connected.
+    unknown: Arc<Mutex<Seldom>>,
     /// Who has one may ask the service.
-    pub(crate) turns: Arc<Semaphore>,
+    turns: Arc<Semaphore>,
 }
 
 /// Questions to the identity service at the same time: it has 64 places for all of one pod.
-pub(crate) const QUESTIONS_MAX: usize = 32;
+const QUESTIONS_MAX: usize = 32;
 
 /// What is known of a connection.
 #[derive(Debug, Default)]
@@ -54,14 +55,24 @@ pub(crate) struct Known {
 }
 
 impl Resolver {
+    pub(crate) fn new(service: Option<PathBuf>, peer_pidfd: PeerPidfd) -> Self {
+        let unknown = Arc::new(Mutex::new(Seldom::new(1, Duration::from_secs(1))));
+        Self { service, peer_pidfd, unknown, turns: Arc::new(Semaphore::new(QUESTIONS_MAX)) }
+    }
+
     /// Looks at a new connection.
     pub(crate) async fn resolve(&self, connection: &OwnedFd) -> Known {
         self.look(connection).await.unwrap_or_else(|error| {
-            if let Some(left_out) = self.unknown.next() {
+            if let Some(left_out) = self.may_say() {
                 tracing::warn!(%error, left_out, "a process cannot be identified: it is refused");
             }
             Known::default()
         })
+    }
+
+    /// Whether to say that nobody knows who connected, and how often that was not said. Strangers can cause it.
+    pub(crate) fn may_say(&self) -> Option<u64> {
+        self.unknown.lock().unwrap_or_else(PoisonError::into_inner).may(Instant::now())
     }
 
     async fn look(&self, connection: &OwnedFd) -> io::Result<Known> {

@@ -59,7 +59,10 @@ fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<Kept> {
 /// Where participants connect, for the event loop.
 pub(crate) fn listener(kept: &Kept, by_pidfd: bool) -> io::Result<OwnedFd> {
     let listener = kept.keeper.listener().try_clone_to_owned()?;
-    socket::ask_for_senders(&listener, by_pidfd)?;
+    if !by_pidfd {
+        // As on a kernel that cannot.
+        socket::ask_for_senders(&listener, false)?;
+    }
     set_nonblocking(&listener)?;
     Ok(listener)
 }

@@ -30,7 +30,7 @@ use crate::audit::AuditLog;
 use crate::broker::{Broker, Credentials, Op, Outcome, Party, Policy, Reason, Record, SessionId};
 use crate::events::{close_elsewhere, hang_up, set_nonblocking};
 use crate::hub::{Hub, ToHub};
-use crate::identity::{Connector, Known, QUESTIONS_MAX, Resolver};
+use crate::identity::{Connector, Known, Resolver};
 use crate::links::{self, LinkIndex};
 use crate::metrics::{LinksMetrics, Metrics};
 use crate::pending::Pending;
@@ -88,12 +88,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         .collect::<io::Result<Vec<_>>>()
         .context("cannot wait for participants")?;
     let peer_pidfd = if args.old_kernel { PeerPidfd::Old } else { PeerPidfd::Newest };
-    let resolver = Resolver {
-        service: args.identity.clone(),
-        peer_pidfd,
-        unknown: Arc::default(),
-        turns: Arc::new(Semaphore::new(QUESTIONS_MAX)),
-    };
+    let resolver = Resolver::new(args.identity.clone(), peer_pidfd);
     let bare_numbers = resolver.service.is_some() || are_bare()?;
     let policy = Policy { open_keys: args.allow_open_keys, bare_numbers, ..Policy::default() };
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
@@ -339,7 +334,7 @@ impl Door {
             match session::proves(session, &known, &mut early).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    if let Some(left_out) = self.resolver.unknown.next() {
+                    if let Some(left_out) = self.resolver.may_say() {
                         tracing::warn!(
                             left_out,
                             "who made a connection does not answer on it: it is refused"

@@ -122,8 +122,11 @@ fn script(root: &Path, mounts: &[Mount], gids: &[u32], user: u32) -> String {
             )
         };
     }
-    script.push_str("mount -t tmpfs tmpfs /run\nmkdir -m 755 /run/shmesh\nmkdir /run/shmesh/agent\n");
+    script.push_str("mount -t tmpfs tmpfs /run\nmkdir -m 755 /run/shmesh\n");
     script.push_str("touch /run/program\nmount --move /mnt/program /run/program\n");
+    for mount in mounts.iter().filter(|mount| mount.container_path.starts_with("/run/")) {
+        let _ = writeln!(script, "mkdir -p {}", mount.container_path);
+    }
     for (i, mount) in mounts.iter().enumerate() {
         let _ = writeln!(script, "mount --move /mnt/{i} {}", mount.container_path);
     }

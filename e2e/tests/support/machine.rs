@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 use shmesh_kubelet::{Config, Container, Node, Phase, Pod};
 use tempfile::TempDir;
 
@@ -15,7 +16,7 @@ use super::container::Runtime;
 use super::program;
 
 /// The pool that all nodes here have, and the resource that stands for it.
-pub(crate) const POOL: &str = "shmesh.io/a";
+pub(crate) const POOL: &str = "shmesh.io/fronthaul";
 pub(crate) const SHM: &str = "shmesh.io/shm";
 const GID: u32 = 60_001;
 /// Longer than anything takes on a busy machine.
@@ -55,7 +56,7 @@ impl Machine {
         for setting in [
             format!("hostRoot={}", self.root.path().display()),
             "shm.budget=1Gi".into(),
-            format!("pools=[{{name: a, attachments: 16, gid: {GID}, minFree: 4Ki}}]"),
+            format!("pools=[{{name: fronthaul, attachments: 16, gid: {GID}, minFree: 4Ki}}]"),
             "sweep.intervalSeconds=1".into(),
             "sweep.graceSeconds=1".into(),
         ] {
@@ -87,7 +88,7 @@ impl Machine {
 
     /// What lies in the pool.
     pub(crate) fn pool_files(&self) -> BTreeSet<String> {
-        let entries = std::fs::read_dir(self.path("dev/shm/shmesh/a")).unwrap();
+        let entries = std::fs::read_dir(self.path("dev/shm/shmesh/fronthaul")).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
@@ -106,6 +107,61 @@ impl Machine {
         let status = self.node.add_pod(pod).await;
         assert_eq!(status.phase, Phase::Running, "{status:?}");
         Running { uid, user }
+    }
+
+    /// Admits a pod as the API server would have it: what its containers ask for, their environment, and what the downward API
+    /// writes into their volumes.
+    pub(crate) async fn pod_of(&self, manifest: &Value) -> Running {
+        let (metadata, spec) = (&manifest["metadata"], &manifest["spec"]);
+        let name = metadata["name"].as_str().unwrap();
+        let mut pod = Pod::new(name);
+        let of = |key: &str| spec[key].as_array().cloned().unwrap_or_default();
+        for container in of("initContainers") {
+            assert_eq!(container["restartPolicy"], "Always", "only sidecars are started here");
+            pod = pod.init(self.container_of(manifest, &container).restartable());
+        }
+        for container in of("containers") {
+            pod = pod.container(self.container_of(manifest, &container));
+        }
+        let uid = pod.uid.clone();
+        let status = self.node.add_pod(pod).await;
+        assert_eq!(status.phase, Phase::Running, "{status:?}");
+        let user = spec["securityContext"]["runAsUser"].as_u64().unwrap().try_into().unwrap();
+        Running { uid, user }
+    }
+
+    fn container_of(&self, manifest: &Value, container: &Value) -> Container {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let mut made = Container::new(&text(&container["name"]));
+        for (resource, count) in container["resources"]["limits"].as_object().unwrap() {
+            if resource.contains('/') {
+                made = made.limit(resource, count.as_str().unwrap().parse().unwrap());
+            }
+        }
+        for env in container["env"].as_array().into_iter().flatten() {
+            made = made.env(&text(&env["name"]), &text(&env["value"]));
+        }
+        for mount in container["volumeMounts"].as_array().into_iter().flatten() {
+            let named = |volume: &&Value| volume["name"] == mount["name"];
+            let volume = manifest["spec"]["volumes"].as_array().unwrap().iter().find(named).unwrap();
+            let host = format!(
+                "/var/lib/kubelet/volumes/{}-{}",
+                text(&manifest["metadata"]["name"]),
+                text(&mount["name"])
+            );
+            std::fs::create_dir_all(self.path(&host)).unwrap();
+            for item in volume["downwardAPI"]["items"].as_array().unwrap() {
+                let field = text(&item["fieldRef"]["fieldPath"]);
+                let key = field
+                    .strip_prefix("metadata.annotations['")
+                    .and_then(|key| key.strip_suffix("']"))
+                    .unwrap();
+                let value = text(&manifest["metadata"]["annotations"][key]);
+                std::fs::write(self.path(&host).join(text(&item["path"])), value).unwrap();
+            }
+            made = made.mount(&text(&mount["mountPath"]), &host);
+        }
+        made
     }
 
     /// A container of a pod, as the kubelet said that it should be.

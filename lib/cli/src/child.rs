@@ -97,8 +97,35 @@ impl Session {
 
     /// Starts this program again as `subcommand` with `spec`; `stdin` is what it reads.
     pub(crate) fn spawn(&self, subcommand: &str, spec: &impl Serialize, stdin: Stdio) -> Result<Child> {
-        let program = std::env::current_exe().context("cannot find this program")?;
-        let mut command = Command::new(program);
+        self.start(Command::new(this_program()?), subcommand, spec, stdin)
+    }
+
+    /// The same in namespaces of its own: all that a container has but another root and another user.
+    pub(crate) fn spawn_apart(&self, subcommand: &str, spec: &impl Serialize, stdin: Stdio) -> Result<Child> {
+        let mut command = Command::new("unshare");
+        // What it starts ends with it, however that ends.
+        command.args([
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "--mount",
+            "--ipc",
+            "--net",
+            "--uts",
+            "--cgroup",
+        ]);
+        command.arg("--").arg(this_program()?);
+        self.start(command, subcommand, spec, stdin)
+    }
+
+    fn start(
+        &self,
+        mut command: Command,
+        subcommand: &str,
+        spec: &impl Serialize,
+        stdin: Stdio,
+    ) -> Result<Child> {
         command.arg(subcommand).arg(serde_json::to_string(spec)?).stdin(stdin).stdout(Stdio::piped());
         let mut duties = locked(&self.duties);
         let mut child = command.spawn().context("cannot start a process")?;
@@ -113,6 +140,10 @@ impl Drop for Session {
     fn drop(&mut self) {
         locked(&self.duties).do_all();
     }
+}
+
+fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program")
 }
 
 fn lines_of(stdout: ChildStdout) -> Result<Receiver<String>> {

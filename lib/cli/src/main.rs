@@ -12,6 +12,7 @@ mod ls;
 mod people;
 mod rm;
 mod table;
+mod talk;
 mod who;
 
 use std::io::{self, Write};
@@ -55,6 +56,7 @@ Examples:
   shmesh who fronthaul             who is on it, as its sidecar knows
   shmesh keys fronthaul            which device keys there are, and who has them
   shmesh rm --stale                removes what crashes left behind
+  shmesh talk fronthaul --side primary    one side of it; the other elsewhere
   shmesh bench --ring spsc         how fast it is here, with what the hardware allows beside it
 
 Links live in the IPC directory: /dev/shm, or what SHMESH_DIR or --dir says.
@@ -85,6 +87,8 @@ enum Command {
     Keys(keys::Args),
     /// Removes links that nobody uses
     Rm(rm::Args),
+    /// One side of a link that is there: sends numbers, counts those of the other side
+    Talk(talk::Args),
     /// Tells what this machine or container gives, and what follows for links
     Doctor(doctor::Args),
     /// One side of the demo, in a process of its own
@@ -112,6 +116,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> 
         Command::Who(args) => who::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Keys(args) => keys::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Rm(args) => rm::run(args, out).map(|()| ExitCode::SUCCESS),
+        Command::Talk(args) => talk::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(args, out).map(ExitCode::from),
         Command::DemoSide(args) => demo::side(args).map(|()| ExitCode::SUCCESS),
         Command::BenchSide(args) => bench::side(args).map(|()| ExitCode::SUCCESS),

@@ -8,12 +8,14 @@
 //! | [`admin`], `guarded.rs` | `/livez`, `/readyz`, `/metrics`, `/log-level`, for whoever lingers as well |
 //! | [`shutdown`] | SIGTERM and SIGINT |
 //! | [`descriptor`] | descriptors in the event loop |
-//! | [`seldom`] | log lines that strangers can cause |
+//! | [`bytes`] | `64Mi` in configurations |
+//! | [`seldom`] | a log that others cannot flood |
 //!
 //! It is never a dependency of the transport.
 
 pub mod admin;
 pub mod args;
+pub mod bytes;
 pub mod descriptor;
 mod guarded;
 pub mod readiness;

@@ -1,44 +1,61 @@
-//! What may happen as often as a stranger likes is not written into the log as often.
+//! What may happen as often as others like is not written into the log as often: a few lines at once, and then one in a while.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Between two lines.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// Says whether it is time for another line of one kind.
 ///
 /// ```
+/// use std::time::{Duration, Instant};
 /// use shmesh_daemon::seldom::Seldom;
-/// let refused = Seldom::default();
-/// assert_eq!(refused.next(), Some(0), "the first one is always said");
-/// assert_eq!(refused.next(), None, "not twice in a second; the next line says that one was left out");
+/// let (mut refused, now) = (Seldom::new(1, Duration::from_secs(1)), Instant::now());
+/// assert_eq!(refused.may(now), Some(0), "the first one is always said");
+/// assert_eq!(refused.may(now), None, "not twice in a second");
+/// assert_eq!(refused.may(now + Duration::from_secs(1)), Some(1), "the next line says that one was left out");
 /// ```
-#[derive(Debug, Default)]
-pub struct Seldom(Mutex<(Option<Instant>, u64)>);
+#[derive(Clone, Copy, Debug)]
+pub struct Seldom {
+    at_once: u32,
+    every: Duration,
+    left: u32,
+    /// Since when `left` counts.
+    since: Option<Instant>,
+    unsaid: u64,
+}
 
 impl Seldom {
-    /// Whether to say it now, and how many were left out since the last time.
+    /// So many lines at once, and after that one in so long, which is a second or more.
     ///
     /// ```
-    /// # let unknown = shmesh_daemon::seldom::Seldom::default();
-    /// if let Some(left_out) = unknown.next() {
-    ///     eprintln!("nobody knows who connected ({left_out} more since the last time)");
-    /// }
+    /// use shmesh_daemon::seldom::Seldom;
+    /// let failures = Seldom::new(5, std::time::Duration::from_secs(60));
     /// ```
-    pub fn next(&self) -> Option<u64> {
-        self.at(Instant::now())
+    #[must_use]
+    pub const fn new(at_once: u32, every: Duration) -> Self {
+        Self { at_once, every, left: at_once, since: None, unsaid: 0 }
     }
 
-    fn at(&self, now: Instant) -> Option<u64> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (last, left_out) = &mut *state;
-        if last.is_some_and(|last| now.saturating_duration_since(last) < PAUSE) {
-            *left_out += 1;
+    /// Whether to say it now, and how many were not said before.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # let mut unknown = shmesh_daemon::seldom::Seldom::new(1, Duration::from_secs(1));
+    /// if let Some(unsaid) = unknown.may(Instant::now()) {
+    ///     eprintln!("nobody knows who connected ({unsaid} more since the last time)");
+    /// }
+    /// ```
+    pub fn may(&mut self, now: Instant) -> Option<u64> {
+        let since = *self.since.get_or_insert(now);
+        let earned = now.saturating_duration_since(since).as_secs() / self.every.as_secs().max(1);
+        if earned > 0 {
+            self.left = self.left.saturating_add(earned.try_into().unwrap_or(self.at_once)).min(self.at_once);
+            self.since = Some(now);
+        }
+        if self.left == 0 {
+            self.unsaid += 1;
             return None;
         }
-        *last = Some(now);
-        Some(std::mem::take(left_out))
+        self.left -= 1;
+        Some(std::mem::take(&mut self.unsaid))
     }
 }
 
@@ -48,9 +65,23 @@ mod tests {
 
     #[test]
     fn one_line_a_second_and_the_rest_counted() {
-        let (seldom, start) = (Seldom::default(), Instant::now());
-        let said: Vec<_> = (0..2_500_u64).map(|i| seldom.at(start + Duration::from_millis(i))).collect();
+        let (mut seldom, start) = (Seldom::new(1, Duration::from_secs(1)), Instant::now());
+        let said: Vec<_> = (0..2_500_u64).map(|i| seldom.may(start + Duration::from_millis(i))).collect();
         let lines: Vec<_> = said.into_iter().flatten().collect();
         assert_eq!(lines, [0, 999, 999]);
+    }
+
+    #[test]
+    fn hours_of_failure_are_few_lines() {
+        let (start, mut seldom) = (Instant::now(), Seldom::new(5, Duration::from_secs(60)));
+        let said: Vec<_> = (0..24 * 3600_u64)
+            .filter_map(|second| Some((second, seldom.may(start + Duration::from_secs(second))?)))
+            .collect();
+        assert_eq!(said[..6], [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (60, 55)]);
+        assert_eq!(said.len(), 5 + 24 * 60 - 1);
+        // After a quiet time as at first, and no more than that.
+        let after = start + Duration::from_secs(48 * 3600);
+        let again = (0..10).filter(|_| seldom.may(after).is_some()).count();
+        assert_eq!(again, 5);
     }
 }

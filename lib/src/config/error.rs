@@ -125,6 +125,19 @@ pub enum ConfigError {
     /// The list of links is empty.
     #[error("the file has no link; list at least one{place}")]
     NoLinks { place: Place },
+    /// All links of an annotation are secondary in a pool.
+    #[error(
+        "every link is secondary in a pool: the primary's sidecar keeps it; remove the sidecar of this pod"
+    )]
+    NothingKept,
+    /// A link whose two sides are in one pod, where this pod is the secondary.
+    #[error(
+        "link {link}: side secondary needs a primary in another pod; give scope pool/<name>, or remove side{place}"
+    )]
+    SideNeedsPool { link: LinkName, place: Place },
+    /// An empty list of containers.
+    #[error("link {link}: containers lists none; name at least one, or remove it{place}")]
+    NoContainers { link: LinkName, place: Place },
     /// More than [`MAX_LINKS`] links.
     #[error("the file has {count} links, the limit is {MAX_LINKS}; split it into several files{place}")]
     TooManyLinks { count: usize, place: Place },
@@ -205,7 +218,7 @@ impl ConfigError {
 
     pub(super) fn place(&self) -> Place {
         match self {
-            Self::Read { .. } | Self::TextTooLarge | Self::UnknownForm => Place::UNKNOWN,
+            Self::Read { .. } | Self::TextTooLarge | Self::UnknownForm | Self::NothingKept => Place::UNKNOWN,
             Self::File { source, .. } => source.place(),
             Self::NotUtf8 { place }
             | Self::Yaml { place, .. }
@@ -233,6 +246,8 @@ impl ConfigError {
             | Self::SpinTooLong { place, .. }
             | Self::FileModeRefused { place, .. }
             | Self::HugetlbNeedsMemfd { place, .. }
+            | Self::SideNeedsPool { place, .. }
+            | Self::NoContainers { place, .. }
             | Self::TransportUnsupported { place, .. }
             | Self::TransportUnknown { place, .. } => *place,
         }

@@ -33,6 +33,7 @@ mod link;
 mod name;
 mod nvipc;
 mod parse;
+mod pod;
 mod pool;
 // Miri has no files here, and there is no unsafe code for it to look at.
 #[cfg(test)]
@@ -52,6 +53,7 @@ use leaf::{Given, KnownKeys, Leaf, Open};
 pub use error::{ConfigError, Place};
 pub use link::{Backing, HugePages, LinkConfig, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN, RingMode};
 pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};
+pub use pod::{PodLink, PodPlaces, Scope, pod_links};
 pub use pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
 
 /// Largest configuration text in bytes (1 MiB), above what a Kubernetes ConfigMap can hold.
@@ -174,27 +176,29 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
     Ok(LoadedConfig { links: yaml::links(list)?, ignored: Vec::new(), form: ConfigForm::Shmesh })
 }
 
-/// Reads the value of the annotation `shmesh.io/links`: the list of links alone, each as in our form.
+/// Reads the value of the annotation `shmesh.io/links`: the links that the pod's own sidecar keeps.
+///
+/// The annotation is a list of links, each as in our form, with the words of [`PodLink`] beside. What is secondary in a pool
+/// is kept by the sidecar of another pod, so it is not among the answer's links.
 ///
 /// # Errors
-/// As [`from_yaml`].
+/// As [`from_yaml`]; [`NothingKept`](ConfigError::NothingKept) where other pods keep all links.
 ///
 /// ```
 /// use shmesh::config;
-/// let loaded = config::from_annotation("- name: fronthaul\n  ring: { len: 64 }\n- name: midhaul\n")?;
-/// assert_eq!((loaded.links.len(), loaded.links[0].ring_len), (2, 64));
+/// let text = "- name: fronthaul\n  ring: { len: 64 }\n- name: midhaul\n  scope: pool/radio\n  side: secondary\n";
+/// let loaded = config::from_annotation(text)?;
+/// assert_eq!((loaded.links.len(), loaded.links[0].ring_len), (1, 64), "midhaul has a sidecar elsewhere");
 /// let error = config::from_annotation("- name: fronthaul\n  ringlen: 64\n").unwrap_err();
 /// assert_eq!(error.location(), Some((2, 3)), "line and column are those of the annotation");
 /// # Ok::<(), config::ConfigError>(())
 /// ```
 pub fn from_annotation(text: &str) -> Result<LoadedConfig, ConfigError> {
-    if text.len() > MAX_FILE_BYTES {
-        return Err(ConfigError::TextTooLarge);
+    let links: Vec<_> =
+        pod_links(text)?.into_iter().filter(PodLink::is_kept_here).map(|link| link.config).collect();
+    if links.is_empty() {
+        return Err(ConfigError::NothingKept);
     }
-    if text.trim().is_empty() {
-        return Err(ConfigError::NoLinks { place: Place::UNKNOWN });
-    }
-    let links = yaml::links(parse::parse(text)?)?;
     Ok(LoadedConfig { links, ignored: Vec::new(), form: ConfigForm::Shmesh })
 }
 

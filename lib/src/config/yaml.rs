@@ -10,7 +10,11 @@ use super::error::{ConfigError, Place, shown};
 use super::leaf::{Given, Leaf, PoolLeaves};
 use super::link::{Backing, HugePages, LinkConfig, LinkPlaces, RingMode};
 use super::name::LinkName;
+use super::pod::PodLink;
 use super::pool::PoolId;
+
+/// The keys of a link in a file; those of `pod.rs` have a meaning in an annotation alone.
+const KEYS: &str = "name, ring, pools, backing, memory, notify";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,6 +30,12 @@ pub(super) struct LinkYaml {
     memory: Option<MemoryYaml>,
     #[serde(default)]
     notify: Option<NotifyYaml>,
+    #[serde(default)]
+    pub(super) scope: Given<Leaf>,
+    #[serde(default)]
+    pub(super) side: Given<Leaf>,
+    #[serde(default)]
+    pub(super) containers: Option<Spanned<Vec<Spanned<String>>>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -79,8 +89,31 @@ pub(super) fn check_version(version: &Given<Leaf>) -> Result<(), ConfigError> {
     }
 }
 
-/// Turns the list into checked links.
+/// Turns the list of a file into checked links.
 pub(super) fn links(list: Spanned<Vec<Spanned<LinkYaml>>>) -> Result<Vec<LinkConfig>, ConfigError> {
+    each(list, |link, name, at| {
+        let of_pods = [
+            ("scope", link.scope.0.as_ref().map(Place::of)),
+            ("side", link.side.0.as_ref().map(Place::of)),
+            ("containers", link.containers.as_ref().map(Place::of)),
+        ];
+        if let Some((key, place)) = of_pods.into_iter().find_map(|(key, place)| Some((key, place?))) {
+            let (key, known) = (shown(key), KEYS.to_owned());
+            return Err(ConfigError::UnknownKey { key, known, place });
+        }
+        link.into_config(LinkConfig::new(name), at)
+    })
+}
+
+/// Turns the list of an annotation into checked links with their words for scheduling.
+pub(super) fn pod_links(list: Spanned<Vec<Spanned<LinkYaml>>>) -> Result<Vec<PodLink>, ConfigError> {
+    each(list, PodLink::from_yaml)
+}
+
+fn each<T>(
+    list: Spanned<Vec<Spanned<LinkYaml>>>,
+    mut into: impl FnMut(LinkYaml, LinkName, Place) -> Result<T, ConfigError>,
+) -> Result<Vec<T>, ConfigError> {
     if list.value.is_empty() {
         return Err(ConfigError::NoLinks { place: Place::of(&list) });
     }
@@ -94,7 +127,7 @@ pub(super) fn links(list: Spanned<Vec<Spanned<LinkYaml>>>) -> Result<Vec<LinkCon
         .map(|link| {
             let name = names.take(&link.value.name.value, Place::of(&link.value.name))?;
             let at = Place::of(&link);
-            link.value.into_config(name, at)
+            into(link.value, name, at)
         })
         .collect()
 }
@@ -114,8 +147,8 @@ impl Names {
 }
 
 impl LinkYaml {
-    fn into_config(self, name: LinkName, at: Place) -> Result<LinkConfig, ConfigError> {
-        let mut link = LinkConfig::new(name);
+    /// Writes what was given over `link`, which holds the defaults.
+    pub(super) fn into_config(self, mut link: LinkConfig, at: Place) -> Result<LinkConfig, ConfigError> {
         let mut places = LinkPlaces::all_at(at);
         if let Some(ring) = self.ring {
             ring.apply(&mut link, &mut places)?;

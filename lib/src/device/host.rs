@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use shmesh_proto::broker::Mechanism;
 
 use super::DeviceMemory;
-use crate::sys::file;
+use crate::sys::{cgroup, file};
 
 /// Bytes of a memfd whose size is sealed.
 ///
@@ -36,11 +36,17 @@ impl HostMemory {
     /// ```
     /// use shmesh::device::HostMemory;
     /// assert!(HostMemory::new(0).is_err());
+    /// assert!(HostMemory::new(1 << 60).is_err());
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn new(size: u64) -> io::Result<Self> {
         if size == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "device memory of 0 bytes"));
+        }
+        // More would not be refused: the kernel would kill somebody to make room.
+        if let Some(room) = cgroup::room_bytes().filter(|room| *room < size) {
+            let text = format!("device memory of {size} bytes, where {room} are left; make it smaller");
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
         }
         let memory = file::memfd("shmesh-region", false)?;
         memory.set_len(size)?;

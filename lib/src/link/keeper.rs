@@ -15,6 +15,7 @@ use crate::config::LinkConfig;
 use crate::error::{Error, Result};
 use crate::inspect::View;
 use crate::participant::{Participant, SeatIndex, SeatWord};
+use crate::sys::socket;
 
 /// Keeps one link: its segments, its doorbells, and the socket at which participants ask for them.
 ///
@@ -82,7 +83,7 @@ impl LinkOptions {
         let store = self.store(config);
         self.settle(&store, || {
             self.try_enter(&store, Some(config), true)?.and_then(|Entered { shared, connection }| {
-                let (listener, path) = holder::listen(&shared)
+                let (listener, path) = holder::listen(&shared, socket::listen_for_senders)
                     .map_err(|error| Error::system(&store.link, "listen for participants", error))?;
                 // Now: who followed the old holder finds us.
                 drop(connection);
@@ -107,15 +108,19 @@ impl Keeper {
         &self.shared.store.link
     }
 
-    /// Where participants connect: a listening `SOCK_SEQPACKET` socket at `<dir>/<link>.broker`.
+    /// Where participants connect: a listening `SOCK_SEQPACKET` socket at `<dir>/<link>.broker`, whose packets say who sent
+    /// them.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// use std::os::fd::AsRawFd;
+    /// use shmesh::sys::socket;
     /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert!(keeper.listener().as_raw_fd() > 2);
-    /// assert!(dir.path().join("fronthaul.broker").exists());
+    /// // Who comes before anybody has looked at the listener is known, too.
+    /// let client = socket::connect_to(&dir.path().join("fronthaul.broker"))?;
+    /// socket::send(&client, b"hello", &[])?;
+    /// let packet = socket::receive_from(&socket::accept(&keeper.listener())?)?;
+    /// assert_eq!(packet.sender_pid, std::process::id());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]

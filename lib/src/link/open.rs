@@ -1,7 +1,7 @@
 //! Creating a link, attaching to it, and adopting what a crash left.
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,7 @@ pub struct LinkOptions {
     dir: PathBuf,
     timeout: Duration,
     prefault: bool,
+    beside: bool,
 }
 
 impl Default for LinkOptions {
@@ -95,6 +96,7 @@ impl LinkOptions {
             dir: dir.map_or_else(|| DEFAULT_DIR.into(), PathBuf::from),
             timeout: Duration::ZERO,
             prefault: true,
+            beside: false,
         }
     }
 
@@ -152,6 +154,24 @@ impl LinkOptions {
     #[must_use]
     pub fn prefault(mut self, prefault: bool) -> Self {
         self.prefault = prefault;
+        self
+    }
+
+    /// Lets this process onto the primary side though another is its primary: where several processes share the work of
+    /// that side. Ring mode mpmc only. Off unless switched on, so that nobody is the primary twice by mistake.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::{Side, config::LinkConfig};
+    /// let trainer = options.create(&LinkConfig::new("batches".parse()?))?;
+    /// let second = options.beside(true).attach("batches", Side::Primary)?; // in another process, too
+    /// assert_eq!(second.side(), trainer.side());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn beside(mut self, beside: bool) -> Self {
+        self.beside = beside;
         self
     }
 
@@ -246,7 +266,7 @@ impl LinkOptions {
     fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Attempt<Link>> {
         self.try_enter(store, create, false)?.and_then(|Entered { shared, connection }| {
             let holder = Arc::new(Holder::start(&shared, connection)?);
-            let link = admit(shared, Arc::clone(&holder), side)?;
+            let link = self.admit(shared, Arc::clone(&holder), side)?;
             holder.seated();
             Ok(link)
         })
@@ -362,6 +382,7 @@ impl LinkOptions {
         let pools = PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0);
         let headers: Vec<_> = std::iter::once(None).chain(pools.map(Some)).map(header).collect();
 
+        remove_remnants(store)?;
         let needed = headers.iter().map(Header::bytes).sum();
         if let Some(room) = cgroup::room_bytes().filter(|&room| needed > room) {
             return Err(Error::from(ErrorKind::MemoryLimit { link: Arc::clone(&store.link), needed, room }));
@@ -379,22 +400,26 @@ impl LinkOptions {
         // The link's own segment last: who finds that finds all.
         for segment in segments[1..].iter().chain(&segments[..1]) {
             let path = store.path(segment.header.pool);
-            let mut published = store.publish(segment);
-            if published.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::AlreadyExists) {
-                // There is no link, so this pool is what a creator left that died between two names.
-                self.remove_remnant(store, &path, segment.header.pool)?;
-                published = store.publish(segment);
-            }
-            published.map_err(|error| store.refused(&path.display().to_string(), error))?;
+            store.publish(segment).map_err(|error| store.refused(&path.display().to_string(), error))?;
         }
         Ok(segments)
     }
+}
 
-    fn remove_remnant(&self, store: &Store, path: &Path, pool: Option<PoolId>) -> Result<()> {
-        // Only what is ours: `open` refuses anything else.
-        store.open(pool)?;
-        std::fs::remove_file(path).map_err(|error| store.refused(&path.display().to_string(), error))
+/// There is no link, so its pools are what a creator left that died between two names. They go first: a directory may
+/// have no more room than one link needs.
+fn remove_remnants(store: &Store) -> Result<()> {
+    if store.backing != Backing::Named {
+        return Ok(());
     }
+    for pool in PoolId::ALL {
+        // Only what is ours: `open` refuses anything else.
+        if store.open(Some(pool))?.is_some() {
+            let path = store.path(Some(pool));
+            std::fs::remove_file(&path).map_err(|error| store.refused(&path.display().to_string(), error))?;
+        }
+    }
+    Ok(())
 }
 
 /// What came of one attempt to open a link.
@@ -516,38 +541,40 @@ fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Resul
     Ok(())
 }
 
-/// Sits down, unless this side has its one process already.
-fn admit(shared: Arc<Shared>, holder: Arc<Holder>, side: Side) -> Result<Link> {
-    let link = Link::seated(shared, holder, side)?;
-    // What dead participants held, so that a restarted process finds its place free.
-    link.recover()?;
-    let me = &link.shared.me;
-    if side == Side::Primary {
-        let claimed = link.core().primary_role().claim(&link.desk.me, &link.core().seats);
-        if let Err(owner) = claimed
-            && !owner.is_of(me)
-        {
-            return Err(Error::from(ErrorKind::AlreadyOwned {
-                link: link.link(),
-                side,
-                pid: owner.word.pid(),
-            }));
-        }
-    } else if link.core().shape.single {
-        // Two that come at once see each other, and both may be refused; neither is let in wrongly.
-        let other =
-            link.core().seats.all().find(|other| {
+impl LinkOptions {
+    /// Sits down, unless this side has its one process already.
+    fn admit(&self, shared: Arc<Shared>, holder: Arc<Holder>, side: Side) -> Result<Link> {
+        let link = Link::seated(shared, holder, side)?;
+        // What dead participants held, so that a restarted process finds its place free.
+        link.recover()?;
+        let me = &link.shared.me;
+        if side == Side::Primary {
+            let claimed = link.core().primary_role().claim(&link.desk.me, &link.core().seats);
+            if let Err(owner) = claimed
+                && !owner.is_of(me)
+                && (!self.beside || link.core().shape.single)
+            {
+                return Err(Error::from(ErrorKind::AlreadyOwned {
+                    link: link.link(),
+                    side,
+                    pid: owner.word.pid(),
+                }));
+            }
+        } else if link.core().shape.single {
+            // Two that come at once see each other, and both may be refused; neither is let in wrongly.
+            let other = link.core().seats.all().find(|other| {
                 other.seat != link.desk.me.seat && other.word.side() == side && !other.is_of(me)
             });
-        if let Some(owner) = other {
-            return Err(Error::from(ErrorKind::AlreadyOwned {
-                link: link.link(),
-                side,
-                pid: owner.word.pid(),
-            }));
+            if let Some(owner) = other {
+                return Err(Error::from(ErrorKind::AlreadyOwned {
+                    link: link.link(),
+                    side,
+                    pid: owner.word.pid(),
+                }));
+            }
         }
+        Ok(link)
     }
-    Ok(link)
 }
 
 impl Link {

@@ -3,7 +3,7 @@
 //! Everything follows from the [`Shape`], which is in the header, so two processes that agree on the header agree on all.
 //! Positions count lines of 64 bytes.
 
-use crate::config::{LinkConfig, PoolId, RingMode};
+use crate::config::{HugePages, LinkConfig, PoolId, RingMode};
 use crate::participant::SEAT_LINES;
 use crate::pool::{stride_bytes, table_lines};
 use crate::ring::{CONTROL_LINES, slot_lines};
@@ -116,6 +116,33 @@ impl PoolLayout {
 
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+}
+
+/// Huge pages come whole.
+pub(crate) const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+impl LinkConfig {
+    /// Bytes of all segments of the link together: what its creator reserves and pays for, page by page.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// let link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// assert_eq!(link.segment_bytes(), options.keep(&link)?.segment_bytes());
+    /// assert!(link.segment_bytes() > link.payload_bytes());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn segment_bytes(&self) -> u64 {
+        let shape = Shape::of(self);
+        let whole = |bytes: u64| match self.huge_pages {
+            HugePages::Hugetlb => bytes.next_multiple_of(HUGE_PAGE_BYTES),
+            HugePages::Off | HugePages::Transparent => bytes,
+        };
+        let pools = shape.pools.iter().filter(|(_, len)| *len > 0);
+        let pools: u64 = pools.map(|&(size, len)| whole(PoolLayout::of(size, len).bytes())).sum();
+        whole(LinkLayout::of(&shape).bytes()) + pools
     }
 }
 

@@ -93,7 +93,11 @@ impl Store {
 
     /// Huge pages come whole.
     fn rounded(&self, bytes: u64) -> u64 {
-        if self.huge_pages == HugePages::Hugetlb { bytes.next_multiple_of(2 << 20) } else { bytes }
+        if self.huge_pages == HugePages::Hugetlb {
+            bytes.next_multiple_of(super::layout::HUGE_PAGE_BYTES)
+        } else {
+            bytes
+        }
     }
 
     /// Gives a named segment its name.

@@ -1,17 +1,35 @@
-//! How much memory the cgroups of this process still allow.
+//! How much memory the cgroups of this process still allow, and the machine has.
 //!
-//! Shared memory beyond the limit does not fail: the kernel kills the process that touches it, `fallocate` included. So the
+//! Shared memory beyond that does not fail: the kernel kills the process that touches it, `fallocate` included. So the
 //! question must be asked before.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes that can still be charged to this process, by the tightest of its memory cgroups; `None` when nothing limits it
-/// or nothing can be read.
+/// Bytes that can still be charged to this process, by the tightest of its memory cgroups and by what the machine has;
+/// `None` when nothing of it can be read.
+///
+/// ```
+/// match shmesh::sys::cgroup::room_bytes() {
+///     Some(room) => println!("{room} bytes until somebody is killed"),
+///     None => println!("no limit"),
+/// }
+/// ```
 #[must_use]
-pub(crate) fn room_bytes() -> Option<u64> {
-    let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
-    room_below(Path::new("/sys/fs/cgroup"), &membership)
+pub fn room_bytes() -> Option<u64> {
+    let membership = fs::read_to_string("/proc/self/cgroup").ok();
+    let allowed = membership.and_then(|membership| room_below(Path::new("/sys/fs/cgroup"), &membership));
+    let there = fs::read_to_string("/proc/meminfo").ok().and_then(|meminfo| room_of_machine(&meminfo));
+    allowed.into_iter().chain(there).min()
+}
+
+/// What the machine has, swap included: a memfd has no other limit.
+fn room_of_machine(meminfo: &str) -> Option<u64> {
+    let kibibytes = |name: &str| -> Option<u64> {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().trim_end_matches("kB").trim_end().parse().ok()
+    };
+    Some((kibibytes("MemAvailable")? + kibibytes("SwapFree").unwrap_or(0)) << 10)
 }
 
 fn room_below(root: &Path, membership: &str) -> Option<u64> {
@@ -95,6 +113,15 @@ mod tests {
         assert_eq!(room_below(root.path(), "0::/a/b\n"), Some(650));
         assert_eq!(room_below(root.path(), "0::/\n"), None);
         assert_eq!(room_below(root.path(), "nonsense"), None);
+    }
+
+    #[test]
+    fn the_machine_has_what_is_available_and_its_swap() {
+        let meminfo = "MemTotal:  4000 kB\nMemFree: 1 kB\nMemAvailable:    100 kB\nSwapFree:  5 kB\n";
+        assert_eq!(room_of_machine(meminfo), Some(105 << 10));
+        assert_eq!(room_of_machine("MemAvailable: 7 kB\n"), Some(7 << 10));
+        assert_eq!(room_of_machine("MemAvailable: much\n"), None);
+        assert_eq!(room_of_machine(""), None);
     }
 
     #[test]

@@ -40,7 +40,18 @@ pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
 }
 
 /// Reserves `len` bytes: a full tmpfs is an error here and not a bus error later.
-pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
+///
+/// # Errors
+/// What `fallocate(2)` says; `EFBIG` for more than a file can have.
+///
+/// ```
+/// let file = tempfile::tempfile()?;
+/// shmesh::sys::reserve(&file, 4096)?;
+/// assert_eq!(file.metadata()?.len(), 4096);
+/// assert!(shmesh::sys::reserve(&file, u64::MAX).is_err());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn reserve(file: &File, len: u64) -> io::Result<()> {
     let len = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     // The kernel undoes all of a request that a signal interrupts, so in a process with a fast timer a large one would never
     // end. Signals of this thread wait meanwhile.

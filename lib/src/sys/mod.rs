@@ -1,6 +1,7 @@
 //! Every system call of the library, one file per kind. Descriptors go in and out as `OwnedFd`.
 //!
-//! Public is what tells whether a process lives, and the sockets that brokers and participants meet at.
+//! Public is what tells whether a process lives, how much memory its container has left, taking memory of it, and the sockets
+//! that brokers and participants meet at.
 //!
 //! ```
 //! use shmesh::sys::process::{Liveness, ProcessIdentity};
@@ -12,8 +13,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-pub(crate) mod cgroup;
+pub mod cgroup;
 pub(crate) mod eventfd;
 pub(crate) mod file;
 pub mod process;
 pub mod socket;
+
+pub use file::reserve;

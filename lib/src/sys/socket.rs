@@ -50,7 +50,32 @@ fn unix_socket() -> io::Result<OwnedFd> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    listening(path, mode, |_| Ok(()))
+}
+
+/// As [`listen_on`], and each packet of each connection says who sent it: also those that come at once, because a connection
+/// does as its listener did when it was made. [`ask_for_senders`] on a listener is too late for them.
+///
+/// # Errors
+/// As there.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("link.broker");
+/// use shmesh::sys::socket;
+/// let listener = socket::listen_for_senders(&path, 0o600)?;
+/// let client = socket::connect_to(&path)?;
+/// socket::send(&client, b"hello", &[])?;
+/// assert_eq!(socket::receive_from(&socket::accept(&listener)?)?.sender_pid, std::process::id());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn listen_for_senders(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    listening(path, mode, |fd| ask_for_senders(fd, true))
+}
+
+fn listening(path: &Path, mode: u32, prepare: impl Fn(&OwnedFd) -> io::Result<()>) -> io::Result<OwnedFd> {
     let fd = unix_socket()?;
+    prepare(&fd)?;
     bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
     std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
     listen(&fd, Backlog::new(64)?)?;
@@ -271,7 +296,7 @@ pub struct Packet {
 }
 
 /// Has the kernel say with each packet which process sent it: the connection says only who made it, and may be another's
-/// since. Connections that a listener accepts do as it does. `by_pidfd`: with a pidfd, where the kernel has that.
+/// since. Connections do as their listener did when they were made. `by_pidfd`: with a pidfd, where the kernel has that.
 ///
 /// # Errors
 /// `fd` is no unix socket.
@@ -283,7 +308,7 @@ pub struct Packet {
 /// ```
 pub fn ask_for_senders(fd: &impl AsFd, by_pidfd: bool) -> io::Result<()> {
     setsockopt(&fd.as_fd(), sockopt::PassCred, &true)?;
-    match if by_pidfd { set_pass_pidfd(fd.as_fd()) } else { Ok(()) } {
+    match set_pass_pidfd(fd.as_fd(), by_pidfd) {
         // Linux before 6.5.
         Err(nix::errno::Errno::ENOPROTOOPT) => Ok(()),
         done => Ok(done?),
@@ -291,8 +316,8 @@ pub fn ask_for_senders(fd: &impl AsFd, by_pidfd: bool) -> io::Result<()> {
 }
 
 #[expect(unsafe_code, reason = "nix has no SO_PASSPIDFD")]
-fn set_pass_pidfd(fd: BorrowedFd<'_>) -> nix::Result<()> {
-    let on = 1_i32;
+fn set_pass_pidfd(fd: BorrowedFd<'_>, on: bool) -> nix::Result<()> {
+    let on = i32::from(on);
     let len = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or_default();
     // SAFETY: the kernel reads `len` bytes at the address of a number that lives until the call returns.
     let result = unsafe {

@@ -34,7 +34,7 @@ impl Wanted {
             match &resource.what {
                 What::Shm { unit } => wanted.shm = Some((*unit, resource.units().len() as u64)),
                 What::Pool(pool) => wanted.pools.push(pool.clone()),
-                What::Slots(..) => {}
+                What::Agent | What::Slots(..) => {}
             }
         }
         wanted
@@ -124,7 +124,7 @@ impl Files {
                 return (1..=resource.units().len() as u64).all(|units| described.contains(&(unit * units)));
             }
             What::Pool(pool) => self.pools_described().contains_key(&pool.name),
-            What::Slots(..) => true,
+            What::Agent | What::Slots(..) => true,
         };
         is_described && self.path("agent").exists()
     }

@@ -20,7 +20,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::config::{UserNamespaces, exact};
+use crate::config::{Bytes, UserNamespaces};
 use crate::resource::Pool;
 use crate::resource::allocate::{AGENT_DEVICE, AGENT_DIR};
 
@@ -67,7 +67,10 @@ fn shm(bytes: u64) -> Device {
         kind: "tmpfs",
         options: options(&[], &["mode=1777", &format!("size={bytes}")]),
     };
-    Device { name: exact(bytes), container_edits: Edits { mounts: vec![mount], additional_gids: Vec::new() } }
+    Device {
+        name: Bytes(bytes).to_string(),
+        container_edits: Edits { mounts: vec![mount], additional_gids: Vec::new() },
+    }
 }
 
 /// A pool's directory, for the containers that have its group.

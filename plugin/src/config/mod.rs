@@ -3,7 +3,7 @@
 //! | file | concept |
 //! |---|---|
 //! | `mod.rs` | the form: every key, its default, and what it means |
-//! | `quantity.rs` | bytes (`64Mi`) and shares of the node's memory (`50%`) |
+//! | `quantity.rs` | shares of the node's memory (`50%`) |
 //! | `source.rs` | the file and `--set` become one document |
 //! | `shape.rs` | the document against the schema: every mismatch, with its path |
 //! | `rules.rs` | what the schema cannot say: every broken rule, with its path and the remedy |
@@ -22,8 +22,9 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use quantity::{Budget, Bytes, exact};
+pub(crate) use quantity::Budget;
 pub(crate) use rules::{Limits, default_gid};
+pub(crate) use shmesh_daemon::bytes::Bytes;
 pub(crate) use source::{Setting, stamp};
 
 /// The device plugin.
@@ -167,6 +168,9 @@ pub(crate) struct Identity {
     pub(crate) enabled: bool,
     /// The directory with its socket, which containers get.
     pub(crate) directory: PathBuf,
+    /// How many containers of the node may have nothing but it at once: `<domain>/agent`, which a sidecar asks for whose
+    /// links stay in its pod. 0 advertises nothing.
+    pub(crate) attachments: u32,
     /// A file of pods that confirms uids and gives names.
     pub(crate) pods: Option<PathBuf>,
     /// Refuse to start in a nested pid namespace.
@@ -249,6 +253,7 @@ impl Default for Identity {
         Self {
             enabled: true,
             directory: "/run/shmesh/agent".into(),
+            attachments: 256,
             pods: None,
             require_initial_pid_namespace: false,
         }

@@ -1,17 +1,12 @@
-//! Bytes, and shares of the node's memory.
+//! Shares of the node's memory.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
-const UNITS: [(&str, u32); 5] = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10), ("", 0)];
-
-/// A number of bytes: `64Mi`, `1Gi`, or a plain number.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(crate) struct Bytes(pub(crate) u64);
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use shmesh_daemon::bytes::{Bytes, written};
 
 /// How much of the node's memory: bytes, or a share of it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -20,36 +15,6 @@ pub(crate) enum Budget {
     Bytes(Bytes),
     /// `50%`: so many hundredths.
     Percent(u8),
-}
-
-/// In the largest unit that is exact: no two numbers have one text.
-pub(crate) fn exact(bytes: u64) -> String {
-    let fits = |&(_, shift): &(&str, u32)| bytes != 0 && bytes.trailing_zeros() >= shift;
-    let (suffix, shift) = UNITS.into_iter().find(|unit| fits(unit)).unwrap_or(("", 0));
-    format!("{}{suffix}", bytes >> shift)
-}
-
-impl FromStr for Bytes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (suffix, shift) = UNITS.into_iter().find(|(suffix, _)| text.ends_with(suffix)).unwrap_or(("", 0));
-        let digits = text.strip_suffix(suffix).unwrap_or(text);
-        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        let number = digits.parse::<u64>().ok().filter(|_| is_number);
-        let number =
-            number.ok_or_else(|| format!("{text:?} is no number of bytes; write 64Mi or 67108864"))?;
-        number
-            .checked_mul(1 << shift)
-            .map(Self)
-            .ok_or_else(|| format!("{text:?} is more than 64 bits can count"))
-    }
-}
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&exact(self.0))
-    }
 }
 
 impl FromStr for Budget {
@@ -85,84 +50,35 @@ impl Budget {
     }
 }
 
-/// Text or a number, as people write it.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Written {
-    Number(u64),
-    Text(String),
+impl<'de> Deserialize<'de> for Budget {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        written(from)
+    }
 }
 
-fn parsed<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
-    let text = match Written::deserialize(from)? {
-        Written::Number(number) => number.to_string(),
-        Written::Text(text) => text,
-    };
-    text.parse().map_err(de::Error::custom)
+impl Serialize for Budget {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
 }
 
-macro_rules! quantity {
-    ($name:ident, $title:literal, $pattern:literal) => {
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                parsed(from)
-            }
-        }
+impl JsonSchema for Budget {
+    fn schema_name() -> Cow<'static, str> {
+        "Budget".into()
+    }
 
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-                to.collect_str(self)
-            }
-        }
-
-        impl JsonSchema for $name {
-            fn schema_name() -> Cow<'static, str> {
-                $title.into()
-            }
-
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": ["string", "integer"], "pattern": $pattern, "minimum": 0 })
-            }
-        }
-    };
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let pattern = "^([0-9]+([KMGTPE]i)?|[0-9]{1,3}%)$";
+        json_schema!({ "type": ["string", "integer"], "pattern": pattern, "minimum": 0 })
+    }
 }
-
-quantity!(Bytes, "Bytes", "^[0-9]+(Ki|Mi|Gi|Ti)?$");
-quantity!(Budget, "Budget", "^([0-9]+(Ki|Mi|Gi|Ti)?|[0-9]{1,3}%)$");
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn written_and_read_again() {
-        for (text, bytes) in
-            [("0", 0), ("1", 1), ("1025", 1025), ("68Ki", 68 << 10), ("64Mi", 64 << 20), ("3Ti", 3 << 40)]
-        {
-            assert_eq!(text.parse(), Ok(Bytes(bytes)));
-            assert_eq!(Bytes(bytes).to_string(), text);
-        }
-        assert_eq!(exact(128 << 20), "128Mi");
-        assert_eq!(exact(1024 << 20), "1Gi");
-        assert_eq!("2048Mi".parse::<Bytes>().unwrap().to_string(), "2Gi");
-    }
-
-    #[test]
-    fn what_is_no_quantity_is_refused() {
-        for wrong in [
-            "",
-            "Mi",
-            "-1",
-            "+1",
-            "1.5Gi",
-            "64M",
-            "64mi",
-            " 1",
-            "18446744073709551615Ki",
-            "99999999999999999999",
-        ] {
-            assert!(wrong.parse::<Bytes>().is_err(), "{wrong:?}");
-        }
+    fn what_is_no_share_is_refused() {
         for wrong in ["%", "101%", "-1%", "1.5%", "x%"] {
             assert!(wrong.parse::<Budget>().is_err(), "{wrong:?}");
         }

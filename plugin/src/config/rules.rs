@@ -45,6 +45,7 @@ pub(super) fn check(config: &Config, limits: &Limits) -> Vec<Problem> {
     rules.names();
     rules.shm();
     rules.pools();
+    rules.agent();
     rules.slots();
     rules.times();
     rules.paths();
@@ -167,14 +168,8 @@ impl Rules<'_> {
                     format!("{path}.attachments"),
                     "nobody could have the pool; write 1 or more, or remove the pool",
                 );
-            } else if resource::list_bytes(pool.attachments.into()) > MAX_LIST_BYTES {
-                let what = format!(
-                    "a list of {} devices takes {} bytes, and the kubelet reads {MAX_LIST_BYTES}; a few hundred are plenty",
-                    pool.attachments,
-                    resource::list_bytes(pool.attachments.into())
-                );
-                self.say(format!("{path}.attachments"), what);
             }
+            self.attachments(&path, pool.attachments);
             self.gid(pool, &path, &mut gids);
             if let Some(node) = pool.numa_node
                 && !self.limits.numa.is_empty()
@@ -218,6 +213,20 @@ impl Rules<'_> {
                 self.say(path, format!("{gid} is that of pool {other} too; give each its own"));
             }
             _ => {}
+        }
+    }
+
+    fn agent(&mut self) {
+        self.attachments("identity", self.config.identity.attachments);
+    }
+
+    fn attachments(&mut self, path: &str, count: u32) {
+        let bytes = resource::list_bytes(count.into());
+        if bytes > MAX_LIST_BYTES {
+            let what = format!(
+                "a list of {count} devices takes {bytes} bytes, and the kubelet reads {MAX_LIST_BYTES}; a few hundred are plenty"
+            );
+            self.say(format!("{path}.attachments"), what);
         }
     }
 

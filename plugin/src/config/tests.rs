@@ -67,6 +67,7 @@ fn each_bad_input_is_named() {
     refused("shm: {budget: 1Mi}", "shm.budget", "less than one unit");
     refused("shm: {unit: 4Ki}", "shm.unit", "raise it to");
     refused("pools: [{name: a, attachments: 4000000}]", "pools[a].attachments", "the kubelet reads 4194304");
+    refused("identity: {attachments: 4000000}", "identity.attachments", "the kubelet reads 4194304");
     refused("cdi: {enabled: false}", "shm.budget", "enable_cdi = true");
     refused(
         "shm: {budget: 0}\ncdi: {enabled: false}\npools: [{name: a, gid: 60001}]",

@@ -60,6 +60,16 @@ pub(crate) fn serve(args: &Identity) -> Result<(), Failure> {
     run().map_err(Failure::Failed)
 }
 
+/// Whether a service answers.
+pub(crate) fn check(args: &Identity) -> Result<(), Failure> {
+    let named = args.socket.display();
+    match socket::answers(&args.socket) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Failure::Failed(anyhow::anyhow!("nobody answers on {named}"))),
+        Err(error) => Err(Failure::Failed(anyhow::Error::new(error).context(format!("cannot try {named}")))),
+    }
+}
+
 /// A service that has looked around and may listen.
 #[derive(Debug)]
 pub(crate) struct Ready {

@@ -163,7 +163,7 @@ fn is_socket(path: &Path) -> Result<bool, ListenError> {
 }
 
 /// Whether somebody listens on the socket at `path`.
-fn answers(path: &Path) -> io::Result<bool> {
+pub(crate) fn answers(path: &Path) -> io::Result<bool> {
     let fd = socket(AddressFamily::Unix, SockType::SeqPacket, FLAGS, None)?;
     match connect(fd.as_raw_fd(), &UnixAddr::new(path)?) {
         Err(Errno::ECONNREFUSED) => Ok(false),

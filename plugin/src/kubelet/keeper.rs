@@ -1,10 +1,11 @@
 //! Does what the machine says, for one resource.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use shmesh_daemon::seldom::Seldom;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -15,9 +16,10 @@ use super::client;
 use super::machine::{Action, Event, LOOK, Machine, Mode};
 use super::server::{Server, file_id};
 use super::service::{Ledger, Offer, Service};
+use crate::SELDOM;
+use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::resource::allocate::Form;
-use crate::seldom::Seldom;
 
 /// Places in `said`.
 const LISTENING: usize = 0;
@@ -35,6 +37,7 @@ pub(crate) struct Node {
     pub(crate) form: Arc<Form>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) metrics: Metrics,
+    pub(crate) events: Events,
 }
 
 /// Keeps one resource with the kubelet.
@@ -81,7 +84,7 @@ impl Keeper {
             to_us,
             events,
             attempts: JoinSet::new(),
-            said: [Seldom::default(); 3],
+            said: [SELDOM; 3],
         }
     }
 
@@ -151,7 +154,7 @@ impl Keeper {
             form: Arc::clone(&self.node.form),
             ledger: Arc::clone(&self.node.ledger),
             metrics: self.node.metrics.clone(),
-            said: Arc::default(),
+            said: Arc::new(Mutex::new(SELDOM)),
             events: self.to_us.clone(),
             server: self.servers,
             stop: CancellationToken::new(),
@@ -159,14 +162,14 @@ impl Keeper {
         let path = self.node.sockets.join(&self.endpoint);
         match Server::start(&path, self.node.mode, service) {
             Ok(server) => {
-                if let Some(unsaid) = self.said[LISTENING].may(Instant::now()) {
+                if let Some(unsaid) = self.said[LISTENING].may(Instant::now().into_std()) {
                     info!(resource = self.name, socket = %path.display(), unsaid, "listening");
                 }
                 self.server = Some(server);
                 Event::Listening
             }
             Err(error) => {
-                if let Some(unsaid) = self.said[FAILED].may(Instant::now()) {
+                if let Some(unsaid) = self.said[FAILED].may(Instant::now().into_std()) {
                     warn!(resource = self.name, socket = %path.display(), %error, unsaid, "cannot listen");
                 }
                 Event::NotListening
@@ -184,13 +187,13 @@ impl Keeper {
         self.node.metrics.registered(&self.name, outcome.is_ok());
         match outcome {
             Ok(()) => {
-                if let Some(unsaid) = self.said[REGISTERED].may(Instant::now()) {
+                if let Some(unsaid) = self.said[REGISTERED].may(Instant::now().into_std()) {
                     info!(resource = self.name, unsaid, "registered");
                 }
                 Event::Registered(number)
             }
             Err(error) => {
-                if let Some(unsaid) = self.said[FAILED].may(Instant::now()) {
+                if let Some(unsaid) = self.said[FAILED].may(Instant::now().into_std()) {
                     let error = format!("{error:#}");
                     warn!(resource = self.name, error, unsaid, "not registered; it will be tried again");
                 }

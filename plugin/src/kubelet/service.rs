@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use shmesh_daemon::seldom::Seldom;
 use shmesh_kubelet_api::deviceplugin as api;
 use shmesh_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
 use shmesh_kubelet_api::pluginregistration as watcher;
@@ -22,7 +23,6 @@ use crate::metrics::Metrics;
 use crate::resource::Resource;
 use crate::resource::allocate::{Form, MAX_CONTAINERS, Refusal, answer};
 use crate::resource::preferred::choose;
-use crate::seldom::Seldom;
 
 /// A resource as it is, and as it was before the last change of the configuration: the kubelet may ask for a unit that it
 /// has not yet heard is gone, and a refusal would fail the pod for ever.
@@ -74,7 +74,7 @@ pub(super) struct Service {
 impl Service {
     fn may_say(&self) -> Option<u64> {
         // Three numbers, none of which depends on another.
-        self.said.lock().unwrap_or_else(PoisonError::into_inner).may(tokio::time::Instant::now())
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).may(tokio::time::Instant::now().into_std())
     }
 
     fn refuse(&self, resource: &str, refusal: &Refusal) -> Status {

@@ -7,7 +7,7 @@ use shmesh_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse, Mou
 use thiserror::Error;
 
 use super::{Pool, Resource, What};
-use crate::config::{Config, UserNamespaces, exact};
+use crate::config::{Bytes, Config, UserNamespaces};
 
 /// Where containers see the directory of the identity service, whatever it is on the node.
 pub(crate) const AGENT_DIR: &str = "/run/shmesh/agent";
@@ -114,7 +114,7 @@ pub(crate) fn answer(
         What::Shm { .. } => {
             let bytes = resource.bytes(places.len());
             answer.envs.insert("SHMESH_SHM_BYTES".into(), bytes.to_string());
-            answer.cdi_devices.push(cdi(&form.domain, super::SHM, &exact(bytes)));
+            answer.cdi_devices.push(cdi(&form.domain, super::SHM, &Bytes(bytes).to_string()));
         }
         What::Pool(pool) => {
             answer.envs.insert("SHMESH_POOL".into(), pool.name.clone());
@@ -122,6 +122,7 @@ pub(crate) fn answer(
             give_pool(&mut answer, pool, form);
             give_agent(&mut answer, form);
         }
+        What::Agent => give_agent(&mut answer, form),
         What::Slots(kind, devices) => {
             let which: BTreeSet<_> = places.iter().map(|&at| resource.units[at].device).collect();
             let uuids: Vec<_> = which.into_iter().map(|device| devices[device].id.as_str()).collect();

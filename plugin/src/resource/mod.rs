@@ -21,8 +21,10 @@ use crate::devices::{Accelerator, Kind, Numa};
 
 /// The resource of private shared memory, after the `/`.
 pub(crate) const SHM: &str = "shm";
+/// The resource of the identity service, after the `/`.
+pub(crate) const AGENT: &str = "agent";
 /// Names that pools cannot have: ours, and those of CDI kinds.
-pub(crate) const RESERVED: [&str; 5] = [SHM, "gpu-ipc", "npu-ipc", "pool", "agent"];
+pub(crate) const RESERVED: [&str; 5] = [SHM, "gpu-ipc", "npu-ipc", "pool", AGENT];
 /// What the kubelet reads of one `ListAndWatch` message.
 pub(crate) const MAX_LIST_BYTES: u64 = 4 << 20;
 
@@ -58,6 +60,8 @@ pub(crate) enum What {
     Shm { unit: u64 },
     /// One attachment.
     Pool(Pool),
+    /// The identity service, and nothing else.
+    Agent,
     /// A slot of one of these.
     Slots(Kind, Vec<Accelerator>),
 }
@@ -121,7 +125,7 @@ impl Resource {
     pub(crate) fn bytes(&self, units: usize) -> u64 {
         match self.what {
             What::Shm { unit } => unit.saturating_mul(units as u64),
-            What::Pool(_) | What::Slots(..) => 0,
+            What::Pool(_) | What::Agent | What::Slots(..) => 0,
         }
     }
 }
@@ -169,10 +173,11 @@ pub(crate) fn plan(config: &Config, node: &Node) -> Vec<Resource> {
             gid: pool.gid(),
             user_namespaces: pool.user_namespaces,
         });
-        let units = (0..pool.attachments)
-            .map(|at| Unit { id: format!("a{at}"), numa: pool.numa_node, device: 0, is_healthy: true })
-            .collect();
-        resources.push(Resource::new(named(&pool.name), what, units));
+        resources.push(Resource::new(named(&pool.name), what, attachments(pool.attachments, pool.numa_node)));
+    }
+    if config.identity.attachments > 0 {
+        let units = attachments(config.identity.attachments, None);
+        resources.push(Resource::new(named(AGENT), What::Agent, units));
     }
     for (kind, slots) in [(Kind::Gpu, &config.gpu_ipc), (Kind::Npu, &config.npu_ipc)] {
         let devices: Vec<_> = node.accelerators.iter().filter(|one| one.kind == kind).cloned().collect();
@@ -192,6 +197,10 @@ pub(crate) fn plan(config: &Config, node: &Node) -> Vec<Resource> {
         }
     }
     resources
+}
+
+fn attachments(count: u32, numa: Option<u32>) -> Vec<Unit> {
+    (0..count).map(|at| Unit { id: format!("a{at}"), numa, device: 0, is_healthy: true }).collect()
 }
 
 /// Units of memory, spread over the NUMA nodes as the memory is.

@@ -43,7 +43,9 @@ fn what_is_there_is_advertised_and_nothing_else() {
     let resources = plan(&config("[{name: a, attachments: 3, numaNode: 1}]"), &node());
     let names: Vec<_> =
         resources.iter().map(|resource| (resource.name.as_str(), resource.units().len())).collect();
-    assert_eq!(names, [("shmesh.io/shm", 32), ("shmesh.io/a", 3), ("shmesh.io/gpu-ipc", 24)]);
+    let wanted =
+        [("shmesh.io/shm", 32), ("shmesh.io/a", 3), ("shmesh.io/agent", 256), ("shmesh.io/gpu-ipc", 24)];
+    assert_eq!(names, wanted);
     let shm = find(&resources, "shm");
     let on = |node| shm.units().iter().filter(|unit| unit.numa == Some(node)).count();
     assert_eq!((on(0), on(1)), (24, 8), "as the memory is");
@@ -51,11 +53,12 @@ fn what_is_there_is_advertised_and_nothing_else() {
     assert_eq!(find(&resources, "gpu-ipc").unit("GPU-b::7").unwrap().numa, Some(1));
 
     let bare = plan(&Config::default(), &Node { memory: 1 << 30, ..Node::default() });
-    assert_eq!(bare.len(), 1);
+    assert_eq!(bare.len(), 2);
     assert_eq!((bare[0].units().len(), bare[0].units()[7].id.as_str()), (8, "u7"));
     assert!(bare[0].units().iter().all(|unit| unit.numa.is_none()));
     let mut nothing = Config::default();
     nothing.shm.budget = config::Budget::Percent(0);
+    nothing.identity.attachments = 0;
     assert!(plan(&nothing, &Node::default()).is_empty());
 }
 
@@ -107,6 +110,26 @@ fn a_pool_comes_in_four_forms() {
     for given in [mixed, plain] {
         assert_eq!((given.envs["SHMESH_POOL"].as_str(), given.envs.len()), ("a", 3));
         assert_eq!(given.envs["SHMESH_IDENTITY"], "/run/shmesh/agent/agent.sock");
+    }
+}
+
+#[test]
+fn the_agent_is_the_identity_service_and_nothing_else() {
+    let resources = plan(&Config::default(), &node());
+    let give = |has_cdi| answer(find(&resources, AGENT), &ids(&["a255"]), &form(has_cdi)).unwrap();
+    let (with, without) = (give(true), give(false));
+    assert_eq!(with.cdi_devices[0].name, "shmesh.io/agent=identity");
+    assert_eq!((with.cdi_devices.len(), with.mounts.len()), (1, 0));
+    assert_eq!((without.cdi_devices.len(), without.mounts.len()), (0, 1));
+    assert_eq!(
+        (without.mounts[0].container_path.as_str(), without.mounts[0].read_only),
+        ("/run/shmesh/agent", true)
+    );
+    for given in [with, without] {
+        assert_eq!(
+            (given.envs["SHMESH_IDENTITY"].as_str(), given.envs.len()),
+            ("/run/shmesh/agent/agent.sock", 1)
+        );
     }
 }
 

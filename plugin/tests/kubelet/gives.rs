@@ -39,6 +39,8 @@ async fn memory_a_pool_and_slots() {
     plugin.shows("shmesh_plugin_shm_reserved_bytes", |bytes| bytes == f64::from(3 << 26)).await;
     plugin.shows("shmesh_plugin_held{resource=\"shmesh.io/a\"}", |units| units == 1.0).await;
     plugin.shows("shmesh_plugin_allocations_total{resource=\"shmesh.io/shm\"}", |calls| calls == 1.0).await;
+    plugin.shows("shmesh_plugin_allocate_seconds_count", |calls| calls == 3.0).await;
+    plugin.shows("shmesh_plugin_allocate_seconds_sum", |seconds| seconds > 0.0).await;
 }
 
 #[tokio::test]
@@ -101,6 +103,36 @@ async fn a_node_without_devices_advertises_none_until_there_are() {
     assert!(!place.node.resources().contains_key(GPU));
     fs::write(place.path("fake.yaml"), "gpus: [{uuid: GPU-z}]\n").unwrap();
     place.allocatable(GPU, 4).await;
+}
+
+#[tokio::test]
+async fn a_sidecar_that_needs_no_pool_gets_the_identity_service() {
+    let place = Place::with_kubelet().await;
+    let _plugin = place.start();
+    place.all_there().await;
+    let pod = Pod::new("p")
+        .init(Container::new("sidecar").limit(AGENT, 1).restartable())
+        .container(Container::new("app"));
+    let status = place.node.add_pod(pod).await;
+    assert_eq!(status.phase, Phase::Running, "{status:?}");
+    let options = &status.containers["sidecar"].options;
+    assert_eq!(options.cdi_devices, ["shmesh.io/agent=identity"]);
+    assert_eq!(options.env("SHMESH_IDENTITY"), Some("/run/shmesh/agent/agent.sock"));
+    assert_eq!(options.env("SHMESH_POOL"), None);
+    assert!(status.containers.get("app").is_none_or(|app| app.options.cdi_devices.is_empty()));
+}
+
+#[tokio::test]
+async fn without_an_identity_service_nobody_gets_it() {
+    let place = Place::with_kubelet().await;
+    let _plugin = place.start_with(&["identity.enabled=false"]);
+    place.allocatable(POOL, 8).await;
+    place.node.wait_for(LIMIT, |node| node.capacity(AGENT) == 256).await.unwrap();
+    assert_eq!(place.node.allocatable(AGENT), 0, "no socket yet");
+    let socket = place.path("run/shmesh/agent/agent.sock");
+    fs::create_dir_all(socket.parent().unwrap()).unwrap();
+    let _service = std::os::unix::net::UnixListener::bind(socket).unwrap();
+    place.allocatable(AGENT, 256).await;
 }
 
 #[tokio::test]

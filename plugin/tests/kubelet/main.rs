@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod events;
 mod gives;
 mod hostile;
 mod plugin;

@@ -21,6 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const SHM: &str = "shmesh.io/shm";
 pub(crate) const POOL: &str = "shmesh.io/a";
+pub(crate) const AGENT: &str = "shmesh.io/agent";
 pub(crate) const GPU: &str = "shmesh.io/gpu-ipc";
 
 /// A node's root directory.
@@ -106,6 +107,7 @@ impl Place {
     pub(crate) async fn all_there(&self) {
         self.allocatable(SHM, 16).await;
         self.allocatable(POOL, 8).await;
+        self.allocatable(AGENT, 256).await;
         self.allocatable(GPU, 8).await;
     }
 
@@ -157,7 +159,11 @@ impl Plugin {
     }
 
     pub(crate) fn start(settings: &[String], more: &[&str], config: Option<&Path>) -> Self {
-        let mut child = Self::command(settings, more, config).spawn().unwrap();
+        Self::run(Self::command(settings, more, config))
+    }
+
+    pub(crate) fn run(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (to, log) = mpsc::channel();
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| to.send(line)));

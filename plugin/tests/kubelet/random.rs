@@ -30,7 +30,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..40_u8).prop_map(Step::KubeletDown),
         2 => Just(Step::PluginCrashes),
         1 => Just(Step::PluginEnds),
-        2 => (0..3_u8).prop_map(Step::SocketRemoved),
+        2 => (0..4_u8).prop_map(Step::SocketRemoved),
         6 => (1..5_u8, 0..4_u8).prop_map(|(units, slots)| Step::PodAdded(units, slots)),
         5 => any::<u8>().prop_map(Step::PodDeleted),
         1 => Just(Step::Sick),
@@ -92,7 +92,7 @@ async fn play(steps: Vec<Step>) {
             }
             Step::PodAdded(units, slots) => {
                 let name = format!("p{number}");
-                let limits = [(SHM, units.into()), (POOL, 1), (GPU, slots.into())];
+                let limits = [(SHM, units.into()), (POOL, 1), (AGENT, 1), (GPU, slots.into())];
                 let wanted: Vec<_> = limits.into_iter().filter(|(_, count)| *count > 0).collect();
                 let status = place.node.add_pod(pod(&name, &wanted)).await;
                 if status.phase == Phase::Running {
@@ -119,9 +119,10 @@ async fn play(steps: Vec<Step>) {
         let began = Instant::now();
         place.allocatable(SHM, 16).await;
         place.allocatable(POOL, 8).await;
+        place.allocatable(AGENT, 256).await;
         place.allocatable(GPU, if is_well { 8 } else { 4 }).await;
         slowest = slowest.max(began.elapsed());
-        for resource in [SHM, POOL, GPU] {
+        for resource in [SHM, POOL, AGENT, GPU] {
             let holders = place.node.holders(resource);
             let devices: BTreeSet<_> = holders.iter().map(|holder| &holder.device).collect();
             assert_eq!(devices.len(), holders.len(), "handed out twice: {holders:?}");
@@ -142,5 +143,5 @@ async fn play(steps: Vec<Step>) {
         place.node.delete_pod("last");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    until("three sockets", || place.plugin_sockets().len() == 3).await;
+    until("four sockets", || place.plugin_sockets().len() == 4).await;
 }

@@ -12,7 +12,7 @@ use crate::plugin::*;
 async fn a_kubelet_that_comes_later() {
     let place = Place::new();
     let plugin = place.start();
-    until("three sockets", || place.plugin_sockets().len() == 3).await;
+    until("four sockets", || place.plugin_sockets().len() == 4).await;
     assert!(plugin.get("/readyz").contains("waits for: kubelet"));
     assert!(plugin.get("/livez").starts_with("HTTP/1.1 200"));
     place.node.start_kubelet().await.unwrap();
@@ -30,7 +30,7 @@ async fn a_kubelet_that_restarts_keeps_what_pods_have() {
         place.node.restart_kubelet().await.unwrap();
         place.all_there().await;
         assert_eq!(place.node.holders(SHM), holders);
-        assert_eq!(place.plugin_sockets().len(), 3);
+        assert_eq!(place.plugin_sockets().len(), 4);
     }
     let status = place.node.add_pod(pod("q", &[(SHM, 11)])).await;
     assert_eq!(status.phase, Phase::Running, "{status:?}");
@@ -44,10 +44,10 @@ async fn its_own_crash_and_its_own_end() {
     place.node.add_pod(pod("p", &[(SHM, 5)])).await;
     plugin.crash();
     place.allocatable(SHM, 0).await;
-    assert_eq!(place.plugin_sockets().len(), 3, "a crash leaves them");
+    assert_eq!(place.plugin_sockets().len(), 4, "a crash leaves them");
     let plugin = place.start();
     place.all_there().await;
-    assert_eq!(place.plugin_sockets().len(), 3, "and the next start takes them away");
+    assert_eq!(place.plugin_sockets().len(), 4, "and the next start takes them away");
     assert_eq!(place.node.holders(SHM).len(), 5);
 
     assert!(plugin.end().success());
@@ -147,7 +147,7 @@ async fn found_by_the_kubelet() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter(|name| !name.starts_with('.'))
         .collect();
-    assert!(names.len() == 3 && names.iter().all(|name| name.ends_with("@reg.sock")), "{names:?}");
+    assert!(names.len() == 4 && names.iter().all(|name| name.ends_with("@reg.sock")), "{names:?}");
     place.node.add_pod(pod("p", &[(SHM, 5)])).await;
     place.node.restart_kubelet().await.unwrap();
     place.all_there().await;
@@ -223,7 +223,7 @@ async fn told_to_end_while_it_registers() {
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(place.plugin_sockets().len(), 3);
+    assert_eq!(place.plugin_sockets().len(), 4);
     assert!(plugin.end().success());
     assert_eq!(place.plugin_sockets(), Vec::<std::path::PathBuf>::new());
     drop(call);

@@ -47,6 +47,7 @@ Examples:
   shmesh bench                                         everything, some two minutes
   shmesh bench --metric rtt --sizes 48,64 --wait poll  the round trips of small messages
   shmesh bench --sizes 65536 --form data --ring spsc
+  shmesh bench --apart --sizes 48,65536 --wait poll    the same between two containers' namespaces
   shmesh bench ops                                     what each step costs on one core
   shmesh bench links --counts 1,100,1000               memory, threads, files and time per link
   shmesh bench --output json > shmesh.json             progress and remarks go to standard error
@@ -75,6 +76,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "16"],
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     batch: Vec<u16>,
+    /// Each test once more with each side in namespaces of its own, as containers are (pid, mount, ipc, net, uts, cgroup);
+    /// needs root and `unshare`
+    #[arg(long)]
+    apart: bool,
     /// Print the names of the tests and leave
     #[arg(long)]
     list: bool,
@@ -156,6 +161,8 @@ struct Case {
     bytes: usize,
     note: String,
     tasks: Vec<Task>,
+    /// Each process in namespaces of its own.
+    apart: bool,
 }
 
 /// What a test may take beyond its time.
@@ -180,6 +187,14 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
         _ => ops_cases(common, cores.0),
     };
     request(!cases.is_empty(), || "nothing to measure: inline messages have at most 48 bytes".to_owned())?;
+    if args.apart && !args.list {
+        let runs =
+            std::process::Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).output();
+        let can = runs.is_ok_and(|ran| ran.status.success());
+        request(can, || {
+            "--apart needs root (CAP_SYS_ADMIN) and unshare of util-linux; leave it out".to_owned()
+        })?;
+    }
     if args.list {
         for case in &cases {
             writeln!(out, "{}", case.name)?;
@@ -217,7 +232,10 @@ fn once(session: &Session, common: &Common, case: &Case) -> Result<Dist> {
     let name = link_name().parse()?;
     session.owns_link(&common.dir.dir, &name);
     let deadline = Instant::now() + Duration::from_secs_f64(common.seconds) + GRACE;
-    let spawn = |task| session.spawn("bench-side", task, Stdio::null());
+    let spawn = |task| match case.apart {
+        false => session.spawn("bench-side", task, Stdio::null()),
+        true => session.spawn_apart("bench-side", task, Stdio::null()),
+    };
     let children = case.tasks.iter().map(spawn).collect::<Result<Vec<_>>>()?;
     let mut found = None;
     for child in &children {
@@ -285,7 +303,10 @@ fn grid(args: &Args, (a, b): (usize, usize)) -> Vec<Case> {
                                 core: if primary { a } else { b },
                                 primary,
                             };
-                            cases.push(case(&spec));
+                            cases.push(case(&spec, false));
+                            if args.apart {
+                                cases.push(case(&spec, true));
+                            }
                         }
                     }
                 }
@@ -307,7 +328,7 @@ fn forms(args: &Args, bytes: usize) -> Vec<Form> {
     }
 }
 
-fn case(spec: &impl Fn(bool) -> side::Spec) -> Case {
+fn case(spec: &impl Fn(bool) -> side::Spec, apart: bool) -> Case {
     let one = spec(true);
     let lower = |what: &dyn std::fmt::Debug| format!("{what:?}").to_lowercase();
     let mut name = format!(
@@ -321,13 +342,17 @@ fn case(spec: &impl Fn(bool) -> side::Spec) -> Case {
     if one.batch > 1 {
         name.push_str(&format!("-batch{}", one.batch));
     }
+    if apart {
+        name.push_str("-apart");
+    }
     let kind = match one.metric {
         Metric::Rtt => Kind::RoundTrip,
         Metric::Oneway if one.is_bulk() => Kind::Bulk,
         Metric::Oneway => Kind::OneWay,
     };
     let bytes = one.bytes;
-    Case { name, kind, bytes, note: String::new(), tasks: vec![Task::Side(one), Task::Side(spec(false))] }
+    let tasks = vec![Task::Side(one), Task::Side(spec(false))];
+    Case { name, kind, bytes, note: String::new(), tasks, apart }
 }
 
 fn ops_cases(common: &Common, core: usize) -> Vec<Case> {
@@ -341,7 +366,7 @@ fn ops_cases(common: &Common, core: usize) -> Vec<Case> {
             core,
         };
         let name = format!("op-{op}-{}", format!("{mode:?}").to_lowercase());
-        Case { name, kind: Kind::Op, bytes, note: note.to_owned(), tasks: vec![Task::Op(spec)] }
+        Case { name, kind: Kind::Op, bytes, note: note.to_owned(), tasks: vec![Task::Op(spec)], apart: false }
     };
     common.ring.iter().flat_map(|&mode| ops::OPS.map(|op| case(mode, op))).collect()
 }

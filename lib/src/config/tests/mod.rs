@@ -1,6 +1,7 @@
 //! Names, limits and files; the two forms have their own files.
 
 mod nvipc;
+mod pod;
 mod random;
 mod shmesh;
 

@@ -87,6 +87,22 @@ fn keeps_promises(text: &str) {
     }
 }
 
+fn annotation_keeps_promises(text: &str) {
+    match pod_links(text) {
+        Ok(links) => {
+            for link in &links {
+                link.config.validate().unwrap();
+            }
+            let kept = links.iter().filter(|link| link.is_kept_here()).count();
+            match from_annotation(text) {
+                Ok(loaded) => assert_eq!(loaded.links.len(), kept),
+                Err(error) => assert!(kept == 0 && matches!(error, ConfigError::NothingKept)),
+            }
+        }
+        Err(error) => assert!(!error.to_string().contains(char::is_control), "{error}"),
+    }
+}
+
 /// A valid text, cut, doubled, and with pieces put in.
 fn mutated() -> impl Strategy<Value = String> {
     let edit = (any::<prop::sample::Index>(), 0..40usize, select(&PIECES[..]), 0..3u8);
@@ -108,6 +124,12 @@ fn mutated() -> impl Strategy<Value = String> {
 }
 
 proptest! {
+    #[test]
+    fn any_annotation(pieces in prop::collection::vec(select(&PIECES[..]), 0..30)) {
+        annotation_keeps_promises(&pieces.concat());
+        annotation_keeps_promises(&format!("- name: a\n  scope: {}", pieces.concat()));
+    }
+
     #[test]
     fn any_text(text in any::<String>()) {
         keeps_promises(&text);

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,7 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) fn begin(shared: &Shared) -> io::Result<Self> {
-        let (listener, path) = listen(shared)?;
+        let (listener, path) = listen(shared, socket::listen_on)?;
         Ok(Self { listener, sessions: Vec::new(), reap: Reap::default(), is_full: false, path })
     }
 
@@ -187,8 +187,11 @@ enum Answered {
     TakesOver(u64),
 }
 
-/// Listens for newcomers. Only for who has the duty.
-pub(in crate::link) fn listen(shared: &Shared) -> io::Result<(OwnedFd, PathBuf)> {
+/// Listens for newcomers, in this way. Only for who has the duty.
+pub(in crate::link) fn listen(
+    shared: &Shared,
+    on: fn(&Path, u32) -> io::Result<OwnedFd>,
+) -> io::Result<(OwnedFd, PathBuf)> {
     let path = socket_path(&shared.store);
     // We have the duty, so a socket that is there belongs to a holder that died.
     match std::fs::symlink_metadata(&path) {
@@ -196,7 +199,7 @@ pub(in crate::link) fn listen(shared: &Shared) -> io::Result<(OwnedFd, PathBuf)>
         // Anything else is somebody's, and `bind` says that the place is taken.
         _ => {}
     }
-    let listener = socket::listen_on(&path, shared.store.file_mode)?;
+    let listener = on(&path, shared.store.file_mode)?;
     Ok((listener, path))
 }
 

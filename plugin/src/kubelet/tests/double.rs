@@ -93,6 +93,7 @@ impl World {
             form: Arc::new(Form::of(&crate::config::Config::default())),
             ledger: Arc::new(Ledger::default()),
             metrics: Metrics::default(),
+            events: crate::events::Events::default(),
         };
         let offer = watch::Sender::new(Offer { now: resource(0), before: None });
         let stop = CancellationToken::new();

@@ -1,0 +1,170 @@
+//! The API server: what is asked of it, and what is written.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams,
+};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use serde_json::{Value, json};
+
+use crate::wait::{Look, Pace};
+
+/// Who the fields are of that we write.
+const MANAGER: &str = "shmesh-e2e";
+
+/// A cluster that answers.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    client: Client,
+    pub(crate) pace: Pace,
+}
+
+impl Cluster {
+    /// Connects, and asks something.
+    pub(crate) async fn connect(kubeconfig: &Path, pace: Pace) -> Result<Self> {
+        let shown = kubeconfig.display();
+        let read = Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {shown}"))?;
+        let mut config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
+            .await
+            .with_context(|| format!("{shown} does not say how to reach a cluster"))?;
+        // A look must end, so that the next one can be another.
+        (config.connect_timeout, config.read_timeout) =
+            (Some(Duration::from_secs(10)), Some(Duration::from_secs(30)));
+        let url = config.cluster_url.clone();
+        let client = Client::try_from(config).with_context(|| format!("cannot use {shown}"))?;
+        let cluster = Self { client, pace };
+        cluster.nodes().await.with_context(|| format!("the API server {url} of {shown} does not answer"))?;
+        Ok(cluster)
+    }
+
+    fn pods_in(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    pub(crate) async fn nodes(&self) -> Result<Vec<Node>> {
+        let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default()).await;
+        Ok(nodes.context("cannot list nodes")?.items)
+    }
+
+    /// `NAMESPACE/NAME` of every plugin of any release.
+    pub(crate) async fn plugins(&self) -> Result<Vec<String>> {
+        let ours = ListParams::default().labels("app.kubernetes.io/name=shmesh");
+        let sets =
+            Api::<DaemonSet>::all(self.client.clone()).list(&ours).await.context("cannot list DaemonSets")?;
+        let named = |set: DaemonSet| {
+            format!(
+                "{}/{}",
+                set.metadata.namespace.unwrap_or_default(),
+                set.metadata.name.unwrap_or_default()
+            )
+        };
+        Ok(sets.items.into_iter().map(named).collect())
+    }
+
+    /// A namespace that was not there; nobody else's is used or deleted.
+    pub(crate) async fn make_namespace(&self, name: &str, pod_security: &str) -> Result<()> {
+        let labels = json!({"pod-security.kubernetes.io/enforce": pod_security});
+        let namespace = serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}}))?;
+        match Api::<Namespace>::all(self.client.clone()).create(&PostParams::default(), &namespace).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                bail!(
+                    "the namespace {name} is there already: kubectl delete namespace {name}, or choose another --namespace"
+                )
+            }
+            Err(error) => Err(error).with_context(|| format!("cannot create the namespace {name}")),
+        }
+    }
+
+    /// Deletes a namespace, and waits until all in it has ended.
+    pub(crate) async fn delete_namespace(&self, name: &str) -> Result<()> {
+        let namespaces = Api::<Namespace>::all(self.client.clone());
+        let what = format!("the end of namespace {name} and of all in it");
+        let mut is_asked = false;
+        self.pace
+            .until(&what, async || {
+                if !is_asked {
+                    match namespaces.delete(name, &DeleteParams::default()).await {
+                        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Look::There(())),
+                        other => drop(other?),
+                    }
+                    is_asked = true;
+                }
+                let Some(still) = namespaces.get_opt(name).await? else { return Ok(Look::There(())) };
+                let conditions = still.status.and_then(|status| status.conditions).unwrap_or_default();
+                let of_it =
+                    conditions.into_iter().filter(|one| one.status == "True").filter_map(|one| one.message);
+                Ok(Look::NotYet(format!("it is ending; {}", of_it.collect::<Vec<_>>().join("; "))))
+            })
+            .await
+    }
+
+    /// Makes a pod as it is written; a field that the API server does not know is an error.
+    pub(crate) async fn apply(&self, pod: &Value) -> Result<()> {
+        let text = |key: &str| {
+            pod["metadata"][key].as_str().with_context(|| format!("a pod without metadata.{key}"))
+        };
+        let (namespace, name) = (text("namespace")?, text("name")?);
+        let of_pods = ApiResource::erase::<Pod>(&());
+        let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &of_pods);
+        let mut params = PatchParams::apply(MANAGER).force();
+        params.field_validation = Some(kube::api::ValidationDirective::Strict);
+        // A webhook whose pod was just replaced may be away for a moment.
+        let what = format!("the pod {namespace}/{name}");
+        self.pace
+            .until(&what, async || match pods.patch(name, &params, &Patch::Apply(pod)).await {
+                Ok(_) => Ok(Look::There(())),
+                // A namespace gets its account a moment after it was made.
+                Err(kube::Error::Api(status)) if status.message.contains("looking up service account") => {
+                    Ok(Look::NotYet(status.message))
+                }
+                Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 429 => {
+                    Ok(Look::Never(status.message))
+                }
+                Err(error) => Err(error.into()),
+            })
+            .await
+    }
+
+    pub(crate) async fn pod(&self, namespace: &str, name: &str) -> Result<Pod> {
+        let pod = self.pods_in(namespace).get_opt(name).await;
+        let pod = pod.with_context(|| format!("cannot read the pod {namespace}/{name}"))?;
+        pod.with_context(|| format!("there is no pod {namespace}/{name}"))
+    }
+
+    /// Those with these labels; `""` is all.
+    pub(crate) async fn pods(&self, namespace: &str, labels: &str) -> Result<Vec<Pod>> {
+        let found = self.pods_in(namespace).list(&ListParams::default().labels(labels)).await;
+        Ok(found.with_context(|| format!("cannot list pods in {namespace}"))?.items)
+    }
+
+    pub(crate) async fn events(&self, namespace: &str) -> Result<Vec<Event>> {
+        let found =
+            Api::<Event>::namespaced(self.client.clone(), namespace).list(&ListParams::default()).await;
+        Ok(found.with_context(|| format!("cannot list events in {namespace}"))?.items)
+    }
+
+    /// The last lines of a container's log, or of the one before it.
+    pub(crate) async fn log(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        previous: bool,
+    ) -> Result<String> {
+        let params = LogParams {
+            container: Some(container.to_owned()),
+            tail_lines: Some(40),
+            previous,
+            ..LogParams::default()
+        };
+        let log = self.pods_in(namespace).logs(pod, &params).await;
+        log.with_context(|| format!("cannot read the log of {namespace}/{pod}, container {container}"))
+    }
+}

@@ -1,0 +1,173 @@
+//! The cluster to test on: one that is given, or a kind cluster that is made and removed.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::args::{Args, Image};
+use crate::scratch::Scratch;
+use crate::tools::{Tool, find};
+
+/// A first build compiles everything.
+const BUILD: Duration = Duration::from_secs(3600);
+const CREATE: Duration = Duration::from_secs(900);
+
+/// Where tests run.
+#[derive(Debug)]
+pub(crate) enum Place {
+    Given(PathBuf),
+    Kind(Kind),
+}
+
+/// A kind cluster.
+#[derive(Debug)]
+pub(crate) struct Kind {
+    name: String,
+    /// `docker` or `podman`.
+    engine: &'static str,
+    /// The kubeconfig and the images.
+    dir: Scratch,
+    is_made: bool,
+}
+
+impl Place {
+    /// What the flags say, if everything that it takes is here.
+    pub(crate) fn find(args: &Args) -> Result<Self> {
+        let mut missing = Vec::new();
+        if find("helm").is_none() {
+            missing.push("helm (https://helm.sh/docs/intro/install)");
+        }
+        let chart = args.repository.join("helm/Chart.yaml");
+        if !chart.is_file() {
+            bail!("{} is not there: name the repository with --repository", chart.display());
+        }
+        if let Some(kubeconfig) = &args.kubeconfig {
+            no_more(&missing)?;
+            if !kubeconfig.is_file() {
+                bail!("the kubeconfig {} is not there: see --kubeconfig", kubeconfig.display());
+            }
+            return Ok(Self::Given(kubeconfig.clone()));
+        }
+        let engine = ["docker", "podman"].into_iter().find(|engine| find(engine).is_some());
+        if find("kind").is_none() {
+            missing.push("kind (https://kind.sigs.k8s.io), or --kubeconfig of a cluster");
+        }
+        if engine.is_none() {
+            missing.push("docker or podman, for kind and for building images");
+        }
+        no_more(&missing)?;
+        let dir = Scratch::new()?;
+        let engine = engine.unwrap_or("docker");
+        Ok(Self::Kind(Kind { name: args.namespace.clone(), engine, dir, is_made: false }))
+    }
+
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        match self {
+            Self::Given(file) => file.clone(),
+            Self::Kind(kind) => kind.dir.path().join("kubeconfig"),
+        }
+    }
+
+    /// Makes what has to be made: images and cluster.
+    pub(crate) async fn open(&mut self, args: &Args, say: impl Fn(&str)) -> Result<()> {
+        match self {
+            Self::Given(_) => Ok(()),
+            Self::Kind(kind) => kind.open(args, say).await,
+        }
+    }
+
+    /// Removes what was made.
+    pub(crate) async fn close(&mut self) -> Result<()> {
+        match self {
+            Self::Kind(kind) if kind.is_made => {
+                kind.tool(CREATE).args(["delete", "cluster", "--name", &kind.name]).run().await.map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Leaves it, and says how to look at it and how to remove it.
+    pub(crate) fn leave(self, args: &Args) -> String {
+        let namespace = &args.namespace;
+        match self {
+            Self::Given(file) => format!(
+                "kept: the release shmesh in namespace {namespace}, and namespaces {namespace}-*\n\
+                 remove them: helm uninstall shmesh --namespace {namespace} --kubeconfig {}; then kubectl delete namespace",
+                file.display()
+            ),
+            Self::Kind(kind) => {
+                let dir = kind.dir.keep();
+                let file = dir.join("kubeconfig");
+                format!(
+                    "kept: export KUBECONFIG={}\nremove it: kind delete cluster --name {}",
+                    file.display(),
+                    kind.name
+                )
+            }
+        }
+    }
+}
+
+fn no_more(missing: &[&str]) -> Result<()> {
+    if !missing.is_empty() {
+        bail!("missing here: {}", missing.join("; "));
+    }
+    Ok(())
+}
+
+impl Kind {
+    fn tool(&self, limit: Duration) -> Tool {
+        let tool = Tool::new("kind", limit);
+        if self.engine == "podman" { tool.env("KIND_EXPERIMENTAL_PROVIDER", "podman") } else { tool }
+    }
+
+    async fn open(&mut self, args: &Args, say: impl Fn(&str)) -> Result<()> {
+        let there = self.tool(CREATE).args(["get", "clusters"]).run().await?;
+        if there.lines().any(|name| name == self.name) {
+            bail!(
+                "there is a kind cluster {0} already: kind delete cluster --name {0}, or choose another --namespace",
+                self.name
+            );
+        }
+        let archive = self.dir.path().join("images.tar");
+        if args.registry.is_none() {
+            say("images: building");
+            self.build(args, &archive).await?;
+        }
+        say("kind: creating a cluster");
+        self.is_made = true;
+        let config = args.repository.join("e2e/kind.yaml");
+        let kubeconfig = self.dir.path().join("kubeconfig");
+        let create =
+            self.tool(CREATE).args(["create", "cluster", "--name", &self.name, "--wait", "300s", "--config"]);
+        create.args([config.as_path()]).args(["--kubeconfig"]).args([kubeconfig]).run().await?;
+        if args.registry.is_none() {
+            say("kind: loading images");
+            self.tool(CREATE)
+                .args(["load", "image-archive", "--name", &self.name])
+                .args([archive])
+                .run()
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Builds both images into one archive.
+    async fn build(&self, args: &Args, archive: &Path) -> Result<()> {
+        let engine = || Tool::new(self.engine, BUILD);
+        let file = args.repository.join("helm/images/Dockerfile");
+        let mut names = Vec::new();
+        for (target, image) in [("plugin", Image::Plugin), ("sidecar", Image::Sidecar)] {
+            // The whole name: podman would put localhost/ before it, and no pod asks for that.
+            let name = format!("docker.io/library/{}", args.image(image));
+            let build = engine()
+                .env("DOCKER_BUILDKIT", "1")
+                .args(["build", "--target", target, "--tag", &name, "--file"]);
+            build.args([file.as_path(), args.repository.as_path()]).run().await?;
+            names.push(name);
+        }
+        engine().args(["save", "--output"]).args([archive]).args(names).run().await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! The chart on the cluster, by the `helm` command.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::args::Args;
+use crate::scenarios::Scenario;
+use crate::scratch::Scratch;
+use crate::tools::Tool;
+
+const NAME: &str = "shmesh";
+
+/// A release, there or not.
+#[derive(Debug)]
+pub(crate) struct Release {
+    kubeconfig: PathBuf,
+    pub(crate) namespace: String,
+    repository: PathBuf,
+    limit: Duration,
+    values: Value,
+    /// Of the file that Helm reads.
+    dir: Scratch,
+}
+
+impl Release {
+    pub(crate) fn new(args: &Args, kubeconfig: PathBuf) -> Result<Self> {
+        let values = json!({
+            "image": {
+                "registry": args.registry.as_deref().unwrap_or_default(),
+                "tag": args.tag,
+                "pullPolicy": args.pull_policy.name(),
+            },
+            "plugin": {"image": args.plugin_image},
+            "sidecar": {"image": args.sidecar_image},
+            "test": {"namespace": Scenario::Allocate.namespace(args)},
+        });
+        Ok(Self {
+            kubeconfig,
+            namespace: args.namespace.clone(),
+            repository: args.repository.clone(),
+            limit: args.limit(),
+            values,
+            dir: Scratch::new()?,
+        })
+    }
+
+    async fn helm(&self, words: &[&str]) -> Result<String> {
+        let kubeconfig = self.kubeconfig.to_string_lossy();
+        // Helm's own limit ends first, and says more.
+        let tool = Tool::new("helm", self.limit + Duration::from_secs(60));
+        tool.args(words).args(["--namespace", &self.namespace, "--kubeconfig", &kubeconfig]).run().await
+    }
+
+    async fn put(&self, verb: &str, values: &Value) -> Result<()> {
+        let own = self.dir.path().join("values.json");
+        std::fs::write(&own, values.to_string()).context("cannot write the chart's values")?;
+        let chart = self.repository.join("helm");
+        let shared = self.repository.join("e2e/values.yaml");
+        let (chart, shared, own) = (chart.to_string_lossy(), shared.to_string_lossy(), own.to_string_lossy());
+        let timeout = format!("{}s", self.limit.as_secs());
+        self.helm(&[
+            verb,
+            NAME,
+            &chart,
+            "--values",
+            &shared,
+            "--values",
+            &own,
+            "--wait",
+            "--timeout",
+            &timeout,
+        ])
+        .await?;
+        Ok(())
+    }
+
+    pub(crate) async fn install(&self) -> Result<()> {
+        self.put("install", &self.values).await
+    }
+
+    /// Another revision, whose plugins are other pods.
+    pub(crate) async fn upgrade(&self) -> Result<()> {
+        let mut values = self.values.clone();
+        values["plugin"]["podAnnotations"] = json!({"shmesh.io/e2e": "upgraded"});
+        self.put("upgrade", &values).await
+    }
+
+    /// To what was installed first.
+    pub(crate) async fn roll_back(&self) -> Result<()> {
+        let timeout = format!("{}s", self.limit.as_secs());
+        self.helm(&["rollback", NAME, "1", "--wait", "--timeout", &timeout]).await?;
+        Ok(())
+    }
+
+    /// The chart's own tests.
+    pub(crate) async fn test(&self) -> Result<()> {
+        let timeout = format!("{}s", self.limit.as_secs());
+        self.helm(&["test", NAME, "--logs", "--timeout", &timeout]).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn uninstall(&self) -> Result<()> {
+        let timeout = format!("{}s", self.limit.as_secs());
+        self.helm(&["uninstall", NAME, "--ignore-not-found", "--wait", "--timeout", &timeout]).await?;
+        Ok(())
+    }
+}

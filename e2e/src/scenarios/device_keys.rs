@@ -1,0 +1,27 @@
+//! A key is good for whom its exporter named. The wrong pod has the same key, the same user and the same pool.
+
+use anyhow::{Result, bail};
+
+use crate::pods;
+
+use super::Setup;
+
+pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
+    let all = pods::prepared(pods::DEVICE_KEYS, namespace, setup.args)?;
+    let [lender, wrong, borrower] = &all[..] else {
+        bail!("device-keys.yaml has {} pods, and not 3", all.len())
+    };
+    // One after another: a link has one secondary at a time that takes what is sent.
+    setup.cluster.apply(lender).await?;
+    setup.wait_for(namespace, "lender", pods::ready).await?;
+    setup.cluster.apply(wrong).await?;
+    // It fails if it can import.
+    setup.wait_for(namespace, "wrong", pods::succeeded).await?;
+    setup.said(namespace, "wrong", "wrong", "refused: the key is for process 1").await?;
+    setup.said(namespace, "lender", "shmesh", "not_admitted").await?;
+    setup.cluster.apply(borrower).await?;
+    setup.wait_for(namespace, "borrower", pods::ready).await?;
+    setup
+        .said(namespace, "borrower", "borrower", "bytes that the other side lends, as they were written")
+        .await
+}

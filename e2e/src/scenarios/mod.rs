@@ -1,0 +1,137 @@
+//! The scenarios, in the order in which they run. Each has a namespace of its own with Pod Security *restricted*.
+//!
+//! | scenario | what it shows |
+//! |---|---|
+//! | `allocate` | every plugin's node advertises; the chart's own tests get memory and a link |
+//! | `sized` | a /dev/shm of exactly the units that were asked for |
+//! | `two_containers` | a link inside a pod |
+//! | `two_pods` | a link between pods of different users, through a pool |
+//! | `device_keys` | a key is good for whom its exporter named, and for no other pod |
+//! | `kills` | sidecar, applications, plugin, identity service and kubelet die one after another |
+//! | `upgrade` | the chart is upgraded and rolled back, and pods that run do not notice |
+//! | `uninstall` | what is left on the nodes: only what is documented to stay |
+
+mod allocate;
+mod device_keys;
+mod kills;
+mod sized;
+mod two_containers;
+mod two_pods;
+mod uninstall;
+mod upgrade;
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::args::Args;
+use crate::cluster::Cluster;
+use crate::pods;
+use crate::release::Release;
+use crate::wait::Look;
+
+/// Something that is shown on a cluster.
+#[derive(ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Scenario {
+    /// Nodes advertise memory and the pool, and the chart's own tests pass: a unit of memory, a link
+    Allocate,
+    /// A pod that asks for two units has a /dev/shm of 128 MiB, all of it usable and no more
+    Sized,
+    /// Two containers of a pod exchange messages over an injected link
+    TwoContainers,
+    /// Two pods of different users in a restricted namespace exchange messages through a pool
+    TwoPods,
+    /// A device key is good for the pod that was admitted, and refused to another that has it
+    DeviceKeys,
+    /// Sidecar, both applications, plugin, identity service and kubelet are killed in turn: nothing is lost
+    Kills,
+    /// The chart is upgraded and rolled back while pods exchange messages
+    Upgrade,
+    /// After pods and release are gone nodes have no sockets, no files in pools, and advertise nothing
+    Uninstall,
+}
+
+/// What a scenario runs on.
+pub(crate) struct Setup<'a> {
+    pub(crate) args: &'a Args,
+    pub(crate) cluster: Cluster,
+    pub(crate) release: Release,
+    /// How many tool pods there were: each has a name of its own.
+    pub(crate) tools: Cell<u32>,
+}
+
+impl Scenario {
+    /// As on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// What it shows.
+    pub(crate) fn shows(self) -> String {
+        self.to_possible_value().and_then(|value| Some(value.get_help()?.to_string())).unwrap_or_default()
+    }
+
+    /// Its pods' namespace.
+    pub(crate) fn namespace(self, args: &Args) -> String {
+        format!("{}-{}", args.namespace, self.name())
+    }
+
+    /// Runs it in its namespace, which is there.
+    pub(crate) async fn run(self, setup: &Setup<'_>) -> Result<()> {
+        let namespace = &self.namespace(setup.args);
+        match self {
+            Self::Allocate => allocate::run(setup).await,
+            Self::Sized => sized::run(setup, namespace).await,
+            Self::TwoContainers => two_containers::run(setup, namespace).await,
+            Self::TwoPods => two_pods::run(setup, namespace).await,
+            Self::DeviceKeys => device_keys::run(setup, namespace).await,
+            Self::Kills => kills::run(setup, namespace).await,
+            Self::Upgrade => upgrade::run(setup, namespace).await,
+            Self::Uninstall => uninstall::run(setup, namespace).await,
+        }
+    }
+}
+
+impl Setup<'_> {
+    /// Applies the pods of a text, and waits until each is as wanted.
+    async fn start(&self, text: &str, namespace: &str, wanted: fn(Pod) -> Look<Pod>) -> Result<()> {
+        let all = pods::prepared(text, namespace, self.args)?;
+        for pod in &all {
+            self.cluster.apply(pod).await?;
+        }
+        for pod in &all {
+            self.wait_for(namespace, pod["metadata"]["name"].as_str().unwrap_or_default(), wanted).await?;
+        }
+        Ok(())
+    }
+
+    async fn wait_for(&self, namespace: &str, name: &str, wanted: fn(Pod) -> Look<Pod>) -> Result<Pod> {
+        let look = async || Ok(wanted(self.cluster.pod(namespace, name).await?));
+        self.cluster.pace.until(&format!("the pod {name}"), look).await
+    }
+
+    /// Waits until a container has said this.
+    async fn said(&self, namespace: &str, pod: &str, container: &str, words: &str) -> Result<()> {
+        let what = format!("{words:?} in the log of {pod}/{container}");
+        self.cluster
+            .pace
+            .until(&what, async || {
+                let log = self.cluster.log(namespace, pod, container, false).await?;
+                Ok(if log.contains(words) { Look::There(()) } else { Look::NotYet(log.trim().to_owned()) })
+            })
+            .await
+    }
+
+    /// How often each container of a namespace was restarted.
+    async fn restarts(&self, namespace: &str) -> Result<BTreeMap<String, i32>> {
+        let pods = self.cluster.pods(namespace, "").await?;
+        let of = |pod: &Pod| {
+            let named = |name: &str| format!("{}/{name}", pods::name(pod));
+            pods::containers(pod).map(|one| (named(&one.name), one.restart_count)).collect::<Vec<_>>()
+        };
+        Ok(pods.iter().flat_map(of).collect())
+    }
+}

@@ -1,0 +1,16 @@
+//! A /dev/shm of exactly the units that were asked for.
+
+use anyhow::{Result, ensure};
+
+use crate::pods;
+
+use super::Setup;
+
+const SAID: [&str; 3] = ["size 131072 KiB", "filled 134217728", "full"];
+
+pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
+    setup.start(pods::SIZED, namespace, pods::succeeded).await?;
+    let said = setup.cluster.log(namespace, "sized", "sized", false).await?;
+    ensure!(said.lines().eq(SAID), "of its /dev/shm the pod says {said:?}, and not {SAID:?}");
+    Ok(())
+}

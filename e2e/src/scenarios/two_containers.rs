@@ -1,0 +1,18 @@
+//! A link inside a pod, which is injected.
+
+use anyhow::Result;
+
+use crate::pods;
+use crate::traffic::{Talk, flows};
+
+use super::Setup;
+
+pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
+    setup.start(pods::TWO_CONTAINERS, namespace, pods::ready).await?;
+    let pod = "two-containers";
+    let pods = setup.cluster.pod(namespace, pod).await?;
+    // Not in what was applied.
+    pods::container(&pods, "shmesh")?;
+    let talk = |container| Talk { namespace, pod, container };
+    flows(&setup.cluster, &[talk("primary"), talk("secondary")]).await
+}

@@ -1,0 +1,47 @@
+//! The chart is upgraded and rolled back; pods that run do not notice.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::traffic::flows;
+use crate::wait::Look;
+use crate::{node, pods};
+
+use super::{Setup, allocate, two_pods};
+
+pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
+    let on = two_pods::start(setup, namespace).await?;
+    let restarts = setup.restarts(namespace).await?;
+    let first = plugins(setup).await?;
+    setup.release.upgrade().await?;
+    let second = replaced(setup, &first).await.context("after the upgrade")?;
+    goes_on(setup, namespace, &on).await.context("after the upgrade")?;
+    setup.release.roll_back().await?;
+    replaced(setup, &second).await.context("after the rollback")?;
+    goes_on(setup, namespace, &on).await.context("after the rollback")?;
+    let now = setup.restarts(namespace).await?;
+    ensure!(now == restarts, "containers were restarted: {restarts:?}, then {now:?}");
+    setup.start(pods::LATE, namespace, pods::succeeded).await.context("a pod that comes after it")
+}
+
+/// The uids of the plugins' pods.
+async fn plugins(setup: &Setup<'_>) -> Result<BTreeSet<String>> {
+    let pods = setup.cluster.pods(&setup.release.namespace, node::PLUGIN).await?;
+    Ok(pods.into_iter().filter_map(|pod| pod.metadata.uid).collect())
+}
+
+/// Waits until there are as many plugins, and none of these.
+async fn replaced(setup: &Setup<'_>, old: &BTreeSet<String>) -> Result<BTreeSet<String>> {
+    let look = async || {
+        let now = plugins(setup).await?;
+        let is_done = now.len() == old.len() && now.is_disjoint(old);
+        Ok(if is_done { Look::There(now) } else { Look::NotYet(format!("{now:?}, before {old:?}")) })
+    };
+    setup.cluster.pace.until("other plugins", look).await
+}
+
+async fn goes_on(setup: &Setup<'_>, namespace: &str, on: &str) -> Result<()> {
+    flows(&setup.cluster, &two_pods::talks(namespace)).await?;
+    node::advertises(setup, on, &allocate::ALL).await
+}

@@ -1,0 +1,126 @@
+{{- define "shmesh.labels" -}}
+app.kubernetes.io/name: shmesh
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{/* What is selected by: never changes. */}}
+{{- define "shmesh.selector" -}}
+app.kubernetes.io/name: shmesh
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* shmesh-plugin, of the release's name if that says more. */}}
+{{- define "shmesh.name" -}}
+{{- if eq .Release.Name "shmesh" }}shmesh{{ else }}{{ printf "%s-shmesh" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "shmesh.image" -}}
+{{- with .root.Values.image.registry }}{{ trimSuffix "/" . }}/{{ end }}{{ .name }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{- define "shmesh.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What Pod Security restricted wants of a container. */}}
+{{- define "shmesh.restricted" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "shmesh.domain" -}}
+{{ .Values.config.domain | default "shmesh.io" }}
+{{- end }}
+
+{{- define "shmesh.agentDirectory" -}}
+{{ dig "identity" "directory" "/run/shmesh/agent" .Values.config }}
+{{- end }}
+
+{{/* The API server, before and behind its Service, and the name of that. */}}
+{{- define "shmesh.toApiServer" -}}
+- ports:
+    {{- range .Values.networkPolicy.apiServerPorts }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+{{- end }}
+
+{{/* The resource of the identity service; none where none is advertised. */}}
+{{- define "shmesh.agentResource" -}}
+{{ if ne (dig "identity" "attachments" 256 .Values.config | int) 0 }}agent{{ end }}
+{{- end }}
+
+{{/* The plugin's configuration: what the user says, and what follows from this pod. */}}
+{{- define "shmesh.pluginConfig" -}}
+{{- $ours := dict "hostRoot" "/host" "identity" (dict "enabled" false) -}}
+{{- mustMergeOverwrite (deepCopy .Values.config) $ours | toYaml }}
+{{- end }}
+
+{{/* The injector's: domain, pools and units are the plugin's. */}}
+{{- define "shmesh.injectorConfig" -}}
+{{- $sidecar := omit .Values.sidecar "image" -}}
+{{- $_ := set $sidecar "image" (include "shmesh.image" (dict "root" . "name" .Values.sidecar.image)) -}}
+{{- $_ := set $sidecar "adminAddress" .Values.listenAddress -}}
+{{- $_ := set $sidecar "imagePullPolicy" .Values.image.pullPolicy -}}
+{{- $config := dict
+  "domain" (include "shmesh.domain" .)
+  "pools" (.Values.config.pools | default list)
+  "agentResource" (include "shmesh.agentResource" .)
+  "shm" (dict "unit" (dig "shm" "unit" "64Mi" .Values.config))
+  "sidecar" $sidecar
+  "limits" .Values.injector.limits
+  "allowHostPid" .Values.injector.allowHostPid -}}
+{{ toYaml $config }}
+{{- end }}
+
+{{/* Pods that asked are looked at; never those that must start without us. */}}
+{{- define "shmesh.namespaceSelector" -}}
+matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: NotIn
+    values:
+      - kube-system
+      - {{ .Release.Namespace }}
+{{- range .Values.injector.excludedNamespaces }}
+      - {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* The webhook's command line. */}}
+{{- define "shmesh.webhookArgs" -}}
+{{- $name := printf "%s-injector" (include "shmesh.name" .) -}}
+- webhook
+- --config=/etc/shmesh/injector.yaml
+- --listen={{ .Values.listenAddress }}:8443
+{{- if eq .Values.injector.certificate.from "self" }}
+- --namespace={{ .Release.Namespace }}
+- --service={{ $name }}
+- --secret={{ $name }}-tls
+- --webhook-configuration={{ $name }}
+{{- else }}
+- --tls-cert=/etc/shmesh-tls/tls.crt
+- --tls-key=/etc/shmesh-tls/tls.key
+{{- end }}
+{{- end }}
+
+{{/* Bytes of a quantity such as 16Mi. */}}
+{{- define "shmesh.bytes" -}}
+{{- $text := toString . -}}
+{{- if not (regexMatch "^[0-9]+(Ki|Mi|Gi)?$" $text) -}}
+{{- fail (printf "sidecar.memory: %s is no number of bytes such as 16Mi" $text) -}}
+{{- end -}}
+{{- $number := int64 (regexFind "^[0-9]+" $text) -}}
+{{- $units := dict "" 1 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 -}}
+{{- mul $number (index $units (regexFind "[KMG]i$" $text)) -}}
+{{- end }}

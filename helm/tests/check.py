@@ -1,0 +1,433 @@
+"""The chart with the real Helm library and the strict schemas of Kubernetes.
+
+Lints, renders scenarios, validates every object, tries what must be refused, compares what is rendered from the chart with
+what the repository has, and looks whether alerts and dashboard name metrics that exist. `--bless` writes the former.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+import kubernetes_validate
+import yaml
+from helm_python import Chart, lint
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm"
+NAMESPACE = "shmesh-system"
+# The oldest that the chart allows, the first with the policy, and the newest that has schemas.
+VERSIONS = ["1.31", "1.36", "1.37"]
+# Kinds of others, for which there are no schemas.
+CUSTOM = {"monitoring.coreos.com/v1", "cert-manager.io/v1"}
+POOL = {"name": "fronthaul", "gid": 60001}
+
+problems = []
+
+
+def expect(what, text):
+    if not what:
+        problems.append(text)
+
+
+class Strict(yaml.SafeLoader):
+    """A key that is there twice is a mistake, which YAML parsers read over."""
+
+
+def mapping(loader, node):
+    seen = set()
+    for key, _ in node.value:
+        if key.value in seen:
+            raise yaml.YAMLError(f"the key {key.value} is there twice, at {key.start_mark}")
+        seen.add(key.value)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+
+
+def render(values, namespace=NAMESPACE, name="shmesh"):
+    """Every file that the chart gives, by its name."""
+    with Chart.load(str(CHART)) as chart:
+        return chart.render(values=values, name=name, namespace=namespace)
+
+
+def objects(files):
+    found = []
+    for path, text in sorted(files.items()):
+        if path.endswith(".yaml"):
+            found += [one for one in yaml.load_all(text, Strict) if one]
+    return found
+
+
+def named(found, kind, name=None):
+    return next(one for one in found if one["kind"] == kind and name in (None, one["metadata"]["name"]))
+
+
+def container(pod, name):
+    return next(one for one in pod["spec"]["containers"] if one["name"] == name)
+
+
+def names_of(container):
+    return [mount["name"] for mount in container.get("volumeMounts", [])]
+
+
+def validate(one, where, oldest=VERSIONS[0]):
+    label = f"{where}: {one['kind']} {one['metadata']['name']}"
+    if one["apiVersion"] in CUSTOM:
+        return
+    for version in VERSIONS:
+        if version < oldest:
+            continue
+        try:
+            kubernetes_validate.validate(one, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            problems.append(f"{label} ({version}): {error.message} at {list(error.path)}")
+        except kubernetes_validate.SchemaNotFoundError as error:
+            problems.append(f"{label}: {error.message}")
+
+
+def restricted(one, where):
+    """What Pod Security restricted asks of each container of a pod."""
+    pod = one["spec"]
+    label = f"{where}: {one['metadata']['name']}"
+    for kind in ("hostPID", "hostIPC", "hostNetwork"):
+        expect(not pod.get(kind), f"{label}: {kind}")
+    for volume in pod.get("volumes", []):
+        expect("hostPath" not in volume, f"{label}: hostPath {volume['name']}")
+    of_pod = pod.get("securityContext", {})
+    for each in pod.get("initContainers", []) + pod["containers"]:
+        context = each.get("securityContext", {})
+        who = f"{label}/{each['name']}"
+        expect(context.get("allowPrivilegeEscalation") is False, f"{who}: allowPrivilegeEscalation")
+        expect(context.get("capabilities", {}).get("drop") == ["ALL"], f"{who}: capabilities")
+        expect(context.get("runAsNonRoot", of_pod.get("runAsNonRoot")) is True, f"{who}: runAsNonRoot")
+        seccomp = context.get("seccompProfile", of_pod.get("seccompProfile", {}))
+        expect(seccomp.get("type") == "RuntimeDefault", f"{who}: seccompProfile")
+
+
+def check_lint():
+    found = lint(str(CHART), namespace=NAMESPACE, strict=True)
+    # 1 is advice.
+    serious = [message for message in found["messages"] if message["severity"] > 1]
+    expect(not serious and not found["errors"], f"lint: {serious} {found['errors']}")
+
+
+def check_scenarios():
+    count = 0
+    for file in [*sorted((CHART / "tests/values").glob("*.yaml")), ROOT / "e2e/values.yaml"]:
+        values = yaml.load(file.read_text(), Strict) or {}
+        try:
+            found = objects(render(values))
+        except Exception as error:  # noqa: BLE001 - the library's own kinds
+            problems.append(f"{file.name}: {error}")
+            continue
+        expect(found, f"{file.name}: nothing was rendered")
+        for one in found:
+            validate(one, file.name, "1.36" if values.get("injector", {}).get("mode") == "policy" else VERSIONS[0])
+            count += 1
+        identities = [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in found]
+        expect(len(identities) == len(set(identities)), f"{file.name}: two objects have one name")
+    return count
+
+
+def check_default():
+    """What the defaults promise: least rights, and nothing twice."""
+    found = objects(render({"config": {"pools": [POOL]}}))
+    daemon = named(found, "DaemonSet")
+    pod = daemon["spec"]["template"]
+    spec = pod["spec"]
+    expect(spec["hostPID"] and not spec.get("hostNetwork") and not spec.get("hostIPC"), "plugin: host namespaces")
+    expect(spec["automountServiceAccountToken"] is False, "plugin: it has a token")
+    expect(60001 in spec["securityContext"]["supplementalGroups"], "plugin: it is not in the pool's group")
+    for each in spec["initContainers"] + spec["containers"]:
+        context = each["securityContext"]
+        expect(context["capabilities"] == {"drop": ["ALL"]}, f"plugin/{each['name']}: capabilities")
+        expect(context["readOnlyRootFilesystem"] is True, f"plugin/{each['name']}: its root is writable")
+        expect(context["allowPrivilegeEscalation"] is False, f"plugin/{each['name']}: escalation")
+        expect(not context.get("privileged"), f"plugin/{each['name']}: privileged")
+    identity = container(pod, "identity")
+    expect(identity["securityContext"]["runAsUser"] == 65532, "identity: its user")
+    expect([m["mountPath"] for m in identity["volumeMounts"]] == ["/run/shmesh"], "identity: sees more than its directory")
+    expect(container(pod, "plugin")["securityContext"]["runAsUser"] == 0, "plugin: the kubelet's sockets are root's")
+    strategy = daemon["spec"]["updateStrategy"]["rollingUpdate"]
+    expect(strategy["maxSurge"] == 0, "plugin: two of a domain on a node")
+    injector = named(found, "Deployment")
+    restricted({**injector["spec"]["template"], "metadata": injector["metadata"]}, "injector")
+    expect(injector["spec"]["replicas"] == 2 and named(found, "PodDisruptionBudget"), "injector: replicas and budget")
+    for kind, name in (("Role", "shmesh-injector"), ("ClusterRole", "shmesh-injector")):
+        for rule in named(found, kind, name)["rules"]:
+            expect(rule.get("resourceNames") and set(rule["verbs"]) == {"get", "update"}, f"{kind}: more than it needs")
+    events = named(found, "Role", "shmesh-plugin-events")
+    expect(events["rules"] == [{"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]}], "events: rights")
+    expect(events["metadata"]["namespace"] == "default", "events: a node's are in default")
+    roles = [one for one in found if one["kind"] in ("Role", "ClusterRole")]
+    expect(len(roles) == 3, "there are more roles than are known here")
+    tokens = [each["name"] for each in spec["initContainers"] + spec["containers"] if "api" in names_of(each)]
+    expect(tokens == ["plugin"], f"plugin: a token in {tokens}")
+    expect("agent" in names_of(container(pod, "plugin")), "plugin: cannot see whether the identity service is there")
+    quiet = objects(render({"plugin": {"events": False}}))
+    for one in quiet:
+        expect(not one["metadata"]["name"].endswith("-events"), "without Events there are rights for them")
+    without = named(quiet, "DaemonSet")["spec"]["template"]["spec"]
+    expect("api" not in [volume["name"] for volume in without["volumes"]], "without Events there is a token")
+    hook = named(found, "MutatingWebhookConfiguration")["webhooks"][0]
+    out = hook["namespaceSelector"]["matchExpressions"][0]
+    expect(out["operator"] == "NotIn" and set(out["values"]) == {"kube-system", NAMESPACE}, "webhook: namespaces")
+    expect(hook["matchConditions"] and hook["sideEffects"] == "None" and hook["timeoutSeconds"] <= 5, "webhook: conditions")
+    for one in found:
+        if one["kind"] == "Pod":
+            restricted(one, "helm test")
+    return found
+
+
+def check_refusals():
+    """What must be refused, and a part of what is said."""
+    cases = [
+        ({}, "default", "--namespace shmesh-system"),
+        ({}, "kube-system", "--namespace shmesh-system"),
+        ({"config": {"hostRoot": "/"}}, NAMESPACE, "config.hostRoot is the chart's to set"),
+        ({"config": {"identity": {"enabled": True}}}, NAMESPACE, "remove it"),
+        ({"config": {"identity": {"pods": "/x"}}}, NAMESPACE, "remove it"),
+        ({"config": {"identity": {"requireInitialPidNamespace": True}}}, NAMESPACE, "plugin.identity.require"),
+        ({"config": {"pools": [{"name": "a"}]}}, NAMESPACE, "config.pools[a].gid: is missing"),
+        ({"config": {"pools": [{"name": "shm", "gid": 60001}]}}, NAMESPACE, "choose another"),
+        ({"config": {"pools": [POOL, {**POOL, "gid": 60002}]}}, NAMESPACE, "two pools have this name"),
+        ({"config": {"pools": [POOL, {**POOL, "name": "b"}]}}, NAMESPACE, "that of pool fronthaul too"),
+        ({"config": {"pools": [{**POOL, "healthCommand": ["/x"]}]}}, NAMESPACE, "no other program"),
+        ({"config": {"cdi": {"enabled": False}}}, NAMESPACE, "config.shm.budget=0"),
+        # By the schema:
+        ({"config": {"pool": []}}, NAMESPACE, "pool"),
+        ({"config": {"pools": [{**POOL, "giid": 1}]}}, NAMESPACE, "giid"),
+        ({"injecter": {}}, NAMESPACE, "injecter"),
+        ({"injector": {"mode": "both"}}, NAMESPACE, "mode"),
+        ({"injector": {"replicas": 0}}, NAMESPACE, "replicas"),
+        ({"plugin": {"adminPort": 99999}}, NAMESPACE, "adminPort"),
+        ({"plugin": {"maxUnavailable": "some"}}, NAMESPACE, "maxUnavailable"),
+        ({"injector": {"mode": "policy", "limits": {"pod": "1Gi"}}}, NAMESPACE, "ResourceQuota"),
+        ({"injector": {"mode": "policy"}, "config": {"identity": {"attachments": 0}}}, NAMESPACE, "attachments is 0"),
+    ]
+    for values, namespace, said in cases:
+        try:
+            with Chart.load(str(CHART)) as chart:
+                chart.validate_schema(chart.merge_values(values))
+            render(values, namespace)
+            problems.append(f"{json.dumps(values)} in {namespace} was not refused")
+        except Exception as error:  # noqa: BLE001 - the library's own kinds
+            expect(said in str(error), f"{json.dumps(values)} in {namespace}: {said!r} is not in: {error}")
+    return len(cases)
+
+
+def check_config(plugin):
+    """The plugin takes the configuration that it is given."""
+    values = {"config": {"shm": {"budget": "64Mi"}, "pools": [POOL]}}
+    text = named(objects(render(values)), "ConfigMap", "shmesh-plugin")["data"]["plugin.yaml"]
+    with tempfile.TemporaryDirectory() as root:
+        for path in ("var/lib/kubelet/device-plugins", "var/run/cdi", "dev/shm/shmesh"):
+            pathlib.Path(root, path).mkdir(parents=True)
+        file = pathlib.Path(root, "plugin.yaml")
+        file.write_text(text.replace("hostRoot: /host", f"hostRoot: {root}"))
+        ran = subprocess.run([plugin, "run", "--check", "--config", str(file)], capture_output=True, text=True)
+        expect(ran.returncode == 0, f"shmesh-plugin run --check: {ran.stdout} {ran.stderr}")
+    # The command lines of the manifests are ones that the program has.
+    for one in objects(render({})):
+        pods = [one["spec"]["template"]] if one["kind"] in ("DaemonSet", "Deployment") else []
+        for each in [c for pod in pods for c in pod["spec"].get("initContainers", []) + pod["spec"]["containers"]]:
+            helped = subprocess.run([plugin, each["args"][0], "--help"], capture_output=True, text=True)
+            expect(helped.returncode == 0, f"shmesh-plugin has no command {each['args'][0]}")
+            for arg in each["args"][1:]:
+                flag = arg.split("=")[0]
+                expect(flag in helped.stdout, f"shmesh-plugin {each['args'][0]} has no flag {flag}")
+
+
+def rendered_manifests():
+    """`install.yaml`: the chart's defaults and the namespace, without what only Helm runs."""
+    files = render({"namespace": {"create": True}})
+    head = "# Rendered from helm/ with its defaults; never edited by hand. Another way to have it: kubectl kustomize manifests\n"
+    first = ["namespace.yaml", "serviceaccount.yaml", "rbac.yaml", "configmap.yaml"]
+
+    def order(path):
+        return next((at for at, end in enumerate(first) if path.endswith(end)), len(first)), path
+
+    parts = []
+    for path in sorted(files, key=order):
+        if not path.endswith(".yaml") or path.endswith("/tests.yaml"):
+            continue
+        for text in re.split(r"^---\n", files[path], flags=re.MULTILINE):
+            one = yaml.load(text, Strict)
+            if not one:
+                continue
+            lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+            parts.append("\n".join(line for line in lines if "app.kubernetes.io/managed-by" not in line))
+    text = head + "---\n" + "\n---\n".join(parts) + "\n"
+    return text.replace("    helm.sh/resource-policy: keep\n", "").replace("  annotations:\n---", "---")
+
+
+def check_policy(bless):
+    """The chart's policies are the injector's, and nothing is left to fill in."""
+    theirs, ours = ROOT / "plugin/injector/policy/policy.yaml", CHART / "policy/policy.yaml"
+    if bless:
+        ours.write_text(theirs.read_text())
+    expect(ours.read_text() == theirs.read_text(), "helm/policy/policy.yaml is not the injector's: run with SHMESH_BLESS=1")
+    values = yaml.load((CHART / "tests/values/policy.yaml").read_text(), Strict)
+    files = render(values)
+    text = files["shmesh/templates/injector-policy.yaml"]
+    expect(not re.search(r"@[A-Z]+@", text), "policy: something is not filled in")
+    expect("20971520" in text, "policy: the sidecar's memory is not in it")
+    found = objects(files)
+    for kind in ("MutatingAdmissionPolicy", "ValidatingAdmissionPolicy"):
+        selector = named(found, kind)["spec"]["matchConstraints"]["namespaceSelector"]["matchExpressions"][0]
+        expect(set(selector["values"]) == {"kube-system", NAMESPACE, "monitoring"}, f"{kind}: namespaces")
+    expect(not [one for one in found if one["metadata"]["name"] == "shmesh-injector"], "policy: there is a server")
+
+
+def check_manifests(bless):
+    file = ROOT / "manifests/install.yaml"
+    text = rendered_manifests()
+    if bless:
+        file.write_text(text)
+    expect(file.exists() and file.read_text() == text, "manifests/install.yaml is not what the chart gives: run with SHMESH_BLESS=1")
+    found = [one for one in yaml.load_all(text, Strict) if one]
+    for one in found:
+        validate(one, "install.yaml")
+    expect(found[0]["kind"] == "Namespace", "install.yaml: the namespace must be first")
+    enforce = found[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+    expect(enforce == "privileged", "install.yaml: Pod Security labels")
+    kustomization = yaml.load((ROOT / "manifests/kustomization.yaml").read_text(), Strict)
+    expect(kustomization["resources"] == ["install.yaml"], "kustomization.yaml: resources")
+    return len(found)
+
+
+def check_samples(plugin):
+    """Every sample is valid and runs in a restricted namespace, also with what the chart's own injector adds."""
+    count = 0
+    values = {"config": {"pools": [POOL]}}
+    config = named(objects(render(values)), "ConfigMap", "shmesh-injector")["data"]["injector.yaml"]
+    for file in sorted((ROOT / "manifests/samples").glob("*.yaml")):
+        for one in yaml.load_all(file.read_text(), Strict):
+            if not one:
+                continue
+            count += 1
+            validate(one, file.name)
+            if one["kind"] == "Pod":
+                restricted(one, file.name)
+                for value in one["metadata"].get("annotations", {}).values():
+                    yaml.load(value, Strict)
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as told:
+            told.write(config)
+            told.flush()
+            command = [plugin, "inject", "-f", str(file), "--config", told.name]
+            ran = subprocess.run(command, capture_output=True, text=True)
+        expect(ran.returncode == 0, f"{file.name}: not injected: {ran.stderr}")
+        for one in yaml.load_all(ran.stdout, Strict):
+            if one and one["kind"] == "Pod":
+                validate(one, f"{file.name}, injected")
+                restricted(one, f"{file.name}, injected")
+                sidecars = [each for each in one["spec"].get("initContainers", []) if each["name"] == "shmesh"]
+                # A secondary in a pool has none: the primary's sidecar keeps the link.
+                asks = [each for each in one["spec"]["containers"] + sidecars if "shmesh.io/fronthaul" in each["resources"]["limits"]]
+                expect(sidecars or asks, f"{file.name}: {one['metadata']['name']}: nothing was added")
+                for each in sidecars:
+                    agent = {"shmesh.io/agent", "shmesh.io/fronthaul"} & set(each["resources"]["limits"])
+                    expect(len(agent) == 1, f"{file.name}: the sidecar has no identity service: {each['resources']}")
+    expect(count >= 3, "manifests/samples: some are missing")
+    return count
+
+
+def check_e2e(plugin):
+    """Pods of the tests on a cluster: valid, restricted but for the one that kills, and with links that are injected."""
+    count = 0
+    for file in sorted((ROOT / "e2e/pods").glob("*.yaml")):
+        for one in yaml.load_all(file.read_text(), Strict):
+            count += 1
+            validate(one, file.name)
+            if file.name != "tool.yaml":
+                restricted(one, file.name)
+    values = yaml.load((ROOT / "e2e/values.yaml").read_text(), Strict)
+    config = named(objects(render(values)), "ConfigMap", "shmesh-injector")["data"]["injector.yaml"]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as told:
+        told.write(config)
+        told.flush()
+        command = [plugin, "inject", "-f", str(ROOT / "e2e/pods/device-keys.yaml"), "--config", told.name]
+        ran = subprocess.run(command, capture_output=True, text=True)
+    expect(ran.returncode == 0, f"device-keys.yaml: not injected: {ran.stderr}")
+    for one in yaml.load_all(ran.stdout, Strict):
+        if one:
+            restricted(one, "device-keys.yaml, injected")
+            limits = one["spec"]["containers"][0]["resources"]["limits"]
+            expect("shmesh.io/fronthaul" in limits, f"device-keys.yaml: {one['metadata']['name']} has no pool")
+    return count
+
+
+def known_metrics():
+    """Names of all metrics, from the code that registers them: a name, its kind, and its unit."""
+    names = set()
+    sources = {
+        "shmesh_sidecar": ROOT / "sidecar/src/metrics.rs",
+        "shmesh_plugin": ROOT / "plugin/src/metrics.rs",
+        "shmesh_injector": ROOT / "plugin/injector/src/webhook/metrics.rs",
+    }
+    for prefix, file in sources.items():
+        text = file.read_text()
+        found = re.findall(r'register(_with_unit)?\(\s*"(\w+)"', text)
+        found += [("", name) for name in re.findall(r'encode_descriptor\("(\w+)"', text)]
+        found += [("", name) for name in re.findall(r'= \("(\w+)", "', text)]
+        for unit, name in found:
+            full = f"{prefix}_{name}" + ("_seconds" if unit else "")
+            names |= {full, full + "_total", full + "_bucket", full + "_count", full + "_sum"}
+    return names
+
+
+def check_metrics():
+    """Alerts and dashboard ask for metrics that exist."""
+    names = known_metrics()
+    rules = yaml.load((CHART / "dashboards/rules.yaml").read_text(), Strict)
+    board = json.loads((CHART / "dashboards/shmesh.json").read_text())
+    asked = [(rule["alert"], rule["expr"]) for group in rules["groups"] for rule in group["rules"]]
+    for rule in [rule for group in rules["groups"] for rule in group["rules"]]:
+        expect({"summary", "description"} <= set(rule["annotations"]), f"{rule['alert']}: says not what to do")
+    for panel in board["panels"]:
+        asked += [(panel["title"], target["expr"]) for target in panel.get("targets", [])]
+    documented = (ROOT / "docs/operations.md").read_text()
+    for where, expr in asked:
+        found = re.findall(r"\bshmesh_\w+", expr)
+        expect(found, f"{where}: asks for nothing of ours")
+        for name in found:
+            expect(name in names, f"{where}: there is no metric {name}")
+    for name, _ in asked:
+        if name.startswith("Shmesh"):
+            expect(f"`{name}`" in documented, f"docs/operations.md does not say what to do about {name}")
+    return len(asked)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--plugin", required=True, help="the program shmesh-plugin")
+    arguments.add_argument("--bless", action="store_true")
+    given = arguments.parse_args()
+    check_lint()
+    began = time.perf_counter()
+    default = check_default()
+    took = time.perf_counter() - began
+    for one in default:
+        validate(one, "defaults")
+    scenarios = check_scenarios()
+    refusals = check_refusals()
+    check_config(given.plugin)
+    check_policy(given.bless)
+    manifests = check_manifests(given.bless)
+    samples = check_samples(given.plugin)
+    check_e2e(given.plugin)
+    metrics = check_metrics()
+    if problems:
+        print("\n".join(problems))
+        sys.exit(1)
+    print(f"{len(default)} objects by default, rendered in {took * 1000:.0f} ms; {scenarios} in scenarios, {refusals} refusals, "
+          f"{manifests} in install.yaml, {samples} in samples, {metrics} queries")
+
+
+main()

@@ -1,0 +1,327 @@
+//! `shmesh talk`: one side of a link that is there, for a first look at two pods and for tests of a cluster.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{SigSet, Signal};
+use shmesh::config::LinkName;
+use shmesh::device::{BareTgid, DeviceKey, ExportFlags, HostMemory, Session};
+use shmesh::{Link, LinkOptions, Side};
+
+use crate::args::{Dir, seconds};
+
+const EXAMPLES: &str = "\
+Sends numbered messages and counts those of the other side: run one with each side, in two containers or two pods. What was
+lost or came twice is said, and then the exit status is 1. Another process that takes over begins a count of its own.
+
+With --region the primary exports memory as a device would, admits whoever asks, and hands out the key; the secondary
+imports it and reads it. That needs a sidecar. With --ask-for the secondary has another process admitted, and tries the key
+itself: it ends well only if it is refused.
+
+Examples:
+  shmesh talk fronthaul --side primary
+  shmesh talk fronthaul --side secondary --seconds 10
+  shmesh talk fronthaul --side primary --region
+
+It waits for the link, and goes on until it is told to end.";
+
+/// Numbers of messages.
+const COUNT: i32 = 1;
+/// The secondary's process, which wants the region.
+const WANTS: i32 = 2;
+/// The region's key, behind the process that it is for.
+const KEY: i32 = 3;
+/// Between two lines.
+const LINE: Duration = Duration::from_secs(5);
+/// Bytes of the region.
+const REGION: u64 = 1 << 20;
+
+/// What `shmesh talk` is asked.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The link's name
+    #[arg(value_name = "LINK")]
+    link: LinkName,
+    /// Which side to be
+    #[arg(long, value_name = "SIDE")]
+    side: Which,
+    /// Milliseconds between two messages
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    every_ms: u32,
+    /// End after so long, and fail if nothing came; otherwise when told to end
+    #[arg(long, value_name = "N", value_parser = seconds)]
+    seconds: Option<f64>,
+    /// How long to wait for the link
+    #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = seconds)]
+    wait_seconds: f64,
+    /// Lend memory as a device would, or read what the other side lends
+    #[arg(long)]
+    region: bool,
+    /// As the secondary with --region: have this process of the node admitted instead, and be refused
+    #[arg(long, value_name = "PID", requires = "region", value_parser = clap::value_parser!(i32).range(1..))]
+    ask_for: Option<i32>,
+    #[command(flatten)]
+    dir: Dir,
+}
+
+/// A side, as one types it.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
+enum Which {
+    /// The one that a link is named for
+    Primary,
+    /// The other one
+    Secondary,
+}
+
+/// Talks until it is told to end.
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
+    let told = signals()?;
+    let side = if args.side == Which::Primary { Side::Primary } else { Side::Secondary };
+    let options = LinkOptions::new().dir(&args.dir.dir).timeout(Duration::from_secs_f64(args.wait_seconds));
+    let link = options.attach(args.link.as_str(), side)?;
+    writeln!(out, "attached to {} as {side:?}, seat {}", link.name(), link.seat().value())?;
+    out.flush()?;
+    let lending = args.region.then(|| Lending::new(args)).transpose()?;
+    let end = args.seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+    let mut talk = Talk { link: &link, me: incarnation(), sent: 0, heard: Heard::default(), lending };
+    talk.go_on(args, &told, end, out)?;
+    let Heard { received, wrong, .. } = talk.heard;
+    writeln!(out, "ended: sent {}, received {received}, lost or twice {wrong}", talk.sent)?;
+    if wrong > 0 {
+        bail!("{wrong} messages were lost or came twice");
+    }
+    if end.is_some() && received == 0 {
+        bail!("nothing came: is there a `shmesh talk {}` on the other side?", args.link);
+    }
+    Ok(())
+}
+
+/// Who sends: another one after a restart.
+fn incarnation() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos() & u128::from(u64::MAX)).unwrap_or(0) ^ u64::from(std::process::id())
+}
+
+/// As the first process of a container it gets no signal that it does not ask for.
+fn signals() -> Result<Receiver<()>> {
+    let mut asked = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        asked.add(signal);
+    }
+    asked.thread_block().context("cannot block signals")?;
+    let (told, is_told) = channel();
+    let wait = move || while asked.wait().is_ok() && told.send(()).is_ok() {};
+    std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
+    Ok(is_told)
+}
+
+/// What came, by sender.
+#[derive(Debug, Default)]
+struct Heard {
+    next: BTreeMap<u64, u64>,
+    received: u64,
+    wrong: u64,
+}
+
+impl Heard {
+    fn note(&mut self, from: u64, number: u64) {
+        // What was sent before we came is not ours.
+        let next = self.next.entry(from).or_insert(number);
+        self.wrong += next.abs_diff(number);
+        *next = number + 1;
+        self.received += 1;
+    }
+}
+
+struct Talk<'a> {
+    link: &'a Link,
+    me: u64,
+    sent: u64,
+    heard: Heard,
+    lending: Option<Lending>,
+}
+
+impl Talk<'_> {
+    fn go_on(
+        &mut self,
+        args: &Args,
+        told: &Receiver<()>,
+        end: Option<Instant>,
+        out: &mut dyn Write,
+    ) -> Result<()> {
+        let every = Duration::from_millis(args.every_ms.into());
+        let (mut next, mut line) = (Instant::now(), Instant::now() + LINE);
+        let is_over = |talk: &Self| talk.lending.as_ref().is_some_and(|lending| lending.is_refused);
+        let is_time = || end.is_none_or(|end| Instant::now() < end);
+        while told.try_recv() == Err(TryRecvError::Empty) && is_time() && !is_over(self) {
+            let now = Instant::now();
+            if now >= next {
+                self.send()?;
+                next = now + every;
+            }
+            if now >= line {
+                let Heard { received, wrong, .. } = self.heard;
+                writeln!(out, "sent {}, received {received}, lost or twice {wrong}", self.sent)?;
+                out.flush()?;
+                line = now + LINE;
+            }
+            self.link.wait(Some(next.saturating_duration_since(now)))?;
+            while self.receive(out)?.is_continue() {}
+        }
+        Ok(())
+    }
+
+    /// A number that finds no place is sent the next time: nothing is lost because the other side is not there.
+    fn send(&mut self) -> Result<()> {
+        if let Some(lending) = &mut self.lending {
+            lending.ask(self.link)?;
+        }
+        let bytes = [self.me.to_le_bytes(), self.sent.to_le_bytes()].concat();
+        match self.link.send_inline(COUNT, 0, &bytes) {
+            Ok(()) => {
+                self.sent += 1;
+                Ok(self.link.notify()?)
+            }
+            Err(error) if matches!(error.kind(), shmesh::ErrorKind::Full { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn receive(&mut self, out: &mut dyn Write) -> Result<ControlFlow<()>> {
+        let Some(message) = self.link.receive()? else { return Ok(ControlFlow::Break(())) };
+        let numbers = |at: usize| Some(u64::from_le_bytes(message.msg().get(at..at + 8)?.try_into().ok()?));
+        match (message.msg_id(), &mut self.lending) {
+            (COUNT, _) => {
+                if let (Some(from), Some(number)) = (numbers(0), numbers(8)) {
+                    self.heard.note(from, number);
+                }
+            }
+            (WANTS, Some(lending)) => {
+                let Some(tgid) = numbers(0) else { return Ok(ControlFlow::Continue(())) };
+                drop(message);
+                lending.lend(self.link, tgid, out)?;
+            }
+            (KEY, Some(lending)) => {
+                // One for who was here before is left alone.
+                let is_asked = numbers(0).is_some_and(|who| lending.asked == Some(who));
+                let key = message.msg().get(8..).filter(|_| is_asked).and_then(DeviceKey::from_wild);
+                drop(message);
+                lending.read(key, out)?;
+            }
+            // Somebody else's, or from a talk with other flags.
+            _ => {}
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// Memory that one side lends and the other reads.
+struct Lending {
+    session: Session<HostMemory>,
+    key: Option<DeviceKey>,
+    /// The secondary asks until it has read.
+    wants: bool,
+    /// Who is admitted instead of this process.
+    ask_for: Option<i32>,
+    /// For whom it has asked.
+    asked: Option<u64>,
+    /// It was refused, as it should be.
+    is_refused: bool,
+}
+
+fn byte(at: usize) -> u8 {
+    u8::try_from(at % 251).unwrap_or(0)
+}
+
+impl Lending {
+    fn new(args: &Args) -> Result<Self> {
+        let mut session = Session::connect(&args.dir.dir, args.link.as_str())?;
+        if args.side == Which::Secondary {
+            return Ok(Self {
+                session,
+                key: None,
+                wants: true,
+                ask_for: args.ask_for,
+                asked: None,
+                is_refused: false,
+            });
+        }
+        let memory = HostMemory::new(REGION)?;
+        let bytes: Vec<u8> = (0..usize::try_from(REGION)?).map(byte).collect();
+        memory.write_at(0, &bytes)?;
+        let key = session.export_key(memory, ExportFlags::DEFAULT)?;
+        Ok(Self { session, key: Some(key), wants: false, ask_for: None, asked: None, is_refused: false })
+    }
+
+    fn ask(&mut self, link: &Link) -> Result<()> {
+        if !self.wants {
+            return Ok(());
+        }
+        let who = match self.ask_for {
+            Some(other) => other,
+            None => self.session.bare_tgid()?.0,
+        };
+        let who = u64::try_from(who).unwrap_or(0);
+        self.asked = Some(who);
+        match link.send_inline(WANTS, 0, &who.to_le_bytes()) {
+            Ok(()) => Ok(()),
+            Err(error) if matches!(error.kind(), shmesh::ErrorKind::Full { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn lend(&mut self, link: &Link, tgid: u64, out: &mut dyn Write) -> Result<()> {
+        let Some(key) = &self.key else { return Ok(()) };
+        let Ok(tgid) = i32::try_from(tgid) else { return Ok(()) };
+        self.session.set_import_pid(key, &[BareTgid(tgid)])?;
+        let mut loan = link.loan()?;
+        let answer = [&u64::from(tgid.unsigned_abs()).to_le_bytes(), &key.as_bytes()[..]].concat();
+        loan.msg_mut(answer.len())?.copy_from_slice(&answer);
+        loan.with_msg_id(KEY).send()?;
+        link.notify()?;
+        writeln!(out, "admitted process {tgid} to {REGION} bytes")?;
+        Ok(out.flush()?)
+    }
+
+    fn read(&mut self, key: Option<DeviceKey>, out: &mut dyn Write) -> Result<()> {
+        let Some(key) = key.filter(|_| self.wants) else { return Ok(()) };
+        let memory = match (self.session.import_by_key(&key), self.ask_for) {
+            (Err(error), Some(other)) if matches!(error.kind(), shmesh::ErrorKind::Denied { .. }) => {
+                (self.wants, self.is_refused) = (false, true);
+                writeln!(out, "refused: the key is for process {other}")?;
+                return Ok(out.flush()?);
+            }
+            (Ok(_), Some(other)) => bail!("the key of process {other} was good for this one"),
+            (imported, _) => imported?,
+        };
+        let mut bytes = vec![0; usize::try_from(REGION)?];
+        memory.read_at(0, &mut bytes)?;
+        if let Some(at) = bytes.iter().enumerate().position(|(at, found)| *found != byte(at)) {
+            bail!("the region is not what was lent: byte {at} differs");
+        }
+        drop(memory);
+        self.session.close(&key)?;
+        self.wants = false;
+        writeln!(out, "read {REGION} bytes that the other side lends, as they were written")?;
+        Ok(out.flush()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_or_doubled_is_counted_by_sender() {
+        let mut heard = Heard::default();
+        for (from, number) in [(1, 7), (1, 8), (2, 0), (1, 11), (2, 0), (2, 1)] {
+            heard.note(from, number);
+        }
+        assert_eq!((heard.received, heard.wrong), (6, 3));
+    }
+}

@@ -1,0 +1,137 @@
+//! Numbers of bytes, as people write them into configurations.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+const UNITS: [(&str, u32); 7] =
+    [("Ei", 60), ("Pi", 50), ("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10), ("", 0)];
+
+/// A number of bytes: `64Mi`, `1Gi`, or a plain number. Shown in the largest unit that is exact: no two have one text.
+///
+/// ```
+/// use shmesh_daemon::bytes::Bytes;
+/// assert_eq!("64Mi".parse(), Ok(Bytes(64 << 20)));
+/// assert_eq!(Bytes(1536 << 20).to_string(), "1536Mi");
+/// assert!("64M".parse::<Bytes>().is_err(), "nobody knows which million that is");
+/// ```
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Bytes(pub u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (suffix, shift) = UNITS.into_iter().find(|(suffix, _)| text.ends_with(suffix)).unwrap_or(("", 0));
+        let digits = text.strip_suffix(suffix).unwrap_or(text);
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let number = digits.parse::<u64>().ok().filter(|_| is_number);
+        let number =
+            number.ok_or_else(|| format!("{text:?} is no number of bytes; write 64Mi or 67108864"))?;
+        number
+            .checked_mul(1 << shift)
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is more than 64 bits can count"))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |&(_, shift): &(&str, u32)| self.0 != 0 && self.0.trailing_zeros() >= shift;
+        let (suffix, shift) = UNITS.into_iter().find(|unit| fits(unit)).unwrap_or(("", 0));
+        write!(f, "{}{suffix}", self.0 >> shift)
+    }
+}
+
+/// Text or a number, as people write it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Number(u64),
+    Text(String),
+}
+
+/// What is written as text or as a plain number, read as that text.
+///
+/// # Errors
+/// What the text is refused with.
+///
+/// ```
+/// use shmesh_daemon::bytes::{Bytes, written};
+/// let mut json = serde_json::Deserializer::from_str("4096");
+/// assert_eq!(written::<Bytes, _>(&mut json)?, Bytes(4096));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+pub fn written<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+    let text = match Written::deserialize(from)? {
+        Written::Number(number) => number.to_string(),
+        Written::Text(text) => text,
+    };
+    text.parse().map_err(de::Error::custom)
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        written(from)
+    }
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl JsonSchema for Bytes {
+    fn schema_name() -> Cow<'static, str> {
+        "Bytes".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["string", "integer"], "pattern": "^[0-9]+([KMGTPE]i)?$", "minimum": 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_and_read_again() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("1", 1),
+            ("1025", 1025),
+            ("68Ki", 68 << 10),
+            ("64Mi", 64 << 20),
+            ("3Ti", 3 << 40),
+            ("5Ei", 5 << 60),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(text.parse(), Ok(Bytes(bytes)));
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+        assert_eq!("2048Mi".parse::<Bytes>().map(|bytes| bytes.to_string()), Ok("2Gi".into()));
+    }
+
+    #[test]
+    fn what_is_no_number_of_bytes_is_refused() {
+        for wrong in [
+            "",
+            "Mi",
+            "-1",
+            "+1",
+            "1.5Gi",
+            "64M",
+            "64mi",
+            " 1",
+            "18446744073709551615Ki",
+            "99999999999999999999",
+        ] {
+            assert!(wrong.parse::<Bytes>().is_err(), "{wrong:?}");
+        }
+    }
+}

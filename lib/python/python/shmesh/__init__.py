@@ -1,0 +1,87 @@
+"""numpy arrays, batches and messages in shared memory: no copy, no pickle, nothing left behind.
+
+==========================  =======================================================================
+`empty`, `from_numpy`       an array in shared memory; pickled, a handle travels and not the data
+`open`                      an array of another process, by its name
+`BatchQueue`                batches of arrays from loaders to trainers, written and read in place
+`Link`                      messages in both directions; ``asyncio`` and ``selectors`` work
+`DeviceSession`             device memory by keys, for processes that were named
+`attach_sysv`               an existing ``shmget`` segment as an array
+==========================  =======================================================================
+"""
+
+import atexit as _atexit
+import os as _os
+
+from . import _shmesh
+from ._array import Array, attach_sysv, empty, from_dlpack, from_numpy, ipc_directory, open
+from ._batch import Batch, BatchQueue
+from ._device import DeviceSession
+from ._errors import (
+    AlreadyExists,
+    Busy,
+    Closed,
+    Damaged,
+    Denied,
+    Error,
+    Evicted,
+    Exhausted,
+    Forked,
+    Invalid,
+    Mismatch,
+    NoSpace,
+    NotFound,
+    PeerDied,
+    ReadOnly,
+    StillViewed,
+    System,
+    Timeout,
+    TooLong,
+    Unsupported,
+)
+from ._link import Link, Participant, Recovered
+from ._shmesh import INLINE_MAX_BYTES, Loan, Memory, Message, __version__
+
+__all__ = [
+    "INLINE_MAX_BYTES",
+    "AlreadyExists",
+    "Array",
+    "Batch",
+    "BatchQueue",
+    "Busy",
+    "Closed",
+    "Damaged",
+    "Denied",
+    "DeviceSession",
+    "Error",
+    "Evicted",
+    "Exhausted",
+    "Forked",
+    "Invalid",
+    "Link",
+    "Loan",
+    "Memory",
+    "Message",
+    "Mismatch",
+    "NoSpace",
+    "NotFound",
+    "Participant",
+    "PeerDied",
+    "ReadOnly",
+    "Recovered",
+    "StillViewed",
+    "System",
+    "Timeout",
+    "TooLong",
+    "Unsupported",
+    "__version__",
+    "attach_sysv",
+    "empty",
+    "from_dlpack",
+    "from_numpy",
+    "ipc_directory",
+    "open",
+]
+
+_os.register_at_fork(after_in_child=_shmesh.after_fork_in_child)
+_atexit.register(_shmesh.at_exit)

@@ -1,0 +1,272 @@
+"""numpy arrays that lie in shared memory from the beginning."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from ._errors import Invalid, Mismatch, NotFound, Unsupported
+from ._shmesh import DEFAULT_DIR, Memory
+
+__all__ = ["Array", "attach_sysv", "empty", "from_dlpack", "from_numpy", "ipc_directory", "open"]
+
+
+def ipc_directory(directory: str | os.PathLike[str] | None = None) -> str:
+    """The IPC directory: ``directory``, or ``SHMESH_DIR``, or ``/dev/shm``."""
+    return os.fspath(directory or os.environ.get("SHMESH_DIR") or DEFAULT_DIR)
+
+
+class Array(np.ndarray):
+    """An array in shared memory.
+
+    It is a numpy array in every respect. Views of it are in the same memory, which stays mapped as long as any of them
+    lives; what is computed from it is an ordinary array. Pickled, it is a handle: the receiver maps the same memory,
+    read-only unless it was made with ``readers_write=True``.
+    """
+
+    _memory: Memory | None
+
+    def __array_finalize__(self, obj: Any, /) -> None:
+        memory = getattr(obj, "_memory", None)
+        # A copy or a result also comes here, and lies elsewhere.
+        self._memory = memory if memory is not None and _offset(self, memory) is not None else None
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False, /) -> Any:
+        if array is self or (isinstance(array, Array) and array._memory is not None):
+            return array
+        plain = np.asarray(array)
+        return plain[()] if return_scalar or plain.ndim == 0 else plain
+
+    def __getitem__(self, index: Any, /) -> Any:
+        item = super().__getitem__(index)
+        # Picked by a list or a mask, it is a copy.
+        if type(item) is Array and item._memory is None:
+            return item.view(np.ndarray)
+        return item
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that it lies in."""
+        if self._memory is None:
+            raise Invalid("this array is not in shared memory, it was copied or computed; use `shmesh.from_numpy`")
+        return self._memory
+
+    @property
+    def name(self) -> str | None:
+        """Its name in the IPC directory, in the process that gave it one."""
+        path = self.memory.path
+        return None if path is None else os.path.basename(path).removesuffix(".array")
+
+    def unlink(self) -> None:
+        """Takes the name away. Who has the array keeps it."""
+        self.memory.unlink()
+
+    def __reduce_ex__(self, protocol: Any, /) -> Any:
+        memory = self._memory
+        offset = None if memory is None else _offset(self, memory)
+        if memory is None or offset is None:
+            return self.view(np.ndarray).__reduce_ex__(protocol)
+        address, token = memory.handle()
+        writable = self.flags.writeable and memory.readers_write
+        path = memory.path
+        # A name reaches further than a handle, and another may have it by then.
+        named = None if path is None else (os.fspath(path.parent), self.name, memory.identity)
+        return _fetch, (address, token, named, self.shape, self.dtype, offset, self.strides, writable)
+
+    def __reduce__(self) -> Any:
+        return self.__reduce_ex__(2)
+
+    def copy(self, order: Any = "C") -> Any:
+        """An ordinary array. `from_numpy` copies to shared memory."""
+        return np.array(self, order=order, copy=True, subok=False)
+
+    def __deepcopy__(self, memo: Any, /) -> Any:
+        return np.array(self, copy=True, subok=False)
+
+
+def _offset(array: np.ndarray, memory: Memory) -> int | None:
+    """Where in the memory the first element lies."""
+    offset = int(array.__array_interface__["data"][0]) - memory.address
+    return offset if 0 <= offset <= memory.nbytes and array.base is not None else None
+
+
+def _checked(dtype: Any) -> np.dtype:
+    """The type of the elements, if they are all there is to them."""
+    kind: np.dtype = np.dtype(dtype)
+    if kind.hasobject:
+        raise Unsupported(
+            f"dtype {kind} holds Python objects, which mean nothing to another process; use a fixed-size type, or pickle them"
+        )
+    if kind.itemsize == 0:
+        raise Unsupported(f"dtype {kind} has no size; say how long its elements are, as in 'S16'")
+    return kind
+
+
+def _laid_out(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, int]:
+    kind = _checked(dtype)
+    lengths = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    try:
+        lengths = tuple(int(length) for length in lengths)
+    except (TypeError, ValueError):
+        raise Invalid(f"shape {shape!r} is no number and no sequence of numbers") from None
+    if any(length < 0 for length in lengths):
+        raise Invalid(f"shape {lengths} has a negative length")
+    if kind.subdtype is not None:
+        kind, inner = kind.subdtype
+        lengths += inner
+    nbytes = kind.itemsize
+    for length in lengths:
+        nbytes *= length
+    if nbytes > sys.maxsize:
+        raise Invalid(f"shape {lengths} of {kind} has {nbytes} bytes, more than there are addresses")
+    return lengths, kind, nbytes
+
+
+def _over(
+    memory: Memory,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    offset: int = 0,
+    strides: tuple[int, ...] | None = None,
+) -> Array:
+    root = memory.view(0, memory.nbytes)
+    # numpy does not check it.
+    if offset < 0:
+        raise Invalid(f"offset {offset} is negative")
+    try:
+        array = np.ndarray.__new__(Array, shape, dtype, root, offset, strides)
+    except (TypeError, ValueError) as wrong:
+        raise Mismatch(f"shape {shape} of {dtype} does not fit into {memory.nbytes} bytes of shared memory: {wrong}") from None
+    array._memory = memory
+    return array
+
+
+def empty(
+    shape: Any,
+    dtype: Any = np.float64,
+    name: str | None = None,
+    *,
+    readers_write: bool = False,
+    directory: str | os.PathLike[str] | None = None,
+    mode: int = 0o600,
+) -> Array:
+    """A new array, all zero, C-contiguous and page-aligned, whose memory is reserved.
+
+    With a name, `open` finds it in the IPC directory as long as any view of it lives here. Only this process (and those
+    forked from it) can write it, unless ``readers_write``. ``mode`` 0o660 lets the group open it.
+    """
+    lengths, kind, nbytes = _laid_out(shape, dtype)
+    memory = Memory.create(nbytes, readers_write=readers_write)
+    array = _over(memory, lengths, kind)
+    if name is not None:
+        meta = repr((np.lib.format.dtype_to_descr(kind), lengths)).encode()
+        memory.publish(ipc_directory(directory), name, meta, mode=mode)
+    return array
+
+
+def from_numpy(
+    array: Any,
+    name: str | None = None,
+    *,
+    readers_write: bool = False,
+    directory: str | os.PathLike[str] | None = None,
+    mode: int = 0o600,
+) -> Array:
+    """A copy of an array, in shared memory and C-contiguous, whatever the layout of the original is."""
+    source = np.asarray(array)
+    copy = empty(
+        source.shape, source.dtype, name, readers_write=readers_write, directory=directory, mode=mode
+    )
+    copy[...] = source
+    return copy
+
+
+def from_dlpack(tensor: Any, name: str | None = None, *, readers_write: bool = False) -> Array:
+    """A copy of a tensor of another library (torch, cupy, jax) in shared memory; of a device's tensor, too."""
+    if hasattr(tensor, "__dlpack_device__") and tensor.__dlpack_device__()[0] != 1:
+        try:
+            source = np.from_dlpack(tensor, device="cpu", copy=True)  # numpy 2.1 and later
+        except (TypeError, BufferError, ValueError) as wrong:
+            raise Unsupported(f"the tensor is on a device, and cannot be copied from there ({wrong}); move it to the CPU") from None
+    else:
+        source = np.from_dlpack(tensor)
+    return from_numpy(source, name, readers_write=readers_write)
+
+
+def open(  # noqa: A001 - as `io.open` and `Image.open` are called
+    name: str,
+    shape: Any = None,
+    dtype: Any = None,
+    *,
+    writable: bool = False,
+    directory: str | os.PathLike[str] | None = None,
+) -> Array:
+    """The array that another process shares under this name, read-only unless ``writable``.
+
+    ``shape`` and ``dtype``, if given, must be those that it has.
+    """
+    memory, meta = Memory.open(ipc_directory(directory), name, writable=writable)
+    try:
+        descr, found = ast.literal_eval(meta.decode())
+        kind = _checked(np.lib.format.descr_to_dtype(descr))
+        lengths, kind, _ = _laid_out(found, kind)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as wrong:
+        raise Mismatch(f"array {name}: its owner describes it in a way that this version does not know: {wrong}") from None
+    if shape is not None or dtype is not None:
+        asked_shape = lengths if shape is None else shape
+        asked = _laid_out(asked_shape, kind if dtype is None else dtype)
+        if asked[:2] != (lengths, kind):
+            raise Mismatch(
+                f"array {name} is {lengths} of {kind}, not {asked[0]} of {asked[1]}; leave shape and dtype away to take it as it is"
+            )
+    return _over(memory, lengths, kind)
+
+
+def attach_sysv(
+    shape: Any,
+    dtype: Any = np.float64,
+    *,
+    shmid: int | None = None,
+    key: int | None = None,
+    offset: int = 0,
+    writable: bool = False,
+) -> Array:
+    """An array over a System V segment (``shmget``) of another program, by id or by key; read-only unless ``writable``.
+
+    It is attached where there is room, detached when the last view is gone, and never created or removed.
+    """
+    lengths, kind, nbytes = _laid_out(shape, dtype)
+    memory = Memory.attach_sysv(shmid=shmid, key=key, writable=writable)
+    if offset + nbytes > memory.nbytes:
+        raise Mismatch(
+            f"{lengths} of {kind} from byte {offset} needs {offset + nbytes} bytes, the segment has {memory.nbytes}"
+        )
+    return _over(memory, lengths, kind, offset)
+
+
+def _fetch(
+    address: str,
+    token: bytes,
+    named: tuple[str, str, tuple[int, int]] | None,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    offset: int,
+    strides: tuple[int, ...],
+    writable: bool,
+) -> Array:
+    """What a pickled array becomes."""
+    try:
+        memory = Memory.fetch(address, token, writable=writable)
+    except NotFound:
+        if named is None:
+            raise
+        directory, name, identity = named
+        memory, _ = Memory.open(directory, name, writable=writable)
+        if memory.identity != identity:
+            raise NotFound(f"the array {name} of this handle is gone: another has its name") from None
+    return _over(memory, shape, _checked(dtype), offset, strides)
+

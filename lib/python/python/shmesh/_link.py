@@ -1,0 +1,220 @@
+"""Messages between processes, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from . import _shmesh
+from ._array import ipc_directory
+from ._errors import Closed, Invalid
+from ._shmesh import INLINE_MAX_BYTES, Loan, Message
+
+__all__ = ["Link", "Participant", "Recovered"]
+
+Side: TypeAlias = Literal["primary", "secondary"]
+
+
+class Participant(NamedTuple):
+    """Somebody on a link."""
+
+    seat: int
+    side: str
+    pid: int
+    alive: bool | None
+    """None: it is in another pid namespace, and nobody can tell from here."""
+
+
+class Recovered(NamedTuple):
+    """What was taken back from the dead."""
+
+    participants: int
+    messages: int
+    data_buffers: int
+
+
+class Link(_shmesh.Link):
+    """A participant of a link. Any thread may use it; a child of a fork attaches its own."""
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        *,
+        pools: Mapping[str, tuple[int, int]] | None = None,
+        ring_len: int = 1024,
+        ring_mode: Literal["mpmc", "spsc"] = "mpmc",
+        backing: Literal["memfd", "named"] = "memfd",
+        spin_us: int = 50,
+        file_mode: int = 0o600,
+        config: str | os.PathLike[str] | None = None,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> Link:
+        """Creates a link, or attaches to one that is there with the same configuration, as its primary side.
+
+        ``pools`` says how many bytes a buffer has, and how many there are: ``{"cpu_msg": (8192, 1024)}``. Or all of it
+        comes from ``config``, a YAML file.
+        """
+        if config is not None:
+            with open(config, encoding="utf-8") as file:
+                text = file.read()
+        else:
+            sizes = {"cpu_msg": (8192, 1024), "cpu_data": (65_536, 256), **(pools or {})}
+            link = {
+                "name": name,
+                "ring": {"len": ring_len, "mode": ring_mode},
+                "pools": {
+                    pool: {"buf_size_bytes": int(size), "pool_len": int(count)} for pool, (size, count) in sizes.items()
+                },
+                "backing": backing,
+                "memory": {"file_mode": f"{file_mode:04o}"},
+                "notify": {"enabled": True, "spin_us": spin_us},
+            }
+            text = json.dumps({"version": 1, "links": [link]})
+        return cls(name, ipc_directory(directory), side="primary", config=text)
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        side: Side = "secondary",
+        *,
+        timeout: float = 0.0,
+        beside: bool = False,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> Link:
+        """Attaches to a link that is there, or comes within ``timeout`` seconds.
+
+        One process is a link's primary; ``beside`` lets further ones onto that side, in ring mode mpmc.
+        """
+        return cls(name, ipc_directory(directory), side=side, timeout=timeout, beside=beside)
+
+    def clone(self) -> Link:
+        """Another participant on the same side: for each process, as for each ring mode `spsc` role."""
+        return type(self).attach(self.name, self.side, directory=self.directory)
+
+    def send(
+        self,
+        msg: bytes | bytearray | memoryview = b"",
+        data: Any = None,
+        *,
+        msg_id: int = 0,
+        cell_id: int = 0,
+        pool: str = "cpu_data",
+    ) -> None:
+        """Sends a copy of ``msg``, and of ``data`` (an array, or bytes). To write in place, `loan`."""
+        msg = bytes(msg)
+        if data is None and len(msg) <= INLINE_MAX_BYTES:
+            self.send_inline(msg, msg_id=msg_id, cell_id=cell_id)
+            return
+        source = None if data is None else _bytes_of(data)
+        loan = self.loan(len(msg), None if source is None else source.size, pool=pool)
+        loan.msg[:] = np.frombuffer(msg, np.uint8)
+        if source is not None:
+            loan.data[:] = source
+        loan.send(msg_id=msg_id, cell_id=cell_id)
+
+    def send_batch(self, loans: Sequence[Loan]) -> int:
+        """Sends loans in order and wakes the other side once. Returns how many; stops at the first that cannot be sent."""
+        sent = 0
+        try:
+            for loan in loans:
+                loan.send(notify=False)
+                sent += 1
+        except Exception:
+            if sent == 0:
+                raise
+        self.notify()
+        return sent
+
+    def receive(self, timeout: float | None = 0.0) -> Message | None:
+        """The oldest message; None if none comes within ``timeout`` seconds. None waits for ever."""
+        message = self.try_receive()
+        if message is not None or timeout == 0.0:
+            return message
+        while self.wait(timeout):
+            # Another participant of this side may have been faster.
+            message = self.try_receive()
+            if message is not None or timeout is not None:
+                return message
+        return None
+
+    def recover(self) -> Recovered:
+        """Takes back what dead participants held."""
+        return Recovered(*super().recover())
+
+    def participants(self) -> list[Participant]:
+        """Everybody on the link."""
+        return [Participant(*participant) for participant in super().participants()]
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages, as they come, until the link is closed."""
+        while True:
+            try:
+                message = self.receive(None)
+            except Closed:
+                return
+            if message is not None:
+                yield message
+
+    async def receive_async(self) -> Message:
+        """The oldest message, when it has come."""
+        while True:
+            message = self.try_receive()
+            if message is not None:
+                return message
+            await self._readable()
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages, as they come, until the link is closed."""
+        while not self.closed:
+            yield await self.receive_async()
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        readable = loop.create_future()
+        descriptor = self.fileno()
+
+        def wake() -> None:
+            if not readable.done():
+                readable.set_result(None)
+
+        loop.add_reader(descriptor, wake)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(descriptor)
+        self.take_signal()
+
+    def __reduce__(self) -> Any:
+        return _attach, (type(self), self.name, self.side, os.fspath(self.directory))
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leaves the link. What was received and is still held keeps its memory."""
+        self.close(strict=False)
+
+    def __repr__(self) -> str:
+        return f"<shmesh.Link {self.name} {self.side}{' closed' if self.closed else ''}>"
+
+
+def _attach(kind: type[Link], name: str, side: Side, directory: str) -> Link:
+    """What a pickled link becomes: a participant of its own."""
+    return kind.attach(name, side, directory=directory)
+
+
+def _bytes_of(data: Any) -> np.ndarray:
+    array = np.asarray(data) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+    if array.dtype.hasobject:
+        raise Invalid(f"data of dtype {array.dtype} holds Python objects; pickle them, or use a fixed-size type")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

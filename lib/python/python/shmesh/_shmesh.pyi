@@ -1,0 +1,185 @@
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, final
+
+import numpy as np
+from typing_extensions import Self, disjoint_base
+
+__all__ = [
+    "DEFAULT_DIR",
+    "INLINE_MAX_BYTES",
+    "DeviceSession",
+    "Link",
+    "Loan",
+    "Memory",
+    "Message",
+    "__version__",
+    "after_fork_in_child",
+    "at_exit",
+]
+
+DEFAULT_DIR: Final[str]
+INLINE_MAX_BYTES: Final[int]
+__version__: Final[str]
+
+def after_fork_in_child() -> None: ...
+def at_exit() -> None: ...
+
+@final
+class Memory:
+    """A piece of shared memory. Arrays over it keep it mapped."""
+
+    @staticmethod
+    def create(nbytes: int, *, readers_write: bool = False) -> Memory: ...
+    @staticmethod
+    def open(
+        directory: str | os.PathLike[str], name: str, *, writable: bool = False
+    ) -> tuple[Memory, bytes]: ...
+    @staticmethod
+    def fetch(address: str, token: bytes, *, writable: bool = False) -> Memory: ...
+    @staticmethod
+    def attach_sysv(*, shmid: int | None = None, key: int | None = None, writable: bool = False) -> Memory: ...
+    def handle(self) -> tuple[str, bytes]:
+        """What another process needs to fetch this memory, which is kept until one has."""
+    def publish(
+        self, directory: str | os.PathLike[str], name: str, meta: bytes, *, mode: int = 0o600
+    ) -> None:
+        """Gives it a name in the IPC directory."""
+    def unlink(self) -> None:
+        """Takes the name away. Who has the memory keeps it."""
+    def view(self, offset: int, nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """An array of bytes, which keeps the memory mapped."""
+    def close(self) -> None:
+        """Unmaps it now. `StillViewed` while an array over it lives."""
+    def fileno(self) -> int:
+        """Its descriptor, which stays its own."""
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def readers_write(self) -> bool: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def identity(self) -> tuple[int, int]: ...
+    @property
+    def path(self) -> Path | None: ...
+
+@final
+class Loan:
+    """A message being written. It cannot be sent while arrays over it live."""
+
+    @property
+    def msg(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]: ...
+    @property
+    def data(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]: ...
+    @property
+    def closed(self) -> bool: ...
+    def send(self, *, msg_id: int = 0, cell_id: int = 0, notify: bool = True) -> None: ...
+    def drop(self) -> None:
+        """Gives the buffers back unsent, when the last array over them is gone."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+@final
+class Message:
+    """A received message, read-only. Its buffers are free when it and its arrays are gone."""
+
+    @property
+    def msg(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]: ...
+    @property
+    def data(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]: ...
+    @property
+    def msg_id(self) -> int: ...
+    @property
+    def cell_id(self) -> int: ...
+    @property
+    def inline(self) -> bool: ...
+    @property
+    def released(self) -> bool: ...
+    def release(self) -> None: ...
+    def __bytes__(self) -> bytes: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+@disjoint_base
+class Link:
+    """A participant of a link."""
+
+    def __new__(
+        cls,
+        name: str,
+        directory: str | os.PathLike[str],
+        *,
+        side: str = "secondary",
+        config: str | None = None,
+        timeout: float = 0.0,
+        beside: bool = False,
+    ) -> Self: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def directory(self) -> Path: ...
+    @property
+    def side(self) -> Literal["primary", "secondary"]: ...
+    @property
+    def seat(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def has_message(self) -> bool: ...
+    @property
+    def queued(self) -> int: ...
+    @property
+    def ring_len(self) -> int: ...
+    def pool(self, name: str) -> tuple[int, int] | None:
+        """Bytes of a buffer of a pool, and how many there are; None if the link does not have it."""
+    def loan(self, msg: int = 0, data: int | None = None, *, pool: str = "cpu_data") -> Loan:
+        """Buffers that nobody else has, of so many bytes."""
+    def send_inline(self, msg: bytes, *, msg_id: int = 0, cell_id: int = 0, notify: bool = True) -> None:
+        """Sends up to 48 bytes inside of the ring."""
+    def try_receive(self) -> Message | None:
+        """The oldest message. Never waits."""
+    def receive_batch(self, max: int = 64) -> list[Message]:
+        """The oldest messages. Never waits."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for a message, without the GIL. False: the time is over."""
+    def notify(self) -> None:
+        """Wakes who waits at the other side."""
+    def post(self) -> None:
+        """TTI style: counts up, and wakes."""
+    def wait_tti(self, timeout: float | None = None) -> bool:
+        """TTI style: waits for a post, and takes it."""
+    def fileno(self) -> int:
+        """A descriptor that is readable when a message has come."""
+    def take_signal(self) -> bool:
+        """Takes one signal from the descriptor. Look for messages after it, not before."""
+    def take_posts(self) -> None: ...
+    def post_releases(self, after: int) -> None: ...
+    def post_now(self) -> None: ...
+    def recover(self) -> tuple[int, int, int]: ...
+    def participants(self) -> Sequence[tuple[int, str, int, bool | None]]: ...
+    def close(self, *, strict: bool = True) -> None:
+        """Leaves the link. `StillViewed` while loans or messages live, unless not strict."""
+
+@final
+class DeviceSession:
+    @staticmethod
+    def connect(directory: str | os.PathLike[str], link: str) -> DeviceSession: ...
+    def bare_tgid(self) -> int: ...
+    def export_key(self, nbytes: int, *, flags: int = 0) -> tuple[bytes, Memory]: ...
+    def set_import_pid(self, key: bytes, bare_tgids: list[int]) -> None: ...
+    def import_by_key(self, key: bytes) -> Memory: ...
+    def close(self, key: bytes, *, force: bool = False) -> None: ...
+    def event(self) -> str | None: ...
+    def fileno(self) -> int: ...
+    def end(self) -> None: ...

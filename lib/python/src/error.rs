@@ -1,0 +1,70 @@
+//! Errors: each is an instance of a class of `shmesh._errors`, which also inherits from the built-in one that fits.
+
+use std::fmt::Display;
+
+use pyo3::prelude::*;
+use pyo3::types::PyAnyMethods;
+use shmesh::ErrorKind;
+
+/// An instance of a class of `shmesh._errors`.
+pub(crate) fn error(class: &str, text: impl Display) -> PyErr {
+    Python::attach(|py| {
+        let made = py
+            .import("shmesh._errors")
+            .and_then(|errors| errors.getattr(class))
+            .and_then(|class| class.call1((text.to_string(),)));
+        made.map_or_else(|error| error, PyErr::from_value)
+    })
+}
+
+/// What the kernel said, and to what.
+pub(crate) fn system(doing: &str, source: &std::io::Error) -> PyErr {
+    let class = match source.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => "Denied",
+        Some(libc::ENOENT) => "NotFound",
+        Some(libc::ENOSPC | libc::ENOMEM) => "NoSpace",
+        _ => "System",
+    };
+    let class = if source.kind() == std::io::ErrorKind::OutOfMemory { "NoSpace" } else { class };
+    error(class, format_args!("cannot {doing}: {source}"))
+}
+
+/// An error of the transport, with what is behind it.
+pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
+    let class = match failed.kind() {
+        ErrorKind::Name(_) | ErrorKind::Config(_) => "Invalid",
+        ErrorKind::NotFound { .. } | ErrorKind::NoDirectory { .. } | ErrorKind::NoBroker { .. } => "NotFound",
+        ErrorKind::AlreadyOwned { .. } => "AlreadyExists",
+        ErrorKind::Differs { .. } => "Mismatch",
+        ErrorKind::NoSpace { .. } | ErrorKind::MemoryLimit { .. } => "NoSpace",
+        ErrorKind::Permission { .. } | ErrorKind::Denied { .. } | ErrorKind::Refused { .. } => "Denied",
+        ErrorKind::Exhausted { .. }
+        | ErrorKind::InlineExhausted { .. }
+        | ErrorKind::Full { .. }
+        | ErrorKind::Crowded { .. } => "Exhausted",
+        ErrorKind::TooLong { .. } | ErrorKind::InlineTooLong { .. } => "TooLong",
+        ErrorKind::NoPool { .. } | ErrorKind::MsgPool { .. } | ErrorKind::NoDataPart { .. } => "Invalid",
+        ErrorKind::Evicted { .. } => "Evicted",
+        ErrorKind::StillMapped { .. } => "StillViewed",
+        ErrorKind::Busy { .. } => "Busy",
+        ErrorKind::NotOurs { .. }
+        | ErrorKind::Version { .. }
+        | ErrorKind::Truncated { .. }
+        | ErrorKind::Damaged { .. }
+        | ErrorKind::Corrupt { .. }
+        | ErrorKind::Holder { .. } => "Damaged",
+        ErrorKind::System { .. } => "System",
+        _ => "Error",
+    };
+    let mut text = failed.to_string();
+    let mut source = std::error::Error::source(&failed);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    error(class, text)
+}
+
+pub(crate) fn forked(what: &str) -> PyErr {
+    error("Forked", format_args!("this {what} was made before a fork, by the parent: make one in the child"))
+}

@@ -1,0 +1,388 @@
+//! Buffers of a link in the hands of Python: [`Loan`] and [`Message`].
+//!
+//! Arrays over a buffer keep it. So a loan cannot be sent while any lives, because numpy could go on writing what others
+//! read; and the buffers of a message are free again when the message and the last of its arrays are gone.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::error::{error, forked, of_link};
+use crate::fork::Made;
+use crate::view;
+
+/// A participant, which one thread uses at a time.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    link: Mutex<shmesh::Link>,
+    /// Messages that are released are posted, for senders that wait for buffers, when there are so many; 0: never.
+    post_after: AtomicUsize,
+    /// Those that were released and not posted yet. Changed by who has the lock.
+    unposted: AtomicUsize,
+    made: Made,
+}
+
+impl Handle {
+    pub(crate) fn new(link: shmesh::Link) -> Self {
+        Self {
+            link: Mutex::new(link),
+            post_after: AtomicUsize::new(0),
+            unposted: AtomicUsize::new(0),
+            made: Made::here(),
+        }
+    }
+
+    pub(crate) fn post_releases(&self, after: usize) {
+        self.post_after.store(after, Ordering::Relaxed);
+    }
+
+    /// Counts a message that was released. Waking a sender for each buffer costs more than it is worth.
+    fn released(&self, link: &shmesh::Link) {
+        let after = self.post_after.load(Ordering::Relaxed);
+        if after > 0 && self.unposted.fetch_add(1, Ordering::Relaxed) + 1 >= after {
+            self.post_now(link);
+        }
+    }
+
+    /// Posts what was released: each may wake another sender.
+    pub(crate) fn post_now(&self, link: &shmesh::Link) {
+        for _ in 0..self.unposted.swap(0, Ordering::Relaxed) {
+            // A link without notification has nobody who waits for it.
+            let _ = link.post();
+        }
+    }
+
+    /// Nobody may wait for the interpreter while holding this, as somebody who has the interpreter may wait for it.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, shmesh::Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Some bytes of a buffer.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Part {
+    fn of(bytes: &[u8]) -> Self {
+        Self { start: NonNull::from(bytes).cast(), len: bytes.len() }
+    }
+
+    fn of_mut(bytes: &mut [u8]) -> Self {
+        Self { len: bytes.len(), start: NonNull::from(bytes).cast() }
+    }
+}
+
+/// A loan or message with the participant that it came from.
+#[derive(Debug)]
+struct Hold<T> {
+    /// Borrows from the participant below, which outlives it; touched only with that locked.
+    item: Mutex<Option<T>>,
+    msg: Part,
+    data: Part,
+    received: bool,
+    handle: Arc<Handle>,
+}
+
+#[expect(
+    unsafe_code,
+    reason = "loans and messages point to a participant that may move between threads, but is no `Sync`"
+)]
+// SAFETY: `item` is touched only while `handle` is locked, so that one thread at a time uses the participant. The parts are
+// pointers, which only arrays read and write.
+unsafe impl<T> Send for Hold<T> {}
+#[expect(unsafe_code, reason = "as above")]
+// SAFETY: as above.
+unsafe impl<T> Sync for Hold<T> {}
+
+impl<T> Hold<T> {
+    fn take(&self) -> Option<T> {
+        self.item.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn put(&self, item: T) {
+        *self.item.lock().unwrap_or_else(PoisonError::into_inner) = Some(item);
+    }
+}
+
+impl<T> Drop for Hold<T> {
+    fn drop(&mut self) {
+        if !self.handle.made.is_here() {
+            // The parent's buffers: a child gives nothing back.
+            std::mem::forget(self.take());
+            return;
+        }
+        let link = self.handle.lock();
+        drop(self.take());
+        if self.received {
+            self.handle.released(&link);
+        }
+        drop(link);
+    }
+}
+
+type LoanHold = Hold<shmesh::Loan<'static>>;
+type MessageHold = Hold<shmesh::Message<'static>>;
+
+#[expect(
+    unsafe_code,
+    reason = "a participant on the heap, whose loans and messages are kept beside a reference to it"
+)]
+fn unbound(link: &shmesh::Link) -> &'static shmesh::Link {
+    // SAFETY: the participant is inside of an `Arc<Handle>`, which does not move; whoever calls this puts what it borrows
+    // into a `Hold` with that `Arc`, and the hold drops the one before the other.
+    unsafe { &*std::ptr::from_ref(link) }
+}
+
+#[expect(unsafe_code, reason = "the bytes are those of a buffer that the hold keeps")]
+fn array<'py, T: 'static>(
+    py: Python<'py>,
+    hold: &Arc<Hold<T>>,
+    part: Part,
+    writable: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the part was given by the loan or message, which the hold keeps until the array is gone, and a loan is not sent
+    // before that.
+    unsafe { view::bytes(py, part.start, part.len, writable, Arc::clone(hold)) }
+}
+
+/// A message being written. What is in `msg` and `data` is sent where it lies.
+#[pyclass(frozen, module = "shmesh._shmesh")]
+pub(crate) struct Loan(Mutex<Option<Arc<LoanHold>>>);
+
+impl Loan {
+    pub(crate) fn take(
+        handle: &Arc<Handle>,
+        msg: usize,
+        data: Option<(shmesh::config::PoolId, usize)>,
+    ) -> shmesh::Result<Self> {
+        let link = handle.lock();
+        let ours = unbound(&link);
+        let mut loan = match data {
+            Some((pool, _)) => ours.loan_with(pool)?,
+            None => ours.loan()?,
+        };
+        let msg = Part::of_mut(loan.msg_mut(msg)?);
+        let data = match data {
+            Some((_, len)) => Part::of_mut(loan.data_mut(len)?),
+            None => Part { start: NonNull::dangling(), len: 0 },
+        };
+        let hold =
+            Hold { item: Mutex::new(Some(loan)), msg, data, received: false, handle: Arc::clone(handle) };
+        drop(link);
+        Ok(Self(Mutex::new(Some(Arc::new(hold)))))
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<Arc<LoanHold>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold(&self) -> PyResult<Arc<LoanHold>> {
+        let hold = self.place().clone();
+        let hold = hold.ok_or_else(|| error("Closed", "this loan was sent or dropped; take another"))?;
+        if hold.handle.made.is_here() { Ok(hold) } else { Err(forked("loan")) }
+    }
+
+    /// The hold alone, if no array over it lives.
+    fn unviewed(&self) -> Result<Option<Arc<LoanHold>>, usize> {
+        let mut place = self.place();
+        // Not by the count alone: what was written through views that are gone must be visible.
+        if place.as_mut().is_none_or(|hold| Arc::get_mut(hold).is_some()) {
+            return Ok(place.take());
+        }
+        Err(place.as_ref().map_or(1, |hold| (Arc::strong_count(hold) - 1).max(1)))
+    }
+
+    pub(crate) fn do_send(&self, msg_id: i32, cell_id: i32, notify: bool) -> PyResult<()> {
+        drop(self.hold()?);
+        let hold = self.unviewed().map_err(|views| {
+            error(
+                "StillViewed",
+                format_args!(
+                    "{views} array(s) over this loan live, and could write what the receiver reads; `del` them and their \
+                     views (or write inside of a function), then send"
+                ),
+            )
+        })?;
+        let Some(hold) = hold else {
+            return Err(error("Closed", "this loan was sent or dropped; take another"));
+        };
+        let link = hold.handle.lock();
+        let sent = match hold.take() {
+            Some(loan) => loan.with_msg_id(msg_id).with_cell_id(cell_id).send_or_return().map_err(|failed| {
+                hold.put(failed.loan);
+                failed.error
+            }),
+            None => Ok(()),
+        };
+        let sent = match sent {
+            Ok(()) if notify => Ok(link.notify()),
+            Ok(()) => Ok(Ok(())),
+            Err(error) => Err(error),
+        };
+        drop(link);
+        match sent {
+            // It is sent, whether somebody could be woken or not: a link may have no notification.
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if matches!(error.kind(), shmesh::ErrorKind::NoNotification { .. }) => Ok(()),
+            Ok(Err(error)) => Err(of_link(error)),
+            Err(error) => {
+                *self.place() = Some(hold);
+                Err(of_link(error))
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Loan {
+    /// The MSG part, writable.
+    #[getter]
+    fn msg<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let hold = self.hold()?;
+        array(py, &hold, hold.msg, true)
+    }
+
+    /// The DATA part, writable; empty when there is none.
+    #[getter]
+    fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let hold = self.hold()?;
+        array(py, &hold, hold.data, true)
+    }
+
+    #[pyo3(signature = (*, msg_id=0, cell_id=0, notify=true))]
+    fn send(&self, msg_id: i32, cell_id: i32, notify: bool) -> PyResult<()> {
+        self.do_send(msg_id, cell_id, notify)
+    }
+
+    /// Gives the buffers back unsent, when the last array over them is gone.
+    fn drop(&self) {
+        let hold = self.place().take();
+        drop(hold);
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.place().is_none()
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    /// Sends it, unless an exception came or it was sent already.
+    fn __exit__(
+        &self,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if !kind.is_none() {
+            self.drop();
+        } else if !self.closed() {
+            self.do_send(0, 0, true)?;
+        }
+        Ok(())
+    }
+}
+
+/// A received message: read-only, and its buffers are the receiver's until it and its arrays are gone.
+#[pyclass(frozen, module = "shmesh._shmesh")]
+pub(crate) struct Message {
+    hold: Mutex<Option<Arc<MessageHold>>>,
+    #[pyo3(get)]
+    msg_id: i32,
+    #[pyo3(get)]
+    cell_id: i32,
+    #[pyo3(get)]
+    inline: bool,
+}
+
+impl Message {
+    fn keep(handle: &Arc<Handle>, message: shmesh::Message<'static>) -> Self {
+        let (msg_id, cell_id, inline) = (message.msg_id(), message.cell_id(), message.is_inline());
+        let (msg, data) = (Part::of(message.msg()), Part::of(message.data()));
+        let hold =
+            Hold { item: Mutex::new(Some(message)), msg, data, received: true, handle: Arc::clone(handle) };
+        Self { hold: Mutex::new(Some(Arc::new(hold))), msg_id, cell_id, inline }
+    }
+
+    pub(crate) fn take(handle: &Arc<Handle>) -> shmesh::Result<Option<Self>> {
+        let link = handle.lock();
+        let message = unbound(&link).receive()?.map(|message| Self::keep(handle, message));
+        drop(link);
+        Ok(message)
+    }
+
+    /// Up to `max` messages. Those before an error are kept.
+    pub(crate) fn take_batch(handle: &Arc<Handle>, max: usize) -> shmesh::Result<Vec<Self>> {
+        let link = handle.lock();
+        let mut messages = Vec::new();
+        let failed = unbound(&link).receive_batch(&mut messages, max).err();
+        let messages: Vec<_> = messages.into_iter().map(|message| Self::keep(handle, message)).collect();
+        drop(link);
+        match failed {
+            Some(error) if messages.is_empty() => Err(error),
+            _ => Ok(messages),
+        }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<Arc<MessageHold>>> {
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold(&self) -> PyResult<Arc<MessageHold>> {
+        let hold = self.place().clone();
+        let hold = hold.ok_or_else(|| error("Closed", "this message was released; receive the next one"))?;
+        if hold.handle.made.is_here() { Ok(hold) } else { Err(forked("message")) }
+    }
+}
+
+#[pymethods]
+impl Message {
+    /// The MSG part, read-only.
+    #[getter]
+    fn msg<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let hold = self.hold()?;
+        array(py, &hold, hold.msg, false)
+    }
+
+    /// The DATA part, read-only; empty when there is none.
+    #[getter]
+    fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let hold = self.hold()?;
+        array(py, &hold, hold.data, false)
+    }
+
+    /// A copy of the MSG part.
+    #[expect(unsafe_code, reason = "the bytes of a message that is held")]
+    fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let hold = self.hold()?;
+        // SAFETY: the message gave the part, and is held until the copy is made.
+        Ok(PyBytes::new(py, unsafe { std::slice::from_raw_parts(hold.msg.start.as_ptr(), hold.msg.len) }))
+    }
+
+    /// Gives up the message; its buffers are free when the last array over them is gone.
+    fn release(&self) {
+        let hold = self.place().take();
+        drop(hold);
+    }
+
+    #[getter]
+    fn released(&self) -> bool {
+        self.place().is_none()
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __exit__(&self, _kind: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>, _traceback: &Bound<'_, PyAny>) {
+        self.release();
+    }
+}

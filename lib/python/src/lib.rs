@@ -1,0 +1,59 @@
+//! `shmesh._shmesh`: what the Python package `shmesh` is made of.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `memory.rs` | `Memory`: mapped shared memory |
+//! | `share.rs` | handing it to other processes, by handle and by name |
+//! | `sysv.rs` | System V segments of others |
+//! | `view.rs` | numpy arrays over memory, and what keeps it |
+//! | `link.rs` | `Link`: a participant of a link |
+//! | `held.rs` | `Loan` and `Message`: buffers that arrays keep |
+//! | `device.rs` | `DeviceSession`: device keys |
+//! | `fork.rs`, `error.rs` | which handles a child may not use; errors as classes of `shmesh._errors` |
+//!
+//! What needs shapes, types or `asyncio` is Python: `python/shmesh`.
+
+mod device;
+mod error;
+mod fork;
+mod held;
+mod link;
+mod memory;
+mod share;
+mod sysv;
+mod view;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = false)]
+mod _shmesh {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::device::DeviceSession;
+    #[pymodule_export]
+    use crate::held::{Loan, Message};
+    #[pymodule_export]
+    use crate::link::Link;
+    #[pymodule_export]
+    use crate::memory::Memory;
+
+    /// What the package calls when it is imported.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::fork::watch();
+        module.add("INLINE_MAX_BYTES", shmesh::INLINE_MAX_BYTES)?;
+        module.add("DEFAULT_DIR", shmesh::DEFAULT_DIR)?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+
+    #[pyfunction]
+    fn after_fork_in_child() {
+        crate::share::after_fork_in_child();
+    }
+
+    #[pyfunction]
+    fn at_exit() {
+        crate::share::at_exit();
+    }
+}

@@ -1,0 +1,337 @@
+//! [`Link`]: a participant of a link.
+
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use shmesh::config::{PoolId, from_yaml};
+use shmesh::sys::process::{Liveness, ProcessIdentity};
+use shmesh::{LinkOptions, Side};
+
+use crate::error::{error, forked, of_link, system};
+use crate::fork::Made;
+use crate::held::{Handle, Loan, Message};
+
+/// How long a wait goes without looking whether Python has a signal to handle.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// Seat, side, process, and whether it lives.
+type Seat = (u8, &'static str, u32, Option<bool>);
+
+struct Open {
+    /// Sends and receives.
+    handle: Arc<Handle>,
+    /// Waits, with a seat of its own, so that other threads can send meanwhile. Made when it is first needed.
+    waiter: Option<Arc<Handle>>,
+}
+
+/// A participant of a link. Any thread may use it.
+#[pyclass(frozen, subclass, module = "shmesh._shmesh")]
+pub(crate) struct Link {
+    open: Mutex<Option<Open>>,
+    made: Made,
+    #[pyo3(get)]
+    name: String,
+    #[pyo3(get)]
+    directory: PathBuf,
+    #[pyo3(get)]
+    side: &'static str,
+}
+
+fn side_of(name: &str) -> PyResult<Side> {
+    match name {
+        "primary" => Ok(Side::Primary),
+        "secondary" => Ok(Side::Secondary),
+        _ => Err(error("Invalid", format_args!("side is \"primary\" or \"secondary\", not {name:?}"))),
+    }
+}
+
+fn pool_of(name: &str) -> PyResult<PoolId> {
+    PoolId::ALL.into_iter().find(|pool| pool.name() == name).ok_or_else(|| {
+        let names: Vec<_> = PoolId::ALL.iter().map(|pool| pool.name()).collect();
+        error("Invalid", format_args!("no pool is called {name:?}; pools are {}", names.join(", ")))
+    })
+}
+
+fn duration_of(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| {
+        error(
+            "Invalid",
+            format_args!("a timeout of {seconds} seconds; pass 0 or more, or None to wait for ever"),
+        )
+    })
+}
+
+impl Link {
+    fn state(&self) -> MutexGuard<'_, Option<Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn handle(&self) -> PyResult<Arc<Handle>> {
+        if !self.made.is_here() {
+            return Err(forked("Link"));
+        }
+        let handle = self.state().as_ref().map(|open| Arc::clone(&open.handle));
+        handle.ok_or_else(|| self.was_closed())
+    }
+
+    #[cold]
+    fn was_closed(&self) -> PyErr {
+        error("Closed", format_args!("link {}: this handle was closed; attach again", self.name))
+    }
+
+    /// Does something that takes no time with the participant.
+    fn with<T>(&self, act: impl FnOnce(&shmesh::Link) -> shmesh::Result<T>) -> PyResult<T> {
+        let handle = self.handle()?;
+        let done = act(&handle.lock());
+        done.map_err(of_link)
+    }
+
+    fn waiter(&self) -> PyResult<Arc<Handle>> {
+        let handle = self.handle()?;
+        let waiter = self.state().as_ref().and_then(|open| open.waiter.clone());
+        if let Some(waiter) = waiter {
+            return Ok(waiter);
+        }
+        let cloned = handle.lock().try_clone();
+        let made = Arc::new(Handle::new(cloned.map_err(of_link)?));
+        let mut state = self.state();
+        Ok(match state.as_mut() {
+            Some(open) => Arc::clone(open.waiter.get_or_insert(made)),
+            None => made,
+        })
+    }
+
+    fn wait_for(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        wait: fn(&shmesh::Link, Option<Duration>) -> shmesh::Result<bool>,
+    ) -> PyResult<bool> {
+        if self.with(|link| wait(link, Some(Duration::ZERO)))? {
+            return Ok(true);
+        }
+        let deadline = match timeout {
+            Some(seconds) => Instant::now().checked_add(duration_of(seconds)?),
+            None => None,
+        };
+        let waiter = self.waiter()?;
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+            let slice = left.map_or(SLICE, |left| left.min(SLICE));
+            let there = py.detach(|| wait(&waiter.lock(), Some(slice)));
+            if there.map_err(of_link)? {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            // Closed meanwhile, by another thread.
+            drop(self.handle()?);
+        }
+    }
+}
+
+#[pymethods]
+impl Link {
+    /// Creates the link that `config` describes (YAML, or JSON, which is YAML), or attaches to one that is there.
+    #[new]
+    #[pyo3(signature = (name, directory, *, side="secondary", config=None, timeout=0.0, beside=false))]
+    fn new(
+        py: Python<'_>,
+        name: &str,
+        directory: PathBuf,
+        side: &str,
+        config: Option<&str>,
+        timeout: f64,
+        beside: bool,
+    ) -> PyResult<Self> {
+        let options = LinkOptions::new().dir(&directory).timeout(duration_of(timeout)?).beside(beside);
+        let side = side_of(side)?;
+        let link = match config {
+            None => py.detach(|| options.attach(name, side)),
+            Some(text) => {
+                let loaded =
+                    from_yaml(text).map_err(|wrong| of_link(shmesh::ErrorKind::Config(wrong).into()))?;
+                let Some(config) = loaded.links.into_iter().next() else {
+                    return Err(error("Invalid", "the configuration has no link"));
+                };
+                py.detach(|| options.create(&config))
+            }
+        };
+        let link = link.map_err(of_link)?;
+        let (name, side) = (link.name().to_owned(), link.side());
+        let side = if side == Side::Primary { "primary" } else { "secondary" };
+        let open = Open { handle: Arc::new(Handle::new(link)), waiter: None };
+        Ok(Self { open: Mutex::new(Some(open)), made: Made::here(), name, directory, side })
+    }
+
+    /// Buffers that nobody else has.
+    #[pyo3(signature = (msg=0, data=None, *, pool="cpu_data"))]
+    fn loan(&self, msg: usize, data: Option<usize>, pool: &str) -> PyResult<Loan> {
+        let data = data.map(|len| pool_of(pool).map(|pool| (pool, len))).transpose()?;
+        Loan::take(&self.handle()?, msg, data).map_err(of_link)
+    }
+
+    /// Sends up to 48 bytes inside of the ring.
+    #[pyo3(signature = (msg, *, msg_id=0, cell_id=0, notify=true))]
+    fn send_inline(&self, msg: &[u8], msg_id: i32, cell_id: i32, notify: bool) -> PyResult<()> {
+        self.with(|link| {
+            link.send_inline(msg_id, cell_id, msg)?;
+            match if notify { link.notify() } else { Ok(()) } {
+                Err(error) if matches!(error.kind(), shmesh::ErrorKind::NoNotification { .. }) => Ok(()),
+                told => told,
+            }
+        })
+    }
+
+    /// Takes the oldest message, or None. Never waits.
+    fn try_receive(&self) -> PyResult<Option<Message>> {
+        Message::take(&self.handle()?).map_err(of_link)
+    }
+
+    #[pyo3(signature = (max=64))]
+    fn receive_batch(&self, max: usize) -> PyResult<Vec<Message>> {
+        Message::take_batch(&self.handle()?, max).map_err(of_link)
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.wait_for(py, timeout, shmesh::Link::wait)
+    }
+
+    fn notify(&self) -> PyResult<()> {
+        self.with(shmesh::Link::notify)
+    }
+
+    fn post(&self) -> PyResult<()> {
+        self.with(shmesh::Link::post)
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn wait_tti(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.wait_for(py, timeout, shmesh::Link::wait_tti)
+    }
+
+    /// A descriptor that is readable when a message has come.
+    fn fileno(&self) -> PyResult<i32> {
+        self.with(|link| Ok(link.fd()?.as_raw_fd()))
+    }
+
+    /// Takes one signal from the descriptor; False if there is none. Look for messages after it, not before.
+    fn take_signal(&self) -> PyResult<bool> {
+        self.with(|link| Ok(link.value()?.is_some()))
+    }
+
+    /// Takes all posts that were not taken yet.
+    fn take_posts(&self) -> PyResult<()> {
+        self.with(|link| {
+            while link.wait_tti(Some(Duration::ZERO))? {}
+            Ok(())
+        })
+    }
+
+    /// From now on messages that are released are posted, for senders that wait for buffers, when there are so many.
+    fn post_releases(&self, after: usize) -> PyResult<()> {
+        self.handle()?.post_releases(after);
+        Ok(())
+    }
+
+    /// Posts those that were not posted yet.
+    fn post_now(&self) -> PyResult<()> {
+        let handle = self.handle()?;
+        handle.post_now(&handle.lock());
+        Ok(())
+    }
+
+    /// Takes back what dead participants held: how many there were, their messages and their DATA buffers.
+    fn recover(&self) -> PyResult<(u32, u32, u32)> {
+        let done = self.with(shmesh::Link::recover)?;
+        Ok((done.participants, done.messages, done.data_buffers))
+    }
+
+    /// Everybody on the link; whether one lives is None if that cannot be seen from here.
+    fn participants(&self) -> PyResult<Vec<Seat>> {
+        let me = ProcessIdentity::me().map_err(|source| system("read /proc/self", &source))?;
+        self.with(|link| {
+            let known = link.participants().map(|other| {
+                let side = if other.word.side() == Side::Primary { "primary" } else { "secondary" };
+                let lives = match other.liveness(&me) {
+                    Liveness::Alive => Some(true),
+                    Liveness::Dead => Some(false),
+                    Liveness::Unknown => None,
+                };
+                (other.seat.value(), side, other.word.pid(), lives)
+            });
+            Ok(known.collect())
+        })
+    }
+
+    #[getter]
+    fn has_message(&self) -> PyResult<bool> {
+        self.with(|link| Ok(link.has_message()))
+    }
+
+    #[getter]
+    fn queued(&self) -> PyResult<usize> {
+        self.with(|link| Ok(link.queued()))
+    }
+
+    #[getter]
+    fn ring_len(&self) -> PyResult<u32> {
+        self.with(|link| Ok(link.ring_len()))
+    }
+
+    #[getter]
+    fn seat(&self) -> PyResult<u8> {
+        self.with(|link| Ok(link.seat().value()))
+    }
+
+    /// Bytes of a buffer of a pool, and how many there are; None if the link does not have it.
+    fn pool(&self, name: &str) -> PyResult<Option<(u32, u32)>> {
+        let pool = pool_of(name)?;
+        self.with(|link| Ok(link.pool(pool)))
+    }
+
+    /// Leaves the link. Loans and messages that live keep its memory, and the seat.
+    #[pyo3(signature = (*, strict=true))]
+    fn close(&self, py: Python<'_>, strict: bool) -> PyResult<()> {
+        if !self.made.is_here() {
+            // The parent is on the link, and stays there.
+            return Ok(());
+        }
+        let (open, held) = {
+            let mut state = self.state();
+            let held = state.as_ref().map_or(0, |open| Arc::strong_count(&open.handle) - 1);
+            (if held == 0 || !strict { state.take() } else { None }, held)
+        };
+        // Leaving may have to remove the link.
+        py.detach(|| drop(open));
+        if held == 0 || !strict {
+            return Ok(());
+        }
+        Err(error(
+            "StillViewed",
+            format_args!(
+                "link {}: {held} loan(s) or message(s), or arrays over them, live; send, release or `del` them, then close",
+                self.name
+            ),
+        ))
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.state().is_none()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // The last one on a link removes it, which may take its time.
+        Python::try_attach(|py| py.detach(|| drop(open)));
+    }
+}

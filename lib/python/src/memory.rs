@@ -1,0 +1,331 @@
+//! [`Memory`]: a piece of shared memory, mapped, without shape or type.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use memmap2::{MmapOptions, MmapRaw};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use pyo3::prelude::*;
+use shmesh::sys::reserve;
+
+use crate::error::{error, system};
+use crate::share::{self, Published};
+use crate::sysv::Attached;
+use crate::{device, view};
+
+/// Who keeps the bytes.
+#[derive(Debug)]
+#[expect(dead_code, reason = "they are kept, and dropped")]
+pub(crate) enum Kept {
+    Memfd(MmapRaw),
+    SysV(Attached),
+    Region(Arc<device::Region>),
+}
+
+/// Bytes that stay mapped as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) len: usize,
+    pub(crate) writable: bool,
+    pub(crate) file: Option<Arc<File>>,
+    published: Mutex<Option<Published>>,
+    _kept: Kept,
+}
+
+#[expect(unsafe_code, reason = "a pointer into memory that any thread may reach")]
+// SAFETY: the bytes are mapped for the whole process, and nothing here but numpy reads or writes them.
+unsafe impl Send for Mapping {}
+#[expect(unsafe_code, reason = "as above")]
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(crate) fn new(
+        start: *mut u8,
+        len: usize,
+        writable: bool,
+        file: Option<Arc<File>>,
+        kept: Kept,
+    ) -> Self {
+        // A mapping is never at address 0.
+        Self {
+            start: NonNull::new(start).unwrap_or(NonNull::dangling()),
+            len,
+            writable,
+            file,
+            published: Mutex::new(None),
+            _kept: kept,
+        }
+    }
+
+    fn published(&self) -> MutexGuard<'_, Option<Published>> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of_file(file: File, len: usize, writable: bool, populate: bool) -> io::Result<Self> {
+        let mut options = MmapOptions::new();
+        options.len(len);
+        if populate {
+            options.populate();
+        }
+        let map = if writable {
+            options.map_raw(file.as_raw_fd())
+        } else {
+            options.map_raw_read_only(file.as_raw_fd())
+        }?;
+        Ok(Self::new(map.as_mut_ptr(), len, writable, Some(Arc::new(file)), Kept::Memfd(map)))
+    }
+
+    /// Maps a memfd that came from somewhere else.
+    pub(crate) fn import(fd: OwnedFd, writable: bool) -> io::Result<Self> {
+        let file = File::from(fd);
+        let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+        let seals =
+            fcntl(&file, FcntlArg::F_GET_SEALS).map_or(SealFlag::empty(), SealFlag::from_bits_truncate);
+        let len = usize::try_from(file.metadata()?.len()).unwrap_or(0);
+        // One that can still be truncated would be a bus error later.
+        if !seals.contains(wanted) || len == 0 {
+            return Err(io::Error::other("what came is no sealed memory"));
+        }
+        Self::of_file(file, len, writable, false)
+    }
+}
+
+/// New memory. `readers_write`: whoever gets it may map it writable; otherwise nobody ever can but through this mapping.
+fn create(len: usize, readers_write: bool) -> PyResult<Mapping> {
+    // Nothing can be mapped of nothing.
+    let len = len.max(1);
+    if let Some(room) = shmesh::sys::cgroup::room_bytes().filter(|room| *room < len as u64) {
+        return Err(error(
+            "NoSpace",
+            format_args!(
+                "{len} bytes of shared memory: the memory limit of this container, or the machine, leaves {room}; make the \
+                 array smaller, or raise resources.limits.memory"
+            ),
+        ));
+    }
+    let failed = |source: io::Error| match source.raw_os_error() {
+        Some(libc::ENOSPC | libc::ENOMEM | libc::EFBIG) => error(
+            "NoSpace",
+            format_args!(
+                "{len} bytes of shared memory: there is no room ({source}); make the array smaller, or give this machine or container more memory"
+            ),
+        ),
+        _ => system("make shared memory", &source),
+    };
+    let make = || -> io::Result<Mapping> {
+        let file =
+            File::from(memfd_create(c"shmesh-array", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+        file.set_len(len as u64)?;
+        reserve(&file, len as u64)?;
+        let mapping = Mapping::of_file(file, len, true, true)?;
+        let mut seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        if !readers_write {
+            seals |= SealFlag::F_SEAL_FUTURE_WRITE;
+        }
+        if let Some(file) = &mapping.file {
+            fcntl(file.as_fd(), FcntlArg::F_ADD_SEALS(seals))?;
+        }
+        Ok(mapping)
+    };
+    make().map_err(failed)
+}
+
+/// A piece of shared memory. Arrays over it keep it mapped; it has no fixed address, no key, and no name unless it is given one.
+#[pyclass(frozen, module = "shmesh._shmesh")]
+pub(crate) struct Memory(Mutex<Option<Arc<Mapping>>>);
+
+impl Memory {
+    pub(crate) fn over(mapping: Mapping) -> Self {
+        Self(Mutex::new(Some(Arc::new(mapping))))
+    }
+
+    fn state(&self) -> MutexGuard<'_, Option<Arc<Mapping>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mapping(&self) -> PyResult<Arc<Mapping>> {
+        // Not in one expression: nobody may wait for the interpreter with a lock in hand.
+        let mapping = self.state().clone();
+        mapping.ok_or_else(|| error("Closed", "this memory was closed; open it again"))
+    }
+
+    fn file(&self) -> PyResult<Arc<File>> {
+        self.mapping()?.file.clone().ok_or_else(|| {
+            error(
+                "Invalid",
+                "System V and device memory cannot be handed on: copy it with `shmesh.from_numpy`",
+            )
+        })
+    }
+}
+
+#[pymethods]
+impl Memory {
+    #[staticmethod]
+    #[pyo3(signature = (nbytes, *, readers_write=false))]
+    fn create(py: Python<'_>, nbytes: usize, readers_write: bool) -> PyResult<Self> {
+        Ok(Self::over(py.detach(|| create(nbytes, readers_write))?))
+    }
+
+    /// Memory that another process shares under this name in the IPC directory, and what it said of it.
+    #[staticmethod]
+    #[pyo3(signature = (directory, name, *, writable=false))]
+    fn open(py: Python<'_>, directory: PathBuf, name: &str, writable: bool) -> PyResult<(Self, Vec<u8>)> {
+        let (fd, meta) = py.detach(|| share::open(&directory, name))?;
+        Ok((Self::over(import(fd, writable)?), meta))
+    }
+
+    /// Memory by its handle.
+    #[staticmethod]
+    #[pyo3(signature = (address, token, *, writable=false))]
+    fn fetch(
+        py: Python<'_>,
+        address: &str,
+        token: [u8; share::TOKEN_BYTES],
+        writable: bool,
+    ) -> PyResult<Self> {
+        let fd = py.detach(|| share::fetch(address, token))?;
+        Ok(Self::over(import(fd, writable)?))
+    }
+
+    /// An existing System V segment, attached where there is room.
+    #[staticmethod]
+    #[pyo3(signature = (*, shmid=None, key=None, writable=false))]
+    fn attach_sysv(shmid: Option<i32>, key: Option<i32>, writable: bool) -> PyResult<Self> {
+        let attached = Attached::new(shmid, key, writable)?;
+        let (start, len) = (attached.start(), attached.len());
+        Ok(Self::over(Mapping::new(start, len, writable, None, Kept::SysV(attached))))
+    }
+
+    /// What another process needs to fetch this memory; kept for it until one has, even if this process drops it.
+    fn handle(&self) -> PyResult<(String, Vec<u8>)> {
+        share::handle(&self.file()?)
+    }
+
+    /// Gives it a name in the IPC directory.
+    #[pyo3(signature = (directory, name, meta, *, mode=0o600))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        directory: PathBuf,
+        name: &str,
+        meta: Vec<u8>,
+        mode: u32,
+    ) -> PyResult<()> {
+        let (file, mapping) = (self.file()?, self.mapping()?);
+        if mapping.published().is_some() {
+            return Err(error("AlreadyExists", "this memory has a name; unlink it first"));
+        }
+        let published = share::publish(py, &file, &directory, name, meta, mode)?;
+        let _ = mapping.published().insert(published);
+        Ok(())
+    }
+
+    /// Takes the name away; who has the memory keeps it.
+    fn unlink(&self) -> PyResult<()> {
+        let published = self.mapping()?.published().take();
+        drop(published);
+        Ok(())
+    }
+
+    /// An array of `nbytes` bytes from `offset`. It keeps the memory mapped.
+    #[expect(unsafe_code, reason = "the bytes are those of the mapping that is kept")]
+    fn view<'py>(&self, py: Python<'py>, offset: usize, nbytes: usize) -> PyResult<Bound<'py, PyAny>> {
+        let mapping = self.mapping()?;
+        if offset.checked_add(nbytes).is_none_or(|end| end > mapping.len) {
+            return Err(error(
+                "Mismatch",
+                format_args!(
+                    "bytes {offset} to {offset}+{nbytes} lie outside of memory of {} bytes",
+                    mapping.len
+                ),
+            ));
+        }
+        // SAFETY: `offset` and `nbytes` were just checked against the mapping, which the array keeps.
+        unsafe { view::bytes(py, mapping.start.add(offset), nbytes, mapping.writable, Arc::clone(&mapping)) }
+    }
+
+    /// Unmaps it now.
+    fn close(&self) -> PyResult<()> {
+        let (closed, views) = {
+            let mut state = self.state();
+            let is_unviewed = state.as_mut().is_none_or(|mapping| Arc::get_mut(mapping).is_some());
+            let views = state.as_ref().map_or(0, |mapping| (Arc::strong_count(mapping) - 1).max(1));
+            if is_unviewed { (state.take(), 0) } else { (None, views) }
+        };
+        drop(closed);
+        if views == 0 {
+            return Ok(());
+        }
+        Err(error(
+            "StillViewed",
+            format_args!("{views} array(s) over this memory live; `del` them and their views, then close"),
+        ))
+    }
+
+    #[getter]
+    fn nbytes(&self) -> PyResult<usize> {
+        Ok(self.mapping()?.len)
+    }
+
+    #[getter]
+    fn address(&self) -> PyResult<usize> {
+        Ok(self.mapping()?.start.as_ptr().addr())
+    }
+
+    #[getter]
+    fn writable(&self) -> PyResult<bool> {
+        Ok(self.mapping()?.writable)
+    }
+
+    /// Whether others may map it writable.
+    #[getter]
+    fn readers_write(&self) -> PyResult<bool> {
+        let mapping = self.mapping()?;
+        let Some(file) = &mapping.file else { return Ok(mapping.writable) };
+        let seals = fcntl(file.as_fd(), FcntlArg::F_GET_SEALS)
+            .map_err(|errno| system("read the seals of the memory", &errno.into()))?;
+        Ok(!SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_FUTURE_WRITE))
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.state().is_none()
+    }
+
+    /// The path of its name; `None` when it has none.
+    #[getter]
+    fn path(&self) -> PyResult<Option<PathBuf>> {
+        Ok(self.mapping()?.published().as_ref().map(|published| published.path.clone()))
+    }
+
+    /// What no other memory of this machine has: its device and inode.
+    #[getter]
+    fn identity(&self) -> PyResult<(u64, u64)> {
+        let known = self.file()?.metadata().map_err(|source| system("look at the memory", &source))?;
+        Ok((known.dev(), known.ino()))
+    }
+
+    /// Its descriptor, which stays its own.
+    fn fileno(&self) -> PyResult<i32> {
+        Ok(self.file()?.as_raw_fd())
+    }
+}
+
+fn import(fd: OwnedFd, writable: bool) -> PyResult<Mapping> {
+    Mapping::import(fd, writable).map_err(|source| match source.raw_os_error() {
+        Some(libc::EPERM) if writable => error(
+            "ReadOnly",
+            "only its owner may write this memory; open it read-only, or create it with `readers_write=True`",
+        ),
+        _ => system("map the memory", &source),
+    })
+}

@@ -1,0 +1,425 @@
+//! Handing memory to other processes: a thread that gives descriptors to whoever has a handle or a name.
+//!
+//! A handle is an abstract address, which vanishes with this process, and a token of 128 random bits: it reaches processes
+//! of the same user in the same network namespace. A name is a socket in the IPC directory, whose mode says who may
+//! connect: it reaches whoever has that directory. The memory itself has no name in either case, so that the kernel frees
+//! it when the last process that has it ends, however that ends.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+use pyo3::{PyResult, Python};
+use shmesh::sys::socket as packets;
+
+use crate::error::{error, system};
+use crate::fork::Made;
+
+pub(crate) const TOKEN_BYTES: usize = 16;
+/// Longest description of a named array.
+const META_BYTES_MAX: usize = 8192;
+/// How long the other end may take, and how long others may work in the directory.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// What the files of named arrays end with.
+const SUFFIX: &str = ".array";
+const STACK_BYTES: usize = 128 * 1024;
+
+type Token = [u8; TOKEN_BYTES];
+
+struct Entry {
+    file: Weak<File>,
+    /// Handles that nobody has fetched yet, and what they need.
+    promised: Option<(usize, Arc<File>)>,
+}
+
+struct Named {
+    file: Weak<File>,
+    meta: Vec<u8>,
+}
+
+#[derive(Default)]
+struct State {
+    entries: HashMap<Token, Entry>,
+    /// Tokens by the address of the file.
+    tokens: HashMap<usize, Token>,
+    named: Vec<(Arc<OwnedFd>, Named)>,
+}
+
+struct Server {
+    made: Made,
+    address: String,
+    listener: OwnedFd,
+    wake: EventFd,
+    state: Mutex<State>,
+}
+
+/// This process's server. Locked only by threads that Python has let in, so that nobody is in it while Python forks.
+static SERVER: Mutex<Option<Arc<Server>>> = Mutex::new(None);
+/// Descriptors at which only this process may listen: a child closes them. Locked as `SERVER` is.
+static LISTENERS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// In a forked child: its parent's sockets must not look alive because the child has copies of them.
+#[expect(
+    unsafe_code,
+    reason = "copies of descriptors that the parent's objects own, which are never dropped here"
+)]
+pub(crate) fn after_fork_in_child() {
+    std::mem::forget(lock(&SERVER).take());
+    for listener in lock(&LISTENERS).drain(..) {
+        // SAFETY: what owns it belongs to the parent's server, which was just forgotten.
+        unsafe { libc::close(listener) };
+    }
+}
+
+fn random() -> io::Result<Token> {
+    let mut token = Token::default();
+    File::open("/dev/urandom")?.read_exact(&mut token)?;
+    Ok(token)
+}
+
+fn seqpacket() -> io::Result<OwnedFd> {
+    Ok(socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?)
+}
+
+fn limit_wait(fd: &impl AsFd) -> io::Result<()> {
+    let limit = TimeVal::new(PATIENCE.as_secs().cast_signed(), 0);
+    setsockopt(&fd.as_fd(), sockopt::ReceiveTimeout, &limit)?;
+    setsockopt(&fd.as_fd(), sockopt::SendTimeout, &limit)?;
+    Ok(())
+}
+
+fn server() -> io::Result<Arc<Server>> {
+    let mut place = lock(&SERVER);
+    if let Some(server) = place.as_ref().filter(|server| server.made.is_here()) {
+        return Ok(Arc::clone(server));
+    }
+    // One of before a fork that Python did not make.
+    std::mem::forget(place.take());
+    let address = format!("shmesh-{:032x}", u128::from_ne_bytes(random()?));
+    let listener = seqpacket()?;
+    bind(listener.as_raw_fd(), &UnixAddr::new_abstract(address.as_bytes())?)?;
+    listen(&listener, Backlog::new(64)?)?;
+    lock(&LISTENERS).push(listener.as_raw_fd());
+    let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+    let server = Arc::new(Server { made: Made::here(), address, listener, wake, state: Mutex::default() });
+    let ours = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+    let its = Arc::clone(&server);
+    let thread = std::thread::Builder::new().name("shmesh-share".into()).stack_size(STACK_BYTES);
+    let started = thread.spawn(move || its.run());
+    if let Ok(ours) = ours {
+        let _ = ours.thread_set_mask();
+    }
+    started?;
+    *place = Some(Arc::clone(&server));
+    Ok(server)
+}
+
+impl Server {
+    fn run(&self) {
+        loop {
+            let named: Vec<_> = lock(&self.state).named.iter().map(|(fd, _)| Arc::clone(fd)).collect();
+            let mut fds = vec![
+                PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
+            ];
+            fds.extend(named.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
+            if poll(&mut fds, PollTimeout::NONE).is_err() {
+                continue;
+            }
+            let ready: Vec<_> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
+            if ready[0] {
+                let _ = self.wake.read();
+            }
+            if ready[1] {
+                // Whatever a client does wrong is its own loss.
+                let _ = self.answer_token();
+            }
+            for (listener, _) in named.iter().zip(&ready[2..]).filter(|(_, ready)| **ready) {
+                let _ = self.answer_name(listener);
+            }
+        }
+    }
+
+    fn answer_token(&self) -> io::Result<()> {
+        let client = packets::accept(&self.listener)?;
+        let uid = packets::peer(&client)?.uid;
+        if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
+            return Ok(());
+        }
+        limit_wait(&client)?;
+        let (bytes, _) = packets::receive(&client)?;
+        let file = Token::try_from(bytes.as_slice()).ok().and_then(|token| self.redeem(token));
+        match file {
+            Some(file) => packets::send(&client, b"+", &[file.as_fd()]),
+            None => packets::send(&client, b"-", &[]),
+        }
+    }
+
+    fn redeem(&self, token: Token) -> Option<Arc<File>> {
+        let mut state = lock(&self.state);
+        let entry = state.entries.get_mut(&token)?;
+        match entry.promised.take() {
+            Some((count, file)) => {
+                if count > 1 {
+                    entry.promised = Some((count - 1, Arc::clone(&file)));
+                }
+                Some(file)
+            }
+            None => entry.file.upgrade(),
+        }
+    }
+
+    fn answer_name(&self, listener: &Arc<OwnedFd>) -> io::Result<()> {
+        let client = packets::accept(listener)?;
+        limit_wait(&client)?;
+        let found = {
+            let state = lock(&self.state);
+            let named = state.named.iter().find(|(fd, _)| Arc::ptr_eq(fd, listener));
+            named.and_then(|(_, named)| Some((named.file.upgrade()?, named.meta.clone())))
+        };
+        match found {
+            Some((file, meta)) => packets::send(&client, &meta, &[file.as_fd()]),
+            None => packets::send(&client, b"-", &[]),
+        }
+    }
+}
+
+/// Promises memory to one process more, and says where and by what it gets it.
+pub(crate) fn handle(file: &Arc<File>) -> PyResult<(String, Vec<u8>)> {
+    let failed = |source: io::Error| system("listen for who fetches the array", &source);
+    let server = server().map_err(failed)?;
+    let fresh = random().map_err(failed)?;
+    let mut state = lock(&server.state);
+    let State { entries, tokens, .. } = &mut *state;
+    // Those of files that are gone, so that the tables stay as small as what there is.
+    entries.retain(|_, entry| entry.promised.is_some() || entry.file.strong_count() > 0);
+    tokens.retain(|_, token| entries.contains_key(token));
+    let key = Arc::as_ptr(file).addr();
+    let token = *tokens.entry(key).or_insert(fresh);
+    let entry = entries.entry(token).or_insert_with(|| Entry { file: Arc::downgrade(file), promised: None });
+    let count = entry.promised.as_ref().map_or(0, |(count, _)| *count);
+    entry.promised = Some((count + 1, Arc::clone(file)));
+    Ok((server.address.clone(), token.to_vec()))
+}
+
+/// Gets memory by its handle.
+pub(crate) fn fetch(address: &str, token: Token) -> PyResult<OwnedFd> {
+    let gone = || {
+        error(
+            "NotFound",
+            "the array of this handle is gone: the process that sent it has ended, or has dropped it after another fetched \
+             this handle; keep it there until it has arrived (another network namespace? give the array a name)",
+        )
+    };
+    let ask = || -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let fd = seqpacket()?;
+        limit_wait(&fd)?;
+        connect(fd.as_raw_fd(), &UnixAddr::new_abstract(address.as_bytes())?)?;
+        packets::send(&fd, &token, &[])?;
+        packets::receive(&fd)
+    };
+    match ask() {
+        Ok((_, fds)) => fds.into_iter().next().ok_or_else(gone),
+        Err(source)
+            if matches!(source.raw_os_error(), Some(libc::ECONNREFUSED | libc::ECONNRESET | libc::EPIPE)) =>
+        {
+            Err(gone())
+        }
+        Err(source) => Err(system("fetch the array of this handle", &source)),
+    }
+}
+
+fn socket_path(directory: &Path, name: &str) -> PyResult<PathBuf> {
+    // One alphabet for all names in the directory.
+    let name: shmesh::config::LinkName =
+        name.parse().map_err(|wrong| crate::error::of_link(shmesh::ErrorKind::Name(wrong).into()))?;
+    Ok(directory.join(format!("{name}{SUFFIX}")))
+}
+
+/// One process at a time adds or removes names in a directory.
+fn lock_directory(directory: &Path) -> PyResult<Flock<File>> {
+    let failed = |source: &io::Error| match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR) => error(
+            "NotFound",
+            format_args!(
+                "there is no IPC directory {}; make it (in a pod: mount a volume there), or name another with SHMESH_DIR",
+                directory.display()
+            ),
+        ),
+        _ => system(&format!("lock {}", directory.display()), source),
+    };
+    let start = Instant::now();
+    let mut file = File::open(directory).map_err(|source| failed(&source))?;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((_, errno)) if start.elapsed() > PATIENCE => return Err(failed(&errno.into())),
+            Err((same, _)) => file = same,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Removes the name of this user at `path`, if nobody listens there any more. With the directory locked.
+fn remove_stale(directory: &Path, path: &Path) {
+    let is_ours = |metadata: std::fs::Metadata| {
+        metadata.file_type().is_socket() && metadata.uid() == nix::unistd::geteuid().as_raw()
+    };
+    let refused = |source: io::Error| source.raw_os_error() == Some(libc::ECONNREFUSED);
+    // Not followed: where a symbolic link leads is nobody's name. Who connects to a file is refused, too.
+    if std::fs::symlink_metadata(path).is_ok_and(is_ours) && packets::connect_now(path).is_err_and(refused) {
+        let _ = std::fs::remove_file(path);
+        forget_queue(directory, &path.file_name().unwrap_or_default().to_string_lossy());
+    }
+}
+
+/// Removes names of this user whose processes were killed. With the directory locked.
+fn sweep(directory: &Path) {
+    for found in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        if found.file_name().to_str().is_some_and(|name| name.ends_with(SUFFIX)) {
+            remove_stale(directory, &found.path());
+        }
+    }
+}
+
+/// The link of a queue whose processes were all killed: a lock file and a socket, without memory.
+fn forget_queue(directory: &Path, file: &str) {
+    let Ok(name) = file.trim_end_matches(SUFFIX).parse() else { return };
+    if let Ok(remains) = shmesh::inspect::Remains::of(directory, &name) {
+        let dead = |seat: &shmesh::inspect::SeatView| seat.liveness == shmesh::sys::process::Liveness::Dead;
+        // One with segments in files is no queue's, and what waits in it is for who comes again.
+        if !remains.is_held && remains.queued.is_none() && remains.seats.iter().all(dead) {
+            let _ = remains.remove();
+        }
+    }
+}
+
+/// A name in the IPC directory; it goes when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Published {
+    pub(crate) path: PathBuf,
+    made: Made,
+    listener: Arc<OwnedFd>,
+}
+
+/// Gives memory a name.
+pub(crate) fn publish(
+    py: Python<'_>,
+    file: &Arc<File>,
+    directory: &Path,
+    name: &str,
+    meta: Vec<u8>,
+    mode: u32,
+) -> PyResult<Published> {
+    if meta.len() > META_BYTES_MAX {
+        return Err(error(
+            "TooLong",
+            format_args!(
+                "the dtype of a named array takes {} bytes, at most {META_BYTES_MAX}; use fewer fields",
+                meta.len()
+            ),
+        ));
+    }
+    let path = socket_path(directory, name)?;
+    let server = server().map_err(|source| system("listen for who opens the array", &source))?;
+    let listener = py.detach(|| {
+        let _locked = lock_directory(directory)?;
+        sweep(directory);
+        packets::listen_on(&path, mode).map_err(|source| match source.raw_os_error() {
+            Some(libc::EADDRINUSE) => error(
+                "AlreadyExists",
+                format_args!(
+                    "an array named {name} is there already ({}); open it, or use another name",
+                    path.display()
+                ),
+            ),
+            _ => system(&format!("listen at {}", path.display()), &source),
+        })
+    })?;
+    let listener = Arc::new(listener);
+    lock(&LISTENERS).push(listener.as_raw_fd());
+    let named = Named { file: Arc::downgrade(file), meta };
+    lock(&server.state).named.push((Arc::clone(&listener), named));
+    let _ = server.wake.write(1);
+    Ok(Published { path, made: Made::here(), listener })
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        if !self.made.is_here() {
+            // The parent's name; the descriptor was closed after the fork.
+            std::mem::forget(Arc::clone(&self.listener));
+            return;
+        }
+        // Still ours: nobody else takes a name that answers.
+        let _ = std::fs::remove_file(&self.path);
+        lock(&LISTENERS).retain(|listener| *listener != self.listener.as_raw_fd());
+        if let Some(server) = lock(&SERVER).clone() {
+            lock(&server.state).named.retain(|(listener, _)| !Arc::ptr_eq(listener, &self.listener));
+            let _ = server.wake.write(1);
+        }
+    }
+}
+
+/// Memory by its name, and its description.
+pub(crate) fn open(directory: &Path, name: &str) -> PyResult<(OwnedFd, Vec<u8>)> {
+    let path = socket_path(directory, name)?;
+    let absent = || {
+        error(
+            "NotFound",
+            format_args!(
+                "no array named {name} in {}: its owner has ended, or did not start yet",
+                directory.display()
+            ),
+        )
+    };
+    let ask = || {
+        let fd = packets::connect_to(&path)?;
+        limit_wait(&fd)?;
+        packets::receive(&fd)
+    };
+    match ask() {
+        Ok((meta, fds)) => fds.into_iter().next().map(|fd| (fd, meta)).ok_or_else(absent),
+        Err(source) => Err(match source.raw_os_error() {
+            Some(libc::ECONNREFUSED) => {
+                // What a kill left: an empty file.
+                if let Ok(_locked) = lock_directory(directory) {
+                    remove_stale(directory, &path);
+                }
+                absent()
+            }
+            Some(libc::ENOENT) => absent(),
+            _ => system(&format!("open the array at {}", path.display()), &source),
+        }),
+    }
+}
+
+/// At the end of the process: names of arrays that nobody dropped.
+pub(crate) fn at_exit() {
+    let server = lock(&SERVER).clone();
+    if let Some(server) = server.filter(|server| server.made.is_here()) {
+        for (listener, _) in lock(&server.state).named.drain(..) {
+            let address = nix::sys::socket::getsockname::<UnixAddr>(listener.as_raw_fd());
+            if let Some(path) = address.ok().and_then(|address| address.path().map(Path::to_path_buf)) {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+}

@@ -1,0 +1,300 @@
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import workers
+
+import shmesh
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+def test_the_five_lines() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = shmesh.BatchQueue(nbytes=1024, producers=2)
+    loaders = [context.Process(target=workers.produce, args=(queue, first, 25)) for first in (0, 100)]
+    for loader in loaders:
+        loader.start()
+    numbers = []
+    for batch in queue:
+        assert batch["x"].shape == (8, 4) and not batch["x"].flags.writeable
+        assert set(batch["x"].ravel().tolist()) == {batch.meta["number"]}
+        numbers.append(batch.meta["number"])
+    assert sorted(numbers) == [*range(25), *range(100, 125)]
+    for loader in loaders:
+        loader.join()
+        assert loader.exitcode == 0
+    with pytest.raises(EOFError):
+        queue.get()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_any_way_to_start_a_process(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    with shmesh.BatchQueue(1024) as queue:
+        loader = context.Process(target=workers.produce, args=(queue, 0, 10))
+        loader.start()
+        assert [batch.meta["number"] for batch in queue] == list(range(10)), "in order"
+        loader.join()
+
+
+def test_batches_are_written_in_place_and_ragged() -> None:
+    queue = shmesh.BatchQueue(10_000, producers=1)
+    for length in (1, 100, 0):
+        with queue.batch({"x": ((length, 3), "f4"), "y": (length, [("id", "i8"), ("z", "u1")])}) as batch:
+            batch["x"][...] = length
+            batch["y"]["id"] = np.arange(length)
+    for length in (1, 100, 0):
+        batch = queue.get(timeout=10)
+        assert list(batch) == ["x", "y"] and len(batch) == 2
+        assert batch["x"].shape == (length, 3) and (batch["x"] == length).all()
+        assert batch["y"]["id"].tolist() == list(range(length))
+        assert all(array.ctypes.data % 64 == 0 for array in batch.values())
+        with pytest.raises(KeyError):
+            batch["z"]
+
+
+def test_back_pressure() -> None:
+    queue = shmesh.BatchQueue(1000, depth=2)
+    queue.put({"x": np.arange(3)})
+    queue.put({"x": np.arange(3)})
+    with pytest.raises(shmesh.Timeout, match="depth") as error:
+        queue.put({"x": np.arange(3)}, timeout=0.05)
+    assert isinstance(error.value, TimeoutError)
+    first = queue.get()
+    view = first["x"][1:]
+    first.release()
+    with pytest.raises(shmesh.Timeout):
+        queue.put({"x": np.arange(3)}, timeout=0.05)
+    # The producer waits until the last view is gone, and no longer.
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (queue.put({"x": np.arange(3)}), done.set()))
+    thread.start()
+    assert not done.wait(0.05)
+    assert view.tolist() == [1, 2]
+    del view
+    assert done.wait(20)
+    thread.join()
+
+
+def test_a_batch_is_not_sent_while_its_arrays_live() -> None:
+    queue = shmesh.BatchQueue(1000)
+    batch = queue.batch({"x": (3, "f4")})
+    array = batch["x"]
+    with pytest.raises(shmesh.StillViewed):
+        batch.send()
+    array[:] = 2
+    del array
+    batch.send()
+    with pytest.raises(shmesh.Closed):
+        batch["x"]
+    received = queue.get()
+    with pytest.raises(shmesh.Invalid):
+        received.send()
+    assert received["x"].tolist() == [2, 2, 2]
+
+
+def test_a_batch_given_up_comes_back() -> None:
+    queue = shmesh.BatchQueue(1000, depth=2)
+    for _ in range(5):
+        with pytest.raises(KeyError), queue.batch({"x": (3, "f4")}):
+            raise KeyError
+    with pytest.raises(shmesh.Timeout):
+        queue.get(timeout=0.02)
+
+
+def test_what_does_not_fit() -> None:
+    queue = shmesh.BatchQueue(1000)
+    with pytest.raises(shmesh.TooLong, match="nbytes"):
+        queue.put({"x": np.zeros(1025, np.uint8)})
+    with pytest.raises(shmesh.TooLong, match="meta"):
+        queue.put({"x": np.zeros(1)}, meta="x" * 20_000)
+    with pytest.raises(shmesh.Unsupported):
+        queue.put({"x": np.array([object()])})
+    with pytest.raises(shmesh.Invalid):
+        queue.batch({"x": (-1, "f4")})
+    for wrong in ({"nbytes": 0}, {"nbytes": 1, "depth": 1}, {"nbytes": 1, "producers": 0}):
+        with pytest.raises(shmesh.Invalid):
+            shmesh.BatchQueue(**wrong)
+
+
+def test_attach_by_name() -> None:
+    queue = shmesh.BatchQueue(1000, name="train")
+    with shmesh.BatchQueue.attach("train") as other:
+        other.put({"x": np.arange(3)})
+    assert queue.get()["x"].tolist() == [0, 1, 2]
+    with pytest.raises(EOFError):
+        queue.get()
+    with pytest.raises(shmesh.Closed, match="attach again"):
+        other.put({"x": np.arange(3)})
+    with pytest.raises(shmesh.NotFound):
+        shmesh.BatchQueue.attach("nobody")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_producer_is_noticed_and_its_buffers_come_back(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    queue = shmesh.BatchQueue(1000, depth=6, producers=2)
+    victim = context.Process(target=workers.produce_and_die, args=(queue, 2, 3))
+    victim.start()
+    victim.join()
+    assert [queue.get(timeout=20).meta["number"] for _ in range(2)] == [0, 1], "what was sent is delivered"
+    with pytest.raises(shmesh.PeerDied, match="1 producer"):
+        queue.get(timeout=20)
+    assert queue.died == 1
+    # All six buffers are there again.
+    batches = [queue.batch({"x": (1, "u1")}, timeout=10) for _ in range(6)]
+    del batches
+    other = context.Process(target=workers.produce, args=(queue, 10, 5))
+    other.start()
+    # This process was a producer, too, as it took loans: it finishes.
+    queue.producers = 3
+    seen = [queue.get(timeout=20).meta["number"] for _ in range(5)]
+    other.join()
+    assert seen == list(range(10, 15))
+
+
+def test_a_producer_that_fails_has_not_finished() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = shmesh.BatchQueue(1000)
+    process = context.Process(target=workers.produce_and_fail, args=(queue,))
+    process.start()
+    assert queue.get(timeout=30)["x"].tolist() == [0, 0, 0]
+    with pytest.raises(shmesh.PeerDied, match="without `close`"):
+        queue.get(timeout=20)
+    process.join()
+    with pytest.raises(EOFError):
+        queue.get(timeout=20)
+
+
+def test_several_consumers() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = shmesh.BatchQueue(1024, depth=8, producers=3)
+    results = context.Queue()
+    consumers = [context.Process(target=workers.consume, args=(queue, results)) for _ in range(2)]
+    producers = [context.Process(target=workers.produce, args=(queue, first, 40)) for first in (0, 100, 200)]
+    for process in consumers + producers:
+        process.start()
+    numbers = results.get(timeout=50) + results.get(timeout=50)
+    assert sorted(numbers) == [*range(40), *range(100, 140), *range(200, 240)], "each batch went to one of them"
+    for process in consumers + producers:
+        process.join()
+        assert process.exitcode == 0
+
+
+def test_a_killed_consumer_gives_its_batch_back() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = shmesh.BatchQueue(1000, depth=2)
+    here, there = context.Pipe()
+    victim = context.Process(target=workers.consume_and_die, args=(queue, there))
+    victim.start()
+    queue.put({"x": np.zeros(1)}, meta={"number": 5})
+    assert here.recv() == 5
+    queue.put({"x": np.zeros(1)}, meta={"number": 6})
+    victim.kill()
+    victim.join()
+    queue.put({"x": np.zeros(1)}, meta={"number": 7}, timeout=20)
+    assert [queue.get(timeout=10).meta["number"] for _ in range(2)] == [6, 7]
+
+
+def test_a_producer_is_told_that_nobody_is_left() -> None:
+    script = """
+import numpy as np, os, shmesh, signal
+queue = shmesh.BatchQueue(1000, depth=2, name="left")
+print("ready", flush=True)
+signal.pause()
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    with shmesh.BatchQueue.attach("left") as queue:
+        queue.put({"x": np.zeros(1)})
+        queue.put({"x": np.zeros(1)})
+        process.kill()
+        process.wait()
+        with pytest.raises(shmesh.PeerDied, match="no consumer"):
+            queue.put({"x": np.zeros(1)}, timeout=30)
+    process.stdout.close()
+
+
+def test_all_killed_leaves_no_memory_and_names_are_swept(ipc: Path) -> None:
+    script = """
+import numpy as np, os, shmesh, signal
+queue = shmesh.BatchQueue(1 << 20, name="gone")
+queue.put({"x": np.zeros(1)})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=40)
+    left = {name: os.stat(ipc / name).st_blocks for name in os.listdir(ipc)}
+    assert set(left) <= {"gone.array", "gone.broker", "gone.lock"} and set(left.values()) <= {0}
+    with pytest.raises(shmesh.NotFound):
+        shmesh.BatchQueue.attach("gone")
+    assert os.listdir(ipc) == []
+
+
+def test_a_message_that_is_no_batch() -> None:
+    queue = shmesh.BatchQueue(1000, name="queue")
+    intruder = shmesh.Link.attach("queue")
+    for msg in (
+        b"",
+        b"abc",
+        b"\xff\xff\xff\xffx",
+        b"\3\0\0\0{]x",
+        b"\x03\0\0\0[1]",
+        b"\x22\0\0\0[('x', '|O', (1,), 0)]            ",
+        b"\x22\0\0\0[('x', '<f8', (1 << 60,), 0)]     ",
+        b"\x22\0\0\0[('x', '<f8', (-1,), 0)]          ",
+        b"\x02\0\0\0[]" + b"not json",
+    ):
+        intruder.send(msg, b"x" * 8)
+        with pytest.raises(shmesh.Error):
+            queue.get(timeout=5)
+    # It describes an array that lies outside of its memory.
+    for where in (b"(100,), 0", b"(1,), 4096", b"(1,), -8", b"(1,), 1"):
+        text = b"[('x', '<f8', " + where + b")]"
+        intruder.send(len(text).to_bytes(4, "little") + text, b"x" * 8)
+        with pytest.raises((shmesh.Damaged, KeyError)):
+            queue.get(timeout=5)["x"]
+
+
+def test_kills_at_any_moment() -> None:
+    """Producers are killed wherever they are. What arrives is whole, and no buffer is lost."""
+    context = multiprocessing.get_context("fork")
+    random = np.random.default_rng(7)
+    queue = shmesh.BatchQueue(64 << 10, depth=6, producers=1000)
+    whole = died = 0
+
+    def drain(seconds: float) -> None:
+        nonlocal whole, died
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                batch = queue.get(timeout=0.005)
+            except shmesh.Timeout:
+                continue
+            except shmesh.PeerDied:
+                died = queue.died
+                continue
+            number = batch.meta["number"]
+            assert (batch["x"] == number).all() and batch["y"].tolist() == [number] * 3
+            whole += 1
+
+    for _ in range(30):
+        victim = context.Process(target=workers.produce_for_ever, args=(queue,))
+        victim.start()
+        # Some are killed before they have sent anything, some while they wait for a buffer.
+        drain(float(random.uniform(0.001, 0.03)))
+        victim.kill()
+        victim.join()
+    while queue.died > died:
+        drain(0.05)
+    assert whole > 0 and died > 0
+    with queue:
+        batches = [queue.batch({"x": (1, "u1")}, timeout=20) for _ in range(6)]
+        assert len(batches) == 6, "all buffers are there"
+        del batches

@@ -1,0 +1,482 @@
+import asyncio
+import gc
+import multiprocessing
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import workers
+
+import shmesh
+
+
+def pair(name: str = "link", **options: object) -> tuple[shmesh.Link, shmesh.Link]:
+    pools = {"cpu_msg": (1024, 4), "cpu_data": (65_536, 4)}
+    primary = shmesh.Link.create(name, pools=pools, ring_len=4, **options)
+    return primary, shmesh.Link.attach(name)
+
+
+def test_messages_are_written_and_read_in_place() -> None:
+    phy, mac = pair()
+    loan = mac.loan(5, 4096)
+    loan.msg[:] = np.frombuffer(b"hello", np.uint8)
+    loan.data.view(np.float32)[:] = 1.5
+    assert loan.data.ctypes.data % 64 == 0
+    loan.send(msg_id=7, cell_id=2)
+    message = phy.receive()
+    assert message is not None and (message.msg_id, message.cell_id, message.inline) == (7, 2, False)
+    assert bytes(message) == b"hello" and message.msg.tolist() == list(b"hello")
+    assert message.data.view(np.float32).sum() == 1536
+    assert not message.data.flags.writeable and not message.msg.flags.writeable
+    with pytest.raises(ValueError):
+        message.data.flags.writeable = True
+    assert phy.receive() is None
+
+
+def test_copies_and_inline_messages() -> None:
+    phy, mac = pair()
+    mac.send(b"up to 48 bytes", msg_id=1)
+    mac.send(b"x" * 49)
+    mac.send(b"", np.arange(6).reshape(2, 3).T)
+    mac.send(bytearray(b"m"), b"bytes, too")
+    first, second, third, fourth = phy.receive_batch()
+    assert first.inline and bytes(first) == b"up to 48 bytes" and first.data.size == 0
+    assert not second.inline and len(bytes(second)) == 49
+    assert third.data.view(np.int64).tolist() == [0, 3, 1, 4, 2, 5]
+    assert bytes(fourth.data) == b"bytes, too"
+    with pytest.raises(shmesh.Invalid, match="pickle"):
+        mac.send(b"", np.array([object()]))
+
+
+def test_a_loan_is_not_sent_while_arrays_over_it_live() -> None:
+    """numpy could go on writing what the receiver reads."""
+    phy, mac = pair()
+    loan = mac.loan(0, 100)
+    data = loan.data
+    part = data[10:].view(np.uint16)[::2]
+    del data
+    with pytest.raises(shmesh.StillViewed, match="del") as error:
+        loan.send()
+    assert isinstance(error.value, BufferError)
+    assert phy.receive() is None
+    part[:] = 1
+    kept = memoryview(part)
+    del part
+    with pytest.raises(shmesh.StillViewed):
+        loan.send()
+    del kept
+    loan.send()
+    for use in (lambda: loan.data, lambda: loan.msg, loan.send):
+        with pytest.raises(shmesh.Closed):
+            use()
+    message = phy.receive()
+    assert message is not None and message.data.size == 100
+
+
+def test_a_loan_that_is_not_sent_comes_back_after_its_arrays() -> None:
+    phy, mac = pair()
+    loans = [mac.loan(1) for _ in range(4)]
+    with pytest.raises(shmesh.Exhausted, match="pool_len"):
+        mac.loan(1)
+    view = loans[0].msg
+    del loans
+    assert len([mac.loan() for _ in range(3)]) == 3
+    gc.collect()
+    held = [mac.loan() for _ in range(3)]
+    with pytest.raises(shmesh.Exhausted):
+        mac.loan()
+    view[0] = 5
+    del view
+    held.append(mac.loan())
+    held[0].drop()
+    assert held[0].closed and mac.loan() is not None
+    del phy
+
+
+def test_loans_as_contexts() -> None:
+    phy, mac = pair()
+    with mac.loan(3) as loan:
+        loan.msg[:] = 9
+    with pytest.raises(KeyError), mac.loan(3) as loan:
+        raise KeyError
+    assert loan.closed
+    with phy.receive() as message:
+        assert bytes(message) == b"\x09\x09\x09"
+    assert phy.receive() is None and message.released
+    with pytest.raises(shmesh.Closed):
+        _ = message.msg
+
+
+def test_buffers_of_a_message_are_free_after_its_last_array() -> None:
+    phy, mac = pair()
+    for number in range(4):
+        mac.send(b"", np.full(1000, number, np.uint8))
+    messages = phy.receive_batch(10)
+    views = [message.data[500:] for message in messages]
+    for message in messages:
+        message.release()
+    with pytest.raises(shmesh.Exhausted):
+        mac.loan()
+    assert [int(view[0]) for view in views] == [0, 1, 2, 3]
+    views.pop()
+    loan = mac.loan(0, 10)
+    loan.data[:] = 77
+    assert [int(view[0]) for view in views] == [0, 1, 2], "nobody else has what is still viewed"
+
+
+def test_full_and_too_long() -> None:
+    phy, mac = pair()
+    for _ in range(4):
+        mac.send(b"x")
+    with pytest.raises(shmesh.Exhausted):
+        mac.send(b"x")
+    kept = phy.receive()
+    del kept
+    with pytest.raises(shmesh.TooLong, match="buf_size_bytes"):
+        mac.loan(1025)
+    with pytest.raises(shmesh.TooLong):
+        mac.loan(0, 65_537)
+    with pytest.raises(shmesh.TooLong, match="loan a buffer"):
+        mac.send_inline(b"x" * 49)
+    with pytest.raises(shmesh.Invalid, match="not configured"):
+        mac.loan(0, 1, pool="cpu_large")
+    with pytest.raises(shmesh.Invalid, match="cpu_msg, cpu_data"):
+        mac.loan(0, 1, pool="none")
+    assert mac.pool("cpu_data") == (65_536, 4) and mac.pool("cpu_large") is None
+
+
+def test_what_cannot_be_sent_is_kept() -> None:
+    phy, mac = pair()
+    for _ in range(4):
+        mac.send_inline(b"x")
+    loan = mac.loan(1)
+    loan.msg[0] = 5
+    with pytest.raises(shmesh.Exhausted, match="ring"):
+        loan.send()
+    phy.receive_batch()
+    loan.send()
+    message = phy.receive()
+    assert message is not None and bytes(message) == b"\x05"
+
+
+def test_batches() -> None:
+    phy, mac = pair()
+    loans = [mac.loan(1) for _ in range(3)]
+    for number, loan in enumerate(loans):
+        loan.msg[0] = number
+    assert mac.send_batch(loans) == 3
+    assert [bytes(message) for message in phy.receive_batch(2)] == [b"\0", b"\1"]
+    assert [bytes(message) for message in phy.receive_batch(2)] == [b"\2"]
+    assert phy.receive_batch() == []
+
+
+@pytest.mark.parametrize("mode", ["mpmc", "spsc"])
+def test_between_processes(mode: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    with shmesh.Link.create("echo", ring_mode=mode) as link:
+        process = context.Process(target=workers.echo, args=("echo", 200))
+        process.start()
+        for number in range(200):
+            link.send(b"%d" % number * (1 + number % 30), msg_id=number)
+            answer = link.receive(30)
+            assert answer is not None and answer.msg_id == number
+            assert bytes(answer) == b"%d" % number * (1 + number % 30)
+        process.join()
+        assert process.exitcode == 0
+
+
+def test_waiting_leaves_the_interpreter_to_others() -> None:
+    phy, mac = pair()
+    came: list[bytes] = []
+
+    def wait() -> None:
+        message = phy.receive(30)
+        assert message is not None
+        came.append(bytes(message))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    # The same handle can send while another thread waits with it.
+    phy.send(b"to mac")
+    message = mac.receive(10)
+    assert message is not None and bytes(message) == b"to mac"
+    mac.send(b"to phy")
+    thread.join()
+    assert came == [b"to phy"]
+
+
+def test_timeouts() -> None:
+    phy, _mac = pair()
+    start = time.monotonic()
+    assert phy.wait(0.05) is False and phy.receive(0.05) is None
+    assert time.monotonic() - start >= 0.1
+    assert phy.wait(0) is False
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(shmesh.Invalid):
+            phy.wait(wrong)
+
+
+def test_a_signal_ends_a_wait() -> None:
+    phy, _mac = pair()
+
+    class Interrupt(Exception):
+        pass
+
+    def handler(_number: int, _frame: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(Interrupt):
+            phy.wait(None)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_asyncio() -> None:
+    phy, mac = pair()
+
+    async def main() -> list[bytes]:
+        seen: list[bytes] = []
+
+        async def read() -> None:
+            async for message in phy:
+                seen.append(bytes(message))
+                if len(seen) == 3:
+                    return
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        for number in range(3):
+            mac.send(b"%d" % number)
+            await asyncio.sleep(0.01 if number == 1 else 0)
+        await asyncio.wait_for(task, 20)
+        # Cancelled while it waits, it leaves no reader behind.
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(phy.receive_async(), 0.02)
+        mac.send(b"after")
+        seen.append(bytes(await asyncio.wait_for(phy.receive_async(), 20)))
+        return seen
+
+    assert asyncio.run(main()) == [b"0", b"1", b"2", b"after"]
+
+
+def test_selectors() -> None:
+    phy, mac = pair()
+    with selectors.DefaultSelector() as selector:
+        selector.register(phy, selectors.EVENT_READ)
+        assert selector.select(0) == []
+        mac.send(b"x")
+        assert len(selector.select(10)) == 1
+        assert phy.take_signal() and not phy.take_signal()
+        message = phy.receive()
+        assert message is not None and bytes(message) == b"x"
+        assert selector.select(0) == []
+
+
+def test_posts() -> None:
+    phy, mac = pair()
+    assert phy.wait_tti(0) is False
+    mac.post()
+    assert phy.wait_tti(10) is True and phy.wait_tti(0) is False
+
+
+def test_closing() -> None:
+    phy, mac = pair()
+    mac.send(b"", np.arange(10))
+    message = phy.receive()
+    assert message is not None
+    view = message.data
+    with pytest.raises(shmesh.StillViewed, match="release"):
+        phy.close()
+    message.release()
+    with pytest.raises(shmesh.StillViewed):
+        phy.close()
+    with phy:
+        pass
+    # The memory stays for whom has it.
+    assert phy.closed and view.view(np.int64)[9] == 9
+    for use in (phy.receive, lambda: phy.send(b"x"), phy.fileno, lambda: phy.seat, phy.clone().close):
+        if use.__name__ == "close":
+            use()
+            continue
+        with pytest.raises(shmesh.Closed, match="attach again"):
+            use()
+    phy.close()
+    assert repr(phy) == "<shmesh.Link link primary closed>"
+    del view
+
+
+def test_iterating_ends_when_the_link_is_closed() -> None:
+    phy, mac = pair()
+    mac.send(b"1")
+    # Not `strict`: the message is still in the loop's hand.
+    threading.Timer(0.05, phy.close, kwargs={"strict": False}).start()
+    assert [bytes(message) for message in phy] == [b"1"]
+
+
+def test_who_is_there() -> None:
+    phy, mac = pair()
+    there = phy.participants()
+    assert {(other.side, other.pid, other.alive) for other in there} == {
+        ("primary", os.getpid(), True),
+        ("secondary", os.getpid(), True),
+    }
+    assert {other.seat for other in there} == {phy.seat, mac.seat}
+    assert phy.recover() == (0, 0, 0)
+
+
+def test_wrong_configurations(tmp_path: Path) -> None:
+    with pytest.raises(shmesh.NotFound, match="start its primary"):
+        shmesh.Link.attach("nobody")
+    with pytest.raises(shmesh.Invalid):
+        shmesh.Link.attach("../x")
+    with pytest.raises(shmesh.Invalid, match="side"):
+        shmesh.Link.attach("x", "third")  # type: ignore[arg-type]
+    with pytest.raises(shmesh.Invalid):
+        shmesh.Link.create("x", ring_len=0)
+    with pytest.raises(shmesh.Invalid):
+        shmesh.Link.create("x", pools={"cpu_fast": (1, 1)})
+    with pytest.raises(shmesh.NoSpace, match="smaller"):
+        shmesh.Link.create("x", pools={"cpu_data": ((1 << 31) - 1, 1 << 8)})
+    first = shmesh.Link.create("x")
+    with pytest.raises(shmesh.Mismatch, match="same configuration"):
+        shmesh.Link.create("x", ring_len=4)
+    del first
+    config = tmp_path / "links.yaml"
+    config.write_text("version: 1\nlinks:\n  - name: y\n    ring: { len: 8 }\n")
+    with shmesh.Link.create("y", config=config) as link:
+        assert link.ring_len == 8
+
+
+def test_a_full_directory_is_an_exception_with_the_remedy(tmp_path: Path) -> None:
+    """Not a bus error later."""
+    script = f"""
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x4c000, None):
+    raise SystemExit(77)
+if libc.mount(b"tmpfs", {os.fsencode(tmp_path)!r}, b"tmpfs", 0, b"size=1m"):
+    raise SystemExit(77)
+import shmesh
+try:
+    shmesh.Link.create("big", backing="named", directory={str(tmp_path)!r})
+except shmesh.NoSpace as error:
+    assert isinstance(error, MemoryError)
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=40)
+    if done.returncode == 77:
+        pytest.skip("mounting a small tmpfs takes root")
+    assert done.returncode == 0, done.stderr
+    assert "make pools smaller" in done.stdout and "sizeLimit" in done.stdout
+
+
+def test_a_child_of_a_fork_cannot_use_its_parents_handle() -> None:
+    phy, mac = pair()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=workers.use_link, args=(mac, queue))
+    process.start()
+    error = queue.get(timeout=20)
+    process.join()
+    assert error is not None and "make one in the child" in error
+    mac.send(b"still mine")
+    message = phy.receive()
+    assert message is not None and bytes(message) == b"still mine"
+
+
+def test_a_fork_in_the_middle_of_a_loan() -> None:
+    phy, mac = pair()
+    loan = mac.loan(1, 10)
+    loan.data[:] = 4
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=workers.leave_loan, args=(loan, mac, queue))
+    process.start()
+    assert queue.get(timeout=20) == ["Forked"] * 3
+    process.join()
+    assert process.exitcode == 0
+    # The child dropped its copy, and gave nothing back: nobody else gets this buffer.
+    others = [mac.loan(1, 10) for _ in range(3)]
+    with pytest.raises(shmesh.Exhausted):
+        mac.loan()
+    loan.send()
+    message = phy.receive()
+    assert message is not None and message.data.tolist() == [4] * 10
+    del others
+
+
+def test_a_pickled_link_is_a_participant_of_its_own() -> None:
+    phy, mac = pair()
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        other = pool.apply(seat_of, (mac,))
+    assert other != mac.seat and len(phy.participants()) == 2
+
+
+def seat_of(link: shmesh.Link) -> int:
+    with link:
+        return link.seat
+
+
+def test_a_killed_participant_gives_its_buffers_back() -> None:
+    context = multiprocessing.get_context("spawn")
+    phy, mac = pair()
+    here, there = context.Pipe()
+    process = context.Process(target=take_all, args=("link", there))
+    process.start()
+    assert here.recv() == 4
+    with pytest.raises(shmesh.Exhausted):
+        phy.loan()
+    process.kill()
+    process.join()
+    deadline = time.monotonic() + 20
+    while True:
+        mac.recover()
+        try:
+            loan = phy.loan()
+            break
+        except shmesh.Exhausted:
+            assert time.monotonic() < deadline
+    del loan
+
+
+def take_all(name: str, ready: object) -> None:
+    link = shmesh.Link.attach(name)
+    loans = [link.loan(0, 10) for _ in range(4)]
+    ready.send(len(loans))  # type: ignore[attr-defined]
+    time.sleep(60)
+
+
+def test_many_threads_on_one_handle() -> None:
+    phy, mac = pair()
+    count, received = 200, []
+
+    def send(first: int) -> None:
+        for number in range(first, first + count):
+            while True:
+                try:
+                    mac.send(b"", np.full(10, number % 251, np.uint8), msg_id=number)
+                    break
+                except shmesh.Exhausted:
+                    time.sleep(0.0005)
+
+    threads = [threading.Thread(target=send, args=(first * count,)) for first in range(3)]
+    for thread in threads:
+        thread.start()
+    while len(received) < 3 * count:
+        message = phy.receive(30)
+        assert message is not None and set(message.data.tolist()) == {message.msg_id % 251}
+        received.append(message.msg_id)
+    for thread in threads:
+        thread.join()
+    assert sorted(received) == list(range(3 * count))

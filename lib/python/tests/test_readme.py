@@ -1,0 +1,51 @@
+"""What the documents say, done."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def run(code: str, tmp_path: Path) -> str:
+    """In a file, as a reader would: `spawn` imports it again."""
+    program = tmp_path / "program.py"
+    program.write_text(code, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def test_the_front_page(tmp_path: Path) -> None:
+    (code,) = blocks("README.md")
+    assert run(code, tmp_path) == "200 batches\n1.5 False\n"
+
+
+@pytest.mark.parametrize("document", ["docs/python.md", "docs/from-sysv.md"])
+def test_each_example(document: str, tmp_path: Path) -> None:
+    """Those of a document build on each other."""
+    found = blocks(document)
+    assert found
+    run("\n".join(found), tmp_path)
+
+
+def test_the_training_example(tmp_path: Path) -> None:
+    example = ROOT / "lib/python/examples/train.py"
+    arguments = ["--loaders", "2", "--batches", "20", "--batch-mib", "1"]
+    done = subprocess.run([sys.executable, str(example), *arguments], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    assert "40 batches" in done.stdout
+
+
+def test_the_torch_example() -> None:
+    pytest.importorskip("torch")
+    example = ROOT / "lib/python/examples/torch_loader.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,126 @@
+"""What child processes of the tests do. Importable, so that `spawn` finds it."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+
+import shmesh
+
+
+def total(array: np.ndarray, queue: Any) -> None:
+    queue.put((float(np.asarray(array).sum()), array.flags.writeable, type(array).__name__))
+
+
+def total_of(array: np.ndarray) -> float:
+    return float(np.asarray(array).sum())
+
+
+def fill(array: np.ndarray, value: float) -> None:
+    array[...] = value
+
+
+def identity(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def hold(array: np.ndarray, ready: Any) -> None:
+    """Says when it has read the array, and then has it until it is killed."""
+    ready.send(float(array.sum()))
+    time.sleep(60)
+
+
+def make_and_hold(name: str, ready: Any) -> None:
+    array = shmesh.empty((1024, 1024), np.uint8, name)
+    array[...] = 3
+    ready.send((os.getpid(), shmesh.Memory.handle(array.memory)[0]))
+    time.sleep(60)
+
+
+def produce(queue: shmesh.BatchQueue, first: int, count: int) -> None:
+    with queue:
+        for number in range(first, first + count):
+            queue.put({"x": np.full((8, 4), number, np.float32)}, meta={"number": number})
+
+
+def produce_for_ever(queue: shmesh.BatchQueue) -> None:
+    number = 0
+    while True:
+        number += 1
+        with queue.batch({"x": ((50, 100), "f8"), "y": (3, "i8")}, meta={"number": number}) as batch:
+            batch["x"][...] = number
+            batch["y"][...] = number
+
+
+def produce_and_die(queue: shmesh.BatchQueue, count: int, held: int) -> None:
+    """Sends some, holds others unsent, and is killed."""
+    for number in range(count):
+        queue.put({"x": np.full((8, 4), number, np.float32)}, meta={"number": number})
+    batches = [queue.batch({"x": ((8, 4), np.float32)}) for _ in range(held)]
+    assert len(batches) == held
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def produce_and_fail(queue: shmesh.BatchQueue) -> None:
+    with queue:
+        queue.put({"x": np.zeros(3)})
+        raise SystemExit(3)
+
+
+def consume(queue: shmesh.BatchQueue, results: Any) -> None:
+    results.put([batch.meta["number"] for batch in queue])
+
+
+def consume_and_die(queue: shmesh.BatchQueue, ready: Any) -> None:
+    batch = queue.get(timeout=30)
+    ready.send(batch.meta["number"])
+    time.sleep(60)
+
+
+def echo(name: str, count: int) -> None:
+    with shmesh.Link.attach(name, timeout=30) as link:
+        for _ in range(count):
+            message = link.receive(30)
+            assert message is not None
+            link.send(bytes(message), msg_id=message.msg_id)
+
+
+def use_link(link: shmesh.Link, queue: Any) -> None:
+    """What comes of using a handle of before the fork."""
+    try:
+        link.send(b"x")
+    except shmesh.Forked as error:
+        queue.put(str(error))
+    else:
+        queue.put(None)
+
+
+def leave_loan(loan: shmesh.Loan, link: shmesh.Link, queue: Any) -> None:
+    errors = []
+    for use in (loan.send, lambda: loan.data, link.try_receive):
+        try:
+            use()
+        except shmesh.Forked:
+            errors.append("Forked")
+    # Dropped here, it must not come back to the parent's pool.
+    del loan
+    queue.put(errors)
+
+
+def import_key(name: str, connection: Any) -> None:
+    with shmesh.DeviceSession(name) as session:
+        connection.send(session.bare_tgid())
+        key = connection.recv()
+        array = session.import_by_key(key, 4, np.int32)
+        connection.send(array.tolist())
+        try:
+            session.close(key)
+        except shmesh.StillViewed:
+            connection.send("still viewed")
+        connection.recv()
+        array[0] = 99
+        del array
+        session.close(key)
+        connection.send("closed")

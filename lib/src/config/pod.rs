@@ -1,0 +1,168 @@
+//! A link as a pod's annotation has it: what it is made of, and who in the pod is on it.
+
+use std::fmt;
+
+use serde_saphyr::Spanned;
+
+use super::error::{ConfigError, Place};
+use super::leaf::{Given, Leaf};
+use super::link::LinkConfig;
+use super::name::LinkName;
+use super::{MAX_FILE_BYTES, parse, yaml};
+use crate::participant::Side;
+
+/// Which IPC directory a link is in.
+///
+/// ```
+/// use shmesh::config::{Scope, pod_links};
+/// let links = pod_links("- name: a\n- name: b\n  scope: pool/radio\n")?;
+/// assert_eq!(links[0].scope, Scope::Pod);
+/// assert_eq!(links[1].scope.to_string(), "pool/radio");
+/// # Ok::<(), shmesh::config::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// The pod's own: both sides are containers of this pod.
+    #[default]
+    Pod,
+    /// The node's pool of this name: the other side may be another pod.
+    Pool(String),
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod => f.write_str("pod"),
+            Self::Pool(name) => write!(f, "pool/{name}"),
+        }
+    }
+}
+
+/// One link of the annotation `shmesh.io/links`.
+///
+/// ```
+/// use shmesh::{Side, config::{Scope, pod_links}};
+/// let text = "- name: fronthaul\n  scope: pool/radio\n  side: secondary\n  containers: [mac]\n";
+/// let link = &pod_links(text)?[0];
+/// assert_eq!((&link.scope, link.side), (&Scope::Pool("radio".into()), Side::Secondary));
+/// assert_eq!(link.containers.as_deref(), Some(&["mac".to_owned()][..]));
+/// assert!(!link.is_kept_here());
+/// assert_eq!(link.places.scope.line_column(), Some((2, 10)));
+/// # Ok::<(), shmesh::config::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodLink {
+    /// What it is made of. In a pool the mode is `0660` unless the annotation says otherwise: who is in the pool's group is on
+    /// the other side.
+    pub config: LinkConfig,
+    /// Where it is.
+    pub scope: Scope,
+    /// Which side this pod is; of a link in the pod's own directory, the primary.
+    pub side: Side,
+    /// The containers that are on it; `None`: those of the pod's `shmesh.io/containers`.
+    pub containers: Option<Vec<String>>,
+    /// Where all that is written.
+    pub places: PodPlaces,
+}
+
+/// Where the words of a [`PodLink`] are written; the link's own place for those that are not there.
+///
+/// ```
+/// let links = shmesh::config::pod_links("- name: a\n  side: primary\n")?;
+/// assert_eq!(links[0].places.link.line_column(), Some((1, 3)));
+/// assert_eq!(links[0].places.side.line_column(), Some((2, 9)));
+/// # Ok::<(), shmesh::config::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodPlaces {
+    /// The link.
+    pub link: Place,
+    /// Its `scope`.
+    pub scope: Place,
+    /// Its `side`.
+    pub side: Place,
+    /// Its `containers`.
+    pub containers: Place,
+}
+
+impl PodLink {
+    /// Whether the sidecar of this pod keeps the link. What is secondary in a pool is kept by the primary's.
+    ///
+    /// ```
+    /// let links = shmesh::config::pod_links("- name: a\n- name: b\n  scope: pool/p\n  side: primary\n")?;
+    /// assert!(links.iter().all(|link| link.is_kept_here()));
+    /// # Ok::<(), shmesh::config::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn is_kept_here(&self) -> bool {
+        self.scope == Scope::Pod || self.side == Side::Primary
+    }
+
+    pub(super) fn from_yaml(yaml: yaml::LinkYaml, name: LinkName, at: Place) -> Result<Self, ConfigError> {
+        let mut places = PodPlaces { link: at, scope: at, side: at, containers: at };
+        let scope = scope(&yaml.scope, &mut places.scope)?;
+        let mut side = Side::Primary;
+        let words = [("primary", Side::Primary), ("secondary", Side::Secondary)];
+        if let Some(place) = yaml.side.word_into("side", "primary or secondary", &words, &mut side)? {
+            places.side = place;
+        }
+        if scope == Scope::Pod && side == Side::Secondary {
+            return Err(ConfigError::SideNeedsPool { link: name, place: places.side });
+        }
+        let containers = match &yaml.containers {
+            None => None,
+            Some(list) => {
+                places.containers = Place::of(list);
+                if list.value.is_empty() {
+                    return Err(ConfigError::NoContainers { link: name, place: places.containers });
+                }
+                Some(list.value.iter().map(|name| name.value.clone()).collect())
+            }
+        };
+        let mut config = LinkConfig::new(name);
+        if scope != Scope::Pod {
+            config.file_mode = 0o660;
+        }
+        Ok(Self { config: yaml.into_config(config, at)?, scope, side, containers, places })
+    }
+}
+
+fn scope(given: &Given<Leaf>, at: &mut Place) -> Result<Scope, ConfigError> {
+    let Some(given) = &given.0 else { return Ok(Scope::Pod) };
+    *at = Place::of(given);
+    if let Leaf::Text(text) = &given.value {
+        if text == "pod" {
+            return Ok(Scope::Pod);
+        }
+        if let Some(name) = text.strip_prefix("pool/").filter(|name| !name.is_empty()) {
+            return Ok(Scope::Pool(name.to_owned()));
+        }
+    }
+    let (field, found) = ("scope".to_owned(), given.value.to_string());
+    Err(ConfigError::WrongType { field, expected: "pod or pool/<name>", found, place: *at })
+}
+
+/// Reads the value of the annotation `shmesh.io/links`: all links that the pod is on, with the words that say how.
+///
+/// [`from_annotation`](super::from_annotation) answers those that the pod's sidecar keeps.
+///
+/// # Errors
+/// As [`from_yaml`](super::from_yaml).
+///
+/// ```
+/// use shmesh::config::{ConfigError, pod_links};
+/// assert_eq!(pod_links("- name: fronthaul\n")?.len(), 1);
+/// let error = pod_links("- name: fronthaul\n  scope: node\n").unwrap_err();
+/// assert_eq!(error.location(), Some((2, 10)));
+/// # Ok::<(), ConfigError>(())
+/// ```
+pub fn pod_links(text: &str) -> Result<Vec<PodLink>, ConfigError> {
+    if text.len() > MAX_FILE_BYTES {
+        return Err(ConfigError::TextTooLarge);
+    }
+    if text.trim().is_empty() {
+        return Err(ConfigError::NoLinks { place: Place::UNKNOWN });
+    }
+    let list: Spanned<Vec<Spanned<yaml::LinkYaml>>> = parse::parse(text)?;
+    yaml::pod_links(list)
+}

@@ -1,0 +1,77 @@
+//! The annotation: links with the words that say who in the pod is on them.
+
+use super::*;
+use crate::participant::Side;
+
+#[test]
+fn words_of_pods_are_read_and_the_rest_is_as_in_a_file() {
+    let text = "
+- name: a
+  ring: { len: 64 }
+- name: b
+  scope: pod
+  side: primary
+  containers: [x, y]
+- { name: c, scope: pool/radio-0.x }
+- { name: d, scope: 'pool/radio', side: secondary, memory: { file_mode: '0600' } }
+";
+    let links = pod_links(text).unwrap();
+    assert_eq!(links[0].config, {
+        let mut config = LinkConfig::new("a".parse().unwrap());
+        config.ring_len = 64;
+        config
+    });
+    let scopes: Vec<_> = links.iter().map(|link| link.scope.to_string()).collect();
+    assert_eq!(scopes, ["pod", "pod", "pool/radio-0.x", "pool/radio"]);
+    assert_eq!(links.iter().map(|link| link.side).collect::<Vec<_>>()[2..], [Side::Primary, Side::Secondary]);
+    assert_eq!(links[1].containers, Some(vec!["x".to_owned(), "y".to_owned()]));
+    let modes: Vec<_> = links.iter().map(|link| link.config.file_mode).collect();
+    assert_eq!(modes, [0o600, 0o600, 0o660, 0o600], "a pool has a group");
+    assert_eq!(links[3].places.side.line_column(), Some((9, 41)));
+
+    let kept = from_annotation(text).unwrap().links;
+    let kept: Vec<_> = kept.iter().map(|link| link.name.as_str()).collect();
+    assert_eq!(kept, ["a", "b", "c"], "the primary of d has a sidecar elsewhere");
+}
+
+#[test]
+fn what_no_pod_can_mean_is_refused_with_its_place() {
+    for (text, place, remedy) in [
+        ("- name: a\n  side: secondary\n", (2, 9), "give scope pool/<name>"),
+        ("- name: a\n  scope: node\n", (2, 10), "pod or pool/<name>"),
+        ("- name: a\n  scope: pool/\n", (2, 10), "pod or pool/<name>"),
+        ("- name: a\n  scope:\n", (1, 3), "pod or pool/<name>"),
+        ("- name: a\n  scope: pool/p\n  side: both\n", (3, 9), "primary or secondary"),
+        ("- name: a\n  containers: []\n", (2, 15), "name at least one"),
+        ("- name: a\n  containers: x\n", (2, 15), ""),
+        ("- name: a\n- name: a\n", (2, 9), "rename"),
+        ("- name: a\n  nodes: []\n", (2, 3), "scope, side, containers"),
+    ] {
+        let error = pod_links(text).unwrap_err();
+        assert!(error.to_string().contains(remedy), "{text}: {error}");
+        if text.contains("scope:\n") {
+            assert!(error.location().is_some(), "{error}");
+            continue;
+        }
+        assert_eq!(error.location(), Some(place), "{text}: {error}");
+        from_annotation(text).unwrap_err();
+    }
+    let all_elsewhere = "- { name: a, scope: pool/p, side: secondary }\n";
+    assert_eq!(pod_links(all_elsewhere).unwrap().len(), 1);
+    assert!(matches!(from_annotation(all_elsewhere), Err(ConfigError::NothingKept)));
+    assert!(matches!(pod_links(" \n"), Err(ConfigError::NoLinks { .. })));
+    assert!(matches!(pod_links(&" ".repeat(MAX_FILE_BYTES + 1)), Err(ConfigError::TextTooLarge)));
+}
+
+#[test]
+fn a_file_has_no_pods() {
+    for (line, column) in [("scope: pod", 12), ("side: primary", 11), ("containers: [x]", 17)] {
+        let error = from_yaml(&format!("links:\n  - name: a\n    {line}\n")).unwrap_err();
+        assert!(matches!(error, ConfigError::UnknownKey { .. }), "{error}");
+        assert!(
+            error.to_string().contains("known here: name, ring, pools, backing, memory, notify"),
+            "{error}"
+        );
+        assert!(matches!(error.location(), Some((3, found)) if found <= column), "{error}");
+    }
+}

@@ -1,0 +1,62 @@
+//! A certificate that somebody else keeps in files.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use super::served::certified;
+use super::{Bundle, Served, Terms};
+
+/// A certificate and its key in files, read again when they change. cert-manager keeps the `caBundle` itself.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use shmesh_injector::certificate::{Files, Served, make};
+/// # let dir = tempfile::tempdir()?;
+/// let bundle = make(&["a".to_owned()], Duration::from_secs(60), SystemTime::now(), None)?;
+/// let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+/// std::fs::write(&certificate, &bundle.certificate)?;
+/// std::fs::write(&key, &bundle.key)?;
+/// let served = Served::default();
+/// let mut files = Files::new(certificate, key, served.clone());
+/// assert!(files.step()? && served.is_there());
+/// assert!(!files.step()?, "nothing has changed");
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+    served: Served,
+    read: Option<(String, String)>,
+}
+
+impl Files {
+    /// These files.
+    #[must_use]
+    pub fn new(certificate: PathBuf, key: PathBuf, served: Served) -> Self {
+        Self { certificate, key, served, read: None }
+    }
+
+    /// Presents what the files hold. `true`: it is another one than before.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the two do not belong together, as while they are being replaced; what was presented stays.
+    pub fn step(&mut self) -> Result<bool> {
+        let text = |path: &PathBuf| {
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let read = (text(&self.certificate)?, text(&self.key)?);
+        if self.read.as_ref() == Some(&read) {
+            return Ok(false);
+        }
+        certified(&read.0, &read.1).with_context(|| self.certificate.display().to_string())?;
+        let terms = Terms { names: Vec::new(), from: 0, until: 0 };
+        let bundle =
+            Bundle { authorities: String::new(), certificate: read.0.clone(), key: read.1.clone(), terms };
+        self.served.present(&bundle)?;
+        self.read = Some(read);
+        Ok(true)
+    }
+}

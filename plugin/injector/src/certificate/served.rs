@@ -1,0 +1,126 @@
+//! What the server presents, changed while it runs.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, ServerConfig};
+
+use super::{Bundle, seconds};
+
+/// The certificate that new connections get. Without one they are refused.
+///
+/// ```
+/// let served = shmesh_injector::certificate::Served::default();
+/// assert!(!served.is_there());
+/// assert_eq!(served.server_config()?.alpn_protocols, [b"http/1.1".to_vec()]);
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct Served(Arc<RwLock<Option<Arc<CertifiedKey>>>>);
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Served").field(&self.is_there()).finish()
+    }
+}
+
+impl Served {
+    /// Presents this one from now on.
+    ///
+    /// # Errors
+    /// It is none, or the key is another's; what was presented before stays.
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// use shmesh_injector::certificate::{Bundle, Served, make};
+    /// let made = || make(&["a".to_owned()], Duration::from_secs(60), SystemTime::now(), None);
+    /// let (one, other) = (made()?, made()?);
+    /// let served = Served::default();
+    /// served.present(&one)?;
+    /// assert!(served.present(&Bundle { key: other.key, ..one }).is_err());
+    /// # Ok::<(), anyhow::Error>(())
+    /// ```
+    pub fn present(&self, bundle: &Bundle) -> Result<()> {
+        let certified = certified(&bundle.certificate, &bundle.key)?;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(certified));
+        Ok(())
+    }
+
+    /// Whether there is one.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.now().is_some()
+    }
+
+    fn now(&self) -> Option<Arc<CertifiedKey>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// TLS that presents it.
+    ///
+    /// # Errors
+    /// The provider of cryptography lacks what TLS needs.
+    ///
+    /// ```
+    /// shmesh_injector::certificate::Served::default().server_config()?;
+    /// # Ok::<(), anyhow::Error>(())
+    /// ```
+    pub fn server_config(&self) -> Result<Arc<ServerConfig>> {
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .context("no TLS")?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(self.clone()));
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+}
+
+impl ResolvesServerCert for Served {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.now()
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// The certificate with its key, if the two belong together.
+pub(super) fn certified(certificate: &str, key: &str) -> Result<CertifiedKey> {
+    let chain = CertificateDer::pem_slice_iter(certificate.as_bytes())
+        .collect::<Result<Vec<_>, _>>()
+        .context("the certificate is no PEM")?;
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).context("the key is no PEM")?;
+    CertifiedKey::from_der(chain, key, &provider()).context("the certificate and its key cannot be used")
+}
+
+/// Whether a client that knows its authorities would accept it, by each of its names.
+pub(super) fn is_accepted(bundle: &Bundle, now: SystemTime) -> bool {
+    accepted(bundle, now).is_ok()
+}
+
+fn accepted(bundle: &Bundle, now: SystemTime) -> Result<()> {
+    let certified = certified(&bundle.certificate, &bundle.key)?;
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(bundle.authorities.as_bytes()) {
+        roots.add(authority?)?;
+    }
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
+    let (certificate, between) = certified.cert.split_first().context("no certificate")?;
+    let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds(now)));
+    for name in &bundle.terms.names {
+        let name = ServerName::try_from(name.as_str())?;
+        verifier.verify_server_cert(certificate, between, &name, &[], now)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! From the plan to the patch.
+
+use serde_json::{Value, json};
+use shmesh::Side;
+use shmesh::config::{Place, Scope};
+
+use crate::config::Config;
+use crate::edit::{Edit, Misshapen, Operation};
+use crate::plan::Plan;
+use crate::pod::{self, Container, INFO_VOLUME, SHM_VOLUME};
+use crate::refusal::Refusal;
+use crate::sidecar;
+use shmesh_daemon::bytes::Bytes;
+
+/// What injection does to a pod.
+///
+/// ```
+/// let pod = serde_json::json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "web"}]}});
+/// let injected = shmesh_injector::inject(&pod, "default", &Default::default())?;
+/// assert_eq!((injected.operations.len(), injected.pod), (0, pod), "it asks for nothing");
+/// # Ok::<(), shmesh_injector::Refusal>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Injected {
+    /// The patch: it only adds.
+    pub operations: Vec<Operation>,
+    /// The pod with the patch applied.
+    pub pod: Value,
+    /// What may not work.
+    pub warnings: Vec<String>,
+}
+
+/// Injects what a pod asks for. `namespace` is where it is created, which it need not say itself.
+///
+/// What the user has set stays. Doing it twice is doing it once.
+///
+/// # Errors
+/// What cannot be honoured, with the annotation's line and the remedy.
+///
+/// ```
+/// # let pod = serde_json::json!({
+/// #     "metadata": {"annotations": {"shmesh.io/links": "- name: a\n"}},
+/// #     "spec": {"securityContext": {"runAsUser": 1}, "containers": [{"name": "a"}]},
+/// # });
+/// let config = shmesh_injector::Config::default();
+/// let once = shmesh_injector::inject(&pod, "radio", &config)?;
+/// assert!(shmesh_injector::inject(&once.pod, "radio", &config)?.operations.is_empty());
+/// # Ok::<(), shmesh_injector::Refusal>(())
+/// ```
+pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injected, Refusal> {
+    let Some(plan) = Plan::of(pod, namespace, config)? else {
+        return Ok(Injected { operations: Vec::new(), pod: pod.clone(), warnings: Vec::new() });
+    };
+    let warnings = plan.check()?;
+    let mut edit = Edit::new(pod.clone());
+    edited(&plan, &mut edit).map_err(|Misshapen(path)| {
+        let what = format!("the pod's {path} is not what Kubernetes has there");
+        Refusal::new(&plan.annotation, Place::default(), "pod", what, "correct the pod")
+    })?;
+    Ok(Injected { operations: edit.operations, pod: edit.pod, warnings })
+}
+
+fn edited(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), Misshapen> {
+    volumes(plan, edit)?;
+    // Before the sidecar moves the init containers.
+    for container in pod::containers(plan.pod) {
+        if let Some(scope) = plan.directories.get(container.name()) {
+            participant(plan, &container, scope, edit)?;
+        }
+    }
+    for (planned, pool) in plan.in_pools(Side::Primary) {
+        edit.ensure("/metadata/labels", &label(plan, planned.link.config.name.as_str()), json!(pool))?;
+    }
+    for (planned, pool) in plan.in_pools(Side::Secondary) {
+        beside_primary(plan, planned.link.config.name.as_str(), pool, edit)?;
+    }
+    if let Some(scope) = &plan.kept
+        && !pod::containers(plan.pod).any(|container| container.is_ours())
+    {
+        edit.first("/spec/initContainers", sidecar::container(plan, scope))?;
+    }
+    Ok(())
+}
+
+fn volumes(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), Misshapen> {
+    let has = |name| pod::named(plan.pod, "/spec/volumes", name).is_some();
+    if plan.directories.values().any(|scope| *scope == Scope::Pod) && !has(SHM_VOLUME) {
+        let size = Bytes(plan.memory.directory).to_string();
+        let volume = json!({ "name": SHM_VOLUME, "emptyDir": { "medium": "Memory", "sizeLimit": size } });
+        edit.push("/spec/volumes", volume)?;
+    }
+    if plan.kept.is_some() && !has(INFO_VOLUME) {
+        let field = format!("metadata.annotations['{}']", plan.annotation);
+        let item = json!({ "path": "links", "fieldRef": { "apiVersion": "v1", "fieldPath": field } });
+        edit.push("/spec/volumes", json!({ "name": INFO_VOLUME, "downwardAPI": { "items": [item] } }))?;
+    }
+    Ok(())
+}
+
+/// A container that is on a link: the directory, and where it is.
+fn participant(
+    plan: &Plan<'_>,
+    container: &Container<'_>,
+    scope: &Scope,
+    edit: &mut Edit,
+) -> Result<(), Misshapen> {
+    let (path, directory) = (container.path(), plan.directory(scope));
+    match scope {
+        Scope::Pod => {
+            if container.mounted_at(directory).is_none() {
+                let mount = json!({ "name": SHM_VOLUME, "mountPath": directory });
+                edit.push(&format!("{path}/volumeMounts"), mount)?;
+            }
+        }
+        Scope::Pool(pool) => {
+            let name = format!("{}/{pool}", plan.config.domain);
+            let asked = container.resource(&name).unwrap_or(1).to_string();
+            // An extended resource has equal limit and request.
+            for kind in ["limits", "requests"] {
+                edit.ensure(&format!("{path}/resources/{kind}"), &name, json!(asked))?;
+            }
+        }
+    }
+    if pod::named(container.value, "/env", shmesh::DIR_VARIABLE).is_none() {
+        edit.push(&format!("{path}/env"), json!({ "name": shmesh::DIR_VARIABLE, "value": directory }))?;
+    }
+    Ok(())
+}
+
+/// What the primary of a link is found by.
+fn label(plan: &Plan<'_>, link: &str) -> String {
+    // A link's name may begin and end with what a label's may not.
+    format!("{}/link.{link}.primary", plan.config.domain)
+}
+
+/// On the node of the link's primary. It is looked for among pods of the same namespace: a label of somebody else's decides
+/// nothing here.
+fn beside_primary(plan: &Plan<'_>, link: &str, pool: &str, edit: &mut Edit) -> Result<(), Misshapen> {
+    let list = "/spec/affinity/podAffinity/requiredDuringSchedulingIgnoredDuringExecution";
+    let term = json!({
+        "labelSelector": { "matchLabels": { label(plan, link): pool } },
+        "topologyKey": "kubernetes.io/hostname",
+    });
+    if pod::list(&edit.pod, list).any(|there| *there == term) {
+        return Ok(());
+    }
+    edit.push(list, term)
+}

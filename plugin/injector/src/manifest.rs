@@ -1,0 +1,312 @@
+//! Pods and pod templates in YAML and JSON documents, for people who inject by hand or in CI.
+
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::config::Config;
+use crate::inject::inject;
+use crate::pod::text;
+use crate::refusal::Refusal;
+
+/// How documents are written.
+///
+/// ```
+/// use clap::ValueEnum;
+/// assert!(shmesh_injector::manifest::Form::from_str("yaml", true).is_ok());
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub enum Form {
+    /// One document after the other; those that nothing is added to, as they were.
+    Yaml,
+    /// One object; several as a `List`.
+    Json,
+}
+
+/// Injected documents.
+///
+/// ```
+/// use shmesh_injector::manifest::{Form, Written, injected};
+/// let text = "kind: ConfigMap # as it was\n";
+/// let Written { text: out, pods, .. } = injected(text, "default", &Default::default(), Form::Yaml)?;
+/// assert_eq!((out.as_str(), pods), (text, 0));
+/// # Ok::<(), shmesh_injector::manifest::ManifestError>(())
+/// ```
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Written {
+    /// All documents.
+    pub text: String,
+    /// How many pods and templates were changed.
+    pub pods: usize,
+    /// What may not work, each with the object's name.
+    pub warnings: Vec<String>,
+}
+
+/// Documents that cannot be injected.
+///
+/// ```
+/// use shmesh_injector::manifest::{Form, ManifestError, injected};
+/// let error = injected("a: [", "default", &Default::default(), Form::Yaml).unwrap_err();
+/// assert!(matches!(error, ManifestError::Yaml { document: 1, .. }));
+/// ```
+#[derive(Debug, Error)]
+pub enum ManifestError {
+    /// No YAML.
+    #[error("document {document} is no YAML: {why}")]
+    Yaml {
+        /// Which, from 1.
+        document: usize,
+        /// What the parser says.
+        why: String,
+    },
+    /// Pods that are refused: all of them.
+    #[error("{}", .0.iter().map(|(name, refusal)| format!("{name}: {refusal}")).collect::<Vec<_>>().join("\n"))]
+    Refused(Vec<(String, Refusal)>),
+}
+
+/// Injects every pod and pod template of a text with any number of documents.
+///
+/// # Errors
+/// A document that cannot be read, or all refusals.
+///
+/// ```
+/// use shmesh_injector::manifest::{Form, injected};
+/// let text = "
+/// apiVersion: apps/v1
+/// kind: Deployment
+/// metadata: {name: du}
+/// spec:
+///   template:
+///     metadata: {annotations: {shmesh.io/links: '- name: fronthaul'}}
+///     spec: {securityContext: {runAsUser: 1000}, containers: [{name: phy, image: phy}]}
+/// ";
+/// let written = injected(text, "default", &Default::default(), Form::Json)?;
+/// assert_eq!(written.pods, 1);
+/// assert!(written.text.contains("\"restartPolicy\": \"Always\""));
+/// # Ok::<(), shmesh_injector::manifest::ManifestError>(())
+/// ```
+pub fn injected(text: &str, namespace: &str, config: &Config, form: Form) -> Result<Written, ManifestError> {
+    let mut all = Vec::new();
+    let mut work = Work { namespace, config, pods: 0, warnings: Vec::new(), refused: Vec::new() };
+    for (at, document) in documents(text).into_iter().enumerate() {
+        let value: Value = parse(document).map_err(|why| ManifestError::Yaml { document: at + 1, why })?;
+        let mut changed = value.clone();
+        work.object(&mut changed);
+        all.push((document, (changed != value).then_some(changed), value));
+    }
+    if !work.refused.is_empty() {
+        return Err(ManifestError::Refused(work.refused));
+    }
+    let text = match form {
+        Form::Yaml => {
+            let mut written = Vec::with_capacity(all.len());
+            for (at, (document, changed, _)) in all.into_iter().enumerate() {
+                written.push(match changed {
+                    None => document.to_owned(),
+                    Some(value) => {
+                        yaml(&value).map_err(|why| ManifestError::Yaml { document: at + 1, why })?
+                    }
+                });
+            }
+            joined(&written)
+        }
+        Form::Json => {
+            let mut values: Vec<_> = all
+                .into_iter()
+                .map(|(_, changed, value)| changed.unwrap_or(value))
+                .filter(|v| !v.is_null())
+                .collect();
+            let one = match values.len() {
+                1 => values.remove(0),
+                _ => json!({ "apiVersion": "v1", "kind": "List", "items": values }),
+            };
+            format!("{one:#}\n")
+        }
+    };
+    Ok(Written { text, pods: work.pods, warnings: work.warnings })
+}
+
+struct Work<'a> {
+    namespace: &'a str,
+    config: &'a Config,
+    pods: usize,
+    warnings: Vec<String>,
+    refused: Vec<(String, Refusal)>,
+}
+
+impl Work<'_> {
+    fn object(&mut self, object: &mut Value) {
+        let kind = text(object, "/kind").unwrap_or("").to_owned();
+        if kind == "List" {
+            if let Some(items) = object.pointer_mut("/items").and_then(Value::as_array_mut) {
+                items.iter_mut().for_each(|item| self.object(item));
+            }
+            return;
+        }
+        let group = text(object, "/apiVersion").unwrap_or("").split_once('/').map_or("", |(group, _)| group);
+        let path = match (group, kind.as_str()) {
+            ("", "Pod") => "",
+            ("", "PodTemplate") => "/template",
+            ("", "ReplicationController")
+            | ("apps", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet")
+            | ("batch", "Job") => "/spec/template",
+            ("batch", "CronJob") => "/spec/jobTemplate/spec/template",
+            _ => return,
+        };
+        let namespace = text(object, "/metadata/namespace").unwrap_or(self.namespace).to_owned();
+        let name = text(object, "/metadata/name").or(text(object, "/metadata/generateName")).unwrap_or("?");
+        let named = format!("{kind} {namespace}/{name}");
+        let Some(pod) = object.pointer_mut(path) else { return };
+        match inject(pod, &namespace, self.config) {
+            Ok(injected) => {
+                self.pods += usize::from(!injected.operations.is_empty());
+                self.warnings.extend(injected.warnings.iter().map(|warning| format!("{named}: {warning}")));
+                *pod = injected.pod;
+            }
+            Err(refusal) => self.refused.push((named, refusal)),
+        }
+    }
+}
+
+/// The documents of a stream. Nothing else than a marker begins a line with three dashes, block scalars neither.
+fn documents(text: &str) -> Vec<&str> {
+    let is_marker = |line: &str| {
+        line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
+    };
+    let mut documents = Vec::new();
+    let (mut begin, mut at) = (0, 0);
+    for line in text.split_inclusive('\n') {
+        if is_marker(line) {
+            documents.push(&text[begin..at]);
+            // What follows the marker on its line belongs to the document.
+            begin = at + 3 + usize::from(line.len() > 3);
+        }
+        at += line.len();
+    }
+    documents.push(&text[begin..]);
+    // Before the first marker there may be nothing but comments.
+    let has_content = |document: &str| {
+        document.lines().any(|line| {
+            !line.trim().is_empty() && !line.trim_start().starts_with('#') && !line.starts_with('%')
+        })
+    };
+    documents.into_iter().filter(|document| has_content(document)).collect()
+}
+
+fn joined(documents: &[String]) -> String {
+    let mut text = String::new();
+    for (at, document) in documents.iter().enumerate() {
+        if at > 0 {
+            text.push_str("---\n");
+        }
+        text.push_str(document);
+        if !text.ends_with('\n') {
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// As Kubernetes reads YAML where it matters: `0644` is octal, and `yes` stays a word.
+fn parse(text: &str) -> Result<Value, String> {
+    let options = serde_saphyr::options! {
+        strict_booleans: true,
+        legacy_octal_numbers: true,
+        emit_comments: false,
+        with_snippet: false,
+    };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
+}
+
+fn yaml(value: &Value) -> Result<String, String> {
+    serde_saphyr::to_string(value).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POD: &str = "metadata: {name: p, annotations: {shmesh.io/links: '- name: a'}}\n\
+                       spec: {securityContext: {runAsUser: 1000}, containers: [{name: a, image: a}]}\n";
+
+    fn yaml_of(text: &str) -> Written {
+        injected(text, "default", &Config::default(), Form::Yaml).unwrap()
+    }
+
+    #[test]
+    fn documents_are_told_apart() {
+        assert_eq!(
+            documents("# only a comment\n---\na: 1\n---\n\n--- {b: 2}\n---\nc: |\n  ---\n"),
+            ["a: 1\n", "{b: 2}\n", "c: |\n  ---\n"]
+        );
+        assert_eq!(documents(""), [""; 0]);
+        assert_eq!(documents("a: 1\r\n---\r\nb: ---x\n---"), ["a: 1\r\n", "\nb: ---x\n"]);
+    }
+
+    #[test]
+    fn others_pass_through_unchanged() {
+        let map = "apiVersion: v1\nkind: ConfigMap   # a comment\ndata: {mode: 0644, word: yes}\n";
+        let text = format!("{map}---\napiVersion: v1\nkind: Pod\n{POD}");
+        let written = yaml_of(&text);
+        assert_eq!(written.pods, 1);
+        assert!(written.text.starts_with(&format!("{map}---\n")), "{}", written.text);
+        assert_eq!(yaml_of(&written.text).text, written.text, "and a second time nothing happens");
+    }
+
+    #[test]
+    fn templates_are_found() {
+        let indent =
+            |by: usize| POD.lines().map(|line| format!("{}{line}\n", " ".repeat(by))).collect::<String>();
+        for (version, kind, head, by) in [
+            ("apps/v1", "Deployment", "spec:\n  template:\n", 4),
+            ("apps/v1", "StatefulSet", "spec:\n  template:\n", 4),
+            ("apps/v1", "DaemonSet", "spec:\n  template:\n", 4),
+            ("batch/v1", "Job", "spec:\n  template:\n", 4),
+            ("batch/v1", "CronJob", "spec:\n  jobTemplate:\n    spec:\n      template:\n", 8),
+            ("v1", "PodTemplate", "template:\n", 2),
+        ] {
+            let text = format!("apiVersion: {version}\nkind: {kind}\n{head}{}", indent(by));
+            assert_eq!(yaml_of(&text).pods, 1, "{kind}");
+            let list = format!("apiVersion: v1\nkind: List\nitems:\n- {}", text.replace('\n', "\n  "));
+            assert_eq!(yaml_of(&list).pods, 1, "a list of {kind}");
+        }
+        assert_eq!(
+            yaml_of(&format!("apiVersion: argoproj.io/v1\nkind: Job\nspec:\n  template:\n{}", indent(4)))
+                .pods,
+            0
+        );
+    }
+
+    #[test]
+    fn what_yaml_makes_of_words_and_numbers_is_kept() {
+        let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, annotations: {shmesh.io/links: '- name: a', x: \"yes\", y: '0x10'}}\n\
+                   spec:\n  securityContext: {runAsUser: 1000}\n  volumes: [{name: s, secret: {secretName: s, defaultMode: 0400}}]\n  \
+                   containers: [{name: a, image: a, args: ['on', '1e3', 'null', '~', '0644', '- a: b', \"two\\nlines\"]}]\n";
+        let written = yaml_of(pod);
+        // As YAML 1.1 has it: what a parser could take for something else must be in quotes.
+        let again: Value = serde_saphyr::from_str(&written.text).unwrap();
+        assert_eq!(again["spec"]["volumes"][0]["secret"]["defaultMode"], 0o400);
+        assert_eq!(again["metadata"]["annotations"]["x"], "yes");
+        assert_eq!(again["metadata"]["annotations"]["y"], "0x10");
+        let args = json!(["on", "1e3", "null", "~", "0644", "- a: b", "two\nlines"]);
+        assert_eq!(again["spec"]["containers"][0]["args"], args);
+        for word in ["yes", "on", "1e3", "0644"] {
+            assert!(
+                !written.text.lines().any(|line| line.trim_end().ends_with(&format!(" {word}"))),
+                "{word} is bare"
+            );
+        }
+    }
+
+    #[test]
+    fn all_refusals_are_said() {
+        let bad = "apiVersion: v1\nkind: Pod\nmetadata: {name: NAME, annotations: {shmesh.io/links: '- name: a/b'}}\nspec: {containers: []}\n";
+        let text = format!("{}---\n{}", bad.replace("NAME", "p"), bad.replace("NAME", "q"));
+        let error = injected(&text, "radio", &Config::default(), Form::Yaml).unwrap_err().to_string();
+        assert_eq!(error.lines().count(), 2);
+        assert!(
+            error.contains("Pod radio/p: metadata.annotations[shmesh.io/links]: ")
+                && error.contains("Pod radio/q"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,282 @@
+//! Who is on which link, in which directory, with how many bytes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use shmesh::Side;
+use shmesh::config::{Backing, HugePages, Place, PodLink, Scope, pod_links};
+
+use crate::config::Config;
+use crate::edit::escaped;
+use crate::pod::{self, SHM_DIR};
+use crate::quantity::bytes_of;
+use crate::refusal::Refusal;
+use shmesh_daemon::bytes::Bytes;
+
+/// A link and the containers that are on it.
+#[derive(Debug)]
+pub(crate) struct Planned {
+    pub(crate) link: PodLink,
+    pub(crate) participants: BTreeSet<String>,
+}
+
+/// What a pod asks for.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    pub(crate) pod: &'a Value,
+    pub(crate) config: &'a Config,
+    pub(crate) namespace: &'a str,
+    /// The key of the annotation.
+    pub(crate) annotation: String,
+    pub(crate) links: Vec<Planned>,
+    /// The scope of each container that is on a link.
+    pub(crate) directories: BTreeMap<String, Scope>,
+    /// The scope of the links that the sidecar keeps; `None`: it keeps none, and there is no sidecar.
+    pub(crate) kept: Option<Scope>,
+    pub(crate) memory: Memory,
+}
+
+/// What the sidecar reserves.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Memory {
+    /// Files in the directory; for a directory of the pod's own, its size.
+    pub(crate) directory: u64,
+    /// Memfds of base pages.
+    pub(crate) memfds: u64,
+    /// Memfds of reserved huge pages, which are a resource of their own.
+    pub(crate) huge: u64,
+}
+
+/// A directory without files still needs a size, because 0 is none.
+const LEAST_DIRECTORY: u64 = 1 << 20;
+
+impl Memory {
+    /// What is charged to the sidecar as memory: pages, and the tables to map them.
+    pub(crate) fn charged(&self) -> u64 {
+        let pages = self.directory.saturating_add(self.memfds);
+        pages.saturating_add(tables(pages))
+    }
+
+    pub(crate) fn all(&self) -> u64 {
+        self.directory.saturating_add(self.memfds).saturating_add(self.huge)
+    }
+}
+
+/// Page tables: 8 bytes for each page of 4 KiB, and whole pages of them.
+pub(crate) fn tables(bytes: u64) -> u64 {
+    (bytes / 512).next_multiple_of(4096)
+}
+
+impl<'a> Plan<'a> {
+    /// Reads the annotations. `None`: the pod asks for nothing.
+    pub(crate) fn of(
+        pod: &'a Value,
+        namespace: &'a str,
+        config: &'a Config,
+    ) -> Result<Option<Self>, Refusal> {
+        let annotation = config.annotation("links");
+        let text = match read(pod, &annotation)? {
+            None => return Ok(None),
+            Some(text) => text,
+        };
+        let links = pod_links(text).map_err(|error| Refusal::of_text(&annotation, &error))?;
+        let chosen = chosen(pod, config)?;
+        let mut plan = Self {
+            pod,
+            config,
+            namespace,
+            annotation,
+            links: Vec::with_capacity(links.len()),
+            directories: BTreeMap::new(),
+            kept: None,
+            memory: Memory::default(),
+        };
+        for link in links {
+            plan.add(link, &chosen)?;
+        }
+        plan.size()?;
+        Ok(Some(plan))
+    }
+
+    fn add(&mut self, link: PodLink, chosen: &BTreeSet<String>) -> Result<(), Refusal> {
+        let name = &link.config.name;
+        let participants = match &link.containers {
+            None => chosen.clone(),
+            Some(names) => {
+                for name in names {
+                    known(self.pod, name).map_err(|(what, remedy)| {
+                        Refusal::new(&self.annotation, link.places.containers, "containers", what, remedy)
+                    })?;
+                }
+                names.iter().cloned().collect()
+            }
+        };
+        if let Scope::Pool(pool) = &link.scope
+            && self.config.pool(pool).is_none()
+        {
+            let pools: Vec<_> = self.config.pools.iter().map(|pool| pool.name.as_str()).collect();
+            let remedy = if pools.is_empty() {
+                "no pool is configured: add it to the chart's `pools`, or use scope pod".to_owned()
+            } else {
+                format!("known here: {}; choose one, or add it to the chart's `pools`", pools.join(", "))
+            };
+            let what = format!("link {name}: there is no pool {pool:?}");
+            return Err(self.refuse(link.places.scope, "pool", what, remedy));
+        }
+        for container in &participants {
+            let scope = self.directories.entry(container.clone()).or_insert_with(|| link.scope.clone());
+            if *scope != link.scope {
+                let what = format!(
+                    "link {name} is in scope {}, and container {container} is on a link in scope {scope}: two things at \
+                     one IPC directory",
+                    link.scope
+                );
+                let remedy = "give links of one container one scope, or name other `containers`";
+                return Err(self.refuse(link.places.scope, "scope", what, remedy));
+            }
+        }
+        if link.is_kept_here() {
+            match &self.kept {
+                Some(scope) if *scope != link.scope => {
+                    let what = format!(
+                        "link {name} is in scope {}, and the sidecar keeps links in scope {scope}: it has one IPC directory",
+                        link.scope
+                    );
+                    let remedy = "give the links that this pod keeps one scope, or split the pod";
+                    return Err(self.refuse(link.places.scope, "scope", what, remedy));
+                }
+                _ => self.kept = Some(link.scope.clone()),
+            }
+            let bytes = link.config.segment_bytes();
+            let part = match (link.config.backing, link.config.huge_pages) {
+                (Backing::Named, _) => &mut self.memory.directory,
+                (Backing::Memfd, HugePages::Hugetlb) => &mut self.memory.huge,
+                (Backing::Memfd, _) => &mut self.memory.memfds,
+            };
+            *part = part.saturating_add(bytes);
+        }
+        self.links.push(Planned { link, participants });
+        Ok(())
+    }
+
+    /// The size of the pod's own directory: what its links need, or what the annotation says.
+    fn size(&mut self) -> Result<(), Refusal> {
+        let key = self.config.annotation("size");
+        let refuse = |reason, what: String, remedy: String| {
+            Err(Refusal::new(&key, Place::default(), reason, what, remedy))
+        };
+        let given = match read(self.pod, &key)? {
+            None => None,
+            Some(text) => match bytes_of(&Value::from(text)) {
+                Some(bytes) if bytes > 0 => Some(bytes),
+                _ => return refuse("size", format!("{text:?} is no size"), "write one such as 96Mi".into()),
+            },
+        };
+        if self.kept != Some(Scope::Pod) {
+            return match given {
+                None => Ok(()),
+                Some(_) => refuse(
+                    "size",
+                    "no link has scope pod, so the pod has no directory of its own".into(),
+                    "remove the annotation, or give a link scope pod".into(),
+                ),
+            };
+        }
+        let needed = self.memory.directory;
+        match given {
+            Some(given) if given < needed => refuse(
+                "size",
+                format!("{} are less than the {needed} bytes of the links", Bytes(given)),
+                format!("write at least {}, or remove the annotation", Bytes(needed)),
+            ),
+            given => {
+                self.memory.directory = given.unwrap_or(needed.max(LEAST_DIRECTORY));
+                Ok(())
+            }
+        }
+    }
+
+    /// Where a scope's directory is in containers.
+    pub(crate) fn directory(&self, scope: &Scope) -> &str {
+        match scope {
+            Scope::Pod => SHM_DIR,
+            Scope::Pool(name) => self.config.pool(name).map_or(SHM_DIR, |pool| &pool.mount_path),
+        }
+    }
+
+    /// The first link of a container, to say where a refusal comes from.
+    pub(crate) fn place_of(&self, container: &str) -> Place {
+        let on = |planned: &&Planned| planned.participants.contains(container);
+        self.links.iter().find(on).map_or_else(|| self.first_place(), |planned| planned.link.places.link)
+    }
+
+    pub(crate) fn first_place(&self) -> Place {
+        self.links.first().map_or_else(Place::default, |planned| planned.link.places.link)
+    }
+
+    /// Where the links that the sidecar keeps begin.
+    pub(crate) fn kept_place(&self) -> Place {
+        let kept = self.links.iter().find(|planned| planned.link.is_kept_here());
+        kept.map_or_else(Place::default, |planned| planned.link.places.link)
+    }
+
+    /// Links in pools of which this pod is on this side, with their pools.
+    pub(crate) fn in_pools(&self, side: Side) -> impl Iterator<Item = (&Planned, &str)> {
+        self.links.iter().filter_map(move |planned| match &planned.link.scope {
+            Scope::Pool(pool) if planned.link.side == side => Some((planned, pool.as_str())),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn refuse(
+        &self,
+        place: Place,
+        reason: &'static str,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Refusal {
+        Refusal::new(&self.annotation, place, reason, what, remedy)
+    }
+}
+
+/// An annotation's text.
+fn read<'a>(pod: &'a Value, key: &str) -> Result<Option<&'a str>, Refusal> {
+    match pod.pointer(&format!("/metadata/annotations/{}", escaped(key))) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => {
+            let (what, remedy) = ("it is no text", "quote it, or write it as a block with `|`");
+            Err(Refusal::new(key, Place::default(), "annotation", what, remedy))
+        }
+    }
+}
+
+/// The containers that are on links which do not say otherwise.
+fn chosen(pod: &Value, config: &Config) -> Result<BTreeSet<String>, Refusal> {
+    let key = config.annotation("containers");
+    let refuse = |what, remedy| Refusal::new(&key, Place::default(), "containers", what, remedy);
+    let Some(text) = read(pod, &key)? else {
+        return Ok(pod::containers(pod)
+            .filter(|container| !container.is_init && container.name() != pod::SIDECAR)
+            .map(|container| container.name().to_owned())
+            .collect());
+    };
+    let names: BTreeSet<_> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    if names.is_empty() {
+        return Err(refuse("it lists no container".to_owned(), "name at least one, or remove it".to_owned()));
+    }
+    for name in &names {
+        known(pod, name).map_err(|(what, remedy)| refuse(what, remedy))?;
+    }
+    Ok(names.into_iter().map(str::to_owned).collect())
+}
+
+/// Whether the pod has this container.
+fn known(pod: &Value, name: &str) -> Result<(), (String, String)> {
+    let names: Vec<_> = pod::containers(pod).map(|container| container.name()).collect();
+    if name != pod::SIDECAR && names.contains(&name) {
+        return Ok(());
+    }
+    let others = names.into_iter().filter(|name| *name != pod::SIDECAR).collect::<Vec<_>>().join(", ");
+    Err((format!("there is no container {name:?}"), format!("this pod has: {others}; correct the name")))
+}

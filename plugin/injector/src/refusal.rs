@@ -1,0 +1,68 @@
+//! What cannot be honoured.
+
+use shmesh::config::{ConfigError, Place};
+use thiserror::Error;
+
+/// Why a pod is refused: what is wrong, the remedy, and where in the annotation.
+///
+/// ```
+/// use serde_json::json;
+/// let pod = json!({
+///     "metadata": {"annotations": {"shmesh.io/links": "- name: fronthaul\n  scope: pool/radio\n"}},
+///     "spec": {"containers": [{"name": "phy"}]},
+/// });
+/// let refusal = shmesh_injector::inject(&pod, "radio", &Default::default()).unwrap_err();
+/// assert_eq!((refusal.line, refusal.column), (2, 10));
+/// assert!(refusal.to_string().starts_with("metadata.annotations[shmesh.io/links]: "));
+/// assert!(refusal.to_string().ends_with("(line 2, column 10)"));
+/// ```
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[error("metadata.annotations[{annotation}]: {what}; {remedy} (line {line}, column {column})")]
+pub struct Refusal {
+    /// The annotation's key.
+    pub annotation: String,
+    /// What is wrong, with the numbers.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
+    /// The line in the annotation's value, from 1.
+    pub line: u64,
+    /// The column, from 1.
+    pub column: u64,
+    /// In one word, for metrics.
+    pub reason: &'static str,
+}
+
+impl Refusal {
+    pub(crate) fn new(
+        annotation: &str,
+        place: Place,
+        reason: &'static str,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        let (line, column) = place.line_column().unwrap_or((1, 1));
+        let (what, remedy) = (what.into(), remedy.into());
+        Self { annotation: annotation.to_owned(), what, remedy, line, column, reason }
+    }
+
+    /// The annotation's text is none, or breaks a rule of links.
+    pub(crate) fn of_text(annotation: &str, error: &ConfigError) -> Self {
+        let (line, column) = error.location().unwrap_or((1, 1));
+        let text = error.to_string();
+        let text = text.strip_suffix(&format!(" (line {line}, column {column})")).unwrap_or(&text);
+        // Most of them say what to do after a semicolon.
+        let (what, remedy) = match text.rsplit_once("; ") {
+            Some((what, remedy)) => (what, remedy.to_owned()),
+            None => (text, "write a list of links, such as `- name: fronthaul`".to_owned()),
+        };
+        Self {
+            annotation: annotation.to_owned(),
+            what: what.to_owned(),
+            remedy,
+            line,
+            column,
+            reason: "annotation",
+        }
+    }
+}

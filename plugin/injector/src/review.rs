@@ -1,0 +1,236 @@
+//! `AdmissionReview`: the API server's question, and the answer.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::config::Config;
+use crate::inject::inject;
+
+const VERSION: &str = "admission.k8s.io/v1";
+
+/// What came of a question, in one word each.
+///
+/// ```
+/// use shmesh_injector::review::Outcome;
+/// assert_eq!(Outcome::Refused("pool").as_str(), "refused");
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Outcome {
+    /// The pod gets something.
+    Injected,
+    /// It asks for nothing, or has all.
+    Unchanged,
+    /// It asks for what cannot be honoured; the reason in one word.
+    Refused(&'static str),
+}
+
+impl Outcome {
+    /// The word.
+    ///
+    /// ```
+    /// assert_eq!(shmesh_injector::review::Outcome::Injected.as_str(), "injected");
+    /// ```
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Injected => "injected",
+            Self::Unchanged => "unchanged",
+            Self::Refused(_) => "refused",
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Question {
+    api_version: String,
+    request: Request,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Request {
+    uid: String,
+    kind: Kind,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    operation: String,
+    #[serde(default)]
+    object: Value,
+}
+
+#[derive(Deserialize)]
+struct Kind {
+    #[serde(default)]
+    group: String,
+    kind: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Review {
+    api_version: &'static str,
+    kind: &'static str,
+    response: Response,
+}
+
+#[derive(Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Response {
+    uid: String,
+    allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<Status>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch_type: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Status {
+    code: u16,
+    reason: &'static str,
+    message: String,
+}
+
+/// The API server cuts warnings off here.
+const WARNING_CHARS: usize = 256;
+
+/// Answers one `AdmissionReview` with another.
+///
+/// # Errors
+/// It is none, in words that may be said back.
+///
+/// ```
+/// use shmesh_injector::{Config, review};
+/// let question = r#"{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": "1",
+///     "kind": {"group": "", "version": "v1", "kind": "Pod"}, "namespace": "radio", "operation": "CREATE",
+///     "object": {"metadata": {"annotations": {"shmesh.io/links": "- name: [a]"}}, "spec": {"containers": []}}}}"#;
+/// let (outcome, answer) = review::answer(question.as_bytes(), &Config::default())?;
+/// assert_eq!(outcome, review::Outcome::Refused("annotation"));
+/// let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+/// assert_eq!(answer["response"]["allowed"], false);
+/// assert!(answer["response"]["status"]["message"].as_str().unwrap().contains("(line 1, column"));
+/// # Ok::<(), String>(())
+/// ```
+pub fn answer(question: &[u8], config: &Config) -> Result<(Outcome, Vec<u8>), String> {
+    let Question { api_version, request } =
+        serde_json::from_slice(question).map_err(|error| format!("no AdmissionReview: {error}"))?;
+    if api_version != VERSION {
+        return Err(format!("AdmissionReview has version {api_version:?}, and this reads {VERSION}"));
+    }
+    let is_new_pod =
+        request.kind.group.is_empty() && request.kind.kind == "Pod" && request.operation == "CREATE";
+    let mut response = Response { uid: request.uid, allowed: true, ..Response::default() };
+    let mut outcome = Outcome::Unchanged;
+    if is_new_pod {
+        match inject(&request.object, &request.namespace, config) {
+            Ok(injected) => {
+                let short = |warning: String| warning.chars().take(WARNING_CHARS).collect();
+                response.warnings = injected.warnings.into_iter().map(short).collect();
+                if !injected.operations.is_empty() {
+                    outcome = Outcome::Injected;
+                    response.patch_type = Some("JSONPatch");
+                    response.patch = Some(STANDARD.encode(encoded(&injected.operations)?));
+                }
+            }
+            Err(refusal) => {
+                outcome = Outcome::Refused(refusal.reason);
+                response.allowed = false;
+                response.status = Some(Status { code: 422, reason: "Invalid", message: refusal.to_string() });
+            }
+        }
+    }
+    let review = Review { api_version: VERSION, kind: "AdmissionReview", response };
+    Ok((outcome, encoded(&review)?))
+}
+
+fn encoded(value: &impl Serialize) -> Result<Vec<u8>, String> {
+    serde_json::to_vec(value).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn asked(kind: &str, operation: &str, object: &Value) -> (Outcome, Value) {
+        let question = json!({
+            "apiVersion": VERSION, "kind": "AdmissionReview",
+            "request": {
+                "uid": "u-1", "kind": {"group": "", "version": "v1", "kind": kind}, "operation": operation,
+                "namespace": "radio", "object": object, "unknown": {"a": 1},
+            },
+        });
+        let (outcome, bytes) = answer(question.to_string().as_bytes(), &Config::default()).unwrap();
+        (outcome, serde_json::from_slice(&bytes).unwrap())
+    }
+
+    fn pod(links: &str) -> Value {
+        json!({
+            "metadata": {"annotations": {"shmesh.io/links": links}},
+            "spec": {"securityContext": {"runAsUser": 1000}, "containers": [{"name": "a"}]},
+        })
+    }
+
+    #[test]
+    fn the_patch_is_what_injection_does() {
+        let object = pod("- name: a\n");
+        let (outcome, review) = asked("Pod", "CREATE", &object);
+        assert_eq!(outcome, Outcome::Injected);
+        let response = &review["response"];
+        assert_eq!((&response["uid"], &response["allowed"]), (&json!("u-1"), &json!(true)));
+        assert_eq!(
+            (&review["kind"], &response["patchType"]),
+            (&json!("AdmissionReview"), &json!("JSONPatch"))
+        );
+        let patch = STANDARD.decode(response["patch"].as_str().unwrap()).unwrap();
+        let patch: json_patch::Patch = serde_json::from_slice(&patch).unwrap();
+        let mut patched = object.clone();
+        json_patch::patch(&mut patched, &patch).unwrap();
+        assert_eq!(patched, inject(&object, "radio", &Config::default()).unwrap().pod);
+    }
+
+    #[test]
+    fn what_is_not_asked_for_is_let_through() {
+        let plain = json!({"metadata": {}, "spec": {"containers": [{"name": "a"}]}});
+        for (kind, operation, object) in [
+            ("Pod", "CREATE", &plain),
+            ("Pod", "UPDATE", &pod("- name: [")),
+            ("Node", "CREATE", &pod("- name: [")),
+        ] {
+            let (outcome, review) = asked(kind, operation, object);
+            assert_eq!(outcome, Outcome::Unchanged);
+            assert_eq!(review["response"], json!({"uid": "u-1", "allowed": true}));
+        }
+    }
+
+    #[test]
+    fn refused_with_a_message() {
+        let (outcome, review) = asked("Pod", "CREATE", &pod("- name: a\n  scope: pool/none\n"));
+        assert_eq!(outcome, Outcome::Refused("pool"));
+        let status = &review["response"]["status"];
+        assert_eq!(status["code"], 422);
+        let message = status["message"].as_str().unwrap();
+        assert!(
+            message.contains("there is no pool \"none\"") && message.ends_with("(line 2, column 10)"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn what_is_no_review_is_an_error() {
+        for wrong in ["", "{}", "[]", r#"{"apiVersion":"admission.k8s.io/v1"}"#] {
+            answer(wrong.as_bytes(), &Config::default()).unwrap_err();
+        }
+        let old = r#"{"apiVersion":"admission.k8s.io/v1beta1","request":{"uid":"","kind":{"kind":"Pod"}}}"#;
+        assert!(answer(old.as_bytes(), &Config::default()).unwrap_err().contains("v1beta1"));
+    }
+}

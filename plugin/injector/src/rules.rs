@@ -1,0 +1,305 @@
+//! What cannot be honoured. What is only doubtful is a warning.
+
+use serde_json::Value;
+use shmesh::config::{Place, Scope};
+
+use crate::config::UserNamespaces;
+use crate::plan::{Plan, tables};
+use crate::pod::{self, Container, INFO_VOLUME, SHM_DIR, SHM_VOLUME, SIDECAR};
+use crate::quantity::bytes_of;
+use crate::refusal::Refusal;
+use shmesh_daemon::bytes::Bytes;
+
+type Checked = Result<(), Refusal>;
+
+impl Plan<'_> {
+    /// Everything that is refused; what is only doubtful is answered.
+    pub(crate) fn check(&self) -> Result<Vec<String>, Refusal> {
+        self.check_names()?;
+        self.check_namespaces()?;
+        self.check_limits()?;
+        for container in pod::containers(self.pod) {
+            if let Some(scope) = self.directories.get(container.name()) {
+                self.check_directory(&container, scope)?;
+                self.check_touched(&container)?;
+            }
+            self.check_shm(&container)?;
+        }
+        self.check_existing()?;
+        let mut warnings = Vec::new();
+        if self.kept.is_some() {
+            self.check_ports()?;
+            self.check_users(&mut warnings)?;
+        }
+        Ok(warnings)
+    }
+
+    fn check_names(&self) -> Checked {
+        let at = self.first_place();
+        if let Some(taken) = pod::containers(self.pod).find(|c| c.name() == SIDECAR && !c.is_ours()) {
+            let kind = if taken.is_init { "init container" } else { "container" };
+            let what = format!("the pod has a {kind} {SIDECAR:?}, which is the sidecar's name");
+            return Err(self.refuse(at, "name", what, "rename it"));
+        }
+        let volume = |name| pod::named(self.pod, "/spec/volumes", name);
+        if volume(SHM_VOLUME).is_some_and(|volume| pod::text(volume, "/emptyDir/medium") != Some("Memory")) {
+            let what = format!("the pod has a volume {SHM_VOLUME:?} that is no emptyDir with medium Memory");
+            return Err(self.refuse(at, "name", what, "rename it"));
+        }
+        if volume(INFO_VOLUME).is_some_and(|volume| volume.get("downwardAPI").is_none()) {
+            let what = format!("the pod has a volume {INFO_VOLUME:?} that is no downwardAPI");
+            return Err(self.refuse(at, "name", what, "rename it"));
+        }
+        Ok(())
+    }
+
+    fn check_namespaces(&self) -> Checked {
+        let at = self.first_place();
+        let spec_is = |key: &str| pod::is_true(self.pod, &format!("/spec/{key}"));
+        if pod::text(self.pod, "/spec/os/name") == Some("windows") {
+            return Err(self.refuse(
+                at,
+                "os",
+                "links need Linux, and spec.os.name is windows",
+                "remove the annotation",
+            ));
+        }
+        if spec_is("hostPID") && !self.config.allow_host_pid {
+            let what = "spec.hostPID shows the node's processes to the pod, and the sidecar would take their numbers for \
+                        those of its peers";
+            let remedy = "remove hostPID, which links do not need, or have the operator set allowHostPid";
+            return Err(self.refuse(at, "hostPID", what, remedy));
+        }
+        if spec_is("hostIPC") {
+            let what =
+                format!("spec.hostIPC puts the node's shared memory at {SHM_DIR}, where the links are");
+            return Err(self.refuse(at, "hostIPC", what, "remove hostIPC, which links do not need"));
+        }
+        let has_own_users = self.pod.pointer("/spec/hostUsers").and_then(Value::as_bool) == Some(false);
+        for planned in &self.links {
+            let Scope::Pool(name) = &planned.link.scope else { continue };
+            let allowed = self.config.pool(name).map_or(UserNamespaces::Mixed, |pool| pool.user_namespaces);
+            let at = planned.link.places.scope;
+            if has_own_users && allowed == UserNamespaces::Never {
+                let what =
+                    format!("pool {name} is for pods without a user namespace, and spec.hostUsers is false");
+                let remedy =
+                    "remove hostUsers, or have the operator set the pool's userNamespaces to mixed or always";
+                return Err(self.refuse(at, "userNamespace", what, remedy));
+            }
+            if !has_own_users && allowed == UserNamespaces::Always {
+                let what = format!("pool {name} is for pods with a user namespace, and this one has none");
+                let remedy = "set spec.hostUsers to false, or have the operator set the pool's userNamespaces to mixed";
+                return Err(self.refuse(at, "userNamespace", what, remedy));
+            }
+        }
+        let sees_processes = spec_is("shareProcessNamespace") || spec_is("hostPID");
+        if self.kept == Some(Scope::Pod) && self.config.agent_resource.is_empty() && !sees_processes {
+            let what =
+                "the sidecar cannot know its peers: no agentResource gives it the node's identity service";
+            let remedy = "set spec.shareProcessNamespace, or have the operator set agentResource";
+            return Err(self.refuse(self.kept_place(), "identity", what, remedy));
+        }
+        Ok(())
+    }
+
+    fn check_limits(&self) -> Checked {
+        let (limits, bytes) = (&self.config.limits, self.memory.all());
+        let over = |limit: Bytes, whose: &str| {
+            let what =
+                format!("the links of this pod have {bytes} bytes, and the limit of {whose} is {limit}");
+            let remedy = "lower a pool_len or buf_size_bytes, or have the operator raise `limits`";
+            // The largest link is where to begin.
+            let kept = self.links.iter().filter(|planned| planned.link.is_kept_here());
+            let largest = kept.max_by_key(|planned| planned.link.config.segment_bytes());
+            self.refuse(largest.map_or_else(Place::default, |p| p.link.places.link), "size", what, remedy)
+        };
+        if let Some(limit) = limits.of_pod(self.namespace).filter(|limit| bytes > limit.0) {
+            return Err(over(limit, &format!("namespace {:?}", self.namespace)));
+        }
+        if let Some(limit) = limits.node.filter(|limit| bytes > limit.0) {
+            return Err(over(limit, "a node"));
+        }
+        Ok(())
+    }
+
+    /// Nothing else is where the links are.
+    fn check_directory(&self, container: &Container<'_>, scope: &Scope) -> Checked {
+        let (name, directory) = (container.name(), self.directory(scope));
+        let at = self.place_of(name);
+        if let Some(volume) = container.mounted_at(directory)
+            && (volume != SHM_VOLUME || *scope != Scope::Pod)
+        {
+            let what = format!("container {name} mounts volume {volume} at {directory}, where its links are");
+            let remedy = "remove that volumeMount, or leave the container out by `containers`";
+            return Err(self.refuse(at, "mount", what, remedy));
+        }
+        let domain = &self.config.domain;
+        let others = self.config.pools.iter().map(|pool| (pool.name.as_str(), pool.mount_path.as_str()));
+        for (other, where_) in others.chain([("shm", SHM_DIR)]) {
+            let is_own = matches!(scope, Scope::Pool(own) if own == other);
+            if !is_own && where_ == directory && container.resource(&format!("{domain}/{other}")).is_some() {
+                let what = format!(
+                    "container {name} requests {domain}/{other}, which is mounted at {directory}, where its links in scope \
+                     {scope} are: two things at one place"
+                );
+                let remedy = "remove that request, or leave the container out by `containers`";
+                return Err(self.refuse(at, "mount", what, remedy));
+            }
+        }
+        Ok(())
+    }
+
+    /// A container maps its links, and its page tables are its own. The pages themselves are the sidecar's.
+    fn check_touched(&self, container: &Container<'_>) -> Checked {
+        let name = container.name();
+        let on = self.links.iter().filter(|planned| planned.participants.contains(name));
+        let mapped = on.map(|planned| planned.link.config.segment_bytes()).fold(0, u64::saturating_add);
+        let limit = container.value.pointer("/resources/limits/memory").and_then(bytes_of);
+        match limit.filter(|&limit| limit < tables(mapped)) {
+            None => Ok(()),
+            Some(limit) => {
+                let what = format!(
+                    "container {name} has a memory limit of {}, and the page tables of its links ({mapped} bytes) have {} bytes",
+                    Bytes(limit),
+                    tables(mapped)
+                );
+                Err(self.refuse(self.place_of(name), "memory", what, "raise its limit, or lower a pool_len"))
+            }
+        }
+    }
+
+    /// A private shared memory that is larger than the memory limit ends with the container being killed.
+    fn check_shm(&self, container: &Container<'_>) -> Checked {
+        let (name, domain) = (container.name(), &self.config.domain);
+        let Some(units) = container.resource(&format!("{domain}/shm")) else { return Ok(()) };
+        let bytes = units.saturating_mul(self.config.shm.unit.0);
+        let limit = container.value.pointer("/resources/limits/memory").and_then(bytes_of);
+        match limit.filter(|&limit| limit < bytes) {
+            None => Ok(()),
+            Some(limit) => {
+                let what = format!(
+                    "container {name} has a memory limit of {} and requests {units} {domain}/shm, which are {}: it would be \
+                     killed when it fills them",
+                    Bytes(limit),
+                    Bytes(bytes)
+                );
+                Err(self.refuse(self.first_place(), "memory", what, "raise the limit, or request fewer"))
+            }
+        }
+    }
+
+    /// What is there already, of an injection by hand or of the pod as a whole, is large enough.
+    fn check_existing(&self) -> Checked {
+        let at = self.kept_place();
+        let needed = self.memory.charged();
+        let too_small = |whose: &str, found: u64, needed: u64| {
+            let what = format!("{whose} is {}, and the links need {needed} bytes", Bytes(found));
+            self.refuse(
+                at,
+                "memory",
+                what,
+                format!("set it to {} at least, or lower a pool_len", Bytes(needed)),
+            )
+        };
+        let limit = |path: &str| self.pod.pointer(path).and_then(bytes_of);
+        let of_pod = needed.saturating_add(self.config.sidecar.memory.0);
+        if self.kept.is_some()
+            && let Some(found) = limit("/spec/resources/limits/memory").filter(|&found| found < of_pod)
+        {
+            return Err(too_small("the pod's memory limit", found, of_pod));
+        }
+        if let Some(ours) = pod::containers(self.pod).find(Container::is_ours)
+            && let Some(found) = ours.value.pointer("/resources/limits/memory").and_then(bytes_of)
+            && found < needed
+        {
+            return Err(too_small("the memory limit of the init container shmesh", found, needed));
+        }
+        let volume = pod::named(self.pod, "/spec/volumes", SHM_VOLUME);
+        if self.kept == Some(Scope::Pod)
+            && let Some(found) =
+                volume.and_then(|volume| volume.pointer("/emptyDir/sizeLimit")).and_then(bytes_of)
+            && found < self.memory.directory
+        {
+            return Err(too_small("the sizeLimit of volume shmesh-shm", found, self.memory.directory));
+        }
+        Ok(())
+    }
+
+    fn check_ports(&self) -> Checked {
+        let port = u64::from(self.config.sidecar.admin_port);
+        let has_it = |container: &Container<'_>| {
+            !container.is_ours()
+                && pod::list(container.value, "/ports")
+                    .any(|p| p.get("containerPort").and_then(Value::as_u64) == Some(port))
+        };
+        match pod::containers(self.pod).find(has_it) {
+            None => Ok(()),
+            Some(container) => {
+                let what = format!("container {} has port {port}, which is the sidecar's", container.name());
+                let remedy = "use another, or have the operator set sidecar.adminPort";
+                Err(self.refuse(self.kept_place(), "port", what, remedy))
+            }
+        }
+    }
+
+    /// Files have one owner: who is on a link of mode 0600 runs as the user that the sidecar runs as.
+    fn check_users(&self, warnings: &mut Vec<String>) -> Checked {
+        let has_group = self.pod.pointer("/spec/securityContext/fsGroup").is_some_and(Value::is_number);
+        let sidecar = self.sidecar_user();
+        for planned in self.links.iter().filter(|planned| planned.link.is_kept_here()) {
+            let shares_group = planned.link.config.file_mode == 0o660
+                && (has_group || matches!(planned.link.scope, Scope::Pool(_)));
+            if shares_group {
+                continue;
+            }
+            let link = &planned.link.config.name;
+            let of_link = |container: &Container<'_>| planned.participants.contains(container.name());
+            for container in pod::containers(self.pod).filter(of_link) {
+                let name = container.name();
+                let must_not_be_root =
+                    container.security(self.pod, "runAsNonRoot").and_then(Value::as_bool) == Some(true);
+                let what = match container.user(self.pod) {
+                    Some(0) => continue,
+                    Some(user) if sidecar == Some(user) => continue,
+                    Some(user) => match sidecar {
+                        Some(other) => format!(
+                            "link {link}: container {name} runs as user {user} and others as {other}, and one user owns its files"
+                        ),
+                        None => format!(
+                            "link {link}: container {name} runs as user {user}, others as one that the pod does not name, and \
+                             one user owns its files"
+                        ),
+                    },
+                    None if must_not_be_root => {
+                        format!(
+                            "link {link}: the pod does not say as which user container {name} runs, and one user owns its files"
+                        )
+                    }
+                    None => {
+                        warnings.push(format!(
+                            "link {link}: container {name} has no runAsUser; unless its image runs as root or as user {}, it \
+                             cannot open the link",
+                            self.config.sidecar.user
+                        ));
+                        continue;
+                    }
+                };
+                let remedy = "give the pod securityContext.runAsUser, or the link memory.file_mode \"0660\" and the pod fsGroup";
+                return Err(self.refuse(planned.link.places.link, "user", what, remedy));
+            }
+        }
+        Ok(())
+    }
+
+    /// The user that all on the sidecar's links have, but root, who may open everything.
+    pub(crate) fn sidecar_user(&self) -> Option<u64> {
+        let kept = self.links.iter().filter(|planned| planned.link.is_kept_here());
+        let names: Vec<_> = kept.flat_map(|planned| &planned.participants).collect();
+        let on =
+            pod::containers(self.pod).filter(|container| names.iter().any(|name| *name == container.name()));
+        let mut users = on.map(|container| container.user(self.pod)).filter(|user| *user != Some(0));
+        let first = users.next()??;
+        users.all(|user| user == Some(first)).then_some(first)
+    }
+}

@@ -1,0 +1,99 @@
+//! The sidecar's container.
+
+use serde_json::{Map, Value, json};
+use shmesh::config::Scope;
+
+use crate::plan::Plan;
+use crate::pod::{self, INFO_DIR, INFO_VOLUME, SHM_VOLUME, SIDECAR};
+use shmesh_daemon::bytes::Bytes;
+
+/// What the kernel fills in a second, on a slow machine: the startup probe waits so much longer for larger links.
+const FILLED_PER_SECOND: u64 = 256 << 20;
+/// How long it may take to start beside that, in seconds.
+const START_SECONDS: u64 = 60;
+
+/// An init container that stays: it starts before the others, and ends after them.
+pub(crate) fn container(plan: &Plan<'_>, scope: &Scope) -> Value {
+    let settings = &plan.config.sidecar;
+    let directory = plan.directory(scope);
+    let port = settings.admin_port;
+    let probe = |path: &str| json!({ "path": path, "port": port });
+    let start = START_SECONDS + plan.memory.all() / FILLED_PER_SECOND;
+    let mut mounts = Vec::new();
+    if *scope == Scope::Pod {
+        mounts.push(json!({ "name": SHM_VOLUME, "mountPath": directory }));
+    }
+    mounts.push(json!({ "name": INFO_VOLUME, "mountPath": INFO_DIR, "readOnly": true }));
+    json!({
+        "name": SIDECAR,
+        "image": settings.image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "restartPolicy": "Always",
+        "env": [
+            { "name": "SHMESH_ANNOTATION", "value": format!("{INFO_DIR}/links") },
+            { "name": shmesh::DIR_VARIABLE, "value": directory },
+            { "name": "SHMESH_ADMIN", "value": format!("{}:{port}", settings.admin_address) },
+            { "name": "SHMESH_LOG", "value": settings.log },
+            { "name": "SHMESH_LOG_FORMAT", "value": "json" },
+        ],
+        "ports": [{ "name": "shmesh-admin", "containerPort": port, "protocol": "TCP" }],
+        "resources": resources(plan, scope),
+        "securityContext": security(plan),
+        "startupProbe": { "httpGet": probe("/readyz"), "periodSeconds": 1, "failureThreshold": start },
+        "livenessProbe": { "httpGet": probe("/livez"), "periodSeconds": 10, "failureThreshold": 6 },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    })
+}
+
+/// Memory is what the links have, and it is requested in full: the pages are there from the start.
+fn resources(plan: &Plan<'_>, scope: &Scope) -> Value {
+    let settings = &plan.config.sidecar;
+    let mut limits = Map::new();
+    // A page more or less is nobody's concern; a round number is everybody's.
+    let memory = plan.memory.charged().saturating_add(settings.memory.0).next_multiple_of(1 << 20);
+    limits.insert("memory".into(), Bytes(memory).to_string().into());
+    if plan.memory.huge > 0 {
+        limits.insert("hugepages-2Mi".into(), Bytes(plan.memory.huge).to_string().into());
+    }
+    if let Some(resource) = resource(plan, scope) {
+        limits.insert(resource, "1".into());
+    }
+    let mut requests = limits.clone();
+    requests.insert("cpu".into(), settings.cpu.clone().into());
+    if pod::is_guaranteed(plan.pod) {
+        limits.insert("cpu".into(), settings.cpu.clone().into());
+    }
+    json!({ "limits": limits, "requests": requests })
+}
+
+/// The pool, or what gives the identity service alone.
+fn resource(plan: &Plan<'_>, scope: &Scope) -> Option<String> {
+    let name = match scope {
+        Scope::Pool(pool) => pool.as_str(),
+        Scope::Pod => Some(plan.config.agent_resource.as_str()).filter(|name| !name.is_empty())?,
+    };
+    Some(format!("{}/{name}", plan.config.domain))
+}
+
+/// What Pod Security *restricted* wants, and the user whom the links' files belong to.
+fn security(plan: &Plan<'_>) -> Value {
+    let mut context = json!({
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "runAsNonRoot": true,
+        "capabilities": { "drop": ["ALL"] },
+        "seccompProfile": { "type": "RuntimeDefault" },
+    });
+    let of_pod = plan.pod.pointer("/spec/securityContext/runAsUser").and_then(Value::as_u64);
+    let user = match plan.sidecar_user() {
+        Some(user) if of_pod == Some(user) => None,
+        Some(user) => Some(user),
+        None if of_pod == Some(0) => Some(plan.config.sidecar.user.into()),
+        None => None,
+    };
+    if let (Some(user), Some(context)) = (user, context.as_object_mut()) {
+        context.insert("runAsUser".into(), user.into());
+    }
+    context
+}

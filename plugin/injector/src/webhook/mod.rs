@@ -1,0 +1,166 @@
+//! The server: `POST /inject` over TLS.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `mod.rs` | connections: accepted, bounded, ended in order |
+//! | `metrics.rs` | what `/metrics` shows |
+//! | `run.rs` | from start to end |
+
+mod metrics;
+mod run;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::to_bytes;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustls::ServerConfig;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::Config;
+use crate::review;
+
+pub use metrics::Metrics;
+pub use run::{Given, Settings, run};
+
+/// The largest question: the API server takes objects of 3 MiB, and a question may hold one twice.
+const MAX_QUESTION_BYTES: usize = 8 << 20;
+/// Connections at a time. An API server uses a few.
+const MAX_CONNECTIONS: usize = 512;
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How long a question may take to arrive.
+const QUESTION: Duration = Duration::from_secs(10);
+/// How long a connection may stay without a question: longer than the API server keeps one.
+const IDLE: Duration = Duration::from_secs(120);
+
+/// What answers.
+#[derive(Clone, Debug)]
+struct Injector {
+    config: Arc<Config>,
+    metrics: Metrics,
+}
+
+/// Serves until `stop`, then lets those finish that have asked, for as long as `grace`.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> anyhow::Result<()> {
+/// use std::{sync::Arc, time::Duration};
+/// use shmesh_injector::{Config, certificate::Served, webhook};
+/// let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+/// let stop = tokio_util::sync::CancellationToken::new();
+/// stop.cancel();
+/// let tls = Served::default().server_config()?;
+/// let (config, metrics) = (Arc::new(Config::default()), webhook::Metrics::default());
+/// webhook::serve(listener, tls, config, metrics, stop, Duration::from_secs(1)).await;
+/// # Ok(())
+/// # }
+/// ```
+pub async fn serve(
+    listener: TcpListener,
+    tls: Arc<ServerConfig>,
+    config: Arc<Config>,
+    metrics: Metrics,
+    stop: CancellationToken,
+    grace: Duration,
+) {
+    let routes = Router::new()
+        .route("/inject", post(inject))
+        .with_state(Injector { config, metrics: metrics.clone() });
+    let acceptor = TlsAcceptor::from(tls);
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connections = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "nobody can be let in just now");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            metrics.turned_away();
+            continue;
+        };
+        let (acceptor, routes, metrics, stop) =
+            (acceptor.clone(), routes.clone(), metrics.clone(), stop.clone());
+        connections.spawn(async move {
+            if let Err(error) = connection(stream, &acceptor, routes, &stop).await {
+                metrics.broken();
+                tracing::debug!(%error, "a connection ended");
+            }
+            drop(place);
+        });
+    }
+    drop(listener);
+    connections.close();
+    if timeout(grace, connections.wait()).await.is_err() {
+        tracing::warn!(connections = connections.len(), "not all have finished");
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    acceptor: &TlsAcceptor,
+    routes: Router,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    stream.set_nodelay(true)?;
+    let stream = timeout(HANDSHAKE, acceptor.accept(stream)).await??;
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    let mut served = std::pin::pin!(served);
+    tokio::select! {
+        ended = served.as_mut() => return Ok(ended?),
+        () = stop.cancelled() => served.as_mut().graceful_shutdown(),
+    }
+    Ok(served.await?)
+}
+
+async fn inject(State(injector): State<Injector>, request: Request) -> Response {
+    let length =
+        request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if length.is_some_and(|length: usize| length > MAX_QUESTION_BYTES) {
+        injector.metrics.malformed();
+        return StatusCode::PAYLOAD_TOO_LARGE.into_response();
+    }
+    // Who announces a question and does not send it would keep a place.
+    let question = match timeout(QUESTION, to_bytes(request.into_body(), MAX_QUESTION_BYTES)).await {
+        Ok(Ok(question)) => question,
+        Ok(Err(_)) | Err(_) => {
+            injector.metrics.malformed();
+            return StatusCode::REQUEST_TIMEOUT.into_response();
+        }
+    };
+    let begun = Instant::now();
+    match review::answer(&question, &injector.config) {
+        Ok((outcome, answer)) => {
+            injector.metrics.answered(outcome, begun.elapsed());
+            ([(header::CONTENT_TYPE, "application/json")], answer).into_response()
+        }
+        Err(why) => {
+            injector.metrics.malformed();
+            (StatusCode::BAD_REQUEST, why).into_response()
+        }
+    }
+}
