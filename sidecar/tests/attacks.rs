@@ -10,7 +10,7 @@ mod support;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use peers::{Peer, Watchdog, ipc_dir, is_root, key_of, until};
+use peers::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
 use serde_json::Value;
 use shmesh::device::{DeviceMemory, HostMemory};
 use shmesh::sys::socket;
@@ -68,7 +68,7 @@ impl Scene {
     }
 
     fn connect(&self) -> OwnedFd {
-        socket::connect_to(&self.dir.path().join("link.broker")).unwrap()
+        stranger(self.dir.path())
     }
 
     fn denied(&self, reason: &str) -> u64 {
@@ -490,7 +490,7 @@ fn nobody_knows_who_it_is() {
     let (audit, absent) = (dir.path().join("audit"), dir.path().join("absent.sock"));
     let flags = ["--audit", audit.to_str().unwrap(), "--identity", absent.to_str().unwrap()];
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &flags);
-    let fd = socket::connect_to(&dir.path().join("link.broker")).unwrap();
+    let fd = stranger(dir.path());
     let asked = [
         ("attach", Op::Attach(shmesh_proto::broker::Attach { side: 1 })),
         ("bare_tgid", Op::BareTgid(BareTgid {})),

@@ -8,7 +8,7 @@ mod support;
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use peers::{Peer, Watchdog, ipc_dir, is_root, key_of, until};
+use peers::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
 use shmesh::sys::socket;
 use shmesh_proto::broker::{Code, ExportKey, ImportByKey, Mechanism, Reply, Request, reply, request};
 use shmesh_proto::packet;
@@ -161,7 +161,7 @@ fn what_is_no_memory_is_not_exported() {
     let dir = ipc_dir();
     let sidecar = Sidecar::start(dir.path(), "mpmc");
     let before = sidecar.fds();
-    let connection = socket::connect_to(&dir.path().join("link.broker")).unwrap();
+    let connection = stranger(dir.path());
     let export = |size| {
         let mechanism = Mechanism::Host.into();
         request::Op::ExportKey(ExportKey { size, flags: 0, mechanism, handle: Vec::new() })

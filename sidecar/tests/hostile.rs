@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use peers::{Peer, Watchdog, ipc_dir, key_of, until};
+use peers::{Peer, Watchdog, ipc_dir, key_of, stranger, until};
 use shmesh::sys::socket;
 use shmesh_proto::broker::{
     Ack, Attach, Close, Code, ExportKey, Hello, ImportByKey, Mechanism, Refused, Reply, Request, reply,
@@ -35,10 +35,6 @@ fn peer_process() {
 }
 
 const HELLO: Op = Op::Hello(Hello {});
-
-fn connect(dir: &Path) -> OwnedFd {
-    socket::connect_to(&dir.join("link.broker")).unwrap()
-}
 
 fn tell(fd: &OwnedFd, op: Op, fds: &[BorrowedFd<'_>]) {
     socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();
@@ -171,7 +167,7 @@ fn a_crowd_does_not_take_all_places_at_the_identity_service() {
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--identity", service.path.to_str().unwrap()]);
     // At once: it begins to accept when all are there.
     signal(&sidecar, Signal::SIGSTOP);
-    let crowd: Vec<_> = (0..MAX_SESSIONS_PER_PROCESS).map(|_| connect(dir.path())).collect();
+    let crowd: Vec<_> = (0..MAX_SESSIONS_PER_PROCESS).map(|_| stranger(dir.path())).collect();
     let mut other = Peer::start(dir.path());
     other.order("device connect");
     other.answer();
@@ -219,14 +215,14 @@ fn on_an_old_kernel_nonsense_is_counted_too() {
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &flags);
     let before = sidecar.fds();
     // Who comes and goes has done nothing wrong.
-    drop(connect(dir.path()));
-    let fd = connect(dir.path());
+    drop(stranger(dir.path()));
+    let fd = stranger(dir.path());
     let file = std::fs::File::open("/dev/null").unwrap();
     tell(&fd, HELLO, &[file.as_fd(); 100]);
     until("it is counted", || denied(&sidecar, "malformed") == 1);
     until("it is written down", || !audited(&audit, "packet", "malformed").is_empty());
     // Descriptors of somebody who proves nothing do not pile up.
-    let hoarder = connect(dir.path());
+    let hoarder = stranger(dir.path());
     for _ in 0..16 {
         let _ = socket::send(&hoarder, &packet::encode(&Request::new(5, HELLO)), &[file.as_fd(); 8]);
     }
@@ -273,13 +269,13 @@ fn who_is_turned_away_has_not_attached() {
     let dir = ipc_dir();
     let audit = dir.path().join("audit");
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--audit", audit.to_str().unwrap()]);
-    let crowd: Vec<_> = (0..MAX_SESSIONS_PER_PROCESS).map(|_| connect(dir.path())).collect();
+    let crowd: Vec<_> = (0..MAX_SESSIONS_PER_PROCESS).map(|_| stranger(dir.path())).collect();
     for fd in &crowd {
         tell(fd, HELLO, &[]);
         answer(fd);
     }
     signal(&sidecar, Signal::SIGSTOP);
-    let one_more = connect(dir.path());
+    let one_more = stranger(dir.path());
     tell(&one_more, Op::Attach(Attach { side: 1 }), &[]);
     signal(&sidecar, Signal::SIGCONT);
     assert_eq!(refusal(answer(&one_more)).code(), Code::Limit);
@@ -321,7 +317,7 @@ fn who_reads_slowly_does_not_make_the_end_a_failure() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--allow-open-keys"]);
-    let slow = connect(dir.path());
+    let slow = stranger(dir.path());
     let ask = |op| {
         tell(&slow, op, &[]);
         answer(&slow)
@@ -359,7 +355,7 @@ fn keys_that_are_none_and_closes_that_cannot_be() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let _sidecar = Sidecar::start(dir.path(), "mpmc");
-    let (mut exporter, fd) = (Peer::start(dir.path()), connect(dir.path()));
+    let (mut exporter, fd) = (Peer::start(dir.path()), stranger(dir.path()));
     let ask = |op| {
         tell(&fd, op, &[]);
         answer(&fd)
@@ -419,7 +415,7 @@ fn an_audit_log_that_nobody_reads_does_not_hold_up_the_end() {
     let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     assert!(log.any(|line| line.contains("ready")));
     let log = std::thread::spawn(move || log.for_each(drop));
-    let fd = connect(dir.path());
+    let fd = stranger(dir.path());
     for _ in 0..2000 {
         tell(&fd, Op::Attach(Attach { side: 1 }), &[]);
         answer(&fd);

@@ -9,13 +9,12 @@ mod support;
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 use nix::unistd::Pid;
-use peers::{Watchdog, ipc_dir, until};
+use peers::{Watchdog, ipc_dir, stranger, until};
 use shmesh::sys::socket;
 use shmesh_proto::broker::{ExportKey, Hello, Mechanism, Reply, Request, reply, request::Op};
 use shmesh_proto::limits::MAX_FDS;
@@ -23,10 +22,6 @@ use shmesh_proto::packet;
 use support::Sidecar;
 
 const HELLO: Op = Op::Hello(Hello {});
-
-fn connect(dir: &Path) -> OwnedFd {
-    socket::connect_to(&dir.join("link.broker")).unwrap()
-}
 
 fn tell(fd: &OwnedFd, op: Op, fds: &[BorrowedFd<'_>]) {
     socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();
@@ -77,7 +72,7 @@ fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
     let before = sidecar.fds();
     let signal = |signal| kill(Pid::from_raw(sidecar.pid().cast_signed()), signal).unwrap();
     let mut stubborn = Stubborn::new();
-    let other = connect(dir.path());
+    let other = stranger(dir.path());
     setsockopt(&other, sockopt::ReceiveTimeout, &TimeVal::new(20, 0)).unwrap();
     assert!(is_welcome(&other));
 
@@ -97,7 +92,7 @@ fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
         }),
     ];
     for (way, send) in ways {
-        let attacker = connect(dir.path());
+        let attacker = stranger(dir.path());
         assert!(is_welcome(&attacker));
         // While the sidecar is stopped this test closes its own descriptor: then the sidecar has the last.
         let stream = stubborn.one();
@@ -111,12 +106,12 @@ fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
     // Who finds no place is closed with all that it has sent.
     let mut crowd = Vec::new();
     until("there is no more room", || {
-        crowd.push(connect(dir.path()));
+        crowd.push(stranger(dir.path()));
         sidecar.metric("shmesh_sidecar_refused_connections_total") > 0
     });
     let stream = stubborn.one();
     signal(Signal::SIGSTOP);
-    let one_more = connect(dir.path());
+    let one_more = stranger(dir.path());
     tell(&one_more, HELLO, &[stream.as_fd()]);
     drop((stream, one_more));
     signal(Signal::SIGCONT);

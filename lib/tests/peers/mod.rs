@@ -8,14 +8,18 @@
 #![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::TimeVal;
 use shmesh::client::Happened;
 use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, RingMode};
 use shmesh::device::{BareTgid, DeviceKey, ExportFlags, HostMemory, Session};
+use shmesh::sys::socket;
 use shmesh::{Error, Link, LinkOptions, Side};
 
 /// Longer than any one step here takes, on the slowest machine: only something that hangs lasts so long.
@@ -63,6 +67,15 @@ pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
         assert!(start.elapsed() < HANGS, "never came true: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Connects to the broker of the link `link` as a stranger would, and waits for its answers as long as any step here may take.
+pub(crate) fn stranger(dir: &Path) -> OwnedFd {
+    let fd = socket::connect_to(&dir.join("link.broker")).unwrap();
+    let limit = TimeVal::new(HANGS.as_secs().cast_signed(), 0);
+    setsockopt(&fd, sockopt::ReceiveTimeout, &limit).unwrap();
+    setsockopt(&fd, sockopt::SendTimeout, &limit).unwrap();
+    fd
 }
 
 /// A small link, with changes as `key=value` words: what peers and tests both understand.
