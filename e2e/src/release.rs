@@ -98,7 +98,7 @@ impl Release {
     /// The chart's own tests.
     pub(crate) async fn test(&self) -> Result<()> {
         let timeout = format!("{}s", self.limit.as_secs());
-        self.helm(&["test", NAME, "--logs", "--timeout", &timeout]).await?;
+        self.helm(&["test", NAME, "--timeout", &timeout]).await?;
         Ok(())
     }
 
