@@ -3,7 +3,7 @@
 
 #define SENDERS 2
 #define RECEIVERS 2
-#define EACH 5000
+#define EACH 2000
 #define ALL (SENDERS * EACH)
 
 static nv_ipc_t *phy, *mac;
