@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, Failure, Fields, PoolId};
 use crate::instance::Instance;
-use crate::log::say;
+use crate::log::{ordinary, say};
 use crate::types::{nv_ipc_msg_t, nv_ipc_t};
 
 pub(crate) const API: nv_ipc_t = nv_ipc_t {
@@ -40,7 +40,10 @@ pub(crate) fn guarded<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
 
 #[cold]
 fn refused(what: &str, failure: &Failure) {
-    say!("{what}: {failure}");
+    match failure {
+        Failure::Exhausted(..) => ordinary(format_args!("{what}: {failure}")),
+        Failure::Refused(text) => say!("{what}: {text}"),
+    }
 }
 
 #[cold]

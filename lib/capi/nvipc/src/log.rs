@@ -5,25 +5,32 @@ use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So many lines at once, and after that one in [`EVERY`]: an application that polls an empty pool would write millions.
-const AT_ONCE: u32 = 50;
-const EVERY: Duration = Duration::from_millis(200);
-
+/// So many lines at once, and after that one in so long.
 struct Budget {
+    at_once: u32,
+    every: Duration,
     left: u32,
     since: Option<Instant>,
     unsaid: u64,
 }
 
-static BUDGET: Mutex<Budget> = Mutex::new(Budget { left: AT_ONCE, since: None, unsaid: 0 });
+/// What an application does wrong, perhaps in a loop.
+static REFUSALS: Mutex<Budget> = Mutex::new(Budget::new(50, Duration::from_millis(200)));
+/// What is ordinary, as a pool that is empty for a while: an application that polls it would write millions.
+static ORDINARY: Mutex<Budget> = Mutex::new(Budget::new(1, Duration::from_secs(10)));
 
 impl Budget {
+    const fn new(at_once: u32, every: Duration) -> Self {
+        Self { at_once, every, left: at_once, since: None, unsaid: 0 }
+    }
+
     /// Whether to say it, and how many lines were not said before.
     fn may(&mut self, now: Instant) -> Option<u64> {
         let since = *self.since.get_or_insert(now);
-        let earned = now.saturating_duration_since(since).as_millis() / EVERY.as_millis();
+        let earned = now.saturating_duration_since(since).as_millis() / self.every.as_millis();
         if earned > 0 {
-            self.left = self.left.saturating_add(u32::try_from(earned).unwrap_or(AT_ONCE)).min(AT_ONCE);
+            self.left =
+                self.left.saturating_add(u32::try_from(earned).unwrap_or(self.at_once)).min(self.at_once);
             self.since = Some(now);
         }
         if self.left == 0 {
@@ -39,9 +46,21 @@ impl Budget {
 #[cold]
 #[inline(never)]
 pub(crate) fn line(text: Arguments<'_>) {
-    let said = BUDGET.lock().unwrap_or_else(PoisonError::into_inner).may(Instant::now());
+    write(&REFUSALS, text);
+}
+
+/// As [`line()`], of what is ordinary.
+#[cold]
+#[inline(never)]
+pub(crate) fn ordinary(text: Arguments<'_>) {
+    write(&ORDINARY, text);
+}
+
+fn write(budget: &Mutex<Budget>, text: Arguments<'_>) {
+    let said = budget.lock().unwrap_or_else(PoisonError::into_inner).may(Instant::now());
     let Some(unsaid) = said else { return };
-    let more = if unsaid > 0 { format!(" ({unsaid} lines before it were left out)") } else { String::new() };
+    let more =
+        if unsaid > 0 { format!(" ({unsaid} such lines before it were left out)") } else { String::new() };
     // Whole lines, also from several threads. A program without standard error has no use for them.
     let _ = std::io::stderr().lock().write_all(format!("shmesh_nvipc: {text}{more}\n").as_bytes());
 }
@@ -57,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_loop_of_failures_is_few_lines_and_the_rest_counted() {
-        let mut budget = Budget { left: AT_ONCE, since: None, unsaid: 0 };
+        let mut budget = Budget::new(50, Duration::from_millis(200));
         let start = Instant::now();
         let said: Vec<u64> =
             (0..10_000_u64).filter_map(|ms| budget.may(start + Duration::from_millis(ms))).collect();

@@ -104,16 +104,16 @@ impl Hasher for AddressHasher {
 
 #[cold]
 fn failed(error: &Error) -> Failure {
+    if let ErrorKind::Exhausted { pool, len, .. } = error.kind() {
+        return Failure::Exhausted(*pool, *len);
+    }
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(source) = cause {
         text = format!("{text}: {source}");
         cause = source.source();
     }
-    match error.kind() {
-        ErrorKind::Exhausted { .. } => Failure::Exhausted(text),
-        _ => Failure::Refused(text),
-    }
+    Failure::Refused(text)
 }
 
 impl LinkBackend {

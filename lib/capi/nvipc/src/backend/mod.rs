@@ -20,8 +20,8 @@ pub use shmesh::config::PoolId;
 /// Why a call failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// Ordinary: there is no free buffer, and the caller tries again.
-    Exhausted(String),
+    /// Ordinary: no buffer of this pool is free, and the caller tries again. How many it has.
+    Exhausted(PoolId, u32),
     /// Anything else, with what the user can do about it.
     Refused(String),
 }
@@ -29,7 +29,12 @@ pub enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exhausted(text) | Self::Refused(text) => f.write_str(text),
+            Self::Exhausted(pool, len) => write!(
+                f,
+                "all {len} buffers of pool {pool} are allocated, on their way or held by a receiver; receive or release some, \
+                 or raise its pool_len"
+            ),
+            Self::Refused(text) => f.write_str(text),
         }
     }
 }
@@ -83,7 +88,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Takes a MSG buffer and, if `data` names a pool, one of that. Never waits. Takes both or none.
     ///
     /// # Errors
-    /// [`Exhausted`](Failure::Exhausted); [`Refused`](Failure::Refused) for a pool that is not there.
+    /// [`Exhausted`](Failure::Exhausted), at once; [`Refused`](Failure::Refused) for a pool that is not there.
     fn allocate(&self, data: Option<PoolId>) -> Result<Buffers>;
 
     /// Sends what this endpoint holds at `msg`. After `Ok` it no longer holds it; after an error it does.
