@@ -49,6 +49,7 @@ mod layout;
 mod memory;
 mod queue;
 mod sys;
+pub mod udp;
 
 pub use endpoint::{Buffers, Endpoint, Message, Options, Recovered};
 pub use error::{Error, Result};

@@ -212,3 +212,11 @@ pub(crate) fn now() -> (u64, u64) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     (now.as_secs(), u64::from(now.subsec_nanos()))
 }
+
+/// 32 random bits from the kernel.
+pub(crate) fn random() -> io::Result<u32> {
+    use std::io::Read;
+    let mut bytes = [0; 4];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u32::from_ne_bytes(bytes))
+}
