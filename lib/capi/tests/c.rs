@@ -63,6 +63,8 @@ fn run(program: &Path, configure: impl FnOnce(&mut Command)) {
     let dir = builder.prefix("shmesh-c-").tempdir_in(shm).or_else(|_| tempfile::tempdir()).unwrap();
     let mut command = Command::new(program);
     command.env("SHMESH_DIR", dir.path()).env("ASAN_OPTIONS", "detect_leaks=0");
+    // Cargo's would find the library of an earlier build first.
+    command.env_remove("LD_LIBRARY_PATH");
     configure(&mut command);
     succeed(&mut command);
     let left: Vec<_> =

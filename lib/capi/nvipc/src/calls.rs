@@ -163,7 +163,10 @@ impl Given {
             cell_id: given.cell_id,
             msg_len: length("msg_len", given.msg_len)?,
             // Without DATA nobody looks at its length, and not everybody sets it.
-            data_len: if data_pool.is_some() { length("data_len", given.data_len)? } else { 0 },
+            data_len: match data_pool {
+                Some(_) => length("data_len", given.data_len)?,
+                None => u32::try_from(given.data_len).unwrap_or(0),
+            },
             data_pool,
         };
         Ok(Self { fields, msg, data: NonNull::new(given.data_buf.cast()) })
@@ -251,7 +254,7 @@ unsafe extern "C" fn rx_tti_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
 }
 
 unsafe extern "C" fn get_value(ipc: *mut nv_ipc_t) -> c_int {
-    waiting("get_value", ipc, |backend| backend.take().map(|()| 1))
+    waiting("get_value", ipc, |backend| backend.take_signal().map(|()| 1))
 }
 
 unsafe extern "C" fn get_fd(ipc: *mut nv_ipc_t) -> c_int {

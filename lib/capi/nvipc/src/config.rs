@@ -1,27 +1,75 @@
-//! Defaults, YAML, and what of them a link is made of.
+//! Defaults, and what of a configuration a link is made of.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use shmesh::config::{LinkConfig, MAX_RING_LEN, PoolConfig, PoolId, from_file};
+use shmesh::config::{LinkConfig, MAX_RING_LEN, PoolConfig, PoolId};
 use shmesh::{Error, ErrorKind, LinkOptions, Side};
+use shmesh_nvipc_wire::Options as WireOptions;
 
-use crate::backend::{Backend, Failure, LinkBackend};
+use crate::backend::{Backend, Failure, LinkBackend, UdpBackend, WireBackend};
 use crate::calls;
 use crate::log::say;
 use crate::types::*;
+use crate::yaml::{self, Loaded};
 
 /// For how many seconds a secondary waits for its primary; for ever unless it is set.
 const TIMEOUT_VARIABLE: &str = "SHMESH_NVIPC_TIMEOUT_S";
+/// `nvipc` or `shmesh`, whatever a file says.
+const LAYOUT_VARIABLE: &str = "SHMESH_NVIPC_LAYOUT";
 /// Between two lines that say what a secondary waits for.
 const REMIND: Duration = Duration::from_secs(10);
 
-/// Links as a YAML file had them, by name: it may say more than the structure has room for, as huge pages or the backing.
-static LOADED: Mutex<BTreeMap<String, LinkConfig>> = Mutex::new(BTreeMap::new());
+/// Links as a YAML file had them, by name: it may say more than the structure has room for, as huge pages or the layout.
+static LOADED: Mutex<BTreeMap<String, OfFile>> = Mutex::new(BTreeMap::new());
+
+/// A link, and the layout if the file names one.
+type OfFile = (Option<LinkConfig>, Option<Layout>);
+
+/// What shared memory, or a datagram, looks like.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) enum Layout {
+    /// Ours.
+    #[default]
+    Shmesh,
+    /// NVIPC's own, for a peer that was not changed.
+    Nvipc,
+}
+
+impl Layout {
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        match name {
+            "shmesh" => Some(Self::Shmesh),
+            "nvipc" => Some(Self::Nvipc),
+            _ => None,
+        }
+    }
+
+    /// That of the environment, or of the file, or ours.
+    fn chosen(of_file: Option<Self>) -> Result<Self, Failure> {
+        match std::env::var(LAYOUT_VARIABLE) {
+            Ok(name) if !name.is_empty() => Self::of(&name).ok_or_else(|| {
+                Failure::Refused(format!("{LAYOUT_VARIABLE} is {name:?}; set it to nvipc or shmesh"))
+            }),
+            _ => Ok(of_file.unwrap_or_default()),
+        }
+    }
+}
+
+fn loaded(name: &str) -> OfFile {
+    let all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    all.get(name).cloned().unwrap_or_default()
+}
+
+/// Under which name what a file says of datagrams is kept: none that a link can have.
+fn udp_name(udp: &nv_ipc_config_udp_t) -> String {
+    format!("udp {}", udp.local_port)
+}
 
 /// Which side a module is.
 pub(crate) fn side_of(module: c_int) -> Option<Side> {
@@ -32,7 +80,7 @@ pub(crate) fn side_of(module: c_int) -> Option<Side> {
     }
 }
 
-fn text<const N: usize>(value: &str) -> [c_char; N] {
+pub(crate) fn text<const N: usize>(value: &str) -> [c_char; N] {
     let mut out = [0; N];
     // The last byte stays the NUL.
     for (to, from) in out[..N - 1].iter_mut().zip(value.bytes()) {
@@ -65,6 +113,18 @@ fn default_shm() -> nv_ipc_config_shm_t {
     }
 }
 
+fn default_udp(primary: bool) -> nv_ipc_config_udp_t {
+    let ports = if primary { (38_556, 38_555) } else { (38_555, 38_556) };
+    nv_ipc_config_udp_t {
+        local_port: ports.0,
+        remote_port: ports.1,
+        local_addr: text("127.0.0.1"),
+        remote_addr: text("127.0.0.1"),
+        msg_buf_size: 152,
+        data_buf_size: 153_600,
+    }
+}
+
 /// Fills in the defaults of the transport that `cfg->ipc_transport` names. -1 if there is none of that number.
 ///
 /// # Safety
@@ -87,15 +147,7 @@ pub unsafe extern "C" fn set_nv_ipc_default_config(cfg: *mut nv_ipc_config_t, mo
         match config.ipc_transport {
             NV_IPC_TRANSPORT_SHM => config.transport_config.shm = default_shm(),
             NV_IPC_TRANSPORT_UDP => {
-                let ports = if primary { (38_556, 38_555) } else { (38_555, 38_556) };
-                config.transport_config.udp = nv_ipc_config_udp_t {
-                    local_port: ports.0,
-                    remote_port: ports.1,
-                    local_addr: text("127.0.0.1"),
-                    remote_addr: text("127.0.0.1"),
-                    msg_buf_size: 152,
-                    data_buf_size: 153_600,
-                };
+                config.transport_config.udp = default_udp(primary);
             }
             NV_IPC_TRANSPORT_DPDK => {
                 config.transport_config.dpdk = nv_ipc_config_dpdk_t {
@@ -163,28 +215,31 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
         }
         // SAFETY: the caller's promise.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(yaml_path) }.to_bytes()));
-        let loaded = match from_file(path) {
-            Ok(loaded) => loaded,
-            Err(error) => {
-                say!("load_nv_ipc_yaml_config: {}", chain(&error));
+        let primary = side_of(module_type) == Some(Side::Primary);
+        let (name, known) = match yaml::load(path, default_udp(primary)) {
+            Err(text) => {
+                say!("load_nv_ipc_yaml_config: {text}");
                 return -1;
             }
-        };
-        let Some(link) = loaded.links.into_iter().next() else {
-            say!("load_nv_ipc_yaml_config: {} has no link; add one", path.display());
-            return -1;
+            Ok(Loaded::Udp(udp, layout)) => {
+                config.ipc_transport = NV_IPC_TRANSPORT_UDP;
+                config.transport_config.udp = udp;
+                (udp_name(&udp), (None, layout))
+            }
+            Ok(Loaded::Shm(link, layout)) => {
+                config.ipc_transport = NV_IPC_TRANSPORT_SHM;
+                config.transport_config.shm = shm_of(&link);
+                (link.name.as_str().to_owned(), (Some(*link), layout))
+            }
         };
         config.module_type = module_type;
-        config.ipc_transport = NV_IPC_TRANSPORT_SHM;
-        config.transport_config.shm = shm_of(&link);
         config.debug_configs = nv_ipc_config_t::zeroed().debug_configs;
-        let mut all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(link.name.as_str().to_owned(), link);
+        LOADED.lock().unwrap_or_else(PoisonError::into_inner).insert(name, known);
         0
     })
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut all = error.to_string();
     let mut cause = error.source();
     while let Some(source) = cause {
@@ -235,12 +290,15 @@ pub(crate) fn name_of(config: &nv_ipc_config_t) -> Result<String, Failure> {
     })
 }
 
-fn link_config(config: &nv_ipc_config_t, name: &str) -> Result<LinkConfig, Failure> {
+fn link_config(
+    config: &nv_ipc_config_t,
+    name: &str,
+    of_file: Option<LinkConfig>,
+) -> Result<LinkConfig, Failure> {
     // SAFETY: as in `name_of`.
     let shm = unsafe { config.transport_config.shm };
     let wrong = |error: &dyn std::error::Error| Failure::Refused(format!("link {name}: {}", chain(error)));
-    let loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
-    let mut link = match loaded {
+    let mut link = match of_file {
         Some(link) => link,
         None => LinkConfig::nvipc_defaults(name.parse().map_err(|error| wrong(&error))?),
     };
@@ -270,49 +328,95 @@ pub(crate) fn open(
     config: &mut nv_ipc_config_t,
 ) -> Result<(String, Arc<dyn Backend>, nv_ipc_config_t), Failure> {
     let refused = |text: String| Failure::Refused(format!("create_nv_ipc_interface: {text}"));
-    if config.ipc_transport != NV_IPC_TRANSPORT_SHM {
-        return Err(refused(format!(
-            "ipc_transport {} is not supported; use NV_IPC_TRANSPORT_SHM",
-            config.ipc_transport
-        )));
-    }
     let Some(side) = side_of(config.module_type) else {
         return Err(refused(format!(
             "module_type {} is neither side; use NV_IPC_MODULE_PRIMARY or _SECONDARY, and `shmesh dump` to look at a link",
             config.module_type
         )));
     };
-    let name = name_of(config)?;
-    let link = match side {
-        Side::Primary => {
-            LinkOptions::new().create(&link_config(config, &name)?).map_err(|error| shown(&error))?
+    let (name, backend) = match config.ipc_transport {
+        NV_IPC_TRANSPORT_SHM => open_shm(config, side)?,
+        NV_IPC_TRANSPORT_UDP => open_udp(config)?,
+        other => {
+            let text = format!("ipc_transport {other} is not supported; use NV_IPC_TRANSPORT_SHM or _UDP");
+            return Err(refused(text));
         }
-        Side::Secondary => attach(&name)?,
     };
-    let backend: Arc<dyn Backend> = Arc::new(LinkBackend::new(link));
+    let primary = nv_ipc_config_t { module_type: NV_IPC_MODULE_PRIMARY, ..*config };
+    Ok((name, backend, primary))
+}
+
+fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn Backend>), Failure> {
+    let name = name_of(config)?;
+    let (of_file, layout) = loaded(&name);
+    let backend: Arc<dyn Backend> = match (Layout::chosen(layout)?, side) {
+        (Layout::Shmesh, Side::Primary) => {
+            let link = LinkOptions::new().create(&link_config(config, &name, of_file)?);
+            Arc::new(LinkBackend::new(link.map_err(|error| shown(&error))?))
+        }
+        (Layout::Shmesh, Side::Secondary) => Arc::new(LinkBackend::new(attach(&name)?)),
+        (Layout::Nvipc, Side::Primary) => {
+            let link = link_config(config, &name, of_file)?;
+            let options = WireOptions::new().dir(ipc_dir()).file_mode(link.file_mode);
+            Arc::new(WireBackend::create(&options, &name, link.pools)?)
+        }
+        (Layout::Nvipc, Side::Secondary) => Arc::new(attach_to_theirs(&name)?),
+    };
     if side == Side::Secondary {
         config.transport_config.shm = shm_as_it_is(&*backend, &name);
         config.debug_configs = nv_ipc_config_t::zeroed().debug_configs;
     }
-    let primary = nv_ipc_config_t { module_type: NV_IPC_MODULE_PRIMARY, ..*config };
-    Ok((name, backend, primary))
+    Ok((name, backend))
+}
+
+fn open_udp(config: &nv_ipc_config_t) -> Result<(String, Arc<dyn Backend>), Failure> {
+    // SAFETY: all bytes of the union are integers of the caller's.
+    let udp = unsafe { config.transport_config.udp };
+    let refused = |text: String| Failure::Refused(format!("create_nv_ipc_interface: udp: {text}"));
+    let address = |what: &str, bytes: &[c_char], port: c_int| {
+        let port =
+            u16::try_from(port).map_err(|_| refused(format!("{what}_port is {port}; give 0 to 65535")))?;
+        let given = text_in(bytes).unwrap_or_default();
+        let parsed = given.parse::<Ipv4Addr>();
+        let ip = parsed.map_err(|_| refused(format!("{what}_addr is {given:?}; give an IPv4 address")))?;
+        Ok(SocketAddr::new(IpAddr::V4(ip), port))
+    };
+    let (local, remote) = (
+        address("local", &udp.local_addr, udp.local_port)?,
+        address("remote", &udp.remote_addr, udp.remote_port)?,
+    );
+    if remote.port() == 0 {
+        return Err(refused("remote_port is 0; give that of the peer".into()));
+    }
+    let size = |what: &str, size: i32| {
+        u32::try_from(size).map_err(|_| refused(format!("{what} is {size}; give 0 or more")))
+    };
+    let sizes = (size("msg_buf_size", udp.msg_buf_size)?, size("data_buf_size", udp.data_buf_size)?);
+    let name = udp_name(&udp);
+    let theirs = Layout::chosen(loaded(&name).1)? == Layout::Nvipc;
+    Ok((name, Arc::new(UdpBackend::open(local, remote, sizes, theirs)?)))
 }
 
 fn shown(error: &Error) -> Failure {
     Failure::Refused(chain(error))
 }
 
-/// As a secondary does: it may be started before its primary.
-fn attach(name: &str) -> Result<shmesh::Link, Failure> {
-    let limit = match std::env::var(TIMEOUT_VARIABLE) {
-        Err(_) => None,
+/// For how long a secondary waits.
+fn patience() -> Result<Option<Duration>, Failure> {
+    match std::env::var(TIMEOUT_VARIABLE) {
+        Err(_) => Ok(None),
         Ok(seconds) => {
             let parsed = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            Some(parsed.ok_or_else(|| {
+            parsed.map(Some).ok_or_else(|| {
                 Failure::Refused(format!("{TIMEOUT_VARIABLE} is {seconds:?}; set it to a number of seconds"))
-            })?)
+            })
         }
-    };
+    }
+}
+
+/// As a secondary does: it may be started before its primary.
+fn attach(name: &str) -> Result<shmesh::Link, Failure> {
+    let limit = patience()?;
     let start = Instant::now();
     loop {
         let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
@@ -330,6 +434,12 @@ fn attach(name: &str) -> Result<shmesh::Link, Failure> {
             Err(error) => return Err(shown(&error)),
         }
     }
+}
+
+/// The same, of a link in NVIPC's layout.
+fn attach_to_theirs(name: &str) -> Result<WireBackend, Failure> {
+    let options = WireOptions::new().dir(ipc_dir());
+    WireBackend::attach(&patience()?.into_iter().fold(options, WireOptions::patience), name)
 }
 
 /// The IPC directory, as `LinkOptions::new` finds it.

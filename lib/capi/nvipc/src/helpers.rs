@@ -158,20 +158,36 @@ pub unsafe extern "C" fn nv_ipc_shm_rx_poll(ipc: *mut nv_ipc_t) -> c_int {
     )
 }
 
-/// Takes what NVIPC calls before it wipes a link. No link of ours is ever wiped, so it is never called.
+/// Takes what NVIPC calls before it wipes a link. No link is ever wiped here. A primary in NVIPC's layout calls it before it
+/// lets another secondary in, and with a negative answer it does not; a link of shmesh never calls it.
 ///
 /// # Safety
-/// `ipc` is NULL or an instance.
+/// `ipc` is NULL or an instance; `callback` may be called with `cb_args`, in another thread, until the instance is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nv_ipc_set_reset_callback(
     ipc: *mut nv_ipc_t,
     callback: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
-    _cb_args: *mut c_void,
+    cb_args: *mut c_void,
 ) -> c_int {
-    with("nv_ipc_set_reset_callback", ipc, -1, |_| match callback {
-        Some(_) => Ok(0),
-        None => Err(null("callback")),
+    with("nv_ipc_set_reset_callback", ipc, -1, |backend| {
+        let callback = callback.ok_or_else(|| null("callback"))?;
+        let args = Args(cb_args);
+        // SAFETY: the caller's promise.
+        backend.ask_before_another(Box::new(move || unsafe { callback(args.get()) } >= 0));
+        Ok(0)
     })
+}
+
+/// What the application wants to be called with.
+struct Args(*mut c_void);
+
+// SAFETY: handed back and never looked at; the caller of `nv_ipc_set_reset_callback` promised that any thread may.
+unsafe impl Send for Args {}
+
+impl Args {
+    fn get(&self) -> *mut c_void {
+        self.0
+    }
 }
 
 /// What the primary configured; NULL if `ipc` is no instance.

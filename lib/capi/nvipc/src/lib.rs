@@ -3,7 +3,8 @@
 //! | file | concept |
 //! |---|---|
 //! | `types.rs` | structures and constants, as `include/nv_ipc.h` has them |
-//! | `config.rs` | defaults, YAML, and what of them a link is made of |
+//! | `config.rs` | defaults, and what of a configuration a link is made of |
+//! | `yaml.rs` | what files say beyond that |
 //! | `instance.rs` | the instances of this process, and finding them by address and by name |
 //! | `calls.rs` | the sixteen functions of an instance |
 //! | `helpers.rs`, `forward.rs` | the functions beside them |
@@ -23,3 +24,4 @@ pub mod helpers;
 pub mod instance;
 mod log;
 pub mod types;
+mod yaml;

@@ -52,30 +52,36 @@ fn compiled(compiler: &str, program: &str, flags: &[&str], into: &Path) -> PathB
     out
 }
 
-/// Runs a program with an IPC directory of its own, and returns what it wrote to standard error.
+/// Runs a program with an IPC directory of its own, which it leaves empty.
 #[track_caller]
-fn run(program: &Path, args: &[&str]) -> String {
+fn run(program: &Path, args: &[&str], layout: &str) {
     let dir = ipc_dir();
     let mut command = Command::new(program);
     command.args(args).env("SHMESH_DIR", dir.path()).env_remove("SHMESH_NVIPC_TIMEOUT_S");
+    // Cargo's would find the library of an earlier build first.
+    command.env("SHMESH_NVIPC_LAYOUT", layout).env_remove("LD_LIBRARY_PATH");
     command.env("ASAN_OPTIONS", "detect_leaks=0").env("UBSAN_OPTIONS", "print_stacktrace=1");
-    let output = succeed(&mut command);
+    succeed(&mut command);
     let left: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[track_caller]
 fn check(program: &str, wants_folder: bool) {
+    check_over(program, wants_folder, "");
+}
+
+#[track_caller]
+fn check_over(program: &str, wants_folder: bool, layout: &str) {
     let folder = tempfile::tempdir().unwrap();
     let args = folder.path().to_str().unwrap();
     let args = if wants_folder { &[args][..] } else { &[] };
-    run(&compiled("cc", program, &["-std=c11", "-g", "-O1"], folder.path()), args);
+    run(&compiled("cc", program, &["-std=c11", "-g", "-O1"], folder.path()), args, layout);
     let sanitized = folder.path().join("sanitized");
     std::fs::create_dir(&sanitized).unwrap();
     let flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    run(&compiled("cc", program, &flags, &sanitized), args);
+    run(&compiled("cc", program, &flags, &sanitized), args, layout);
 }
 
 #[test]
@@ -87,7 +93,7 @@ fn the_layout_is_that_of_the_programs_that_are_relinked() {
 fn cxx_takes_the_headers() {
     let folder = tempfile::tempdir().unwrap();
     for standard in ["-std=c++11", "-std=c++20"] {
-        run(&compiled("c++", "layout", &[standard, "-pedantic-errors", "-x", "c++"], folder.path()), &[]);
+        run(&compiled("c++", "layout", &[standard, "-pedantic-errors", "-x", "c++"], folder.path()), &[], "");
     }
 }
 
@@ -99,7 +105,7 @@ fn the_static_library_is_linked_alone() {
     command.arg("-I").arg(format!("{HERE}/include")).arg("-o").arg(&out);
     command.arg(format!("{HERE}/tests/layout.c")).arg(libraries().join("libshmesh_nvipc.a"));
     succeed(command.args(["-pthread", "-ldl", "-lm"]));
-    run(&out, &[]);
+    run(&out, &[], "");
 }
 
 #[test]
@@ -125,4 +131,16 @@ fn instances_and_the_functions_beside_them() {
 #[test]
 fn either_side_is_killed_and_comes_back() {
     check("restart", false);
+}
+
+#[test]
+fn the_same_over_the_layout_of_nvipc() {
+    for program in ["flow", "threads", "theirs"] {
+        check_over(program, false, "nvipc");
+    }
+}
+
+#[test]
+fn messages_flow_over_udp() {
+    check("udp", false);
 }

@@ -89,7 +89,7 @@ static void secondary(void)
     for (int slot = 0; slot < 20; slot++) {
         for (int i = 0; i < 3; i++)
             send_one(ipc, &cfg, slot + i);
-        CHECK(ipc->tx_tti_sem_post(ipc) == 0);
+        posted(ipc);
         CHECK(ipc->rx_tti_sem_wait(ipc) == 0);
         receive_one(ipc, &cfg, slot);
     }
@@ -120,7 +120,7 @@ int main(void)
         CHECK(ipc->get_value(ipc) == 1);
         receive_one(ipc, &cfg, i);
         send_one(ipc, &cfg, i + 1);
-        CHECK(ipc->tx_tti_sem_post(ipc) == 0);
+        posted(ipc);
     }
     for (int slot = 0; slot < 20; slot++) {
         CHECK(ipc->rx_tti_sem_wait(ipc) == 0);

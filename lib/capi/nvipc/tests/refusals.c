@@ -186,11 +186,27 @@ static void configurations(void)
         cfg.ipc_transport = (nv_ipc_transport_t)transport;
         int known = transport >= 0 && transport < 4;
         CHECK(set_nv_ipc_default_config(&cfg, NV_IPC_MODULE_PRIMARY) == (known ? 0 : -1));
-        if (transport != NV_IPC_TRANSPORT_SHM)
+        if (transport != NV_IPC_TRANSPORT_SHM && transport != NV_IPC_TRANSPORT_UDP)
             CHECK(create_nv_ipc_interface(&cfg) == NULL);
     }
     cfg.ipc_transport = NV_IPC_TRANSPORT_UDP;
+    CHECK(set_nv_ipc_default_config(&cfg, NV_IPC_MODULE_PRIMARY) == 0);
     CHECK(nv_ipc_get_buf_size(&cfg, NV_IPC_MEMPOOL_CPU_MSG) == -1);
+    nv_ipc_config_t udp = cfg;
+#define UDP_REFUSED(change)                           \
+    do {                                              \
+        cfg = udp;                                    \
+        change;                                       \
+        CHECK(create_nv_ipc_interface(&cfg) == NULL); \
+    } while (0)
+    UDP_REFUSED(cfg.transport_config.udp.local_port = -1);
+    UDP_REFUSED(cfg.transport_config.udp.remote_port = 65536);
+    UDP_REFUSED(cfg.transport_config.udp.remote_port = 0);
+    UDP_REFUSED(strcpy(cfg.transport_config.udp.remote_addr, "nowhere"));
+    UDP_REFUSED(memset(cfg.transport_config.udp.local_addr, '1', NV_IPV4_STRING_LEN));
+    UDP_REFUSED(cfg.transport_config.udp.msg_buf_size = 0);
+    UDP_REFUSED(cfg.transport_config.udp.msg_buf_size = -1);
+    UDP_REFUSED(cfg.transport_config.udp.data_buf_size = -1);
     cfg = good;
     CHECK(nv_ipc_get_buf_size(&cfg, (nv_ipc_mempool_id_t)-1) == -1 && nv_ipc_get_pool_len(&cfg, NV_IPC_MEMPOOL_NUM) == -1);
     CHECK(set_nv_ipc_default_config(&cfg, NV_IPC_MODULE_MAX) == -1);
@@ -224,6 +240,9 @@ static void configurations(void)
     CHECK(nv_ipc_lookup_config(&cfg, "nowhere", NV_IPC_MODULE_MAC) == -1);
     CHECK(nv_ipc_lookup_config(&cfg, "../x", NV_IPC_MODULE_MAC) == -1);
     cfg = small("nowhere", NV_IPC_MODULE_MAC);
+    setenv("SHMESH_NVIPC_LAYOUT", "other", 1);
+    CHECK(create_nv_ipc_interface(&cfg) == NULL);
+    unsetenv("SHMESH_NVIPC_LAYOUT");
     setenv("SHMESH_NVIPC_TIMEOUT_S", "0.01", 1);
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
     setenv("SHMESH_NVIPC_TIMEOUT_S", "soon", 1);
@@ -234,7 +253,8 @@ static void configurations(void)
 static void yaml(const char *path)
 {
     static const char *const wrong[] = {
-        "", "transport:\n  type: udp\n", "transport: 7\n", "transport:\n  type: shm\n  shm_config:\n    prefix: 'a/b'\n",
+        "", "transport:\n  type: dpdk\n", "transport: 7\n", "transport:\n  type: shm\n  layout: other\n",
+        "transport:\n  type: udp\n  udp_config: {local_addr: 'a'}\n", "transport:\n  type: shm\n  shm_config:\n    prefix: 'a/b'\n",
         "transport:\n  type: shm\n  shm_config:\n    prefix: x\n    mempool_size:\n      cpu_msg: {buf_size: -1, pool_len: 8}\n",
         "transport:\n  type: shm\n  shm_config:\n    prefix: x\n    mempool_size:\n      cpu_msg: {buf_size: a, pool_len: 8}\n",
         "%\n", "a: [\n", "links: 3\n",
@@ -263,6 +283,12 @@ static void yaml(const char *path)
     nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
     CHECK(ipc != NULL && ipc->ipc_destroy(ipc) == 0);
     CHECK(load_nv_ipc_yaml_config(&cfg, "/nowhere/at/all.yaml", NV_IPC_MODULE_PHY) == -1);
+    file = fopen(path, "w");
+    CHECK(file != NULL && fputs("transport:\n  type: UDP\n  udp_config:\n    remote_addr: 10.1.2.3\n    msg_buf_size: 200\n", file) >= 0);
+    CHECK(fclose(file) == 0 && load_nv_ipc_yaml_config(&cfg, path, NV_IPC_MODULE_MAC) == 0);
+    const nv_ipc_config_udp_t *udp = &cfg.transport_config.udp;
+    CHECK(cfg.ipc_transport == NV_IPC_TRANSPORT_UDP && udp->local_port == 38555 && udp->remote_port == 38556);
+    CHECK(strcmp(udp->remote_addr, "10.1.2.3") == 0 && udp->msg_buf_size == 200 && udp->data_buf_size == 153600);
 }
 
 int main(int argc, char **argv)

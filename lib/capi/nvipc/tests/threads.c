@@ -34,7 +34,7 @@ static void *sender(void *number)
             memset(msg.data_buf, value, 64);
         msg.msg_id = value;
         CHECK(mac->tx_send_msg(mac, &msg) == 0);
-        CHECK(mac->tx_tti_sem_post(mac) == 0);
+        posted(mac);
     }
     return NULL;
 }

@@ -248,7 +248,7 @@ impl Desk {
     fn copied(&mut self, message: &Message<'static>, fields: Fields) -> Result<Loan<'static>> {
         let limit = if message.is_inline() { shmesh::INLINE_MAX_BYTES } else { usize::MAX };
         let mut loan = self.loan(message.data_pool())?;
-        let (msg_len, data_len) = (fields.msg_len as usize, fields.data_len as usize);
+        let (msg_len, data_len) = (fields.msg_len as usize, data_len(fields));
         if msg_len > limit {
             let text = format!("link {}: an inline message has at most {limit} bytes", self.link().name());
             return Err(Failure::Refused(text));
@@ -268,11 +268,16 @@ impl Desk {
     }
 }
 
+/// Who says that there is no DATA part may have left anything in its length.
+fn data_len(fields: Fields) -> usize {
+    if fields.data_pool.is_some() { fields.data_len as usize } else { 0 }
+}
+
 /// Says of a loan what the caller says of the message.
 fn fill(loan: &mut Loan<'static>, fields: Fields) -> std::result::Result<(), Error> {
     loan.msg_mut(fields.msg_len as usize)?;
     if loan.data_pool().is_some() {
-        loan.data_mut(fields.data_len as usize)?;
+        loan.data_mut(data_len(fields))?;
     }
     Ok(())
 }
@@ -377,6 +382,7 @@ impl Backend for LinkBackend {
             {
                 let msg = NonNull::from(loan.msg_mut(0).map_err(|error| failed(&error))?).cast();
                 let buffers = Buffers { msg, data: data_of(&mut loan) };
+                fields.data_len = u32::try_from(data_len(fields)).unwrap_or(0);
                 fields.data_pool = loan.data_pool();
                 desk.keep(msg, Held::Loan(loan));
                 return Ok(Some(Received { fields, buffers }));

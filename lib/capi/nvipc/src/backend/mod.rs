@@ -7,8 +7,12 @@
 //! | file | what it is |
 //! |---|---|
 //! | `link.rs` | a link of shmesh |
+//! | `wire.rs` | a link in NVIPC's own layout, whose other side may be NVIPC |
+//! | `udp.rs` | datagrams, to another node |
 
 mod link;
+mod udp;
+mod wire;
 
 use std::ffi::c_int;
 use std::fmt;
@@ -16,6 +20,8 @@ use std::ptr::NonNull;
 
 pub use link::LinkBackend;
 pub use shmesh::config::PoolId;
+pub use udp::UdpBackend;
+pub use wire::WireBackend;
 
 /// Why a call failed.
 #[derive(Debug)]
@@ -53,7 +59,7 @@ pub struct Fields {
     pub cell_id: i32,
     /// Bytes of the MSG part.
     pub msg_len: u32,
-    /// Bytes of the DATA part; 0 without one.
+    /// Bytes of the DATA part. Without one it says nothing.
     pub data_len: u32,
     /// The pool of the DATA part; `None` when there is none.
     pub data_pool: Option<PoolId>,
@@ -76,6 +82,9 @@ pub struct Received {
     /// Where it is.
     pub buffers: Buffers,
 }
+
+/// Says whether another secondary may come.
+pub type Agrees = Box<dyn Fn() -> bool + Send>;
 
 /// One endpoint of a connection. Dropping it ends that; who waits is told by [`close`](Self::close) before.
 pub trait Backend: Send + Sync + fmt::Debug {
@@ -109,11 +118,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Of a peer that breaks the rules; the next message can be received.
     fn receive(&self) -> Result<Option<Received>>;
 
-    /// Gives back what this endpoint holds at `msg`, with its DATA part. `data` and `pool` are what the caller says of that;
-    /// without `data` it goes with the MSG part all the same.
+    /// Gives back what this endpoint holds at `msg`, with its DATA part. `data` and `pool` are what the caller says of that.
     ///
     /// # Errors
-    /// Of what it does not hold; then nothing is given back.
+    /// Of what it does not hold.
     fn release(&self, msg: NonNull<u8>, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> Result<()>;
 
     /// Wakes the other side once. Such posts add up.
@@ -127,6 +135,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// # Errors
     /// After [`close`](Self::close); when the kernel refuses.
     fn take(&self) -> Result<()>;
+
+    /// As [`take`](Self::take), for who found the descriptor readable.
+    ///
+    /// # Errors
+    /// As there.
+    fn take_signal(&self) -> Result<()> {
+        self.take()
+    }
 
     /// A descriptor that is readable while there are posts.
     ///
@@ -145,6 +161,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// # Errors
     /// When that is not known.
     fn sent_at(&self, msg: NonNull<u8>) -> Result<i64>;
+
+    /// Asks before a further secondary is let in, where one could do harm. Links of shmesh never ask.
+    fn ask_before_another(&self, _agrees: Agrees) {}
 
     /// Lets nobody wait any longer, and gives back what the endpoint holds.
     fn close(&self);
