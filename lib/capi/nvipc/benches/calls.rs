@@ -1,7 +1,7 @@
-//! The C interface against the Rust interface of the same link: `cargo bench -p shmesh-nvipc-capi`.
+//! The C interface over a link of ours and over NVIPC's layout, against the Rust interface: `cargo bench -p shmesh-nvipc-capi`.
 //!
-//! Two threads on two cores, each with an endpoint of its own, as two processes would be; both poll. The runs of the two take
-//! turns, so that a machine that changes its mind does it to both. Nothing is asserted: times are the machine's.
+//! Two threads on two cores, each with an endpoint of its own, as two processes would be; both poll. The runs of the three take
+//! turns, so that a machine that changes its mind does it to all. Nothing is asserted: times are the machine's.
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a benchmark may panic, and rounds")]
 #![expect(unsafe_code, reason = "it calls the C interface as C does")]
@@ -234,17 +234,15 @@ fn cycle(phy: &mut dyn Endpoint, mac: &mut dyn Endpoint) -> f64 {
 fn main() {
     let dir = tempfile::Builder::new().prefix("shmesh-bench-").tempdir_in("/dev/shm");
     let dir = dir.or_else(|_| tempfile::tempdir()).unwrap();
-    #[expect(clippy::disallowed_methods, reason = "there is no other thread yet")]
-    // SAFETY: there is no other thread yet.
-    unsafe {
-        std::env::set_var(shmesh::DIR_VARIABLE, dir.path());
-    }
+    set(shmesh::DIR_VARIABLE, dir.path().as_os_str());
     let mut config = LinkConfig::nvipc_defaults("rust".parse().unwrap());
     config.pools = pools();
     let options = LinkOptions::new();
     let mut rust =
         (Rust(options.create(&config).unwrap()), Rust(options.attach("rust", Side::Secondary).unwrap()));
-    let mut c = (C::open("c", NV_IPC_MODULE_PRIMARY), C::open("c", NV_IPC_MODULE_SECONDARY));
+    let mut ours = (C::open("c", NV_IPC_MODULE_PRIMARY), C::open("c", NV_IPC_MODULE_SECONDARY));
+    set("SHMESH_NVIPC_LAYOUT", "nvipc".as_ref());
+    let mut theirs = (C::open("theirs", NV_IPC_MODULE_PRIMARY), C::open("theirs", NV_IPC_MODULE_SECONDARY));
     let fill = vec![7_u8; DATA_BYTES];
 
     type Run<'a> = Box<dyn Fn(&mut dyn Endpoint, &mut dyn Endpoint) -> f64 + 'a>;
@@ -255,25 +253,28 @@ fn main() {
         ("one way, with 64 KiB of DATA filled", Box::new(|phy, mac| one_way(phy, mac, Some(&fill)))),
     ];
     println!(
-        "{:<46} {:>10} {:>10} {:>10} {:>8}",
-        "nanoseconds, median of the runs (best)", "Rust", "C", "more", "times"
+        "{:<46} {:>16} {:>16} {:>16}",
+        "nanoseconds: median of the runs (best)", "Rust", "C", "C, layout nvipc"
     );
     for (name, run) in runs {
-        let (mut in_rust, mut in_c) = (Vec::new(), Vec::new());
+        let mut times = [const { Vec::new() }; 3];
         for _ in 0..TURNS {
-            in_rust.push(run(&mut rust.0, &mut rust.1));
-            in_c.push(run(&mut c.0, &mut c.1));
+            times[0].push(run(&mut rust.0, &mut rust.1));
+            times[1].push(run(&mut ours.0, &mut ours.1));
+            times[2].push(run(&mut theirs.0, &mut theirs.1));
         }
-        let summary = |times: &mut Vec<f64>| {
+        let shown = times.map(|mut times| {
             times.sort_by(f64::total_cmp);
-            (times[times.len() / 2], times[0])
-        };
-        let ((rust_median, rust_best), (c_median, c_best)) = (summary(&mut in_rust), summary(&mut in_c));
-        println!(
-            "{name:<46} {rust_median:>10.0} {c_median:>10.0} {:>10.0} {:>8.2}",
-            c_median - rust_median,
-            c_median / rust_median
-        );
-        println!("{:<46} {:>10} {:>10}", "", format!("({rust_best:.0})"), format!("({c_best:.0})"));
+            format!("{:.0} ({:.0})", times[times.len() / 2], times[0])
+        });
+        println!("{name:<46} {:>16} {:>16} {:>16}", shown[0], shown[1], shown[2]);
+    }
+}
+
+fn set(variable: &str, value: &std::ffi::OsStr) {
+    #[expect(clippy::disallowed_methods, reason = "no other thread looks at the environment")]
+    // SAFETY: the threads of links look at no variable.
+    unsafe {
+        std::env::set_var(variable, value);
     }
 }

@@ -273,3 +273,24 @@ unsafe extern "C" fn no_device(
         ))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_refusal() {
+        assert_eq!(guarded("a call", -1, || panic!("as a defect of this library would")), -1);
+        assert_eq!(guarded("a call", -1, || 0), 0);
+    }
+
+    #[test]
+    fn numbers_that_are_no_pools() {
+        assert_eq!(pool_of(1), Some(PoolId::CpuData));
+        for none in [0, -1, 5, i32::MIN, i32::MAX] {
+            assert_eq!(pool_of(none), None);
+        }
+        assert!(known_pool(5).is_err() && known_pool(i32::MAX).is_err());
+        assert!(known_pool(-1).is_ok() && known_pool(0).is_ok());
+    }
+}

@@ -84,5 +84,23 @@ int main(void)
     CHECK(nv_ipc_lookup_config(&cfg, "theirs", NV_IPC_MODULE_MAC) == -1);
     CHECK(phy->ipc_destroy(phy) == 0);
     CHECK(phy->tx_tti_sem_post(phy) == -1);
+
+    /* The layout by the file, of both sides. */
+    unsetenv("SHMESH_NVIPC_LAYOUT");
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/theirs.yaml", getenv("SHMESH_DIR"));
+    FILE *file = fopen(path, "w");
+    CHECK(file != NULL && fputs("transport:\n  type: shm\n  layout: nvipc\n  shm_config:\n    prefix: by-file\n"
+                                "    mempool_size:\n      cpu_msg: {buf_size: 512, pool_len: 16}\n"
+                                "      cpu_data: {buf_size: 4096, pool_len: 8}\n      cpu_large: {buf_size: 0, pool_len: 0}\n", file) >= 0);
+    CHECK(fclose(file) == 0 && load_nv_ipc_yaml_config(&cfg, path, NV_IPC_MODULE_PHY) == 0 && unlink(path) == 0);
+    CHECK((phy = create_nv_ipc_interface(&cfg)) != NULL);
+    snprintf(path, sizeof(path), "%s/by-file_un_sock_server", getenv("SHMESH_DIR"));
+    CHECK(access(path, F_OK) == 0);
+    cfg.module_type = NV_IPC_MODULE_MAC;
+    nv_ipc_t *mac = create_nv_ipc_interface(&cfg);
+    CHECK(mac != NULL && cfg.transport_config.shm.mempool_size[0].pool_len == 16);
+    CHECK(sent(mac, 1, 0, 9) == 0 && phy->rx_recv_msg(phy, &msg) == 0 && *(char *)msg.msg_buf == 9);
+    CHECK(phy->rx_release(phy, &msg) == 0 && mac->ipc_destroy(mac) == 0 && phy->ipc_destroy(phy) == 0);
     return 0;
 }

@@ -38,7 +38,8 @@ pub struct LinkBackend {
 #[derive(Debug)]
 struct Desk {
     /// Before `link`, from which they borrow.
-    held: HashMap<usize, Held, BuildHasherDefault<AddressHasher>>,
+    /// A place stays when its message has gone: its address comes again.
+    held: HashMap<usize, Option<Held>, BuildHasherDefault<AddressHasher>>,
     /// Sent to itself: addresses of [`Held::Looped`], oldest first.
     looped: VecDeque<usize>,
     armed: bool,
@@ -240,8 +241,17 @@ impl Desk {
         }
     }
 
+    #[inline]
     fn keep(&mut self, msg: NonNull<u8>, held: Held) {
-        self.held.insert(key(msg), held);
+        match self.held.get_mut(&key(msg)) {
+            Some(place) => *place = Some(held),
+            None => drop(self.held.insert(key(msg), Some(held))),
+        }
+    }
+
+    #[inline]
+    fn give_up(&mut self, address: usize) -> Option<Held> {
+        self.held.get_mut(&address)?.take()
     }
 
     /// A loan with the same content as a message: NVIPC's applications may send what they received.
@@ -303,7 +313,7 @@ impl Backend for LinkBackend {
 
     fn send(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
         self.with(|desk| {
-            let Some(mut held) = desk.held.remove(&key(msg)) else { return Err(self.foreign(msg)) };
+            let Some(mut held) = desk.give_up(key(msg)) else { return Err(self.foreign(msg)) };
             let agrees = held.agrees(data, fields.data_pool);
             let (loan, source) = match held {
                 Held::Loan(mut loan) if agrees => match fill(&mut loan, fields) {
@@ -346,7 +356,7 @@ impl Backend for LinkBackend {
     }
 
     fn send_loopback(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
-        self.with(|desk| match desk.held.remove(&key(msg)) {
+        self.with(|desk| match desk.give_up(key(msg)) {
             Some(Held::Loan(mut loan)) => {
                 let filled = fill(&mut loan, fields).map_err(|error| failed(&error));
                 let mut held = Held::Loan(loan);
@@ -378,7 +388,7 @@ impl Backend for LinkBackend {
     fn receive(&self) -> Result<Option<Received>> {
         self.with(|desk| {
             if let Some(at) = desk.looped.pop_front()
-                && let Some(Held::Looped(mut loan, mut fields)) = desk.held.remove(&at)
+                && let Some(Held::Looped(mut loan, mut fields)) = desk.give_up(at)
             {
                 let msg = NonNull::from(loan.msg_mut(0).map_err(|error| failed(&error))?).cast();
                 let buffers = Buffers { msg, data: data_of(&mut loan) };
@@ -414,7 +424,7 @@ impl Backend for LinkBackend {
     }
 
     fn release(&self, msg: NonNull<u8>, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> Result<()> {
-        self.with(|desk| match desk.held.remove(&key(msg)) {
+        self.with(|desk| match desk.give_up(key(msg)) {
             None => Err(self.foreign(msg)),
             Some(looped @ Held::Looped(..)) => {
                 desk.keep(msg, looped);
