@@ -179,8 +179,6 @@ impl Tap {
     /// use shmesh::inspect::{Filter, Tap, View};
     /// link.send_inline(7, 0, b"nobody listens")?;
     /// drop(link); // or it crashed
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # link.send_inline(7, 0, b"nobody listens")?;
     /// let mut tap = Tap::new(View::open(dir.path(), &"fronthaul".parse()?)?, Filter::default());
     /// assert_eq!(tap.look(|_| {}), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
