@@ -64,13 +64,6 @@ impl Caller {
     }
 }
 
-/// Whether somebody listens at `path`.
-pub(crate) fn is_served(path: &Path) -> bool {
-    // Nobody there, or a file that nobody listens at any more. All else is somebody, if only one that is slow.
-    let gone = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
-    sys::connect_to(path).map_or_else(|error| !gone.contains(&error.kind()), |_| true)
-}
-
 /// Finds the primary and exchanges eventfds with it.
 pub(crate) fn meet(path: &Path, ours: &OwnedFd, patience: Option<Duration>) -> Result<Peer> {
     let start = Instant::now();

@@ -80,6 +80,17 @@ pub(crate) fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Whether a process has a socket at `path`. Connecting would tell, and a primary of NVIPC would wipe its link for it. A socket
+/// of another kind cannot connect, and is told so only if there is one.
+pub(crate) fn is_served(path: &Path) -> io::Result<bool> {
+    let probe = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    match connect(probe.as_raw_fd(), &UnixAddr::new(path)?) {
+        Err(Errno::ENOENT | Errno::ECONNREFUSED) => Ok(false),
+        Ok(()) | Err(Errno::EPROTOTYPE) => Ok(true),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 /// Connects; what it then sends and receives may take [`EXCHANGE_LIMIT`].
 pub(crate) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let fd = stream()?;

@@ -146,6 +146,27 @@ fn the_application_may_refuse_one_that_connects_again() {
 }
 
 #[test]
+fn a_second_primary_does_not_touch_the_link_of_the_first() {
+    let dir = ipc_dir();
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counter = std::sync::Arc::clone(&asked);
+    let agrees = move || counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst) < 1000;
+    let link = options(dir.path()).create_with("fapi", pools(), agrees).unwrap();
+    let mut peer = Peer::start(dir.path());
+    peer.tell("attach fapi");
+    peer.tell("hold");
+    for _ in 0..20 {
+        assert!(matches!(options(dir.path()).create("fapi", pools()), Err(Error::InUse { .. })));
+    }
+    send(&link, 1, 10, None).unwrap();
+    link.notify().unwrap();
+    assert_eq!(peer.ask("wait"), "true");
+    assert_eq!(peer.ask("receive"), "1");
+    assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 0, "nobody has connected");
+    assert_eq!(count_free(&link, None), 7);
+}
+
+#[test]
 fn files_that_are_not_a_whole_link_are_refused_with_the_remedy() {
     let dir = ipc_dir();
     let now = Options::new().dir(dir.path()).patience(std::time::Duration::ZERO);

@@ -199,7 +199,8 @@ impl Options {
     /// Removes what a primary left that has ended.
     fn clear(&self, names: &Names) -> Result<()> {
         let server = self.dir.join(names.server());
-        if exchange::is_served(&server) {
+        let served = sys::is_served(&server);
+        if served.map_err(|error| Error::system(format!("look at {}", server.display()), error))? {
             return Err(Error::InUse { path: server });
         }
         let shm = self.dir.join(names.of("shm"));
