@@ -29,7 +29,7 @@ typedef enum
     NV_IPC_MODULE_MAX = 5
 } nv_ipc_module_t;
 
-/* What messages travel by. Only shared memory is supported. */
+/* What messages travel by. Shared memory and UDP are supported. */
 typedef enum
 {
     NV_IPC_TRANSPORT_UDP = 0,
@@ -203,7 +203,8 @@ int load_nv_ipc_yaml_config(nv_ipc_config_t *cfg, const char *yaml_path, nv_ipc_
 /*
  * Creates an instance. The primary creates the link, or takes it up as its last primary left it. The secondary waits until the
  * link is there (at most SHMESH_NVIPC_TIMEOUT_S seconds, if that is set), takes the prefix alone from cfg, and fills in the
- * rest. NULL if it is refused.
+ * rest. With SHMESH_NVIPC_LAYOUT=nvipc the other side may be NVIPC itself. A forked child creates instances of its own. NULL if
+ * it is refused.
  */
 nv_ipc_t *create_nv_ipc_interface(nv_ipc_config_t *cfg);
 

@@ -31,7 +31,7 @@ sfn_slot_t nv_ipc_get_sfn_slot(nv_ipc_msg_t *msg);
 /* Writes the second byte of msg_buf. */
 void nv_ipc_set_handle_id(nv_ipc_msg_t *msg, uint8_t handle_id);
 
-/* -1: links of shmesh keep no time of sending. */
+/* Nanoseconds of the real-time clock in NVIPC's layout; -1 on links of shmesh, which keep no time of sending. */
 int64_t nv_ipc_get_ts_send(nv_ipc_t *ipc, nv_ipc_msg_t *msg);
 
 /* Sends a message to this very endpoint. It is received before those of the other side. */
@@ -40,7 +40,10 @@ int nv_ipc_shm_send_loopback(nv_ipc_t *ipc, nv_ipc_msg_t *msg);
 /* About how many messages wait to be received. */
 int nv_ipc_shm_rx_poll(nv_ipc_t *ipc);
 
-/* Accepted and never called: a link is not wiped when a secondary comes back. -1 for NULL. */
+/*
+ * Nothing is wiped when a secondary comes back. In NVIPC's layout the primary asks before it lets a further one in, in another
+ * thread; a negative answer keeps it out. On links of shmesh it is never called. -1 for NULL.
+ */
 int nv_ipc_set_reset_callback(nv_ipc_t *ipc, int (*callback)(void *), void *cb_args);
 
 /* 1 for the primary side, else 0. */

@@ -22,6 +22,8 @@ use crate::yaml::{self, Loaded};
 const TIMEOUT_VARIABLE: &str = "SHMESH_NVIPC_TIMEOUT_S";
 /// `nvipc` or `shmesh`, whatever a file says.
 const LAYOUT_VARIABLE: &str = "SHMESH_NVIPC_LAYOUT";
+/// The helpers read and write the headers of messages, of which they know the address alone.
+const MSG_BYTES_MIN: u32 = 16;
 /// Between two lines that say what a secondary waits for.
 const REMIND: Duration = Duration::from_secs(10);
 
@@ -342,6 +344,13 @@ pub(crate) fn open(
             return Err(refused(text));
         }
     };
+    let msg_bytes = backend.pool(PoolId::CpuMsg).map_or(0, |(bytes, _)| bytes);
+    if msg_bytes < MSG_BYTES_MIN {
+        backend.close();
+        return Err(refused(format!(
+            "buffers of cpu_msg have {msg_bytes} bytes; make it {MSG_BYTES_MIN} or more, for the headers of messages"
+        )));
+    }
     let primary = nv_ipc_config_t { module_type: NV_IPC_MODULE_PRIMARY, ..*config };
     Ok((name, backend, primary))
 }

@@ -92,7 +92,7 @@ pub unsafe extern "C" fn nv_ipc_get_sfn_slot(msg: *const nv_ipc_msg_t) -> sfn_sl
         if msg.msg_id < FIRST_SLOT_MESSAGE || msg.msg_buf.is_null() {
             return invalid;
         }
-        // SAFETY: a MSG buffer; where it has fewer than twelve bytes, it is followed by what is a buffer's too.
+        // SAFETY: the caller's promise; no MSG buffer has fewer than sixteen bytes.
         let at = unsafe { msg.msg_buf.cast::<u8>().add(SLOT_OFFSET).cast::<[u16; 2]>().read_unaligned() };
         sfn_slot_t { u16: at }
     })
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn nv_ipc_set_handle_id(msg: *mut nv_ipc_msg_t, handle_id:
     guarded("nv_ipc_set_handle_id", (), || {
         // SAFETY: the caller's promise.
         match unsafe { msg.as_ref() } {
-            // SAFETY: the caller's promise; no buffer is shorter than two bytes, because they are whole cache lines.
+            // SAFETY: the caller's promise; no MSG buffer has fewer than sixteen bytes.
             Some(msg) if !msg.msg_buf.is_null() => unsafe {
                 msg.msg_buf.cast::<u8>().add(1).write(handle_id)
             },

@@ -206,6 +206,7 @@ static void configurations(void)
     UDP_REFUSED(memset(cfg.transport_config.udp.local_addr, '1', NV_IPV4_STRING_LEN));
     UDP_REFUSED(cfg.transport_config.udp.msg_buf_size = 0);
     UDP_REFUSED(cfg.transport_config.udp.msg_buf_size = -1);
+    UDP_REFUSED(cfg.transport_config.udp.msg_buf_size = 15);
     UDP_REFUSED(cfg.transport_config.udp.data_buf_size = -1);
     cfg = good;
     CHECK(nv_ipc_get_buf_size(&cfg, (nv_ipc_mempool_id_t)-1) == -1 && nv_ipc_get_pool_len(&cfg, NV_IPC_MEMPOOL_NUM) == -1);
@@ -230,6 +231,7 @@ static void configurations(void)
     REFUSED(memset(shm->prefix, 0xff, NV_NAME_MAX_LEN - 1));
     REFUSED(shm->mempool_size[0].pool_len = 0);
     REFUSED(shm->mempool_size[0].buf_size = -1);
+    REFUSED(shm->mempool_size[0].buf_size = 15);
     REFUSED(shm->mempool_size[1].pool_len = -1);
     REFUSED(shm->mempool_size[2].pool_len = INT32_MAX);
     REFUSED(shm->mempool_size[NV_IPC_MEMPOOL_CUDA_DATA].pool_len = 4);
