@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod capture;
 mod child;
 mod demo;
 mod doctor;
@@ -53,6 +54,7 @@ Examples:
   shmesh doctor                    what this machine or container gives, and what follows for links
   shmesh ls                        who is connected to whom
   shmesh dump fronthaul            what waits in a link, and who holds which buffer
+  shmesh capture fronthaul -o a.pcapng    what passes, for Wireshark
   shmesh who fronthaul             who is on it, as its sidecar knows
   shmesh keys fronthaul            which device keys there are, and who has them
   shmesh rm --stale                removes what crashes left behind
@@ -81,6 +83,8 @@ enum Command {
     Ls(ls::Args),
     /// Shows what waits in a link and who holds which buffer
     Dump(dump::Args),
+    /// Records the messages of a link, for Wireshark
+    Capture(capture::Args),
     /// Tells who is on a link, as its sidecar knows
     Who(who::Args),
     /// Lists the device keys of a link's sidecar, and who has them
@@ -113,6 +117,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> 
         Command::Bench(args) => bench::run(args, out),
         Command::Ls(args) => ls::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Dump(args) => dump::run(args, out).map(|()| ExitCode::SUCCESS),
+        Command::Capture(args) => capture::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Who(args) => who::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Keys(args) => keys::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Rm(args) => rm::run(args, out).map(|()| ExitCode::SUCCESS),

@@ -108,7 +108,7 @@ fn incarnation() -> u64 {
 }
 
 /// As the first process of a container it gets no signal that it does not ask for.
-fn signals() -> Result<Receiver<()>> {
+pub(crate) fn signals() -> Result<Receiver<()>> {
     let mut asked = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         asked.add(signal);

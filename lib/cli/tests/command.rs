@@ -86,7 +86,7 @@ fn fill(sender: &Link) {
 fn every_subcommand_explains_itself_with_examples() {
     let dir = tempfile::tempdir().unwrap();
     let top = ok(dir.path(), &["--help"]);
-    for name in ["demo", "bench", "ls", "dump", "who", "keys", "rm", "talk", "doctor"] {
+    for name in ["demo", "bench", "ls", "dump", "capture", "who", "keys", "rm", "talk", "doctor"] {
         assert!(top.contains(name), "{top}");
         let help = ok(dir.path(), &[name, "--help"]);
         assert!(help.contains("--dir"), "{help}");

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `segments.rs` | finding the files of a link, opening and mapping them for reading only |
 //! | `snapshot.rs` | who is attached, what is queued, who holds which buffer |
+//! | `tap.rs` | messages as they pass: `shmesh capture` |
 //! | `remains.rs` | what is left of a link, and removing it |
 //!
 //! Nothing here sits down on a link, and nothing but [`Remains::remove`] writes: segments are mapped without the right to.
@@ -27,7 +28,9 @@
 mod remains;
 mod segments;
 mod snapshot;
+mod tap;
 
 pub use remains::Remains;
 pub use segments::{PoolView, View, names};
 pub use snapshot::{Hand, Held, Queued, RingView, SeatView, Snapshot, TableView};
+pub use tap::{Filter, Lost, Seen, Tap};

@@ -419,7 +419,7 @@ impl View {
     }
 
     /// A copy of the line of a slot, on a link with one producer.
-    fn slot(&self, from: Side, position: u64) -> Option<Copied> {
+    pub(super) fn slot(&self, from: Side, position: u64) -> Option<Copied> {
         let layout = LinkLayout::of(&self.core.shape);
         let slots = self.shm.window(layout.slots[usize::from(from == Side::Secondary)], layout.slot_lines)?;
         let index = usize::try_from(position & u64::from(self.core.shape.ring_capacity - 1)).ok()?;
@@ -529,6 +529,13 @@ impl View {
     }
 
     fn bytes_of(&self, pool: PoolId, index: u32, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.copy_bytes(pool, index, len, &mut bytes);
+        bytes
+    }
+
+    /// Appends the first `len` bytes of a buffer, or as many as there are.
+    pub(super) fn copy_bytes(&self, pool: PoolId, index: u32, len: usize, into: &mut Vec<u8>) {
         let (size, count) = self.core.shape.pools[pool.index()];
         let stride = usize::try_from(crate::pool::stride_bytes(size)).unwrap_or(usize::MAX) / LINE_BYTES;
         let start = stride
@@ -536,16 +543,21 @@ impl View {
             .and_then(|at| at.checked_add(PoolLayout::of(size, count).buffers));
         let window = start
             .and_then(|start| self.memories[pool.index()].as_ref()?.window(start, len.div_ceil(LINE_BYTES)));
-        let lines = window.iter().flat_map(|lines| lines.iter().map(Copied::of));
-        lines.flat_map(|line| line.0.into_iter().flat_map(u64::to_ne_bytes)).take(len).collect()
+        let end = into.len() + len;
+        for line in window.iter().flat_map(|lines| lines.iter()) {
+            for word in Copied::of(line).0 {
+                into.extend_from_slice(&word.to_ne_bytes());
+            }
+        }
+        into.truncate(end);
     }
 }
 
 /// The words of a line, copied one by one: others may write them meanwhile.
-struct Copied([u64; WORDS_PER_LINE]);
+pub(super) struct Copied(pub(super) [u64; WORDS_PER_LINE]);
 
 impl Copied {
-    fn of(line: &Line) -> Self {
+    pub(super) fn of(line: &Line) -> Self {
         Self(std::array::from_fn(|i| line.word(i).load(Ordering::Relaxed)))
     }
 }

@@ -244,6 +244,16 @@ impl Core {
         Ok((Descriptor { msg_id, cell_id, msg_len, data_len }, data))
     }
 
+    /// The descriptor of a MSG as it lies there, for who looks on: unchecked, and perhaps being written.
+    pub(crate) fn peek_descriptor(&self, cell: u32) -> (Descriptor, DataRef) {
+        let line = self.msg().table.cell(cell);
+        let (msg_id, cell_id) = unpack(line.word(IDS).load(Ordering::Relaxed));
+        let (msg_len, data_len) = unpack(line.word(LENGTHS).load(Ordering::Relaxed));
+        let data = DataRef(line.word(DATA).load(Ordering::Relaxed));
+        let (msg_len, data_len) = (msg_len.cast_unsigned(), data_len.cast_unsigned());
+        (Descriptor { msg_id, cell_id, msg_len, data_len }, data)
+    }
+
     fn check_data(&self, cell: u32, owner: MsgOwner, data: DataRef, data_len: u32) -> Result<(), Wild> {
         let (id, index) = data
             .parts()

@@ -104,6 +104,17 @@ impl Words {
     }
 }
 
+/// What an onlooker sees at a position.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Sight {
+    /// Nothing was sent there yet.
+    NotYet,
+    /// This was sent there, whether it was received or not.
+    Here(Entry),
+    /// So many messages were sent since that slots before this many later positions are overwritten.
+    Overwritten(u64),
+}
+
 /// A ring of either kind.
 #[derive(Clone, Debug)]
 pub(crate) enum Ring {
@@ -136,6 +147,21 @@ impl Ring {
         match self {
             Self::Spsc(ring) => ring.slot(position).word(0),
             Self::Mpmc(ring) => ring.slot(position),
+        }
+    }
+
+    /// What lies at a position. Slots are never cleared, so who looks on may be behind the consumers by a whole lap.
+    pub(crate) fn sight(&self, position: u64) -> Sight {
+        let words = self.words();
+        let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
+        match lap.wrapping_sub(words.lap(position)).cast_signed() {
+            0 => Sight::Here(entry),
+            later @ 1.. => {
+                // Of the lap that is being written, this slot is the last one known.
+                let laps = u64::from(later.unsigned_abs());
+                Sight::Overwritten(laps.saturating_mul(words.capacity()) - (words.capacity() - 1))
+            }
+            _ => Sight::NotYet,
         }
     }
 

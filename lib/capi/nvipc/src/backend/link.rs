@@ -1,0 +1,512 @@
+//! Over a link of shmesh.
+//!
+//! A handle on a link belongs to one thread at a time, and a loan or message borrows from it. So one handle lies behind a
+//! lock, with all loans and messages that the application holds, by the address of their MSG part. Who sleeps does it on a
+//! handle of its own, without the lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
+
+use super::{Backend, Buffers, Failure, Fields, PoolId, Received, Result};
+
+/// How long a sleeper goes without looking whether the instance was closed.
+const SLICE: Duration = Duration::from_millis(50);
+/// Between two searches for the dead while a pool is empty: each asks the kernel for every participant.
+const SEARCH: Duration = Duration::from_millis(10);
+
+/// An endpoint on a link of shmesh.
+#[derive(Debug)]
+pub struct LinkBackend {
+    pools: [Option<(u32, u32)>; PoolId::COUNT],
+    ring_len: u32,
+    name: String,
+    desk: Mutex<Option<Desk>>,
+    /// Handles on which threads sleep, one each; here while nobody does.
+    sleepers: Mutex<Vec<Link>>,
+    closed: AtomicBool,
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+struct Desk {
+    /// Before `link`, from which they borrow.
+    /// A place stays when its message has gone: its address comes again.
+    held: HashMap<usize, Option<Held>, BuildHasherDefault<AddressHasher>>,
+    /// Sent to itself: addresses of [`Held::Looped`], oldest first.
+    looped: VecDeque<usize>,
+    armed: bool,
+    searched: Option<Instant>,
+    link: Anchored,
+}
+
+/// What the application holds, or sent to itself.
+#[derive(Debug)]
+enum Held {
+    Loan(Loan<'static>),
+    Message(Message<'static>),
+    Looped(Loan<'static>, Fields),
+}
+
+// SAFETY: loans and messages point to a handle that may move between threads but is not `Sync`. The handle is in the same
+// desk, and a desk is touched only by who has its lock, so that one thread at a time uses all of them.
+unsafe impl Send for Desk {}
+
+/// A handle at an address that does not change, for those who borrow from it.
+#[derive(Debug)]
+struct Anchored(NonNull<Link>);
+
+impl Anchored {
+    fn new(link: Link) -> Self {
+        Self(NonNull::from(Box::leak(Box::new(link))))
+    }
+
+    /// The handle, for what is kept in the same desk: that is dropped before it.
+    fn get(&self) -> &'static Link {
+        // SAFETY: a box that only `drop` frees; nothing that borrows from it leaves the desk, of which it is the last field.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for Anchored {
+    fn drop(&mut self) {
+        // SAFETY: leaked in `new`, and dropped once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// Addresses differ in some bits in the middle; a multiplication brings them to both ends.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_usize(usize::from(*byte));
+        }
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        let mixed = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+}
+
+#[cold]
+fn failed(error: &Error) -> Failure {
+    if let ErrorKind::Exhausted { pool, len, .. } = error.kind() {
+        return Failure::Exhausted(*pool, *len);
+    }
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    Failure::Refused(text)
+}
+
+impl LinkBackend {
+    /// Takes the place of `link`.
+    #[must_use]
+    pub fn new(link: Link) -> Self {
+        let mut pools = [None; PoolId::COUNT];
+        for id in PoolId::ALL {
+            pools[id.index()] = link.pool(id);
+        }
+        let msg_buffers = pools[PoolId::CpuMsg.index()].map_or(0, |(_, len)| len as usize);
+        Self {
+            pools,
+            ring_len: link.ring_len(),
+            name: link.name().to_owned(),
+            desk: Mutex::new(Some(Desk {
+                held: HashMap::with_capacity_and_hasher(msg_buffers, BuildHasherDefault::default()),
+                looped: VecDeque::new(),
+                armed: false,
+                searched: None,
+                link: Anchored::new(link),
+            })),
+            sleepers: Mutex::new(Vec::new()),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Desk>> {
+        // What is held is moved in and out whole.
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Desk) -> Result<T>) -> Result<T> {
+        match self.lock().as_mut() {
+            Some(desk) => act(desk),
+            None => Err(self.was_closed()),
+        }
+    }
+
+    #[cold]
+    fn was_closed(&self) -> Failure {
+        Failure::Refused(format!("link {}: this instance was destroyed; create another", self.name))
+    }
+
+    #[cold]
+    fn foreign(&self, msg: NonNull<u8>) -> Failure {
+        Failure::Refused(format!(
+            "link {}: msg_buf {msg:p} is no buffer that this endpoint holds: it was sent, released twice, or never allocated \
+             or received here; pass the message as it was allocated or received",
+            self.name
+        ))
+    }
+
+    #[cold]
+    fn foreign_data(&self, msg: NonNull<u8>) -> Failure {
+        Failure::Refused(format!(
+            "link {}: data_buf or data_pool is not that of msg_buf {msg:p}; pass the message as it was allocated or received",
+            self.name
+        ))
+    }
+}
+
+fn key(address: NonNull<u8>) -> usize {
+    address.as_ptr().addr()
+}
+
+/// The first byte of what may be empty.
+fn first(bytes: &[u8]) -> NonNull<u8> {
+    NonNull::from(bytes).cast()
+}
+
+impl Held {
+    fn data_pool(&self) -> Option<PoolId> {
+        match self {
+            Self::Loan(loan) | Self::Looped(loan, _) => loan.data_pool(),
+            Self::Message(message) => message.data_pool(),
+        }
+    }
+
+    fn data(&mut self) -> Option<NonNull<u8>> {
+        match self {
+            Self::Loan(loan) | Self::Looped(loan, _) => data_of(loan),
+            Self::Message(message) => message.data_pool().map(|_| first(message.data())),
+        }
+    }
+
+    /// Whether what the caller says of the DATA part is true. It need not say anything.
+    fn agrees(&mut self, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> bool {
+        (data.is_none() || data == self.data()) && (pool.is_none() || pool == self.data_pool())
+    }
+}
+
+fn data_of(loan: &mut Loan<'_>) -> Option<NonNull<u8>> {
+    loan.data_pool()?;
+    Some(NonNull::from(loan.data_mut(0).ok()?).cast())
+}
+
+impl Desk {
+    fn link(&self) -> &'static Link {
+        self.link.get()
+    }
+
+    fn loan(&mut self, data: Option<PoolId>) -> Result<Loan<'static>> {
+        let link = self.link();
+        let take = || match data {
+            None => link.loan(),
+            Some(pool) => link.loan_with(pool),
+        };
+        match take() {
+            Ok(loan) => Ok(loan),
+            Err(error) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
+                // The dead may hold what is missing, and nobody else may be there to look.
+                let now = Instant::now();
+                if self.searched.is_some_and(|before| now.duration_since(before) < SEARCH) {
+                    return Err(failed(&error));
+                }
+                self.searched = Some(now);
+                if link.recover().is_ok_and(|done| done.participants > 0) {
+                    return take().map_err(|error| failed(&error));
+                }
+                Err(failed(&error))
+            }
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    #[inline]
+    fn keep(&mut self, msg: NonNull<u8>, held: Held) {
+        match self.held.get_mut(&key(msg)) {
+            Some(place) => *place = Some(held),
+            None => drop(self.held.insert(key(msg), Some(held))),
+        }
+    }
+
+    #[inline]
+    fn give_up(&mut self, address: usize) -> Option<Held> {
+        self.held.get_mut(&address)?.take()
+    }
+
+    /// A loan with the same content as a message: NVIPC's applications may send what they received.
+    fn copied(&mut self, message: &Message<'static>, fields: Fields) -> Result<Loan<'static>> {
+        let limit = if message.is_inline() { shmesh::INLINE_MAX_BYTES } else { usize::MAX };
+        let mut loan = self.loan(message.data_pool())?;
+        let (msg_len, data_len) = (fields.msg_len as usize, data_len(fields));
+        if msg_len > limit {
+            let text = format!("link {}: an inline message has at most {limit} bytes", self.link().name());
+            return Err(Failure::Refused(text));
+        }
+        let to = loan.msg_mut(msg_len).map_err(|error| failed(&error))?;
+        // SAFETY: `msg_mut` checked the length against a MSG buffer, and the line above against an inline one; the message
+        // holds its buffer, and the loan another.
+        unsafe { std::ptr::copy_nonoverlapping(first(message.msg()).as_ptr(), to.as_mut_ptr(), to.len()) };
+        if message.data_pool().is_some() {
+            let to = loan.data_mut(data_len).map_err(|error| failed(&error))?;
+            // SAFETY: as above, of a buffer of the same pool.
+            unsafe {
+                std::ptr::copy_nonoverlapping(first(message.data()).as_ptr(), to.as_mut_ptr(), to.len());
+            }
+        }
+        Ok(loan)
+    }
+}
+
+/// Who says that there is no DATA part may have left anything in its length.
+fn data_len(fields: Fields) -> usize {
+    if fields.data_pool.is_some() { fields.data_len as usize } else { 0 }
+}
+
+/// Says of a loan what the caller says of the message.
+fn fill(loan: &mut Loan<'static>, fields: Fields) -> std::result::Result<(), Error> {
+    loan.msg_mut(fields.msg_len as usize)?;
+    if loan.data_pool().is_some() {
+        loan.data_mut(data_len(fields))?;
+    }
+    Ok(())
+}
+
+impl Backend for LinkBackend {
+    fn pool(&self, pool: PoolId) -> Option<(u32, u32)> {
+        self.pools[pool.index()]
+    }
+
+    fn ring_len(&self) -> u32 {
+        self.ring_len
+    }
+
+    fn allocate(&self, data: Option<PoolId>) -> Result<Buffers> {
+        self.with(|desk| {
+            let mut loan = desk.loan(data)?;
+            let msg = NonNull::from(loan.msg_mut(0).map_err(|error| failed(&error))?).cast();
+            let data = data_of(&mut loan);
+            desk.keep(msg, Held::Loan(loan));
+            Ok(Buffers { msg, data })
+        })
+    }
+
+    fn send(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
+        self.with(|desk| {
+            let Some(mut held) = desk.give_up(key(msg)) else { return Err(self.foreign(msg)) };
+            let agrees = held.agrees(data, fields.data_pool);
+            let (loan, source) = match held {
+                Held::Loan(mut loan) if agrees => match fill(&mut loan, fields) {
+                    Ok(()) => (loan, None),
+                    Err(error) => {
+                        desk.keep(msg, Held::Loan(loan));
+                        return Err(failed(&error));
+                    }
+                },
+                Held::Message(message) if agrees => match desk.copied(&message, fields) {
+                    Ok(loan) => (loan, Some(message)),
+                    Err(failure) => {
+                        desk.keep(msg, Held::Message(message));
+                        return Err(failure);
+                    }
+                },
+                looped @ Held::Looped(..) => {
+                    desk.keep(msg, looped);
+                    return Err(self.foreign(msg));
+                }
+                held => {
+                    desk.keep(msg, held);
+                    return Err(self.foreign_data(msg));
+                }
+            };
+            let sent = loan.with_msg_id(fields.msg_id).with_cell_id(fields.cell_id).send_or_return();
+            sent.map_err(|SendError { loan, error }| {
+                // What was copied is as if it had not been; what was evicted is another's, and the loan empty.
+                let still = match source {
+                    Some(message) => Some(Held::Message(message)),
+                    None if matches!(error.kind(), ErrorKind::Evicted { .. }) => None,
+                    None => Some(Held::Loan(loan)),
+                };
+                if let Some(still) = still {
+                    desk.keep(msg, still);
+                }
+                failed(&error)
+            })
+        })
+    }
+
+    fn send_loopback(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
+        self.with(|desk| match desk.give_up(key(msg)) {
+            Some(Held::Loan(mut loan)) => {
+                let filled = fill(&mut loan, fields).map_err(|error| failed(&error));
+                let mut held = Held::Loan(loan);
+                let refused = match filled {
+                    Ok(()) if held.agrees(data, fields.data_pool) => None,
+                    Ok(()) => Some(self.foreign_data(msg)),
+                    Err(failure) => Some(failure),
+                };
+                match (refused, held) {
+                    (None, Held::Loan(loan)) => {
+                        desk.looped.push_back(key(msg));
+                        desk.keep(msg, Held::Looped(loan, fields));
+                        Ok(())
+                    }
+                    (refused, held) => {
+                        desk.keep(msg, held);
+                        refused.map_or(Ok(()), Err)
+                    }
+                }
+            }
+            Some(other) => {
+                desk.keep(msg, other);
+                Err(self.foreign(msg))
+            }
+            None => Err(self.foreign(msg)),
+        })
+    }
+
+    fn receive(&self) -> Result<Option<Received>> {
+        self.with(|desk| {
+            if let Some(at) = desk.looped.pop_front()
+                && let Some(Held::Looped(mut loan, mut fields)) = desk.give_up(at)
+            {
+                let msg = NonNull::from(loan.msg_mut(0).map_err(|error| failed(&error))?).cast();
+                let buffers = Buffers { msg, data: data_of(&mut loan) };
+                fields.data_len = u32::try_from(data_len(fields)).unwrap_or(0);
+                fields.data_pool = loan.data_pool();
+                desk.keep(msg, Held::Loan(loan));
+                return Ok(Some(Received { fields, buffers }));
+            }
+            let message = match desk.link().receive() {
+                Ok(Some(message)) => message,
+                Ok(None) => return Ok(None),
+                Err(error) => return Err(failed(&error)),
+            };
+            let data_pool = message.data_pool();
+            // A part is not longer than its buffer, which is shorter than 2 GiB.
+            let len = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            let received = Received {
+                fields: Fields {
+                    msg_id: message.msg_id(),
+                    cell_id: message.cell_id(),
+                    msg_len: len(message.msg()),
+                    data_len: len(message.data()),
+                    data_pool,
+                },
+                buffers: Buffers {
+                    msg: first(message.msg()),
+                    data: data_pool.map(|_| first(message.data())),
+                },
+            };
+            desk.keep(received.buffers.msg, Held::Message(message));
+            Ok(Some(received))
+        })
+    }
+
+    fn release(&self, msg: NonNull<u8>, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> Result<()> {
+        self.with(|desk| match desk.give_up(key(msg)) {
+            None => Err(self.foreign(msg)),
+            Some(looped @ Held::Looped(..)) => {
+                desk.keep(msg, looped);
+                Err(self.foreign(msg))
+            }
+            Some(mut held) => {
+                if held.agrees(data, pool) {
+                    return Ok(());
+                }
+                desk.keep(msg, held);
+                Err(self.foreign_data(msg))
+            }
+        })
+    }
+
+    fn post(&self) -> Result<()> {
+        self.with(|desk| desk.link().post().map_err(|error| failed(&error)))
+    }
+
+    fn take(&self) -> Result<()> {
+        let at_once = self.with(|desk| {
+            let link = desk.link();
+            let posted = link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))?;
+            // Who has the descriptor must not find a signal there of a post that was taken. Or it is one without a post: a
+            // peer's that uses the other library, and does not post.
+            let rung = desk.armed && link.value().map_err(|error| failed(&error))?.is_some();
+            Ok(posted || rung)
+        })?;
+        if at_once {
+            return Ok(());
+        }
+        let sleepers = || self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        let spare = sleepers().pop();
+        let sleeper = match spare {
+            Some(sleeper) => sleeper,
+            None => self.with(|desk| desk.link().try_clone().map_err(|error| failed(&error)))?,
+        };
+        let slept = loop {
+            match sleeper.wait_tti(Some(SLICE)) {
+                Ok(true) => break Ok(()),
+                Ok(false) if self.closed.load(Ordering::Acquire) => break Err(self.was_closed()),
+                Ok(false) => {}
+                Err(error) => break Err(failed(&error)),
+            }
+        };
+        if slept.is_ok() && !self.closed.load(Ordering::Acquire) {
+            sleepers().push(sleeper);
+            // The signal of that post, unless the sleep took it.
+            let _ = self.with(|desk| {
+                if desk.armed {
+                    let _ = desk.link().value();
+                }
+                Ok(())
+            });
+        }
+        slept
+    }
+
+    fn fd(&self) -> Result<c_int> {
+        self.with(|desk| {
+            let fd = desk.link().fd().map_err(|error| failed(&error))?.as_raw_fd();
+            desk.armed = true;
+            Ok(fd)
+        })
+    }
+
+    fn queued(&self) -> Result<usize> {
+        self.with(|desk| Ok(desk.link().queued() + desk.looped.len()))
+    }
+
+    fn sent_at(&self, _msg: NonNull<u8>) -> Result<i64> {
+        Err(Failure::Refused(format!(
+            "link {}: messages of this layout carry no time of sending; write one into the MSG part",
+            self.name
+        )))
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        let desk = self.lock().take();
+        // Leaving may have to remove the link: not with the lock.
+        drop(desk);
+        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}

@@ -1,0 +1,100 @@
+//! As datagrams: the peer is on another node.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+
+use shmesh_nvipc_wire::udp::{Config, Endpoint, Form};
+
+use super::wire::{allocated, failed, given, named, taken};
+use super::{Backend, Buffers, Failure, Fields, PoolId, Received, Result};
+
+/// An endpoint that talks by datagrams.
+#[derive(Debug)]
+pub struct UdpBackend(Endpoint);
+
+impl UdpBackend {
+    /// Listens at `local` and talks to `remote`. Sizes are of the buffers; 0 for no DATA.
+    ///
+    /// # Errors
+    /// When the port is taken, and for sizes that cannot be.
+    pub fn open(local: SocketAddr, remote: SocketAddr, sizes: (u32, u32), theirs: bool) -> Result<Self> {
+        let mut local = local;
+        // NVIPC listens at all addresses whatever its configuration says; its default would not reach another node.
+        if local.ip().is_loopback() && !remote.ip().is_loopback() {
+            local.set_ip(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        }
+        let mut config = Config::new(local, remote);
+        config.pools[PoolId::CpuMsg.index()].buf_size_bytes = sizes.0;
+        config.pools[PoolId::CpuData.index()].buf_size_bytes = sizes.1;
+        config.form = if theirs { Form::Nvipc } else { Form::Shmesh };
+        Ok(Self(Endpoint::open(config).map_err(failed)?))
+    }
+}
+
+fn not_here(what: &str) -> Failure {
+    Failure::Refused(format!("{what} is not there over udp; use NV_IPC_TRANSPORT_SHM"))
+}
+
+impl Backend for UdpBackend {
+    fn pool(&self, pool: PoolId) -> Option<(u32, u32)> {
+        let size = self.0.pool(pool);
+        size.is_enabled().then_some((size.buf_size_bytes, size.pool_len))
+    }
+
+    fn ring_len(&self) -> u32 {
+        self.0.pool(PoolId::CpuMsg).pool_len
+    }
+
+    fn allocate(&self, data: Option<PoolId>) -> Result<Buffers> {
+        allocated(self.0.allocate(data).map_err(failed)?)
+    }
+
+    fn send(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
+        self.0.send(given(fields, msg, data)).map_err(failed)
+    }
+
+    fn send_loopback(&self, _: Fields, _: NonNull<u8>, _: Option<NonNull<u8>>) -> Result<()> {
+        Err(not_here("loopback"))
+    }
+
+    fn receive(&self) -> Result<Option<Received>> {
+        self.0.receive().map_err(failed)?.map(taken).transpose()
+    }
+
+    fn release(&self, msg: NonNull<u8>, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> Result<()> {
+        self.0.release(named(msg, data, pool)).map_err(failed)
+    }
+
+    /// Nothing to do: a datagram wakes who waits.
+    fn post(&self) -> Result<()> {
+        self.0.notify().map_err(failed)
+    }
+
+    /// Waits for a datagram, and leaves it there.
+    fn take(&self) -> Result<()> {
+        self.0.wait(None).map(|_| ()).map_err(failed)
+    }
+
+    /// Nothing to take: the descriptor is readable until the datagrams are received.
+    fn take_signal(&self) -> Result<()> {
+        self.0.notify().map_err(failed)
+    }
+
+    fn fd(&self) -> Result<c_int> {
+        Ok(self.0.fd().as_raw_fd())
+    }
+
+    fn queued(&self) -> Result<usize> {
+        Err(not_here("a count of what waits"))
+    }
+
+    fn sent_at(&self, _msg: NonNull<u8>) -> Result<i64> {
+        Err(not_here("the time of sending"))
+    }
+
+    fn close(&self) {
+        self.0.close();
+    }
+}

@@ -1,0 +1,172 @@
+//! Over NVIPC's own layout and wire: the peer may be a process that was never changed.
+
+use std::ffi::c_int;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use shmesh_nvipc_wire::{self as wire, Endpoint, Options};
+
+use super::{Agrees, Backend, Buffers, Failure, Fields, PoolId, Received, Result};
+
+/// An endpoint in NVIPC's layout.
+#[derive(Debug)]
+pub struct WireBackend {
+    endpoint: Endpoint,
+    agrees: Asked,
+}
+
+/// Who is asked before another secondary is let in.
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<Option<Agrees>>>);
+
+impl std::fmt::Debug for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Asked")
+    }
+}
+
+#[cold]
+pub(super) fn failed(error: wire::Error) -> Failure {
+    if let wire::Error::Empty { pool, len } = error {
+        return Failure::Exhausted(pool, len);
+    }
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    Failure::Refused(text)
+}
+
+impl WireBackend {
+    /// Makes a link as its primary.
+    ///
+    /// # Errors
+    /// As [`Options::create`].
+    pub fn create(
+        options: &Options,
+        prefix: &str,
+        pools: [shmesh::config::PoolConfig; PoolId::COUNT],
+    ) -> Result<Self> {
+        let agrees = Asked::default();
+        let asked = agrees.clone();
+        let ask = move || match &*asked.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(agrees) => agrees(),
+            None => true,
+        };
+        let endpoint = options.create_with(prefix, pools, ask).map_err(failed)?;
+        Ok(Self { endpoint, agrees })
+    }
+
+    /// Joins a link as its secondary.
+    ///
+    /// # Errors
+    /// As [`Options::attach`].
+    pub fn attach(options: &Options, prefix: &str) -> Result<Self> {
+        let endpoint = options.attach(prefix).map_err(failed)?;
+        Ok(Self { endpoint, agrees: Asked::default() })
+    }
+}
+
+/// As they name buffers.
+pub(super) fn named(msg: NonNull<u8>, data: Option<NonNull<u8>>, data_pool: Option<PoolId>) -> wire::Buffers {
+    let data = data.map_or(std::ptr::null_mut(), NonNull::as_ptr);
+    wire::Buffers { msg: msg.as_ptr(), data, data_pool }
+}
+
+/// What a caller says of a message. A DATA part without its pool goes with its MSG part.
+pub(super) fn given(fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> wire::Message {
+    let data = data.filter(|_| fields.data_pool.is_some());
+    // No length that fits into a buffer is longer.
+    let signed = |len: u32| i32::try_from(len).unwrap_or(i32::MAX);
+    wire::Message {
+        msg_id: fields.msg_id,
+        cell_id: fields.cell_id,
+        msg_len: signed(fields.msg_len),
+        data_len: signed(fields.data_len),
+        buffers: named(msg, data, fields.data_pool),
+    }
+}
+
+pub(super) fn allocated(buffers: wire::Buffers) -> Result<Buffers> {
+    let msg =
+        NonNull::new(buffers.msg).ok_or_else(|| Failure::Refused("a message without a MSG buffer".into()))?;
+    Ok(Buffers { msg, data: NonNull::new(buffers.data) })
+}
+
+pub(super) fn taken(message: wire::Message) -> Result<Received> {
+    let len = |len: i32| u32::try_from(len).unwrap_or(0);
+    Ok(Received {
+        fields: Fields {
+            msg_id: message.msg_id,
+            cell_id: message.cell_id,
+            msg_len: len(message.msg_len),
+            data_len: len(message.data_len),
+            data_pool: message.buffers.data_pool.filter(|_| !message.buffers.data.is_null()),
+        },
+        buffers: allocated(message.buffers)?,
+    })
+}
+
+impl Backend for WireBackend {
+    fn pool(&self, pool: PoolId) -> Option<(u32, u32)> {
+        let size = self.endpoint.pool(pool);
+        size.is_enabled().then_some((size.buf_size_bytes, size.pool_len))
+    }
+
+    fn ring_len(&self) -> u32 {
+        self.endpoint.pool(PoolId::CpuMsg).pool_len
+    }
+
+    fn allocate(&self, data: Option<PoolId>) -> Result<Buffers> {
+        allocated(self.endpoint.allocate(data).map_err(failed)?)
+    }
+
+    fn send(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
+        self.endpoint.send(given(fields, msg, data)).map_err(failed)
+    }
+
+    fn send_loopback(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
+        self.endpoint.send_to_self(given(fields, msg, data)).map_err(failed)
+    }
+
+    fn receive(&self) -> Result<Option<Received>> {
+        self.endpoint.receive().map_err(failed)?.map(taken).transpose()
+    }
+
+    fn release(&self, msg: NonNull<u8>, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> Result<()> {
+        self.endpoint.release(named(msg, data, pool)).map_err(failed)
+    }
+
+    fn post(&self) -> Result<()> {
+        self.endpoint.notify().map_err(failed)
+    }
+
+    fn take(&self) -> Result<()> {
+        // Without a limit it comes back with a notification, or with an error.
+        self.endpoint.wait(None).map(|_| ()).map_err(failed)
+    }
+
+    fn fd(&self) -> Result<c_int> {
+        Ok(self.endpoint.fd().as_raw_fd())
+    }
+
+    fn queued(&self) -> Result<usize> {
+        Ok(self.endpoint.queued())
+    }
+
+    fn sent_at(&self, msg: NonNull<u8>) -> Result<i64> {
+        let at = self.endpoint.sent_at(msg.as_ptr()).map_err(failed)?;
+        Ok(i64::try_from(at).unwrap_or(-1))
+    }
+
+    fn ask_before_another(&self, agrees: Agrees) {
+        *self.agrees.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(agrees);
+    }
+
+    fn close(&self) {
+        self.endpoint.close();
+    }
+}

@@ -1,0 +1,296 @@
+//! The sixteen functions of an instance.
+
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::backend::{Backend, Failure, Fields, PoolId};
+use crate::instance::Instance;
+use crate::log::{ordinary, say};
+use crate::types::{nv_ipc_msg_t, nv_ipc_t};
+
+pub(crate) const API: nv_ipc_t = nv_ipc_t {
+    ipc_destroy,
+    tx_allocate,
+    tx_release,
+    rx_allocate: tx_allocate,
+    rx_release: tx_release,
+    tx_send_msg,
+    tx_tti_sem_post,
+    rx_tti_sem_wait,
+    rx_recv_msg,
+    get_fd,
+    notify,
+    get_value,
+    cuda_memcpy_to_host: no_device,
+    cuda_memcpy_to_device: no_device,
+    gdr_memcpy_to_host: no_device,
+    gdr_memcpy_to_device: no_device,
+};
+
+/// Nothing unwinds into C: a panic is `failed`, and a line.
+#[inline(always)]
+pub(crate) fn guarded<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|_| {
+        say!("{what}: failed inside of this library; please report it with the lines above");
+        failed
+    })
+}
+
+#[cold]
+fn refused(what: &str, failure: &Failure) {
+    match failure {
+        Failure::Exhausted(..) => ordinary(format_args!("{what}: {failure}")),
+        Failure::Refused(text) => say!("{what}: {text}"),
+    }
+}
+
+#[cold]
+fn no_instance(what: &str, ipc: *const nv_ipc_t) {
+    if ipc.is_null() {
+        say!("{what}: ipc is NULL; pass what create_nv_ipc_interface returned");
+    } else {
+        say!(
+            "{what}: {ipc:p} is no instance; pass what create_nv_ipc_interface returned, and not a copy of it"
+        );
+    }
+}
+
+#[cold]
+fn destroyed(what: &str) {
+    say!("{what}: this instance was destroyed; create another");
+}
+
+/// Calls the backend of an instance. A call by one thread while another destroys the instance comes before or after it.
+#[inline(always)]
+pub(crate) fn with<T>(
+    what: &str,
+    ipc: *const nv_ipc_t,
+    failed: T,
+    act: impl FnOnce(&dyn Backend) -> Result<T, Failure>,
+) -> T
+where
+    T: Copy,
+{
+    guarded(what, failed, || {
+        let Some(instance) = Instance::of(ipc) else {
+            no_instance(what, ipc);
+            return failed;
+        };
+        let backend = instance.backend();
+        let Some(backend) = backend.as_deref() else {
+            destroyed(what);
+            return failed;
+        };
+        match act(backend) {
+            Ok(done) => done,
+            Err(failure) => {
+                refused(what, &failure);
+                failed
+            }
+        }
+    })
+}
+
+/// As [`with`], for what may wait: the instance can be destroyed meanwhile.
+fn waiting(
+    what: &str,
+    ipc: *const nv_ipc_t,
+    act: impl FnOnce(&dyn Backend) -> Result<c_int, Failure>,
+) -> c_int {
+    guarded(what, -1, || {
+        let Some(instance) = Instance::of(ipc) else {
+            no_instance(what, ipc);
+            return -1;
+        };
+        let Some(backend) = instance.backend().as_ref().map(Arc::clone) else {
+            destroyed(what);
+            return -1;
+        };
+        act(&*backend).unwrap_or_else(|failure| {
+            refused(what, &failure);
+            -1
+        })
+    })
+}
+
+#[cold]
+pub(crate) fn null(what: &'static str) -> Failure {
+    Failure::Refused(format!("{what} is NULL"))
+}
+
+/// What the caller says of a message, checked as far as it can be without its buffers.
+pub(crate) struct Given {
+    pub(crate) fields: Fields,
+    pub(crate) msg: NonNull<u8>,
+    pub(crate) data: Option<NonNull<u8>>,
+}
+
+/// The pool of a DATA part. NVIPC takes everything that is none for "no DATA"; too large a number only when it allocates.
+pub(crate) fn pool_of(id: i32) -> Option<PoolId> {
+    PoolId::from_index(u32::try_from(id).ok()?).filter(|&pool| pool != PoolId::CpuMsg)
+}
+
+fn id_of(pool: PoolId) -> i32 {
+    i32::try_from(pool.index()).unwrap_or(0)
+}
+
+fn known_pool(id: i32) -> Result<Option<PoolId>, Failure> {
+    if id >= 0 && u32::try_from(id).ok().and_then(PoolId::from_index).is_none() {
+        return Err(Failure::Refused(format!(
+            "data_pool {id} is no pool; they are 1 to 4, and 0 or -1 for no DATA"
+        )));
+    }
+    Ok(pool_of(id))
+}
+
+fn length(what: &str, len: i32) -> Result<u32, Failure> {
+    u32::try_from(len)
+        .map_err(|_| Failure::Refused(format!("{what} is {len}; set it to the number of bytes, 0 or more")))
+}
+
+impl Given {
+    /// # Safety
+    /// `msg` is NULL or points to a message.
+    pub(crate) unsafe fn read(msg: *const nv_ipc_msg_t) -> Result<Self, Failure> {
+        // SAFETY: the caller's promise.
+        let given = unsafe { msg.as_ref() }.ok_or_else(|| null("msg"))?;
+        let msg = NonNull::new(given.msg_buf.cast()).ok_or_else(|| null("msg_buf"))?;
+        let data_pool = known_pool(given.data_pool)?;
+        let fields = Fields {
+            msg_id: given.msg_id,
+            cell_id: given.cell_id,
+            msg_len: length("msg_len", given.msg_len)?,
+            // Without DATA nobody looks at its length, and not everybody sets it.
+            data_len: match data_pool {
+                Some(_) => length("data_len", given.data_len)?,
+                None => u32::try_from(given.data_len).unwrap_or(0),
+            },
+            data_pool,
+        };
+        Ok(Self { fields, msg, data: NonNull::new(given.data_buf.cast()) })
+    }
+}
+
+unsafe extern "C" fn ipc_destroy(ipc: *mut nv_ipc_t) -> c_int {
+    guarded("ipc_destroy", -1, || match Instance::of(ipc) {
+        Some(instance) if instance.close() => 0,
+        Some(_) => {
+            destroyed("ipc_destroy");
+            -1
+        }
+        None => {
+            no_instance("ipc_destroy", ipc);
+            -1
+        }
+    })
+}
+
+unsafe extern "C" fn tx_allocate(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t, _options: u32) -> c_int {
+    with("tx_allocate", ipc, -1, |backend| {
+        // SAFETY: NULL or a message, as the header asks.
+        let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
+        (msg.msg_buf, msg.data_buf) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let buffers = backend.allocate(pool_of(msg.data_pool))?;
+        msg.msg_buf = buffers.msg.as_ptr().cast();
+        msg.data_buf = buffers.data.map_or(std::ptr::null_mut(), |data| data.as_ptr().cast());
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn tx_release(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
+    with("release", ipc, -1, |backend| {
+        // SAFETY: NULL or a message, as the header asks.
+        let given = unsafe { msg.as_ref() }.ok_or_else(|| null("msg"))?;
+        let start = NonNull::new(given.msg_buf.cast()).ok_or_else(|| null("msg_buf"))?;
+        let pool = known_pool(given.data_pool)?;
+        let data = NonNull::new(given.data_buf.cast());
+        // Without its address nothing depends on the pool, and not everybody clears it.
+        backend.release(start, data, pool.filter(|_| data.is_some()))?;
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn tx_send_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
+    with("tx_send_msg", ipc, -1, |backend| {
+        // SAFETY: NULL or a message, as the header asks.
+        let given = unsafe { Given::read(msg) }?;
+        backend.send(given.fields, given.msg, given.data)?;
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn rx_recv_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
+    with("rx_recv_msg", ipc, -1, |backend| {
+        // SAFETY: NULL or a message, as the header asks.
+        let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
+        let Some(received) = backend.receive()? else { return Ok(-1) };
+        let (fields, buffers) = (received.fields, received.buffers);
+        let signed = |len: u32| i32::try_from(len).unwrap_or(i32::MAX);
+        *msg = nv_ipc_msg_t {
+            msg_id: fields.msg_id,
+            cell_id: fields.cell_id,
+            msg_len: signed(fields.msg_len),
+            data_len: signed(fields.data_len),
+            data_pool: fields.data_pool.map_or(0, id_of),
+            msg_buf: buffers.msg.as_ptr().cast(),
+            data_buf: buffers.data.map_or(std::ptr::null_mut(), |data| data.as_ptr().cast()),
+        };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn tx_tti_sem_post(ipc: *mut nv_ipc_t) -> c_int {
+    with("tx_tti_sem_post", ipc, -1, |backend| backend.post().map(|()| 0))
+}
+
+unsafe extern "C" fn notify(ipc: *mut nv_ipc_t, _value: c_int) -> c_int {
+    with("notify", ipc, -1, |backend| backend.post().map(|()| 0))
+}
+
+unsafe extern "C" fn rx_tti_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
+    waiting("rx_tti_sem_wait", ipc, |backend| backend.take().map(|()| 0))
+}
+
+unsafe extern "C" fn get_value(ipc: *mut nv_ipc_t) -> c_int {
+    waiting("get_value", ipc, |backend| backend.take_signal().map(|()| 1))
+}
+
+unsafe extern "C" fn get_fd(ipc: *mut nv_ipc_t) -> c_int {
+    with("get_fd", ipc, -1, |backend| backend.fd())
+}
+
+unsafe extern "C" fn no_device(
+    ipc: *mut nv_ipc_t,
+    _to: *mut c_void,
+    _from: *const c_void,
+    _size: usize,
+) -> c_int {
+    with("memcpy of a device pool", ipc, -1, |_| {
+        Err(Failure::Refused(
+            "there are no device pools here; use cpu_data, and copy by your own stream".into(),
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_refusal() {
+        assert_eq!(guarded("a call", -1, || panic!("as a defect of this library would")), -1);
+        assert_eq!(guarded("a call", -1, || 0), 0);
+    }
+
+    #[test]
+    fn numbers_that_are_no_pools() {
+        assert_eq!(pool_of(1), Some(PoolId::CpuData));
+        for none in [0, -1, 5, i32::MIN, i32::MAX] {
+            assert_eq!(pool_of(none), None);
+        }
+        assert!(known_pool(5).is_err() && known_pool(i32::MAX).is_err());
+        assert!(known_pool(-1).is_ok() && known_pool(0).is_ok());
+    }
+}

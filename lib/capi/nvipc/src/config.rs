@@ -1,0 +1,478 @@
+//! Defaults, and what of a configuration a link is made of.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use shmesh::config::{LinkConfig, MAX_RING_LEN, PoolConfig, PoolId};
+use shmesh::{Error, ErrorKind, LinkOptions, Side};
+use shmesh_nvipc_wire::Options as WireOptions;
+
+use crate::backend::{Backend, Failure, LinkBackend, UdpBackend, WireBackend};
+use crate::calls;
+use crate::log::say;
+use crate::types::*;
+use crate::yaml::{self, Loaded};
+
+/// For how many seconds a secondary waits for its primary; for ever unless it is set.
+const TIMEOUT_VARIABLE: &str = "SHMESH_NVIPC_TIMEOUT_S";
+/// `nvipc` or `shmesh`, whatever a file says.
+const LAYOUT_VARIABLE: &str = "SHMESH_NVIPC_LAYOUT";
+/// The helpers read and write the headers of messages, of which they know the address alone.
+const MSG_BYTES_MIN: u32 = 16;
+/// Between two lines that say what a secondary waits for.
+const REMIND: Duration = Duration::from_secs(10);
+
+/// Links as a YAML file had them, by name: it may say more than the structure has room for, as huge pages or the layout.
+static LOADED: Mutex<BTreeMap<String, OfFile>> = Mutex::new(BTreeMap::new());
+
+/// A link, and the layout if the file names one.
+type OfFile = (Option<LinkConfig>, Option<Layout>);
+
+/// What shared memory, or a datagram, looks like.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) enum Layout {
+    /// Ours.
+    #[default]
+    Shmesh,
+    /// NVIPC's own, for a peer that was not changed.
+    Nvipc,
+}
+
+impl Layout {
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        match name {
+            "shmesh" => Some(Self::Shmesh),
+            "nvipc" => Some(Self::Nvipc),
+            _ => None,
+        }
+    }
+
+    /// That of the environment, or of the file, or ours.
+    fn chosen(of_file: Option<Self>) -> Result<Self, Failure> {
+        match std::env::var(LAYOUT_VARIABLE) {
+            Ok(name) if !name.is_empty() => Self::of(&name).ok_or_else(|| {
+                Failure::Refused(format!("{LAYOUT_VARIABLE} is {name:?}; set it to nvipc or shmesh"))
+            }),
+            _ => Ok(of_file.unwrap_or_default()),
+        }
+    }
+}
+
+fn loaded(name: &str) -> OfFile {
+    let all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    all.get(name).cloned().unwrap_or_default()
+}
+
+/// Under which name what a file says of datagrams is kept: none that a link can have.
+fn udp_name(udp: &nv_ipc_config_udp_t) -> String {
+    format!("udp {}", udp.local_port)
+}
+
+/// Which side a module is.
+pub(crate) fn side_of(module: c_int) -> Option<Side> {
+    match module {
+        NV_IPC_MODULE_PHY | NV_IPC_MODULE_PRIMARY => Some(Side::Primary),
+        NV_IPC_MODULE_MAC | NV_IPC_MODULE_SECONDARY => Some(Side::Secondary),
+        _ => None,
+    }
+}
+
+pub(crate) fn text<const N: usize>(value: &str) -> [c_char; N] {
+    let mut out = [0; N];
+    // The last byte stays the NUL.
+    for (to, from) in out[..N - 1].iter_mut().zip(value.bytes()) {
+        *to = from.cast_signed() as c_char;
+    }
+    out
+}
+
+/// The text in an array of bytes; `Err` without a NUL, and if it is no UTF-8.
+fn text_in(bytes: &[c_char]) -> Result<String, ()> {
+    let bytes: Vec<u8> = bytes.iter().map(|byte| byte.to_ne_bytes()[0]).collect();
+    let text = CStr::from_bytes_until_nul(&bytes).map_err(|_| ())?;
+    text.to_str().map(str::to_owned).map_err(|_| ())
+}
+
+fn sizes(pools: [(i32, i32); NV_IPC_MEMPOOL_NUM]) -> [nv_ipc_mempool_size_t; NV_IPC_MEMPOOL_NUM] {
+    pools.map(|(buf_size, pool_len)| nv_ipc_mempool_size_t { buf_size, pool_len })
+}
+
+fn default_pools() -> [nv_ipc_mempool_size_t; NV_IPC_MEMPOOL_NUM] {
+    sizes([(8192, 4096), (576_000, 1024), (4_096_000, 64), (576_000, 0), (576_000, 0)])
+}
+
+fn default_shm() -> nv_ipc_config_shm_t {
+    nv_ipc_config_shm_t {
+        cuda_device_id: -1,
+        ring_len: 8192,
+        mempool_size: default_pools(),
+        prefix: text("nvipc"),
+    }
+}
+
+fn default_udp(primary: bool) -> nv_ipc_config_udp_t {
+    let ports = if primary { (38_556, 38_555) } else { (38_555, 38_556) };
+    nv_ipc_config_udp_t {
+        local_port: ports.0,
+        remote_port: ports.1,
+        local_addr: text("127.0.0.1"),
+        remote_addr: text("127.0.0.1"),
+        msg_buf_size: 152,
+        data_buf_size: 153_600,
+    }
+}
+
+/// Fills in the defaults of the transport that `cfg->ipc_transport` names. -1 if there is none of that number.
+///
+/// # Safety
+/// `cfg` is NULL or points to a configuration.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn set_nv_ipc_default_config(cfg: *mut nv_ipc_config_t, module_type: c_int) -> c_int {
+    calls::guarded("set_nv_ipc_default_config", -1, || {
+        // SAFETY: the caller's promise.
+        let Some(config) = (unsafe { cfg.as_mut() }) else {
+            say!("set_nv_ipc_default_config: cfg is NULL; pass one");
+            return -1;
+        };
+        if side_of(module_type).is_none() && module_type != NV_IPC_MODULE_IPC_DUMP {
+            say!(
+                "set_nv_ipc_default_config: module_type {module_type} is none; use NV_IPC_MODULE_PRIMARY or _SECONDARY"
+            );
+            return -1;
+        }
+        let primary = side_of(module_type) == Some(Side::Primary);
+        match config.ipc_transport {
+            NV_IPC_TRANSPORT_SHM => config.transport_config.shm = default_shm(),
+            NV_IPC_TRANSPORT_UDP => {
+                config.transport_config.udp = default_udp(primary);
+            }
+            NV_IPC_TRANSPORT_DPDK => {
+                config.transport_config.dpdk = nv_ipc_config_dpdk_t {
+                    primary: primary.into(),
+                    cuda_device_id: -1,
+                    need_eal_init: 1,
+                    lcore_id: 5,
+                    nic_mtu: 1536,
+                    mempool_size: default_pools(),
+                    prefix: text("nvipc"),
+                    local_nic_pci: text("b5:00.1"),
+                    peer_nic_mac: text(""),
+                };
+            }
+            NV_IPC_TRANSPORT_DOCA => {
+                config.transport_config.doca = nv_ipc_config_doca_t {
+                    primary: primary.into(),
+                    cuda_device_id: -1,
+                    cpu_core: 5,
+                    nic_mtu: 1536,
+                    mempool_size: default_pools(),
+                    prefix: text("nvipc"),
+                    host_pci: text("ca:00.0"),
+                    dpu_pci: text("b3:00.0"),
+                };
+            }
+            other => {
+                say!(
+                    "set_nv_ipc_default_config: ipc_transport {other} is none; set it to NV_IPC_TRANSPORT_SHM before the call"
+                );
+                return -1;
+            }
+        }
+        config.module_type = module_type;
+        config.debug_configs = nv_ipc_config_t::zeroed().debug_configs;
+        0
+    })
+}
+
+/// Reads a configuration file, of NVIPC's form or ours. -1 if it is refused; then `cfg` is as it was.
+///
+/// # Safety
+/// `cfg` is NULL or points to a configuration; `yaml_path` is NULL or a text that ends with a NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn load_nv_ipc_yaml_config(
+    cfg: *mut nv_ipc_config_t,
+    yaml_path: *const c_char,
+    module_type: c_int,
+) -> c_int {
+    calls::guarded("load_nv_ipc_yaml_config", -1, || {
+        // SAFETY: the caller's promise.
+        let Some(config) = (unsafe { cfg.as_mut() }) else {
+            say!("load_nv_ipc_yaml_config: cfg is NULL; pass one");
+            return -1;
+        };
+        if yaml_path.is_null() {
+            say!("load_nv_ipc_yaml_config: yaml_path is NULL; pass the path of a file");
+            return -1;
+        }
+        if side_of(module_type).is_none() {
+            say!(
+                "load_nv_ipc_yaml_config: module_type {module_type} is none; use NV_IPC_MODULE_PRIMARY or _SECONDARY"
+            );
+            return -1;
+        }
+        // SAFETY: the caller's promise.
+        let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(yaml_path) }.to_bytes()));
+        let primary = side_of(module_type) == Some(Side::Primary);
+        let (name, known) = match yaml::load(path, default_udp(primary)) {
+            Err(text) => {
+                say!("load_nv_ipc_yaml_config: {text}");
+                return -1;
+            }
+            Ok(Loaded::Udp(udp, layout)) => {
+                config.ipc_transport = NV_IPC_TRANSPORT_UDP;
+                config.transport_config.udp = udp;
+                (udp_name(&udp), (None, layout))
+            }
+            Ok(Loaded::Shm(link, layout)) => {
+                config.ipc_transport = NV_IPC_TRANSPORT_SHM;
+                config.transport_config.shm = shm_of(&link);
+                (link.name.as_str().to_owned(), (Some(*link), layout))
+            }
+        };
+        config.module_type = module_type;
+        config.debug_configs = nv_ipc_config_t::zeroed().debug_configs;
+        LOADED.lock().unwrap_or_else(PoisonError::into_inner).insert(name, known);
+        0
+    })
+}
+
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut all = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        all = format!("{all}: {source}");
+        cause = source.source();
+    }
+    all
+}
+
+fn signed(value: u32) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+fn shm_of(link: &LinkConfig) -> nv_ipc_config_shm_t {
+    nv_ipc_config_shm_t {
+        cuda_device_id: -1,
+        ring_len: signed(link.ring_len),
+        mempool_size: sizes(PoolId::ALL.map(|pool| {
+            let size = link.pool(pool);
+            (signed(size.buf_size_bytes), signed(size.pool_len))
+        })),
+        prefix: text(link.name.as_str()),
+    }
+}
+
+/// What the backend says of the link, for who attached to it.
+fn shm_as_it_is(backend: &dyn Backend, name: &str) -> nv_ipc_config_shm_t {
+    nv_ipc_config_shm_t {
+        cuda_device_id: -1,
+        ring_len: signed(backend.ring_len()),
+        mempool_size: sizes(PoolId::ALL.map(|pool| {
+            let (size, len) = backend.pool(pool).unwrap_or_default();
+            (signed(size), signed(len))
+        })),
+        prefix: text(name),
+    }
+}
+
+/// The name in a configuration of shared memory.
+pub(crate) fn name_of(config: &nv_ipc_config_t) -> Result<String, Failure> {
+    // SAFETY: all bytes of the union are integers of the caller's.
+    let shm = unsafe { &config.transport_config.shm };
+    text_in(&shm.prefix).map_err(|()| {
+        Failure::Refused(format!(
+            "create_nv_ipc_interface: prefix is no text of at most {} bytes with a NUL after it; set one",
+            NV_NAME_MAX_LEN - 1
+        ))
+    })
+}
+
+fn link_config(
+    config: &nv_ipc_config_t,
+    name: &str,
+    of_file: Option<LinkConfig>,
+) -> Result<LinkConfig, Failure> {
+    // SAFETY: as in `name_of`.
+    let shm = unsafe { config.transport_config.shm };
+    let wrong = |error: &dyn std::error::Error| Failure::Refused(format!("link {name}: {}", chain(error)));
+    let mut link = match of_file {
+        Some(link) => link,
+        None => LinkConfig::nvipc_defaults(name.parse().map_err(|error| wrong(&error))?),
+    };
+    for (pool, size) in PoolId::ALL.into_iter().zip(shm.mempool_size) {
+        let number = |what: &str, value: i32| {
+            u32::try_from(value).map_err(|_| {
+                Failure::Refused(format!(
+                    "link {name}: {what} of pool {pool} is {value}; set it to 0 or more"
+                ))
+            })
+        };
+        link.pools[pool.index()] = PoolConfig {
+            buf_size_bytes: number("buf_size", size.buf_size)?,
+            pool_len: number("pool_len", size.pool_len)?,
+        };
+    }
+    // A send never finds the ring full: there are no more messages than MSG buffers.
+    let msg_len = link.pool(PoolId::CpuMsg).pool_len;
+    link.ring_len = u32::try_from(shm.ring_len).unwrap_or(0).max(msg_len).clamp(1, MAX_RING_LEN);
+    link.validate().map_err(|error| wrong(&error))?;
+    Ok(link)
+}
+
+/// Makes what a configuration describes: the name, the backend, and what the primary configured. A secondary's `config` is
+/// filled in from the link.
+pub(crate) fn open(
+    config: &mut nv_ipc_config_t,
+) -> Result<(String, Arc<dyn Backend>, nv_ipc_config_t), Failure> {
+    let refused = |text: String| Failure::Refused(format!("create_nv_ipc_interface: {text}"));
+    let Some(side) = side_of(config.module_type) else {
+        return Err(refused(format!(
+            "module_type {} is neither side; use NV_IPC_MODULE_PRIMARY or _SECONDARY, and `shmesh dump` to look at a link",
+            config.module_type
+        )));
+    };
+    let (name, backend) = match config.ipc_transport {
+        NV_IPC_TRANSPORT_SHM => open_shm(config, side)?,
+        NV_IPC_TRANSPORT_UDP => open_udp(config)?,
+        other => {
+            let text = format!("ipc_transport {other} is not supported; use NV_IPC_TRANSPORT_SHM or _UDP");
+            return Err(refused(text));
+        }
+    };
+    let msg_bytes = backend.pool(PoolId::CpuMsg).map_or(0, |(bytes, _)| bytes);
+    if msg_bytes < MSG_BYTES_MIN {
+        backend.close();
+        return Err(refused(format!(
+            "buffers of cpu_msg have {msg_bytes} bytes; make it {MSG_BYTES_MIN} or more, for the headers of messages"
+        )));
+    }
+    let primary = nv_ipc_config_t { module_type: NV_IPC_MODULE_PRIMARY, ..*config };
+    Ok((name, backend, primary))
+}
+
+fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn Backend>), Failure> {
+    let name = name_of(config)?;
+    let (of_file, layout) = loaded(&name);
+    let backend: Arc<dyn Backend> = match (Layout::chosen(layout)?, side) {
+        (Layout::Shmesh, Side::Primary) => {
+            let link = LinkOptions::new().create(&link_config(config, &name, of_file)?);
+            Arc::new(LinkBackend::new(link.map_err(|error| shown(&error))?))
+        }
+        (Layout::Shmesh, Side::Secondary) => Arc::new(LinkBackend::new(attach(&name)?)),
+        (Layout::Nvipc, Side::Primary) => {
+            let link = link_config(config, &name, of_file)?;
+            let options = WireOptions::new().dir(ipc_dir()).file_mode(link.file_mode);
+            Arc::new(WireBackend::create(&options, &name, link.pools)?)
+        }
+        (Layout::Nvipc, Side::Secondary) => Arc::new(attach_to_theirs(&name)?),
+    };
+    if side == Side::Secondary {
+        config.transport_config.shm = shm_as_it_is(&*backend, &name);
+        config.debug_configs = nv_ipc_config_t::zeroed().debug_configs;
+    }
+    Ok((name, backend))
+}
+
+fn open_udp(config: &nv_ipc_config_t) -> Result<(String, Arc<dyn Backend>), Failure> {
+    // SAFETY: all bytes of the union are integers of the caller's.
+    let udp = unsafe { config.transport_config.udp };
+    let refused = |text: String| Failure::Refused(format!("create_nv_ipc_interface: udp: {text}"));
+    let address = |what: &str, bytes: &[c_char], port: c_int| {
+        let port =
+            u16::try_from(port).map_err(|_| refused(format!("{what}_port is {port}; give 0 to 65535")))?;
+        let given = text_in(bytes).unwrap_or_default();
+        let parsed = given.parse::<Ipv4Addr>();
+        let ip = parsed.map_err(|_| refused(format!("{what}_addr is {given:?}; give an IPv4 address")))?;
+        Ok(SocketAddr::new(IpAddr::V4(ip), port))
+    };
+    let (local, remote) = (
+        address("local", &udp.local_addr, udp.local_port)?,
+        address("remote", &udp.remote_addr, udp.remote_port)?,
+    );
+    if remote.port() == 0 {
+        return Err(refused("remote_port is 0; give that of the peer".into()));
+    }
+    let size = |what: &str, size: i32| {
+        u32::try_from(size).map_err(|_| refused(format!("{what} is {size}; give 0 or more")))
+    };
+    let sizes = (size("msg_buf_size", udp.msg_buf_size)?, size("data_buf_size", udp.data_buf_size)?);
+    let name = udp_name(&udp);
+    let theirs = Layout::chosen(loaded(&name).1)? == Layout::Nvipc;
+    Ok((name, Arc::new(UdpBackend::open(local, remote, sizes, theirs)?)))
+}
+
+fn shown(error: &Error) -> Failure {
+    Failure::Refused(chain(error))
+}
+
+/// For how long a secondary waits.
+fn patience() -> Result<Option<Duration>, Failure> {
+    match std::env::var(TIMEOUT_VARIABLE) {
+        Err(_) => Ok(None),
+        Ok(seconds) => {
+            let parsed = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            parsed.map(Some).ok_or_else(|| {
+                Failure::Refused(format!("{TIMEOUT_VARIABLE} is {seconds:?}; set it to a number of seconds"))
+            })
+        }
+    }
+}
+
+/// As a secondary does: it may be started before its primary.
+fn attach(name: &str) -> Result<shmesh::Link, Failure> {
+    let limit = patience()?;
+    let start = Instant::now();
+    loop {
+        let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        let slice = left.unwrap_or(REMIND).min(REMIND);
+        match LinkOptions::new().timeout(slice).attach(name, Side::Secondary) {
+            Ok(link) => return Ok(link),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound { .. } | ErrorKind::NoDirectory { .. }) =>
+            {
+                if left.is_some_and(|left| left <= slice) {
+                    return Err(shown(&error));
+                }
+                say!("create_nv_ipc_interface: waiting for the primary: {}", chain(&error));
+            }
+            Err(error) => return Err(shown(&error)),
+        }
+    }
+}
+
+/// The same, of a link in NVIPC's layout.
+fn attach_to_theirs(name: &str) -> Result<WireBackend, Failure> {
+    let options = WireOptions::new().dir(ipc_dir());
+    WireBackend::attach(&patience()?.into_iter().fold(options, WireOptions::patience), name)
+}
+
+/// The IPC directory, as `LinkOptions::new` finds it.
+pub(crate) fn ipc_dir() -> OsString {
+    let named = std::env::var_os(shmesh::DIR_VARIABLE).filter(|dir| !dir.is_empty());
+    named.unwrap_or_else(|| shmesh::DEFAULT_DIR.into())
+}
+
+/// The configuration of a link that somebody else made.
+pub(crate) fn lookup(name: &str) -> Result<nv_ipc_config_shm_t, Failure> {
+    let wrong = |error: &dyn std::error::Error| Failure::Refused(format!("link {name}: {}", chain(error)));
+    let parsed = name.parse().map_err(|error| wrong(&error))?;
+    let view = shmesh::inspect::View::open(Path::new(&ipc_dir()), &parsed).map_err(|error| wrong(&error))?;
+    let mut shm = nv_ipc_config_shm_t {
+        cuda_device_id: -1,
+        ring_len: signed(view.ring_len()),
+        mempool_size: Default::default(),
+        prefix: text(name),
+    };
+    for pool in view.pools() {
+        if let Some(size) = shm.mempool_size.get_mut(pool.pool.index()) {
+            let (buf_size, pool_len) = (signed(pool.buf_size_bytes), signed(pool.pool_len));
+            *size = nv_ipc_mempool_size_t { buf_size, pool_len };
+        }
+    }
+    Ok(shm)
+}

@@ -1,0 +1,193 @@
+//! The instances of this process.
+//!
+//! An instance is a place in a table that is never freed. So a pointer is one of ours if it points to a place, and a call with
+//! an instance that was destroyed finds that out, also while another thread destroys it.
+
+use std::ffi::{CStr, c_char};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+
+use crate::backend::Backend;
+use crate::calls;
+use crate::config;
+use crate::log::say;
+use crate::types::{nv_ipc_config_t, nv_ipc_t};
+
+/// Most instances that one process has at once.
+pub(crate) const MAX_INSTANCES: usize = 64;
+
+/// One place.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Instance {
+    /// First, so that a pointer to it is one to the instance.
+    api: nv_ipc_t,
+    backend: RwLock<Option<Arc<dyn Backend>>>,
+    /// What the primary configured. Written while the place is nobody's; the application may write to it later.
+    config: Config,
+}
+
+/// The configuration, for who asks for its address.
+#[derive(Debug)]
+#[repr(transparent)]
+struct Config(std::cell::UnsafeCell<nv_ipc_config_t>);
+
+// SAFETY: this library writes it only in `open`, before anybody has the address of the place, and never reads it.
+unsafe impl Sync for Config {}
+
+/// Who has which place.
+#[derive(Debug)]
+struct Register {
+    /// By place: the name and the turn of creation.
+    taken: [Option<(String, u64)>; MAX_INSTANCES],
+    turns: u64,
+    /// Where to look for a free place: the one that was freed last is used last, so that a stale pointer is found out.
+    next: usize,
+}
+
+static REGISTER: Mutex<Register> =
+    Mutex::new(Register { taken: [const { None }; MAX_INSTANCES], turns: 0, next: 0 });
+
+fn register() -> MutexGuard<'static, Register> {
+    REGISTER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn places() -> &'static [Instance] {
+    static PLACES: OnceLock<Box<[Instance]>> = OnceLock::new();
+    PLACES.get_or_init(|| {
+        let place = |_| Instance {
+            api: calls::API,
+            backend: RwLock::new(None),
+            config: Config(std::cell::UnsafeCell::new(nv_ipc_config_t::zeroed())),
+        };
+        (0..MAX_INSTANCES).map(place).collect()
+    })
+}
+
+impl Instance {
+    /// The place that `ipc` points to; `None` if it is none.
+    pub(crate) fn of(ipc: *const nv_ipc_t) -> Option<&'static Self> {
+        let places = places();
+        let offset = ipc.addr().checked_sub(places.as_ptr().addr())?;
+        if !offset.is_multiple_of(size_of::<Self>()) {
+            return None;
+        }
+        places.get(offset / size_of::<Self>())
+    }
+
+    pub(crate) fn backend(&self) -> RwLockReadGuard<'_, Option<Arc<dyn Backend>>> {
+        // Replaced whole.
+        self.backend.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the instance. `false` if it was none.
+    pub(crate) fn close(&self) -> bool {
+        let backend = self.backend.write().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(backend) = backend else { return false };
+        // Not with the lock: leaving a link takes its time, and others may have to be told.
+        backend.close();
+        drop(backend);
+        let mut register = register();
+        let place = self.place();
+        if let Some(taken) = register.taken.get_mut(place) {
+            *taken = None;
+        }
+        register.next = (place + 1) % MAX_INSTANCES;
+        true
+    }
+
+    fn place(&self) -> usize {
+        (std::ptr::from_ref(self).addr() - places().as_ptr().addr()) / size_of::<Self>()
+    }
+
+    /// The name of the link; `None` once the instance is destroyed.
+    pub(crate) fn name(&self) -> Option<String> {
+        register().taken.get(self.place())?.as_ref().map(|(name, _)| name.clone())
+    }
+
+    pub(crate) fn config(&self) -> *mut nv_ipc_config_t {
+        self.config.0.get()
+    }
+
+    /// Both pointers are those of the table, so that the application may write where it is allowed to.
+    fn handle(&'static self) -> *mut nv_ipc_t {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+}
+
+/// Puts a backend into a free place.
+fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut nv_ipc_t {
+    let mut register = register();
+    let start = register.next;
+    let free = (0..MAX_INSTANCES).map(|i| (start + i) % MAX_INSTANCES).find(|&i| register.taken[i].is_none());
+    let Some(place) = free else {
+        drop(register);
+        say!(
+            "link {name}: this process has {MAX_INSTANCES} instances, which is the limit; destroy one first"
+        );
+        backend.close();
+        return std::ptr::null_mut();
+    };
+    register.turns += 1;
+    let turn = register.turns;
+    register.taken[place] = Some((name.to_owned(), turn));
+    let instance = &places()[place];
+    // SAFETY: the place is free, so nobody was given the address since it was destroyed.
+    unsafe { instance.config().write(*config) };
+    *instance.backend.write().unwrap_or_else(PoisonError::into_inner) = Some(backend);
+    instance.handle()
+}
+
+/// Creates an instance: the primary creates the link or takes it up again, the secondary waits for it and attaches. NULL if
+/// that fails.
+///
+/// # Safety
+/// `cfg` is NULL or points to a configuration.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn create_nv_ipc_interface(cfg: *mut nv_ipc_config_t) -> *mut nv_ipc_t {
+    calls::guarded("create_nv_ipc_interface", std::ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let Some(config) = (unsafe { cfg.as_mut() }) else {
+            say!("create_nv_ipc_interface: cfg is NULL; fill one by set_nv_ipc_default_config first");
+            return std::ptr::null_mut();
+        };
+        match config::open(config) {
+            Ok((name, backend, primary)) => open(backend, &name, &primary),
+            Err(failure) => {
+                say!("{failure}");
+                std::ptr::null_mut()
+            }
+        }
+    })
+}
+
+/// The instance of this name, or with NULL the first that was created; NULL if there is none.
+///
+/// # Safety
+/// `prefix` is NULL or a text that ends with a NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nv_ipc_get_instance(prefix: *const c_char) -> *mut nv_ipc_t {
+    calls::guarded("nv_ipc_get_instance", std::ptr::null_mut(), || {
+        let wanted = if prefix.is_null() {
+            None
+        } else {
+            // SAFETY: the caller's promise.
+            Some(unsafe { CStr::from_ptr(prefix) })
+        };
+        let register = register();
+        let oldest = register
+            .taken
+            .iter()
+            .enumerate()
+            .filter_map(|(place, taken)| taken.as_ref().map(|(name, turn)| (turn, place, name)))
+            .filter(|(_, _, name)| wanted.is_none_or(|wanted| wanted.to_bytes() == name.as_bytes()))
+            .min();
+        match oldest {
+            Some((_, place, _)) => places()[place].handle(),
+            None => {
+                let name = wanted.map_or("any name".into(), |name| name.to_string_lossy());
+                say!("nv_ipc_get_instance: there is no instance of {name}; create it first");
+                std::ptr::null_mut()
+            }
+        }
+    })
+}

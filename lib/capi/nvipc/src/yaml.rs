@@ -1,0 +1,107 @@
+//! What a file says beyond what a link of shmesh is made of: the layout, and datagrams.
+
+use std::io::Read;
+use std::path::Path;
+
+use serde::Deserialize;
+use shmesh::config::{ConfigError, LinkConfig, MAX_FILE_BYTES, from_file, from_yaml};
+
+use crate::config::{Layout, chain, text};
+use crate::types::nv_ipc_config_udp_t;
+
+/// What was read.
+pub(crate) enum Loaded {
+    Shm(Box<LinkConfig>, Option<Layout>),
+    Udp(nv_ipc_config_udp_t, Option<Layout>),
+}
+
+#[derive(Deserialize)]
+struct Top {
+    transport: Option<Transports>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Transports {
+    One(Box<Transport>),
+    Many(Vec<Transport>),
+}
+
+#[derive(Deserialize)]
+struct Transport {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    layout: Option<String>,
+    udp_config: Option<Udp>,
+}
+
+#[derive(Default, Deserialize)]
+struct Udp {
+    local_port: Option<i32>,
+    remote_port: Option<i32>,
+    local_addr: Option<String>,
+    remote_addr: Option<String>,
+    msg_buf_size: Option<i32>,
+    data_buf_size: Option<i32>,
+}
+
+/// Reads a file; the first transport of several. `udp` has the defaults.
+pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, String> {
+    let named = |text: &str| format!("{}: {text}", path.display());
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(MAX_FILE_BYTES).unwrap_or(u64::MAX);
+    let read = std::fs::File::open(path).and_then(|file| file.take(limit + 1).read_to_end(&mut bytes));
+    let (Ok(_), Ok(yaml), false) = (read, str::from_utf8(&bytes), bytes.len() > MAX_FILE_BYTES) else {
+        // It has the words for what is wrong.
+        return match from_file(path) {
+            Err(error) => Err(chain(&error)),
+            Ok(_) => Err(named("it changed while it was read; try again")),
+        };
+    };
+    let first = first_of(yaml);
+    let layout = match first.as_ref().and_then(|first| first.layout.as_deref()) {
+        None => None,
+        Some(given) => Some(
+            Layout::of(given)
+                .ok_or_else(|| named(&format!("transport.layout is {given:?}; it can be nvipc or shmesh")))?,
+        ),
+    };
+    if let Some(Transport { kind: Some(kind), udp_config, .. }) = first
+        && kind.eq_ignore_ascii_case("udp")
+    {
+        return overlaid(udp, udp_config.unwrap_or_default())
+            .map(|udp| Loaded::Udp(udp, layout))
+            .map_err(|what| named(&what));
+    }
+    let in_file = |error: ConfigError| named(&chain(&error));
+    let links = from_yaml(yaml).map_err(in_file)?.links;
+    let link = links.into_iter().next().ok_or_else(|| named("it has no link; add one"))?;
+    Ok(Loaded::Shm(Box::new(link), layout))
+}
+
+/// The first transport, as far as it can be read; what is wrong with it, `from_yaml` says.
+fn first_of(yaml: &str) -> Option<Transport> {
+    let options = serde_saphyr::options! { emit_comments: false, with_snippet: false };
+    match serde_saphyr::from_str_with_options::<Top>(yaml, options).ok()?.transport? {
+        Transports::One(one) => Some(*one),
+        Transports::Many(many) => many.into_iter().next(),
+    }
+}
+
+fn overlaid(defaults: nv_ipc_config_udp_t, given: Udp) -> Result<nv_ipc_config_udp_t, String> {
+    let address = |what: &str, given: Option<String>, default| match given {
+        None => Ok(default),
+        Some(address) => match address.parse::<std::net::Ipv4Addr>() {
+            Ok(parsed) => Ok(text(&parsed.to_string())),
+            Err(_) => Err(format!("udp_config.{what} is {address:?}; give an IPv4 address")),
+        },
+    };
+    Ok(nv_ipc_config_udp_t {
+        local_port: given.local_port.unwrap_or(defaults.local_port),
+        remote_port: given.remote_port.unwrap_or(defaults.remote_port),
+        local_addr: address("local_addr", given.local_addr, defaults.local_addr)?,
+        remote_addr: address("remote_addr", given.remote_addr, defaults.remote_addr)?,
+        msg_buf_size: given.msg_buf_size.unwrap_or(defaults.msg_buf_size),
+        data_buf_size: given.data_buf_size.unwrap_or(defaults.data_buf_size),
+    })
+}

@@ -1,0 +1,146 @@
+//! Compiles the C programs beside this file, links them with the library that cargo has just built, and runs them: as they
+//! are, as C++, with the static library, and under the address and undefined-behaviour sanitizers.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// The folder with the libraries: that of this test.
+fn libraries() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
+}
+
+/// An IPC directory of its own, on tmpfs where there is one.
+fn ipc_dir() -> tempfile::TempDir {
+    let shm = Path::new("/dev/shm");
+    tempfile::Builder::new().prefix("shmesh-c-").tempdir_in(shm).or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+#[track_caller]
+fn succeed(command: &mut Command) -> Output {
+    let shown = format!("{command:?}");
+    let output =
+        command.output().unwrap_or_else(|error| panic!("{shown}: {error}; install a C and a C++ compiler"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{shown}: {}\n{}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    output
+}
+
+/// Compiles a program with the flags and links it with the shared library.
+#[track_caller]
+fn compiled(compiler: &str, program: &str, flags: &[&str], into: &Path) -> PathBuf {
+    let out = into.join(program);
+    let mut command = Command::new(compiler);
+    command
+        .args(flags)
+        .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
+        .arg(format!("{HERE}/include"));
+    command.arg("-o").arg(&out).arg(format!("{HERE}/tests/{program}.c"));
+    let libraries = libraries();
+    command.arg("-x").arg("none").arg("-L").arg(&libraries).arg("-lshmesh_nvipc");
+    command.arg(format!("-Wl,-rpath,{}", libraries.display()));
+    succeed(&mut command);
+    out
+}
+
+/// Runs a program with an IPC directory of its own, which it leaves empty.
+#[track_caller]
+fn run(program: &Path, args: &[&str], layout: &str) {
+    let dir = ipc_dir();
+    let mut command = Command::new(program);
+    command.args(args).env("SHMESH_DIR", dir.path()).env_remove("SHMESH_NVIPC_TIMEOUT_S");
+    // Cargo's would find the library of an earlier build first.
+    command.env("SHMESH_NVIPC_LAYOUT", layout).env_remove("LD_LIBRARY_PATH");
+    command.env("ASAN_OPTIONS", "detect_leaks=0").env("UBSAN_OPTIONS", "print_stacktrace=1");
+    succeed(&mut command);
+    let left: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+}
+
+#[track_caller]
+fn check(program: &str, wants_folder: bool) {
+    check_over(program, wants_folder, "");
+}
+
+#[track_caller]
+fn check_over(program: &str, wants_folder: bool, layout: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let args = folder.path().to_str().unwrap();
+    let args = if wants_folder { &[args][..] } else { &[] };
+    run(&compiled("cc", program, &["-std=c11", "-g", "-O1"], folder.path()), args, layout);
+    let sanitized = folder.path().join("sanitized");
+    std::fs::create_dir(&sanitized).unwrap();
+    let flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    run(&compiled("cc", program, &flags, &sanitized), args, layout);
+}
+
+#[test]
+fn the_layout_is_that_of_the_programs_that_are_relinked() {
+    check("layout", false);
+}
+
+#[test]
+fn cxx_takes_the_headers() {
+    let folder = tempfile::tempdir().unwrap();
+    for standard in ["-std=c++11", "-std=c++20"] {
+        run(&compiled("c++", "layout", &[standard, "-pedantic-errors", "-x", "c++"], folder.path()), &[], "");
+    }
+}
+
+#[test]
+fn the_static_library_is_linked_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("layout");
+    let mut command = Command::new("cc");
+    command.arg("-I").arg(format!("{HERE}/include")).arg("-o").arg(&out);
+    command.arg(format!("{HERE}/tests/layout.c")).arg(libraries().join("libshmesh_nvipc.a"));
+    succeed(command.args(["-pthread", "-ldl", "-lm"]));
+    run(&out, &[], "");
+}
+
+#[test]
+fn messages_flow_between_processes() {
+    check("flow", false);
+}
+
+#[test]
+fn what_must_be_refused_is() {
+    check("refusals", true);
+}
+
+#[test]
+fn threads_share_an_endpoint() {
+    check("threads", false);
+}
+
+#[test]
+fn instances_and_the_functions_beside_them() {
+    check("instances", false);
+}
+
+#[test]
+fn either_side_is_killed_and_comes_back() {
+    check("restart", false);
+}
+
+#[test]
+fn the_same_over_the_layout_of_nvipc() {
+    for program in ["flow", "threads", "theirs"] {
+        check_over(program, false, "nvipc");
+    }
+}
+
+#[test]
+fn messages_flow_over_udp() {
+    check("udp", false);
+}

@@ -1,0 +1,153 @@
+/* Either side is killed and comes back: nothing that was sent is lost, nothing that is held is taken, and nobody is wiped. */
+#include "check.h"
+
+static pid_t started(void (*run)(int told, int tells), int *told_by, int *tells)
+{
+    int to_parent[2], to_child[2];
+    CHECK(pipe(to_parent) == 0 && pipe(to_child) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(HANGS_S);
+        close(to_parent[0]);
+        close(to_child[1]);
+        run(to_child[0], to_parent[1]);
+        _exit(0);
+    }
+    close(to_parent[1]);
+    close(to_child[0]);
+    *told_by = to_parent[0];
+    *tells = to_child[1];
+    return child;
+}
+
+static void killed(pid_t child)
+{
+    int status;
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+}
+
+/* Sends three, takes five and keeps them, and dies. */
+static void greedy_secondary(int told, int tells)
+{
+    nv_ipc_t *mac = opened("killed-mac", NV_IPC_MODULE_SECONDARY);
+    for (int i = 0; i < 3; i++)
+        CHECK(sent(mac, i, NV_IPC_MEMPOOL_CPU_DATA, (unsigned char)i) == 0);
+    nv_ipc_msg_t msg;
+    memset(&msg, 0, sizeof(msg));
+    for (int i = 0; i < 5; i++) {
+        msg.data_pool = i < 4 ? NV_IPC_MEMPOOL_CPU_DATA : NV_IPC_MEMPOOL_CPU_LARGE;
+        CHECK(mac->tx_allocate(mac, &msg, 0) == 0);
+    }
+    received(mac, &msg);
+    tell(tells);
+    hear(told);
+}
+
+static void second_secondary(int told, int tells)
+{
+    nv_ipc_t *mac = opened("killed-mac", NV_IPC_MODULE_SECONDARY);
+    CHECK(sent(mac, 50, 0, 5) == 0 && mac->tx_tti_sem_post(mac) == 0);
+    CHECK(mac->rx_tti_sem_wait(mac) == 0);
+    nv_ipc_msg_t msg;
+    received(mac, &msg);
+    CHECK(msg.msg_id == 60 && mac->rx_release(mac, &msg) == 0);
+    tell(tells);
+    hear(told);
+    CHECK(mac->ipc_destroy(mac) == 0);
+}
+
+static void the_secondary_is_killed(void)
+{
+    /* The children are forked before: a child must not use the instances of its parent. */
+    int from_greedy, to_greedy, from_second, to_second;
+    pid_t greedy = started(greedy_secondary, &from_greedy, &to_greedy);
+    nv_ipc_t *phy = opened("killed-mac", NV_IPC_MODULE_PRIMARY);
+    CHECK(sent(phy, 40, 0, 4) == 0);
+    nv_ipc_msg_t held, msg;
+    memset(&held, 0, sizeof(held));
+    CHECK(phy->tx_allocate(phy, &held, 0) == 0);
+    memcpy(held.msg_buf, "still mine", 10);
+    hear(from_greedy);
+    killed(greedy);
+
+    /* What it sent is delivered; what it held comes back without a restart. */
+    for (int i = 0; i < 3; i++) {
+        CHECK(phy->rx_recv_msg(phy, &msg) == 0 && msg.msg_id == i && *(unsigned char *)msg.data_buf == i);
+        CHECK(phy->rx_release(phy, &msg) == 0);
+    }
+    nv_ipc_msg_t all[15];
+    for (int i = 0; i < 15; i++) {
+        do {
+            memset(&all[i], 0, sizeof(all[i]));
+            all[i].data_pool = i < 8 ? NV_IPC_MEMPOOL_CPU_DATA : i < 12 ? NV_IPC_MEMPOOL_CPU_LARGE : 0;
+        } while (phy->tx_allocate(phy, &all[i], 0) != 0);
+    }
+    for (int i = 0; i < 15; i++)
+        CHECK(phy->tx_release(phy, &all[i]) == 0);
+
+    /* The next one finds a link in use, and leaves it so. */
+    pid_t second = started(second_secondary, &from_second, &to_second);
+    CHECK(phy->rx_tti_sem_wait(phy) == 0);
+    received(phy, &msg);
+    CHECK(msg.msg_id == 50 && phy->rx_release(phy, &msg) == 0);
+    CHECK(memcmp(held.msg_buf, "still mine", 10) == 0);
+    held.msg_id = 60;
+    held.msg_len = 10;
+    CHECK(phy->tx_send_msg(phy, &held) == 0 && phy->tx_tti_sem_post(phy) == 0);
+    hear(from_second);
+    tell(to_second);
+    succeeds(second);
+    CHECK(phy->ipc_destroy(phy) == 0);
+}
+
+static void first_primary(int told, int tells)
+{
+    nv_ipc_t *phy = opened("killed-phy", NV_IPC_MODULE_PRIMARY);
+    CHECK(sent(phy, 1, NV_IPC_MEMPOOL_CPU_LARGE, 1) == 0 && phy->tx_tti_sem_post(phy) == 0);
+    tell(tells);
+    hear(told);
+}
+
+static void second_primary(int told, int tells)
+{
+    nv_ipc_t *phy = opened("killed-phy", NV_IPC_MODULE_PRIMARY);
+    nv_ipc_msg_t msg;
+    /* What the secondary sent to its predecessor. */
+    CHECK(phy->rx_recv_msg(phy, &msg) == 0 && msg.msg_id == 2 && phy->rx_release(phy, &msg) == 0);
+    CHECK(sent(phy, 3, 0, 3) == 0 && phy->tx_tti_sem_post(phy) == 0);
+    tell(tells);
+    hear(told);
+    CHECK(phy->ipc_destroy(phy) == 0);
+}
+
+static void the_primary_is_killed(void)
+{
+    int from_first, to_first, from_second, to_second;
+    pid_t first = started(first_primary, &from_first, &to_first);
+    nv_ipc_t *mac = opened("killed-phy", NV_IPC_MODULE_SECONDARY);
+    hear(from_first);
+    killed(first);
+    /* The secondary goes on: it is told nothing and loses nothing. */
+    nv_ipc_msg_t msg;
+    CHECK(mac->rx_tti_sem_wait(mac) == 0 && mac->rx_recv_msg(mac, &msg) == 0);
+    CHECK(msg.msg_id == 1 && *(unsigned char *)msg.data_buf == 1 && mac->rx_release(mac, &msg) == 0);
+    CHECK(sent(mac, 2, 0, 2) == 0 && mac->tx_tti_sem_post(mac) == 0);
+    /* The same instance of the secondary hears the next primary. */
+    pid_t second = started(second_primary, &from_second, &to_second);
+    CHECK(mac->rx_tti_sem_wait(mac) == 0);
+    received(mac, &msg);
+    CHECK(msg.msg_id == 3 && mac->rx_release(mac, &msg) == 0);
+    hear(from_second);
+    tell(to_second);
+    succeeds(second);
+    CHECK(mac->ipc_destroy(mac) == 0);
+}
+
+int main(void)
+{
+    alarm(HANGS_S);
+    the_secondary_is_killed();
+    the_primary_is_killed();
+    return 0;
+}

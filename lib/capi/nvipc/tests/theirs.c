@@ -1,0 +1,106 @@
+/* What is particular of NVIPC's layout: run with SHMESH_NVIPC_LAYOUT=nvipc. */
+#include "check.h"
+
+static int asked;
+
+static int let_in(void *args)
+{
+    CHECK(args == &asked);
+    __atomic_fetch_add(&asked, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
+static void secondary(int32_t id)
+{
+    nv_ipc_t *mac = opened("theirs", NV_IPC_MODULE_SECONDARY);
+    CHECK(sent(mac, id, NV_IPC_MEMPOOL_CPU_DATA, 5) == 0);
+    posted(mac);
+    CHECK(mac->rx_tti_sem_wait(mac) == 0);
+    nv_ipc_msg_t msg;
+    received(mac, &msg);
+    CHECK(msg.msg_id == id && mac->rx_release(mac, &msg) == 0);
+    CHECK(mac->ipc_destroy(mac) == 0);
+}
+
+int main(void)
+{
+    alarm(HANGS_S);
+    int gate[2];
+    CHECK(pipe(gate) == 0);
+    pid_t child[2];
+    for (int i = 0; i < 2; i++) {
+        child[i] = fork();
+        CHECK(child[i] >= 0);
+        if (child[i] == 0) {
+            alarm(HANGS_S);
+            if (i == 1)
+                hear(gate[0]);
+            secondary(i);
+            _exit(0);
+        }
+    }
+    nv_ipc_t *phy = opened("theirs", NV_IPC_MODULE_PRIMARY);
+    CHECK(nv_ipc_set_reset_callback(phy, let_in, &asked) == 0);
+    nv_ipc_msg_t msg;
+    for (int i = 0; i < 2; i++) {
+        CHECK(phy->rx_tti_sem_wait(phy) == 0);
+        received(phy, &msg);
+        CHECK(msg.msg_id == i && *(unsigned char *)msg.data_buf == 5 && nv_ipc_get_ts_send(phy, &msg) > 1600000000000000000);
+        CHECK(phy->rx_release(phy, &msg) == 0 && phy->rx_release(phy, &msg) == -1);
+        CHECK(sent(phy, i, 0, 1) == 0);
+        posted(phy);
+        succeeds(child[i]);
+        CHECK(__atomic_load_n(&asked, __ATOMIC_RELAXED) == i);
+        if (i == 0)
+            tell(gate[1]);
+    }
+    /* Nobody is there; what must be refused is. */
+    memset(&msg, 0, sizeof(msg));
+    msg.data_pool = NV_IPC_MEMPOOL_GPU_DATA;
+    CHECK(phy->tx_allocate(phy, &msg, 0) == -1 && msg.msg_buf == NULL);
+    msg.data_pool = NV_IPC_MEMPOOL_CPU_DATA;
+    CHECK(phy->tx_allocate(phy, &msg, 0) == 0);
+    msg.msg_len = 513;
+    CHECK(phy->tx_send_msg(phy, &msg) == -1);
+    msg.msg_len = 1;
+    msg.data_len = 4097;
+    CHECK(phy->tx_send_msg(phy, &msg) == -1);
+    msg.data_len = -1;
+    CHECK(phy->tx_send_msg(phy, &msg) == -1);
+    char foreign[8];
+    nv_ipc_msg_t wrong = msg;
+    wrong.msg_buf = foreign;
+    CHECK(phy->tx_send_msg(phy, &wrong) == -1);
+    CHECK(phy->tx_release(phy, &msg) == 0 && phy->tx_release(phy, &msg) == -1);
+    /* Another link of that name, in either layout. */
+    nv_ipc_config_t cfg = small("theirs", NV_IPC_MODULE_PRIMARY);
+    CHECK(create_nv_ipc_interface(&cfg) == NULL);
+    setenv("SHMESH_NVIPC_LAYOUT", "shmesh", 1);
+    CHECK(create_nv_ipc_interface(&cfg) == NULL);
+    /* That attempt leaves its lock file, as one without a link does. */
+    char lock[4096];
+    snprintf(lock, sizeof(lock), "%s/theirs.lock", getenv("SHMESH_DIR"));
+    CHECK(unlink(lock) == 0);
+    CHECK(nv_ipc_lookup_config(&cfg, "theirs", NV_IPC_MODULE_MAC) == -1);
+    CHECK(phy->ipc_destroy(phy) == 0);
+    CHECK(phy->tx_tti_sem_post(phy) == -1);
+
+    /* The layout by the file, of both sides. */
+    unsetenv("SHMESH_NVIPC_LAYOUT");
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/theirs.yaml", getenv("SHMESH_DIR"));
+    FILE *file = fopen(path, "w");
+    CHECK(file != NULL && fputs("transport:\n  type: shm\n  layout: nvipc\n  shm_config:\n    prefix: by-file\n"
+                                "    mempool_size:\n      cpu_msg: {buf_size: 512, pool_len: 16}\n"
+                                "      cpu_data: {buf_size: 4096, pool_len: 8}\n      cpu_large: {buf_size: 0, pool_len: 0}\n", file) >= 0);
+    CHECK(fclose(file) == 0 && load_nv_ipc_yaml_config(&cfg, path, NV_IPC_MODULE_PHY) == 0 && unlink(path) == 0);
+    CHECK((phy = create_nv_ipc_interface(&cfg)) != NULL);
+    snprintf(path, sizeof(path), "%s/by-file_un_sock_server", getenv("SHMESH_DIR"));
+    CHECK(access(path, F_OK) == 0);
+    cfg.module_type = NV_IPC_MODULE_MAC;
+    nv_ipc_t *mac = create_nv_ipc_interface(&cfg);
+    CHECK(mac != NULL && cfg.transport_config.shm.mempool_size[0].pool_len == 16);
+    CHECK(sent(mac, 1, 0, 9) == 0 && phy->rx_recv_msg(phy, &msg) == 0 && *(char *)msg.msg_buf == 9);
+    CHECK(phy->rx_release(phy, &msg) == 0 && mac->ipc_destroy(mac) == 0 && phy->ipc_destroy(phy) == 0);
+    return 0;
+}

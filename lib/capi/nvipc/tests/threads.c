@@ -1,0 +1,128 @@
+/* Any thread of an endpoint may call anything: two that send, two that receive, and one that gives back what those got. */
+#include "check.h"
+
+#define SENDERS 2
+#define RECEIVERS 2
+#define EACH 2000
+#define ALL (SENDERS * EACH)
+
+static nv_ipc_t *phy, *mac;
+static unsigned char seen[ALL];
+static int turns;
+
+/* Messages on their way from who received them to who releases them. */
+static struct {
+    pthread_mutex_t lock;
+    nv_ipc_msg_t msg[16];
+    int count;
+} handed = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void *sender(void *number)
+{
+    for (int i = 0; i < EACH; i++) {
+        nv_ipc_msg_t msg;
+        memset(&msg, 0, sizeof(msg));
+        msg.data_pool = i % 2 ? NV_IPC_MEMPOOL_CPU_DATA : -1;
+        /* Empty until the others have released something. */
+        while (mac->tx_allocate(mac, &msg, 0) != 0)
+            sched_yield();
+        int value = (int)(intptr_t)number * EACH + i;
+        memcpy(msg.msg_buf, &value, sizeof(value));
+        msg.msg_len = sizeof(value);
+        msg.data_len = msg.data_buf != NULL ? 64 : 0;
+        if (msg.data_buf != NULL)
+            memset(msg.data_buf, value, 64);
+        msg.msg_id = value;
+        CHECK(mac->tx_send_msg(mac, &msg) == 0);
+        posted(mac);
+    }
+    return NULL;
+}
+
+static void *receiver(void *arg)
+{
+    (void)arg;
+    while (__atomic_fetch_add(&turns, 1, __ATOMIC_RELAXED) < ALL) {
+        nv_ipc_msg_t msg;
+        /* As many posts as messages: who took a post finds a message. */
+        CHECK(phy->rx_tti_sem_wait(phy) == 0);
+        received(phy, &msg);
+        int value;
+        memcpy(&value, msg.msg_buf, sizeof(value));
+        CHECK(value == msg.msg_id && value >= 0 && value < ALL);
+        CHECK(__atomic_exchange_n(&seen[value], 1, __ATOMIC_RELAXED) == 0);
+        CHECK((msg.data_buf != NULL) == (value % 2 == 1));
+        for (int i = 0; i < msg.data_len; i++)
+            CHECK(((unsigned char *)msg.data_buf)[i] == (unsigned char)value);
+        for (int put = 0; !put;) {
+            pthread_mutex_lock(&handed.lock);
+            if (handed.count < 16) {
+                handed.msg[handed.count++] = msg;
+                put = 1;
+            }
+            pthread_mutex_unlock(&handed.lock);
+            if (!put)
+                sched_yield();
+        }
+    }
+    return NULL;
+}
+
+static void *releaser(void *arg)
+{
+    (void)arg;
+    for (int released = 0; released < ALL;) {
+        nv_ipc_msg_t msg;
+        pthread_mutex_lock(&handed.lock);
+        int got = handed.count > 0;
+        if (got)
+            msg = handed.msg[--handed.count];
+        pthread_mutex_unlock(&handed.lock);
+        if (got) {
+            CHECK(phy->rx_release(phy, &msg) == 0);
+            released++;
+        } else {
+            sched_yield();
+        }
+    }
+    return NULL;
+}
+
+static int waiting;
+
+static void *waiter(void *wait)
+{
+    __atomic_fetch_add(&waiting, 1, __ATOMIC_RELEASE);
+    /* Nobody posts: it is told that the instance was destroyed. */
+    CHECK((wait ? phy->rx_tti_sem_wait(phy) : phy->get_value(phy)) == -1);
+    return NULL;
+}
+
+int main(void)
+{
+    alarm(HANGS_S);
+    phy = opened("threads", NV_IPC_MODULE_PRIMARY);
+    mac = opened("threads", NV_IPC_MODULE_SECONDARY);
+    pthread_t threads[SENDERS + RECEIVERS + 1];
+    int n = 0;
+    for (intptr_t i = 0; i < SENDERS; i++)
+        CHECK(pthread_create(&threads[n++], NULL, sender, (void *)i) == 0);
+    for (int i = 0; i < RECEIVERS; i++)
+        CHECK(pthread_create(&threads[n++], NULL, receiver, NULL) == 0);
+    CHECK(pthread_create(&threads[n++], NULL, releaser, NULL) == 0);
+    while (n > 0)
+        CHECK(pthread_join(threads[--n], NULL) == 0);
+    for (int i = 0; i < ALL; i++)
+        CHECK(seen[i] == 1);
+
+    /* Destroyed while others wait. */
+    for (intptr_t i = 0; i < 2; i++)
+        CHECK(pthread_create(&threads[n++], NULL, waiter, (void *)i) == 0);
+    while (__atomic_load_n(&waiting, __ATOMIC_ACQUIRE) < 2)
+        sched_yield();
+    CHECK(phy->ipc_destroy(phy) == 0);
+    while (n > 0)
+        CHECK(pthread_join(threads[--n], NULL) == 0);
+    CHECK(mac->ipc_destroy(mac) == 0);
+    return 0;
+}

@@ -1,0 +1,92 @@
+/* Over datagrams: ids and lengths travel, long messages are parted, and the descriptor is the socket. */
+#include "check.h"
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+
+/* Ports that nobody has; they are taken again at once. */
+static void free_ports(int ports[2])
+{
+    int sockets[2];
+    for (int i = 0; i < 2; i++) {
+        struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+        socklen_t len = sizeof(at);
+        sockets[i] = socket(AF_INET, SOCK_DGRAM, 0);
+        CHECK(sockets[i] >= 0 && bind(sockets[i], (struct sockaddr *)&at, len) == 0);
+        CHECK(getsockname(sockets[i], (struct sockaddr *)&at, &len) == 0);
+        ports[i] = ntohs(at.sin_port);
+    }
+    close(sockets[0]);
+    close(sockets[1]);
+}
+
+static nv_ipc_t *udp(nv_ipc_module_t module, int local, int remote)
+{
+    nv_ipc_config_t cfg;
+    cfg.ipc_transport = NV_IPC_TRANSPORT_UDP;
+    CHECK(set_nv_ipc_default_config(&cfg, module) == 0);
+    cfg.transport_config.udp.local_port = local;
+    cfg.transport_config.udp.remote_port = remote;
+    nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
+    CHECK(ipc != NULL);
+    return ipc;
+}
+
+static void exchange(nv_ipc_t *from, nv_ipc_t *to, int i)
+{
+    nv_ipc_msg_t msg;
+    memset(&msg, 0, sizeof(msg));
+    msg.data_pool = i % 2 ? NV_IPC_MEMPOOL_CPU_DATA : -1;
+    CHECK(from->tx_allocate(from, &msg, 0) == 0 && (msg.data_buf != NULL) == (i % 2));
+    msg.msg_id = i;
+    msg.cell_id = -i;
+    msg.msg_len = i % 152 + 1;
+    memset(msg.msg_buf, i, (size_t)msg.msg_len);
+    if (msg.data_buf != NULL) {
+        msg.data_len = i * 100;
+        memset(msg.data_buf, i + 1, (size_t)msg.data_len);
+    }
+    int32_t data_len = msg.data_len;
+    CHECK(from->tx_send_msg(from, &msg) == 0 && from->tx_tti_sem_post(from) == 0);
+    /* Twice is once too often. */
+    CHECK(from->tx_send_msg(from, &msg) == -1);
+    while (to->rx_recv_msg(to, &msg) != 0) {
+        if (i % 3 == 0) {
+            CHECK(to->rx_tti_sem_wait(to) == 0);
+        } else {
+            struct pollfd ready = {.fd = to->get_fd(to), .events = POLLIN};
+            CHECK(poll(&ready, 1, -1) == 1 && to->get_value(to) == 1);
+        }
+    }
+    CHECK(msg.msg_id == i && msg.cell_id == -i && msg.msg_len == i % 152 + 1 && msg.data_len == data_len);
+    CHECK(((unsigned char *)msg.msg_buf)[msg.msg_len - 1] == (unsigned char)i);
+    for (int32_t at = 0; at < msg.data_len; at++)
+        CHECK(((unsigned char *)msg.data_buf)[at] == (unsigned char)(i + 1));
+    CHECK(to->rx_release(to, &msg) == 0 && to->rx_release(to, &msg) == -1);
+}
+
+int main(void)
+{
+    alarm(HANGS_S);
+    int ports[2];
+    free_ports(ports);
+    nv_ipc_t *phy = udp(NV_IPC_MODULE_PHY, ports[0], ports[1]), *mac = udp(NV_IPC_MODULE_MAC, ports[1], ports[0]);
+    for (int i = 0; i < 300; i++) {
+        exchange(mac, phy, i);
+        exchange(phy, mac, i);
+    }
+    nv_ipc_msg_t msg;
+    memset(&msg, 0, sizeof(msg));
+    CHECK(phy->tx_allocate(phy, &msg, 0) == 0);
+    msg.msg_len = 153;
+    CHECK(phy->tx_send_msg(phy, &msg) == -1 && nv_ipc_shm_send_loopback(phy, &msg) == -1);
+    CHECK(phy->tx_release(phy, &msg) == 0 && nv_ipc_shm_rx_poll(phy) == -1);
+    /* One port, one endpoint. */
+    nv_ipc_config_t cfg;
+    cfg.ipc_transport = NV_IPC_TRANSPORT_UDP;
+    CHECK(set_nv_ipc_default_config(&cfg, NV_IPC_MODULE_PHY) == 0);
+    cfg.transport_config.udp.local_port = ports[0];
+    CHECK(create_nv_ipc_interface(&cfg) == NULL);
+    CHECK(phy->ipc_destroy(phy) == 0 && mac->ipc_destroy(mac) == 0);
+    return 0;
+}

@@ -1,0 +1,412 @@
+//! A participant; waiting and waking.
+
+use std::cell::Cell;
+use std::ffi::{CString, c_char, c_int};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use shmesh::config::PoolId;
+use shmesh::{Link, LinkOptions, Side};
+
+use crate::config::{place, shmesh_config_t, text};
+use crate::error::{Failed, argument, guarded, shmesh_error_t};
+use shmesh_error_t::*;
+
+/// The sides of a link.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum shmesh_side_t {
+    /// The side that creates it.
+    SHMESH_PRIMARY = 0,
+    /// The side that attaches.
+    SHMESH_SECONDARY = 1,
+}
+
+/// The pools of a link.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum shmesh_pool_t {
+    /// No DATA part.
+    SHMESH_NO_DATA = -1,
+    /// MSG parts.
+    SHMESH_CPU_MSG = 0,
+    /// DATA parts.
+    SHMESH_CPU_DATA = 1,
+    /// Large DATA parts.
+    SHMESH_CPU_LARGE = 2,
+    /// DATA parts in CUDA memory; no link has them yet.
+    SHMESH_CUDA_DATA = 3,
+    /// DATA parts in memory for GDRCopy; no link has them yet.
+    SHMESH_GPU_DATA = 4,
+}
+
+/// How to create a link or attach to one. All zero is the default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct shmesh_options_t {
+    /// The IPC directory; NULL for that of `SHMESH_DIR`, or `/dev/shm`.
+    pub dir: *const c_char,
+    /// Nanoseconds that attaching waits for the link to exist.
+    pub timeout_ns: u64,
+    /// Attaching does not map all pages at once.
+    pub no_prefault: bool,
+    /// Attaching as a further primary beside another.
+    pub beside: bool,
+}
+
+/// A participant of a link: one handle, for one thread at a time. Another thread takes its own with `shmesh_link_clone`; a
+/// child that was forked attaches its own.
+#[derive(Debug)]
+pub struct shmesh_link_t {
+    link: Link,
+    name: CString,
+    /// A thread is in a call.
+    busy: AtomicBool,
+    /// Loans and messages that the application has. Changed by who is in a call.
+    pub(crate) held: Cell<usize>,
+}
+
+/// A handle in the hands of the thread that is in a call with it.
+pub(crate) struct Entered<'a>(&'a shmesh_link_t);
+
+impl<'a> Entered<'a> {
+    /// # Safety
+    /// `link` is NULL or a handle that is not closed.
+    #[inline(always)]
+    pub(crate) unsafe fn new(link: *const shmesh_link_t) -> Result<Self, Failed> {
+        // SAFETY: the caller's promise. Only what is atomic is touched before the swap.
+        let handle = unsafe { link.as_ref() }.ok_or_else(no_link)?;
+        // Acquire pairs with the Release of `drop`: a handle may move from thread to thread.
+        if handle.busy.swap(true, Ordering::Acquire) {
+            return Err(busy());
+        }
+        Ok(Self(handle))
+    }
+
+    #[inline(always)]
+    pub(crate) fn handle(&self) -> &'a shmesh_link_t {
+        self.0
+    }
+
+    #[inline(always)]
+    pub(crate) fn link(&self) -> &'a Link {
+        &self.0.link
+    }
+}
+
+impl Drop for Entered<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.busy.store(false, Ordering::Release);
+    }
+}
+
+#[cold]
+fn no_link() -> Failed {
+    argument("link is NULL; pass what shmesh_link_create or _attach made")
+}
+
+#[cold]
+fn busy() -> Failed {
+    Failed(
+        SHMESH_ERROR_BUSY,
+        "another thread is in a call with this handle; take one for each thread with shmesh_link_clone"
+            .into(),
+    )
+}
+
+pub(crate) fn pool_of(pool: c_int) -> Result<PoolId, Failed> {
+    let known = u32::try_from(pool).ok().and_then(PoolId::from_index);
+    known.ok_or_else(|| argument(&format!("pool {pool} is none; they are SHMESH_CPU_MSG to SHMESH_GPU_DATA")))
+}
+
+fn side_of(side: c_int) -> Result<Side, Failed> {
+    match side {
+        0 => Ok(Side::Primary),
+        1 => Ok(Side::Secondary),
+        _ => Err(argument(&format!("side {side} is none; use SHMESH_PRIMARY or SHMESH_SECONDARY"))),
+    }
+}
+
+fn boxed(link: Link) -> *mut shmesh_link_t {
+    let name = CString::new(link.name()).unwrap_or_default();
+    Box::into_raw(Box::new(shmesh_link_t { link, name, busy: AtomicBool::new(false), held: Cell::new(0) }))
+}
+
+/// # Safety
+/// `options` is NULL or points to options whose `dir` is NULL or ends with a NUL.
+unsafe fn options_of(options: *const shmesh_options_t) -> Result<LinkOptions, Failed> {
+    let mut made = LinkOptions::new();
+    // SAFETY: the caller's promise.
+    if let Some(given) = unsafe { options.as_ref() } {
+        if !given.dir.is_null() {
+            // SAFETY: the caller's promise.
+            made = made.dir(unsafe { text("dir", given.dir) }?);
+        }
+        made = made.timeout(Duration::from_nanos(given.timeout_ns));
+        made = made.prefault(!given.no_prefault).beside(given.beside);
+    }
+    Ok(made)
+}
+
+/// Creates the link of this index of a configuration as its primary, or takes the place of a primary that has ended: then
+/// the link, and everything that waits in it, is as it was. `options` may be NULL.
+///
+/// # Safety
+/// Each pointer is NULL or what it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_create(
+    config: *const shmesh_config_t,
+    index: usize,
+    options: *const shmesh_options_t,
+    link: *mut *mut shmesh_link_t,
+) -> shmesh_error_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let (place, options) = unsafe { (place("link", link)?, options_of(options)?) };
+        // SAFETY: the caller's promise.
+        let config = unsafe { config.as_ref() }.ok_or_else(|| argument("config is NULL; pass one"))?;
+        let Some((_, config)) = config.links.get(index) else {
+            return Err(argument(&format!(
+                "the configuration has {} links, and none of index {index}",
+                config.links.len()
+            )));
+        };
+        *place = boxed(options.create(config)?);
+        Ok(SHMESH_OK)
+    })
+}
+
+/// Attaches to a link that exists. `side` is a `shmesh_side_t`; `options` may be NULL.
+///
+/// # Safety
+/// Each pointer is NULL or what it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_attach(
+    name: *const c_char,
+    side: c_int,
+    options: *const shmesh_options_t,
+    link: *mut *mut shmesh_link_t,
+) -> shmesh_error_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let (place, options) = unsafe { (place("link", link)?, options_of(options)?) };
+        // SAFETY: the caller's promise.
+        let name = unsafe { text("name", name) }?;
+        *place = boxed(options.attach(name, side_of(side)?)?);
+        Ok(SHMESH_OK)
+    })
+}
+
+/// Another handle of the same side, for another thread.
+///
+/// # Safety
+/// Each pointer is NULL or what it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_clone(
+    link: *const shmesh_link_t,
+    clone: *mut *mut shmesh_link_t,
+) -> shmesh_error_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let place = unsafe { place("clone", clone) }?;
+        // SAFETY: the caller's promise.
+        let entered = unsafe { Entered::new(link) }?;
+        *place = boxed(entered.link().try_clone()?);
+        Ok(SHMESH_OK)
+    })
+}
+
+/// Leaves the link and frees the handle. HELD while loans or messages of it are: then it is not closed. NULL is nothing to
+/// close.
+///
+/// # Safety
+/// `link` is NULL or a handle, which is not used after success.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_close(link: *mut shmesh_link_t) -> shmesh_error_t {
+    guarded(|| {
+        if link.is_null() {
+            return Ok(SHMESH_OK);
+        }
+        {
+            // SAFETY: the caller's promise.
+            let entered = unsafe { Entered::new(link) }?;
+            let held = entered.handle().held.get();
+            if held > 0 {
+                let name = entered.link().name();
+                let text = format!(
+                    "link {name}: {held} loans or messages are held; send, drop or release them, then close"
+                );
+                return Err(Failed(SHMESH_ERROR_HELD, text));
+            }
+        }
+        // SAFETY: made by `boxed`; the caller's promise that nobody else uses it from now on.
+        drop(unsafe { Box::from_raw(link) });
+        Ok(SHMESH_OK)
+    })
+}
+
+/// The name of the link, valid as long as the handle; NULL for NULL.
+///
+/// # Safety
+/// `link` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_name(link: *const shmesh_link_t) -> *const c_char {
+    // SAFETY: the caller's promise.
+    unsafe { link.as_ref() }.map_or(std::ptr::null(), |link| link.name.as_ptr())
+}
+
+/// Bytes of a buffer of `pool`, which is a `shmesh_pool_t`, and how many there are. NO_POOL if the link does not have it.
+///
+/// # Safety
+/// Each pointer is NULL or what it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_pool(
+    link: *const shmesh_link_t,
+    pool: c_int,
+    buf_size: *mut u32,
+    pool_len: *mut u32,
+) -> shmesh_error_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let entered = unsafe { Entered::new(link) }?;
+        let pool = pool_of(pool)?;
+        let Some((size, len)) = entered.link().pool(pool) else {
+            return Err(Failed(
+                SHMESH_ERROR_NO_POOL,
+                format!("link {}: pool {pool} is not configured", entered.link().name()),
+            ));
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(place) = buf_size.as_mut() {
+                *place = size;
+            }
+            if let Some(place) = pool_len.as_mut() {
+                *place = len;
+            }
+        }
+        Ok(SHMESH_OK)
+    })
+}
+
+/// Does something with a handle.
+///
+/// # Safety
+/// `link` is NULL or a handle.
+#[inline(always)]
+unsafe fn with(
+    link: *const shmesh_link_t,
+    act: impl FnOnce(&Link) -> Result<shmesh_error_t, Failed>,
+) -> shmesh_error_t {
+    // SAFETY: the caller's promise.
+    guarded(|| act(unsafe { Entered::new(link) }?.link()))
+}
+
+/// Messages that were sent to this side and not received yet; a moment's view.
+///
+/// # Safety
+/// Each pointer is NULL or what it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_queued(
+    link: *const shmesh_link_t,
+    queued: *mut usize,
+) -> shmesh_error_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        with(link, |link| {
+            *queued.as_mut().ok_or_else(|| argument("queued is NULL; pass where to put it"))? = link.queued();
+            Ok(SHMESH_OK)
+        })
+    }
+}
+
+/// Takes back what participants held that have ended. Attaching does it too.
+///
+/// # Safety
+/// `link` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_recover(link: *const shmesh_link_t) -> shmesh_error_t {
+    // SAFETY: the caller's promise.
+    unsafe { with(link, |link| Ok(link.recover().map(|_| SHMESH_OK)?)) }
+}
+
+/// Wakes the other side if somebody there sleeps or has taken the descriptor. Once after several messages is enough.
+///
+/// # Safety
+/// `link` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_notify(link: *const shmesh_link_t) -> shmesh_error_t {
+    // SAFETY: the caller's promise.
+    unsafe { with(link, |link| Ok(link.notify().map(|()| SHMESH_OK)?)) }
+}
+
+/// Negative: for ever.
+fn limit(timeout_ns: i64) -> Option<Duration> {
+    u64::try_from(timeout_ns).ok().map(Duration::from_nanos)
+}
+
+fn in_time(there: bool) -> shmesh_error_t {
+    if there { SHMESH_OK } else { SHMESH_ERROR_TIMEOUT }
+}
+
+/// Waits until a message is there, at most so many nanoseconds; a negative number is for ever.
+///
+/// # Safety
+/// `link` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_wait(link: *const shmesh_link_t, timeout_ns: i64) -> shmesh_error_t {
+    // SAFETY: the caller's promise.
+    unsafe { with(link, |link| Ok(in_time(link.wait(limit(timeout_ns))?))) }
+}
+
+/// Posts the semaphore of the other side once, and wakes it. Posts add up.
+///
+/// # Safety
+/// `link` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_post(link: *const shmesh_link_t) -> shmesh_error_t {
+    // SAFETY: the caller's promise.
+    unsafe { with(link, |link| Ok(link.post().map(|()| SHMESH_OK)?)) }
+}
+
+/// Takes one post of the other side, and waits for it as `shmesh_link_wait` does for a message.
+///
+/// # Safety
+/// `link` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_wait_post(
+    link: *const shmesh_link_t,
+    timeout_ns: i64,
+) -> shmesh_error_t {
+    // SAFETY: the caller's promise.
+    unsafe { with(link, |link| Ok(in_time(link.wait_tti(limit(timeout_ns))?))) }
+}
+
+/// A descriptor for select, poll and epoll: readable after each notification and post from now on. Receive once after this
+/// call, and take the signals with `shmesh_link_take_signal`. It is the handle's: not to be closed.
+///
+/// # Safety
+/// Each pointer is NULL or what it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_fd(link: *const shmesh_link_t, fd: *mut c_int) -> shmesh_error_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        with(link, |link| {
+            let place = fd.as_mut().ok_or_else(|| argument("fd is NULL; pass where to put it"))?;
+            *place = link.fd()?.as_raw_fd();
+            Ok(SHMESH_OK)
+        })
+    }
+}
+
+/// Takes one signal off the descriptor; EMPTY if there is none. Never waits.
+///
+/// # Safety
+/// `link` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_take_signal(link: *const shmesh_link_t) -> shmesh_error_t {
+    // SAFETY: the caller's promise.
+    unsafe { with(link, |link| Ok(if link.value()?.is_some() { SHMESH_OK } else { SHMESH_ERROR_EMPTY })) }
+}

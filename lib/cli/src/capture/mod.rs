@@ -1,0 +1,167 @@
+//! `shmesh capture`: the messages of a link, as a pcapng file.
+
+mod pcapng;
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use shmesh::Side;
+use shmesh::config::LinkName;
+use shmesh::inspect::{Filter, Lost, Tap, View};
+
+use crate::args::{Dir, seconds};
+
+const EXAMPLES: &str = "\
+Nothing is changed and nobody notices: files are mapped for reading only, no seat is taken, and no participant does anything
+for it. So nobody waits for it either: what it was too late for is counted and told at the end. Times are those at which it
+looked. It works on a link in use, and on what a crash left behind.
+
+A buffer that was received and released is soon loaned again, so on a busy link small messages that travel in the ring are
+seen best. To see more: --interval-us 0, a longer ring, --limit-bytes small, and a core of its own.
+
+Wireshark shows the file with lib/cli/wireshark/shmesh.lua of the sources, put into its folder of plugins.
+
+Examples:
+  shmesh capture fronthaul -o fronthaul.pcapng
+  shmesh capture fronthaul -o slots.pcapng --msg-id 0x80 --msg-id 0x81 --cell-id 0 --seconds 10
+  shmesh capture fronthaul -o - --from secondary | tshark -r - -X lua_script:shmesh.lua
+  shmesh capture fronthaul -o before-the-crash.pcapng --history --count 1000";
+
+/// What `shmesh capture` is asked.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The link
+    link: LinkName,
+    /// Where to write; `-`: standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    #[command(flatten)]
+    dir: Dir,
+    /// Only messages with this id, decimal or 0x; may be given more than once
+    #[arg(long, value_name = "ID", value_parser = number)]
+    msg_id: Vec<i32>,
+    /// Only messages about this cell; may be given more than once
+    #[arg(long, value_name = "ID", value_parser = number, allow_negative_numbers = true)]
+    cell_id: Vec<i32>,
+    /// Only messages that this side sends
+    #[arg(long, value_enum, value_name = "SIDE")]
+    from: Option<From>,
+    /// Also messages that were received already, as far as they can still be seen
+    #[arg(long)]
+    history: bool,
+    /// Bytes of each part to keep
+    #[arg(long, value_name = "BYTES", default_value_t = 65_536)]
+    limit_bytes: usize,
+    /// Ends after so many messages
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// Ends after so long; else with Ctrl-C
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    seconds: Option<f64>,
+    /// Microseconds between two looks at a link where nothing is new; 0 polls, and takes a core
+    #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    interval_us: u64,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
+enum From {
+    /// The primary: L1, trainer
+    Primary,
+    /// The secondary: L2, loader
+    Secondary,
+}
+
+fn number(text: &str) -> Result<i32, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).map(u32::cast_signed),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| "not a number of 32 bits, such as 128 or 0x80".to_owned())
+}
+
+/// Records until it is told to end.
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
+    let told = crate::talk::signals()?;
+    let view = View::open(&args.dir.dir, &args.link)?;
+    let from = args.from.map(|from| if from == From::Primary { Side::Primary } else { Side::Secondary });
+    let filter = Filter { msg_ids: args.msg_id.clone(), cell_ids: args.cell_id.clone(), from };
+    let mut tap = Tap::new(view, filter).limit_bytes(args.limit_bytes);
+    if args.history {
+        tap = tap.with_history();
+    }
+    let (seen, lost) = if args.output == Path::new("-") {
+        record(args, &mut tap, &told, io::stdout().lock())?
+    } else {
+        let path = args.output.display();
+        let file = File::create(&args.output).with_context(|| format!("cannot write {path}"))?;
+        record(args, &mut tap, &told, file).with_context(|| format!("cannot write {path}"))?
+    };
+    let summary = told_at_the_end(seen, lost);
+    if args.output == Path::new("-") {
+        eprintln!("{summary}")
+    } else {
+        writeln!(out, "{summary}")?
+    }
+    Ok(())
+}
+
+fn record(args: &Args, tap: &mut Tap, told: &Receiver<()>, to: impl Write) -> io::Result<(u64, Lost)> {
+    let mut file = pcapng::File::new(BufWriter::with_capacity(1 << 20, to), args.link.as_str())?;
+    file.flush()?;
+    let end = args.seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+    let wanted = args.count.unwrap_or(u64::MAX);
+    let mut seen = 0;
+    let mut failed = None;
+    loop {
+        let before = seen;
+        tap.look(|message| {
+            if seen < wanted && failed.is_none() {
+                seen += 1;
+                failed = file.message(message).err();
+            }
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let over = seen >= wanted || end.is_some_and(|end| Instant::now() >= end);
+        if over || told.try_recv().is_ok() {
+            break;
+        }
+        if seen == before {
+            file.flush()?;
+            if args.interval_us > 0 {
+                std::thread::sleep(Duration::from_micros(args.interval_us));
+            }
+        }
+    }
+    let lost = tap.lost();
+    file.finish(seen, lost)?;
+    Ok((seen, lost))
+}
+
+fn told_at_the_end(seen: u64, lost: Lost) -> String {
+    let Lost { overwritten, reused, data, damaged, restarts } = lost;
+    format!(
+        "recorded {seen} messages; too late for {overwritten} in the ring and {reused} in their buffers, {data} without their \
+         DATA part, {damaged} damaged, {restarts} new starts"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_decimal_or_hexadecimal() {
+        assert_eq!(number("128"), Ok(128));
+        assert_eq!(number("0x80"), Ok(128));
+        assert_eq!(number("-1"), Ok(-1));
+        assert_eq!(number("0xffffffff"), Ok(-1));
+        assert!(number("0x").is_err() && number("eighty").is_err() && number("4294967296").is_err());
+    }
+}

@@ -1,0 +1,161 @@
+//! The file: one section, one interface, one packet for each message.
+//!
+//! A packet begins with a header of 32 bytes, little-endian; `wireshark/shmesh.lua` reads it.
+//!
+//! | at | |
+//! |---|---|
+//! | 0 | 1: this form |
+//! | 1 | sent by the primary 0, by the secondary 1 |
+//! | 2 | bit 0: it travelled in the ring; bit 1: its DATA part could not be copied any more |
+//! | 3 | pool of the DATA part, 0: none |
+//! | 4, 8 | msg_id, cell_id |
+//! | 12, 16 | bytes of MSG and of DATA, as they were sent |
+//! | 20 | bytes of MSG that follow; those of DATA come after them |
+//! | 24 | place in the stream of its side, 64 bits |
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use pcap_parser::{
+    EnhancedPacketBlock, InterfaceDescriptionBlock, InterfaceStatisticsBlock, Linktype, OptionCode,
+    PcapNGOption, SectionHeaderBlock, ToVec,
+};
+use shmesh::Side;
+use shmesh::inspect::{Lost, Seen};
+
+/// LINKTYPE_USER0: what Wireshark lets a dissector of one's own have.
+pub(super) const LINK_TYPE: i32 = 147;
+const HEADER_BYTES: usize = 32;
+const FORM: u8 = 1;
+/// Of an interface: its name, and how it is described.
+const IF_NAME: u16 = 2;
+/// Of a packet: 1 inbound, 2 outbound, as the primary sees it.
+const EPB_FLAGS: u16 = 2;
+/// Of the statistics: how many packets came, and how many of them were lost.
+const ISB_IFRECV: u16 = 4;
+const ISB_IFDROP: u16 = 5;
+/// Times count nanoseconds.
+const NANOSECONDS: u8 = 9;
+
+/// Writes messages as a pcapng file.
+pub(super) struct File<W> {
+    out: W,
+    packet: Vec<u8>,
+}
+
+impl<W: Write> File<W> {
+    /// Begins a file about a link.
+    pub(super) fn new(mut out: W, link: &str) -> io::Result<Self> {
+        let mut section = SectionHeaderBlock {
+            block_type: 0,
+            block_len1: 0,
+            bom: 0,
+            major_version: 1,
+            minor_version: 0,
+            section_len: -1,
+            options: vec![option(
+                OptionCode::ShbUserAppl.0,
+                concat!("shmesh ", env!("CARGO_PKG_VERSION")).into(),
+            )],
+            block_len2: 0,
+        };
+        out.write_all(&bytes(section.to_vec())?)?;
+        let mut interface = InterfaceDescriptionBlock {
+            block_type: 0,
+            block_len1: 0,
+            linktype: Linktype(LINK_TYPE),
+            reserved: 0,
+            snaplen: 0,
+            options: vec![option(IF_NAME, link.as_bytes().to_vec())],
+            block_len2: 0,
+            if_tsresol: NANOSECONDS,
+            if_tsoffset: 0,
+        };
+        out.write_all(&bytes(interface.to_vec())?)?;
+        Ok(Self { out, packet: Vec::new() })
+    }
+
+    /// Writes one message.
+    pub(super) fn message(&mut self, seen: &Seen<'_>) -> io::Result<()> {
+        let secondary = seen.from == Side::Secondary;
+        let no_data = seen.data_len > 0 && seen.data.is_empty();
+        let packet = &mut self.packet;
+        packet.clear();
+        packet.extend([
+            FORM,
+            u8::from(secondary),
+            u8::from(seen.inline) | u8::from(no_data) << 1,
+            seen.data_pool.map_or(0, |pool| pool as u8),
+        ]);
+        let msg_here = u32::try_from(seen.msg.len()).unwrap_or(u32::MAX);
+        for word in
+            [seen.msg_id.cast_unsigned(), seen.cell_id.cast_unsigned(), seen.msg_len, seen.data_len, msg_here]
+        {
+            packet.extend(word.to_le_bytes());
+        }
+        packet.extend(seen.position.to_le_bytes());
+        debug_assert_eq!(packet.len(), HEADER_BYTES);
+        packet.extend_from_slice(seen.msg);
+        packet.extend_from_slice(seen.data);
+        let (ts_high, ts_low) = stamp(seen.at);
+        let length = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let whole = HEADER_BYTES as u64 + u64::from(seen.msg_len) + u64::from(seen.data_len);
+        let flags: u32 = if secondary { 1 } else { 2 };
+        let mut block = EnhancedPacketBlock {
+            block_type: 0,
+            block_len1: 0,
+            if_id: 0,
+            ts_high,
+            ts_low,
+            caplen: length(packet.len() as u64),
+            origlen: length(whole),
+            data: packet,
+            options: vec![option(EPB_FLAGS, flags.to_le_bytes().to_vec())],
+            block_len2: 0,
+        };
+        self.out.write_all(&bytes(block.to_vec())?)
+    }
+
+    /// Gives the system what was written, so that a reader sees it and an abrupt end loses nothing.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
+    /// Ends the file with what was seen and what was lost.
+    pub(super) fn finish(mut self, seen: u64, lost: Lost) -> io::Result<()> {
+        let (ts_high, ts_low) = stamp(SystemTime::now());
+        let dropped = lost.overwritten.saturating_add(lost.reused).saturating_add(lost.damaged);
+        let mut statistics = InterfaceStatisticsBlock {
+            block_type: 0,
+            block_len1: 0,
+            if_id: 0,
+            ts_high,
+            ts_low,
+            options: vec![
+                option(ISB_IFRECV, seen.saturating_add(dropped).to_le_bytes().to_vec()),
+                option(ISB_IFDROP, dropped.to_le_bytes().to_vec()),
+            ],
+            block_len2: 0,
+        };
+        self.out.write_all(&bytes(statistics.to_vec())?)?;
+        self.out.flush()
+    }
+}
+
+fn option(code: u16, value: Vec<u8>) -> PcapNGOption<'static> {
+    let len = u16::try_from(value.len()).unwrap_or(u16::MAX);
+    PcapNGOption { code: OptionCode(code), len, value: Cow::Owned(value) }
+}
+
+fn bytes<E: std::fmt::Debug>(made: Result<Vec<u8>, E>) -> io::Result<Vec<u8>> {
+    made.map_err(|error| io::Error::other(format!("{error:?}")))
+}
+
+fn stamp(at: SystemTime) -> (u32, u32) {
+    let since: Duration = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let nanos = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+    let halves = ((nanos >> 32) as u32, nanos as u32);
+    halves
+}

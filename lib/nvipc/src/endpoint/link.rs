@@ -1,0 +1,303 @@
+//! The parts of a link in shared memory, and which buffer an address is of.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use shmesh::Side;
+use shmesh::config::{PoolConfig, PoolId};
+
+use super::{Buffers, Recovered};
+use crate::exchange::Peer;
+use crate::held::{Attached, DataBuffer, Held};
+use crate::layout::{INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES, INFO_WORDS, Names, Shape, TIME_BYTES};
+use crate::memory::{AtomicU32, AtomicU64, Memory, Words};
+use crate::queue::Queue;
+use crate::{Error, Result, sys};
+
+/// A pool: its buffers, who of them is free, and which are ours.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pub(super) id: PoolId,
+    pub(super) config: PoolConfig,
+    pub(super) free: Queue,
+    pub(super) held: Held,
+    /// The first buffer; `None`: they are in memory of a device.
+    pub(super) base: Option<NonNull<u8>>,
+    #[expect(dead_code, reason = "keeps the mapping that `base` points into")]
+    pub(super) memory: Arc<Memory>,
+}
+
+// SAFETY: `base` is an address in a mapping without thread affinity, which `memory` keeps; nothing is read or written there.
+#[expect(unsafe_code, reason = "a pool names buffers by address")]
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+#[expect(unsafe_code, reason = "a pool names buffers by address")]
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    /// The buffer that an address lies in.
+    pub(super) fn index(&self, address: *const u8) -> Option<u32> {
+        let offset = address.addr().checked_sub(self.base?.addr().get())?;
+        let index = u32::try_from(offset / self.config.buf_size_bytes as usize).ok()?;
+        (index < self.config.pool_len).then_some(index)
+    }
+
+    /// The same of a buffer that is ours.
+    pub(super) fn held_index(&self, address: *const u8) -> Result<u32> {
+        self.index(address).filter(|index| self.held.has(*index)).ok_or_else(|| self.not_held(address))
+    }
+
+    pub(super) fn not_held(&self, address: *const u8) -> Error {
+        Error::NotHeld { address: address.addr(), pool: self.id }
+    }
+
+    fn address(&self, index: u32) -> *mut u8 {
+        let offset = index as usize * self.config.buf_size_bytes as usize;
+        self.base.map_or(std::ptr::null_mut(), |base| base.as_ptr().wrapping_add(offset))
+    }
+
+    pub(super) fn checked_len(&self, part: &'static str, len: i32) -> Result<u32> {
+        let max = self.config.buf_size_bytes;
+        u32::try_from(len).ok().filter(|len| *len <= max).ok_or(Error::Length {
+            part,
+            len: len.into(),
+            pool: self.id,
+            max,
+        })
+    }
+}
+
+/// An endpoint, as its calls and its thread share it.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) side: Side,
+    pub(super) names: Names,
+    pub(super) shape: Shape,
+    /// From the secondary to the primary, and the other way.
+    pub(super) rings: [Queue; 2],
+    pub(super) infos: Words<AtomicU32>,
+    pub(super) pools: [Option<Pool>; PoolId::COUNT],
+    pub(super) attached: Attached,
+    /// A single word of `_debug`, and the times of messages.
+    pub(super) dumping: Words<AtomicU64>,
+    pub(super) times: Words<AtomicU64>,
+    /// What we wait on.
+    pub(super) eventfd: OwnedFd,
+    /// Readable when waiting has no more sense: closed, or the primary has ended.
+    pub(super) over: OwnedFd,
+    pub(super) peer: RwLock<Option<Peer>>,
+    /// Every call is in it together with the others; who repairs a link is in it alone.
+    pub(super) gate: RwLock<()>,
+    pub(super) closed: AtomicBool,
+    /// The primary has ended: what we hold is not to be given to a new one.
+    pub(super) primary_ended: AtomicBool,
+    /// Files to remove at the end.
+    pub(super) files: Vec<PathBuf>,
+    /// Peers, MSG buffers, DATA buffers.
+    pub(super) taken_back: [AtomicU64; 3],
+}
+
+impl Shared {
+    /// Begins a call that changes shared memory.
+    #[inline]
+    pub(super) fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let entered = self.enter_to_receive()?;
+        if self.is_over() { Err(Error::PrimaryEnded) } else { Ok(entered) }
+    }
+
+    /// Begins a call that goes on when the primary has ended.
+    #[inline]
+    pub(super) fn enter_to_receive(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let entered = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        if self.closed.load(Relaxed) {
+            return Err(Error::Closed);
+        }
+        if self.dumping[0].load(Relaxed) != 0 {
+            return Err(Error::Dumped);
+        }
+        Ok(entered)
+    }
+
+    pub(super) fn alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.gate.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn peer(&self) -> RwLockReadGuard<'_, Option<Peer>> {
+        self.peer.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether waiting still has sense.
+    pub(super) fn living(&self) -> Result<()> {
+        if self.closed.load(Acquire) {
+            return Err(Error::Closed);
+        }
+        if self.is_over() { Err(Error::PrimaryEnded) } else { Ok(()) }
+    }
+
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.primary_ended.load(Acquire)
+    }
+
+    /// What this side sends on.
+    #[inline]
+    pub(super) fn tx(&self) -> &Queue {
+        match self.side {
+            Side::Secondary => &self.rings[0],
+            Side::Primary => &self.rings[1],
+        }
+    }
+
+    /// What this side receives from.
+    #[inline]
+    pub(super) fn rx(&self) -> &Queue {
+        match self.side {
+            Side::Secondary => &self.rings[1],
+            Side::Primary => &self.rings[0],
+        }
+    }
+
+    /// As descriptors name it.
+    pub(super) fn direction(&self) -> u32 {
+        match self.side {
+            Side::Secondary => 0,
+            Side::Primary => 1,
+        }
+    }
+
+    #[inline]
+    pub(super) fn msg_pool(&self) -> &Pool {
+        // Checked when the link was opened: without this pool there is no link.
+        #[expect(clippy::expect_used, reason = "an invariant of the type")]
+        self.pools[PoolId::CpuMsg.index()].as_ref().expect("a link has cpu_msg")
+    }
+
+    /// A pool for the DATA part.
+    pub(super) fn data_pool(&self, id: PoolId) -> Result<&Pool> {
+        let no = |why| Error::NoPool { pool: id, why };
+        if id == PoolId::CpuMsg {
+            return Err(no("it is for the MSG part; name another for the DATA part"));
+        }
+        let pool = self.pools[id.index()].as_ref();
+        let pool = pool.ok_or(no("not configured; give it buf_size and pool_len at the primary"))?;
+        if pool.base.is_none() {
+            return Err(no(
+                "its buffers are in memory of a GPU, which is not supported here; use another pool",
+            ));
+        }
+        Ok(pool)
+    }
+
+    /// The descriptor of a MSG buffer, by a checked index.
+    #[inline]
+    pub(super) fn info(&self, index: u32) -> &[AtomicU32] {
+        &self.infos[index as usize * INFO_WORDS..][..INFO_WORDS]
+    }
+
+    pub(super) fn write_data(&self, info: &[AtomicU32], data: Option<DataBuffer>) {
+        let (pool, index) = data.map_or((0, u32::MAX), |data| (data.pool as u32, data.index));
+        info[INFO_DATA_POOL].store(pool, Relaxed);
+        info[INFO_DATA_INDEX].store(index, Relaxed);
+    }
+
+    /// The DATA buffer of a received message: it becomes ours.
+    pub(super) fn read_data(
+        &self,
+        info: &[AtomicU32],
+    ) -> std::result::Result<Option<DataBuffer>, &'static str> {
+        let pool = info[INFO_DATA_POOL].load(Relaxed).cast_signed();
+        let Ok(pool) = u32::try_from(pool) else { return Ok(None) };
+        if pool == 0 {
+            return Ok(None);
+        }
+        let id = PoolId::from_index(pool).ok_or("it names a pool that does not exist")?;
+        let pool = self.data_pool(id).map_err(|_| "it names a pool that is not configured or on a device")?;
+        let index = info[INFO_DATA_INDEX].load(Relaxed);
+        if index >= pool.config.pool_len {
+            return Err("it names a DATA buffer beyond its pool");
+        }
+        if !pool.held.take(index) {
+            return Err("it names a DATA buffer that is held here");
+        }
+        Ok(Some(DataBuffer { pool: id, index }))
+    }
+
+    pub(super) fn holds(&self, data: DataBuffer) -> bool {
+        self.pools[data.pool.index()].as_ref().is_some_and(|pool| pool.held.has(data.index))
+    }
+
+    pub(super) fn buffers(&self, msg: u32, data: Option<DataBuffer>) -> Buffers {
+        let pool = data.and_then(|data| self.pools[data.pool.index()].as_ref().zip(Some(data.index)));
+        Buffers {
+            msg: self.msg_pool().address(msg),
+            data: pool.map_or(std::ptr::null_mut(), |(pool, index)| pool.address(index)),
+            data_pool: data.map(|data| data.pool),
+        }
+    }
+
+    /// Notes when a message was sent, where NVIPC's programs look for it.
+    pub(super) fn stamp(&self, index: u32) {
+        let (seconds, nanos) = sys::now();
+        let [to_seconds, to_nanos] = self.time_of_send(index);
+        to_seconds.store(seconds, Relaxed);
+        to_nanos.store(nanos, Relaxed);
+    }
+
+    /// Seconds and nanoseconds.
+    pub(super) fn time_of_send(&self, index: u32) -> &[AtomicU64; 2] {
+        let at = index as usize * TIME_BYTES / 8;
+        // Two words at the beginning of each time, and as many times as MSG buffers.
+        #[expect(clippy::expect_used, reason = "the window was made for this many")]
+        self.times[at..].first_chunk().expect("a checked index")
+    }
+
+    /// Gives a MSG buffer of ours back. `false`: somebody traces the message and has it still, with its DATA.
+    pub(super) fn release_msg(&self, index: u32) -> bool {
+        let pool = self.msg_pool();
+        if self.is_over() {
+            pool.held.give(index);
+            return true;
+        }
+        // More than one: their tracing reads it, and gives it back. Less: somebody has written there.
+        let references = self.info(index)[INFO_REFERENCES].fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
+        if references.cast_signed() > 1 {
+            pool.held.give(index);
+            return false;
+        }
+        pool.put_back(index);
+        true
+    }
+
+    pub(super) fn release_data(&self, data: DataBuffer) {
+        let Some(pool) = self.pools[data.pool.index()].as_ref() else { return };
+        if self.is_over() {
+            pool.held.give(data.index);
+        } else {
+            pool.put_back(data.index);
+        }
+    }
+
+    /// Gives back all that is ours.
+    pub(super) fn release_all(&self) {
+        for pool in self.pools.iter().flatten() {
+            let held: Vec<_> = pool.held.all().collect();
+            held.into_iter().for_each(|index| pool.put_back(index));
+        }
+    }
+
+    pub(super) fn recovered(&self) -> Recovered {
+        let [peers, msg, data] = self.taken_back.each_ref().map(|count| count.load(Relaxed));
+        Recovered { peers, msg_buffers: msg, data_buffers: data }
+    }
+
+    /// Removes what a primary made.
+    pub(super) fn remove_files(&self) {
+        for path in &self.files {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,620 @@
+//! One side of a link: allocate, send, receive, release, and tell the other side.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `mod.rs` | the calls |
+//! | `link.rs` | the parts of a link in shared memory, and which buffer an address is of |
+//! | `open.rs` | making a link as its primary, joining one as its secondary |
+//! | `peer.rs` | the thread that meets peers and notices when they end |
+//! | `recover.rs` | what a dead secondary left is put right |
+
+mod link;
+mod open;
+mod peer;
+mod recover;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags};
+use shmesh::Side;
+use shmesh::config::{PoolConfig, PoolId};
+
+use crate::held::DataBuffer;
+use crate::layout::{
+    INFO_CELL_ID, INFO_DATA_LEN, INFO_DIRECTION, INFO_MSG_ID, INFO_MSG_LEN, INFO_REFERENCES,
+};
+use crate::queue::Queue;
+use crate::{Error, Result, sys};
+use link::{Pool, Shared};
+pub use open::Options;
+pub use recover::Recovered;
+
+/// Addresses of the buffers of one message.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+/// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+/// use shmesh::config::PoolId;
+/// let both = phy.allocate(Some(PoolId::CpuData))?;
+/// assert!(!both.msg.is_null() && !both.data.is_null());
+/// let alone = phy.allocate(None)?;
+/// assert!(alone.data.is_null() && alone.data_pool.is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Buffers {
+    /// The MSG buffer; null: none.
+    pub msg: *mut u8,
+    /// The DATA buffer; null: none.
+    pub data: *mut u8,
+    /// The pool of the DATA buffer.
+    pub data_pool: Option<PoolId>,
+}
+
+impl Buffers {
+    /// No buffers.
+    ///
+    /// ```
+    /// assert!(shmesh_nvipc_wire::Buffers::NONE.msg.is_null());
+    /// ```
+    pub const NONE: Self = Self { msg: std::ptr::null_mut(), data: std::ptr::null_mut(), data_pool: None };
+}
+
+/// A message: its descriptor and the addresses of its buffers.
+///
+/// ```
+/// use shmesh_nvipc_wire::{Buffers, Message};
+/// let empty = Message { msg_id: 0x80, cell_id: 3, msg_len: 0, data_len: 0, buffers: Buffers::NONE };
+/// assert_eq!(empty.cell_id, 3);
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Message {
+    /// The message's id.
+    pub msg_id: i32,
+    /// The cell that it is about.
+    pub cell_id: i32,
+    /// Bytes of the MSG part.
+    pub msg_len: i32,
+    /// Bytes of the DATA part. Without a DATA buffer it says nothing, and travels as it is.
+    pub data_len: i32,
+    /// Where they are.
+    pub buffers: Buffers,
+}
+
+// SAFETY: addresses alone; who reads or writes there answers for that.
+#[expect(unsafe_code, reason = "raw pointers are not Send by default, and these are only names of buffers")]
+unsafe impl Send for Buffers {}
+
+/// One side of a link in NVIPC's layout.
+///
+/// All calls may come from any thread at any time. The addresses of buffers are good until this is dropped.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+/// let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
+/// let phy = options.create("nvipc", pools)?;
+/// let mac = options.attach("nvipc")?;
+/// assert_eq!((phy.side(), mac.side()), (shmesh::Side::Primary, shmesh::Side::Secondary));
+/// assert_eq!(phy.prefix(), "nvipc");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Endpoint {
+    shared: Arc<Shared>,
+    service: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl Endpoint {
+    /// Which side it is.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// assert_eq!(phy.side(), shmesh::Side::Primary);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn side(&self) -> Side {
+        self.shared.side
+    }
+
+    /// The prefix of its files: NVIPC's name for the link.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("fapi", pools)?;
+    /// assert_eq!(phy.prefix(), "fapi");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        self.shared.names.prefix()
+    }
+
+    /// The size of a pool, as the primary configured it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// use shmesh::config::PoolId;
+    /// assert_eq!(phy.pool(PoolId::CpuMsg).buf_size_bytes, 8192);
+    /// assert!(!phy.pool(PoolId::CpuLarge).is_enabled());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn pool(&self, pool: PoolId) -> PoolConfig {
+        self.shared.shape.pools[pool.index()]
+    }
+
+    /// Takes a MSG buffer, and with `pool` a DATA buffer of that pool. They are not cleared.
+    ///
+    /// # Errors
+    /// [`Empty`](Error::Empty), at once: nobody waits here. [`NoPool`](Error::NoPool).
+    /// [`Closed`](Error::Closed), [`PrimaryEnded`](Error::PrimaryEnded), [`Dumped`](Error::Dumped).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// let buffers = phy.allocate(Some(shmesh::config::PoolId::CpuData))?;
+    /// phy.release(buffers)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn allocate(&self, pool: Option<PoolId>) -> Result<Buffers> {
+        let shared = &*self.shared;
+        let _entered = shared.enter()?;
+        let data_pool = match pool {
+            None => None,
+            Some(pool) => Some(shared.data_pool(pool)?),
+        };
+        let msg_pool = shared.msg_pool();
+        let msg = take_free(msg_pool)?;
+        let data = match data_pool.map(take_free).transpose() {
+            Ok(index) => index.zip(pool).map(|(index, pool)| DataBuffer { pool, index }),
+            Err(error) => {
+                msg_pool.put_back(msg);
+                return Err(error);
+            }
+        };
+        shared.attached.set(msg, data);
+        let info = shared.info(msg);
+        shared.write_data(info, data);
+        info[INFO_REFERENCES].store(1, Relaxed);
+        Ok(shared.buffers(msg, data))
+    }
+
+    /// Hands a message to the other side: from here on its buffers are the receiver's. One that was received may be sent on.
+    ///
+    /// A DATA buffer that was allocated or received with the MSG buffer goes along with it, as in NVIPC, also when
+    /// `buffers.data` is null.
+    ///
+    /// # Errors
+    /// [`Length`](Error::Length), [`NotHeld`](Error::NotHeld): nothing was sent and the buffers stay with the caller.
+    /// [`Queue`](Error::Queue). As [`allocate`](Self::allocate).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// use shmesh_nvipc_wire::{Error, Message};
+    /// let buffers = phy.allocate(None)?;
+    /// let message = Message { msg_id: 1, cell_id: 0, msg_len: 16, data_len: 0, buffers };
+    /// phy.send(message)?;
+    /// assert!(matches!(phy.send(message), Err(Error::NotHeld { .. })), "it is the receiver's now");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn send(&self, message: Message) -> Result<()> {
+        let ring = self.shared.tx();
+        self.enqueue(message, ring, self.shared.direction())
+    }
+
+    /// As [`send`](Self::send), and this side receives it.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// use shmesh_nvipc_wire::Message;
+    /// let buffers = phy.allocate(None)?;
+    /// phy.send_to_self(Message { msg_id: 1, cell_id: 0, msg_len: 16, data_len: 0, buffers })?;
+    /// assert_eq!(phy.receive()?.map(|message| message.msg_id), Some(1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn send_to_self(&self, message: Message) -> Result<()> {
+        let ring = self.shared.rx();
+        let direction = match self.shared.side {
+            Side::Primary => 2,
+            Side::Secondary => 3,
+        };
+        self.enqueue(message, ring, direction)
+    }
+
+    fn enqueue(&self, message: Message, ring: &Queue, direction: u32) -> Result<()> {
+        let shared = &*self.shared;
+        let _entered = shared.enter()?;
+        let Buffers { msg, data, data_pool } = message.buffers;
+        let msg_pool = shared.msg_pool();
+        let index = msg_pool.held_index(msg)?;
+        let msg_len = msg_pool.checked_len("msg_len", message.msg_len)?;
+        let data = if data.is_null() {
+            shared.attached.get(index).filter(|data| shared.holds(*data))
+        } else {
+            let id = data_pool.ok_or(Error::NotHeld { address: data.addr(), pool: PoolId::CpuData })?;
+            Some(DataBuffer { pool: id, index: shared.data_pool(id)?.held_index(data)? })
+        };
+        let data_len = match data {
+            None => message.data_len.cast_unsigned(),
+            Some(data) => shared.data_pool(data.pool)?.checked_len("data_len", message.data_len)?,
+        };
+        // Of two threads that send the same buffer one comes through here.
+        if !msg_pool.held.give(index) {
+            return Err(msg_pool.not_held(msg));
+        }
+        if let Some(data) = data
+            && !shared.data_pool(data.pool)?.held.give(data.index)
+        {
+            msg_pool.held.take(index);
+            return Err(shared.data_pool(data.pool)?.not_held(message.buffers.data));
+        }
+        let info = shared.info(index);
+        info[INFO_MSG_ID].store(message.msg_id.cast_unsigned(), Relaxed);
+        info[INFO_CELL_ID].store(message.cell_id.cast_unsigned(), Relaxed);
+        info[INFO_MSG_LEN].store(msg_len, Relaxed);
+        info[INFO_DATA_LEN].store(data_len, Relaxed);
+        info[INFO_DIRECTION].store(direction, Relaxed);
+        shared.write_data(info, data);
+        shared.stamp(index);
+        let put = ring.enqueue(index);
+        if put.is_err() {
+            msg_pool.held.take(index);
+            if let Some(data) = data {
+                shared.data_pool(data.pool)?.held.take(data.index);
+            }
+            return Err(Error::Queue { what: "the ring to the other side" });
+        }
+        Ok(())
+    }
+
+    /// The next message, if one waits. Its buffers are ours until they are released or sent on.
+    ///
+    /// # Errors
+    /// [`BadMessage`](Error::BadMessage): that one is dropped and what it named goes back; call again, there may be more.
+    /// [`Queue`](Error::Queue), [`Closed`](Error::Closed), [`Dumped`](Error::Dumped); and, when the primary has ended and
+    /// nothing waits any more, [`PrimaryEnded`](Error::PrimaryEnded).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// assert!(phy.receive()?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn receive(&self) -> Result<Option<Message>> {
+        let shared = &*self.shared;
+        let _entered = shared.enter_to_receive()?;
+        let taken = shared.rx().dequeue().map_err(|_| Error::Queue { what: "the ring to this side" })?;
+        let Some(index) = taken else {
+            return if shared.is_over() { Err(Error::PrimaryEnded) } else { Ok(None) };
+        };
+        let msg_pool = shared.msg_pool();
+        let bad = |why| Err(Error::BadMessage { why });
+        if !msg_pool.held.take(index) {
+            return bad("it names a MSG buffer that is held here");
+        }
+        let info = shared.info(index);
+        let load = |word: usize| info[word].load(Relaxed);
+        let msg_len = load(INFO_MSG_LEN);
+        let data = match shared.read_data(info) {
+            Ok(data) => data,
+            Err(why) => {
+                shared.attached.set(index, None);
+                shared.release_msg(index);
+                return bad(why);
+            }
+        };
+        shared.attached.set(index, data);
+        let data_len = load(INFO_DATA_LEN);
+        let data_max = data.map(|data| shared.shape.pools[data.pool.index()].buf_size_bytes);
+        let why = if msg_len > msg_pool.config.buf_size_bytes {
+            Some("its msg_len is longer than a buffer")
+        } else if data_max.is_some_and(|max| data_len > max) {
+            Some("its data_len is longer than a buffer")
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            if let (true, Some(data)) = (shared.release_msg(index), data) {
+                shared.release_data(data);
+            }
+            return bad(why);
+        }
+        Ok(Some(Message {
+            msg_id: load(INFO_MSG_ID).cast_signed(),
+            cell_id: load(INFO_CELL_ID).cast_signed(),
+            msg_len: msg_len.cast_signed(),
+            data_len: data_len.cast_signed().max(0),
+            buffers: shared.buffers(index, data),
+        }))
+    }
+
+    /// Gives buffers back to their pools: both, or one of them with the other null.
+    ///
+    /// # Errors
+    /// [`NotHeld`](Error::NotHeld) for one that is not held here; the other is given back all the same.
+    /// [`Closed`](Error::Closed), [`Dumped`](Error::Dumped).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// let buffers = phy.allocate(None)?;
+    /// phy.release(buffers)?;
+    /// assert!(phy.release(buffers).is_err(), "it is nobody's now");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn release(&self, buffers: Buffers) -> Result<()> {
+        let shared = &*self.shared;
+        let _entered = shared.enter_to_receive()?;
+        let mut done = Ok(());
+        let mut traced = false;
+        if !buffers.msg.is_null() {
+            match shared.msg_pool().held_index(buffers.msg) {
+                Ok(index) => traced = !shared.release_msg(index),
+                Err(error) => done = Err(error),
+            }
+        }
+        if !buffers.data.is_null() {
+            let pool = buffers
+                .data_pool
+                .ok_or(Error::NotHeld { address: buffers.data.addr(), pool: PoolId::CpuData });
+            match pool.and_then(|id| Ok((id, shared.data_pool(id)?.held_index(buffers.data)?))) {
+                // Their tracing still reads the message: who drops the last reference gives both back.
+                Ok((pool, index)) if traced => drop(shared.data_pool(pool)?.held.give(index)),
+                Ok((pool, index)) => shared.release_data(DataBuffer { pool, index }),
+                Err(error) => done = Err(error),
+            }
+        }
+        done
+    }
+
+    /// Wakes the other side: one waiting call of its, now or later.
+    ///
+    /// # Errors
+    /// [`NoPeer`](Error::NoPeer) until one has connected and after it has ended. [`PrimaryEnded`](Error::PrimaryEnded),
+    /// [`Closed`](Error::Closed), [`Dumped`](Error::Dumped).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
+    /// # let phy = options.create("nvipc", pools)?;
+    /// let mac = options.attach("nvipc")?;
+    /// mac.notify()?;
+    /// assert!(phy.take()? && !phy.take()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn notify(&self) -> Result<()> {
+        let entered = self.shared.enter()?;
+        drop(entered);
+        let peer = self.shared.peer();
+        let peer = peer.as_ref().ok_or(Error::NoPeer)?;
+        sys::post(&peer.eventfd).map_err(|error| Error::system("notify the peer", error))?;
+        Ok(())
+    }
+
+    /// Waits until the other side notifies, and takes that one notification. `false`: `limit` is over.
+    ///
+    /// # Errors
+    /// [`PrimaryEnded`](Error::PrimaryEnded), [`Closed`](Error::Closed): also when it happens meanwhile.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// assert!(!phy.wait(Some(std::time::Duration::from_millis(1)))?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait(&self, limit: Option<Duration>) -> Result<bool> {
+        let shared = &*self.shared;
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            if self.take()? {
+                return Ok(true);
+            }
+            shared.living()?;
+            let ready = sys::wait_for(
+                &mut [
+                    PollFd::new(shared.eventfd.as_fd(), PollFlags::POLLIN),
+                    PollFd::new(shared.over.as_fd(), PollFlags::POLLIN),
+                ],
+                deadline,
+            );
+            if ready.map_err(|error| Error::system("wait for the peer", error))? == 0 {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Takes one notification, if there is one.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// assert!(!phy.take()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn take(&self) -> Result<bool> {
+        sys::take(&self.shared.eventfd).map_err(|error| Error::system("take a notification", error))
+    }
+
+    /// What becomes readable when the other side notifies, for `poll` and `epoll`. Blocking, as NVIPC's is.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// use std::os::fd::AsRawFd;
+    /// assert!(phy.fd().as_raw_fd() > 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.eventfd.as_fd()
+    }
+
+    /// Whether a process is at the other end, as far as is known: one has connected, and has not ended.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// assert!(!phy.has_peer());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn has_peer(&self) -> bool {
+        self.shared.peer().as_ref().is_some_and(|peer| !peer.has_ended())
+    }
+
+    /// How many messages wait for this side, about.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// assert_eq!(phy.queued(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.shared.rx().len()
+    }
+
+    /// Whether an address lies in a buffer of this link.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// let buffers = phy.allocate(None)?;
+    /// assert!(phy.is_inside(buffers.msg) && !phy.is_inside(&raw const buffers as *const u8));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn is_inside(&self, address: *const u8) -> bool {
+        self.shared.pools.iter().flatten().any(|pool| pool.index(address).is_some())
+    }
+
+    /// When a message was sent, in nanoseconds since 1970: of a MSG buffer that is held here, as its sender noted it.
+    ///
+    /// # Errors
+    /// [`NotHeld`](Error::NotHeld).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// # use shmesh_nvipc_wire::Message;
+    /// # let buffers = phy.allocate(None)?;
+    /// phy.send_to_self(Message { msg_id: 1, cell_id: 0, msg_len: 16, data_len: 0, buffers })?;
+    /// let message = phy.receive()?.expect("it was sent");
+    /// assert!(phy.sent_at(message.buffers.msg)? > 1_600_000_000_000_000_000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sent_at(&self, msg: *const u8) -> Result<u64> {
+        let index = self.shared.msg_pool().held_index(msg)?;
+        let [seconds, nanos] = self.shared.time_of_send(index).each_ref().map(|word| word.load(Relaxed));
+        Ok(seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos))
+    }
+
+    /// What was taken back from secondaries that ended, so far.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// assert_eq!(phy.recovered().peers, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn recovered(&self) -> Recovered {
+        self.shared.recovered()
+    }
+
+    /// Leaves the link: what is held here goes back, waiting calls return, and a primary removes the files. Later calls are
+    /// refused; addresses stay good until the endpoint is dropped, which closes it too.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// phy.close();
+    /// assert!(matches!(phy.allocate(None), Err(shmesh_nvipc_wire::Error::Closed)));
+    /// assert_eq!(std::fs::read_dir(dir.path())?.count(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn close(&self) {
+        let shared = &*self.shared;
+        {
+            let _alone = shared.alone();
+            if shared.closed.swap(true, AcqRel) {
+                return;
+            }
+            if !shared.is_over() {
+                shared.release_all();
+            }
+        }
+        let _ = sys::post(&shared.over);
+        let service = self.service.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if let Some(service) = service {
+            let _ = service.join();
+        }
+        shared.remove_files();
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Takes a free buffer of a pool.
+fn take_free(pool: &Pool) -> Result<u32> {
+    // A pool that was wiped under us offers what we hold: those come back when we release them.
+    for _ in 0..=pool.config.pool_len {
+        match pool.free.dequeue() {
+            Ok(Some(index)) if pool.held.take(index) => return Ok(index),
+            Ok(Some(_)) => {}
+            Ok(None) => break,
+            Err(_) => return Err(Error::Queue { what: "a list of free buffers" }),
+        }
+    }
+    Err(Error::Empty { pool: pool.id, len: pool.config.pool_len })
+}
+
+impl Pool {
+    /// Gives a buffer of ours back.
+    fn put_back(&self, index: u32) {
+        if self.held.give(index) {
+            // There already: the pool was wiped under us, and that gave it back. Or the list is destroyed, and recovery or
+            // a new link brings the buffer back.
+            let _ = self.free.enqueue(index);
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! Making a link as its primary, joining one as its secondary.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use shmesh::Side;
+use shmesh::config::{PoolConfig, PoolId};
+
+use super::link::{Pool, Shared};
+use super::{Endpoint, peer};
+use crate::exchange;
+use crate::held::{Attached, Held};
+use crate::layout::{
+    COMMAND_RING_BYTES, COMMANDS, CONFIG_AT, CONFIG_BYTES, DUMPING_AT, FORWARD_QUEUE_AT, INFO_WORDS, Names,
+    QUEUE_WORDS, SEMAPHORE, Shape, TIME_BYTES, TIME_OF_SEND, TIMES_AT, debug_bytes, forward_bytes, infos_at,
+    pool_bytes, queue_bytes, shm_bytes,
+};
+use crate::memory::{AtomicU32, Memory};
+use crate::queue::Queue;
+use crate::{Error, Result, sys};
+
+/// How long another of us may take to make a link in the same directory.
+const DIR_LIMIT: Duration = Duration::from_secs(30);
+
+/// How to find links, and how to make them.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// use std::time::Duration;
+/// let options = shmesh_nvipc_wire::Options::new().dir(dir.path()).patience(Duration::ZERO);
+/// let nobody = options.attach("nvipc").unwrap_err();
+/// assert!(matches!(nobody, shmesh_nvipc_wire::Error::NoPrimary { .. }), "{nobody}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Options {
+    dir: PathBuf,
+    mode: u32,
+    patience: Option<Duration>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Options {
+    /// In `/dev/shm`, where NVIPC always is; files for this user only; waiting for the primary as long as it takes.
+    ///
+    /// ```
+    /// let options = shmesh_nvipc_wire::Options::new();
+    /// assert!(options.attach("no/prefix").is_err());
+    /// ```
+    #[must_use]
+    pub fn new() -> Self {
+        Self { dir: PathBuf::from("/dev/shm"), mode: 0o600, patience: None }
+    }
+
+    /// In another directory: tests, and pods whose peer has that directory as its `/dev/shm`.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// assert!(dir.path().join("nvipc_shm").exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.dir = dir.into();
+        self
+    }
+
+    /// The mode of a primary's files, whatever the umask: 0o600 unless set. A peer of another user needs 0o660 or 0o666.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// use std::os::unix::fs::PermissionsExt;
+    /// let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).file_mode(0o660).create("nvipc", pools)?;
+    /// let mode = std::fs::metadata(dir.path().join("nvipc_shm"))?.permissions().mode();
+    /// assert_eq!(mode & 0o777, 0o660);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn file_mode(mut self, mode: u32) -> Self {
+        self.mode = mode & 0o666;
+        self
+    }
+
+    /// How long a secondary waits for its primary; for ever unless set, as NVIPC's do.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
+    /// assert!(options.patience(std::time::Duration::from_millis(1)).attach("nvipc").is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// Makes a link and becomes its primary.
+    ///
+    /// What a primary left that has ended is replaced by new files, so whoever still has the old ones keeps them.
+    ///
+    /// # Errors
+    /// [`InUse`](Error::InUse), [`NotTheirs`](Error::NotTheirs), [`NoSpace`](Error::NoSpace), [`Prefix`](Error::Prefix),
+    /// [`Pool`](Error::Pool), [`NoMsgPool`](Error::NoMsgPool), [`System`](Error::System). Nothing is left behind.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use shmesh::config::{LinkConfig, PoolId};
+    /// let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
+    /// let phy = options.create("nvipc", LinkConfig::new("nvipc".parse()?).pools)?;
+    /// let second = options.create("nvipc", LinkConfig::new("nvipc".parse()?).pools).unwrap_err();
+    /// assert!(matches!(second, shmesh_nvipc_wire::Error::InUse { .. }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn create(&self, prefix: &str, pools: [PoolConfig; PoolId::COUNT]) -> Result<Endpoint> {
+        self.create_asking(prefix, pools, None)
+    }
+
+    /// As [`create`](Self::create). Whenever a secondary connects that is not the first, `agrees` is called, in a thread of
+    /// the endpoint; with `false` it is sent away. NVIPC's reset callback, without the reset.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
+    /// let phy = options.create_with("nvipc", pools, || true)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn create_with(
+        &self,
+        prefix: &str,
+        pools: [PoolConfig; PoolId::COUNT],
+        agrees: impl Fn() -> bool + Send + 'static,
+    ) -> Result<Endpoint> {
+        self.create_asking(prefix, pools, Some(Box::new(agrees)))
+    }
+
+    fn create_asking(
+        &self,
+        prefix: &str,
+        pools: [PoolConfig; PoolId::COUNT],
+        agrees: Option<peer::Reconnecting>,
+    ) -> Result<Endpoint> {
+        let names = Names::new(prefix)?;
+        let shape = Shape::checked(pools)?;
+        let system = |doing: &str, error| Error::system(format!("{doing} {}", self.dir.display()), error);
+        let _alone =
+            sys::lock_dir(&self.dir, DIR_LIMIT).map_err(|error| system("lock the directory", error))?;
+        self.clear(&names)?;
+        let mut made = Made { files: Vec::new(), options: self };
+        let debug = made.segment(&names.of("debug"), debug_bytes(shape.msg_len()) as u64)?;
+        let config = debug.words::<AtomicU32>(CONFIG_AT, CONFIG_BYTES / 4).ok_or_else(damaged)?;
+        config.iter().zip(shape.to_words(prefix)).for_each(|(word, value)| store(word, value));
+        let semaphore = made.segment(&names.semaphore(), size_of_val(&SEMAPHORE) as u64)?;
+        let words = semaphore.words::<AtomicU32>(0, SEMAPHORE.len()).ok_or_else(damaged)?;
+        words.iter().zip(SEMAPHORE).for_each(|(word, value)| store(word, value));
+        let commands = made.segment(&names.of("cmd_ring"), COMMAND_RING_BYTES as u64)?;
+        queue(&commands, 0, COMMANDS)?.refill([]);
+        queue(&commands, queue_bytes(COMMANDS), COMMANDS)?.refill(0..64);
+        let shm = made.segment(&names.of("shm"), shm_bytes(shape.msg_len()) as u64)?;
+        let mut memories = [const { None }; PoolId::COUNT];
+        for pool in PoolId::ALL {
+            let config = shape.pools[pool.index()];
+            if config.is_enabled() {
+                memories[pool.index()] = Some(made.segment(&names.pool(pool), pool_bytes(config))?);
+            }
+        }
+        let forward = made.segment(&names.of("fw"), forward_bytes(shape.msg_len()) as u64)?;
+        queue(&forward, FORWARD_QUEUE_AT, shape.msg_len())?.refill([]);
+
+        let mut shared = self.place(Side::Primary, names, shape, &debug, &shm, memories)?;
+        shared.rings.iter().for_each(|ring| ring.refill([]));
+        shared.pools.iter().flatten().for_each(|pool| pool.free.refill(0..pool.config.pool_len));
+        let path = self.dir.join(shared.names.server());
+        let listener = sys::listen_on(&path, self.mode)
+            .map_err(|error| Error::system(format!("listen at {}", path.display()), error))?;
+        made.files.push(path);
+        // NVIPC's secondaries leave theirs behind.
+        made.files.push(self.dir.join(shared.names.of("un_sock_client")));
+        shared.files = std::mem::take(&mut made.files);
+        start(shared, Some(listener), agrees)
+    }
+
+    /// Removes what a primary left that has ended.
+    fn clear(&self, names: &Names) -> Result<()> {
+        let server = self.dir.join(names.server());
+        let served = sys::is_served(&server);
+        if served.map_err(|error| Error::system(format!("look at {}", server.display()), error))? {
+            return Err(Error::InUse { path: server });
+        }
+        let shm = self.dir.join(names.of("shm"));
+        if shm.symlink_metadata().is_ok() {
+            // A link of our own layout has a file of this name too, and this is not its way to end.
+            let stale = self.open(&names.of("debug")).and_then(|debug| read_shape(&debug, "debug"));
+            if stale.is_err() {
+                return Err(Error::NotTheirs { path: shm });
+            }
+        }
+        for name in names.all() {
+            let path = self.dir.join(name);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(Error::system(format!("remove stale {}", path.display()), error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Joins a link as its secondary. Waits for the primary.
+    ///
+    /// # Errors
+    /// [`NoPrimary`](Error::NoPrimary) when patience is over, [`Version`](Error::Version), [`Damaged`](Error::Damaged),
+    /// [`Truncated`](Error::Truncated), [`Prefix`](Error::Prefix), [`System`](Error::System).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
+    /// let phy = options.create("nvipc", pools)?;
+    /// let mac = options.attach("nvipc")?;
+    /// assert_eq!(mac.pool(shmesh::config::PoolId::CpuMsg), pools[0], "the primary's");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn attach(&self, prefix: &str) -> Result<Endpoint> {
+        let names = Names::new(prefix)?;
+        let eventfd = sys::eventfd().map_err(|error| Error::system("make an eventfd", error))?;
+        // First, as theirs do: a primary of theirs may put its queues in order before it answers.
+        let peer = exchange::meet(&self.dir.join(names.server()), &eventfd, self.patience)?;
+        let debug = self.open(&names.of("debug"))?;
+        let shape = read_shape(&debug, &names.of("debug"))?;
+        longer(&debug, &names.of("debug"), debug_bytes(shape.msg_len()) as u64)?;
+        let shm = self.open(&names.of("shm"))?;
+        longer(&shm, &names.of("shm"), shm_bytes(shape.msg_len()) as u64)?;
+        let mut memories = [const { None }; PoolId::COUNT];
+        for pool in PoolId::ALL {
+            let config = shape.pools[pool.index()];
+            if config.is_enabled() {
+                let memory = self.open(&names.pool(pool))?;
+                // What is on a device has only its queue, and how to find the rest, in the file.
+                let least = if pool.is_device() {
+                    queue_bytes(config.pool_len as usize) as u64
+                } else {
+                    pool_bytes(config)
+                };
+                longer(&memory, &names.pool(pool), least)?;
+                memories[pool.index()] = Some(memory);
+            }
+        }
+        let mut shared = self.place(Side::Secondary, names, shape, &debug, &shm, memories)?;
+        shared.eventfd = eventfd;
+        shared.peer = RwLock::new(Some(peer));
+        start(shared, None, None)
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<Memory>> {
+        let path = self.dir.join(name);
+        let what = || path.display().to_string();
+        let refused = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => Error::Damaged { what: what(), why: "it is missing" },
+            _ => Error::system(format!("open {}", what()), error),
+        };
+        let file = sys::open(&path).map_err(refused)?;
+        let metadata = file.metadata().map_err(refused)?;
+        if !metadata.is_file() || metadata.len() == 0 {
+            return Err(Error::Damaged { what: what(), why: "it is empty, or no file" });
+        }
+        map(&file, &path)
+    }
+
+    /// Finds the parts of a link in its segments.
+    fn place(
+        &self,
+        side: Side,
+        names: Names,
+        shape: Shape,
+        debug: &Arc<Memory>,
+        shm: &Arc<Memory>,
+        mut memories: [Option<Arc<Memory>>; PoolId::COUNT],
+    ) -> Result<Shared> {
+        let len = shape.msg_len();
+        let mut pools = [const { None }; PoolId::COUNT];
+        for id in PoolId::ALL {
+            let Some(memory) = memories[id.index()].take() else { continue };
+            let config = shape.pools[id.index()];
+            let buffers = queue_bytes(config.pool_len as usize);
+            let bytes = usize::try_from(config.payload_bytes()).map_err(|_| damaged())?;
+            pools[id.index()] = Some(Pool {
+                id,
+                config,
+                free: queue(&memory, 0, config.pool_len as usize)?,
+                held: Held::new(config.pool_len as usize),
+                base: memory.payload(buffers, bytes),
+                memory,
+            });
+        }
+        let eventfd = || sys::eventfd().map_err(|error| Error::system("make an eventfd", error));
+        Ok(Shared {
+            side,
+            rings: [queue(shm, 0, len)?, queue(shm, queue_bytes(len), len)?],
+            infos: shm.words(infos_at(len), INFO_WORDS * len).ok_or_else(damaged)?,
+            pools,
+            attached: Attached::new(len),
+            dumping: debug.words(DUMPING_AT, 1).ok_or_else(damaged)?,
+            // From the first time of sending to the end of the last one's times.
+            times: debug
+                .words(TIMES_AT + TIME_OF_SEND, (TIME_BYTES * len - TIME_OF_SEND) / 8)
+                .ok_or_else(damaged)?,
+            eventfd: eventfd()?,
+            over: eventfd()?,
+            peer: RwLock::new(None),
+            gate: RwLock::new(()),
+            closed: AtomicBool::new(false),
+            primary_ended: AtomicBool::new(false),
+            files: Vec::new(),
+            taken_back: Default::default(),
+            names,
+            shape,
+        })
+    }
+}
+
+/// Files of a primary that is not complete yet: they go if it does not become so.
+struct Made<'a> {
+    files: Vec<PathBuf>,
+    options: &'a Options,
+}
+
+impl Made<'_> {
+    fn segment(&mut self, name: &str, bytes: u64) -> Result<Arc<Memory>> {
+        let path = self.options.dir.join(name);
+        let file =
+            sys::create(&path, self.options.mode, bytes).map_err(|error| match error.raw_os_error() {
+                Some(libc::ENOSPC | libc::ENOMEM | libc::EFBIG) => {
+                    Error::NoSpace { what: name.to_owned(), needed: bytes, dir: self.options.dir.clone() }
+                }
+                _ => Error::system(format!("make {}", path.display()), error),
+            })?;
+        self.files.push(path.clone());
+        map(&file, &path)
+    }
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        for path in &self.files {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn start(
+    shared: Shared,
+    listener: Option<std::os::fd::OwnedFd>,
+    agrees: Option<peer::Reconnecting>,
+) -> Result<Endpoint> {
+    let shared = Arc::new(shared);
+    let endpoint = Endpoint { shared: Arc::clone(&shared), service: Mutex::new(None) };
+    let service = std::thread::Builder::new()
+        .name("shmesh-nvipc".to_owned())
+        .spawn(move || peer::serve(&shared, listener.as_ref(), agrees.as_ref()))
+        .map_err(|error| Error::system("start a thread", error))?;
+    *endpoint.service.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(service);
+    Ok(endpoint)
+}
+
+fn map(file: &File, path: &Path) -> Result<Arc<Memory>> {
+    let map = sys::map(file).map_err(|error| Error::system(format!("map {}", path.display()), error))?;
+    Ok(Memory::mapped(map))
+}
+
+fn store(word: &AtomicU32, value: u32) {
+    word.store(value, std::sync::atomic::Ordering::Release);
+}
+
+fn read_shape(debug: &Arc<Memory>, what: &str) -> Result<Shape> {
+    let words = debug.words::<AtomicU32>(CONFIG_AT, CONFIG_BYTES / 4);
+    let words = words.ok_or_else(|| Error::Truncated {
+        what: what.to_owned(),
+        found: debug.len() as u64,
+        expected: TIMES_AT as u64,
+    })?;
+    let copy = std::array::from_fn(|i| words[i].load(std::sync::atomic::Ordering::Acquire));
+    Shape::from_words(&copy, what)
+}
+
+fn longer(memory: &Memory, what: &str, expected: u64) -> Result<()> {
+    let found = memory.len() as u64;
+    if found < expected { Err(Error::Truncated { what: what.to_owned(), found, expected }) } else { Ok(()) }
+}
+
+fn queue(memory: &Arc<Memory>, at: usize, len: usize) -> Result<Queue> {
+    memory.words(at, QUEUE_WORDS + len).map(Queue::new).ok_or_else(damaged)
+}
+
+fn damaged() -> Error {
+    Error::Damaged { what: "a segment".to_owned(), why: "its parts do not fit" }
+}

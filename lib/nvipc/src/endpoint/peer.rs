@@ -1,0 +1,103 @@
+//! The thread that meets peers and notices when they end.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, PoisonError};
+
+use nix::poll::{PollFd, PollFlags};
+
+use super::link::Shared;
+use crate::exchange::{Caller, Peer};
+use crate::sys;
+
+/// What the application says when a secondary connects again; `false` refuses it.
+pub(super) type Reconnecting = Box<dyn Fn() -> bool + Send>;
+
+/// Most that wait for the place of a secondary that lives; more are sent away.
+const WAITING_MAX: usize = 8;
+
+/// Runs until the endpoint is closed. `listener`: a primary's.
+pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&Reconnecting>) {
+    let (mut met, mut waiting) = (false, VecDeque::new());
+    while !shared.closed.load(Acquire) {
+        // A descriptor of its own, because the peer may be replaced while nobody but this thread does that.
+        let pidfd = shared.peer().as_ref().and_then(|peer| peer.pidfd.as_ref()?.try_clone().ok());
+        let mut fds = vec![PollFd::new(shared.over.as_fd(), PollFlags::POLLIN)];
+        fds.extend(listener.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
+        fds.extend(pidfd.as_ref().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
+        if sys::wait_for(&mut fds, None).is_err() {
+            return;
+        }
+        let is_ready = |fd: &PollFd<'_>| fd.any() == Some(true);
+        let called = listener.is_some() && is_ready(&fds[1]);
+        let ended = pidfd.is_some() && fds.last().is_some_and(is_ready);
+        drop(fds);
+        if shared.closed.load(Acquire) {
+            return;
+        }
+        if ended {
+            match listener {
+                Some(_) => shared.secondary_ended(),
+                None => return shared.end_with_primary(),
+            }
+        }
+        if let (true, Some(listener)) = (called, listener)
+            && let Ok(caller) = Caller::accepted(listener)
+            && waiting.len() < WAITING_MAX
+        {
+            waiting.push_back(caller);
+        }
+        // NVIPC lets everybody in, and wipes the link under the one that lives. Here others wait as they would for a primary.
+        while let Some(caller) = waiting.pop_front() {
+            if shared.is_taken_from(&caller) {
+                waiting.push_front(caller);
+                break;
+            }
+            met |= shared.meet(caller, met, reconnecting);
+        }
+    }
+}
+
+impl Shared {
+    fn set_peer(&self, peer: Option<Peer>) {
+        *self.peer.write().unwrap_or_else(PoisonError::into_inner) = peer;
+    }
+
+    fn secondary_ended(&self) {
+        self.recover();
+        self.set_peer(None);
+    }
+
+    /// A secondary: the link is over, and who waits shall hear of it.
+    fn end_with_primary(&self) {
+        let alone = self.alone();
+        self.primary_ended.store(true, Release);
+        drop(alone);
+        let _ = sys::post(&self.over);
+    }
+
+    /// Whether another secondary lives.
+    fn is_taken_from(&self, caller: &Caller) -> bool {
+        let peer = self.peer();
+        peer.as_ref().is_some_and(|peer| peer.pidfd.is_some() && !peer.has_ended() && !peer.is(caller))
+    }
+
+    /// Meets one that connects. `false`: it is not the peer.
+    fn meet(&self, caller: Caller, again: bool, reconnecting: Option<&Reconnecting>) -> bool {
+        let ended = self.peer().as_ref().is_some_and(Peer::has_ended);
+        if ended {
+            self.secondary_ended();
+        }
+        if again && reconnecting.is_some_and(|agrees| !agrees()) {
+            return false;
+        }
+        match caller.exchange(&self.eventfd) {
+            Ok(peer) => {
+                self.set_peer(Some(peer));
+                true
+            }
+            Err(_) => false,
+        }
+    }
+}

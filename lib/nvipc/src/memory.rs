@@ -1,0 +1,114 @@
+//! Mapped files, and checked windows of atomic words over them.
+// UNSAFETY: turns mapped address ranges into slices of atomics. Those are valid for any bits and any writer; range and
+// alignment are checked when a window is made.
+#![expect(unsafe_code, reason = "the only place where mapped memory becomes a reference")]
+
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The atomics of this crate.
+mod word {
+    #![allow(
+        clippy::disallowed_types,
+        reason = "the layout has words of both sizes, and no model explores it"
+    )]
+    /// A word of 64 bits that several processes write.
+    pub(crate) type AtomicU64 = core::sync::atomic::AtomicU64;
+    /// A word of 32 bits that several processes write.
+    pub(crate) type AtomicU32 = core::sync::atomic::AtomicU32;
+}
+pub(crate) use word::{AtomicU32, AtomicU64};
+
+/// Memory that holds a segment: mapped, or on the heap for tests.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+    #[expect(dead_code, reason = "keeps the mapping")]
+    owner: Owner,
+}
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "what keeps the memory")]
+enum Owner {
+    Map(memmap2::MmapRaw),
+    #[cfg(test)]
+    Heap(Box<[AtomicU64]>),
+}
+
+// SAFETY: the memory is a plain range without thread affinity, and all that is reachable through `&Memory` is atomics or
+// raw pointers.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Takes over a mapping.
+    pub(crate) fn mapped(map: memmap2::MmapRaw) -> Arc<Self> {
+        let base = NonNull::new(map.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Arc::new(Self { base, len: map.len(), owner: Owner::Map(map) })
+    }
+
+    /// Zeroed heap memory of at least `bytes`.
+    #[cfg(test)]
+    pub(crate) fn heap(bytes: usize) -> Arc<Self> {
+        let boxed: Box<[AtomicU64]> = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
+        let base = NonNull::from(&boxed[..]).cast();
+        Arc::new(Self { base, len: boxed.len() * 8, owner: Owner::Heap(boxed) })
+    }
+
+    /// Bytes of it.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of `len` bytes at `offset`; `None` when they do not fit.
+    pub(crate) fn payload(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        // SAFETY: inside the mapping.
+        Some(unsafe { self.base.add(offset) })
+    }
+
+    /// `count` words at `offset`; `None` when they do not fit or are not aligned.
+    pub(crate) fn words<W: Word>(self: &Arc<Self>, offset: usize, count: usize) -> Option<Words<W>> {
+        let first = self.payload(offset, count.checked_mul(size_of::<W>())?)?.cast::<W>();
+        first.is_aligned().then(|| Words { first, count, memory: Arc::clone(self) })
+    }
+}
+
+/// A type that is valid for any bits and may change at any time.
+///
+/// # Safety
+/// Only atomics are.
+pub(crate) unsafe trait Word {}
+// SAFETY: an atomic.
+unsafe impl Word for AtomicU64 {}
+// SAFETY: an atomic.
+unsafe impl Word for AtomicU32 {}
+
+/// A checked window of words that keeps its memory. Dereferences to a slice.
+#[derive(Debug)]
+pub(crate) struct Words<W> {
+    first: NonNull<W>,
+    count: usize,
+    #[expect(dead_code, reason = "keeps the mapping")]
+    memory: Arc<Memory>,
+}
+
+// SAFETY: a window is a shared reference to atomics and an `Arc` of their owner.
+unsafe impl<W: Word> Send for Words<W> {}
+// SAFETY: as above.
+unsafe impl<W: Word> Sync for Words<W> {}
+
+impl<W: Word> Deref for Words<W> {
+    type Target = [W];
+
+    #[inline]
+    fn deref(&self) -> &[W] {
+        // SAFETY: the window was checked against its memory, which lives as long as this; atomics are valid for any bits.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
+    }
+}

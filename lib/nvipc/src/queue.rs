@@ -1,0 +1,360 @@
+//! NVIPC's array queue: a linked list in which the place of a value is the value.
+//!
+//! A word is an index (`-1`: none) and a counter that grows by one with each link. `head` names the first value, `tail` the
+//! last; the slot of a value names the one after it, and that of the last one itself. A slot that names nobody is not in the
+//! queue. Who takes the only value leaves `head` as it is, and the next to enqueue repairs it.
+//!
+//! The order of steps, and what is helped along when, must be theirs, because they help us and we help them. What is not
+//! theirs: each index is checked before it is used, nothing is repeated without end, and what cannot be is an error.
+//!
+//! A process that dies between two steps leaves a value that is in no queue, or one that its queue takes for still there.
+//! [`values`](Queue::values) and [`refill`](Queue::refill) are for who repairs that, alone.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use crate::layout::QUEUE_WORDS;
+use crate::memory::{AtomicU64, Words};
+
+const HEAD: usize = 0;
+const TAIL: usize = 1;
+const ENQUEUED: usize = 2;
+const DEQUEUED: usize = 3;
+
+/// A failed round means that another got further, or that somebody writes what he likes. After so many it is the latter.
+const ROUNDS_MAX: u32 = 1 << 16;
+
+/// What no user of a queue leaves.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Wild;
+
+/// Why a value is not in the queue now.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Refused {
+    /// It is there already, or somebody died while taking it.
+    There,
+    Wild,
+}
+
+/// A word of a queue.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Node {
+    /// `None`: NULL, which is any negative index.
+    next: Option<u32>,
+    counter: u32,
+}
+
+impl Node {
+    const EMPTY: Self = Self { next: None, counter: 0 };
+
+    fn of(word: u64) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "the low half")]
+        let next = word as u32;
+        Self { next: (next.cast_signed() >= 0).then_some(next), counter: (word >> 32) as u32 }
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.counter) << 32 | u64::from(self.next.unwrap_or(u32::MAX))
+    }
+
+    /// The word after this one, naming `next`.
+    fn then(self, next: Option<u32>) -> Self {
+        Self { next, counter: self.counter.wrapping_add(1) }
+    }
+
+    fn is_one_after(self, other: Self) -> bool {
+        self.counter == other.counter.wrapping_add(1)
+    }
+}
+
+/// A queue of the values below its length, each at most once.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    words: Words<AtomicU64>,
+}
+
+impl Queue {
+    /// Over the words of one: its control words and its slots.
+    pub(crate) fn new(words: Words<AtomicU64>) -> Self {
+        debug_assert!(words.len() >= QUEUE_WORDS);
+        Self { words }
+    }
+
+    /// How many slots it has.
+    pub(crate) fn capacity(&self) -> usize {
+        self.words.len() - QUEUE_WORDS
+    }
+
+    /// How many values it holds, about.
+    pub(crate) fn len(&self) -> usize {
+        let held = self.words[ENQUEUED].load(Relaxed).wrapping_sub(self.words[DEQUEUED].load(Relaxed));
+        // What was counted in two looks may be less than nothing.
+        usize::try_from(held.cast_signed()).unwrap_or(0).min(self.capacity())
+    }
+
+    #[inline]
+    fn slot(&self, value: u32) -> Result<&AtomicU64, Wild> {
+        self.words.get(QUEUE_WORDS + value as usize).ok_or(Wild)
+    }
+
+    #[inline]
+    fn load(word: &AtomicU64) -> Node {
+        Node::of(word.load(Acquire))
+    }
+
+    #[inline]
+    fn exchange(word: &AtomicU64, old: Node, new: Node) -> bool {
+        word.compare_exchange(old.word(), new.word(), AcqRel, Relaxed).is_ok()
+    }
+
+    /// Puts `value` at the end.
+    pub(crate) fn enqueue(&self, value: u32) -> Result<(), Refused> {
+        let slot = self.slot(value).map_err(|Wild| Refused::Wild)?;
+        let before = Self::load(slot);
+        if before.next.is_some() {
+            return Err(Refused::There);
+        }
+        match self.link(value, slot) {
+            Ok(()) => {
+                self.words[ENQUEUED].fetch_add(1, Relaxed);
+                Ok(())
+            }
+            Err(Wild) => {
+                // Nobody has seen it, and it must not look as if it were there.
+                slot.store(before.word(), Release);
+                Err(Refused::Wild)
+            }
+        }
+    }
+
+    fn link(&self, value: u32, slot: &AtomicU64) -> Result<(), Wild> {
+        let (head, tail) = (&self.words[HEAD], &self.words[TAIL]);
+        for _ in 0..ROUNDS_MAX {
+            let last = Self::load(tail);
+            let place = match last.next {
+                None => head,
+                Some(value) => self.slot(value)?,
+            };
+            let there = Self::load(place);
+            if Self::load(tail) != last {
+                continue;
+            }
+            if there == last {
+                if last.next == Some(value) {
+                    return Err(Wild);
+                }
+                let new = last.then(Some(value));
+                slot.store(new.word(), Release);
+                // From here on it is in the queue.
+                if Self::exchange(place, last, new) {
+                    Self::exchange(tail, last, new);
+                    return Ok(());
+                }
+            } else if there.is_one_after(last) && there.next != last.next {
+                if there.next.is_none() {
+                    // The last value was taken and `head` still names it.
+                    Self::exchange(head, last, last.then(None));
+                } else {
+                    self.slot(there.next.unwrap_or(0))?;
+                }
+                Self::exchange(tail, last, last.then(there.next));
+            } else {
+                return Err(Wild);
+            }
+        }
+        Err(Wild)
+    }
+
+    /// Takes the first value; `None`: there is none.
+    pub(crate) fn dequeue(&self) -> Result<Option<u32>, Wild> {
+        let (head, tail) = (&self.words[HEAD], &self.words[TAIL]);
+        for _ in 0..ROUNDS_MAX {
+            let first = Self::load(head);
+            let Some(value) = first.next else { return Ok(None) };
+            let slot = self.slot(value)?;
+            let after = Self::load(slot);
+            let last = Self::load(tail);
+            if Self::load(head) != first {
+                continue;
+            }
+            let Some(next) = after.next else { return Ok(None) };
+            self.slot(next)?;
+            if last.next == Some(value) && next != value && after.is_one_after(last) {
+                // The next value is linked, and `tail` lags behind.
+                Self::exchange(tail, last, last.then(Some(next)));
+                continue;
+            }
+            if last.next.is_none() && first.is_one_after(last) {
+                Self::exchange(tail, last, last.then(Some(value)));
+            }
+            let cleared = Node { next: None, counter: after.counter.wrapping_add(1) };
+            if next == value && after.counter == first.counter {
+                // The only one: `head` stays, and the next to enqueue repairs it.
+                if Self::exchange(slot, after, cleared) {
+                    self.words[DEQUEUED].fetch_add(1, Relaxed);
+                    return Ok(Some(value));
+                }
+            } else if next != value && after.is_one_after(first) {
+                if Self::exchange(head, first, first.then(Some(next))) {
+                    slot.store(cleared.word(), Release);
+                    self.words[DEQUEUED].fetch_add(1, Relaxed);
+                    return Ok(Some(value));
+                }
+            } else {
+                return Err(Wild);
+            }
+        }
+        Err(Wild)
+    }
+
+    /// The values in it, first to last, each once, as far as they can be followed. Others may go on meanwhile.
+    pub(crate) fn values(&self) -> Vec<u32> {
+        let mut values = Vec::new();
+        let mut seen = vec![false; self.capacity()];
+        let mut next = Self::load(&self.words[HEAD]).next;
+        while let Some(value) = next {
+            let Some(seen) = seen.get_mut(value as usize) else { break };
+            let Ok(slot) = self.slot(value) else { break };
+            let after = Self::load(slot).next;
+            if after.is_none() || std::mem::replace(seen, true) {
+                break;
+            }
+            values.push(value);
+            next = after.filter(|after| *after != value);
+        }
+        values
+    }
+
+    /// Makes it hold exactly `values`. Nobody else may use it meanwhile.
+    pub(crate) fn refill(&self, values: impl IntoIterator<Item = u32>) {
+        for word in &self.words[QUEUE_WORDS..] {
+            word.store(Node::EMPTY.word(), Relaxed);
+        }
+        for (word, to) in self.words.iter().zip([Node::EMPTY.word(), Node::EMPTY.word(), 0, 0]) {
+            word.store(to, Release);
+        }
+        for value in values {
+            let put = self.enqueue(value);
+            debug_assert!(put.is_ok(), "{value} is in range, and was not there");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::layout::queue_bytes;
+    use crate::memory::Memory;
+
+    fn queue(len: usize) -> (Arc<Memory>, Queue) {
+        let memory = Memory::heap(queue_bytes(len));
+        let queue = Queue::new(memory.words(0, QUEUE_WORDS + len).unwrap());
+        queue.refill([]);
+        (memory, queue)
+    }
+
+    #[test]
+    fn words_are_index_and_counter() {
+        let (memory, queue) = queue(3);
+        let words =
+            || memory.words::<AtomicU64>(0, 7).unwrap().iter().map(|w| w.load(Relaxed)).collect::<Vec<_>>();
+        let null = 0xffff_ffff;
+        assert_eq!(words(), [null, null, 0, 0, null, null, null]);
+        queue.enqueue(2).unwrap();
+        assert_eq!(words(), [1 << 32 | 2, 1 << 32 | 2, 1, 0, null, null, 1 << 32 | 2]);
+        queue.enqueue(0).unwrap();
+        assert_eq!(words(), [1 << 32 | 2, 2 << 32, 2, 0, 2 << 32, null, 2 << 32]);
+        assert_eq!(queue.dequeue(), Ok(Some(2)));
+        assert_eq!(words(), [2 << 32, 2 << 32, 2, 1, 2 << 32, null, 3 << 32 | null]);
+        assert_eq!(queue.dequeue(), Ok(Some(0)));
+        assert_eq!(words(), [2 << 32, 2 << 32, 2, 2, 3 << 32 | null, null, 3 << 32 | null]);
+        assert_eq!(queue.dequeue(), Ok(None));
+        queue.enqueue(1).unwrap();
+        assert_eq!(words()[..2], [4 << 32 | 1, 4 << 32 | 1], "head was repaired");
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_first_in_first_out_queue(steps in prop::collection::vec(0_u32..12, 0..300)) {
+            let (_memory, queue) = queue(8);
+            let mut model = VecDeque::new();
+            for step in steps {
+                if step < 8 {
+                    let put = queue.enqueue(step);
+                    if model.contains(&step) {
+                        prop_assert_eq!(put, Err(Refused::There));
+                    } else {
+                        prop_assert_eq!(put, Ok(()));
+                        model.push_back(step);
+                    }
+                } else {
+                    prop_assert_eq!(queue.dequeue(), Ok(model.pop_front()));
+                }
+                prop_assert_eq!(queue.values(), model.iter().copied().collect::<Vec<_>>());
+                prop_assert_eq!(queue.len(), model.len());
+            }
+        }
+
+        #[test]
+        fn whatever_its_words_are_it_returns(
+            words in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..4, 0_u64..4).prop_map(|(c, n)| c << 32 | n)], 8),
+            steps in prop::collection::vec(0_u32..6, 1..20),
+        ) {
+            let (memory, queue) = queue(4);
+            for (word, value) in memory.words::<AtomicU64>(0, 8).unwrap().iter().zip(words) {
+                word.store(value, Relaxed);
+            }
+            for step in steps {
+                prop_assert!(queue.values().len() <= 4);
+                prop_assert!(queue.len() <= 4);
+                if step < 4 {
+                    let _ = queue.enqueue(step);
+                } else if let Ok(Some(value)) = queue.dequeue() {
+                    prop_assert!(value < 4);
+                }
+            }
+            queue.refill([3, 1]);
+            prop_assert_eq!(queue.values(), vec![3, 1]);
+        }
+    }
+
+    #[test]
+    fn threads_neither_lose_nor_double_a_value() {
+        let (_memory, a) = queue(16);
+        let (_other, b) = queue(16);
+        a.refill(0..16);
+        std::thread::scope(|scope| {
+            for turn in 0..4 {
+                let (from, to) = if turn % 2 == 0 { (&a, &b) } else { (&b, &a) };
+                scope.spawn(move || {
+                    for _ in 0..20_000 {
+                        if let Some(value) = from.dequeue().unwrap() {
+                            to.enqueue(value).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        let mut all = [a.values(), b.values()].concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..16).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_a_death_left_is_followed_and_repaired() {
+        let (memory, queue) = queue(4);
+        queue.refill(0..4);
+        let words = memory.words::<AtomicU64>(0, 8).unwrap();
+        // Died after `head` moved and before the slot was cleared: 0 is in nobody's hands, and cannot be put back.
+        words[HEAD].store(words[QUEUE_WORDS].load(Relaxed), Relaxed);
+        assert_eq!(queue.values(), [1, 2, 3]);
+        assert_eq!(queue.enqueue(0), Err(Refused::There));
+        queue.refill([1, 2, 3, 0]);
+        assert_eq!(queue.dequeue(), Ok(Some(1)));
+        assert_eq!(queue.values(), [2, 3, 0]);
+    }
+}

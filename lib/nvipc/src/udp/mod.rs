@@ -1,0 +1,565 @@
+//! Messages as UDP datagrams, between nodes: `transport: udp`.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `wire.rs` | what a datagram looks like |
+//! | `pool.rs` | buffers on the heap |
+//! | `assemble.rs` | parts become messages, and what is missing is counted |
+//!
+//! It is UDP and nothing more: no retransmission, no flow control, no encryption, no proof of who sent. What arrives is whole
+//! and in order; what does not is counted. The kernel drops datagrams that are not from the configured peer, which anybody on
+//! the way can forge. Use it on a network of one's own.
+
+mod assemble;
+mod pool;
+mod wire;
+
+use std::io::{self, IoSlice};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::socket::{MsgFlags, recv, sendmsg, setsockopt, sockopt};
+use shmesh::config::{PoolConfig, PoolId};
+
+use crate::endpoint::{Buffers, Message};
+use crate::memory::AtomicU32;
+use crate::{Error, Result, sys};
+use assemble::Assembler;
+use pool::Pool;
+use wire::{HEADER_BYTES, Header};
+
+/// Bytes of the largest datagram over IPv4.
+const DATAGRAM_MAX: usize = 65_507;
+/// What the kernel is asked to keep until it is received; it gives what `net.core.rmem_max` permits, and drops what is more.
+const KEPT_BYTES: usize = 8 << 20;
+/// Datagrams that one call reads at most, so that a flood does not keep it.
+const READ_MAX: usize = 4096;
+
+/// What datagrams look like.
+///
+/// ```
+/// use shmesh_nvipc_wire::udp::Form;
+/// assert_eq!(Form::default(), Form::Shmesh);
+/// ```
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Form {
+    /// Ours: ids, lengths and pool travel, and long messages are parted.
+    #[default]
+    Shmesh,
+    /// NVIPC's: a whole MSG buffer and the DATA bytes in one datagram, and nothing else. Ids arrive as 0, and what is longer
+    /// than a datagram is refused. Both sides need the same `buf_size` of `cpu_msg`.
+    Nvipc,
+}
+
+/// Where to listen, whom to talk to, and how.
+///
+/// ```
+/// use shmesh_nvipc_wire::udp::{Config, Form};
+/// let config = Config::new("127.0.0.1:38556".parse()?, "127.0.0.1:38555".parse()?);
+/// assert_eq!((config.datagram_bytes, config.form), (1472, Form::Shmesh));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where to listen. NVIPC's primary has port 38556, its secondary 38555.
+    pub local: SocketAddr,
+    /// The peer. Datagrams of others are dropped by the kernel.
+    pub remote: SocketAddr,
+    /// Sizes of the pools; those for DATA may be left out.
+    pub pools: [PoolConfig; PoolId::COUNT],
+    /// What datagrams look like.
+    pub form: Form,
+    /// Longest datagram of ours, with its header of 40 bytes: 1472 fits an Ethernet frame, so routers part nothing.
+    pub datagram_bytes: usize,
+}
+
+impl Config {
+    /// With NVIPC's sizes, and fewer buffers: 256 of each kind.
+    ///
+    /// ```
+    /// use shmesh::config::PoolId;
+    /// let config = shmesh_nvipc_wire::udp::Config::new("[::1]:0".parse()?, "[::1]:9".parse()?);
+    /// assert_eq!(config.pools[PoolId::CpuData.index()].buf_size_bytes, 153_600);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn new(local: SocketAddr, remote: SocketAddr) -> Self {
+        let mut pools = [PoolConfig::DISABLED; PoolId::COUNT];
+        pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 8192, pool_len: 256 };
+        pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: 153_600, pool_len: 256 };
+        Self { local, remote, pools, form: Form::default(), datagram_bytes: 1472 }
+    }
+}
+
+/// What did not arrive, as the receiver knows it.
+///
+/// ```
+/// let nothing = shmesh_nvipc_wire::udp::Lost::default();
+/// assert_eq!(nothing.messages, 0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Lost {
+    /// Messages whose number was passed by a later one.
+    pub messages: u64,
+    /// Datagrams of messages that were given up or delivered already.
+    pub late: u64,
+    /// Datagrams that no sender of ours made.
+    pub damaged: u64,
+    /// Datagrams of messages for which no buffer was free, or none is long enough.
+    pub no_buffer: u64,
+}
+
+/// The pools of one endpoint.
+#[derive(Debug)]
+struct Pools([Option<Pool>; PoolId::COUNT]);
+
+impl Pools {
+    fn get(&self, id: PoolId) -> Option<&Pool> {
+        self.0[id.index()].as_ref()
+    }
+
+    fn msg(&self) -> Result<&Pool> {
+        self.get(PoolId::CpuMsg).ok_or(Error::NoMsgPool)
+    }
+
+    fn data(&self, id: PoolId) -> Result<&Pool> {
+        let no = |why| Error::NoPool { pool: id, why };
+        if id == PoolId::CpuMsg {
+            return Err(no("it is for the MSG part; name another for the DATA part"));
+        }
+        self.get(id).ok_or(no("not configured; give it buf_size and pool_len"))
+    }
+}
+
+/// One end of a connection by datagrams. The calls are those of [`Endpoint`](crate::Endpoint), from any thread.
+///
+/// ```
+/// use shmesh_nvipc_wire::{Message, udp};
+/// # let free = || std::net::UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+/// # let (here, there) = (free()?, free()?);
+/// let phy = udp::Endpoint::open(udp::Config::new(here, there))?;
+/// let mac = udp::Endpoint::open(udp::Config::new(there, here))?;
+/// let buffers = mac.allocate(None)?;
+/// mac.send(Message { msg_id: 0x80, cell_id: 3, msg_len: 100, data_len: 0, buffers })?;
+/// assert!(phy.wait(None)?);
+/// let message = phy.receive()?.expect("a message has come");
+/// assert_eq!((message.msg_id, message.cell_id, message.msg_len), (0x80, 3, 100));
+/// phy.release(message.buffers)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Endpoint {
+    socket: UdpSocket,
+    form: Form,
+    datagram_bytes: usize,
+    pools: Pools,
+    session: u32,
+    number: AtomicU32,
+    arriving: Mutex<Arriving>,
+    /// Readable when it is closed.
+    over: std::os::fd::OwnedFd,
+    closed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Arriving {
+    datagram: Box<[u8]>,
+    assembler: Assembler,
+}
+
+impl Endpoint {
+    /// Binds and connects. The peer need not be there.
+    ///
+    /// # Errors
+    /// [`System`](Error::System) (the port is taken), [`Udp`](Error::Udp), [`NoMsgPool`](Error::NoMsgPool).
+    ///
+    /// ```
+    /// use shmesh_nvipc_wire::{Error, udp};
+    /// let mut config = udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?);
+    /// config.datagram_bytes = 40;
+    /// assert!(matches!(udp::Endpoint::open(config), Err(Error::Udp { .. })), "no room for anything");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open(config: Config) -> Result<Self> {
+        if !(HEADER_BYTES + 16..=DATAGRAM_MAX).contains(&config.datagram_bytes) {
+            return Err(Error::Udp {
+                why: "give datagram_bytes from 56 to 65507; 1472 fits an Ethernet frame",
+            });
+        }
+        let shape = crate::layout::Shape::checked(config.pools)?;
+        let mut pools = [const { None }; PoolId::COUNT];
+        for id in PoolId::ALL {
+            let size = shape.pools[id.index()];
+            if size.is_enabled() {
+                if id.is_device() {
+                    let why = "datagrams are in memory of the host; use cpu_data or cpu_large";
+                    return Err(Error::NoPool { pool: id, why });
+                }
+                pools[id.index()] = Some(Pool::new(id, size)?);
+            }
+        }
+        let refused = |doing: &str, error| Error::system(format!("{doing} {} over udp", config.local), error);
+        let socket = UdpSocket::bind(config.local).map_err(|error| refused("listen at", error))?;
+        socket.connect(config.remote).map_err(|error| refused("reach the peer from", error))?;
+        // The first gives what is permitted; the second gives all, to who has the capability.
+        let _ = setsockopt(&socket, sockopt::RcvBuf, &KEPT_BYTES);
+        let _ = setsockopt(&socket, sockopt::RcvBufForce, &KEPT_BYTES);
+        let over = sys::eventfd().map_err(|error| Error::system("make an eventfd", error))?;
+        Ok(Self {
+            socket,
+            form: config.form,
+            datagram_bytes: config.datagram_bytes,
+            pools: Pools(pools),
+            session: sys::random().map_err(|error| Error::system("read /dev/urandom", error))?,
+            number: AtomicU32::new(0),
+            arriving: Mutex::new(Arriving {
+                datagram: vec![0; DATAGRAM_MAX].into(),
+                assembler: Assembler::default(),
+            }),
+            over,
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    fn living(&self) -> Result<()> {
+        if self.closed.load(Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Takes a MSG buffer, and with `pool` a DATA buffer of that pool.
+    ///
+    /// # Errors
+    /// [`Empty`](Error::Empty), [`NoPool`](Error::NoPool), [`Closed`](Error::Closed).
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::udp;
+    /// let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// let buffers = link.allocate(Some(shmesh::config::PoolId::CpuData))?;
+    /// assert!(!buffers.data.is_null());
+    /// link.release(buffers)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn allocate(&self, pool: Option<PoolId>) -> Result<Buffers> {
+        self.living()?;
+        let data_pool = pool.map(|id| self.pools.data(id)).transpose()?;
+        let msg_pool = self.pools.msg()?;
+        let msg = msg_pool.take()?;
+        match data_pool.map(Pool::take).transpose() {
+            Ok(data) => Ok(self.pools.buffers(msg, pool.zip(data))),
+            Err(error) => {
+                msg_pool.give(msg);
+                Err(error)
+            }
+        }
+    }
+
+    /// Sends a message and gives its buffers back: they are free when this returns, unless it fails.
+    ///
+    /// # Errors
+    /// [`NotHeld`](Error::NotHeld), [`Length`](Error::Length), [`Udp`](Error::Udp) for what does not fit a datagram of
+    /// NVIPC's form, [`System`](Error::System).
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::{Error, Message, udp};
+    /// let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// let buffers = link.allocate(None)?;
+    /// let message = Message { msg_id: 1, cell_id: 0, msg_len: 10, data_len: 0, buffers };
+    /// link.send(message)?; // whether anybody is there or not
+    /// assert!(matches!(link.send(message), Err(Error::NotHeld { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn send(&self, message: Message) -> Result<()> {
+        self.living()?;
+        let msg_pool = self.pools.msg()?;
+        let Buffers { msg, data, data_pool } = message.buffers;
+        let index = msg_pool.held_index(msg)?;
+        let msg_len = msg_pool.checked_len("msg_len", message.msg_len)?;
+        let data = match (data.is_null(), data_pool) {
+            (true, _) => None,
+            (false, None) => return Err(Error::NotHeld { address: data.addr(), pool: PoolId::CpuData }),
+            (false, Some(id)) => {
+                let pool = self.pools.data(id)?;
+                Some((pool, pool.held_index(data)?, pool.checked_len("data_len", message.data_len)?))
+            }
+        };
+        let header = Header {
+            session: self.session,
+            number: 0,
+            part: 0,
+            parts: 1,
+            msg_id: message.msg_id,
+            cell_id: message.cell_id,
+            msg_len,
+            data_len: data.map_or(0, |(_, _, len)| len),
+            data_pool: data.map(|(pool, _, _)| pool.id),
+            offset: 0,
+        };
+        // Datagrams are copied by the kernel anyhow; this copy joins MSG and DATA.
+        let copy = |offset: usize, to: &mut [u8]| {
+            let split = (msg_len as usize).saturating_sub(offset).min(to.len());
+            let (of_msg, of_data) = to.split_at_mut(split);
+            msg_pool.read(index, offset, of_msg);
+            if let Some((pool, data, _)) = data {
+                pool.read(data, (offset + split).saturating_sub(msg_len as usize), of_data);
+            }
+        };
+        match self.form {
+            Form::Shmesh => self.send_parts(header, copy)?,
+            Form::Nvipc => {
+                let whole = Header { msg_len: msg_pool.config.buf_size_bytes, ..header };
+                self.send_whole(&whole, |to| {
+                    let (of_msg, of_data) = to.split_at_mut(whole.msg_len as usize);
+                    msg_pool.read(index, 0, of_msg);
+                    if let Some((pool, data, _)) = data {
+                        pool.read(data, 0, of_data);
+                    }
+                })?;
+            }
+        }
+        self.pools.give(index, data.map(|(pool, index, _)| (pool.id, index)));
+        Ok(())
+    }
+
+    fn send_parts(&self, header: Header, copy: impl Fn(usize, &mut [u8])) -> Result<()> {
+        let room = self.datagram_bytes - HEADER_BYTES;
+        let total = usize::try_from(header.total()).unwrap_or(usize::MAX);
+        let parts = u16::try_from(total.div_ceil(room).max(1)).map_err(|_| Error::Udp {
+            why: "the message has more than 65535 parts; make datagram_bytes larger",
+        })?;
+        let number = self.number.fetch_add(1, Relaxed);
+        let mut payload = vec![0; room.min(total)];
+        for part in 0..parts {
+            let offset = usize::from(part) * room;
+            let len = room.min(total - offset);
+            copy(offset, &mut payload[..len]);
+            let offset =
+                u32::try_from(offset).map_err(|_| Error::Udp { why: "the message is longer than 4 GiB" })?;
+            let head = Header { number, part, parts, offset, ..header }.to_bytes();
+            self.put(&[IoSlice::new(&head), IoSlice::new(&payload[..len])])?;
+        }
+        Ok(())
+    }
+
+    fn send_whole(&self, header: &Header, fill: impl Fn(&mut [u8])) -> Result<()> {
+        let total = usize::try_from(header.total()).unwrap_or(usize::MAX);
+        if total > DATAGRAM_MAX {
+            return Err(Error::Udp {
+                why: "more than 65507 bytes do not fit one datagram of NVIPC's form; use ours at both ends",
+            });
+        }
+        let mut datagram = vec![0; total];
+        fill(&mut datagram);
+        self.put(&[IoSlice::new(&datagram)])
+    }
+
+    fn put(&self, parts: &[IoSlice<'_>]) -> Result<()> {
+        loop {
+            match sendmsg::<()>(self.socket.as_raw_fd(), parts, &[], MsgFlags::MSG_NOSIGNAL, None) {
+                // Refused: of an earlier datagram, to a peer that is not there yet. It says nothing of this one, and is
+                // taken away by being told.
+                Err(Errno::EINTR | Errno::ECONNREFUSED) => {}
+                Ok(_) => return Ok(()),
+                Err(errno) => return Err(Error::system("send a datagram", errno)),
+            }
+        }
+    }
+
+    /// The next message that is whole, if there is one. Its buffers are the caller's until they are released or sent.
+    ///
+    /// # Errors
+    /// [`Closed`](Error::Closed), [`System`](Error::System).
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::udp;
+    /// let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// assert!(link.receive()?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn receive(&self) -> Result<Option<Message>> {
+        self.living()?;
+        let mut arriving = self.arriving();
+        let Arriving { datagram, assembler } = &mut *arriving;
+        for _ in 0..READ_MAX {
+            let len = match recv(self.socket.as_raw_fd(), datagram, MsgFlags::MSG_DONTWAIT) {
+                Ok(len) => len,
+                Err(Errno::EAGAIN) => return Ok(None),
+                Err(Errno::EINTR | Errno::ECONNREFUSED) => continue,
+                Err(errno) => return Err(Error::system("receive a datagram", errno)),
+            };
+            let message = match self.form {
+                Form::Shmesh => match Header::parse(&datagram[..len]) {
+                    Some((header, payload)) => assembler.put(header, payload, &self.pools),
+                    None => {
+                        assembler.refuse();
+                        None
+                    }
+                },
+                Form::Nvipc => self.whole(&datagram[..len], assembler),
+            };
+            if message.is_some() {
+                return Ok(message);
+            }
+        }
+        Ok(None)
+    }
+
+    /// A datagram of NVIPC's form: a whole MSG buffer, and DATA after it.
+    fn whole(&self, datagram: &[u8], assembler: &mut Assembler) -> Option<Message> {
+        let msg_size = self.pools.msg().ok()?.config.buf_size_bytes as usize;
+        let (msg, data) = datagram.split_at(msg_size.min(datagram.len()));
+        let header = Header {
+            session: 0,
+            // It has none, so each is the next.
+            number: self.number.fetch_add(1, Relaxed),
+            part: 0,
+            parts: 1,
+            msg_id: 0,
+            cell_id: 0,
+            msg_len: u32::try_from(msg.len()).ok()?,
+            data_len: u32::try_from(data.len()).ok()?,
+            data_pool: (!data.is_empty()).then_some(PoolId::CpuData),
+            offset: 0,
+        };
+        assembler.put(header, datagram, &self.pools)
+    }
+
+    fn arriving(&self) -> std::sync::MutexGuard<'_, Arriving> {
+        self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives buffers back: both, or one of them with the other null.
+    ///
+    /// # Errors
+    /// [`NotHeld`](Error::NotHeld).
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::udp;
+    /// let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// let buffers = link.allocate(None)?;
+    /// link.release(buffers)?;
+    /// assert!(link.release(buffers).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn release(&self, buffers: Buffers) -> Result<()> {
+        let give = |pool: Result<&Pool>, address: *mut u8| -> Result<()> {
+            if address.is_null() {
+                return Ok(());
+            }
+            let pool = pool?;
+            let not_held = || Error::NotHeld { address: address.addr(), pool: pool.id };
+            let index = pool.held_index(address)?;
+            if pool.give(index) { Ok(()) } else { Err(not_held()) }
+        };
+        let pool =
+            buffers.data_pool.ok_or(Error::NotHeld { address: buffers.data.addr(), pool: PoolId::CpuData });
+        let data = give(pool.and_then(|id| self.pools.data(id)), buffers.data);
+        give(self.pools.msg(), buffers.msg).and(data)
+    }
+
+    /// Nothing to do: a datagram wakes the peer itself.
+    ///
+    /// # Errors
+    /// [`Closed`](Error::Closed).
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::udp;
+    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// link.notify()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn notify(&self) -> Result<()> {
+        self.living()
+    }
+
+    /// Waits for a datagram. `false`: `limit` is over. A message may need more of them, so receive until there is none.
+    ///
+    /// # Errors
+    /// [`Closed`](Error::Closed): also when it happens meanwhile.
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::udp;
+    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// assert!(!link.wait(Some(std::time::Duration::from_millis(1)))?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait(&self, limit: Option<Duration>) -> Result<bool> {
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let fds = [self.socket.as_fd(), self.over.as_fd()];
+        let ready = sys::wait_for(&mut fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)), deadline);
+        self.living()?;
+        Ok(ready.map_err(|error: io::Error| Error::system("wait for a datagram", error))? > 0)
+    }
+
+    /// The socket, readable when datagrams have come.
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::udp;
+    /// # use std::os::fd::AsRawFd;
+    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// assert!(link.fd().as_raw_fd() > 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether an address lies in a buffer of this endpoint.
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::udp;
+    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// assert!(link.is_inside(link.allocate(None)?.msg) && !link.is_inside(std::ptr::null()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn is_inside(&self, address: *const u8) -> bool {
+        self.pools.0.iter().flatten().any(|pool| pool.index(address).is_some())
+    }
+
+    /// The size of a pool.
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::udp;
+    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// assert_eq!(link.pool(shmesh::config::PoolId::CpuMsg).buf_size_bytes, 8192);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn pool(&self, pool: PoolId) -> PoolConfig {
+        self.pools.get(pool).map_or(PoolConfig::DISABLED, |pool| pool.config)
+    }
+
+    /// What did not arrive so far.
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::udp;
+    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// assert_eq!(link.lost(), udp::Lost::default());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn lost(&self) -> Lost {
+        self.arriving().assembler.lost
+    }
+
+    /// Ends it: waiting calls return, later ones are refused. Addresses stay good until it is dropped.
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::{Error, udp};
+    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// link.close();
+    /// assert!(matches!(link.allocate(None), Err(Error::Closed)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn close(&self) {
+        if !self.closed.swap(true, AcqRel) {
+            let _ = sys::post(&self.over);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Buffers on the heap, named by address like those of a link.
+// UNSAFETY: copies bytes between datagrams and buffers. A buffer is this side's own memory; who may touch it is in `held`,
+// and each function says which call of the application it stands for.
+#![expect(unsafe_code, reason = "buffers are named by address")]
+
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+use shmesh::config::{PoolConfig, PoolId};
+
+use crate::held::Held;
+use crate::{Error, Result};
+
+/// A pool of this endpoint alone.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pub(super) id: PoolId,
+    pub(super) config: PoolConfig,
+    base: NonNull<u8>,
+    bytes: usize,
+    free: Mutex<Vec<u32>>,
+    held: Held,
+}
+
+// SAFETY: `base` is plain memory without thread affinity. Bytes are touched by who holds the buffer.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    pub(super) fn new(id: PoolId, config: PoolConfig) -> Result<Self> {
+        let too_large =
+            || Error::Udp { why: "a pool is larger than memory; make pool_len or buf_size smaller" };
+        let bytes = usize::try_from(config.payload_bytes()).map_err(|_| too_large())?;
+        let mut memory = Vec::<u8>::new();
+        memory.try_reserve_exact(bytes).map_err(|_| too_large())?;
+        let memory = std::mem::ManuallyDrop::new(memory);
+        let base = NonNull::from(memory.as_slice()).cast::<u8>();
+        // SAFETY: `bytes` were reserved. Zeroed, because C programs may send what they have not written.
+        unsafe { base.as_ptr().write_bytes(0, bytes) };
+        Ok(Self {
+            id,
+            config,
+            base,
+            bytes: memory.capacity(),
+            free: Mutex::new((0..config.pool_len).rev().collect()),
+            held: Held::new(config.pool_len as usize),
+        })
+    }
+
+    fn free(&self) -> std::sync::MutexGuard<'_, Vec<u32>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a buffer: the one that was last in use.
+    pub(super) fn take(&self) -> Result<u32> {
+        let index = self.free().pop();
+        let index = index.ok_or(Error::Empty { pool: self.id, len: self.config.pool_len })?;
+        self.held.take(index);
+        Ok(index)
+    }
+
+    /// Gives a buffer back. `false`: it was not held.
+    pub(super) fn give(&self, index: u32) -> bool {
+        let given = self.held.give(index);
+        if given {
+            self.free().push(index);
+        }
+        given
+    }
+
+    pub(super) fn address(&self, index: u32) -> *mut u8 {
+        self.base.as_ptr().wrapping_add(index as usize * self.config.buf_size_bytes as usize)
+    }
+
+    pub(super) fn index(&self, address: *const u8) -> Option<u32> {
+        let offset = address.addr().checked_sub(self.base.addr().get())?;
+        let index = u32::try_from(offset / self.config.buf_size_bytes as usize).ok()?;
+        (index < self.config.pool_len).then_some(index)
+    }
+
+    pub(super) fn held_index(&self, address: *const u8) -> Result<u32> {
+        let held = self.index(address).filter(|index| self.held.has(*index));
+        held.ok_or(Error::NotHeld { address: address.addr(), pool: self.id })
+    }
+
+    pub(super) fn checked_len(&self, part: &'static str, len: i32) -> Result<u32> {
+        let max = self.config.buf_size_bytes;
+        let fits = u32::try_from(len).ok().filter(|len| *len <= max);
+        fits.ok_or(Error::Length { part, len: len.into(), pool: self.id, max })
+    }
+
+    /// Copies into a buffer that the assembler holds, as much as fits.
+    pub(super) fn write(&self, index: u32, offset: usize, bytes: &[u8]) {
+        let room = (self.config.buf_size_bytes as usize).saturating_sub(offset);
+        let bytes = &bytes[..bytes.len().min(room)];
+        // SAFETY: inside the buffer, which the assembler holds and has not given to anybody.
+        unsafe {
+            self.address(index).wrapping_add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+        };
+    }
+
+    /// Copies out of a buffer that is being sent, as much as there is.
+    pub(super) fn read(&self, index: u32, offset: usize, to: &mut [u8]) {
+        let there = (self.config.buf_size_bytes as usize).saturating_sub(offset).min(to.len());
+        // SAFETY: inside the buffer, which its holder has handed over with `send`.
+        unsafe { self.address(index).wrapping_add(offset).copy_to_nonoverlapping(to.as_mut_ptr(), there) };
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: the vector of `new`, with its capacity.
+        drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), 0, self.bytes) });
+    }
+}

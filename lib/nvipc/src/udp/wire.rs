@@ -1,0 +1,144 @@
+//! Datagrams: what a message looks like on its way to another node.
+//!
+//! ```text
+//!  0  "shm1"                 20  cell_id
+//!  4  session of the sender  24  bytes of MSG
+//!  8  number of the message  28  bytes of DATA
+//! 12  number of the part     32  pool of DATA, 0: none
+//! 14  parts                  36  where this part begins in MSG and DATA, one after the other
+//! 16  msg_id                 40  bytes of this part
+//! ```
+//!
+//! All little-endian. The session is chosen at random when a sender starts, so a receiver sees that its peer is a new one and
+//! does not take its numbers for old.
+
+use shmesh::config::PoolId;
+
+/// Bytes before the payload.
+pub(super) const HEADER_BYTES: usize = 40;
+const MAGIC: [u8; 4] = *b"shm1";
+
+/// What each datagram of a message says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Header {
+    pub(super) session: u32,
+    pub(super) number: u32,
+    pub(super) part: u16,
+    pub(super) parts: u16,
+    pub(super) msg_id: i32,
+    pub(super) cell_id: i32,
+    pub(super) msg_len: u32,
+    pub(super) data_len: u32,
+    pub(super) data_pool: Option<PoolId>,
+    pub(super) offset: u32,
+}
+
+impl Header {
+    /// Bytes of MSG and DATA together.
+    pub(super) fn total(&self) -> u64 {
+        u64::from(self.msg_len) + u64::from(self.data_len)
+    }
+
+    /// Whether the other is of the same message.
+    pub(super) fn same_message(&self, other: &Self) -> bool {
+        Self { part: 0, offset: 0, ..*self } == Self { part: 0, offset: 0, ..*other }
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        let mut put = |at: usize, value: u32| bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        put(4, self.session);
+        put(8, self.number);
+        put(12, u32::from(self.parts) << 16 | u32::from(self.part));
+        put(16, self.msg_id.cast_unsigned());
+        put(20, self.cell_id.cast_unsigned());
+        put(24, self.msg_len);
+        put(28, self.data_len);
+        put(32, self.data_pool.map_or(0, |pool| pool as u32));
+        put(36, self.offset);
+        bytes
+    }
+
+    /// Reads a datagram: its header and its payload. `None`: no sender of ours made it.
+    pub(super) fn parse(datagram: &[u8]) -> Option<(Self, &[u8])> {
+        let (head, payload) = datagram.split_at_checked(HEADER_BYTES)?;
+        let get = |at: usize| head[at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+        if head[..4] != MAGIC {
+            return None;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        let (part, parts) = (get(12)? as u16, (get(12)? >> 16) as u16);
+        let pool = get(32)?;
+        let header = Self {
+            session: get(4)?,
+            number: get(8)?,
+            part,
+            parts,
+            msg_id: get(16)?.cast_signed(),
+            cell_id: get(20)?.cast_signed(),
+            msg_len: get(24)?,
+            data_len: get(28)?,
+            data_pool: if pool == 0 { None } else { Some(PoolId::from_index(pool)?) },
+            offset: get(36)?,
+        };
+        let end = u64::from(header.offset) + payload.len() as u64;
+        let whole = header.part < header.parts && end <= header.total();
+        let alone = header.data_pool.is_some() || header.data_len == 0;
+        (whole && alone).then_some((header, payload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HEADER: Header = Header {
+        session: 7,
+        number: u32::MAX,
+        part: 1,
+        parts: 3,
+        msg_id: 0x80,
+        cell_id: -1,
+        msg_len: 20,
+        data_len: 4000,
+        data_pool: Some(PoolId::CpuLarge),
+        offset: 1400,
+    };
+
+    #[test]
+    fn a_header_survives_its_bytes() {
+        let bytes = [HEADER.to_bytes().as_slice(), &[9; 100]].concat();
+        assert_eq!(bytes[..4], *b"shm1");
+        assert_eq!(bytes[36..40], 1400_u32.to_le_bytes());
+        assert_eq!(Header::parse(&bytes), Some((HEADER, &[9; 100][..])));
+        assert!(HEADER.same_message(&Header { part: 2, offset: 0, ..HEADER }));
+        assert!(!HEADER.same_message(&Header { data_len: 1, ..HEADER }));
+    }
+
+    #[test]
+    fn parts_beyond_the_message_are_refused() {
+        let parse = |header: Header, len: usize| {
+            Header::parse(&[header.to_bytes().as_slice(), &vec![0; len]].concat()).is_some()
+        };
+        assert!(parse(HEADER, 2620) && !parse(HEADER, 2621));
+        assert!(!parse(Header { part: 3, ..HEADER }, 1));
+        assert!(!parse(Header { offset: u32::MAX, ..HEADER }, 1));
+        assert!(!parse(Header { data_pool: None, ..HEADER }, 1));
+        assert!(Header::parse(&HEADER.to_bytes()[..39]).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_crash_it(mut bytes in prop::collection::vec(any::<u8>(), 0..80), magic: bool) {
+            if magic && bytes.len() >= 4 {
+                bytes[..4].copy_from_slice(&MAGIC);
+            }
+            if let Some((header, payload)) = Header::parse(&bytes) {
+                prop_assert!(u64::from(header.offset) + payload.len() as u64 <= header.total());
+            }
+        }
+    }
+}

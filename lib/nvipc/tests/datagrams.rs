@@ -1,0 +1,208 @@
+//! The UDP transport: whole messages, in order, and what is missing is counted.
+#![expect(unsafe_code, reason = "buffers are addresses, and who writes there says why it may")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use shmesh::config::PoolId;
+use shmesh_nvipc_wire::udp::{Config, Endpoint, Form, Lost};
+use shmesh_nvipc_wire::{Error, Message};
+
+const HANGS: Duration = Duration::from_secs(120);
+
+fn address() -> SocketAddr {
+    UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn pair(change: impl Fn(&mut Config)) -> (Endpoint, Endpoint) {
+    let (a, b) = (address(), address());
+    let open = |local, remote| {
+        let mut config = Config::new(local, remote);
+        change(&mut config);
+        Endpoint::open(config).unwrap()
+    };
+    (open(a, b), open(b, a))
+}
+
+fn send(link: &Endpoint, msg_id: i32, len: usize, data_len: Option<usize>) -> Result<(), Error> {
+    let buffers = link.allocate(data_len.map(|_| PoolId::CpuData))?;
+    for (part, len) in [(buffers.msg, len), (buffers.data, data_len.unwrap_or(0))] {
+        for i in 0..len {
+            // SAFETY: ours, and no longer than the buffer.
+            unsafe { part.add(i).write(byte(msg_id, i)) };
+        }
+    }
+    let int = |len: usize| i32::try_from(len).unwrap();
+    let data_len = int(data_len.unwrap_or(0));
+    link.send(Message { msg_id, cell_id: msg_id + 1, msg_len: int(len), data_len, buffers })
+}
+
+fn byte(msg_id: i32, i: usize) -> u8 {
+    u8::try_from((usize::try_from(msg_id).unwrap() + i) % 251).unwrap()
+}
+
+fn next(link: &Endpoint) -> Message {
+    loop {
+        if let Some(message) = link.receive().unwrap() {
+            return message;
+        }
+        assert!(link.wait(Some(HANGS)).unwrap(), "a message never comes");
+    }
+}
+
+fn check(link: &Endpoint, message: Message, msg_len: usize, data_len: usize) {
+    let parts =
+        [(message.buffers.msg, message.msg_len, msg_len), (message.buffers.data, message.data_len, data_len)];
+    for (part, said, len) in parts {
+        assert_eq!(usize::try_from(said).unwrap(), len);
+        for i in 0..len {
+            // SAFETY: ours until it is released.
+            assert_eq!(unsafe { part.add(i).read() }, byte(message.msg_id, i), "at {i}");
+        }
+    }
+    link.release(message.buffers).unwrap();
+}
+
+#[test]
+fn ids_lengths_and_every_byte_travel() {
+    let (a, b) = pair(|_| {});
+    let sizes = [
+        (0, None),
+        (1, None),
+        (8192, None),
+        (10, Some(0)),
+        (1392, Some(1)),
+        (1432, Some(1)),
+        (8192, Some(60_000)),
+    ];
+    for (round, (len, data_len)) in sizes.into_iter().enumerate() {
+        let id = i32::try_from(round).unwrap() * 7;
+        send(&a, id, len, data_len).unwrap();
+        let message = next(&b);
+        assert_eq!((message.msg_id, message.cell_id), (id, id + 1));
+        assert_eq!(message.buffers.data_pool, data_len.map(|_| PoolId::CpuData));
+        check(&b, message, len, data_len.unwrap_or(0));
+        send(&b, 5, len, None).unwrap();
+        check(&a, next(&a), len, 0);
+    }
+    assert_eq!(b.lost(), Lost::default());
+}
+
+#[test]
+fn what_is_missing_is_counted_and_the_rest_is_whole() {
+    // One in the middle that drops every seventh datagram, and says some twice.
+    let (a, b, middle) = (address(), address(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    let between = middle.local_addr().unwrap();
+    let sender = Endpoint::open(Config::new(a, between)).unwrap();
+    let receiver = Endpoint::open(Config::new(b, between)).unwrap();
+    let (mut whole, mut lost) = (0_u64, 0_u64);
+    let mut datagrams = 0_u32;
+    for id in 0..60 {
+        send(&sender, id, 100, (id % 2 == 0).then_some(4000)).unwrap();
+        let parts = if id % 2 == 0 { 3 } else { 1 };
+        let mut dropped = false;
+        let mut buffer = [0; 2000];
+        for _ in 0..parts {
+            let len = middle.recv(&mut buffer).unwrap();
+            datagrams += 1;
+            if datagrams.is_multiple_of(7) && id != 59 {
+                dropped = true;
+            } else {
+                middle.send_to(&buffer[..len], b).unwrap();
+                if datagrams.is_multiple_of(5) {
+                    middle.send_to(&buffer[..len], b).unwrap();
+                }
+            }
+        }
+        if dropped {
+            lost += 1;
+        } else {
+            let message = next(&receiver);
+            assert_eq!(message.msg_id, id, "in order");
+            check(&receiver, message, 100, if id % 2 == 0 { 4000 } else { 0 });
+            whole += 1;
+        }
+    }
+    assert!(lost > 5 && whole > 30);
+    // Duplicates of the last ones may still lie there.
+    assert!(receiver.receive().unwrap().is_none());
+    assert_eq!(receiver.lost().messages, lost);
+    assert!(receiver.lost().late > 0);
+    // Nothing of what was given up is still held.
+    let all: Vec<_> = std::iter::from_fn(|| receiver.allocate(Some(PoolId::CpuData)).ok()).collect();
+    assert_eq!(all.len(), 256);
+}
+
+#[test]
+fn noise_and_strangers_are_ignored() {
+    let (here, there) = (address(), address());
+    let link = Endpoint::open(Config::new(here, there)).unwrap();
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    stranger.send_to(b"shm1 and so on", here).unwrap();
+    let peer = UdpSocket::bind(there).unwrap();
+    for noise in [&b""[..], b"x", b"shm1", &[0; 40], &[0xff; 1000]] {
+        peer.send_to(noise, here).unwrap();
+    }
+    assert!(link.wait(Some(HANGS)).unwrap());
+    while link.lost().damaged < 5 {
+        assert!(link.receive().unwrap().is_none());
+    }
+    assert_eq!(link.lost(), Lost { damaged: 5, ..Lost::default() });
+}
+
+#[test]
+fn pools_run_out_and_recover() {
+    let (a, b) = pair(|config| config.pools[PoolId::CpuMsg.index()].pool_len = 2);
+    for id in 0..3 {
+        send(&a, id, 10, None).unwrap();
+    }
+    let (first, second) = (next(&b), next(&b));
+    while b.lost().no_buffer == 0 {
+        assert!(b.receive().unwrap().is_none());
+    }
+    assert!(matches!(b.allocate(None), Err(Error::Empty { len: 2, .. })));
+    check(&b, first, 10, 0);
+    check(&b, second, 10, 0);
+    send(&a, 9, 10, None).unwrap();
+    assert_eq!(next(&b).msg_id, 9);
+    assert_eq!(b.lost().messages, 1, "the one without a buffer");
+}
+
+#[test]
+fn the_form_of_nvipc_is_one_datagram_without_anything() {
+    let (here, there) = (address(), address());
+    let mut config = Config::new(here, there);
+    config.form = Form::Nvipc;
+    config.pools[PoolId::CpuMsg.index()].buf_size_bytes = 152;
+    let link = Endpoint::open(config).unwrap();
+    let peer = UdpSocket::bind(there).unwrap();
+    send(&link, 4, 100, Some(50)).unwrap();
+    let mut datagram = [0; 1000];
+    let len = peer.recv(&mut datagram).unwrap();
+    assert_eq!(len, 152 + 50);
+    assert!((0..100).all(|i| datagram[i] == byte(4, i)) && (0..50).all(|i| datagram[152 + i] == byte(4, i)));
+
+    peer.send_to(&datagram[..len], here).unwrap();
+    let message = next(&link);
+    assert_eq!((message.msg_id, message.msg_len, message.data_len), (0, 152, 50));
+    link.release(message.buffers).unwrap();
+    assert!(matches!(send(&link, 4, 100, Some(70_000)), Err(Error::Udp { .. })));
+}
+
+#[test]
+fn addresses_and_lengths_are_checked() {
+    let (a, b) = pair(|_| {});
+    let buffers = a.allocate(Some(PoolId::CpuData)).unwrap();
+    let message = Message { msg_id: 1, cell_id: 0, msg_len: 1, data_len: 1, buffers };
+    assert!(matches!(b.send(message), Err(Error::NotHeld { .. })));
+    assert!(matches!(a.send(Message { msg_len: -1, ..message }), Err(Error::Length { .. })));
+    assert!(matches!(a.send(Message { data_len: 153_601, ..message }), Err(Error::Length { .. })));
+    a.send(message).unwrap();
+    assert!(matches!(a.release(buffers), Err(Error::NotHeld { .. })));
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| a.wait(Some(HANGS)));
+        a.close();
+        assert!(matches!(waiter.join().unwrap(), Err(Error::Closed)));
+    });
+}

@@ -1,0 +1,264 @@
+//! What the tests share: directories, and peers that are processes of their own.
+//!
+//! A peer is the test binary itself, started again to run only `peer_process`. It obeys lines on its standard input and
+//! answers each with one line, so a test can kill it wherever it likes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
+#![allow(unsafe_code, reason = "buffers are addresses, and who writes there says why it may")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use shmesh::config::{LinkConfig, PoolConfig, PoolId};
+use shmesh_nvipc_wire::{Buffers, Endpoint, Error, Message, Options};
+
+/// Longer than any one step takes on the slowest machine: only something that hangs lasts so long.
+pub(crate) const HANGS: Duration = Duration::from_secs(120);
+
+/// A directory on tmpfs where there is one, because that is where links live.
+pub(crate) fn ipc_dir() -> tempfile::TempDir {
+    let builder = || tempfile::Builder::new().prefix("nvipc-test-").to_owned();
+    builder().tempdir_in("/dev/shm").or_else(|_| builder().tempdir()).expect("a directory")
+}
+
+/// Small pools: 8 MSG buffers of 256 bytes, 4 DATA buffers of 4096, 2 large ones of 8192.
+pub(crate) fn pools() -> [PoolConfig; PoolId::COUNT] {
+    let mut pools = [PoolConfig::DISABLED; PoolId::COUNT];
+    for (pool, (buf_size_bytes, pool_len)) in pools.iter_mut().zip([(256, 8), (4096, 4), (8192, 2)]) {
+        *pool = PoolConfig { buf_size_bytes, pool_len };
+    }
+    pools
+}
+
+/// As the shipped configuration has them.
+pub(crate) fn default_pools() -> [PoolConfig; PoolId::COUNT] {
+    LinkConfig::nvipc_defaults("nvipc".parse().unwrap()).pools
+}
+
+pub(crate) fn options(dir: &Path) -> Options {
+    Options::new().dir(dir).patience(HANGS)
+}
+
+/// Looks again and again until it is so.
+pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < HANGS, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The byte at place `i` of a message with this id.
+pub(crate) fn pattern(msg_id: i32, i: usize) -> u8 {
+    u8::try_from((usize::try_from(msg_id).unwrap_or(0) * 31 + i * 7) % 251).unwrap()
+}
+
+/// Fills and sends one message.
+pub(crate) fn send(
+    link: &Endpoint,
+    msg_id: i32,
+    len: usize,
+    data: Option<(PoolId, usize)>,
+) -> Result<(), Error> {
+    let buffers = link.allocate(data.map(|(pool, _)| pool))?;
+    let data_len = data.map_or(0, |(_, len)| len);
+    for i in 0..len {
+        // SAFETY: ours, and the tests ask for no more than a buffer has.
+        unsafe { buffers.msg.add(i).write(pattern(msg_id, i)) };
+    }
+    for i in 0..data_len {
+        // SAFETY: as above.
+        unsafe { buffers.data.add(i).write(pattern(msg_id + 1, i)) };
+    }
+    let int = |len: usize| i32::try_from(len).unwrap();
+    link.send(Message { msg_id, cell_id: msg_id % 20, msg_len: int(len), data_len: int(data_len), buffers })
+}
+
+/// Looks at every byte of a message.
+pub(crate) fn check(message: &Message) {
+    let id = message.msg_id;
+    assert_eq!(message.cell_id, id % 20);
+    check_part(message.buffers.msg, message.msg_len, id);
+    if !message.buffers.data.is_null() {
+        check_part(message.buffers.data, message.data_len, id + 1);
+    }
+}
+
+fn check_part(part: *mut u8, len: i32, id: i32) {
+    for i in 0..usize::try_from(len).unwrap() {
+        // SAFETY: ours until it is released, and the length is no more than the buffer.
+        let byte = unsafe { part.add(i).read() };
+        assert_eq!(byte, pattern(id, i), "{id} at {i}");
+    }
+}
+
+/// Receives one message, checks it and gives it back.
+pub(crate) fn receive(link: &Endpoint) -> Result<Option<i32>, Error> {
+    let Some(message) = link.receive()? else { return Ok(None) };
+    check(&message);
+    link.release(message.buffers)?;
+    Ok(Some(message.msg_id))
+}
+
+/// How many MSG buffers are free, by taking them all.
+pub(crate) fn count_free(link: &Endpoint, pool: Option<PoolId>) -> usize {
+    let mut all = Vec::new();
+    while let Ok(buffers) = link.allocate(pool) {
+        all.push(buffers);
+    }
+    all.iter().for_each(|buffers| link.release(*buffers).unwrap());
+    all.len()
+}
+
+/// Another process.
+pub(crate) struct Peer {
+    child: Child,
+    commands: Option<ChildStdin>,
+    answers: Receiver<String>,
+}
+
+impl Peer {
+    pub(crate) fn start(dir: &Path) -> Self {
+        Self::start_by(Command::new(std::env::current_exe().unwrap()), dir)
+    }
+
+    /// By a command that obeys as [`serve`] does.
+    pub(crate) fn start_by(mut command: Command, dir: &Path) -> Self {
+        let mut child = command
+            .args(["peer_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+            .env("NVIPC_TEST_DIR", dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let commands = child.stdin.take();
+        let output = child.stdout.take().unwrap();
+        let (tell, answers) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if let Some((_, answer)) = line.split_once('@')
+                    && tell.send(answer.to_owned()).is_err()
+                {
+                    break;
+                }
+            }
+        });
+        let peer = Self { child, commands, answers };
+        assert_eq!(peer.answer(), "ready");
+        peer
+    }
+
+    pub(crate) fn order(&mut self, line: &str) {
+        self.commands.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+
+    #[track_caller]
+    pub(crate) fn answer(&self) -> String {
+        self.answers.recv_timeout(HANGS).expect("an answer of the peer")
+    }
+
+    pub(crate) fn answered(&self) -> Option<String> {
+        self.answers.try_recv().ok()
+    }
+
+    #[track_caller]
+    pub(crate) fn ask(&mut self, line: &str) -> String {
+        self.order(line);
+        self.answer()
+    }
+
+    #[track_caller]
+    pub(crate) fn tell(&mut self, line: &str) {
+        assert_eq!(self.ask(line), "ok", "{line}");
+    }
+
+    /// Ends it as a crash does.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The other end of [`Peer`].
+pub(crate) fn serve() {
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).unwrap();
+    let dir = std::env::var("NVIPC_TEST_DIR").unwrap();
+    let mut link = None;
+    let mut held: Vec<Buffers> = Vec::new();
+    say("ready");
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        match obey(Path::new(&dir), &mut link, &mut held, &line) {
+            Ok(answer) => say(&answer),
+            Err(error) => say(&format!("err {error}")),
+        }
+    }
+}
+
+fn say(answer: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(format!("@{answer}\n").as_bytes());
+    let _ = out.flush();
+}
+
+fn obey(
+    dir: &Path,
+    link: &mut Option<Endpoint>,
+    held: &mut Vec<Buffers>,
+    line: &str,
+) -> Result<String, Error> {
+    let mut words = line.split(' ');
+    let verb = words.next().unwrap_or_default();
+    let mut number = || words.next().and_then(|word| word.parse::<usize>().ok());
+    let ok = || Ok("ok".to_owned());
+    match verb {
+        "create" => *link = Some(options(dir).create(line.split(' ').nth(1).unwrap(), pools())?),
+        "attach" => *link = Some(options(dir).attach(line.split(' ').nth(1).unwrap())?),
+        "close" => *link = None,
+        "notify" => link.as_ref().unwrap().notify()?,
+        "wait" => return Ok(link.as_ref().unwrap().wait(Some(HANGS))?.to_string()),
+        "send" => {
+            let id = i32::try_from(number().unwrap()).unwrap();
+            let len = number().unwrap();
+            let data = number().and_then(|pool| PoolId::from_index(u32::try_from(pool).unwrap()));
+            let data = data.zip(number());
+            send(link.as_ref().unwrap(), id, len, data)?;
+        }
+        "receive" => {
+            return Ok(receive(link.as_ref().unwrap())?.map_or("none".to_owned(), |id| id.to_string()));
+        }
+        // Takes a message and keeps it.
+        "keep" => match link.as_ref().unwrap().receive()? {
+            None => return Ok("none".to_owned()),
+            Some(message) => held.push(message.buffers),
+        },
+        "hold" => held.push(link.as_ref().unwrap().allocate(Some(PoolId::CpuData))?),
+        "free" => return Ok(count_free(link.as_ref().unwrap(), None).to_string()),
+        // Sends back what comes, so many messages.
+        "echo" => {
+            let link = link.as_ref().unwrap();
+            let mut left = number().unwrap();
+            while left > 0 {
+                while !link.wait(Some(HANGS))? {}
+                while let Some(message) = link.receive()? {
+                    check(&message);
+                    link.send(message)?;
+                    left -= 1;
+                }
+                link.notify()?;
+            }
+        }
+        _ => panic!("no such order: {line}"),
+    }
+    ok()
+}
