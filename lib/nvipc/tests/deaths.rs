@@ -4,7 +4,7 @@ mod support;
 
 use shmesh::config::PoolId;
 use shmesh_nvipc_wire::{Error, Options};
-use support::{HANGS, Peer, count_free, ipc_dir, options, pools, receive, send, until};
+use support::{HANGS, Peer, count_free, ipc_dir, notices_deaths, options, pools, receive, send, until};
 
 #[test]
 #[ignore = "what a peer runs"]
@@ -14,6 +14,9 @@ fn peer_process() {
 
 #[test]
 fn what_a_dead_secondary_held_comes_back_and_what_waits_stays() {
+    if !notices_deaths() {
+        return;
+    }
     let dir = ipc_dir();
     let link = options(dir.path()).create("fapi", pools()).unwrap();
     let mut peer = Peer::start(dir.path());
@@ -47,6 +50,9 @@ fn what_a_dead_secondary_held_comes_back_and_what_waits_stays() {
 
 #[test]
 fn deaths_at_any_point_cost_nothing_of_ours() {
+    if !notices_deaths() {
+        return;
+    }
     let dir = ipc_dir();
     let link = options(dir.path()).create("fapi", pools()).unwrap();
     for turn in 1..=30_u32 {
@@ -79,6 +85,9 @@ fn deaths_at_any_point_cost_nothing_of_ours() {
 
 #[test]
 fn a_second_secondary_waits_until_the_first_has_ended() {
+    if !notices_deaths() {
+        return;
+    }
     let dir = ipc_dir();
     let link = options(dir.path()).create("fapi", pools()).unwrap();
     let mut first = Peer::start(dir.path());
@@ -97,6 +106,9 @@ fn a_second_secondary_waits_until_the_first_has_ended() {
 
 #[test]
 fn a_secondary_hears_that_its_primary_has_ended() {
+    if !notices_deaths() {
+        return;
+    }
     let dir = ipc_dir();
     let mut primary = Peer::start(dir.path());
     primary.tell("create fapi");
@@ -128,6 +140,9 @@ fn a_secondary_hears_that_its_primary_has_ended() {
 
 #[test]
 fn the_application_may_refuse_one_that_connects_again() {
+    if !notices_deaths() {
+        return;
+    }
     let dir = ipc_dir();
     let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counter = std::sync::Arc::clone(&asked);

@@ -162,6 +162,9 @@ fn a_flood_of_writes_while_it_is_used() {
 
 #[test]
 fn a_link_is_whole_again_after_a_hostile_secondary() {
+    if !support::notices_deaths() {
+        return;
+    }
     let dir = ipc_dir();
     let phy = options(dir.path()).create("fapi", pools()).unwrap();
     let mut peer = Peer::start(dir.path());

@@ -43,6 +43,16 @@ pub(crate) fn options(dir: &Path) -> Options {
     Options::new().dir(dir).patience(HANGS)
 }
 
+/// Whether this kernel tells when a peer ends: Linux 6.5. Before that there is nothing of it to test.
+pub(crate) fn notices_deaths() -> bool {
+    let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let notices = shmesh::sys::socket::peer_pidfd(&one).is_ok();
+    if !notices {
+        eprintln!("skipped: this kernel gives no pidfd of a peer");
+    }
+    notices
+}
+
 /// Looks again and again until it is so.
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
