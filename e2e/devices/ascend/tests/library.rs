@@ -2,6 +2,7 @@
 //! keys. What processes may do with each other's is in `nodes.rs` and in the tests of the sidecar.
 
 #![allow(unsafe_code, reason = "calls of a C interface")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ffi::{c_char, c_int, c_void};
 use std::process::Command;

@@ -1,6 +1,7 @@
 //! The double by its C interface, in one process. What it does between processes is in the tests of the sidecar.
 
 #![allow(unsafe_code, reason = "calls of a C interface")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::process::Command;
@@ -141,7 +142,7 @@ fn a_descriptor_is_the_memory() {
     let import = |fd: c_int| {
         let mut imported = 0_u64;
         let code = call!(cuda.cuMemImportFromShareableHandle(
-            &raw mut imported => *mut u64, fd as usize as *mut c_void => *mut c_void, 1 => c_uint
+            &raw mut imported => *mut u64, fd.cast_unsigned() as usize as *mut c_void => *mut c_void, 1 => c_uint
         ));
         (code, imported)
     };
