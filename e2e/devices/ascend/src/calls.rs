@@ -13,6 +13,9 @@ use crate::{code, npud};
 
 type Outcome<T = ()> = Result<T, c_int>;
 
+/// Bytes that one allocation may have: nothing else limits a memfd, and the kernel would kill somebody to make room.
+const DEVICE_BYTES: usize = 1 << 30;
+
 static STARTED: AtomicBool = AtomicBool::new(false);
 /// The connection to the daemon, and of which process it is: a child that was forked is somebody else.
 static DAEMON: Mutex<Option<(u32, OwnedFd)>> = Mutex::new(None);
@@ -129,8 +132,10 @@ extern "C" fn aclrtMalloc(out: *mut *mut c_void, size: usize, _policy: c_int) ->
         if size == 0 {
             return Err(code::PARAM);
         }
-        let len =
-            size.checked_next_multiple_of(page).filter(|len| *len < 1 << 46).ok_or(code::OUT_OF_MEMORY)?;
+        let len = size
+            .checked_next_multiple_of(page)
+            .filter(|len| *len <= DEVICE_BYTES)
+            .ok_or(code::OUT_OF_MEMORY)?;
         let fd = memory::new_memory(len)?;
         memory::with(|space| space.add(fd, 0, len, device, false)).map(|address| address as *mut c_void)
     })

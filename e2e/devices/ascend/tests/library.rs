@@ -119,6 +119,7 @@ fn in_one_process() {
     assert_eq!((acl.set_device(2), acl.set_device(0)), (107_001, 0));
     assert_eq!(acl.bare_tgid(), (0, std::process::id().cast_signed()));
 
+    assert_eq!(acl.malloc(1 << 46), Err(207_001), "more than there is");
     let memory = acl.malloc(3 * MIB).unwrap();
     assert_eq!(memory as usize % (2 * MIB), 0);
     assert_eq!(acl.export(memory, 4 * MIB, 64, 0), Err(107_000), "a key has 65 bytes");

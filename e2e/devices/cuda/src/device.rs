@@ -11,7 +11,7 @@ use crate::{Outcome, code, done, put, space};
 /// The version that it says it is.
 const VERSION: c_int = 12_080;
 /// Bytes that a device has where no directory limits them.
-const TOTAL: u64 = 1 << 30;
+pub(crate) const TOTAL: u64 = 1 << 30;
 /// Contexts are addresses: never null, and told from others.
 const CONTEXTS: usize = 0xc0de_0000;
 
@@ -177,7 +177,7 @@ extern "C" fn cuCtxSynchronize() -> c_int {
 }
 
 /// Free and all bytes.
-fn room() -> (usize, usize) {
+pub(crate) fn room() -> (usize, usize) {
     let Some(dir) = shared_dir() else {
         let used = space::with(|space| {
             let mapped = space.spans.values().map(|span| span.size);

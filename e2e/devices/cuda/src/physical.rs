@@ -52,6 +52,11 @@ impl Physical {
         if size == 0 || !size.is_multiple_of(GRANULARITY) {
             return Err(code::INVALID_VALUE);
         }
+        // Nothing else limits a memfd: the kernel would kill somebody to make room.
+        let room = if shared_dir().is_some() { device::room().0 as u64 } else { device::TOTAL };
+        if size > room {
+            return Err(code::OUT_OF_MEMORY);
+        }
         let file = nameless().map_err(|_| code::OUT_OF_MEMORY)?;
         let whole = size.checked_add(PAGE).and_then(|whole| libc::off_t::try_from(whole).ok());
         let whole = whole.ok_or(code::OUT_OF_MEMORY)?;

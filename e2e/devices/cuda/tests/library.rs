@@ -101,6 +101,7 @@ fn memory_is_created_mapped_and_only_then_allowed() {
     assert_eq!(create(&cuda, BLOCK + 1, 0), Err(1), "a multiple of the granularity");
     assert_eq!(create(&cuda, 0, 0), Err(1));
     assert_eq!(create(&cuda, BLOCK, 7), Err(101));
+    assert_eq!(create(&cuda, 1 << 46, 0), Err(2), "more than there is");
     let handle = create(&cuda, 2 * BLOCK, 0).unwrap();
     let address = map(&cuda, handle, 2 * BLOCK);
     assert_eq!(write(&cuda, address, b"x"), 1, "no access was set");
