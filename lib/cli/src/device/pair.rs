@@ -23,6 +23,15 @@ pub(super) struct Side {
 impl Side {
     /// Starts one, by `unshare` with these flags if there are any.
     pub(super) fn start(namespaces: &[&str]) -> Result<Self> {
+        Self::start_behind(namespaces, &[])
+    }
+
+    /// The same behind a shell, so that it is not process 1 of a pid namespace of its own.
+    pub(super) fn start_second(namespaces: &[&str]) -> Result<Self> {
+        Self::start_behind(namespaces, &["sh", "-c", "\"$0\" \"$@\"; exit $?"])
+    }
+
+    fn start_behind(namespaces: &[&str], shell: &[&str]) -> Result<Self> {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .context("cannot make a socket")?;
@@ -31,7 +40,7 @@ impl Side {
             Command::new(program)
         } else {
             let mut unshare = Command::new("unshare");
-            unshare.args(namespaces).arg("--").arg(program);
+            unshare.args(namespaces).arg("--").args(shell).arg(program);
             unshare
         };
         let child = command.arg("device-side").stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();

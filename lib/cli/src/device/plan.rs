@@ -261,14 +261,17 @@ impl Plan<'_> {
             for how in [How::Vmm, How::Legacy] {
                 let equal_numbers = how == How::Legacy && flags.contains(&"--pid");
                 self.step(&format!("P4 {kind}, {}", name(how)), |plan| {
-                    plan.namespace(how, flags, equal_numbers)
+                    plan.namespace(how, Pair::start(flags)?, equal_numbers)
                 });
             }
         }
+        self.step("P4 pid, numbers differ, cuda-legacy", |plan| {
+            let pair = Pair { exporter: Side::start(pid)?, importer: Side::start_second(pid)? };
+            plan.namespace(How::Legacy, pair, false)
+        });
     }
 
-    fn namespace(&self, how: How, flags: &[&str], equal_numbers: bool) -> Seen {
-        let pair = Pair::start(flags)?;
+    fn namespace(&self, how: How, pair: Pair, equal_numbers: bool) -> Seen {
         let offer = pair.make(how, self.piece)?;
         pair.exporter.ask(&Order::Fill { seed: 3 })?;
         match pair.import(&offer) {
