@@ -79,6 +79,32 @@ fn everybody_only_where_the_operator_permits_it() {
     assert_eq!(importer.ask(&format!("import {key}")), "weights");
 }
 
+/// The vendor's keys can be counted up to. With the list switched on that is worth nothing, and without it everything.
+#[test]
+fn a_guessed_key_opens_nothing_unless_everybody_may() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (daemon, variables) = npud(dir.path());
+    let _sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--allow-open-keys"]);
+    let mut exporter = connected(dir.path(), &variables, &[]);
+    let mut importer = connected(dir.path(), &variables, &[]);
+    let mut thief = connected(dir.path(), &variables, &[]);
+    let owner: u32 = exporter.ask("tgid").parse().unwrap();
+    let guess = |count: u32| format!("{:0<64}", format!("{owner:08x}{count:016x}0000"));
+
+    let key = exporter.ask("export weights 0");
+    let tgid = importer.ask("tgid");
+    exporter.tell(&format!("admit {key} {tgid}"));
+    // Admitted by the broker, and not yet by the driver: that takes the exporter's word.
+    assert!(importer.ask(&format!("other steal {}", guess(1))).contains("507899"));
+    assert_eq!(import(&mut importer, &mut exporter, &key), "weights");
+    assert!(thief.ask(&format!("other steal {}", guess(1))).contains("507899"));
+    assert_eq!(daemon.count(), (1, 1));
+
+    exporter.ask("export gold 1");
+    assert_eq!(thief.ask(&format!("other steal {}", guess(2))), "gold");
+}
+
 #[test]
 fn who_the_driver_takes_for_another_than_the_broker_does_gets_nothing() {
     let _watchdog = Watchdog::start();

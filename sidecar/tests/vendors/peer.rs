@@ -94,6 +94,11 @@ impl Memory for AscendMemory {
     fn other(order: &[&str], _imported: Option<&Self>) -> io::Result<String> {
         match *order {
             ["misuse"] => crate::ascend::misuse(),
+            // By a vendor's key that it was not given.
+            ["steal", key] => {
+                let key: Vec<u8> = key.bytes().chain([0]).collect();
+                return Ok(text_of(&Self::import(1 << 20, None, &key)?));
+            }
             _ => panic!("no such order: {order:?}"),
         }
         Ok("ok".to_owned())

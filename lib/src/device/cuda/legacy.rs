@@ -9,7 +9,7 @@ use shmesh_proto::broker::Mechanism;
 
 use super::device::{CudaDevice, DeviceUuid};
 use super::driver::{Driver, IpcHandle, check};
-use super::view::{LEGACY_CAPABLE, View, attribute, invalid, len_of};
+use super::view::{LEGACY_CAPABLE, View, attribute, invalid, len_of, range_of};
 use crate::device::DeviceMemory;
 
 /// What the driver cuts small allocations out of: a handle opens all of it.
@@ -212,8 +212,15 @@ impl DeviceMemory for CudaLegacyMemory {
         // SAFETY: there is room for the address; the handle goes by value, and the driver checks it.
         check("cuIpcOpenMemHandle_v2", unsafe { open(&raw mut address, IpcHandle(*vendor), LAZY) })?;
         drop(entered);
-        let view = View { device, address, size };
-        Ok(Self { view, handle: Vec::new(), whose: Whose::Imported })
+        let memory =
+            Self { view: View { device, address, size }, handle: Vec::new(), whose: Whose::Imported };
+        // What the exporter says is one thing, and what the driver has opened another.
+        if let Ok((base, whole)) = range_of(address)
+            && (base != address || whole < size)
+        {
+            return Err(invalid(format!("{size} bytes were exported, and the handle opens {whole}")));
+        }
+        Ok(memory)
     }
 }
 

@@ -116,7 +116,7 @@ impl View {
 }
 
 /// Beginning and bytes of the allocation that an address lies in.
-fn range_of(address: u64) -> io::Result<(u64, u64)> {
+pub(super) fn range_of(address: u64) -> io::Result<(u64, u64)> {
     let (mut base, mut size) = (0, 0);
     let call = Driver::get()?.cuMemGetAddressRange_v2()?;
     // SAFETY: there is room for both answers.
