@@ -1,45 +1,58 @@
 //! GPU memory by keys, as arrays that torch and cupy use in place.
 
-use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
-use pyo3::ffi;
 use pyo3::prelude::*;
 use shmesh::client::Mechanism;
 use shmesh::device::{CudaDevice, CudaMemory, DeviceMemory, DeviceUuid, ExportFlags, Session};
 
 use crate::device::{admit, key_of, name_of};
+use crate::dlpack::Tensor;
 use crate::error::{error, forked, of_link, system};
 use crate::fork::Made;
 
-/// `kDLCUDA`.
-const DL_CUDA: c_int = 2;
-
 /// Memory that arrays and a session hold together.
-#[derive(Clone, Debug)]
-struct Region(Arc<CudaMemory>);
+#[derive(Debug)]
+pub(crate) struct Region {
+    pub(crate) memory: Arc<CudaMemory>,
+    made: Made,
+}
+
+impl Region {
+    fn of(memory: Arc<CudaMemory>) -> Self {
+        Self { memory, made: Made::here() }
+    }
+}
+
+impl Drop for Region {
+    /// In a child of a fork the driver must not be called, and the memory is the parent's.
+    fn drop(&mut self) {
+        if !self.made.is_here() {
+            std::mem::forget(Arc::clone(&self.memory));
+        }
+    }
+}
 
 impl DeviceMemory for Region {
     const MECHANISM: Mechanism = CudaMemory::MECHANISM;
 
     fn size(&self) -> u64 {
-        self.0.size()
+        self.memory.size()
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.0.fd()
+        self.memory.fd()
     }
 
     fn handle(&self) -> Vec<u8> {
-        self.0.handle()
+        self.memory.handle()
     }
 
     fn import(size: u64, fd: Option<OwnedFd>, handle: &[u8]) -> std::io::Result<Self> {
-        CudaMemory::import(size, fd, handle).map(|memory| Self(Arc::new(memory)))
+        CudaMemory::import(size, fd, handle).map(|memory| Self::of(Arc::new(memory)))
     }
 }
 
@@ -48,13 +61,12 @@ impl DeviceMemory for Region {
 pub(crate) struct GpuMemory {
     /// Counted by the session: what is still held cannot be closed.
     region: Arc<Region>,
-    made: Made,
 }
 
 impl GpuMemory {
     /// A child of a fork has none of the parent's device.
     fn memory(&self) -> PyResult<&Arc<CudaMemory>> {
-        if self.made.is_here() { Ok(&self.region.0) } else { Err(forked("GpuMemory")) }
+        if self.region.made.is_here() { Ok(&self.region.memory) } else { Err(forked("GpuMemory")) }
     }
 }
 
@@ -110,161 +122,6 @@ impl GpuMemory {
             return Err(error("Mismatch", text));
         }
         Tensor::capsule(py, Arc::clone(&self.region), shape, code, bits, versioned)
-    }
-}
-
-/// What the two forms of `DLPack` have in common, in its C layout.
-#[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device_type: c_int,
-    device_id: c_int,
-    ndim: c_int,
-    code: u8,
-    bits: u8,
-    lanes: u16,
-    shape: *mut i64,
-    strides: *mut i64,
-    byte_offset: u64,
-}
-
-#[repr(C)]
-struct Unversioned {
-    tensor: DlTensor,
-    context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Self)>,
-}
-
-#[repr(C)]
-struct Versioned {
-    major: u32,
-    minor: u32,
-    context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Self)>,
-    flags: u64,
-    tensor: DlTensor,
-}
-
-/// One of the two, and what it points at.
-struct Tensor {
-    _region: Arc<Region>,
-    shape: Vec<i64>,
-    strides: Vec<i64>,
-    unversioned: Unversioned,
-    versioned: Versioned,
-}
-
-const NAME: &CStr = c"dltensor";
-const NAME_VERSIONED: &CStr = c"dltensor_versioned";
-
-#[expect(unsafe_code, reason = "DLPack is an interface of C")]
-impl Tensor {
-    fn capsule(
-        py: Python<'_>,
-        region: Arc<Region>,
-        shape: Vec<i64>,
-        code: u8,
-        bits: u8,
-        versioned: bool,
-    ) -> PyResult<Bound<'_, PyAny>> {
-        let mut strides = vec![1; shape.len()];
-        for at in (1..shape.len()).rev() {
-            strides[at - 1] = strides[at] * shape[at].max(1);
-        }
-        let tensor = |shape: *mut i64, strides: *mut i64, ndim| DlTensor {
-            data: region.0.address() as *mut c_void,
-            device_type: DL_CUDA,
-            device_id: region.0.device().ordinal(),
-            ndim,
-            code,
-            bits,
-            lanes: 1,
-            shape,
-            strides,
-            byte_offset: 0,
-        };
-        let null = std::ptr::null_mut;
-        let ndim = c_int::try_from(shape.len()).map_err(|_| error("Invalid", "too many dimensions"))?;
-        let mut all = Box::new(Self {
-            shape,
-            strides,
-            unversioned: Unversioned {
-                tensor: tensor(null(), null(), ndim),
-                context: std::ptr::null_mut(),
-                deleter: None,
-            },
-            versioned: Versioned {
-                major: 1,
-                minor: 0,
-                context: std::ptr::null_mut(),
-                deleter: None,
-                flags: 0,
-                tensor: tensor(null(), null(), ndim),
-            },
-            _region: region,
-        });
-        let (shape, strides) = (all.shape.as_mut_ptr(), all.strides.as_mut_ptr());
-        for tensor in [&mut all.unversioned.tensor, &mut all.versioned.tensor] {
-            (tensor.shape, tensor.strides) = (shape, strides);
-        }
-        all.unversioned.deleter = Some(delete_unversioned);
-        all.versioned.deleter = Some(delete_versioned);
-        let all = Box::into_raw(all);
-        // SAFETY: it is alive and nobody else's until a capsule has it, whose consumer, or end, gives it back by a deleter.
-        let made = unsafe {
-            (*all).unversioned.context = all.cast();
-            (*all).versioned.context = all.cast();
-            if versioned {
-                let place = (&raw mut (*all).versioned).cast();
-                ffi::PyCapsule_New(place, NAME_VERSIONED.as_ptr(), Some(end_versioned))
-            } else {
-                let place = (&raw mut (*all).unversioned).cast();
-                ffi::PyCapsule_New(place, NAME.as_ptr(), Some(end_unversioned))
-            }
-        };
-        if NonNull::new(made).is_none() {
-            // SAFETY: no capsule has it.
-            drop(unsafe { Box::from_raw(all) });
-            return Err(PyErr::fetch(py));
-        }
-        // SAFETY: it is a new reference.
-        Ok(unsafe { Bound::from_owned_ptr(py, made) })
-    }
-}
-
-/// Lets go of a tensor. Consumers may call it in any thread.
-#[expect(unsafe_code, reason = "DLPack is an interface of C")]
-unsafe extern "C" fn delete_unversioned(tensor: *mut Unversioned) {
-    // SAFETY: the context is the box that holds the tensor, and a deleter is called once.
-    drop(unsafe { Box::from_raw((*tensor).context.cast::<Tensor>()) });
-}
-
-/// As above.
-#[expect(unsafe_code, reason = "DLPack is an interface of C")]
-unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
-    // SAFETY: the context is the box that holds the tensor, and a deleter is called once.
-    drop(unsafe { Box::from_raw((*tensor).context.cast::<Tensor>()) });
-}
-
-/// A capsule that nobody has consumed gives its tensor back; a consumer has changed its name.
-#[expect(unsafe_code, reason = "DLPack is an interface of C")]
-unsafe extern "C" fn end_unversioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: the interpreter calls it with a capsule that it is about to free, and by its name it is ours.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 1 {
-            delete_unversioned(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());
-        }
-    }
-}
-
-/// As above.
-#[expect(unsafe_code, reason = "DLPack is an interface of C")]
-unsafe extern "C" fn end_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: the interpreter calls it with a capsule that it is about to free, and by its name it is ours.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, NAME_VERSIONED.as_ptr()) == 1 {
-            delete_versioned(ffi::PyCapsule_GetPointer(capsule, NAME_VERSIONED.as_ptr()).cast());
-        }
     }
 }
 
@@ -324,10 +181,10 @@ impl GpuSession {
         };
         let made = py.detach(make);
         let made = made.map_err(|source| system(&format!("make GPU memory of {nbytes} bytes"), &source))?;
-        let region = Region(Arc::new(made));
-        let ours = Arc::new(region.clone());
-        let key = self.ask(py, |session| session.export_key(region, ExportFlags(flags)))?;
-        Ok((key.as_bytes().to_vec(), GpuMemory { region: ours, made: Made::here() }))
+        let memory = Arc::new(made);
+        let ours = Arc::new(Region::of(Arc::clone(&memory)));
+        let key = self.ask(py, |session| session.export_key(Region::of(memory), ExportFlags(flags)))?;
+        Ok((key.as_bytes().to_vec(), GpuMemory { region: ours }))
     }
 
     fn set_import_pid(&self, py: Python<'_>, key: &[u8], bare_tgids: Vec<i32>) -> PyResult<()> {
@@ -338,7 +195,7 @@ impl GpuSession {
     fn import_by_key(&self, py: Python<'_>, key: &[u8]) -> PyResult<GpuMemory> {
         let key = key_of(key)?;
         let region = self.ask(py, |session| session.import_by_key(&key))?;
-        Ok(GpuMemory { region, made: Made::here() })
+        Ok(GpuMemory { region })
     }
 
     #[pyo3(signature = (key, *, force=false))]

@@ -151,6 +151,23 @@ with shmesh.GpuSession(sys.argv[1]) as session:
         importer.stdout.close()
 
 
+def test_a_child_of_a_fork_leaves_the_device_alone(sidecar: str) -> None:
+    with shmesh.GpuSession(sidecar) as session:
+        _, array = session.export_key(4)
+        array.copy_from_host(np.arange(4))
+        child = os.fork()
+        if child == 0:
+            try:
+                array.copy_to_host()
+            except shmesh.Forked:
+                del array
+                os._exit(3)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert array.copy_to_host().tolist() == [0, 1, 2, 3], "the parent's goes on"
+
+
 def test_wrong_use(sidecar: str) -> None:
     with shmesh.GpuSession(sidecar) as session:
         with pytest.raises(shmesh.Invalid):
