@@ -30,6 +30,26 @@ fn without_a_driver_it_says_so_and_fails_in_its_own_way() {
     assert_eq!((found.status.code(), report["verdict"].as_str()), (Some(3), Some("no_device")));
 }
 
+#[test]
+fn an_old_driver_is_no_missing_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = std::fs::read(shmesh_fake_cuda::library()).unwrap();
+    // The double, with one of its functions under another name.
+    let name = b"cuMemCreate\0";
+    for at in (0..bytes.len() - name.len()).rev() {
+        if bytes[at..].starts_with(name) {
+            bytes[at] = b'x';
+        }
+    }
+    let old = dir.path().join("libcuda.so.1");
+    std::fs::write(&old, bytes).unwrap();
+    let found =
+        check(&["--rounds", "1", "--max-mib", "4"], &[("SHMESH_CUDA_LIBRARY", old.to_str().unwrap())]);
+    let said = text(&found.stdout);
+    assert_eq!(found.status.code(), Some(1), "{said}");
+    assert!(said.contains("without cuMemCreate") && said.contains("has no cuMemCreate"), "{said}");
+}
+
 /// Where it may, this thread and what it starts get a file system there that nobody else takes memory of.
 fn own_memory(dir: &Path) {
     if !nix::unistd::Uid::effective().is_root() {

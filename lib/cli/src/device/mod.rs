@@ -8,13 +8,14 @@
 //! | `wire.rs` | what the processes say to each other |
 //! | `side.rs` | a process with the driver |
 //! | `pair.rs` | two of them, and this one between them |
-//! | `plan.rs` | what is tried, P0 to P9 |
+//! | `plan.rs`, `steps.rs` | what is tried, P0 to P9 |
 //! | `finding.rs` | what was found, as a table and as JSON |
 
 mod finding;
 mod pair;
 mod plan;
 mod side;
+mod steps;
 mod wire;
 
 use std::io::Write;

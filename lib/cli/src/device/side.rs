@@ -30,8 +30,12 @@ pub(crate) fn run(_args: &SideArgs) -> anyhow::Result<()> {
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     let mut side = Side::default();
     while let Some((order, fd)) = receive::<Order>(&socket)? {
+        let is_probe = matches!(order, Order::Probe);
         let (answer, fd) = match side.obey(order, fd) {
             Ok(answer) => answer,
+            Err(error) if is_probe && error.kind() == io::ErrorKind::NotFound => {
+                (Answer::Absent(error.to_string()), None)
+            }
             Err(error) => (Answer::Refused(error.to_string()), None),
         };
         send(&socket, &answer, fd.as_ref())?;
@@ -78,7 +82,7 @@ fn first() -> io::Result<CudaDevice> {
     CudaDevice::all()?
         .into_iter()
         .next()
-        .ok_or_else(|| io::Error::other("the driver is here and no device is"))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the driver is here and no device is"))
 }
 
 fn nanos(since: Instant) -> u64 {

@@ -87,6 +87,8 @@ pub(super) enum Answer {
     Number(u64),
     Done,
     Refused(String),
+    /// There is no driver, or no device.
+    Absent(String),
 }
 
 pub(super) fn send(socket: &impl AsFd, what: &impl Serialize, fd: Option<&OwnedFd>) -> io::Result<()> {
