@@ -56,9 +56,17 @@ pub struct Args {
     #[arg(long, hide = true)]
     pub old_kernel: bool,
 
+    /// Take memfds for the descriptors of devices, for tests without one
+    #[arg(long, hide = true)]
+    pub memfds_for_devices: bool,
+
     /// Let keys be exported that need no admission (flag 0x1 of an export)
     #[arg(long)]
     pub allow_open_keys: bool,
+
+    /// Let memory be exported by CUDA's old handles, which cannot be taken back from whoever has seen one
+    #[arg(long)]
+    pub allow_cuda_legacy: bool,
 
     /// Where the audit log goes, one JSON object per line: a file, or `-` for standard output
     #[arg(long, env = "SHMESH_AUDIT", value_name = "FILE")]

@@ -105,8 +105,7 @@ pub(crate) struct Hub {
     resolver: Resolver,
     metrics: Metrics,
     audit: AuditLog,
-    /// Descriptors that keys may take, all together.
-    fds_max: usize,
+    descriptors: Descriptors,
     sessions: HashMap<SessionId, Session>,
     processes: BTreeMap<ProcessId, Process>,
     /// How many of them have attached: each takes a descriptor until it ends, connected or not.
@@ -123,7 +122,7 @@ impl Hub {
         resolver: Resolver,
         metrics: Metrics,
         audit: AuditLog,
-        fds_max: usize,
+        descriptors: Descriptors,
         myself: mpsc::Sender<ToHub>,
     ) -> Self {
         Self {
@@ -132,7 +131,7 @@ impl Hub {
             resolver,
             metrics,
             audit,
-            fds_max,
+            descriptors,
             sessions: HashMap::new(),
             processes: BTreeMap::new(),
             attached: 0,
@@ -276,13 +275,18 @@ impl Hub {
             Some(request::Op::ListKeys(list)) => {
                 self.inspect(session, id, |hub| reply::Result::AllKeys(hub.broker.all_keys(list.skip)));
             }
-            Some(request::Op::ExportKey(export)) if !fds.iter().all(|fd| is_memory_of(fd, export)) => {
-                let text =
-                    "the descriptor is no sealed memfd of this size: seal it against shrinking and growing";
+            Some(request::Op::ExportKey(export))
+                if !fds.iter().all(|fd| self.descriptors.is_memory_of(fd, export)) =>
+            {
+                let text = "the descriptor is no device's, or no sealed memfd of this size: seal it against shrinking \
+                            and growing";
                 self.refuse(session, id, Op::Export, Code::Invalid, Reason::BadDescriptors, text);
             }
-            Some(request::Op::ExportKey(_)) if self.fds.len() + self.attached + fds.len() > self.fds_max => {
-                let text = format!("at most {} keys with descriptors in all: close some", self.fds_max);
+            Some(request::Op::ExportKey(_))
+                if self.fds.len() + self.attached + fds.len() > self.descriptors.max =>
+            {
+                let text =
+                    format!("at most {} keys with descriptors in all: close some", self.descriptors.max);
                 self.refuse(session, id, Op::Export, Code::Limit, Reason::Descriptors, text);
             }
             _ => self.ask_broker(session, request, fds),
@@ -384,7 +388,7 @@ impl Hub {
         }
         if let Some(known) = process.and_then(|process| self.processes.get_mut(&process)) {
             if known.links.is_empty() {
-                if self.fds.len() + self.attached >= self.fds_max {
+                if self.fds.len() + self.attached >= self.descriptors.max {
                     let text = "there are no descriptors left to watch one more process with";
                     return self.refuse(session, id, Op::Attach, Code::Limit, Reason::Descriptors, text);
                 }
@@ -570,17 +574,30 @@ impl Hub {
     }
 }
 
-/// Whether a descriptor is what the mechanism needs. Memory that can be truncated would be a bus error in the importer.
-fn is_memory_of(fd: &OwnedFd, export: &ExportKey) -> bool {
-    if export.mechanism() != Mechanism::Host {
-        // A device's, where the mechanism has one at all.
-        return fstat(fd)
-            .is_ok_and(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR);
+/// Which descriptors keys may have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Descriptors {
+    /// How many, all together.
+    pub(crate) max: usize,
+    /// Whether a memfd passes for a device's, as that of a double is one.
+    pub(crate) memfds_for_devices: bool,
+}
+
+impl Descriptors {
+    /// Whether a descriptor is what the mechanism needs. Memory that can be truncated would be a bus error in the importer.
+    fn is_memory_of(self, fd: &OwnedFd, export: &ExportKey) -> bool {
+        if export.mechanism() != Mechanism::Host {
+            let kind = fstat(fd).map(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT);
+            // A device's, where the mechanism has one at all.
+            return kind.is_ok_and(|kind| {
+                kind == SFlag::S_IFCHR || self.memfds_for_devices && kind == SFlag::S_IFREG
+            });
+        }
+        let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+        let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
+        let size = fstat(fd).ok().and_then(|stat| u64::try_from(stat.st_size).ok());
+        seals.is_ok_and(|seals| seals.contains(wanted)) && size.is_some_and(|size| size >= export.size)
     }
-    let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
-    let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
-    let size = fstat(fd).ok().and_then(|stat| u64::try_from(stat.st_size).ok());
-    seals.is_ok_and(|seals| seals.contains(wanted)) && size.is_some_and(|size| size >= export.size)
 }
 
 async fn until(deadline: Option<Instant>) {

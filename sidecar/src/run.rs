@@ -29,7 +29,7 @@ use crate::args::Args;
 use crate::audit::AuditLog;
 use crate::broker::{Broker, Credentials, Op, Outcome, Party, Policy, Reason, Record, SessionId};
 use crate::events::{close_elsewhere, hang_up, set_nonblocking};
-use crate::hub::{Hub, ToHub};
+use crate::hub::{Descriptors, Hub, ToHub};
 use crate::identity::{Connector, Known, Resolver};
 use crate::links::{self, LinkIndex};
 use crate::metrics::{LinksMetrics, Metrics};
@@ -90,7 +90,12 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     let peer_pidfd = if args.old_kernel { PeerPidfd::Old } else { PeerPidfd::Newest };
     let resolver = Resolver::new(args.identity.clone(), peer_pidfd);
     let bare_numbers = resolver.service.is_some() || are_bare()?;
-    let policy = Policy { open_keys: args.allow_open_keys, bare_numbers, ..Policy::default() };
+    let policy = Policy {
+        open_keys: args.allow_open_keys,
+        cuda_legacy: args.allow_cuda_legacy,
+        bare_numbers,
+        ..Policy::default()
+    };
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
     let room = Room::of(raise_limit(), open_descriptors());
     let hub = Hub::new(
@@ -99,7 +104,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         resolver.clone(),
         metrics.clone(),
         audit.clone(),
-        room.descriptors,
+        Descriptors { max: room.descriptors, memfds_for_devices: args.memfds_for_devices },
         to_hub.clone(),
     );
     let mut hub = tokio::spawn(hub.run(inbox));

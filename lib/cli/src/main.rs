@@ -5,6 +5,7 @@ mod bench;
 mod capture;
 mod child;
 mod demo;
+mod device;
 mod doctor;
 mod dump;
 mod human;
@@ -51,6 +52,7 @@ impl std::error::Error for Refusal {}
 const EXAMPLES: &str = "\
 Examples:
   shmesh demo                      two processes, a crash and a recovery, in ten seconds
+  shmesh device check              whether memory of this machine's GPU can be shared, and how fast
   shmesh doctor                    what this machine or container gives, and what follows for links
   shmesh ls                        who is connected to whom
   shmesh dump fronthaul            what waits in a link, and who holds which buffer
@@ -95,12 +97,17 @@ enum Command {
     Talk(talk::Args),
     /// Tells what this machine or container gives, and what follows for links
     Doctor(doctor::Args),
+    /// Tries whether memory of devices can be shared
+    Device(device::Args),
     /// One side of the demo, in a process of its own
     #[command(hide = true)]
     DemoSide(demo::SideArgs),
     /// One side of a benchmark, in a process of its own
     #[command(hide = true)]
     BenchSide(bench::SideArgs),
+    /// One side of a check of a device, in a process of its own
+    #[command(hide = true)]
+    DeviceSide(device::SideArgs),
 }
 
 fn main() -> ExitCode {
@@ -124,7 +131,9 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> 
         Command::Talk(args) => talk::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(args, out).map(ExitCode::from),
         Command::DemoSide(args) => demo::side(args).map(|()| ExitCode::SUCCESS),
+        Command::Device(args) => device::run(args, out),
         Command::BenchSide(args) => bench::side(args).map(|()| ExitCode::SUCCESS),
+        Command::DeviceSide(args) => device::side(args).map(|()| ExitCode::SUCCESS),
     }
 }
 

@@ -139,7 +139,7 @@ impl World {
                 size: bytes.value(1),
                 flags: u64::from(bytes.byte() % 3),
                 mechanism: i32::from(bytes.byte() % 6),
-                handle: vec![7; [0, 65, 64, 1][usize::from(bytes.byte() % 4)]],
+                handle: vec![7; [0, 65, 84, 16][usize::from(bytes.byte() % 4)]],
             }),
             6 | 7 => Op::SetImportPid(SetImportPid {
                 key: Self::secret(bytes, &self.keys),

@@ -94,7 +94,8 @@ pub struct ExportKey {
     /// How the memory travels.
     #[prost(enumeration = "Mechanism", tag = "3")]
     pub mechanism: i32,
-    /// The vendor's key or handle, for the mechanisms that have one.
+    /// The vendor's key or handle, for the mechanisms that have one, and which device it is: `cuda-vmm` a UUID of 16 bytes,
+    /// `ascend` a key of 65, `cuda-legacy` a handle of 64, a UUID, and the exporter's own process id, 4 bytes, little-endian.
     #[prost(bytes = "vec", tag = "4")]
     pub handle: Vec<u8>,
 }

@@ -1,4 +1,4 @@
-//! Device memory by keys, over the sidecar's broker. Today it is host memory.
+//! Host memory in the place of a device's, by keys, over the sidecar's broker.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -71,10 +71,14 @@ impl DeviceSession {
     }
 }
 
-fn key_of(bytes: &[u8]) -> PyResult<DeviceKey> {
+pub(crate) fn key_of(bytes: &[u8]) -> PyResult<DeviceKey> {
     DeviceKey::from_wild(bytes).ok_or_else(|| {
         error("Invalid", "a device key has 65 bytes: 64 characters, as `export_key` gave them, and a NUL")
     })
+}
+
+pub(crate) fn admit(bare_tgids: Vec<i32>) -> Vec<BareTgid> {
+    bare_tgids.into_iter().map(BareTgid).collect()
 }
 
 #[pymethods]
@@ -101,8 +105,7 @@ impl DeviceSession {
 
     fn set_import_pid(&self, py: Python<'_>, key: &[u8], bare_tgids: Vec<i32>) -> PyResult<()> {
         let key = key_of(key)?;
-        let importers: Vec<_> = bare_tgids.into_iter().map(BareTgid).collect();
-        self.ask(py, |session| session.set_import_pid(&key, &importers))
+        self.ask(py, |session| session.set_import_pid(&key, &admit(bare_tgids)))
     }
 
     fn import_by_key(&self, py: Python<'_>, key: &[u8]) -> PyResult<Memory> {
@@ -133,7 +136,7 @@ impl DeviceSession {
 }
 
 /// The variant's name, without the key in it: keys are not for logs.
-fn name_of(happened: &shmesh::client::Happened) -> String {
+pub(crate) fn name_of(happened: &shmesh::client::Happened) -> String {
     let text = format!("{happened:?}");
     text.split(['(', ' ', '{']).next().unwrap_or_default().to_owned()
 }

@@ -9,11 +9,14 @@
 //! | `link.rs` | `Link`: a participant of a link |
 //! | `held.rs` | `Loan` and `Message`: buffers that arrays keep |
 //! | `device.rs` | `DeviceSession`: device keys |
+//! | `cuda.rs`, `dlpack.rs` | `GpuSession`, `GpuMemory`: device keys of GPU memory, and how others use it in place |
 //! | `fork.rs`, `error.rs` | which handles a child may not use; errors as classes of `shmesh._errors` |
 //!
 //! What needs shapes, types or `asyncio` is Python: `python/shmesh`.
 
+mod cuda;
 mod device;
+mod dlpack;
 mod error;
 mod fork;
 mod held;
@@ -29,6 +32,8 @@ use pyo3::prelude::*;
 mod _shmesh {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::cuda::{GpuMemory, GpuSession};
     #[pymodule_export]
     use crate::device::DeviceSession;
     #[pymodule_export]

@@ -70,7 +70,7 @@ fn check(here: &Path) -> Result<(), Failure> {
 
     let mut pytest = Command::new(&python);
     pytest.args(["-m", "pytest"]).current_dir(here).env("PYTHONDONTWRITEBYTECODE", "1");
-    pytest.env("SHMESH_SIDECAR", sidecar);
+    pytest.env("SHMESH_SIDECAR", sidecar).env("SHMESH_CUDA_LIBRARY", shmesh_fake_cuda::library());
     let tested = succeed(&mut pytest, Wrong)?;
     // What was skipped, and how many passed.
     let text = String::from_utf8_lossy(&tested.stdout).into_owned();

@@ -30,7 +30,7 @@ def sidecar(ipc: Path) -> Iterator[str]:
     program = os.environ.get("SHMESH_SIDECAR") or str(Path(__file__).parents[3] / "target/debug/shmesh-sidecar")
     if not os.access(program, os.X_OK):
         pytest.skip("no sidecar is built: cargo build -p shmesh-sidecar")
-    process = subprocess.Popen([program, "--link", "fronthaul"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen([program, "--link", "fronthaul", "--memfds-for-devices"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 20
     try:
         while not is_ready():

@@ -124,3 +124,20 @@ def import_key(name: str, connection: Any) -> None:
         del array
         session.close(key)
         connection.send("closed")
+
+
+def import_gpu(name: str, connection: Any) -> None:
+    with shmesh.GpuSession(name) as session:
+        connection.send(session.bare_tgid())
+        key = connection.recv()
+        array = session.import_by_key(key, (2, 2), np.float32)
+        connection.send(array.copy_to_host().tolist())
+        try:
+            session.close(key)
+        except shmesh.StillViewed:
+            connection.send("still viewed")
+        connection.recv()
+        array.copy_from_host([[99, 0], [0, 0]])
+        del array
+        session.close(key)
+        connection.send("closed")

@@ -17,8 +17,14 @@
 //! |---|---|
 //! | `mod.rs` | [`Session`], and the trait [`DeviceMemory`] that mechanisms implement |
 //! | `host.rs` | [`HostMemory`]: a memfd in the place of a device's memory |
+//! | `cuda/` | [`CudaMemory`] and [`CudaLegacyMemory`]: memory of NVIDIA GPUs |
+//! | `ascend/` | [`AscendMemory`]: memory of Ascend NPUs |
+//! | `library.rs` | vendors' libraries, loaded when they are first needed |
 
+mod ascend;
+mod cuda;
 mod host;
+mod library;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -33,6 +39,8 @@ use shmesh_proto::key::KEY_BYTES;
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
+pub use ascend::{AscendDevice, AscendMemory};
+pub use cuda::{CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, CudaTimeline, DeviceUuid};
 pub use host::HostMemory;
 
 /// A process, by its thread-group id in the outermost pid namespace. Only [`Session::bare_tgid`] knows one's own: a number
@@ -97,6 +105,23 @@ pub trait DeviceMemory: Sized {
     /// The descriptor or handle is not what it should be, or cannot be mapped.
     fn import(size: u64, fd: Option<OwnedFd>, handle: &[u8]) -> std::io::Result<Self>;
 
+    /// Readies the memory for its export with these flags, where the driver has to know them.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn prepare(&mut self, flags: ExportFlags) -> std::io::Result<()> {
+        let _ = flags;
+        Ok(())
+    }
+
+    /// Who this process is in the driver's eyes, where the driver has a word for that: the broker's must be the same.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    fn driver_tgid() -> std::io::Result<Option<BareTgid>> {
+        Ok(None)
+    }
+
     /// Admits a process in the exporter's driver, where the driver wants to know.
     ///
     /// # Errors
@@ -127,6 +152,8 @@ pub struct Session<M: DeviceMemory = HostMemory> {
     imports: HashMap<[u8; KEY_BYTES], (Arc<M>, u64)>,
     /// Exports that were closed by force, and may still be mapped elsewhere.
     forced: HashSet<[u8; KEY_BYTES]>,
+    /// Whether broker and driver have been found to agree on who this process is.
+    is_agreed: bool,
 }
 
 impl<M: DeviceMemory> Session<M> {
@@ -143,7 +170,13 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
         let client = Client::connect(dir, link)?;
-        Ok(Self { client, exports: HashMap::new(), imports: HashMap::new(), forced: HashSet::new() })
+        Ok(Self {
+            client,
+            exports: HashMap::new(),
+            imports: HashMap::new(),
+            forced: HashSet::new(),
+            is_agreed: false,
+        })
     }
 
     /// This process, as others have to name it to admit it.
@@ -188,7 +221,11 @@ impl<M: DeviceMemory> Session<M> {
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn export_key(&mut self, memory: M, flags: ExportFlags) -> Result<DeviceKey> {
+    pub fn export_key(&mut self, mut memory: M, flags: ExportFlags) -> Result<DeviceKey> {
+        self.agree()?;
+        memory
+            .prepare(flags)
+            .map_err(|error| Error::system(&self.client.link().into(), "export the memory", error))?;
         let export = ExportKey {
             size: memory.size(),
             flags: flags.0,
@@ -247,6 +284,7 @@ impl<M: DeviceMemory> Session<M> {
             *count += 1;
             return Ok(Arc::clone(memory));
         }
+        self.agree()?;
         let import = ImportByKey { key: key.as_bytes().to_vec() };
         let (result, fds) = self.client.ask(request::Op::ImportByKey(import), &[])?;
         let reply::Result::Imported(imported) = result else { return Err(self.client.strange()) };
@@ -335,6 +373,29 @@ impl<M: DeviceMemory> Session<M> {
         }
         self.imports.remove(key.as_bytes());
         self.say_closed(key, false)
+    }
+
+    /// Compares whom the broker and the driver take this process for, once. A number that admits somebody else is worse than
+    /// none.
+    fn agree(&mut self) -> Result<()> {
+        if self.is_agreed {
+            return Ok(());
+        }
+        let link: Arc<str> = self.client.link().into();
+        let drivers =
+            M::driver_tgid().map_err(|error| Error::system(&link, "ask the driver who this is", error))?;
+        if let Some(BareTgid(driver)) = drivers {
+            let BareTgid(broker) = self.bare_tgid()?;
+            if driver != broker {
+                let text = format!(
+                    "the broker takes this process for {broker}, the driver for {driver}: the sidecar needs the identity \
+                     service of this node (--identity)"
+                );
+                return Err(ErrorKind::Denied { link, text }.into());
+            }
+        }
+        self.is_agreed = true;
+        Ok(())
     }
 
     fn say_closed(&mut self, key: &DeviceKey, force: bool) -> Result<()> {

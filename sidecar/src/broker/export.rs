@@ -13,14 +13,18 @@ use super::{Broker, FdToken};
 /// The flag that makes a key good for everybody: `DISABLE_PID_VALIDATION`.
 pub(super) const OPEN: u64 = 1;
 
-/// Bytes of a CUDA IPC handle (`CUDA_IPC_HANDLE_SIZE`).
-const CUDA_HANDLE_BYTES: usize = 64;
+/// Bytes of a device's UUID: ordinals differ from container to container.
+const UUID_BYTES: usize = 16;
+
+/// A CUDA IPC handle (`CUDA_IPC_HANDLE_SIZE`), the device's UUID, and the exporter's process id as it sees itself.
+const CUDA_HANDLE_BYTES: usize = 64 + UUID_BYTES + 4;
 
 /// Descriptors and bytes of handle that must come along.
 fn shape(mechanism: Mechanism) -> (usize, usize) {
     match mechanism {
         Mechanism::Unspecified => (0, 0),
-        Mechanism::Host | Mechanism::CudaVmm => (1, 0),
+        Mechanism::Host => (1, 0),
+        Mechanism::CudaVmm => (1, UUID_BYTES),
         // `aclrtIpcMemGetExportKey` fixes `len` to 65, as ours.
         Mechanism::Ascend => (0, KEY_BYTES),
         Mechanism::CudaLegacy => (0, CUDA_HANDLE_BYTES),

@@ -72,7 +72,7 @@ fn an_export_has_a_size_a_flag_and_a_mechanism_that_exist() {
         refuses(export(1, flags, Host, 0), 1, Reason::BadFlags);
     }
     refuses(export(1, 0, Unspecified, 0), 1, Reason::BadMechanism);
-    for (mechanism, right, handle) in [(Host, 1, 0), (CudaVmm, 1, 0), (Ascend, 0, 65), (CudaLegacy, 0, 64)] {
+    for (mechanism, right, handle) in [(Host, 1, 0), (CudaVmm, 1, 16), (Ascend, 0, 65), (CudaLegacy, 0, 84)] {
         for descriptors in (0..=2).filter(|n| *n != right) {
             refuses(export(1, 0, mechanism, handle), descriptors, Reason::BadDescriptors);
         }
@@ -80,7 +80,7 @@ fn an_export_has_a_size_a_flag_and_a_mechanism_that_exist() {
             refuses(export(1, 0, mechanism, wrong), right, Reason::BadHandle);
         }
     }
-    for (mechanism, handle) in [(Host, 0), (CudaVmm, 0), (Ascend, 65), (CudaLegacy, 64)] {
+    for (mechanism, handle) in [(Host, 0), (CudaVmm, 16), (Ascend, 65), (CudaLegacy, 84)] {
         town.export(a, export(1, 0, mechanism, handle));
     }
     assert_eq!(town.broker.stats().descriptors, 2);
@@ -92,7 +92,7 @@ fn what_is_for_everybody_needs_the_operators_word() {
     let a = town.open(&process(100));
     let open = export(1, 1, Mechanism::Host, 0);
     town.refuses(a, open, Code::Denied, Reason::OpenNotPermitted);
-    let legacy = export(1, 0, Mechanism::CudaLegacy, 64);
+    let legacy = export(1, 0, Mechanism::CudaLegacy, 84);
     town.refuses(a, legacy, Code::Denied, Reason::MechanismNotPermitted);
 }
 
@@ -504,7 +504,7 @@ fn a_record_is_one_line_that_says_all_but_secrets() {
 
 #[test]
 fn a_broker_does_not_print_what_it_keeps_secret() {
-    let (town, ..) = pair(roomy(), export(1, 0, Mechanism::CudaLegacy, 64));
+    let (town, ..) = pair(roomy(), export(1, 0, Mechanism::CudaLegacy, 84));
     let printed = format!("{:?}", town.broker);
     assert!(printed.contains("keys: 1") && !printed.contains("9, 9"), "{printed}");
 }

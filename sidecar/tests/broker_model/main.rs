@@ -262,9 +262,10 @@ impl World {
             Ask::List(skip) => Op::List(List { skip }),
             Ask::Export { size, flags, mechanism, odd_handle, odd_fds } => {
                 let takes = match Mechanism::try_from(mechanism) {
-                    Ok(Mechanism::Host | Mechanism::CudaVmm) => (1, 0),
+                    Ok(Mechanism::Host) => (1, 0),
+                    Ok(Mechanism::CudaVmm) => (1, 16),
                     Ok(Mechanism::Ascend) => (0, 65),
-                    Ok(Mechanism::CudaLegacy) => (0, 64),
+                    Ok(Mechanism::CudaLegacy) => (0, 84),
                     _ => (0, 0),
                 };
                 let count = takes.0 + usize::from(odd_fds);

@@ -530,7 +530,8 @@ impl Oracle {
         let mechanism = export.mechanism();
         let shape = match mechanism {
             Mechanism::Ascend => (0, 65),
-            Mechanism::CudaLegacy => (0, 64),
+            Mechanism::CudaLegacy => (0, 84),
+            Mechanism::CudaVmm => (1, 16),
             _ => (1, 0),
         };
         if export.size == 0 {

@@ -6,6 +6,7 @@
 `BatchQueue`                batches of arrays from loaders to trainers, written and read in place
 `Link`                      messages in both directions; ``asyncio`` and ``selectors`` work
 `DeviceSession`             device memory by keys, for processes that were named
+`GpuSession`                the same in memory of GPUs, for torch and cupy
 `attach_sysv`               an existing ``shmget`` segment as an array
 ==========================  =======================================================================
 """
@@ -16,6 +17,7 @@ import os as _os
 from . import _shmesh
 from ._array import Array, attach_sysv, empty, from_dlpack, from_numpy, ipc_directory, open
 from ._batch import Batch, BatchQueue
+from ._cuda import GpuArray, GpuSession
 from ._device import DeviceSession
 from ._errors import (
     AlreadyExists,
@@ -57,6 +59,8 @@ __all__ = [
     "Evicted",
     "Exhausted",
     "Forked",
+    "GpuArray",
+    "GpuSession",
     "Invalid",
     "Link",
     "Loan",

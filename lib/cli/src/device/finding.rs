@@ -1,0 +1,107 @@
+//! What was found, as a table and as JSON.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::table::Table;
+
+/// How something went.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Status {
+    /// It works.
+    Ok,
+    /// It does not.
+    Fail,
+    /// It works, and that is worth knowing: a limit, as a rule.
+    Note,
+    /// It was not tried.
+    Skip,
+}
+
+/// One thing that was tried.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Finding {
+    /// The step of the plan, and what of it.
+    pub(super) id: String,
+    pub(super) status: Status,
+    /// For people: what was seen, in a line.
+    pub(super) shown: String,
+    /// For programs: the same as numbers, with units in the names.
+    pub(super) value: Value,
+}
+
+/// What it comes to.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Verdict {
+    Works,
+    Fails,
+    NoDevice,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) verdict: Verdict,
+    /// As the driver calls it.
+    pub(super) device: String,
+    pub(super) findings: Vec<Finding>,
+}
+
+impl Report {
+    pub(super) fn of(device: String, findings: Vec<Finding>) -> Self {
+        let fails = findings.iter().any(|finding| finding.status == Status::Fail);
+        Self { verdict: if fails { Verdict::Fails } else { Verdict::Works }, device, findings }
+    }
+}
+
+pub(super) fn text(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let mut table = Table::new(&["STEP", "", "FOUND"]);
+    for finding in &report.findings {
+        let word = match finding.status {
+            Status::Ok => "ok",
+            Status::Fail => "FAIL",
+            Status::Note => "note",
+            Status::Skip => "skip",
+        };
+        table.row([finding.id.clone(), word.to_owned(), finding.shown.clone()]);
+    }
+    table.print(0, out)?;
+    let end = match report.verdict {
+        Verdict::Works => format!("{}: memory can be shared between processes", report.device),
+        Verdict::Fails => format!("{}: see what failed above", report.device),
+        Verdict::NoDevice => "no device here: nothing was tried, and links work on host memory".to_owned(),
+    };
+    writeln!(out, "\n{end}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_failure_is_enough() {
+        let finding = |status| Finding {
+            id: "P1 2 MiB".to_owned(),
+            status,
+            shown: "it is so".to_owned(),
+            value: Value::Null,
+        };
+        let of = |statuses: &[Status]| {
+            Report::of("a GPU".to_owned(), statuses.iter().map(|status| finding(*status)).collect()).verdict
+        };
+        assert_eq!(of(&[Status::Ok, Status::Note, Status::Skip]), Verdict::Works);
+        assert_eq!(of(&[Status::Ok, Status::Fail]), Verdict::Fails);
+        let mut out = Vec::new();
+        let report = Report::of("a GPU".to_owned(), vec![finding(Status::Fail)]);
+        text(&report, &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(
+            out.contains("P1 2 MiB  FAIL  it is so") && out.ends_with("see what failed above\n"),
+            "{out}"
+        );
+    }
+}

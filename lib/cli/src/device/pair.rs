@@ -1,0 +1,165 @@
+//! Two processes with the driver, and this one between them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+use super::wire::{Answer, How, Order, receive, send};
+
+/// How long one order may take. On a device that does not answer at all, that is when we say so.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A process with the driver.
+#[derive(Debug)]
+pub(super) struct Side {
+    child: Child,
+    socket: OwnedFd,
+}
+
+impl Side {
+    /// Starts one, by `unshare` with these flags if there are any.
+    pub(super) fn start(namespaces: &[&str]) -> Result<Self> {
+        Self::start_behind(namespaces, &[])
+    }
+
+    /// The same behind a shell, so that it is not process 1 of a pid namespace of its own.
+    pub(super) fn start_second(namespaces: &[&str]) -> Result<Self> {
+        Self::start_behind(namespaces, &["sh", "-c", "\"$0\" \"$@\"; exit $?"])
+    }
+
+    fn start_behind(namespaces: &[&str], shell: &[&str]) -> Result<Self> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+                .context("cannot make a socket")?;
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let mut command = if namespaces.is_empty() {
+            Command::new(program)
+        } else {
+            let mut unshare = Command::new("unshare");
+            unshare.args(namespaces).arg("--").args(shell).arg(program);
+            unshare
+        };
+        let child = command.arg("device-side").stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
+        Ok(Self { child: child.context("cannot start a process")?, socket: ours })
+    }
+
+    /// Gives an order, without waiting for the answer.
+    pub(super) fn order(&self, order: &Order, fd: Option<&OwnedFd>) -> Result<()> {
+        send(&self.socket, order, fd).context("a process of this check has ended")
+    }
+
+    /// The answer to the last order.
+    pub(super) fn answer(&self) -> Result<(Answer, Option<OwnedFd>)> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+                Ok(0) => bail!("the driver did not come back within {} s", LIMIT.as_secs()),
+                Ok(_) => break,
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(error) => return Err(error).context("cannot wait for a process"),
+            }
+        }
+        match receive(&self.socket).context("a process of this check has ended")? {
+            Some((Answer::Refused(text), _)) => bail!(text),
+            Some(answer) => Ok(answer),
+            None => bail!("a process of this check has ended"),
+        }
+    }
+
+    pub(super) fn ask(&self, order: &Order) -> Result<Answer> {
+        self.order(order, None)?;
+        Ok(self.answer()?.0)
+    }
+
+    pub(super) fn number(&self, order: &Order) -> Result<u64> {
+        match self.ask(order)? {
+            Answer::Number(number) => Ok(number),
+            other => bail!("a strange answer: {other:?}"),
+        }
+    }
+
+    /// Kills it, as a crash does.
+    pub(super) fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        // `unshare --kill-child` takes what it has started with it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What was exported, on its way.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub(super) how: How,
+    pub(super) size: u64,
+    pub(super) handle: Vec<u8>,
+    pub(super) fd: Option<OwnedFd>,
+    pub(super) make_nanos: u64,
+}
+
+/// An exporter and an importer.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) exporter: Side,
+    pub(super) importer: Side,
+}
+
+impl Pair {
+    pub(super) fn start(namespaces: &[&str]) -> Result<Self> {
+        Ok(Self { exporter: Side::start(namespaces)?, importer: Side::start(namespaces)? })
+    }
+
+    /// Has the exporter make memory.
+    pub(super) fn make(&self, how: How, size: u64) -> Result<Offer> {
+        self.exporter.order(&Order::Make { how, size }, None)?;
+        match self.exporter.answer()? {
+            (Answer::Made { size, handle, nanos }, fd) => {
+                Ok(Offer { how, size, handle, fd, make_nanos: nanos })
+            }
+            (other, _) => bail!("a strange answer: {other:?}"),
+        }
+    }
+
+    /// Has the importer take it: how long the driver took, and how long all of it.
+    pub(super) fn import(&self, offer: &Offer) -> Result<(u64, u64)> {
+        let since = Instant::now();
+        let order = Order::Import { how: offer.how, size: offer.size, handle: offer.handle.clone() };
+        self.importer.order(&order, offer.fd.as_ref())?;
+        match self.importer.answer()?.0 {
+            Answer::Imported { nanos } => {
+                Ok((nanos, u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)))
+            }
+            other => bail!("a strange answer: {other:?}"),
+        }
+    }
+
+    /// Both let go; importers first.
+    pub(super) fn let_go(&self) -> Result<()> {
+        self.importer.ask(&Order::Drop)?;
+        self.exporter.ask(&Order::Drop)?;
+        Ok(())
+    }
+}
+
+/// Words that are not what they should be.
+pub(super) fn wrong_words(side: &Side, seed: u32) -> Result<u64> {
+    match side.ask(&Order::Verify { seed })? {
+        Answer::Verified { wrong } => Ok(wrong),
+        other => bail!("a strange answer: {other:?}"),
+    }
+}

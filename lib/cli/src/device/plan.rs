@@ -1,0 +1,137 @@
+//! What is tried, and in which order.
+
+use anyhow::{Result, bail};
+use serde_json::{Value, json};
+
+use super::CheckArgs;
+use super::finding::{Finding, Report, Status, Verdict};
+use super::pair::Side;
+use super::steps::{name, without_the_driver};
+use super::wire::{Answer, How, Order};
+use crate::human;
+
+pub(super) const MIB: u64 = 1 << 20;
+
+/// One step: what was seen, in words and numbers, and how that is.
+pub(super) type Seen = Result<(Status, String, Value)>;
+
+pub(super) struct Plan<'a> {
+    pub(super) args: &'a CheckArgs,
+    /// The most memory to take at once.
+    pub(super) most: u64,
+    /// The device's piece of memory.
+    pub(super) piece: u64,
+    pub(super) findings: Vec<Finding>,
+}
+
+/// Tries all of it.
+pub(super) fn run(args: &CheckArgs) -> Result<Report> {
+    let mut plan = Plan { args, most: 0, piece: 2 * MIB, findings: Vec::new() };
+    let device = match plan.probe()? {
+        Ok(device) => device,
+        Err(absent) => {
+            let (status, value) = (Status::Skip, json!({ "error": absent }));
+            plan.findings.push(Finding { id: "P0 probe".to_owned(), status, shown: absent, value });
+            return Ok(Report { verdict: Verdict::NoDevice, device: String::new(), findings: plan.findings });
+        }
+    };
+    for size in plan.sizes() {
+        plan.step(&format!("P1 exact, {}", human::bytes(size)), |plan| plan.exact(size));
+    }
+    plan.step("P1 between them", |_| without_the_driver());
+    for how in [How::Vmm, How::Legacy] {
+        plan.step(&format!("P2 latency, {}", name(how)), |plan| plan.latency(how));
+    }
+    plan.step("P3 bandwidth", Plan::bandwidth);
+    plan.namespaces();
+    plan.step("P5 exporter killed", |plan| plan.death(false));
+    plan.step("P5 descriptor kept", |plan| plan.death(true));
+    plan.step("P6 no revocation", Plan::revocation);
+    plan.findings.push(Finding {
+        id: "P7 read-only".to_owned(),
+        status: Status::Note,
+        shown: "cannot be enforced: importers choose their own access, so hand memory to whom you trust"
+            .to_owned(),
+        value: Value::Null,
+    });
+    plan.step("P8 descriptors", Plan::descriptors);
+    plan.step("P9 timeline", Plan::timeline);
+    Ok(Report::of(device, plan.findings))
+}
+
+impl Plan<'_> {
+    pub(super) fn step(&mut self, id: &str, act: impl FnOnce(&mut Self) -> Seen) {
+        let (status, shown, value) = act(self).unwrap_or_else(|error| {
+            let text = format!("{error:#}");
+            (Status::Fail, text.clone(), json!({ "error": text }))
+        });
+        self.findings.push(Finding { id: id.to_owned(), status, shown, value });
+    }
+
+    /// What the device is called, or why there is none.
+    fn probe(&mut self) -> Result<std::result::Result<String, String>> {
+        let (device, uuid, driver, granularity, free, all, missing, attributes, ascend) =
+            match Side::start(&[])?.ask(&Order::Probe)? {
+                Answer::Probed {
+                    device,
+                    uuid,
+                    driver,
+                    granularity,
+                    free,
+                    all,
+                    missing,
+                    attributes,
+                    ascend,
+                } => (device, uuid, driver, granularity, free, all, missing, attributes, ascend),
+                Answer::Absent(why) => return Ok(Err(why)),
+                other => bail!("a strange answer: {other:?}"),
+            };
+        self.piece = granularity;
+        self.most = (self.args.max_mib * MIB).min(free / 4);
+        let version = format!("CUDA {}.{}", driver / 1000, driver % 1000 / 10);
+        let status = if missing.is_empty() { Status::Ok } else { Status::Note };
+        let lacks =
+            if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(", ")) };
+        let shown = format!(
+            "{device} {uuid}, {version}{lacks}, {} of {} free, pieces of {}",
+            human::bytes(free),
+            human::bytes(all),
+            human::bytes(granularity)
+        );
+        let attributes: Value = attributes
+            .iter()
+            .map(|(number, value)| (number.to_string(), json!(value)))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
+        let value = json!({
+            "device": device, "uuid": uuid, "driver_version": driver, "granularity_bytes": granularity,
+            "free_bytes": free, "all_bytes": all, "missing": missing, "attributes": attributes, "ascend": ascend,
+        });
+        self.findings.push(Finding { id: "P0 probe".to_owned(), status, shown, value });
+        let shares = value_of(&self.findings, "103");
+        if shares == Some(0) {
+            let shown = "this device does not share memory by descriptors (attribute 103)".to_owned();
+            self.findings.push(Finding {
+                id: "P0 shares".to_owned(),
+                status: Status::Fail,
+                shown,
+                value: Value::Null,
+            });
+        }
+        Ok(Ok(device))
+    }
+
+    /// Small, middle and as large as is allowed.
+    fn sizes(&self) -> Vec<u64> {
+        let mut sizes = vec![self.piece, 64 * MIB, self.most / self.piece * self.piece];
+        sizes.retain(|size| *size >= self.piece && *size <= self.most);
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+}
+
+/// An attribute that the probe has told.
+fn value_of(findings: &[Finding], attribute: &str) -> Option<i64> {
+    findings.first()?.value.get("attributes")?.get(attribute)?.as_i64()
+}

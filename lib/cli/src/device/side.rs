@@ -1,0 +1,282 @@
+//! A process with the driver: it does what it is told, and tells how long that took.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use shmesh::device::{AscendDevice, CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory};
+
+use super::wire::{Answer, How, Order, receive, send};
+
+/// Words of the two directions of a timeline, in the first page of what is shared.
+const THERE: u64 = 0;
+const BACK: u64 = 8;
+/// Bytes that are looked at together.
+const PIECE: u64 = 32 << 20;
+/// Rounds that are not measured.
+const WARM_UP: u32 = 3;
+/// Attributes that say what is shared how: virtual memory, descriptors, pools, RDMA, dma-buf, IPC events, fabric handles.
+const ATTRIBUTES: [i32; 8] = [102, 103, 115, 116, 119, 124, 125, 128];
+/// Times that fit into one packet.
+const TIMES_MAX: usize = 500;
+
+/// A process of `shmesh device`, which talks on its standard input.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct SideArgs {}
+
+/// Serves until nobody asks.
+pub(crate) fn run(_args: &SideArgs) -> anyhow::Result<()> {
+    crate::child::die_with_parent()?;
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    let mut side = Side::default();
+    while let Some((order, fd)) = receive::<Order>(&socket)? {
+        let is_probe = matches!(order, Order::Probe);
+        let (answer, fd) = match side.obey(order, fd) {
+            Ok(answer) => answer,
+            Err(error) if is_probe && error.kind() == io::ErrorKind::NotFound => {
+                (Answer::Absent(error.to_string()), None)
+            }
+            Err(error) => (Answer::Refused(error.to_string()), None),
+        };
+        send(&socket, &answer, fd.as_ref())?;
+    }
+    Ok(())
+}
+
+/// Memory by either mechanism.
+#[derive(Debug)]
+enum Memory {
+    Vmm(CudaMemory),
+    Legacy(CudaLegacyMemory),
+}
+
+impl Memory {
+    fn size(&self) -> u64 {
+        match self {
+            Self::Vmm(memory) => memory.size(),
+            Self::Legacy(memory) => memory.size(),
+        }
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::Vmm(memory) => memory.read_at(offset, bytes),
+            Self::Legacy(memory) => memory.read_at(offset, bytes),
+        }
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Vmm(memory) => memory.write_at(offset, bytes),
+            Self::Legacy(memory) => memory.write_at(offset, bytes),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Side {
+    memory: Option<Memory>,
+}
+
+fn first() -> io::Result<CudaDevice> {
+    CudaDevice::all()?
+        .into_iter()
+        .next()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the driver is here and no device is"))
+}
+
+fn nanos(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What word `at` is to be. No two words near each other are alike.
+fn word(seed: u32, at: u64) -> u32 {
+    let low = u32::try_from(at & 0xffff_ffff).unwrap_or_default();
+    (low ^ seed).wrapping_mul(0x9e37_79b1).rotate_left(7)
+}
+
+fn pattern(seed: u32, offset: u64, bytes: &mut [u8]) {
+    for (at, four) in bytes.chunks_exact_mut(4).enumerate() {
+        four.copy_from_slice(&word(seed, offset / 4 + at as u64).to_le_bytes());
+    }
+}
+
+impl Side {
+    fn obey(&mut self, order: Order, fd: Option<OwnedFd>) -> io::Result<(Answer, Option<OwnedFd>)> {
+        let answer = match order {
+            Order::Probe => probe()?,
+            Order::Make { how, size } => return self.make(how, size),
+            Order::Import { how, size, handle } => {
+                let since = Instant::now();
+                self.memory = Some(match how {
+                    How::Vmm => Memory::Vmm(CudaMemory::import(size, fd, &handle)?),
+                    How::Legacy => Memory::Legacy(CudaLegacyMemory::import(size, fd, &handle)?),
+                });
+                Answer::Imported { nanos: nanos(since) }
+            }
+            Order::Fill { seed } => {
+                self.pieces(|memory, offset, bytes| {
+                    pattern(seed, offset, bytes);
+                    memory.write_at(offset, bytes)
+                })?;
+                Answer::Done
+            }
+            Order::Zero => {
+                self.has()?.write_at(0, &[0; 16])?;
+                Answer::Done
+            }
+            Order::Verify { seed } => {
+                let (mut wrong, mut right) = (0, Vec::new());
+                self.pieces(|memory, offset, bytes| {
+                    memory.read_at(offset, bytes)?;
+                    right.resize(bytes.len(), 0);
+                    pattern(seed, offset, &mut right);
+                    let words = bytes.chunks_exact(4).zip(right.chunks_exact(4));
+                    wrong += words.filter(|(found, wanted)| found != wanted).count() as u64;
+                    Ok(())
+                })?;
+                Answer::Verified { wrong }
+            }
+            Order::Drop => {
+                let since = Instant::now();
+                self.memory = None;
+                Answer::Dropped { nanos: nanos(since) }
+            }
+            Order::Bandwidth { rounds } => bandwidth(self.vmm()?, rounds)?,
+            Order::Ping { rounds } => ping(self.vmm()?, rounds)?,
+            Order::Pong { rounds } => {
+                let memory = self.vmm()?;
+                let stream = CudaStream::new(memory.device())?;
+                for round in 1..=u64::from(rounds) {
+                    memory.timeline(THERE)?.wait(&stream, round)?;
+                    memory.timeline(BACK)?.write(&stream, round)?;
+                }
+                stream.synchronize()?;
+                Answer::Done
+            }
+            Order::Room => Answer::Number(first()?.room()?.0),
+            Order::Descriptors => Answer::Number(std::fs::read_dir("/proc/self/fd")?.count() as u64),
+        };
+        Ok((answer, None))
+    }
+
+    fn make(&mut self, how: How, size: u64) -> io::Result<(Answer, Option<OwnedFd>)> {
+        let device = first()?;
+        let since = Instant::now();
+        let (made, fd, handle) = match how {
+            How::Vmm => {
+                let memory = CudaMemory::new(&device, size)?;
+                let fd = memory.fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
+                let handle = memory.handle();
+                (Memory::Vmm(memory), fd, handle)
+            }
+            How::Legacy => {
+                let memory = CudaLegacyMemory::new(&device, size)?;
+                let handle = memory.handle();
+                (Memory::Legacy(memory), None, handle)
+            }
+        };
+        let answer = Answer::Made { size: made.size(), handle, nanos: nanos(since) };
+        self.memory = Some(made);
+        Ok((answer, fd))
+    }
+
+    fn has(&self) -> io::Result<&Memory> {
+        self.memory.as_ref().ok_or_else(|| io::Error::other("there is no memory"))
+    }
+
+    fn vmm(&self) -> io::Result<&CudaMemory> {
+        match self.has()? {
+            Memory::Vmm(memory) => Ok(memory),
+            Memory::Legacy(_) => Err(io::Error::other("not by an old handle")),
+        }
+    }
+
+    /// Does something with each piece of the memory.
+    fn pieces(&self, mut act: impl FnMut(&Memory, u64, &mut [u8]) -> io::Result<()>) -> io::Result<()> {
+        let memory = self.has()?;
+        let mut bytes = vec![0; usize::try_from(PIECE.min(memory.size())).map_err(io::Error::other)?];
+        let mut offset = 0;
+        while offset < memory.size() {
+            let len = PIECE.min(memory.size() - offset);
+            act(memory, offset, &mut bytes[..usize::try_from(len).map_err(io::Error::other)?])?;
+            offset += len;
+        }
+        Ok(())
+    }
+}
+
+fn probe() -> io::Result<Answer> {
+    let device = first()?;
+    let (free, all) = device.room()?;
+    let ascend = match AscendDevice::all() {
+        Ok(devices) => format!("{} NPUs, which this command does not try", devices.len()),
+        Err(error) => error.to_string(),
+    };
+    Ok(Answer::Probed {
+        device: device.name()?,
+        uuid: device.uuid().to_string(),
+        driver: CudaDevice::driver_version()?,
+        granularity: device.granularity()?,
+        free,
+        all,
+        missing: CudaDevice::missing_functions()?.into_iter().map(str::to_owned).collect(),
+        attributes: ATTRIBUTES.into_iter().map(|number| (number, device.attribute(number).ok())).collect(),
+        ascend,
+    })
+}
+
+/// The device copies, and the time counts until it has.
+fn bandwidth(imported: &CudaMemory, rounds: u32) -> io::Result<Answer> {
+    let (device, size) = (imported.device(), imported.size());
+    let (own, other) = (CudaMemory::new(device, size)?, CudaMemory::new(device, size)?);
+    let ways = [(&own, &other), (&own, imported), (imported, &own)];
+    let mut rates = [0.0; 3];
+    for (rate, (to, from)) in rates.iter_mut().zip(ways) {
+        for _ in 0..WARM_UP {
+            to.copy_from(0, from.address(), size)?;
+        }
+        device.synchronize()?;
+        let since = Instant::now();
+        for _ in 0..rounds {
+            to.copy_from(0, from.address(), size)?;
+        }
+        device.synchronize()?;
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let size = size as f64;
+        *rate = size * f64::from(rounds) / since.elapsed().as_secs_f64();
+    }
+    Ok(Answer::Bandwidth { rates, size })
+}
+
+fn ping(memory: &CudaMemory, rounds: u32) -> io::Result<Answer> {
+    let stream = CudaStream::new(memory.device())?;
+    let mut times = Vec::new();
+    for round in 1..=u64::from(rounds) {
+        let since = Instant::now();
+        memory.timeline(THERE)?.write(&stream, round)?;
+        memory.timeline(BACK)?.wait(&stream, round)?;
+        stream.synchronize()?;
+        times.push(nanos(since));
+    }
+    times.truncate(TIMES_MAX);
+    Ok(Answer::Pinged { nanos: times })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_tells_one_place_from_another() {
+        let (mut first, mut second) = ([0; 64], [0; 64]);
+        pattern(1, 0, &mut first);
+        pattern(1, 64, &mut second);
+        assert_ne!(first, second);
+        pattern(2, 0, &mut second);
+        assert_ne!(first, second);
+        let mut later = [0; 32];
+        pattern(1, 32, &mut later);
+        assert_eq!(first[32..], later);
+    }
+}

@@ -1,0 +1,323 @@
+//! The steps, P1 to P9.
+
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use serde_json::{Value, json};
+
+use super::finding::{Finding, Status};
+use super::pair::{Pair, Side, wrong_words};
+use super::plan::{Plan, Seen};
+use super::wire::{Answer, How, Order};
+use crate::human;
+
+/// Memory that was let go is free within this time, or it is kept somewhere.
+const FREE_WITHIN: Duration = Duration::from_secs(30);
+/// Rounds of a copy.
+const COPIES: u32 = 10;
+/// What shared memory may cost, as a part of a process's own bandwidth.
+const BANDWIDTH_MIN: f64 = 0.98;
+
+pub(super) fn name(how: How) -> &'static str {
+    match how {
+        How::Vmm => "cuda-vmm",
+        How::Legacy => "cuda-legacy",
+    }
+}
+
+/// Median and 99th percentile, in nanoseconds.
+fn percentiles(mut nanos: Vec<u64>) -> (u64, u64) {
+    nanos.sort_unstable();
+    let at = |part: usize| nanos.get((nanos.len() * part / 100).min(nanos.len().saturating_sub(1))).copied();
+    (at(50).unwrap_or_default(), at(99).unwrap_or_default())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn shown(nanos: u64) -> String {
+    human::nanos(nanos as f64)
+}
+
+/// The process between the two passes descriptors on and needs no driver for it.
+pub(super) fn without_the_driver() -> Seen {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let loaded = ["libcuda", "fake_cuda", "nvidia"].iter().any(|library| maps.contains(library));
+    let status = if loaded { Status::Fail } else { Status::Ok };
+    let word = if loaded { "has" } else { "has not" };
+    Ok((
+        status,
+        format!("the process that passes descriptors on {word} loaded the driver"),
+        json!({ "loaded": loaded }),
+    ))
+}
+
+impl Plan<'_> {
+    pub(super) fn exact(&self, size: u64) -> Seen {
+        let pair = Pair::start(&[])?;
+        let offer = pair.make(How::Vmm, size)?;
+        pair.exporter.ask(&Order::Fill { seed: 1 })?;
+        pair.import(&offer)?;
+        let there = wrong_words(&pair.importer, 1)?;
+        pair.importer.ask(&Order::Fill { seed: 2 })?;
+        let back = wrong_words(&pair.exporter, 2)?;
+        pair.let_go()?;
+        let status = if there + back == 0 { Status::Ok } else { Status::Fail };
+        let shown = format!("{there} of {} words wrong there, {back} back", offer.size / 4);
+        Ok((status, shown, json!({ "size_bytes": offer.size, "wrong_there": there, "wrong_back": back })))
+    }
+
+    pub(super) fn latency(&self, how: How) -> Seen {
+        let pair = Pair::start(&[])?;
+        let (mut make, mut import, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.args.rounds {
+            let offer = pair.make(how, self.piece)?;
+            let (driver, whole) = pair.import(&offer)?;
+            make.push(offer.make_nanos);
+            import.push(driver);
+            all.push(whole);
+            pair.let_go()?;
+        }
+        let (make, import, all) = (percentiles(make), percentiles(import), percentiles(all));
+        let text = format!(
+            "export {} (p99 {}), import {} (p99 {}), with the passing on {}",
+            shown(make.0),
+            shown(make.1),
+            shown(import.0),
+            shown(import.1),
+            shown(all.0)
+        );
+        let value = json!({
+            "rounds": self.args.rounds, "size_bytes": self.piece,
+            "export_p50_ns": make.0, "export_p99_ns": make.1,
+            "import_p50_ns": import.0, "import_p99_ns": import.1,
+            "passed_p50_ns": all.0, "passed_p99_ns": all.1,
+        });
+        Ok((Status::Ok, text, value))
+    }
+
+    pub(super) fn bandwidth(&mut self) -> Seen {
+        let pair = Pair::start(&[])?;
+        let size = (self.most / 4 / self.piece * self.piece).max(self.piece);
+        let offer = pair.make(How::Vmm, size)?;
+        pair.import(&offer)?;
+        let Answer::Bandwidth { rates, size } = pair.importer.ask(&Order::Bandwidth { rounds: COPIES })?
+        else {
+            bail!("a strange answer")
+        };
+        pair.let_go()?;
+        let [own, from, to] = rates;
+        let worst = from.min(to) / own;
+        let status = if worst >= BANDWIDTH_MIN { Status::Ok } else { Status::Note };
+        let rate = human::bytes_per_second;
+        let text = format!(
+            "own {}, from imported {}, to imported {}: at least {worst:.3} of it",
+            rate(own),
+            rate(from),
+            rate(to)
+        );
+        let value = json!({
+            "size_bytes": size, "own_bytes_per_second": own, "from_imported_bytes_per_second": from,
+            "to_imported_bytes_per_second": to, "ratio_min": worst,
+        });
+        Ok((status, text, value))
+    }
+
+    /// Both mechanisms in each kind of namespace, and in all at once. Both processes are number 1 in pid namespaces of their
+    /// own, which old handles cannot work with, and that is refused.
+    pub(super) fn namespaces(&mut self) {
+        if !nix::unistd::Uid::effective().is_root() {
+            let shown = "it takes root to make namespaces".to_owned();
+            self.findings.push(Finding {
+                id: "P4 namespaces".to_owned(),
+                status: Status::Skip,
+                shown,
+                value: Value::Null,
+            });
+            return;
+        }
+        let pid: &[&str] = &["--pid", "--fork", "--kill-child", "--mount-proc"];
+        let all = [pid, &["--mount", "--ipc", "--net", "--uts", "--cgroup"]].concat();
+        let kinds: [(&str, &[&str]); 8] = [
+            ("none", &[]),
+            ("pid", pid),
+            ("ipc", &["--ipc"]),
+            ("mount", &["--mount"]),
+            ("net", &["--net"]),
+            ("uts", &["--uts"]),
+            ("cgroup", &["--cgroup"]),
+            ("all", &all),
+        ];
+        for (kind, flags) in kinds {
+            for how in [How::Vmm, How::Legacy] {
+                let equal_numbers = how == How::Legacy && flags.contains(&"--pid");
+                self.step(&format!("P4 {kind}, {}", name(how)), |plan| {
+                    plan.namespace(how, Pair::start(flags)?, equal_numbers)
+                });
+            }
+        }
+        self.step("P4 pid, numbers differ, cuda-legacy", |plan| {
+            let pair = Pair { exporter: Side::start(pid)?, importer: Side::start_second(pid)? };
+            plan.namespace(How::Legacy, pair, false)
+        });
+    }
+
+    fn namespace(&self, how: How, pair: Pair, equal_numbers: bool) -> Seen {
+        let offer = pair.make(how, self.piece)?;
+        pair.exporter.ask(&Order::Fill { seed: 3 })?;
+        match pair.import(&offer) {
+            Err(error) if equal_numbers => {
+                pair.let_go()?;
+                Ok((Status::Note, format!("refused, as it must be: {error}"), json!({ "works": false })))
+            }
+            Err(error) => Err(error),
+            Ok(_) if equal_numbers => bail!("two processes with one number were not told apart"),
+            Ok(_) => {
+                let wrong = wrong_words(&pair.importer, 3)?;
+                pair.let_go()?;
+                let status = if wrong == 0 { Status::Ok } else { Status::Fail };
+                Ok((status, format!("{wrong} words wrong"), json!({ "works": wrong == 0 })))
+            }
+        }
+    }
+
+    /// The exporter is killed while the other has it mapped; then all lets go, and the memory has to be free again.
+    pub(super) fn death(&self, keep_descriptor: bool) -> Seen {
+        let watcher = Side::start(&[])?;
+        let before = watcher.number(&Order::Room)?;
+        let Pair { exporter, importer } = Pair::start(&[])?;
+        let pair = Pair { exporter, importer };
+        let mut offer = pair.make(How::Vmm, self.piece * 4)?;
+        pair.exporter.ask(&Order::Fill { seed: 4 })?;
+        pair.import(&offer)?;
+        let Pair { exporter, importer } = pair;
+        exporter.kill();
+        let wrong = wrong_words(&importer, 4)?;
+        let kept = if keep_descriptor { offer.fd.take() } else { None };
+        drop(offer);
+        importer.kill();
+        let pinned = if keep_descriptor {
+            // Contexts go with their processes; what stays then is the descriptor's.
+            let held = before.saturating_sub(watcher.number(&Order::Room)?);
+            drop(kept);
+            Some(held >= self.piece * 4)
+        } else {
+            None
+        };
+        let since = Instant::now();
+        let mut after = watcher.number(&Order::Room)?;
+        while after < before && since.elapsed() < FREE_WITHIN {
+            std::thread::sleep(Duration::from_millis(10));
+            after = watcher.number(&Order::Room)?;
+        }
+        let freed = after >= before;
+        let works = freed && wrong == 0 && pinned != Some(false);
+        let kept = match pinned {
+            Some(true) => ", and a descriptor alone kept it until it was closed",
+            Some(false) => ", but a descriptor alone did not keep it",
+            None => "",
+        };
+        let back = if freed {
+            "all memory is free again"
+        } else {
+            "memory is still taken; does somebody else use the device?"
+        };
+        let status = if works {
+            Status::Ok
+        } else if wrong == 0 {
+            Status::Note
+        } else {
+            Status::Fail
+        };
+        let text = format!("{wrong} words wrong after the exporter's death{kept}; {back}");
+        let value = json!({ "wrong": wrong, "free_before_bytes": before, "free_after_bytes": after, "pinned": pinned });
+        Ok((status, text, value))
+    }
+
+    pub(super) fn revocation(&mut self) -> Seen {
+        let pair = Pair::start(&[])?;
+        let offer = pair.make(How::Vmm, self.piece)?;
+        pair.exporter.ask(&Order::Fill { seed: 5 })?;
+        pair.import(&offer)?;
+        drop(offer);
+        pair.exporter.ask(&Order::Drop)?;
+        let wrong = wrong_words(&pair.importer, 5)?;
+        pair.importer.ask(&Order::Fill { seed: 6 })?;
+        let wrong = wrong + wrong_words(&pair.importer, 6)?;
+        pair.importer.ask(&Order::Drop)?;
+        let status = if wrong == 0 { Status::Note } else { Status::Fail };
+        let text =
+            "an importer keeps what it has mapped when the exporter and everybody else has let go".to_owned();
+        Ok((status, text, json!({ "wrong": wrong })))
+    }
+
+    pub(super) fn descriptors(&mut self) -> Seen {
+        let pair = Pair::start(&[])?;
+        let offer = pair.make(How::Vmm, self.piece)?;
+        pair.exporter.ask(&Order::Fill { seed: 7 })?;
+        // The driver opens some at its first use, and keeps them.
+        pair.import(&offer)?;
+        pair.importer.ask(&Order::Drop)?;
+        let before = pair.importer.number(&Order::Descriptors)?;
+        for _ in 0..2 {
+            pair.import(&offer)?;
+            if wrong_words(&pair.importer, 7)? != 0 {
+                bail!("what came by the same descriptor again is something else");
+            }
+            pair.importer.ask(&Order::Drop)?;
+        }
+        let after = pair.importer.number(&Order::Descriptors)?;
+        let order = || Order::Import { how: How::Vmm, size: offer.size, handle: offer.handle.clone() };
+        let mut refusals = Vec::new();
+        let (pipe, _other) = nix::unistd::pipe()?;
+        for wrong in [std::fs::File::open("/dev/null")?.into(), pipe] {
+            pair.importer.order(&order(), Some(&wrong))?;
+            match pair.importer.answer() {
+                Ok(_) => bail!("something that is no memory was imported"),
+                Err(error) => refusals.push(error.to_string()),
+            }
+        }
+        pair.importer.order(&order(), None)?;
+        if pair.importer.answer().is_ok() {
+            bail!("nothing was imported as memory");
+        }
+        let status = if after <= before { Status::Ok } else { Status::Fail };
+        let text = format!(
+            "imported twice from one descriptor; {before} descriptors before and {after} after; what is none is refused"
+        );
+        Ok((status, text, json!({ "before": before, "after": after, "refusals": refusals })))
+    }
+
+    pub(super) fn timeline(&mut self) -> Seen {
+        let pair = Pair::start(&[])?;
+        let rounds = self.args.rounds.min(500);
+        let offer = pair.make(How::Vmm, self.piece)?;
+        // All words are 0 to begin with.
+        pair.import(&offer)?;
+        pair.exporter.ask(&Order::Zero)?;
+        pair.importer.order(&Order::Pong { rounds }, None)?;
+        let Answer::Pinged { nanos } = pair.exporter.ask(&Order::Ping { rounds })? else {
+            bail!("a strange answer")
+        };
+        pair.importer.answer()?;
+        pair.let_go()?;
+        let (p50, p99) = percentiles(nanos);
+        let text =
+            format!("there and back in {} (p99 {}), with the CPU's wait for it", shown(p50), shown(p99));
+        Ok((
+            Status::Ok,
+            text,
+            json!({ "rounds": rounds, "round_trip_p50_ns": p50, "round_trip_p99_ns": p99 }),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_of_few_and_many() {
+        assert_eq!(percentiles(vec![]), (0, 0));
+        assert_eq!(percentiles(vec![7]), (7, 7));
+        assert_eq!(percentiles((0..1000).rev().collect()), (500, 990));
+    }
+}

@@ -1,0 +1,168 @@
+"""Memory of a GPU shared with exactly the processes it was meant for, as arrays that torch and cupy use in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from . import _shmesh
+from ._array import _laid_out, ipc_directory
+from ._errors import Closed, Invalid, Mismatch
+
+__all__ = ["GpuArray", "GpuSession"]
+
+_CUDA = 2
+"""``kDLCUDA``"""
+_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+"""Kinds of numpy, as codes of DLPack"""
+
+
+class GpuArray:
+    """An array in memory of a GPU: ``torch.from_dlpack(array)``, ``cupy.asarray(array)``.
+
+    It is contiguous, and writable by all who have it. Nobody's work is waited for: order it by a word in the memory, or by a message
+    that is sent when the work is done.
+    """
+
+    def __init__(self, memory: _shmesh.GpuMemory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._memory = memory
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def device(self) -> int:
+        """The device's number in this process."""
+        return self._memory.device
+
+    @property
+    def uuid(self) -> str:
+        """Which device it is, wherever it is seen from."""
+        return self._memory.uuid
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self._memory.address, False),
+            "strides": None,
+            "stream": None,
+            "version": 3,
+        }
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError("this array is on a GPU, and stays there: copy it with `copy_to_host`")
+        if copy:
+            raise BufferError("this array is shared: copy what was made of it")
+        code = _CODES.get(self.dtype.kind)
+        if code is None or not self.dtype.isnative:
+            raise BufferError(f"DLPack has no {self.dtype}")
+        versioned = max_version is not None and max_version[0] >= 1
+        return self._memory.capsule(list(self.shape), code, 8 * self.dtype.itemsize, versioned)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CUDA, self._memory.device
+
+    def copy_to_host(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """A copy in memory of the host."""
+        host = np.empty(self.shape, self.dtype)
+        if host.nbytes:
+            self._memory.read_into(0, host.reshape(-1).view(np.uint8))
+        return host
+
+    def copy_from_host(self, array: Any) -> None:
+        """Copies an array of the same shape from memory of the host."""
+        host = np.ascontiguousarray(array, dtype=self.dtype)
+        if host.shape != self.shape:
+            raise Mismatch(f"an array of shape {host.shape}, where this one has {self.shape}")
+        if host.nbytes:
+            self._memory.write_from(0, host.reshape(-1).view(np.uint8))
+
+
+class GpuSession:
+    """A session with the broker of a link's sidecar, for memory of GPUs: as `DeviceSession`, by the mechanism ``cuda-vmm``.
+
+    It takes the CUDA driver, and nothing else of CUDA.
+    """
+
+    DEFAULT = 0
+    DISABLE_PID_VALIDATION = 1
+
+    def __init__(self, link: str, *, directory: str | os.PathLike[str] | None = None) -> None:
+        self._session: _shmesh.GpuSession | None = _shmesh.GpuSession.connect(ipc_directory(directory), link)
+
+    def bare_tgid(self) -> int:
+        """This process, as others have to name it to admit it."""
+        return self._open().bare_tgid()
+
+    def export_key(
+        self, shape: Any, dtype: Any = np.uint8, *, uuid: str | None = None, flags: int = DEFAULT
+    ) -> tuple[bytes, GpuArray]:
+        """New memory of a GPU, by its UUID or the first: the key that names it (65 bytes), and an array over it."""
+        lengths, kind, nbytes = _laid_out(shape, dtype)
+        if nbytes == 0:
+            raise Invalid("there is no GPU memory of 0 bytes")
+        key, memory = self._open().export_key(nbytes, uuid=uuid, flags=flags)
+        return bytes(key), GpuArray(memory, lengths, kind)
+
+    def set_import_pid(self, key: bytes, bare_tgids: Iterable[int]) -> None:
+        """Admits processes to a key of this session: all of them, or nobody."""
+        self._open().set_import_pid(key, list(bare_tgids))
+
+    def import_by_key(self, key: bytes, shape: Any = None, dtype: Any = np.uint8) -> GpuArray:
+        """An array over the memory behind a key; without a shape, all its bytes, which are a multiple of the device's granularity."""
+        memory = self._open().import_by_key(key)
+        if shape is None:
+            kind = np.dtype(dtype)
+            shape = memory.nbytes // max(kind.itemsize, 1)
+        lengths, kind, nbytes = _laid_out(shape, dtype)
+        if nbytes > memory.nbytes:
+            raise Mismatch(f"{lengths} of {kind} needs {nbytes} bytes, behind this key are {memory.nbytes}")
+        return GpuArray(memory, lengths, kind)
+
+    def close(self, key: bytes, *, force: bool = False) -> None:
+        """Ends an import, when no array over it lives; or an export, when nobody imports it any more, or by ``force``."""
+        self._open().close(key, force=force)
+
+    def event(self) -> str | None:
+        """What happened, oldest first: call it when `fileno` is readable."""
+        return self._open().event()
+
+    def fileno(self) -> int:
+        """Readable when an event has come."""
+        return self._open().fileno()
+
+    def end(self) -> None:
+        """Ends the session."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.end()
+
+    def _open(self) -> _shmesh.GpuSession:
+        if self._session is None:
+            raise Closed("this session has ended; make another")
+        return self._session
+
+    def __enter__(self) -> GpuSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()

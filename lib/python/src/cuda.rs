@@ -1,0 +1,234 @@
+//! GPU memory by keys, as arrays that torch and cupy use in place.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use numpy::{PyReadonlyArray1, PyReadwriteArray1};
+use pyo3::prelude::*;
+use shmesh::client::Mechanism;
+use shmesh::device::{CudaDevice, CudaMemory, DeviceMemory, DeviceUuid, ExportFlags, Session};
+
+use crate::device::{admit, key_of, name_of};
+use crate::dlpack::Tensor;
+use crate::error::{error, forked, of_link, system};
+use crate::fork::Made;
+
+/// Memory that arrays and a session hold together.
+#[derive(Debug)]
+pub(crate) struct Region {
+    pub(crate) memory: Arc<CudaMemory>,
+    made: Made,
+}
+
+impl Region {
+    fn of(memory: Arc<CudaMemory>) -> Self {
+        Self { memory, made: Made::here() }
+    }
+}
+
+impl Drop for Region {
+    /// In a child of a fork the driver must not be called, and the memory is the parent's.
+    fn drop(&mut self) {
+        if !self.made.is_here() {
+            std::mem::forget(Arc::clone(&self.memory));
+        }
+    }
+}
+
+impl DeviceMemory for Region {
+    const MECHANISM: Mechanism = CudaMemory::MECHANISM;
+
+    fn size(&self) -> u64 {
+        self.memory.size()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.fd()
+    }
+
+    fn handle(&self) -> Vec<u8> {
+        self.memory.handle()
+    }
+
+    fn import(size: u64, fd: Option<OwnedFd>, handle: &[u8]) -> std::io::Result<Self> {
+        CudaMemory::import(size, fd, handle).map(|memory| Self::of(Arc::new(memory)))
+    }
+}
+
+/// Memory of a GPU. Arrays over it keep it.
+#[pyclass(frozen, module = "shmesh._shmesh")]
+pub(crate) struct GpuMemory {
+    /// Counted by the session: what is still held cannot be closed.
+    region: Arc<Region>,
+}
+
+impl GpuMemory {
+    /// A child of a fork has none of the parent's device.
+    fn memory(&self) -> PyResult<&Arc<CudaMemory>> {
+        if self.region.made.is_here() { Ok(&self.region.memory) } else { Err(forked("GpuMemory")) }
+    }
+}
+
+#[pymethods]
+impl GpuMemory {
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(self.memory()?.size())
+    }
+
+    #[getter]
+    fn address(&self) -> PyResult<u64> {
+        Ok(self.memory()?.address())
+    }
+
+    /// The device's number in this process.
+    #[getter]
+    fn device(&self) -> PyResult<i32> {
+        Ok(self.memory()?.device().ordinal())
+    }
+
+    #[getter]
+    fn uuid(&self) -> PyResult<String> {
+        Ok(self.memory()?.device().uuid().to_string())
+    }
+
+    /// Fills bytes of the host from `offset`.
+    fn read_into(&self, py: Python<'_>, offset: u64, mut bytes: PyReadwriteArray1<'_, u8>) -> PyResult<()> {
+        let (memory, bytes) = (self.memory()?, bytes.as_slice_mut()?);
+        py.detach(|| memory.read_at(offset, bytes)).map_err(|source| system("copy to the host", &source))
+    }
+
+    /// Copies bytes of the host to `offset`.
+    fn write_from(&self, py: Python<'_>, offset: u64, bytes: PyReadonlyArray1<'_, u8>) -> PyResult<()> {
+        let (memory, bytes) = (self.memory()?, bytes.as_slice()?);
+        py.detach(|| memory.write_at(offset, bytes)).map_err(|source| system("copy to the device", &source))
+    }
+
+    /// A `DLPack` capsule: `code` and `bits` are those of its data types.
+    fn capsule<'py>(
+        &self,
+        py: Python<'py>,
+        shape: Vec<i64>,
+        code: u8,
+        bits: u8,
+        versioned: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let memory = self.memory()?;
+        let items = shape.iter().try_fold(1_u64, |all, len| all.checked_mul(u64::try_from(*len).ok()?));
+        let nbytes = items.and_then(|items| items.checked_mul(u64::from(bits) / 8));
+        if nbytes.is_none_or(|nbytes| nbytes > memory.size()) {
+            let text = format!("{shape:?} items of {bits} bits, where there are {} bytes", memory.size());
+            return Err(error("Mismatch", text));
+        }
+        Tensor::capsule(py, Arc::clone(&self.region), shape, code, bits, versioned)
+    }
+}
+
+/// A session with the broker of device keys of a link, for memory of GPUs.
+#[pyclass(frozen, module = "shmesh._shmesh")]
+pub(crate) struct GpuSession {
+    session: Mutex<Option<Session<Region>>>,
+    made: Made,
+}
+
+impl GpuSession {
+    fn ask<T: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&mut Session<Region>) -> shmesh::Result<T> + Send,
+    ) -> PyResult<T> {
+        if !self.made.is_here() {
+            return Err(forked("GpuSession"));
+        }
+        let answer = py.detach(|| self.lock().as_mut().map(act));
+        answer.ok_or_else(|| error("Closed", "this session has ended; make another"))?.map_err(of_link)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Session<Region>>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl GpuSession {
+    #[staticmethod]
+    fn connect(py: Python<'_>, directory: PathBuf, link: &str) -> PyResult<Self> {
+        let session = py.detach(|| Session::connect(directory, link)).map_err(of_link)?;
+        Ok(Self { session: Mutex::new(Some(session)), made: Made::here() })
+    }
+
+    fn bare_tgid(&self, py: Python<'_>) -> PyResult<i32> {
+        self.ask(py, |session| session.bare_tgid().map(|tgid| tgid.0))
+    }
+
+    /// `uuid`: the device; without it, the first.
+    #[pyo3(signature = (nbytes, *, uuid=None, flags=0))]
+    fn export_key(
+        &self,
+        py: Python<'_>,
+        nbytes: u64,
+        uuid: Option<&str>,
+        flags: u64,
+    ) -> PyResult<(Vec<u8>, GpuMemory)> {
+        let make = || {
+            let none = || std::io::Error::other("the driver is here and no device is");
+            let device = match uuid {
+                Some(uuid) => CudaDevice::by_uuid(&uuid.parse::<DeviceUuid>()?)?,
+                None => CudaDevice::all()?.into_iter().next().ok_or_else(none)?,
+            };
+            CudaMemory::new(&device, nbytes)
+        };
+        let made = py.detach(make);
+        let made = made.map_err(|source| system(&format!("make GPU memory of {nbytes} bytes"), &source))?;
+        let memory = Arc::new(made);
+        let ours = Arc::new(Region::of(Arc::clone(&memory)));
+        let key = self.ask(py, |session| session.export_key(Region::of(memory), ExportFlags(flags)))?;
+        Ok((key.as_bytes().to_vec(), GpuMemory { region: ours }))
+    }
+
+    fn set_import_pid(&self, py: Python<'_>, key: &[u8], bare_tgids: Vec<i32>) -> PyResult<()> {
+        let key = key_of(key)?;
+        self.ask(py, |session| session.set_import_pid(&key, &admit(bare_tgids)))
+    }
+
+    fn import_by_key(&self, py: Python<'_>, key: &[u8]) -> PyResult<GpuMemory> {
+        let key = key_of(key)?;
+        let region = self.ask(py, |session| session.import_by_key(&key))?;
+        Ok(GpuMemory { region })
+    }
+
+    #[pyo3(signature = (key, *, force=false))]
+    fn close(&self, py: Python<'_>, key: &[u8], force: bool) -> PyResult<()> {
+        let key = key_of(key)?;
+        self.ask(py, |session| if force { session.force_close(&key) } else { session.close(&key) })
+    }
+
+    /// The name of the oldest event that was not taken yet.
+    fn event(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(self.ask(py, Session::event)?.map(|happened| name_of(&happened)))
+    }
+
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        self.ask(py, |session| Ok(session.as_fd().as_raw_fd()))
+    }
+
+    fn end(&self, py: Python<'_>) {
+        if self.made.is_here() {
+            py.detach(|| drop(self.lock().take()));
+        }
+    }
+}
+
+impl Drop for GpuSession {
+    fn drop(&mut self) {
+        let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if self.made.is_here() {
+            // It tells the broker, which may take its time.
+            Python::try_attach(|py| py.detach(|| drop(session)));
+        } else {
+            // Its connection, and its device, are the parent's.
+            std::mem::forget(session);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+"""Memory of GPUs, over the broker of a sidecar and a double of the CUDA driver. No GPU was near."""
+
+import ctypes
+import multiprocessing
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import workers
+from test_device import sidecar as sidecar
+
+import shmesh
+
+pytestmark = pytest.mark.skipif("SHMESH_CUDA_LIBRARY" not in os.environ, reason="no double of the driver is named")
+
+GRANULARITY = 2 << 20
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Managed(ctypes.Structure):
+    _fields_ = [("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", DELETER)]
+
+
+class ManagedVersioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", DELETER),
+        ("flags", ctypes.c_uint64),
+        ("tensor", Tensor),
+    ]
+
+
+def inside(capsule: Any, kind: Any, name: bytes) -> Any:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address = get(capsule, name)
+    return kind.from_address(address), address
+
+
+def test_two_processes(sidecar: str) -> None:
+    with shmesh.GpuSession(sidecar) as session:
+        key, array = session.export_key((2, 2), np.float32)
+        array.copy_from_host([[1, 2], [3, 4]])
+        assert array.copy_to_host().tolist() == [[1, 2], [3, 4]] and array.uuid.startswith("GPU-")
+        here, there = multiprocessing.Pipe()
+        importer = multiprocessing.get_context("spawn").Process(target=workers.import_gpu, args=(sidecar, there))
+        importer.start()
+        session.set_import_pid(key, [here.recv()])
+        here.send(key)
+        assert here.recv() == [[1, 2], [3, 4]]
+        assert here.recv() == "still viewed"
+        with pytest.raises(shmesh.Busy, match=str(importer.pid)):
+            session.close(key)
+        here.send("go on")
+        assert here.recv() == "closed"
+        importer.join()
+        assert array.copy_to_host()[0, 0] == 99, "it wrote the same memory"
+        session.close(key)
+        assert array.copy_to_host()[0, 0] == 99, "an array keeps the memory"
+
+
+def test_interfaces_for_others(sidecar: str) -> None:
+    with shmesh.GpuSession(sidecar) as session:
+        _, array = session.export_key((3, 5), np.int16)
+        interface = array.__cuda_array_interface__
+        assert (interface["shape"], interface["typestr"], interface["version"]) == ((3, 5), "<i2", 3)
+        address, read_only = interface["data"]
+        assert address % GRANULARITY == 0 and not read_only
+        assert array.__dlpack_device__() == (2, 0)
+        for managed, _ in (
+            inside(array.__dlpack__(), Managed, b"dltensor"),
+            inside(array.__dlpack__(max_version=(1, 1)), ManagedVersioned, b"dltensor_versioned"),
+        ):
+            del managed
+        old, new = array.__dlpack__(), array.__dlpack__(max_version=(1, 0), stream=1)
+        first, _ = inside(old, Managed, b"dltensor")
+        second, _ = inside(new, ManagedVersioned, b"dltensor_versioned")
+        assert (second.major, second.flags) == (1, 0)
+        for tensor in (first.tensor, second.tensor):
+            assert (tensor.data, tensor.device_type, tensor.device_id, tensor.byte_offset) == (address, 2, 0, 0)
+            assert (tensor.code, tensor.bits, tensor.lanes, tensor.ndim) == (0, 16, 1, 2)
+            assert (tensor.shape[:2], tensor.strides[:2]) == ([3, 5], [5, 1])
+        with pytest.raises(BufferError, match="stays there"):
+            array.__dlpack__(dl_device=(1, 0))
+        with pytest.raises(BufferError, match="shared"):
+            array.__dlpack__(copy=True)
+
+
+def test_a_consumed_capsule_keeps_the_memory(sidecar: str) -> None:
+    with shmesh.GpuSession(sidecar) as exporter:
+        key, array = exporter.export_key(16)
+        array.copy_from_host(np.arange(16))
+        script = """
+import ctypes, sys, shmesh
+with shmesh.GpuSession(sys.argv[1]) as session:
+    print(session.bare_tgid(), flush=True)
+    key = bytes.fromhex(sys.stdin.readline())
+    array = session.import_by_key(key)
+    capsule = array.__dlpack__()
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    place = get(capsule, b"dltensor")
+    rename = ctypes.pythonapi.PyCapsule_SetName
+    rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    used = b"used_dltensor"
+    rename(capsule, used)
+    del array, capsule
+    try:
+        session.close(key)
+        raise SystemExit("the consumer has it still")
+    except shmesh.StillViewed:
+        pass
+    # Tensor (48 bytes), context, deleter: what a consumer calls in the end.
+    deleter = ctypes.c_void_p.from_address(place + 56).value
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)(place)
+    session.close(key)
+    print("closed", flush=True)
+"""
+        importer = subprocess.Popen(
+            [sys.executable, "-c", script, sidecar], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert importer.stdin is not None and importer.stdout is not None
+        exporter.set_import_pid(key, [int(importer.stdout.readline())])
+        importer.stdin.write(key.hex() + "\n")
+        importer.stdin.flush()
+        assert importer.stdout.readline() == "closed\n"
+        assert importer.wait(40) == 0
+        importer.stdin.close()
+        importer.stdout.close()
+
+
+def test_a_child_of_a_fork_leaves_the_device_alone(sidecar: str) -> None:
+    with shmesh.GpuSession(sidecar) as session:
+        _, array = session.export_key(4)
+        array.copy_from_host(np.arange(4))
+        child = os.fork()
+        if child == 0:
+            try:
+                array.copy_to_host()
+            except shmesh.Forked:
+                del array
+                os._exit(3)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert array.copy_to_host().tolist() == [0, 1, 2, 3], "the parent's goes on"
+
+
+def test_wrong_use(sidecar: str) -> None:
+    with shmesh.GpuSession(sidecar) as session:
+        with pytest.raises(shmesh.Invalid):
+            session.export_key(0)
+        with pytest.raises(shmesh.NoSpace, match="OUT_OF_MEMORY"):
+            session.export_key(1 << 46)
+        with pytest.raises(shmesh.System, match="does not see"):
+            session.export_key(1, uuid="GPU-00000000-0000-0000-0000-000000000000")
+        with pytest.raises(shmesh.System, match="no UUID"):
+            session.export_key(1, uuid="0")
+        _, array = session.export_key((4, 4), np.uint8)
+        with pytest.raises(shmesh.Mismatch, match="shape"):
+            array.copy_from_host(np.zeros(5, np.uint8))
+        with pytest.raises(BufferError, match="no datetime64"):
+            session.export_key(4, "datetime64[s]")[1].__dlpack__()

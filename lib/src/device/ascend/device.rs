@@ -1,0 +1,95 @@
+//! An NPU, by its number in this process: the vendor has no UUID for it.
+
+#![allow(unsafe_code, reason = "calls of a C library")]
+
+use std::io;
+
+use super::driver::Driver;
+use super::explain::check;
+
+/// An NPU that this process sees.
+///
+/// ```
+/// use shmesh::device::AscendDevice;
+/// match AscendDevice::all() {
+///     Ok(devices) => println!("{} NPUs", devices.len()),
+///     Err(error) => println!("nothing here: {error}"), // no runtime, or no device
+/// }
+/// ```
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct AscendDevice {
+    number: i32,
+}
+
+/// While it lives, this thread has the device.
+#[derive(Debug)]
+pub(super) struct Entered {
+    before: Option<i32>,
+}
+
+impl AscendDevice {
+    /// All that this process sees.
+    ///
+    /// # Errors
+    /// There is no runtime, or it does not say.
+    ///
+    /// ```
+    /// if let Err(error) = shmesh::device::AscendDevice::all() {
+    ///     assert!(error.to_string().contains("libascendcl.so"), "{error}");
+    /// }
+    /// ```
+    pub fn all() -> io::Result<Vec<Self>> {
+        let mut count = 0;
+        let call = Driver::get()?.aclrtGetDeviceCount()?;
+        // SAFETY: there is room for the answer.
+        check("aclrtGetDeviceCount", unsafe { call(&raw mut count) })?;
+        Ok((0..count).filter_map(|number| i32::try_from(number).ok()).map(|number| Self { number }).collect())
+    }
+
+    /// The one that this thread has, or the first.
+    pub(super) fn current() -> io::Result<Self> {
+        Ok(Self { number: bound(Driver::get()?)?.unwrap_or(0) })
+    }
+
+    /// Its number in this process alone: containers number their own.
+    ///
+    /// ```
+    /// use shmesh::device::AscendDevice;
+    /// for (number, device) in AscendDevice::all().unwrap_or_default().iter().enumerate() {
+    ///     assert_eq!(device.number() as usize, number);
+    /// }
+    /// ```
+    #[must_use]
+    pub fn number(&self) -> i32 {
+        self.number
+    }
+
+    /// Gives this thread the device, and what it had before back in the end.
+    pub(super) fn enter(&self) -> io::Result<Entered> {
+        let driver = Driver::get()?;
+        let before = bound(driver)?;
+        // SAFETY: it takes a number.
+        check("aclrtSetDevice", unsafe { driver.aclrtSetDevice()?(self.number) })?;
+        Ok(Entered { before })
+    }
+}
+
+/// The device of this thread.
+fn bound(driver: &Driver) -> io::Result<Option<i32>> {
+    let mut number = 0;
+    // SAFETY: there is room for the answer.
+    let code = unsafe { driver.aclrtGetDevice()?(&raw mut number) };
+    // Whatever else it says, this thread has none.
+    Ok((code == 0).then_some(number))
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(before) = self.before
+            && let Ok(set) = Driver::get().and_then(Driver::aclrtSetDevice)
+        {
+            // SAFETY: it takes a number, which this thread had before.
+            unsafe { set(before) };
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What the runtime's error numbers mean. One number can have several causes, and then all are said.
+
+use std::ffi::c_int;
+use std::io::{self, ErrorKind as Kind};
+
+/// What the driver says when it does not like something, whatever that is.
+const PARAMETER: c_int = 507_899;
+
+/// What a call has returned, as an error that says which call it was and what may be wrong.
+pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
+    let (kind, hint) = match (code, call) {
+        (0, _) => return Ok(()),
+        (100_000 | 107_000, _) => (
+            Kind::InvalidInput,
+            "a parameter is not valid: a size of 0, or more than 31 processes in one call",
+        ),
+        (100_004 | 107_017, _) => (Kind::InvalidInput, "a pointer is not one of this process"),
+        (107_001, _) => (Kind::NotFound, "there is no such device here: look at ASCEND_RT_VISIBLE_DEVICES"),
+        (107_002, _) => (Kind::Other, "this thread has no device: devices are bound to threads"),
+        (207_000, _) => (
+            Kind::Unsupported,
+            "this product or this kind of device does not share memory: Atlas 200I/500 A2 cannot by keys, and virtual NPUs \
+             cannot at all",
+        ),
+        (207_001, _) => (Kind::OutOfMemory, "the device is full: free some, or take less"),
+        (207_006, _) => (
+            Kind::PermissionDenied,
+            "the key was exported for everybody, so its list of processes cannot be set, or the other way round",
+        ),
+        (PARAMETER, "aclrtIpcMemImportByKey") => (
+            Kind::PermissionDenied,
+            "one of: this process is not on the key's list; it was put there by a number of another pid namespace, or \
+             before it started; the key is closed, or its exporter has ended; the memory is on another card that this \
+             product cannot reach (PCIe cards of the 910B2C cannot)",
+        ),
+        (PARAMETER, "aclrtIpcMemGetExportKey") => (
+            Kind::InvalidInput,
+            "one of: it is no device memory of this process; its address is not at the beginning of a page (2 MiB, or 4 KiB); \
+             it is longer than its allocation; it is imported, or read-only",
+        ),
+        (PARAMETER, "aclrtIpcMemSetImportPid" | "aclrtIpcMemClose") => (
+            Kind::InvalidInput,
+            "one of: this process has not exported or imported the key; the key is closed; nobody is named but 0 and \
+             the exporter itself",
+        ),
+        (PARAMETER, _) => (Kind::InvalidInput, "the driver refuses one of the parameters"),
+        _ => (Kind::Other, "look it up under aclError in the runtime's manual"),
+    };
+    Err(io::Error::new(kind, format!("{call}: error {code}: {hint}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_number_with_several_causes_says_all_of_them() {
+        assert!(check("aclrtIpcMemImportByKey", 0).is_ok());
+        let error = check("aclrtIpcMemImportByKey", PARAMETER).unwrap_err();
+        assert_eq!(error.kind(), Kind::PermissionDenied);
+        let text = error.to_string();
+        for cause in [
+            "507899",
+            "not on the key's list",
+            "another pid namespace",
+            "before it started",
+            "closed",
+            "card",
+        ] {
+            assert!(text.contains(cause), "{text}");
+        }
+        assert!(
+            check("aclrtIpcMemGetExportKey", PARAMETER)
+                .unwrap_err()
+                .to_string()
+                .contains("beginning of a page")
+        );
+        assert!(check("aclrtMalloc", 4711).unwrap_err().to_string().contains("4711"));
+    }
+}

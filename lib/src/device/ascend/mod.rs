@@ -1,0 +1,23 @@
+//! Memory of Ascend NPUs, by the five calls of the vendor's runtime, in the order that its driver wants.
+//!
+//! 1. The exporter's driver makes a vendor's key, with its list of processes switched on.
+//! 2. An importer asks the broker, which knows who it is and tells the exporter.
+//! 3. The exporter puts the importer's bare thread-group id on the driver's list, and acknowledges. The importer has to live
+//!    already: the driver refuses a process that has started after it was put on the list.
+//! 4. Only then the vendor's key is delivered, and the importer imports by it.
+//! 5. Importers close before the exporter does: otherwise their next access is a fault of the device.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `driver.rs` | the calls of `libascendcl.so` |
+//! | `explain.rs` | what its error numbers mean |
+//! | `device.rs` | [`AscendDevice`] |
+//! | `memory.rs` | [`AscendMemory`] |
+
+mod device;
+mod driver;
+mod explain;
+mod memory;
+
+pub use device::AscendDevice;
+pub use memory::AscendMemory;

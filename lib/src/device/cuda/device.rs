@@ -1,0 +1,344 @@
+//! A GPU, or a MIG partition, by its UUID: ordinals differ from container to container.
+
+#![allow(unsafe_code, reason = "calls of a C library")]
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::io;
+
+use super::driver::{Driver, check};
+use super::sys;
+
+/// Which device it is, wherever it is seen from. It prints as the vendor's tools print it.
+///
+/// ```
+/// use shmesh::device::DeviceUuid;
+/// let uuid = DeviceUuid([0xab; 16]);
+/// assert_eq!(uuid.to_string(), "GPU-abababab-abab-abab-abab-abababababab");
+/// ```
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct DeviceUuid(pub [u8; 16]);
+
+impl fmt::Display for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU")?;
+        let mut rest = &self.0[..];
+        for len in [4, 2, 2, 2, 6] {
+            let (part, after) = rest.split_at(len);
+            f.write_str("-")?;
+            part.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+            rest = after;
+        }
+        Ok(())
+    }
+}
+
+impl std::str::FromStr for DeviceUuid {
+    type Err = io::Error;
+
+    /// As the vendor's tools print it: `GPU-` or `MIG-` and 32 hexadecimal digits in groups.
+    fn from_str(text: &str) -> io::Result<Self> {
+        let wrong = || {
+            let text = format!("{text:?} is no UUID of a device: write it as `nvidia-smi -L` does");
+            io::Error::new(io::ErrorKind::InvalidInput, text)
+        };
+        let digits = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).ok_or_else(wrong)?;
+        let digits: Vec<u8> = digits.bytes().filter(|byte| *byte != b'-').collect();
+        let mut uuid = [0; 16];
+        if digits.len() != 2 * uuid.len() {
+            return Err(wrong());
+        }
+        for (byte, pair) in uuid.iter_mut().zip(digits.chunks(2)) {
+            let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
+        }
+        Ok(Self(uuid))
+    }
+}
+
+/// A GPU, or a MIG partition, that this process sees.
+///
+/// ```
+/// use shmesh::device::CudaDevice;
+/// match CudaDevice::all() {
+///     Ok(devices) => devices.iter().for_each(|device| println!("{} {}", device.ordinal(), device.uuid())),
+///     Err(error) => println!("nothing here: {error}"), // no driver, or no device
+/// }
+/// ```
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct CudaDevice {
+    ordinal: c_int,
+    uuid: DeviceUuid,
+    /// Its primary context, which is kept for the life of the process.
+    context: usize,
+}
+
+/// While it lives, this thread has the device's context.
+#[derive(Debug)]
+pub(super) struct Entered {
+    before: usize,
+}
+
+impl CudaDevice {
+    /// All that this process sees.
+    ///
+    /// # Errors
+    /// There is no driver, or no device.
+    ///
+    /// ```
+    /// if let Err(error) = shmesh::device::CudaDevice::all() {
+    ///     assert!(error.to_string().contains("CUDA"), "{error}");
+    /// }
+    /// ```
+    pub fn all() -> io::Result<Vec<Self>> {
+        let driver = Driver::get()?;
+        let mut count = 0;
+        // SAFETY: there is room for the answer.
+        check("cuDeviceGetCount", unsafe { driver.cuDeviceGetCount()?(&raw mut count) })?;
+        (0..count).map(|ordinal| Self::at(driver, ordinal)).collect()
+    }
+
+    /// The one that is known by this UUID.
+    ///
+    /// # Errors
+    /// As [`all`](Self::all), or this process does not see it.
+    ///
+    /// ```
+    /// use shmesh::device::{CudaDevice, DeviceUuid};
+    /// assert!(CudaDevice::by_uuid(&DeviceUuid([0; 16])).is_err(), "nobody has it");
+    /// ```
+    pub fn by_uuid(uuid: &DeviceUuid) -> io::Result<Self> {
+        let all = Self::all()?;
+        let seen: Vec<_> = all.iter().map(|device| device.uuid.to_string()).collect();
+        all.into_iter().find(|device| device.uuid == *uuid).ok_or_else(|| {
+            let text = format!(
+                "this process does not see {uuid}, only {}: give its container the same device (not another MIG \
+                 partition of it), and look at CUDA_VISIBLE_DEVICES",
+                seen.join(", ")
+            );
+            io::Error::new(io::ErrorKind::NotFound, text)
+        })
+    }
+
+    fn at(driver: &Driver, ordinal: c_int) -> io::Result<Self> {
+        let (mut uuid, mut context) = ([0; 16], 0);
+        // SAFETY: there is room for the 16 bytes.
+        check("cuDeviceGetUuid_v2", unsafe { driver.cuDeviceGetUuid_v2()?(&raw mut uuid, ordinal) })?;
+        // SAFETY: there is room for the address.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            driver.cuDevicePrimaryCtxRetain()?(&raw mut context, ordinal)
+        })?;
+        Ok(Self { ordinal, uuid: DeviceUuid(uuid), context })
+    }
+
+    /// The one that a device pointer belongs to.
+    pub(super) fn of_ordinal(ordinal: c_int) -> io::Result<Self> {
+        Self::at(Driver::get()?, ordinal)
+    }
+
+    /// Its number in this process alone.
+    ///
+    /// ```
+    /// use shmesh::device::CudaDevice;
+    /// for (number, device) in CudaDevice::all().unwrap_or_default().iter().enumerate() {
+    ///     assert_eq!(device.ordinal() as usize, number);
+    /// }
+    /// ```
+    #[must_use]
+    pub fn ordinal(&self) -> i32 {
+        self.ordinal
+    }
+
+    /// Which device it is. A MIG partition has one of its own.
+    ///
+    /// ```
+    /// use shmesh::device::CudaDevice;
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     assert_eq!(CudaDevice::by_uuid(&device.uuid())?, device);
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[must_use]
+    pub fn uuid(&self) -> DeviceUuid {
+        self.uuid
+    }
+
+    /// What the vendor calls it.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    ///
+    /// ```
+    /// use shmesh::device::CudaDevice;
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     println!("{}", device.name()?);
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn name(&self) -> io::Result<String> {
+        let mut name = [0_u8; 256];
+        let call = Driver::get()?.cuDeviceGetName()?;
+        // SAFETY: there is room for 256 bytes.
+        check("cuDeviceGetName", unsafe { call(name.as_mut_ptr().cast(), 256, self.ordinal) })?;
+        let name = CStr::from_bytes_until_nul(&name).map_err(io::Error::other)?;
+        Ok(name.to_string_lossy().into_owned())
+    }
+
+    /// The version of the driver's interface, as in `12080` for 12.8.
+    ///
+    /// # Errors
+    /// There is no driver.
+    ///
+    /// ```
+    /// if let Ok(version) = shmesh::device::CudaDevice::driver_version() {
+    ///     println!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+    /// }
+    /// ```
+    pub fn driver_version() -> io::Result<i32> {
+        let mut version = 0;
+        let call = Driver::get()?.cuDriverGetVersion()?;
+        // SAFETY: there is room for the answer.
+        check("cuDriverGetVersion", unsafe { call(&raw mut version) })?;
+        Ok(version)
+    }
+
+    /// Functions that the driver is too old for.
+    ///
+    /// # Errors
+    /// There is no driver.
+    ///
+    /// ```
+    /// if let Ok(missing) = shmesh::device::CudaDevice::missing_functions() {
+    ///     println!("missing: {missing:?}");
+    /// }
+    /// ```
+    pub fn missing_functions() -> io::Result<Vec<&'static str>> {
+        Ok(Driver::get()?.missing())
+    }
+
+    /// One of `CUdevice_attribute`, by its number.
+    ///
+    /// # Errors
+    /// The driver does not know it.
+    ///
+    /// ```
+    /// use shmesh::device::CudaDevice;
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     println!("shares memory by descriptors: {}", device.attribute(103)?);
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn attribute(&self, number: i32) -> io::Result<i32> {
+        let mut value = 0;
+        let call = Driver::get()?.cuDeviceGetAttribute()?;
+        // SAFETY: there is room for the answer; attributes go as plain numbers.
+        check("cuDeviceGetAttribute", unsafe { call(&raw mut value, number, self.ordinal) })?;
+        Ok(value)
+    }
+
+    /// Bytes that memory is rounded up to, and aligned to.
+    ///
+    /// # Errors
+    /// The driver cannot share memory by descriptors.
+    ///
+    /// ```
+    /// use shmesh::device::CudaDevice;
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     assert!(device.granularity()?.is_power_of_two());
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn granularity(&self) -> io::Result<u64> {
+        let mut granularity = 0;
+        let properties = self.properties();
+        let call = Driver::get()?.cuMemGetAllocationGranularity()?;
+        // SAFETY: there is room for the answer, and the properties live until it is there. 0 asks for the smallest.
+        check("cuMemGetAllocationGranularity", unsafe {
+            call(&raw mut granularity, &raw const properties, 0)
+        })?;
+        if granularity == 0 {
+            return Err(io::Error::other("cuMemGetAllocationGranularity: a granularity of 0 bytes"));
+        }
+        Ok(granularity as u64)
+    }
+
+    /// Free bytes and all bytes.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    ///
+    /// ```
+    /// use shmesh::device::CudaDevice;
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     let (free, all) = device.room()?;
+    ///     assert!(free <= all);
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn room(&self) -> io::Result<(u64, u64)> {
+        let (mut free, mut all) = (0, 0);
+        let _entered = self.enter()?;
+        let call = Driver::get()?.cuMemGetInfo_v2()?;
+        // SAFETY: there is room for both answers.
+        check("cuMemGetInfo_v2", unsafe { call(&raw mut free, &raw mut all) })?;
+        Ok((free as u64, all as u64))
+    }
+
+    /// Waits until the device has done all work of this process.
+    ///
+    /// # Errors
+    /// Some of that work has failed.
+    ///
+    /// ```
+    /// use shmesh::device::CudaDevice;
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     device.synchronize()?;
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn synchronize(&self) -> io::Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: it takes nothing.
+        check("cuCtxSynchronize", unsafe { Driver::get()?.cuCtxSynchronize()?() })
+    }
+
+    /// Memory of this device, pinned, that can be exported as a descriptor.
+    pub(super) fn properties(&self) -> sys::CUmemAllocationProp {
+        sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            location: self.location(),
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; 4],
+            },
+        }
+    }
+
+    pub(super) fn location(&self) -> sys::CUmemLocation {
+        sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.ordinal }
+    }
+
+    /// Gives this thread the device's context, and what it had before back in the end.
+    pub(super) fn enter(&self) -> io::Result<Entered> {
+        let driver = Driver::get()?;
+        let mut before = 0;
+        // SAFETY: there is room for the address.
+        check("cuCtxGetCurrent", unsafe { driver.cuCtxGetCurrent()?(&raw mut before) })?;
+        // SAFETY: the context is retained for the life of the process.
+        check("cuCtxSetCurrent", unsafe { driver.cuCtxSetCurrent()?(self.context) })?;
+        Ok(Entered { before })
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Ok(set) = Driver::get().and_then(Driver::cuCtxSetCurrent) {
+            // SAFETY: this thread had it, or none, before.
+            unsafe { set(self.before) };
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The calls of `libcuda.so`, and what their numbers mean.
+//!
+//! `cudarc` has the types and constants. Its own table of calls panics where the library or one of its symbols is missing,
+//! takes no path, and its results are a Rust enumeration, which a newer driver may leave; so the table is ours.
+
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::io;
+use std::sync::OnceLock;
+
+use super::sys;
+use crate::device::library::{Library, functions};
+
+/// Names another library than the system's, such as one that is not on the search path.
+const VARIABLE: &str = "SHMESH_CUDA_LIBRARY";
+
+functions! {
+    /// The driver API as far as memory between processes needs it.
+    pub(super) struct Driver {
+        cuInit(c_uint) since "CUDA 2.0";
+        cuDriverGetVersion(*mut c_int) since "CUDA 2.2";
+        cuDeviceGetCount(*mut c_int) since "CUDA 2.0";
+        cuDeviceGetName(*mut c_char, c_int, c_int) since "CUDA 2.0";
+        cuDeviceGetUuid_v2(*mut [u8; 16], c_int) since "CUDA 11.4 (driver 470)";
+        cuDeviceGetAttribute(*mut c_int, c_int, c_int) since "CUDA 2.0";
+        cuDevicePrimaryCtxRetain(*mut usize, c_int) since "CUDA 7.0";
+        cuCtxGetCurrent(*mut usize) since "CUDA 4.0";
+        cuCtxSetCurrent(usize) since "CUDA 4.0";
+        cuCtxSynchronize() since "CUDA 2.0";
+        cuMemGetInfo_v2(*mut usize, *mut usize) since "CUDA 3.2";
+        cuMemGetAllocationGranularity(*mut usize, *const sys::CUmemAllocationProp, c_int) since "CUDA 10.2 (driver 440)";
+        cuMemCreate(*mut u64, usize, *const sys::CUmemAllocationProp, c_ulonglong) since "CUDA 10.2 (driver 440)";
+        cuMemRelease(u64) since "CUDA 10.2 (driver 440)";
+        cuMemExportToShareableHandle(*mut c_int, u64, c_uint, c_ulonglong) since "CUDA 10.2 (driver 440)";
+        cuMemImportFromShareableHandle(*mut u64, *mut c_void, c_uint) since "CUDA 10.2 (driver 440)";
+        cuMemAddressReserve(*mut u64, usize, usize, u64, c_ulonglong) since "CUDA 10.2 (driver 440)";
+        cuMemAddressFree(u64, usize) since "CUDA 10.2 (driver 440)";
+        cuMemMap(u64, usize, usize, u64, c_ulonglong) since "CUDA 10.2 (driver 440)";
+        cuMemUnmap(u64, usize) since "CUDA 10.2 (driver 440)";
+        cuMemSetAccess(u64, usize, *const sys::CUmemAccessDesc, usize) since "CUDA 10.2 (driver 440)";
+        cuMemRetainAllocationHandle(*mut u64, *mut c_void) since "CUDA 11.0 (driver 450)";
+        cuMemAlloc_v2(*mut u64, usize) since "CUDA 3.2";
+        cuMemFree_v2(u64) since "CUDA 3.2";
+        cuMemGetAddressRange_v2(*mut u64, *mut usize, u64) since "CUDA 3.2";
+        cuPointerGetAttribute(*mut c_void, c_int, u64) since "CUDA 4.0";
+        cuMemcpyHtoD_v2(u64, *const c_void, usize) since "CUDA 3.2";
+        cuMemcpyDtoH_v2(*mut c_void, u64, usize) since "CUDA 3.2";
+        cuMemcpyDtoD_v2(u64, u64, usize) since "CUDA 3.2";
+        cuMemsetD32_v2(u64, c_uint, usize) since "CUDA 3.2";
+        cuIpcGetMemHandle(*mut [u8; 64], u64) since "CUDA 4.1";
+        cuIpcOpenMemHandle_v2(*mut u64, IpcHandle, c_uint) since "CUDA 11.0 (driver 450)";
+        cuIpcCloseMemHandle(u64) since "CUDA 4.1";
+        cuStreamCreate(*mut usize, c_uint) since "CUDA 2.0";
+        cuStreamDestroy_v2(usize) since "CUDA 4.0";
+        cuStreamSynchronize(usize) since "CUDA 2.0";
+        cuStreamWriteValue64_v2(usize, u64, u64, c_uint) since "CUDA 11.7 (driver 515)";
+        cuStreamWaitValue64_v2(usize, u64, u64, c_uint) since "CUDA 11.7 (driver 515)";
+    }
+}
+
+/// 64 bytes that go by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IpcHandle(pub(super) [u8; 64]);
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
+impl Driver {
+    /// The driver, started. Loaded once; tried again where it was not there.
+    pub(super) fn get() -> io::Result<&'static Self> {
+        if let Some(driver) = DRIVER.get() {
+            return Ok(driver);
+        }
+        // Toolkits carry a stub by the first name that links and then fails, so the driver's own comes first.
+        let candidates = ["libcuda.so.1", "libcuda.so"].map(str::to_owned);
+        let driver = Self::of(Library::open("CUDA driver", VARIABLE, &candidates)?);
+        let start = driver.cuInit()?;
+        #[expect(unsafe_code, reason = "a C call")]
+        // SAFETY: it takes a number, which must be 0.
+        check("cuInit", unsafe { start(0) })?;
+        Ok(DRIVER.get_or_init(|| driver))
+    }
+}
+
+/// What a call has returned, as an error that says which call it was and what may be wrong.
+pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
+    use io::ErrorKind as Kind;
+    let (kind, name, hint) = match code {
+        0 => return Ok(()),
+        1 => (
+            Kind::InvalidInput,
+            "CUDA_ERROR_INVALID_VALUE",
+            "an address, size or descriptor is not one of this driver's",
+        ),
+        2 => (Kind::OutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "the device is full: free some, or take less"),
+        3 => (
+            Kind::Other,
+            "CUDA_ERROR_NOT_INITIALIZED",
+            "the driver was not started in this process; after a fork it cannot be",
+        ),
+        4 => (Kind::Other, "CUDA_ERROR_DEINITIALIZED", "the process is about to end"),
+        34 => (
+            Kind::NotFound,
+            "CUDA_ERROR_STUB_LIBRARY",
+            "this is a toolkit's stub and no driver: take it off the search path",
+        ),
+        100 => (
+            Kind::NotFound,
+            "CUDA_ERROR_NO_DEVICE",
+            "the driver is here and no device is: give the container one",
+        ),
+        101 => (
+            Kind::NotFound,
+            "CUDA_ERROR_INVALID_DEVICE",
+            "this process does not see that device: give the container the same one, by its UUID",
+        ),
+        201 => (
+            Kind::Other,
+            "CUDA_ERROR_INVALID_CONTEXT",
+            "no context on this thread, or a handle of a process with the same number as this one",
+        ),
+        304 => (
+            Kind::Other,
+            "CUDA_ERROR_OPERATING_SYSTEM",
+            "the kernel refused: look whether /dev/nvidia* may be opened here",
+        ),
+        400 => (
+            Kind::InvalidInput,
+            "CUDA_ERROR_INVALID_HANDLE",
+            "it is no handle of this process, or it has ended",
+        ),
+        700 => (
+            Kind::Other,
+            "CUDA_ERROR_ILLEGAL_ADDRESS",
+            "the device touched memory that is not mapped: this context is lost",
+        ),
+        800 => (
+            Kind::PermissionDenied,
+            "CUDA_ERROR_NOT_PERMITTED",
+            "memory does not leave a MIG partition: give both processes the same one",
+        ),
+        801 => (Kind::Unsupported, "CUDA_ERROR_NOT_SUPPORTED", "this device or driver cannot do that"),
+        802 => (
+            Kind::Other,
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+            "the fabric manager or another part of the driver has not started",
+        ),
+        803 => (
+            Kind::Unsupported,
+            "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+            "libcuda and the kernel's driver are of different versions",
+        ),
+        _ => (Kind::Other, "a CUDA error", "look it up in cuda.h"),
+    };
+    Err(io::Error::new(kind, format!("{call}: {name} ({code}): {hint}")))
+}

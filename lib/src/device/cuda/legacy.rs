@@ -1,0 +1,240 @@
+//! Memory that 64 bytes name: CUDA's old handles. Opt-in, because whoever has seen one can use it.
+
+#![allow(unsafe_code, reason = "calls of a C library")]
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use shmesh_proto::broker::Mechanism;
+
+use super::device::{CudaDevice, DeviceUuid};
+use super::driver::{Driver, IpcHandle, check};
+use super::view::{LEGACY_CAPABLE, View, attribute, invalid, len_of, range_of};
+use crate::device::DeviceMemory;
+
+/// What the driver cuts small allocations out of: a handle opens all of it.
+const BLOCK: u64 = 2 << 20;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag, and mandatory.
+const LAZY: u32 = 1;
+/// The vendor's handle, the device's UUID, and the exporter's process id as it sees itself.
+const HANDLE_BYTES: usize = 64 + 16 + 4;
+
+/// Memory of `cuMemAlloc` that processes share by a handle.
+///
+/// For programs that cannot allocate with [`CudaMemory`](super::CudaMemory). The operator has to permit it
+/// (`--allow-cuda-legacy`), because a handle cannot be taken back from whoever has seen it. Refused are pointers inside an
+/// allocation, allocations that are no multiple of 2 MiB, because their neighbours would be shared with them, and importers
+/// whose process id is the same number as the exporter's, each in its own pid namespace: the driver takes the two for one.
+///
+/// ```
+/// use shmesh::device::{CudaDevice, CudaLegacyMemory, DeviceMemory};
+/// for device in CudaDevice::all().unwrap_or_default() {
+///     assert_eq!(CudaLegacyMemory::new(&device, 1)?.size(), 2 << 20);
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct CudaLegacyMemory {
+    view: View,
+    handle: Vec<u8>,
+    whose: Whose,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Whose {
+    Ours,
+    Callers,
+    Imported,
+}
+
+impl CudaLegacyMemory {
+    /// New memory on `device`: `size` bytes, rounded up to 2 MiB.
+    ///
+    /// # Errors
+    /// A size of 0, or more than is free.
+    ///
+    /// ```
+    /// use shmesh::device::{CudaDevice, CudaLegacyMemory};
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     assert!(CudaLegacyMemory::new(&device, 0).is_err());
+    /// }
+    /// ```
+    pub fn new(device: &CudaDevice, size: u64) -> io::Result<Self> {
+        let whole = size.checked_next_multiple_of(BLOCK).filter(|_| size > 0);
+        let whole = whole.ok_or_else(|| invalid(format!("device memory of {size} bytes")))?;
+        let entered = device.enter()?;
+        let mut address = 0;
+        let allocate = Driver::get()?.cuMemAlloc_v2()?;
+        // SAFETY: there is room for the address.
+        check("cuMemAlloc_v2", unsafe { allocate(&raw mut address, len_of(whole)?) })?;
+        drop(entered);
+        let view = View { device: device.clone(), address, size: whole };
+        // Dropping it frees the memory, should the rest fail.
+        let mut memory = Self { view, handle: Vec::new(), whose: Whose::Ours };
+        memory.handle = handle_of(&memory.view)?;
+        Ok(memory)
+    }
+
+    /// Memory that somebody else has allocated, all of it. Whoever has allocated it frees it, and not before importers have
+    /// closed: what happens otherwise the driver does not say.
+    ///
+    /// # Errors
+    /// It is no device memory, the pointer lies inside it, the size is not the allocation's, its neighbours would be shared
+    /// with it, or it was not allocated by `cuMemAlloc`.
+    ///
+    /// ```
+    /// let on_the_stack = 0_u64;
+    /// assert!(shmesh::device::CudaLegacyMemory::of(&raw const on_the_stack as u64, 8).is_err());
+    /// ```
+    pub fn of(address: u64, size: u64) -> io::Result<Self> {
+        let view = View::of(address, size)?;
+        if size != view.size || !size.is_multiple_of(BLOCK) || !address.is_multiple_of(BLOCK) {
+            let text = format!(
+                "{size} bytes of an allocation of {} at {address:#x}: a handle opens whole blocks of 2 MiB, so its \
+                 neighbours would be shared with it; allocate a multiple of {BLOCK} bytes and share all of it",
+                view.size
+            );
+            return Err(invalid(text));
+        }
+        if attribute(address, LEGACY_CAPABLE)? == 0 {
+            let text = format!("{address:#x} was not allocated by cuMemAlloc: use cuda-vmm for it");
+            return Err(invalid(text));
+        }
+        let handle = handle_of(&view)?;
+        Ok(Self { view, handle, whose: Whose::Callers })
+    }
+
+    /// The device that it is on.
+    ///
+    /// ```
+    /// use shmesh::device::{CudaDevice, CudaLegacyMemory};
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     assert_eq!(*CudaLegacyMemory::new(&device, 1)?.device(), device);
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[must_use]
+    pub fn device(&self) -> &CudaDevice {
+        &self.view.device
+    }
+
+    /// Where it is, for kernels and libraries of this process. The CPU cannot read there.
+    ///
+    /// ```
+    /// use shmesh::device::{CudaDevice, CudaLegacyMemory};
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     assert_ne!(CudaLegacyMemory::new(&device, 1)?.address(), 0);
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.view.address
+    }
+
+    /// Copies bytes to the host, and waits until they are there.
+    ///
+    /// # Errors
+    /// They lie past the end, or the driver refuses.
+    ///
+    /// ```
+    /// use shmesh::device::{CudaDevice, CudaLegacyMemory};
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     assert!(CudaLegacyMemory::new(&device, 1)?.read_at(2 << 20, &mut [0]).is_err());
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.view.read_at(offset, bytes)
+    }
+
+    /// Copies bytes from the host, and waits until they are there.
+    ///
+    /// # Errors
+    /// They lie past the end, or the driver refuses.
+    ///
+    /// ```
+    /// use shmesh::device::{CudaDevice, CudaLegacyMemory};
+    /// for device in CudaDevice::all().unwrap_or_default() {
+    ///     CudaLegacyMemory::new(&device, 1)?.write_at(0, b"weights")?;
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.view.write_at(offset, bytes)
+    }
+}
+
+fn handle_of(view: &View) -> io::Result<Vec<u8>> {
+    let _entered = view.device.enter()?;
+    let mut vendor = [0; 64];
+    let get = Driver::get()?.cuIpcGetMemHandle()?;
+    // SAFETY: there is room for the 64 bytes.
+    check("cuIpcGetMemHandle", unsafe { get(&raw mut vendor, view.address) })?;
+    let mut handle = vendor.to_vec();
+    handle.extend(view.device.uuid().0);
+    handle.extend(std::process::id().to_le_bytes());
+    Ok(handle)
+}
+
+impl DeviceMemory for CudaLegacyMemory {
+    const MECHANISM: Mechanism = Mechanism::CudaLegacy;
+
+    fn size(&self) -> u64 {
+        self.view.size
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn handle(&self) -> Vec<u8> {
+        self.handle.clone()
+    }
+
+    fn import(size: u64, _fd: Option<OwnedFd>, handle: &[u8]) -> io::Result<Self> {
+        let whole: &[u8; HANDLE_BYTES] =
+            handle.try_into().map_err(|_| invalid("it is no handle of this library"))?;
+        let (vendor, rest) = whole.split_first_chunk::<64>().ok_or_else(|| invalid("no handle"))?;
+        let (uuid, number) = rest.split_first_chunk::<16>().ok_or_else(|| invalid("no UUID"))?;
+        let me = std::process::id();
+        if number == me.to_le_bytes() {
+            let text = format!(
+                "exporter and importer are both process {me}, each in its own pid namespace, and the driver would take \
+                 them for one (error 201): start one of them with another number, or use cuda-vmm"
+            );
+            return Err(invalid(text));
+        }
+        let device = CudaDevice::by_uuid(&DeviceUuid(*uuid))?;
+        let entered = device.enter()?;
+        let mut address = 0;
+        let open = Driver::get()?.cuIpcOpenMemHandle_v2()?;
+        // SAFETY: there is room for the address; the handle goes by value, and the driver checks it.
+        check("cuIpcOpenMemHandle_v2", unsafe { open(&raw mut address, IpcHandle(*vendor), LAZY) })?;
+        drop(entered);
+        let memory =
+            Self { view: View { device, address, size }, handle: Vec::new(), whose: Whose::Imported };
+        // What the exporter says is one thing, and what the driver has opened another.
+        if let Ok((base, whole)) = range_of(address)
+            && (base != address || whole < size)
+        {
+            return Err(invalid(format!("{size} bytes were exported, and the handle opens {whole}")));
+        }
+        Ok(memory)
+    }
+}
+
+impl Drop for CudaLegacyMemory {
+    fn drop(&mut self) {
+        let (Ok(_entered), Ok(driver)) = (self.view.device.enter(), Driver::get()) else { return };
+        let end = match self.whose {
+            Whose::Ours => driver.cuMemFree_v2(),
+            Whose::Imported => driver.cuIpcCloseMemHandle(),
+            Whose::Callers => return,
+        };
+        if let Ok(end) = end {
+            // SAFETY: it was allocated, or opened, here, and it is ended once.
+            unsafe { end(self.view.address) };
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A vendor's library, loaded when it is first needed. What it does not have is an error with a name, never a panic.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::path::Path;
+
+/// A loaded library. It stays for the life of the process: vendors' libraries start threads, and are not made to be unloaded.
+#[derive(Debug)]
+pub(super) struct Library {
+    /// What it was found as.
+    name: String,
+    library: ManuallyDrop<libloading::Library>,
+}
+
+impl Library {
+    /// The first of `candidates` that loads; only `variable`'s, when that is set.
+    pub(super) fn open(what: &str, variable: &str, candidates: &[String]) -> io::Result<Self> {
+        let said = std::env::var(variable).ok().filter(|path| !path.is_empty());
+        let candidates = said.as_ref().map_or(candidates, std::slice::from_ref);
+        let mut refused = Vec::new();
+        for name in candidates {
+            match load(name) {
+                Ok(library) => return Ok(Self { name: name.clone(), library: ManuallyDrop::new(library) }),
+                Err(error) => refused.push(said_by_the_linker(&error)),
+            }
+        }
+        let text = format!(
+            "there is no {what} here: {}; install its driver, mount it into the container, or name the library with {variable}",
+            refused.join("; ")
+        );
+        Err(io::Error::new(io::ErrorKind::NotFound, text))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The function of this name, if the library has it.
+    ///
+    /// # Safety
+    /// `F` is a function pointer of that function's C signature.
+    #[expect(unsafe_code, reason = "a library's symbols have no types")]
+    pub(super) unsafe fn function<F: Copy>(&self, name: &str) -> Option<F> {
+        // SAFETY: the caller's promise; the library is never unloaded, so the pointer stays good.
+        unsafe { self.library.get::<F>(name) }.ok().map(|symbol| *symbol)
+    }
+}
+
+#[expect(unsafe_code, reason = "loading a library runs its constructors")]
+fn load(name: &str) -> Result<libloading::Library, libloading::Error> {
+    // SAFETY: it is the vendor's library, by the name that every program of that vendor loads it by, or what the operator
+    // named in its place; its constructors are meant to run in any process.
+    unsafe { libloading::Library::new(Path::new(name)) }
+}
+
+/// The linker's own words: the file, and what is wrong with it.
+fn said_by_the_linker(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// A table of a library's functions: each is there or not, and asking for a missing one names it and the version that
+/// brought it.
+macro_rules! functions {
+    ($(#[$meta:meta])* $vis:vis struct $table:ident { $($name:ident($($argument:ty),*) since $since:literal;)* }) => {
+        $(#[$meta])*
+        #[allow(non_snake_case, reason = "the names are the vendor's")]
+        #[derive(Debug)]
+        $vis struct $table {
+            library: $crate::device::library::Library,
+            $($name: Option<unsafe extern "C" fn($($argument),*) -> std::ffi::c_int>,)*
+        }
+
+        #[allow(non_snake_case, unsafe_code, reason = "the names are the vendor's; symbols have no types")]
+        #[allow(dead_code, reason = "one for each function")]
+        impl $table {
+            $vis fn of(library: $crate::device::library::Library) -> Self {
+                Self {
+                    // SAFETY: these are the signatures that the vendor publishes.
+                    $($name: unsafe { library.function(stringify!($name)) },)*
+                    library,
+                }
+            }
+
+            $($vis fn $name(
+                &self,
+            ) -> std::io::Result<unsafe extern "C" fn($($argument),*) -> std::ffi::c_int> {
+                self.$name.ok_or_else(|| {
+                    let text = format!(
+                        "{} has no {}, which came with {}: update the driver or its toolkit",
+                        self.library.name(), stringify!($name), $since,
+                    );
+                    std::io::Error::new(std::io::ErrorKind::Unsupported, text)
+                })
+            })*
+
+            /// The functions that it does not have.
+            $vis fn missing(&self) -> Vec<&'static str> {
+                let mut missing = Vec::new();
+                $(if self.$name.is_none() { missing.push(stringify!($name)); })*
+                missing
+            }
+        }
+    };
+}
+pub(super) use functions;

@@ -1,0 +1,259 @@
+//! Processes that obey lines, as those of `peers` do, with memory of a device that their environment names.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use shmesh::client::Happened;
+use shmesh::device::{
+    AscendDevice, AscendMemory, BareTgid, CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory,
+    ExportFlags, Session,
+};
+
+use crate::peers::{Peer, key_of, key_text, kind_of, until};
+
+/// Which memory a peer has.
+const MECHANISM: &str = "PEER_MECHANISM";
+
+/// Memory of any mechanism.
+trait Memory: DeviceMemory {
+    fn make(size: u64) -> io::Result<Self>;
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// What this mechanism alone can do.
+    fn other(_order: &[&str], _imported: Option<&Self>) -> io::Result<String> {
+        panic!("no such order")
+    }
+}
+
+impl Memory for CudaMemory {
+    fn make(size: u64) -> io::Result<Self> {
+        Self::new(&CudaDevice::all()?[0], size)
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.read_at(offset, bytes)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_at(offset, bytes)
+    }
+
+    fn other(order: &[&str], imported: Option<&Self>) -> io::Result<String> {
+        match *order {
+            ["misuse"] => crate::cuda::misuse(),
+            // Gives the stream a wait for the word behind the text, and a copy of the text behind the wait.
+            ["follow", value] => {
+                let memory = imported.expect("imported");
+                let stream = CudaStream::new(memory.device())?;
+                memory.timeline(WORD)?.wait(&stream, value.parse().unwrap())?;
+                stream.synchronize()?;
+                let mut text = [0; 8];
+                memory.read_at(0, &mut text)?;
+                return Ok(String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned());
+            }
+            ["free"] => return Ok(CudaDevice::all()?[0].room()?.0.to_string()),
+            _ => panic!("no such order: {order:?}"),
+        }
+        Ok("ok".to_owned())
+    }
+}
+
+/// Where the word of a timeline is.
+pub(crate) const WORD: u64 = 4096;
+
+impl Memory for CudaLegacyMemory {
+    fn make(size: u64) -> io::Result<Self> {
+        Self::new(&CudaDevice::all()?[0], size)
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.read_at(offset, bytes)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_at(offset, bytes)
+    }
+}
+
+impl Memory for AscendMemory {
+    fn make(size: u64) -> io::Result<Self> {
+        Self::new(&AscendDevice::all()?[0], size)
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.read_at(offset, bytes)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_at(offset, bytes)
+    }
+
+    fn other(order: &[&str], _imported: Option<&Self>) -> io::Result<String> {
+        match *order {
+            ["misuse"] => crate::ascend::misuse(),
+            // By a vendor's key that it was not given.
+            ["steal", key] => {
+                let key: Vec<u8> = key.bytes().chain([0]).collect();
+                return Ok(text_of(&Self::import(1 << 20, None, &key)?));
+            }
+            _ => panic!("no such order: {order:?}"),
+        }
+        Ok("ok".to_owned())
+    }
+}
+
+pub(crate) fn serve() {
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("end with the test");
+    match std::env::var(MECHANISM).as_deref() {
+        Ok("cuda") => obey::<CudaMemory>(),
+        Ok("legacy") => obey::<CudaLegacyMemory>(),
+        Ok("ascend") => obey::<AscendMemory>(),
+        other => panic!("no such mechanism: {other:?}"),
+    }
+}
+
+fn say(answer: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(format!("@{answer}\n").as_bytes());
+    let _ = out.flush();
+}
+
+struct Obedient<M: DeviceMemory> {
+    session: Option<Session<M>>,
+    imported: HashMap<String, Arc<M>>,
+}
+
+fn obey<M: Memory>() {
+    let mut obedient = Obedient::<M> { session: None, imported: HashMap::new() };
+    say("ready");
+    for line in io::stdin().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        match obedient.obey(&words) {
+            Ok(answer) => say(&answer),
+            Err(error) => {
+                // What the driver said is the cause of some.
+                let mut text = format!("err {} {error}", kind_of(&error));
+                let mut cause = std::error::Error::source(&error);
+                while let Some(next) = cause {
+                    text = format!("{text}: {next}");
+                    cause = next.source();
+                }
+                say(&text);
+            }
+        }
+    }
+}
+
+fn system(error: &io::Error) -> String {
+    format!("err System {error}")
+}
+
+impl<M: Memory> Obedient<M> {
+    fn obey(&mut self, words: &[&str]) -> shmesh::Result<String> {
+        if words == ["connect"] {
+            let dir = std::env::var_os("SHMESH_DIR").expect("the directory");
+            self.session = Some(Session::connect(dir, "link")?);
+            return Ok("ok".to_owned());
+        }
+        let imported = self.imported.values().next().map(Arc::as_ref);
+        if let ["other", rest @ ..] = words {
+            return Ok(M::other(rest, imported).unwrap_or_else(|error| system(&error)));
+        }
+        let session = self.session.as_mut().expect("connected");
+        match *words {
+            ["tgid"] => return Ok(session.bare_tgid()?.0.to_string()),
+            ["export", text, flags] => {
+                let memory = match M::make(1 << 20) {
+                    Ok(memory) => memory,
+                    Err(error) => return Ok(system(&error)),
+                };
+                memory.write(0, text.as_bytes()).expect("written");
+                let flags = ExportFlags(flags.parse().expect("flags"));
+                return Ok(key_text(&session.export_key(memory, flags)?));
+            }
+            ["admit", key, tgid] => {
+                session.set_import_pid(&key_of(key), &[BareTgid(tgid.parse().expect("a tgid"))])?;
+            }
+            ["import", key] => {
+                let memory = session.import_by_key(&key_of(key))?;
+                let text = text_of(&*memory);
+                self.imported.insert(key.to_owned(), memory);
+                return Ok(text);
+            }
+            ["read", key] => return Ok(text_of(&*self.imported[key])),
+            ["write", key, text] => {
+                self.imported[key].write(0, text.as_bytes()).expect("written");
+            }
+            ["write-word", key, value] => {
+                let value: u64 = value.parse().expect("a number");
+                self.imported[key].write(WORD, &value.to_le_bytes()).expect("written");
+            }
+            ["size", key] => return Ok(self.imported[key].size().to_string()),
+            ["close", key] => {
+                self.imported.remove(key);
+                session.close(&key_of(key))?;
+            }
+            ["force", key] => session.force_close(&key_of(key))?,
+            ["end"] => {
+                self.imported.clear();
+                self.session = None;
+            }
+            ["event"] => {
+                return Ok(match session.event()? {
+                    None => "none".to_owned(),
+                    Some(Happened::PeerDied(tgid)) => format!("died {tgid}"),
+                    Some(Happened::RegionLost(_)) => "lost".to_owned(),
+                    Some(Happened::ExporterClosing(_)) => "closing".to_owned(),
+                    Some(Happened::Unused(_)) => "unused".to_owned(),
+                    Some(Happened::Admit(_)) => "admit".to_owned(),
+                });
+            }
+            _ => panic!("no such order: {words:?}"),
+        }
+        Ok("ok".to_owned())
+    }
+}
+
+fn text_of(memory: &impl Memory) -> String {
+    let mut bytes = [0; 8];
+    match memory.read(0, &mut bytes) {
+        Ok(()) => String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned(),
+        Err(error) => system(&error),
+    }
+}
+
+/// Where peers live, from the same namespaces as the test to none that it has.
+pub(crate) const NAMESPACES: [&[&str]; 3] = [
+    &[],
+    &["--pid", "--fork", "--kill-child", "--mount-proc"],
+    &["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net", "--uts", "--cgroup"],
+];
+
+/// A peer with this memory and environment, in these namespaces.
+pub(crate) fn start(dir: &Path, mechanism: &str, variables: &[(&str, &str)], namespaces: &[&str]) -> Peer {
+    let this = std::env::current_exe().expect("the path of this test");
+    let mut command = if namespaces.is_empty() {
+        Command::new(this)
+    } else {
+        let mut unshare = Command::new("unshare");
+        unshare.args(namespaces).arg(this);
+        unshare
+    };
+    command.env(MECHANISM, mechanism).envs(variables.iter().copied());
+    Peer::start_by(command, dir)
+}
+
+/// Has `importer` import while `exporter` looks at its events, as one has to who exports memory of a driver with a list.
+pub(crate) fn import(importer: &mut Peer, exporter: &mut Peer, key: &str) -> String {
+    importer.order(&format!("import {key}"));
+    let mut answer = None;
+    until("the import is answered", || {
+        assert_eq!(exporter.ask("event"), "none");
+        answer = importer.answered();
+        answer.is_some()
+    });
+    answer.expect("it is there")
+}
