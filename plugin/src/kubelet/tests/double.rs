@@ -180,7 +180,7 @@ impl World {
                 return;
             }
             assert!(start.elapsed() < SOON, "something leaked: {status:?}");
-            drop(self.double.delete_pod("last"));
+            self.double.delete_pod("last");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
