@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use shmesh::device::{CudaDevice, CudaLegacyMemory, CudaMemory, DeviceMemory, DeviceUuid};
 
 use crate::peer::{NAMESPACES, start};
@@ -27,14 +27,31 @@ fn connected(dir: &Path, mechanism: &str, variables: &[(&str, &str)], namespaces
 }
 
 /// Device memory of its own for this thread and what it starts: a small tmpfs, whose free bytes are the device's.
-pub(crate) fn device_of(dir: &Path, mib: u32) -> std::path::PathBuf {
+pub(crate) fn device_of(dir: &Path, mib: u32) -> Device {
     let device = dir.join("device");
     std::fs::create_dir(&device).unwrap();
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
     let size = format!("size={mib}m");
     mount(Some("tmpfs"), &device, Some("tmpfs"), MsFlags::empty(), Some(size.as_str())).unwrap();
-    device
+    Device(device)
+}
+
+/// Unmounted in the end, so that its directory can be removed.
+pub(crate) struct Device(std::path::PathBuf);
+
+impl std::ops::Deref for Device {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
 }
 
 fn free(device: &Path) -> u64 {

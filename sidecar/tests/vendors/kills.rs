@@ -92,7 +92,7 @@ fn of_gpu_memory() {
     let variables = [("SHMESH_CUDA_LIBRARY", library.as_str()), ("FAKE_CUDA_DIR", place.as_str())];
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--memfds-for-devices"]);
     let free = || {
-        let stat = nix::sys::statvfs::statvfs(&device).unwrap();
+        let stat = nix::sys::statvfs::statvfs(&*device).unwrap();
         stat.blocks_available()
     };
     let (all, fds) = (free(), sidecar.fds());
