@@ -103,6 +103,7 @@ fn merge_key(list: &str) -> Option<&'static str> {
 fn apply(target: &mut Value, name: &str, patch: Value) {
     match (target, patch) {
         (Value::Object(target), Value::Object(patch)) => {
+            assert_ne!(name, "fieldRef", "an ApplyConfiguration may not set an atomic structure");
             for (key, value) in patch {
                 let empty = if value.is_array() { json!([]) } else { json!({}) };
                 // An empty list in an apply adds nothing.
@@ -120,7 +121,10 @@ fn apply(target: &mut Value, name: &str, patch: Value) {
                 }
             }
         }
-        (target, patch) => *target = patch,
+        (target, patch) => {
+            assert!(!patch.is_array(), "{name}: an ApplyConfiguration may not set an atomic list");
+            *target = patch;
+        }
     }
 }
 
