@@ -224,6 +224,11 @@ impl Client {
         Ok(self.events.pop_front())
     }
 
+    /// Leaves out events that have come and were not taken yet.
+    pub(crate) fn forget(&mut self, is_old: impl Fn(&Happened) -> bool) {
+        self.events.retain(|happened| !is_old(happened));
+    }
+
     fn keep_event(&mut self, reply: Reply) -> Result<()> {
         match reply.result {
             Some(reply::Result::Challenge(challenge)) => {

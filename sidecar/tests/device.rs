@@ -113,6 +113,55 @@ fn a_forced_close_tells_the_importers() {
     until("the exporter may free it", || exporter.ask("device event") == "unused");
 }
 
+/// Who was the last importer once is not who is the last now.
+#[test]
+fn a_forced_close_waits_for_who_imports_now() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
+    let key = exporter.ask("device export weights 0");
+    let tgid = importer.ask("device tgid");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    importer.tell(&format!("device close {key}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    // The exporter has not looked at its events: the first says that nobody imports.
+    exporter.tell(&format!("device force {key}"));
+    assert_eq!(exporter.ask("device event"), "none");
+    importer.tell(&format!("device close {key}"));
+    until("the exporter may free it", || exporter.ask("device event") == "unused");
+}
+
+#[test]
+fn a_forced_close_of_what_nobody_imports_frees_it() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_sidecar, mut exporter, _importer) = three(dir.path(), &[]);
+    let fds = format!("/proc/{}/fd", exporter.pid());
+    let before = std::fs::read_dir(&fds).unwrap().count();
+    let key = exporter.ask("device export weights 0");
+    assert!(std::fs::read_dir(&fds).unwrap().count() > before);
+    exporter.tell(&format!("device force {key}"));
+    assert_eq!(std::fs::read_dir(&fds).unwrap().count(), before);
+    assert!(exporter.ask(&format!("device close {key}")).starts_with("err Denied"));
+}
+
+/// A session that ends says nothing of memory that is still mapped.
+#[test]
+fn what_outlives_its_session_is_still_imported() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
+    let key = exporter.ask("device export weights 0");
+    let tgid = importer.ask("device tgid");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    importer.tell("device drop");
+    assert!(exporter.ask(&format!("device close {key}")).starts_with("err Busy"));
+    importer.kill();
+    until("its death is a close", || exporter.ask(&format!("device close {key}")) == "ok");
+}
+
 #[test]
 fn keys_for_everybody_only_where_the_operator_permits_them() {
     let _watchdog = Watchdog::start();

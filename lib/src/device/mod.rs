@@ -355,8 +355,23 @@ impl<M: DeviceMemory> Session<M> {
             return Err(ErrorKind::Denied { link: self.client.link().into(), text }.into());
         }
         self.say_closed(key, true)?;
-        self.forced.insert(*key.as_bytes());
-        Ok(())
+        match self.say_closed(key, false) {
+            Err(error) if matches!(error.kind(), ErrorKind::Busy { .. }) => {
+                // Nobody new comes in: who was said to be the last before this answer was not.
+                self.client
+                    .forget(|happened| matches!(happened, Happened::Unused(unused) if unused == key.as_bytes()));
+                self.forced.insert(*key.as_bytes());
+                Ok(())
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. } | ErrorKind::System { .. }) => {
+                Err(error)
+            }
+            // Nobody had it any more, and the broker has forgotten it.
+            _ => {
+                self.exports.remove(key.as_bytes());
+                Ok(())
+            }
+        }
     }
 
     /// Unmapped before the broker hears of it: from then on the exporter may free the memory.
@@ -446,7 +461,11 @@ impl<M: DeviceMemory> Session<M> {
 impl<M: DeviceMemory> Drop for Session<M> {
     /// Ends what the session has: its imports, and by force its exports, whose memory goes with it.
     fn drop(&mut self) {
-        let imports: Vec<_> = self.imports.drain().map(|(key, _)| (key, false)).collect();
+        // What somebody here still uses is not closed: the broker has it in its books until this process ends.
+        let is_unused = |memory: &Arc<M>| Arc::strong_count(memory) == 1;
+        let imports = self.imports.drain().filter(|(_, (memory, _))| is_unused(memory));
+        // Unmapped before the broker hears of it.
+        let imports: Vec<_> = imports.map(|(key, _)| (key, false)).collect();
         let exports: Vec<_> = self.exports.keys().map(|key| (*key, true)).collect();
         for (key, force) in imports.into_iter().chain(exports) {
             // Whoever has gone need not be told.

@@ -359,6 +359,10 @@ fn obey_device(obedient: &mut Obedient, words: &[&str]) -> shmesh::Result<String
         obedient.device = Some(Session::connect(dir, "link")?);
         return Ok("ok".to_owned());
     }
+    if words == ["drop"] {
+        obedient.device = None;
+        return Ok("ok".to_owned());
+    }
     let session = obedient.device.as_mut().expect("connected");
     match *words {
         ["tgid"] => return Ok(session.bare_tgid()?.0.to_string()),
