@@ -11,18 +11,30 @@ use shmesh_nvipc_wire::{Error, Message};
 
 const HANGS: Duration = Duration::from_secs(120);
 
+/// Two that are free, and different.
+fn addresses() -> [SocketAddr; 2] {
+    let sockets = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+    sockets.map(|socket| socket.local_addr().unwrap())
+}
+
 fn address() -> SocketAddr {
-    UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    addresses()[0]
 }
 
 fn pair(change: impl Fn(&mut Config)) -> (Endpoint, Endpoint) {
-    let (a, b) = (address(), address());
     let open = |local, remote| {
         let mut config = Config::new(local, remote);
         change(&mut config);
-        Endpoint::open(config).unwrap()
+        Endpoint::open(config)
     };
-    (open(a, b), open(b, a))
+    // Another test may have taken one meanwhile.
+    for _ in 0..100 {
+        let [a, b] = addresses();
+        if let (Ok(one), Ok(other)) = (open(a, b), open(b, a)) {
+            return (one, other);
+        }
+    }
+    panic!("no two free ports");
 }
 
 fn send(link: &Endpoint, msg_id: i32, len: usize, data_len: Option<usize>) -> Result<(), Error> {

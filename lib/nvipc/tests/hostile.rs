@@ -150,11 +150,10 @@ fn a_flood_of_writes_while_it_is_used() {
                 mapped.write(word, value);
             }
         });
-        for link in [&phy, &mac] {
-            scope.spawn(|| use_it(link, 20_000));
-        }
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        let users = [&phy, &mac].map(|link| scope.spawn(|| use_it(link, 20_000)));
+        let ends = users.map(std::thread::ScopedJoinHandle::join);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        ends.into_iter().for_each(|end| end.unwrap());
     });
     // What is repaired is as new, whatever it was.
     phy.close();

@@ -358,8 +358,9 @@ impl<M: DeviceMemory> Session<M> {
         match self.say_closed(key, false) {
             Err(error) if matches!(error.kind(), ErrorKind::Busy { .. }) => {
                 // Nobody new comes in: who was said to be the last before this answer was not.
-                self.client
-                    .forget(|happened| matches!(happened, Happened::Unused(unused) if unused == key.as_bytes()));
+                self.client.forget(
+                    |happened| matches!(happened, Happened::Unused(unused) if unused == key.as_bytes()),
+                );
                 self.forced.insert(*key.as_bytes());
                 Ok(())
             }

@@ -173,7 +173,7 @@ pub unsafe extern "C" fn nv_ipc_set_reset_callback(
         let callback = callback.ok_or_else(|| null("callback"))?;
         let args = Args(cb_args);
         // SAFETY: the caller's promise.
-        backend.ask_before_another(Box::new(move || unsafe { callback(args.get()) } >= 0));
+        backend.ask_before_another(std::sync::Arc::new(move || unsafe { callback(args.get()) } >= 0));
         Ok(0)
     })
 }
@@ -183,6 +183,8 @@ struct Args(*mut c_void);
 
 // SAFETY: handed back and never looked at; the caller of `nv_ipc_set_reset_callback` promised that any thread may.
 unsafe impl Send for Args {}
+// SAFETY: as above.
+unsafe impl Sync for Args {}
 
 impl Args {
     fn get(&self) -> *mut c_void {

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
@@ -17,6 +18,9 @@ use crate::layout::{INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES, INFO_WORDS
 use crate::memory::{AtomicU32, AtomicU64, Memory, Words};
 use crate::queue::Queue;
 use crate::{Error, Result, sys};
+
+/// How long who ends waits for who begins in the same directory.
+const FILES_LIMIT: Duration = Duration::from_secs(5);
 
 /// A pool: its buffers, who of them is free, and which are ours.
 #[derive(Debug)]
@@ -294,9 +298,15 @@ impl Shared {
         Recovered { peers, msg_buffers: msg, data_buffers: data }
     }
 
-    /// Removes what a primary made.
+    /// Keeps successors off a primary's files; not for ever.
+    pub(super) fn lock_files(&self) -> Option<nix::fcntl::Flock<std::fs::File>> {
+        let dir = self.files.first()?.parent()?;
+        sys::lock_dir(dir, FILES_LIMIT).ok()
+    }
+
+    /// Removes what a primary made: what says whose the rest is goes last, for the case that this ends half way.
     pub(super) fn remove_files(&self) {
-        for path in &self.files {
+        for path in self.files.iter().rev() {
             let _ = std::fs::remove_file(path);
         }
     }

@@ -579,9 +579,13 @@ impl Endpoint {
                 shared.release_all();
             }
         }
+        // The listener ends with its thread: until the files are gone too, nobody may take them for left behind.
+        let _no_successor = shared.lock_files();
         let _ = sys::post(&shared.over);
         let service = self.service.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        if let Some(service) = service {
+        // What the application is asked may close the endpoint: that thread ends by itself.
+        if let Some(service) = service.filter(|service| service.thread().id() != std::thread::current().id())
+        {
             let _ = service.join();
         }
         shared.remove_files();

@@ -359,7 +359,7 @@ impl Made<'_> {
 
 impl Drop for Made<'_> {
     fn drop(&mut self) {
-        for path in &self.files {
+        for path in self.files.iter().rev() {
             let _ = std::fs::remove_file(path);
         }
     }

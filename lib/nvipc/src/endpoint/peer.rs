@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags};
 
@@ -17,6 +18,9 @@ pub(super) type Reconnecting = Box<dyn Fn() -> bool + Send>;
 /// Most that wait for the place of a secondary that lives; more are sent away.
 const WAITING_MAX: usize = 8;
 
+/// Before trying again what failed for want of something.
+const AGAIN: Duration = Duration::from_millis(20);
+
 /// Runs until the endpoint is closed. `listener`: a primary's.
 pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&Reconnecting>) {
     let (mut met, mut waiting) = (false, VecDeque::new());
@@ -27,7 +31,9 @@ pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecti
         fds.extend(listener.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
         fds.extend(pidfd.as_ref().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
         if sys::wait_for(&mut fds, None).is_err() {
-            return;
+            // Not the end: without a listener the link would look like one that was left behind.
+            std::thread::sleep(AGAIN);
+            continue;
         }
         let is_ready = |fd: &PollFd<'_>| fd.any() == Some(true);
         let called = listener.is_some() && is_ready(&fds[1]);
@@ -42,11 +48,13 @@ pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecti
                 None => return shared.end_with_primary(),
             }
         }
-        if let (true, Some(listener)) = (called, listener)
-            && let Ok(caller) = Caller::accepted(listener)
-            && waiting.len() < WAITING_MAX
-        {
-            waiting.push_back(caller);
+        if let (true, Some(listener)) = (called, listener) {
+            match Caller::accepted(listener) {
+                Ok(caller) if waiting.len() < WAITING_MAX => waiting.push_back(caller),
+                Ok(_) => {}
+                // No descriptors, mostly: it stays ready, and this must not spin until there are some.
+                Err(_) => std::thread::sleep(AGAIN),
+            }
         }
         // NVIPC lets everybody in, and wipes the link under the one that lives. Here others wait as they would for a primary.
         while let Some(caller) = waiting.pop_front() {

@@ -82,9 +82,19 @@ impl Assembler {
     }
 
     fn begin(&mut self, header: Header, pools: &Pools) -> Option<usize> {
-        let Some((msg, data)) = pools.take(&header) else {
-            self.lost.no_buffer += 1;
-            return None;
+        let (msg, data) = loop {
+            if let Some(taken) = pools.take(&header) {
+                break taken;
+            }
+            // What is in pieces must not keep the whole out.
+            if pools.would_fit(&header)
+                && let Some(oldest) = self.partial.pop_front()
+            {
+                self.lose(&oldest, pools);
+            } else {
+                self.lost.no_buffer += 1;
+                return None;
+            }
         };
         if self.partial.len() == PARTIAL_MAX
             && let Some(oldest) = self.partial.pop_front()
@@ -142,16 +152,19 @@ impl Assembler {
 }
 
 impl Pools {
+    /// Whether buffers are long enough for a message.
+    fn would_fit(&self, header: &Header) -> bool {
+        let holds = |id, len| self.get(id).is_some_and(|pool| len <= pool.config.buf_size_bytes);
+        holds(PoolId::CpuMsg, header.msg_len) && header.data_pool.is_none_or(|id| holds(id, header.data_len))
+    }
+
     /// Buffers for a message that is coming.
     fn take(&self, header: &Header) -> Option<(u32, Option<u32>)> {
-        let msg_pool = self.get(PoolId::CpuMsg)?;
-        if header.msg_len > msg_pool.config.buf_size_bytes {
+        if !self.would_fit(header) {
             return None;
         }
-        let data_pool = match header.data_pool {
-            None => None,
-            Some(id) => Some(self.get(id).filter(|pool| header.data_len <= pool.config.buf_size_bytes)?),
-        };
+        let msg_pool = self.get(PoolId::CpuMsg)?;
+        let data_pool = header.data_pool.and_then(|id| self.get(id));
         let msg = msg_pool.take().ok()?;
         match data_pool.map(super::pool::Pool::take).transpose() {
             Ok(data) => Some((msg, data)),

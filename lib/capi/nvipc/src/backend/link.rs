@@ -10,7 +10,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
@@ -31,7 +31,27 @@ pub struct LinkBackend {
     desk: Mutex<Option<Desk>>,
     /// Handles on which threads sleep, one each; here while nobody does.
     sleepers: Mutex<Vec<Link>>,
+    /// How many threads sleep, and who waits for the last of them.
+    asleep: Mutex<usize>,
+    all_up: Condvar,
     closed: AtomicBool,
+}
+
+/// One thread that sleeps on a handle of its own.
+struct Asleep<'a>(&'a LinkBackend);
+
+impl<'a> Asleep<'a> {
+    fn of(backend: &'a LinkBackend) -> Self {
+        *backend.asleep.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Self(backend)
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        *self.0.asleep.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.all_up.notify_all();
+    }
 }
 
 /// What the lock guards.
@@ -138,6 +158,8 @@ impl LinkBackend {
                 link: Anchored::new(link),
             })),
             sleepers: Mutex::new(Vec::new()),
+            asleep: Mutex::new(0),
+            all_up: Condvar::new(),
             closed: AtomicBool::new(false),
         }
     }
@@ -456,6 +478,11 @@ impl Backend for LinkBackend {
         if at_once {
             return Ok(());
         }
+        // Before the handle, which has to go first.
+        let _asleep = Asleep::of(self);
+        if self.closed.load(Ordering::Acquire) {
+            return Err(self.was_closed());
+        }
         let sleepers = || self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         let spare = sleepers().pop();
         let sleeper = match spare {
@@ -507,6 +534,9 @@ impl Backend for LinkBackend {
         let desk = self.lock().take();
         // Leaving may have to remove the link: not with the lock.
         drop(desk);
+        // The link ends with its last handle, and who closes may end the process next.
+        let asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.all_up.wait_while(asleep, |asleep| *asleep > 0));
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

@@ -84,7 +84,7 @@ pub struct Received {
 }
 
 /// Says whether another secondary may come.
-pub type Agrees = Box<dyn Fn() -> bool + Send>;
+pub type Agrees = std::sync::Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// One endpoint of a connection. Dropping it ends that; who waits is told by [`close`](Self::close) before.
 pub trait Backend: Send + Sync + fmt::Debug {

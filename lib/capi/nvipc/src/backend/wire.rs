@@ -52,9 +52,10 @@ impl WireBackend {
     ) -> Result<Self> {
         let agrees = Asked::default();
         let asked = agrees.clone();
-        let ask = move || match &*asked.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(agrees) => agrees(),
-            None => true,
+        let ask = move || {
+            // Not with the lock: who is asked may say who is to be asked next.
+            let agrees = asked.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            agrees.is_none_or(|agrees| agrees())
         };
         let endpoint = options.create_with(prefix, pools, ask).map_err(failed)?;
         Ok(Self { endpoint, agrees })
