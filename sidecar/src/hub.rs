@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::stat::{SFlag, fstat};
+use nix::sys::stat::{SFlag, fstat, major};
 use nix::unistd::geteuid;
 use shmesh::{Participant, Recovered, SeatIndex, SeatWord};
 use shmesh_daemon::descriptor::watched;
@@ -574,6 +574,9 @@ impl Hub {
     }
 }
 
+/// Of the character devices whose descriptors are memory of a GPU.
+const NVIDIA_MAJOR: u64 = 195;
+
 /// Which descriptors keys may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptors {
@@ -587,10 +590,11 @@ impl Descriptors {
     /// Whether a descriptor is what the mechanism needs. Memory that can be truncated would be a bus error in the importer.
     fn is_memory_of(self, fd: &OwnedFd, export: &ExportKey) -> bool {
         if export.mechanism() != Mechanism::Host {
-            let kind = fstat(fd).map(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT);
             // A device's, where the mechanism has one at all.
-            return kind.is_ok_and(|kind| {
-                kind == SFlag::S_IFCHR || self.memfds_for_devices && kind == SFlag::S_IFREG
+            return fstat(fd).is_ok_and(|stat| {
+                let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
+                kind == SFlag::S_IFCHR && major(stat.st_rdev) == NVIDIA_MAJOR
+                    || self.memfds_for_devices && kind == SFlag::S_IFREG
             });
         }
         let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;

@@ -96,6 +96,9 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         bare_numbers,
         ..Policy::default()
     };
+    if args.memfds_for_devices {
+        tracing::warn!("any file passes for a device's memory: that is for tests alone");
+    }
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
     let room = Room::of(raise_limit(), open_descriptors());
     let hub = Hub::new(

@@ -52,10 +52,10 @@ fn an_old_driver_is_no_missing_device() {
 
 /// Where it may, this thread and what it starts get a file system there that nobody else takes memory of.
 fn own_memory(dir: &Path) {
-    if !nix::unistd::Uid::effective().is_root() {
+    // Root in a container mostly may not.
+    if unshare(CloneFlags::CLONE_NEWNS).is_err() {
         return;
     }
-    unshare(CloneFlags::CLONE_NEWNS).unwrap();
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
     mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some("size=64m")).unwrap();
 }

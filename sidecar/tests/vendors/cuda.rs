@@ -93,6 +93,8 @@ fn memory_reaches_exactly_who_is_admitted_in_whatever_namespaces() {
         assert_eq!(importer.ask(&format!("size {key}")), BLOCK.to_string(), "rounded up, and said");
 
         // The driver's own handle is one; a descriptor beside it would be one too many.
+        assert_eq!(memfds(&importer), 1);
+        assert!(memfds(&exporter) > 0, "what is counted is found");
         importer.tell(&format!("write {key} answer"));
         importer.tell(&format!("write-word {key} 0"));
         assert!(exporter.ask(&format!("close {key}")).contains("Busy"), "importers close first");

@@ -60,6 +60,7 @@ fn round(random: &mut Random, exporter: Peer, importer: Peer) {
             answer = sides[side].as_ref().unwrap().answered();
             answer.is_some()
         });
+        assert!(!answer.as_ref().unwrap().starts_with("err"), "nobody was killed yet: {order}: {answer:?}");
         match step {
             2 => tgid = answer.unwrap(),
             3 => key = answer.unwrap(),
@@ -82,7 +83,6 @@ fn random() -> Random {
 
 #[test]
 fn of_gpu_memory() {
-    let _watchdog = Watchdog::start();
     if !is_root() {
         return;
     }
@@ -98,6 +98,7 @@ fn of_gpu_memory() {
     let (all, fds) = (free(), sidecar.fds());
     let mut random = random();
     for _ in 0..rounds() {
+        let _watchdog = Watchdog::start();
         let [exporter, importer] = [(), ()].map(|()| start(dir.path(), "cuda", &variables, &[]));
         round(&mut random, exporter, importer);
         until("nothing is left", || {
@@ -108,7 +109,6 @@ fn of_gpu_memory() {
 
 #[test]
 fn of_npu_memory() {
-    let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (daemon, variables): (Npud, _) = npud(dir.path());
     let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -116,6 +116,7 @@ fn of_npu_memory() {
     let fds = sidecar.fds();
     let mut random = random();
     for _ in 0..rounds() {
+        let _watchdog = Watchdog::start();
         let [exporter, importer] = [(), ()].map(|()| start(dir.path(), "ascend", &variables, &[]));
         round(&mut random, exporter, importer);
         until("nothing is left", || {
