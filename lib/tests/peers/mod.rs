@@ -315,15 +315,17 @@ impl Drop for Peer {
 
 /// The other end of [`Peer`]: obeys until its standard input ends.
 pub(crate) fn serve() {
+    let mut obedient = Obedient { link: None, clones: Vec::new(), device: None, imported: Vec::new() };
+    serve_by(|line| obedient.obey(line).unwrap_or_else(|error| format!("err {} {error}", kind_of(&error))));
+}
+
+/// As [`serve`], for peers that obey something else.
+pub(crate) fn serve_by(mut obey: impl FnMut(&str) -> String) {
     // A test that fails takes its peers with it, whatever they wait for.
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("end with the test");
-    let mut obedient = Obedient { link: None, clones: Vec::new(), device: None, imported: Vec::new() };
     say("ready");
     for line in std::io::stdin().lines().map_while(Result::ok) {
-        match obedient.obey(&line) {
-            Ok(answer) => say(&answer),
-            Err(error) => say(&format!("err {} {error}", kind_of(&error))),
-        }
+        say(&obey(&line));
     }
 }
 
@@ -350,6 +352,19 @@ pub(crate) fn key_text(key: &DeviceKey) -> String {
 pub(crate) fn key_of(text: &str) -> DeviceKey {
     let bytes: Vec<u8> = text.bytes().chain([0]).collect();
     DeviceKey::from_wild(&bytes).expect("64 characters")
+}
+
+/// What happened, as tests ask for it.
+pub(crate) fn event_text(happened: Option<Happened>) -> String {
+    let text = match happened {
+        None => "none",
+        Some(Happened::PeerDied(tgid)) => return format!("died {tgid}"),
+        Some(Happened::RegionLost(_)) => "lost",
+        Some(Happened::ExporterClosing(_)) => "closing",
+        Some(Happened::Unused(_)) => "unused",
+        Some(Happened::Admit(_)) => "admit",
+    };
+    text.to_owned()
 }
 
 /// One order about device memory.
@@ -387,14 +402,7 @@ fn obey_device(obedient: &mut Obedient, words: &[&str]) -> shmesh::Result<String
         }
         ["force", key] => session.force_close(&key_of(key))?,
         ["event"] => {
-            return Ok(match session.event()? {
-                None => "none".to_owned(),
-                Some(Happened::PeerDied(tgid)) => format!("died {tgid}"),
-                Some(Happened::RegionLost(_)) => "lost".to_owned(),
-                Some(Happened::ExporterClosing(_)) => "closing".to_owned(),
-                Some(Happened::Unused(_)) => "unused".to_owned(),
-                Some(Happened::Admit(_)) => "admit".to_owned(),
-            });
+            return Ok(event_text(session.event()?));
         }
         _ => panic!("no such order: {words:?}"),
     }

@@ -1,18 +1,17 @@
 //! Processes that obey lines, as those of `peers` do, with memory of a device that their environment names.
 
 use std::collections::HashMap;
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use shmesh::client::Happened;
 use shmesh::device::{
     AscendDevice, AscendMemory, BareTgid, CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory,
     ExportFlags, Session,
 };
 
-use crate::peers::{Peer, key_of, key_text, kind_of, until};
+use crate::peers::{self, Peer, event_text, key_of, key_text, kind_of, until};
 
 /// Which memory a peer has.
 const MECHANISM: &str = "PEER_MECHANISM";
@@ -106,19 +105,12 @@ impl Memory for AscendMemory {
 }
 
 pub(crate) fn serve() {
-    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("end with the test");
     match std::env::var(MECHANISM).as_deref() {
         Ok("cuda") => obey::<CudaMemory>(),
         Ok("legacy") => obey::<CudaLegacyMemory>(),
         Ok("ascend") => obey::<AscendMemory>(),
         other => panic!("no such mechanism: {other:?}"),
     }
-}
-
-fn say(answer: &str) {
-    let mut out = io::stdout().lock();
-    let _ = out.write_all(format!("@{answer}\n").as_bytes());
-    let _ = out.flush();
 }
 
 struct Obedient<M: DeviceMemory> {
@@ -128,23 +120,19 @@ struct Obedient<M: DeviceMemory> {
 
 fn obey<M: Memory>() {
     let mut obedient = Obedient::<M> { session: None, imported: HashMap::new() };
-    say("ready");
-    for line in io::stdin().lines().map_while(Result::ok) {
+    peers::serve_by(|line| {
         let words: Vec<&str> = line.split(' ').collect();
-        match obedient.obey(&words) {
-            Ok(answer) => say(&answer),
-            Err(error) => {
-                // What the driver said is the cause of some.
-                let mut text = format!("err {} {error}", kind_of(&error));
-                let mut cause = std::error::Error::source(&error);
-                while let Some(next) = cause {
-                    text = format!("{text}: {next}");
-                    cause = next.source();
-                }
-                say(&text);
+        obedient.obey(&words).unwrap_or_else(|error| {
+            // What the driver said is the cause of some.
+            let mut text = format!("err {} {error}", kind_of(&error));
+            let mut cause = std::error::Error::source(&error);
+            while let Some(next) = cause {
+                text = format!("{text}: {next}");
+                cause = next.source();
             }
-        }
-    }
+            text
+        })
+    });
 }
 
 fn system(error: &io::Error) -> String {
@@ -202,14 +190,7 @@ impl<M: Memory> Obedient<M> {
                 self.session = None;
             }
             ["event"] => {
-                return Ok(match session.event()? {
-                    None => "none".to_owned(),
-                    Some(Happened::PeerDied(tgid)) => format!("died {tgid}"),
-                    Some(Happened::RegionLost(_)) => "lost".to_owned(),
-                    Some(Happened::ExporterClosing(_)) => "closing".to_owned(),
-                    Some(Happened::Unused(_)) => "unused".to_owned(),
-                    Some(Happened::Admit(_)) => "admit".to_owned(),
-                });
+                return Ok(event_text(session.event()?));
             }
             _ => panic!("no such order: {words:?}"),
         }

@@ -1,29 +1,24 @@
 //! What the tests share: directories, and peers that are processes of their own.
 //!
-//! A peer is the test binary itself, started again to run only `peer_process`. It obeys lines on its standard input and
-//! answers each with one line, so a test can kill it wherever it likes.
+//! Peers are those of the transport's tests, which obey what is said here.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
 #![allow(unsafe_code, reason = "buffers are addresses, and who writes there says why it may")]
 
-use std::io::{BufRead, BufReader, Write};
+#[path = "../../../tests/peers/mod.rs"]
+mod peers;
+
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+pub(crate) use peers::{Peer, ipc_dir, until};
 
 use shmesh::config::{LinkConfig, PoolConfig, PoolId};
 use shmesh_nvipc_wire::{Buffers, Endpoint, Error, Message, Options};
 
 /// Longer than any one step takes on the slowest machine: only something that hangs lasts so long.
 pub(crate) const HANGS: Duration = Duration::from_secs(120);
-
-/// A directory on tmpfs where there is one, because that is where links live.
-pub(crate) fn ipc_dir() -> tempfile::TempDir {
-    let builder = || tempfile::Builder::new().prefix("nvipc-test-").to_owned();
-    builder().tempdir_in("/dev/shm").or_else(|_| builder().tempdir()).expect("a directory")
-}
 
 /// Small pools: 8 MSG buffers of 256 bytes, 4 DATA buffers of 4096, 2 large ones of 8192.
 pub(crate) fn pools() -> [PoolConfig; PoolId::COUNT] {
@@ -51,15 +46,6 @@ pub(crate) fn notices_deaths() -> bool {
         eprintln!("skipped: this kernel gives no pidfd of a peer");
     }
     notices
-}
-
-/// Looks again and again until it is so.
-pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !so() {
-        assert!(start.elapsed() < HANGS, "never came true: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// The byte at place `i` of a message with this id.
@@ -124,101 +110,14 @@ pub(crate) fn count_free(link: &Endpoint, pool: Option<PoolId>) -> usize {
     all.len()
 }
 
-/// Another process.
-pub(crate) struct Peer {
-    child: Child,
-    commands: Option<ChildStdin>,
-    answers: Receiver<String>,
-}
-
-impl Peer {
-    pub(crate) fn start(dir: &Path) -> Self {
-        Self::start_by(Command::new(std::env::current_exe().unwrap()), dir)
-    }
-
-    /// By a command that obeys as [`serve`] does.
-    pub(crate) fn start_by(mut command: Command, dir: &Path) -> Self {
-        let mut child = command
-            .args(["peer_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
-            .env("NVIPC_TEST_DIR", dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let commands = child.stdin.take();
-        let output = child.stdout.take().unwrap();
-        let (tell, answers) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if let Some((_, answer)) = line.split_once('@')
-                    && tell.send(answer.to_owned()).is_err()
-                {
-                    break;
-                }
-            }
-        });
-        let peer = Self { child, commands, answers };
-        assert_eq!(peer.answer(), "ready");
-        peer
-    }
-
-    pub(crate) fn order(&mut self, line: &str) {
-        self.commands.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
-    }
-
-    #[track_caller]
-    pub(crate) fn answer(&self) -> String {
-        self.answers.recv_timeout(HANGS).expect("an answer of the peer")
-    }
-
-    pub(crate) fn answered(&self) -> Option<String> {
-        self.answers.try_recv().ok()
-    }
-
-    #[track_caller]
-    pub(crate) fn ask(&mut self, line: &str) -> String {
-        self.order(line);
-        self.answer()
-    }
-
-    #[track_caller]
-    pub(crate) fn tell(&mut self, line: &str) {
-        assert_eq!(self.ask(line), "ok", "{line}");
-    }
-
-    /// Ends it as a crash does.
-    pub(crate) fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// The other end of [`Peer`].
 pub(crate) fn serve() {
-    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).unwrap();
-    let dir = std::env::var("NVIPC_TEST_DIR").unwrap();
+    let dir = std::env::var("SHMESH_DIR").unwrap();
     let mut link = None;
     let mut held: Vec<Buffers> = Vec::new();
-    say("ready");
-    for line in std::io::stdin().lines().map_while(Result::ok) {
-        match obey(Path::new(&dir), &mut link, &mut held, &line) {
-            Ok(answer) => say(&answer),
-            Err(error) => say(&format!("err {error}")),
-        }
-    }
-}
-
-fn say(answer: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = out.write_all(format!("@{answer}\n").as_bytes());
-    let _ = out.flush();
+    peers::serve_by(|line| {
+        obey(Path::new(&dir), &mut link, &mut held, line).unwrap_or_else(|error| format!("err {error}"))
+    });
 }
 
 fn obey(
