@@ -1,18 +1,18 @@
 //! GPU memory by keys, as arrays that torch and cupy use in place.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
 use shmesh::client::Mechanism;
-use shmesh::device::{CudaDevice, CudaMemory, DeviceMemory, DeviceUuid, ExportFlags, Session};
+use shmesh::device::{CudaDevice, CudaMemory, DeviceMemory, DeviceUuid};
 
-use crate::device::{admit, key_of, name_of};
 use crate::dlpack::Tensor;
-use crate::error::{error, forked, of_link, system};
+use crate::error::{error, forked, system};
 use crate::fork::Made;
+use crate::session::Asked;
 
 /// Memory that arrays and a session hold together.
 #[derive(Debug)]
@@ -128,38 +128,18 @@ impl GpuMemory {
 /// A session with the broker of device keys of a link, for memory of GPUs.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct GpuSession {
-    session: Mutex<Option<Session<Region>>>,
-    made: Made,
-}
-
-impl GpuSession {
-    fn ask<T: Send>(
-        &self,
-        py: Python<'_>,
-        act: impl FnOnce(&mut Session<Region>) -> shmesh::Result<T> + Send,
-    ) -> PyResult<T> {
-        if !self.made.is_here() {
-            return Err(forked("GpuSession"));
-        }
-        let answer = py.detach(|| self.lock().as_mut().map(act));
-        answer.ok_or_else(|| error("Closed", "this session has ended; make another"))?.map_err(of_link)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Session<Region>>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    asked: Asked<Region>,
 }
 
 #[pymethods]
 impl GpuSession {
     #[staticmethod]
     fn connect(py: Python<'_>, directory: PathBuf, link: &str) -> PyResult<Self> {
-        let session = py.detach(|| Session::connect(directory, link)).map_err(of_link)?;
-        Ok(Self { session: Mutex::new(Some(session)), made: Made::here() })
+        Ok(Self { asked: Asked::connect(py, directory, link, "GpuSession")? })
     }
 
     fn bare_tgid(&self, py: Python<'_>) -> PyResult<i32> {
-        self.ask(py, |session| session.bare_tgid().map(|tgid| tgid.0))
+        self.asked.bare_tgid(py)
     }
 
     /// `uuid`: the device; without it, the first.
@@ -183,52 +163,33 @@ impl GpuSession {
         let made = made.map_err(|source| system(&format!("make GPU memory of {nbytes} bytes"), &source))?;
         let memory = Arc::new(made);
         let ours = Arc::new(Region::of(Arc::clone(&memory)));
-        let key = self.ask(py, |session| session.export_key(Region::of(memory), ExportFlags(flags)))?;
-        Ok((key.as_bytes().to_vec(), GpuMemory { region: ours }))
+        let key = self.asked.export_key(py, Region::of(memory), flags)?;
+        Ok((key, GpuMemory { region: ours }))
     }
 
     fn set_import_pid(&self, py: Python<'_>, key: &[u8], bare_tgids: Vec<i32>) -> PyResult<()> {
-        let key = key_of(key)?;
-        self.ask(py, |session| session.set_import_pid(&key, &admit(bare_tgids)))
+        self.asked.set_import_pid(py, key, bare_tgids)
     }
 
     fn import_by_key(&self, py: Python<'_>, key: &[u8]) -> PyResult<GpuMemory> {
-        let key = key_of(key)?;
-        let region = self.ask(py, |session| session.import_by_key(&key))?;
-        Ok(GpuMemory { region })
+        Ok(GpuMemory { region: self.asked.import_by_key(py, key)? })
     }
 
     #[pyo3(signature = (key, *, force=false))]
     fn close(&self, py: Python<'_>, key: &[u8], force: bool) -> PyResult<()> {
-        let key = key_of(key)?;
-        self.ask(py, |session| if force { session.force_close(&key) } else { session.close(&key) })
+        self.asked.close(py, key, force)
     }
 
     /// The name of the oldest event that was not taken yet.
     fn event(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        Ok(self.ask(py, Session::event)?.map(|happened| name_of(&happened)))
+        self.asked.event(py)
     }
 
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        self.ask(py, |session| Ok(session.as_fd().as_raw_fd()))
+        self.asked.fileno(py)
     }
 
     fn end(&self, py: Python<'_>) {
-        if self.made.is_here() {
-            py.detach(|| drop(self.lock().take()));
-        }
-    }
-}
-
-impl Drop for GpuSession {
-    fn drop(&mut self) {
-        let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if self.made.is_here() {
-            // It tells the broker, which may take its time.
-            Python::try_attach(|py| py.detach(|| drop(session)));
-        } else {
-            // Its connection, and its device, are the parent's.
-            std::mem::forget(session);
-        }
+        self.asked.end(py);
     }
 }

@@ -8,6 +8,7 @@
 //! | `view.rs` | numpy arrays over memory, and what keeps it |
 //! | `link.rs` | `Link`: a participant of a link |
 //! | `held.rs` | `Loan` and `Message`: buffers that arrays keep |
+//! | `session.rs` | what sessions with a broker share |
 //! | `device.rs` | `DeviceSession`: device keys |
 //! | `cuda.rs`, `dlpack.rs` | `GpuSession`, `GpuMemory`: device keys of GPU memory, and how others use it in place |
 //! | `fork.rs`, `error.rs` | which handles a child may not use; errors as classes of `shmesh._errors` |
@@ -22,6 +23,7 @@ mod fork;
 mod held;
 mod link;
 mod memory;
+mod session;
 mod share;
 mod sysv;
 mod view;

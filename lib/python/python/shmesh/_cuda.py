@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from . import _shmesh
 from ._array import _laid_out, ipc_directory
-from ._errors import Closed, Invalid, Mismatch
+from ._errors import Invalid, Mismatch
+from ._session import Session, laid_out_within
 
 __all__ = ["GpuArray", "GpuSession"]
 
@@ -95,24 +94,17 @@ class GpuArray:
             self._memory.write_from(0, host.reshape(-1).view(np.uint8))
 
 
-class GpuSession:
+class GpuSession(Session[_shmesh.GpuSession]):
     """A session with the broker of a link's sidecar, for memory of GPUs: as `DeviceSession`, by the mechanism ``cuda-vmm``.
 
     It takes the CUDA driver, and nothing else of CUDA.
     """
 
-    DEFAULT = 0
-    DISABLE_PID_VALIDATION = 1
-
     def __init__(self, link: str, *, directory: str | os.PathLike[str] | None = None) -> None:
-        self._session: _shmesh.GpuSession | None = _shmesh.GpuSession.connect(ipc_directory(directory), link)
-
-    def bare_tgid(self) -> int:
-        """This process, as others have to name it to admit it."""
-        return self._open().bare_tgid()
+        super().__init__(_shmesh.GpuSession.connect(ipc_directory(directory), link))
 
     def export_key(
-        self, shape: Any, dtype: Any = np.uint8, *, uuid: str | None = None, flags: int = DEFAULT
+        self, shape: Any, dtype: Any = np.uint8, *, uuid: str | None = None, flags: int = Session.DEFAULT
     ) -> tuple[bytes, GpuArray]:
         """New memory of a GPU, by its UUID or the first: the key that names it (65 bytes), and an array over it."""
         lengths, kind, nbytes = _laid_out(shape, dtype)
@@ -121,48 +113,8 @@ class GpuSession:
         key, memory = self._open().export_key(nbytes, uuid=uuid, flags=flags)
         return bytes(key), GpuArray(memory, lengths, kind)
 
-    def set_import_pid(self, key: bytes, bare_tgids: Iterable[int]) -> None:
-        """Admits processes to a key of this session: all of them, or nobody."""
-        self._open().set_import_pid(key, list(bare_tgids))
-
     def import_by_key(self, key: bytes, shape: Any = None, dtype: Any = np.uint8) -> GpuArray:
         """An array over the memory behind a key; without a shape, all its bytes, which are a multiple of the device's granularity."""
         memory = self._open().import_by_key(key)
-        if shape is None:
-            kind = np.dtype(dtype)
-            shape = memory.nbytes // max(kind.itemsize, 1)
-        lengths, kind, nbytes = _laid_out(shape, dtype)
-        if nbytes > memory.nbytes:
-            raise Mismatch(f"{lengths} of {kind} needs {nbytes} bytes, behind this key are {memory.nbytes}")
+        lengths, kind = laid_out_within(memory.nbytes, shape, dtype)
         return GpuArray(memory, lengths, kind)
-
-    def close(self, key: bytes, *, force: bool = False) -> None:
-        """Ends an import, when no array over it lives; or an export, when nobody imports it any more, or by ``force``."""
-        self._open().close(key, force=force)
-
-    def event(self) -> str | None:
-        """What happened, oldest first: call it when `fileno` is readable."""
-        return self._open().event()
-
-    def fileno(self) -> int:
-        """Readable when an event has come."""
-        return self._open().fileno()
-
-    def end(self) -> None:
-        """Ends the session."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.end()
-
-    def _open(self) -> _shmesh.GpuSession:
-        if self._session is None:
-            raise Closed("this session has ended; make another")
-        return self._session
-
-    def __enter__(self) -> GpuSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.end()

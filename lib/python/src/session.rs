@@ -1,0 +1,115 @@
+//! A session with the broker of device keys of a link, whatever the memory is: what the sessions of `device.rs` and `cuda.rs` share.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use shmesh::client::Happened;
+use shmesh::device::{BareTgid, DeviceKey, DeviceMemory, ExportFlags, Session};
+
+use crate::error::{error, forked, of_link};
+use crate::fork::Made;
+
+/// What Python's sessions are made of.
+pub(crate) struct Asked<M: DeviceMemory + Send + Sync> {
+    session: Mutex<Option<Session<M>>>,
+    made: Made,
+    /// The class, for errors.
+    name: &'static str,
+}
+
+impl<M: DeviceMemory + Send + Sync> Asked<M> {
+    pub(crate) fn connect(
+        py: Python<'_>,
+        directory: PathBuf,
+        link: &str,
+        name: &'static str,
+    ) -> PyResult<Self> {
+        let session = py.detach(|| Session::connect(directory, link)).map_err(of_link)?;
+        Ok(Self { session: Mutex::new(Some(session)), made: Made::here(), name })
+    }
+
+    /// Asks the broker. Without the interpreter, which others may need meanwhile; whoever holds the lock never waits for it.
+    fn ask<T: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&mut Session<M>) -> shmesh::Result<T> + Send,
+    ) -> PyResult<T> {
+        if !self.made.is_here() {
+            return Err(forked(self.name));
+        }
+        let answer = py.detach(|| self.lock().as_mut().map(act));
+        answer.ok_or_else(|| error("Closed", "this session has ended; make another"))?.map_err(of_link)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Session<M>>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn bare_tgid(&self, py: Python<'_>) -> PyResult<i32> {
+        self.ask(py, |session| session.bare_tgid().map(|tgid| tgid.0))
+    }
+
+    /// The key's bytes.
+    pub(crate) fn export_key(&self, py: Python<'_>, memory: M, flags: u64) -> PyResult<Vec<u8>> {
+        let key = self.ask(py, |session| session.export_key(memory, ExportFlags(flags)))?;
+        Ok(key.as_bytes().to_vec())
+    }
+
+    pub(crate) fn set_import_pid(&self, py: Python<'_>, key: &[u8], bare_tgids: Vec<i32>) -> PyResult<()> {
+        let key = key_of(key)?;
+        let admitted: Vec<_> = bare_tgids.into_iter().map(BareTgid).collect();
+        self.ask(py, |session| session.set_import_pid(&key, &admitted))
+    }
+
+    pub(crate) fn import_by_key(&self, py: Python<'_>, key: &[u8]) -> PyResult<Arc<M>> {
+        let key = key_of(key)?;
+        self.ask(py, |session| session.import_by_key(&key))
+    }
+
+    pub(crate) fn close(&self, py: Python<'_>, key: &[u8], force: bool) -> PyResult<()> {
+        let key = key_of(key)?;
+        self.ask(py, |session| if force { session.force_close(&key) } else { session.close(&key) })
+    }
+
+    /// The name of the oldest event that was not taken yet.
+    pub(crate) fn event(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(self.ask(py, Session::event)?.map(|happened| name_of(&happened)))
+    }
+
+    pub(crate) fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        self.ask(py, |session| Ok(session.as_fd().as_raw_fd()))
+    }
+
+    pub(crate) fn end(&self, py: Python<'_>) {
+        if self.made.is_here() {
+            py.detach(|| drop(self.lock().take()));
+        }
+    }
+}
+
+impl<M: DeviceMemory + Send + Sync> Drop for Asked<M> {
+    fn drop(&mut self) {
+        let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if self.made.is_here() {
+            // It tells the broker, which may take its time.
+            Python::try_attach(|py| py.detach(|| drop(session)));
+        } else {
+            // Its connection, and its device, are the parent's.
+            std::mem::forget(session);
+        }
+    }
+}
+
+fn key_of(bytes: &[u8]) -> PyResult<DeviceKey> {
+    DeviceKey::from_wild(bytes).ok_or_else(|| {
+        error("Invalid", "a device key has 65 bytes: 64 characters, as `export_key` gave them, and a NUL")
+    })
+}
+
+/// The variant's name, without the key in it: keys are not for logs.
+fn name_of(happened: &Happened) -> String {
+    let text = format!("{happened:?}");
+    text.split(['(', ' ', '{']).next().unwrap_or_default().to_owned()
+}
