@@ -5,7 +5,7 @@ use std::path::Path;
 use shmesh::device::{AscendDevice, AscendMemory, BareTgid, DeviceMemory, ExportFlags};
 use shmesh_fake_ascend::Npud;
 
-use crate::peer::{NAMESPACES, import, start};
+use crate::peer::{NAMESPACES, import, imports, start};
 use crate::peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use crate::support::Sidecar;
 
@@ -103,6 +103,69 @@ fn a_guessed_key_opens_nothing_unless_everybody_may() {
 
     exporter.ask("export gold 1");
     assert_eq!(thief.ask(&format!("other steal {}", guess(2))), "gold");
+}
+
+/// The broker's word to the exporter may be old when the exporter looks at its events, and its importer somebody else.
+#[test]
+fn whoever_gets_the_number_of_a_dead_importer_is_not_let_in() {
+    const LAST: &str = "/proc/sys/kernel/ns_last_pid";
+    let _watchdog = Watchdog::start();
+    // Numbers of the node count, so that a namespace of its own would not do.
+    if !is_root() || std::fs::File::options().write(true).open(LAST).is_err() {
+        return;
+    }
+    let dir = ipc_dir();
+    let (daemon, variables) = npud(dir.path());
+    let _sidecar = Sidecar::start(dir.path(), "mpmc");
+    let mut exporter = connected(dir.path(), &variables, &[]);
+    let mut importer = connected(dir.path(), &variables, &[]);
+    let owner = exporter.pid();
+    let (number, key) = (importer.pid(), exporter.ask("export gold 0"));
+    exporter.tell(&format!("admit {key} {number}"));
+    importer.order(&format!("import {key}"));
+    until("the exporter is told", || imports(dir.path()) == 1);
+    importer.kill();
+    until("the broker hears of it", || imports(dir.path()) == 0);
+    let mut thief = None;
+    until("its number is given again", || {
+        std::fs::write(LAST, (number - 1).to_string()).unwrap();
+        let peer = connected(dir.path(), &variables, &[]);
+        thief = (peer.pid() == number).then_some(peer);
+        thief.is_some()
+    });
+    assert_eq!(exporter.ask("event"), "none");
+    assert!(daemon.listed().is_empty(), "the driver has heard of nobody");
+    let stolen = thief.unwrap().ask(&format!("other steal {owner:08x}{:016x}{:0<40}", 1, 0));
+    assert!(stolen.contains("507899"), "{stolen}");
+}
+
+/// The kernel knows of a death before the broker does.
+#[test]
+fn an_importer_is_dead_when_it_is_and_not_when_that_was_heard_of() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (daemon, variables) = npud(dir.path());
+    let sidecar = Sidecar::start(dir.path(), "mpmc");
+    let signal = |signal| {
+        let pid = nix::unistd::Pid::from_raw(sidecar.pid().cast_signed());
+        nix::sys::signal::kill(pid, signal).unwrap();
+    };
+    let mut exporter = connected(dir.path(), &variables, &[]);
+    let key = exporter.ask("export gold 0");
+    // Which of the two it hears first is not for the test to say.
+    for _ in 0..20 {
+        let mut importer = connected(dir.path(), &variables, &[]);
+        exporter.tell(&format!("admit {key} {}", importer.pid()));
+        importer.order(&format!("import {key}"));
+        until("the exporter is told", || imports(dir.path()) == 1);
+        signal(nix::sys::signal::Signal::SIGSTOP);
+        exporter.order("event");
+        exporter.until_asleep();
+        importer.kill();
+        signal(nix::sys::signal::Signal::SIGCONT);
+        assert_eq!(exporter.answer(), "none");
+        assert!(daemon.listed().is_empty(), "the driver has heard of nobody");
+    }
 }
 
 #[test]

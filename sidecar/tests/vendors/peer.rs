@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use shmesh::client::Client;
 use shmesh::device::{
     AscendDevice, AscendMemory, BareTgid, CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory,
     ExportFlags, Session,
@@ -225,6 +226,12 @@ pub(crate) fn start(dir: &Path, mechanism: &str, variables: &[(&str, &str)], nam
     };
     command.env(MECHANISM, mechanism).envs(variables.iter().copied());
     Peer::start_by(command, dir)
+}
+
+/// How many imports the broker has in its books, also of those who wait for it.
+pub(crate) fn imports(dir: &Path) -> u32 {
+    let everybody = Client::connect(dir, "link").unwrap().everybody().unwrap().expect("a sidecar");
+    everybody.processes.iter().map(|process| process.imports).sum()
 }
 
 /// Has `importer` import while `exporter` looks at its events, as one has to who exports memory of a driver with a list.

@@ -145,6 +145,11 @@ impl Nodes {
         });
     }
 
+    /// The numbers on all lists.
+    pub(crate) fn listed(&self) -> Vec<i32> {
+        self.nodes.values().flat_map(|node| node.list.keys().copied()).collect()
+    }
+
     /// Keys, and how often they are open.
     pub(crate) fn count(&self) -> (usize, usize) {
         (self.nodes.len(), self.nodes.values().map(|node| node.opened.len()).sum())
