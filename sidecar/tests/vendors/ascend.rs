@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use shmesh::device::{AscendDevice, AscendMemory, BareTgid, DeviceMemory, ExportFlags};
-use shmesh_fake_ascend::Npud;
+use shmesh_fake_ascend::{Framework, Npud};
 
-use crate::peer::{NAMESPACES, import, imports, start};
+use crate::peer::{NAMESPACES, import, imports, library_without, start};
 use crate::peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use crate::support::Sidecar;
 
@@ -249,6 +249,23 @@ fn products_that_share_nothing_and_cards_that_do_not_reach_each_other() {
     assert!(refused.contains("no Ascend runtime") && refused.contains("/nowhere.so"), "{refused}");
 }
 
+/// Runtimes before CANN 8.3.RC1 have no keys.
+#[test]
+fn a_function_that_is_missing_is_named() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_daemon, variables) = npud(dir.path());
+    let _sidecar = Sidecar::start(dir.path(), "mpmc");
+    for (function, since) in
+        [("aclrtIpcMemGetExportKey", "CANN 8.3.RC1"), ("aclrtDeviceGetBareTgid", "CANN 8.0.RC2")]
+    {
+        let old = library_without(Path::new(&variables[0].1), function, &dir.path().join("libascendcl.so"));
+        let variables = [(variables[0].0, old), variables[1].clone()];
+        let refused = connected(dir.path(), &variables, &[]).ask("export weights 0");
+        assert!(refused.contains(&format!("has no {function}")) && refused.contains(since), "{refused}");
+    }
+}
+
 #[test]
 fn bad_pointers_and_sizes() {
     let _watchdog = Watchdog::start();
@@ -256,6 +273,36 @@ fn bad_pointers_and_sizes() {
     let (_daemon, variables) = npud(dir.path());
     let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     start(dir.path(), "ascend", &variables, &[]).tell("other misuse");
+}
+
+#[test]
+fn a_thread_keeps_the_context_that_it_has() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_daemon, variables) = npud(dir.path());
+    let mut variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    variables.push(("FAKE_NPU_DEVICES", "2"));
+    start(dir.path(), "ascend", &variables, &[]).tell("other contexts");
+}
+
+/// In a process with the double, and a framework that has contexts of its own.
+pub(crate) fn contexts() {
+    let library = std::env::var_os("SHMESH_ASCEND_LIBRARY").unwrap();
+    let framework = Framework::with(library.into());
+    let devices = AscendDevice::all().unwrap();
+    for device in [0, 1] {
+        let theirs = framework.make_context(device);
+        let mut memory = AscendMemory::new(&devices[0], 1).unwrap();
+        assert_eq!(framework.context(), Some(theirs), "memory of device 0, context of device {device}");
+        memory.write_at(0, b"x").unwrap();
+        memory.read_at(0, &mut [0]).unwrap();
+        memory.prepare(ExportFlags::DEFAULT).unwrap();
+        memory.admit(BareTgid(1)).unwrap();
+        assert!(AscendMemory::import(PAGE, None, &memory.handle()).is_err());
+        AscendMemory::driver_tgid().unwrap();
+        drop(memory);
+        assert_eq!(framework.context(), Some(theirs));
+    }
 }
 
 /// In a process with the double.

@@ -94,6 +94,7 @@ impl Memory for AscendMemory {
     fn other(order: &[&str], _imported: Option<&Self>) -> io::Result<String> {
         match *order {
             ["misuse"] => crate::ascend::misuse(),
+            ["contexts"] => crate::ascend::contexts(),
             // By a vendor's key that it was not given.
             ["steal", key] => {
                 let key: Vec<u8> = key.bytes().chain([0]).collect();
@@ -232,6 +233,19 @@ pub(crate) fn start(dir: &Path, mechanism: &str, variables: &[(&str, &str)], nam
 pub(crate) fn imports(dir: &Path) -> u32 {
     let everybody = Client::connect(dir, "link").unwrap().everybody().unwrap().expect("a sidecar");
     everybody.processes.iter().map(|process| process.imports).sum()
+}
+
+/// A copy of a double at `path`, with one of its functions under another name.
+pub(crate) fn library_without(library: &Path, function: &str, path: &Path) -> String {
+    let mut bytes = std::fs::read(library).unwrap();
+    let name = format!("{function}\0").into_bytes();
+    let places: Vec<_> = (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(&name)).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at] = b'x';
+    }
+    std::fs::write(path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
 }
 
 /// Has `importer` import while `exporter` looks at its events, as one has to who exports memory of a driver with a list.
