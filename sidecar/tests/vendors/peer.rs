@@ -44,6 +44,7 @@ impl Memory for CudaMemory {
     fn other(order: &[&str], imported: Option<&Self>) -> io::Result<String> {
         match *order {
             ["misuse"] => crate::cuda::misuse(),
+            ["contexts"] => crate::cuda::contexts(),
             // Gives the stream a wait for the word behind the text, and a copy of the text behind the wait.
             ["follow", value] => {
                 let memory = imported.expect("imported");
@@ -75,6 +76,22 @@ impl Memory for CudaLegacyMemory {
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_at(offset, bytes)
+    }
+
+    fn other(order: &[&str], _imported: Option<&Self>) -> io::Result<String> {
+        match *order {
+            // Memory that is there as long as this process.
+            ["handle"] => {
+                let memory = std::mem::ManuallyDrop::new(Self::make(1 << 20)?);
+                Ok(memory.handle().iter().map(|byte| format!("{byte:02x}")).collect())
+            }
+            ["open", handle, size] => {
+                let digits = handle.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
+                let bytes: Vec<_> = digits.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect();
+                Ok(Self::import(size.parse().unwrap(), None, &bytes)?.size().to_string())
+            }
+            _ => panic!("no such order: {order:?}"),
+        }
     }
 }
 

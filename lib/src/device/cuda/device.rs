@@ -5,6 +5,7 @@
 use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::driver::{Driver, check};
 use super::sys;
@@ -56,7 +57,9 @@ impl std::str::FromStr for DeviceUuid {
     }
 }
 
-/// A GPU, or a MIG partition, that this process sees.
+/// A GPU, or a MIG partition, that this process sees. To know it costs nothing; its first use, by this value, its clones or
+/// what is made with them, makes the device's primary context, which goes with the last of these unless somebody else in the
+/// process uses it.
 ///
 /// ```
 /// use shmesh::device::CudaDevice;
@@ -65,18 +68,61 @@ impl std::str::FromStr for DeviceUuid {
 ///     Err(error) => println!("nothing here: {error}"), // no driver, or no device
 /// }
 /// ```
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct CudaDevice {
     ordinal: c_int,
     uuid: DeviceUuid,
-    /// Its primary context, which is kept for the life of the process.
-    context: usize,
+    context: Arc<Context>,
+}
+
+impl Eq for CudaDevice {}
+
+impl PartialEq for CudaDevice {
+    fn eq(&self, other: &Self) -> bool {
+        (self.ordinal, self.uuid) == (other.ordinal, other.uuid)
+    }
+}
+
+/// A device's primary context, which frameworks use as well. It takes hundreds of megabytes there, so it is retained when it
+/// is first needed, and released with the last of whatever needs it.
+#[derive(Debug)]
+struct Context {
+    ordinal: c_int,
+    retained: Mutex<Option<usize>>,
+}
+
+impl Context {
+    fn get(&self, driver: &Driver) -> io::Result<usize> {
+        let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = *retained {
+            return Ok(context);
+        }
+        let mut context = 0;
+        // SAFETY: there is room for the address.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            driver.cuDevicePrimaryCtxRetain()?(&raw mut context, self.ordinal)
+        })?;
+        Ok(*retained.insert(context))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let retained = self.retained.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if retained.is_some()
+            && let Ok(release) = Driver::get().and_then(Driver::cuDevicePrimaryCtxRelease_v2)
+        {
+            // SAFETY: it was retained here once, and is released once. Nothing here uses it any more.
+            unsafe { release(self.ordinal) };
+        }
+    }
 }
 
 /// While it lives, this thread has the device's context.
 #[derive(Debug)]
 pub(super) struct Entered {
     before: usize,
+    _context: Arc<Context>,
 }
 
 impl CudaDevice {
@@ -121,13 +167,10 @@ impl CudaDevice {
     }
 
     fn at(driver: &Driver, ordinal: c_int) -> io::Result<Self> {
-        let (mut uuid, mut context) = ([0; 16], 0);
+        let mut uuid = [0; 16];
         // SAFETY: there is room for the 16 bytes.
         check("cuDeviceGetUuid_v2", unsafe { driver.cuDeviceGetUuid_v2()?(&raw mut uuid, ordinal) })?;
-        // SAFETY: there is room for the address.
-        check("cuDevicePrimaryCtxRetain", unsafe {
-            driver.cuDevicePrimaryCtxRetain()?(&raw mut context, ordinal)
-        })?;
+        let context = Arc::new(Context { ordinal, retained: Mutex::new(None) });
         Ok(Self { ordinal, uuid: DeviceUuid(uuid), context })
     }
 
@@ -328,9 +371,10 @@ impl CudaDevice {
         let mut before = 0;
         // SAFETY: there is room for the address.
         check("cuCtxGetCurrent", unsafe { driver.cuCtxGetCurrent()?(&raw mut before) })?;
-        // SAFETY: the context is retained for the life of the process.
-        check("cuCtxSetCurrent", unsafe { driver.cuCtxSetCurrent()?(self.context) })?;
-        Ok(Entered { before })
+        let context = self.context.get(driver)?;
+        // SAFETY: the context is retained as long as what is returned lives.
+        check("cuCtxSetCurrent", unsafe { driver.cuCtxSetCurrent()?(context) })?;
+        Ok(Entered { before, _context: Arc::clone(&self.context) })
     }
 }
 
