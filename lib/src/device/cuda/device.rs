@@ -5,8 +5,9 @@
 use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use super::context::{Context, Entered};
 use super::driver::{Driver, check};
 use super::sys;
 
@@ -83,48 +84,6 @@ impl PartialEq for CudaDevice {
     }
 }
 
-/// A device's primary context, which frameworks use as well. It takes hundreds of megabytes there, so it is retained when it
-/// is first needed, and released with the last of whatever needs it.
-#[derive(Debug)]
-struct Context {
-    ordinal: c_int,
-    retained: Mutex<Option<usize>>,
-}
-
-impl Context {
-    fn get(&self, driver: &Driver) -> io::Result<usize> {
-        let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(context) = *retained {
-            return Ok(context);
-        }
-        let mut context = 0;
-        // SAFETY: there is room for the address.
-        check("cuDevicePrimaryCtxRetain", unsafe {
-            driver.cuDevicePrimaryCtxRetain()?(&raw mut context, self.ordinal)
-        })?;
-        Ok(*retained.insert(context))
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        let retained = self.retained.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if retained.is_some()
-            && let Ok(release) = Driver::get().and_then(Driver::cuDevicePrimaryCtxRelease_v2)
-        {
-            // SAFETY: it was retained here once, and is released once. Nothing here uses it any more.
-            unsafe { release(self.ordinal) };
-        }
-    }
-}
-
-/// While it lives, this thread has the device's context.
-#[derive(Debug)]
-pub(super) struct Entered {
-    before: usize,
-    _context: Arc<Context>,
-}
-
 impl CudaDevice {
     /// All that this process sees.
     ///
@@ -170,8 +129,7 @@ impl CudaDevice {
         let mut uuid = [0; 16];
         // SAFETY: there is room for the 16 bytes.
         check("cuDeviceGetUuid_v2", unsafe { driver.cuDeviceGetUuid_v2()?(&raw mut uuid, ordinal) })?;
-        let context = Arc::new(Context { ordinal, retained: Mutex::new(None) });
-        Ok(Self { ordinal, uuid: DeviceUuid(uuid), context })
+        Ok(Self { ordinal, uuid: DeviceUuid(uuid), context: Arc::new(Context::of(ordinal)) })
     }
 
     /// The one that a device pointer belongs to.
@@ -367,22 +325,6 @@ impl CudaDevice {
 
     /// Gives this thread the device's context, and what it had before back in the end.
     pub(super) fn enter(&self) -> io::Result<Entered> {
-        let driver = Driver::get()?;
-        let mut before = 0;
-        // SAFETY: there is room for the address.
-        check("cuCtxGetCurrent", unsafe { driver.cuCtxGetCurrent()?(&raw mut before) })?;
-        let context = self.context.get(driver)?;
-        // SAFETY: the context is retained as long as what is returned lives.
-        check("cuCtxSetCurrent", unsafe { driver.cuCtxSetCurrent()?(context) })?;
-        Ok(Entered { before, _context: Arc::clone(&self.context) })
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        if let Ok(set) = Driver::get().and_then(Driver::cuCtxSetCurrent) {
-            // SAFETY: this thread had it, or none, before.
-            unsafe { set(self.before) };
-        }
+        self.context.enter()
     }
 }
