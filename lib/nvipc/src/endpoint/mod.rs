@@ -407,10 +407,8 @@ impl Endpoint {
     pub fn notify(&self) -> Result<()> {
         let entered = self.shared.enter()?;
         drop(entered);
-        let peer = self.shared.peer();
-        let peer = peer.as_ref().ok_or(Error::NoPeer)?;
-        sys::post(&peer.eventfd).map_err(|error| Error::system("notify the peer", error))?;
-        Ok(())
+        let peer = self.shared.peer().ok_or(Error::NoPeer)?;
+        peer.post().map_err(|error| Error::system("notify the peer", error))
     }
 
     /// Waits until the other side notifies, and takes that one notification. `false`: `limit` is over.
@@ -488,7 +486,7 @@ impl Endpoint {
     /// ```
     #[must_use]
     pub fn has_peer(&self) -> bool {
-        self.shared.peer().as_ref().is_some_and(|peer| !peer.has_ended())
+        self.shared.peer().is_some_and(|peer| !peer.has_ended())
     }
 
     /// How many messages wait for this side, about.

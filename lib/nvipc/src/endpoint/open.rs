@@ -265,7 +265,7 @@ impl Options {
         }
         let mut shared = self.place(Side::Secondary, names, shape, &debug, &shm, memories)?;
         shared.eventfd = eventfd;
-        shared.peer = RwLock::new(Some(peer));
+        shared.peer = RwLock::new(Some(Arc::new(peer)));
         start(shared, None, None)
     }
 
