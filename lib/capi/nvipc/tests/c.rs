@@ -105,13 +105,18 @@ fn instances_and_the_functions_beside_them() {
 }
 
 #[test]
+fn a_tap_sees_what_passes() {
+    check("forward", false);
+}
+
+#[test]
 fn either_side_is_killed_and_comes_back() {
     check("restart", false);
 }
 
 #[test]
 fn the_same_over_the_layout_of_nvipc() {
-    for program in ["flow", "threads", "theirs"] {
+    for program in ["flow", "threads", "theirs", "forward"] {
         check_over(program, false, "nvipc");
     }
 }
