@@ -93,7 +93,7 @@ pub(super) struct Shared {
     pub(super) eventfd: OwnedFd,
     /// Readable when waiting has no more sense: closed, or the primary has ended.
     pub(super) over: OwnedFd,
-    pub(super) peer: RwLock<Option<Peer>>,
+    pub(super) peer: RwLock<Option<Arc<Peer>>>,
     /// Every call is in it together with the others; who repairs a link is in it alone.
     pub(super) gate: RwLock<()>,
     pub(super) closed: AtomicBool,
@@ -130,8 +130,9 @@ impl Shared {
         self.gate.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn peer(&self) -> RwLockReadGuard<'_, Option<Peer>> {
-        self.peer.read().unwrap_or_else(PoisonError::into_inner)
+    /// Who is at the other end. Without the lock, because writing to a peer may wait.
+    pub(super) fn peer(&self) -> Option<Arc<Peer>> {
+        self.peer.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether waiting still has sense.
