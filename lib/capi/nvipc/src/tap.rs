@@ -29,13 +29,23 @@ pub struct Copied {
     data: Option<Vec<u128>>,
 }
 
-/// Memory for a part; `None`: there is none. The helpers look at 16 bytes of a MSG part, whatever it says of itself.
-fn room(len: u32) -> Option<Vec<u128>> {
-    let words = (len as usize).div_ceil(size_of::<u128>()).max(1);
-    let mut room = Vec::new();
-    room.try_reserve_exact(words).ok()?;
-    room.resize(words, 0);
-    Some(room)
+/// Copies a part. `None`: there is no memory for it. The helpers look at 16 bytes of a MSG part, whatever it says of itself.
+///
+/// # Safety
+/// As of [`Copied::of`].
+unsafe fn part(from: NonNull<u8>, len: u32) -> Option<Vec<u128>> {
+    let len = len as usize;
+    let words = len.div_ceil(size_of::<u128>()).max(1);
+    let mut part = Vec::<u128>::new();
+    part.try_reserve_exact(words).ok()?;
+    let to = part.as_mut_ptr().cast::<u8>();
+    // SAFETY: the caller's promise, and room for as many; with the rest of the last word all bytes of `words` are written.
+    unsafe {
+        to.copy_from_nonoverlapping(from.as_ptr(), len);
+        to.add(len).write_bytes(0, words * size_of::<u128>() - len);
+        part.set_len(words);
+    }
+    Some(part)
 }
 
 impl Copied {
@@ -48,18 +58,14 @@ impl Copied {
         if data.is_none() {
             (fields.data_pool, fields.data_len) = (None, 0);
         }
-        let mut copied = Self { fields, msg: room(fields.msg_len)?, data: None };
-        let to = copied.msg.as_mut_ptr().cast::<u8>();
-        // SAFETY: the caller's promise; `room` has at least as many.
-        unsafe { to.copy_from_nonoverlapping(buffers.msg.as_ptr(), fields.msg_len as usize) };
-        if let Some(data) = data {
-            let mut part = room(fields.data_len)?;
-            let to = part.as_mut_ptr().cast::<u8>();
-            // SAFETY: as above.
-            unsafe { to.copy_from_nonoverlapping(data.as_ptr(), fields.data_len as usize) };
-            copied.data = Some(part);
-        }
-        Some(copied)
+        // SAFETY: the caller's promise.
+        let msg = unsafe { part(buffers.msg, fields.msg_len) }?;
+        let data = match data {
+            // SAFETY: the caller's promise.
+            Some(data) => Some(unsafe { part(data, fields.data_len) }?),
+            None => None,
+        };
+        Some(Self { fields, msg, data })
     }
 
     fn buffers(&mut self) -> Buffers {
