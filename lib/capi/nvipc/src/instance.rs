@@ -95,6 +95,11 @@ impl Instance {
         true
     }
 
+    /// Whether one of them says so.
+    pub(crate) fn any(mut so: impl FnMut(&dyn Backend) -> bool) -> bool {
+        places().iter().any(|place| place.backend().as_deref().is_some_and(&mut so))
+    }
+
     fn place(&self) -> usize {
         (std::ptr::from_ref(self).addr() - places().as_ptr().addr()) / size_of::<Self>()
     }

@@ -1,5 +1,6 @@
 //! What a file says beyond what a link of shmesh is made of: the layout, and datagrams.
 
+use std::ffi::c_int;
 use std::io::Read;
 use std::path::Path;
 
@@ -11,7 +12,8 @@ use crate::types::nv_ipc_config_udp_t;
 
 /// What was read.
 pub(crate) enum Loaded {
-    Shm(Box<LinkConfig>, Option<Layout>),
+    /// With the number of its GPU.
+    Shm(Box<LinkConfig>, Option<Layout>, c_int),
     Udp(nv_ipc_config_udp_t, Option<Layout>),
 }
 
@@ -33,6 +35,12 @@ struct Transport {
     kind: Option<String>,
     layout: Option<String>,
     udp_config: Option<Udp>,
+    shm_config: Option<Shm>,
+}
+
+#[derive(Default, Deserialize)]
+struct Shm {
+    cuda_device_id: Option<i32>,
 }
 
 #[derive(Default, Deserialize)]
@@ -66,6 +74,8 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, Stri
                 .ok_or_else(|| named(&format!("transport.layout is {given:?}; it can be nvipc or shmesh")))?,
         ),
     };
+    let shm = first.as_ref().and_then(|first| first.shm_config.as_ref());
+    let cuda_device_id = shm.and_then(|shm| shm.cuda_device_id).unwrap_or(-1);
     if let Some(Transport { kind: Some(kind), udp_config, .. }) = first
         && kind.eq_ignore_ascii_case("udp")
     {
@@ -76,7 +86,7 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, Stri
     let in_file = |error: ConfigError| named(&chain(&error));
     let links = from_yaml(yaml).map_err(in_file)?.links;
     let link = links.into_iter().next().ok_or_else(|| named("it has no link; add one"))?;
-    Ok(Loaded::Shm(Box::new(link), layout))
+    Ok(Loaded::Shm(Box::new(link), layout, cuda_device_id))
 }
 
 /// The first transport, as far as it can be read; what is wrong with it, `from_yaml` says.

@@ -52,15 +52,23 @@ fn compiled(compiler: &str, program: &str, flags: &[&str], into: &Path) -> PathB
     out
 }
 
-/// Runs a program with an IPC directory of its own, which it leaves empty.
 #[track_caller]
 fn run(program: &Path, args: &[&str], layout: &str) {
+    run_with(program, args, layout, &[]);
+}
+
+/// Runs a program with an IPC directory of its own, which it leaves empty.
+#[track_caller]
+fn run_with(program: &Path, args: &[&str], layout: &str, variables: &[(&str, &Path)]) {
     let dir = ipc_dir();
     let mut command = Command::new(program);
     command.args(args).env("SHMESH_DIR", dir.path()).env_remove("SHMESH_NVIPC_TIMEOUT_S");
     // Cargo's would find the library of an earlier build first.
     command.env("SHMESH_NVIPC_LAYOUT", layout).env_remove("LD_LIBRARY_PATH");
-    command.env("ASAN_OPTIONS", "detect_leaks=0").env("UBSAN_OPTIONS", "print_stacktrace=1");
+    command
+        .envs(variables.iter().copied())
+        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .env("UBSAN_OPTIONS", "print_stacktrace=1");
     succeed(&mut command);
     let left: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -126,6 +134,19 @@ fn threads_share_an_endpoint() {
 #[test]
 fn instances_and_the_functions_beside_them() {
     check("instances", false);
+}
+
+#[test]
+fn data_parts_are_in_device_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let double = shmesh_fake_cuda::library();
+    let flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    for flags in [&flags[..3], &flags] {
+        let program = compiled("cc", "devices", flags, folder.path());
+        for gpu in ["-1", "0"] {
+            run_with(&program, &[gpu], "", &[("SHMESH_CUDA_LIBRARY", &double)]);
+        }
+    }
 }
 
 #[test]
