@@ -115,6 +115,11 @@ impl Instance {
         true
     }
 
+    /// Whether one of them says so.
+    pub(crate) fn any(mut so: impl FnMut(&dyn Backend) -> bool) -> bool {
+        places().iter().any(|place| place.open().as_deref().is_some_and(|open| so(&**open)))
+    }
+
     fn place(&self) -> usize {
         (std::ptr::from_ref(self).addr() - places().as_ptr().addr()) / size_of::<Self>()
     }
