@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
+use shmesh_gate::Gate;
 
 use super::link::{Pool, Shared};
 use super::{Endpoint, peer};
@@ -331,7 +332,7 @@ impl Options {
             eventfd: eventfd()?,
             over: eventfd()?,
             peer: RwLock::new(None),
-            gate: RwLock::new(()),
+            gate: Gate::new(()),
             closed: AtomicBool::new(false),
             primary_ended: AtomicBool::new(false),
             files: Vec::new(),
