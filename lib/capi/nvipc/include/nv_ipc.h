@@ -81,7 +81,7 @@ typedef struct
 
 typedef struct
 {
-    int cuda_device_id; /* no effect */
+    int cuda_device_id; /* the GPU of cuda_data and gpu_data; -1: memory of the host in its place */
     int32_t ring_len;   /* raised to the number of MSG buffers, so that a send never finds the ring full */
     nv_ipc_mempool_size_t mempool_size[NV_IPC_MEMPOOL_NUM];
     char prefix[NV_NAME_MAX_LEN]; /* the name of the link */
@@ -183,7 +183,8 @@ struct nv_ipc_t
     /* As rx_tti_sem_wait; returns 1. Call it each time the descriptor is readable. */
     int (*get_value)(nv_ipc_t *ipc);
 
-    /* -1: there are no device pools. */
+    /* Between the host and data_buf of cuda_data or gpu_data, or a part of it; done when they return. -1 for other addresses.
+     * They do not wait for work of the GPU. */
     int (*cuda_memcpy_to_host)(nv_ipc_t *ipc, void *host, const void *device, size_t size);
     int (*cuda_memcpy_to_device)(nv_ipc_t *ipc, void *device, const void *host, size_t size);
     int (*gdr_memcpy_to_host)(nv_ipc_t *ipc, void *host, const void *device, size_t size);

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::backend::{Buffers, Failure, Fields, PoolId};
+use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
 use crate::instance::{Instance, Open};
 use crate::log::{ordinary, say};
 use crate::tap::Forwarded;
@@ -24,10 +24,10 @@ pub(crate) const API: nv_ipc_t = nv_ipc_t {
     get_fd,
     notify,
     get_value,
-    cuda_memcpy_to_host: no_device,
-    cuda_memcpy_to_device: no_device,
-    gdr_memcpy_to_host: no_device,
-    gdr_memcpy_to_device: no_device,
+    cuda_memcpy_to_host: memcpy_to_host,
+    cuda_memcpy_to_device: memcpy_to_device,
+    gdr_memcpy_to_host: memcpy_to_host,
+    gdr_memcpy_to_device: memcpy_to_device,
 };
 
 /// Nothing unwinds into C: a panic is `failed`, and a line.
@@ -280,17 +280,39 @@ unsafe extern "C" fn get_fd(ipc: *mut nv_ipc_t) -> c_int {
     with("get_fd", ipc, -1, |backend| backend.fd())
 }
 
-unsafe extern "C" fn no_device(
+fn copy(
+    what: &str,
     ipc: *mut nv_ipc_t,
-    _to: *mut c_void,
-    _from: *const c_void,
-    _size: usize,
+    direction: Direction,
+    host: *mut c_void,
+    device: u64,
+    size: usize,
 ) -> c_int {
-    with("memcpy of a device pool", ipc, -1, |_| {
-        Err(Failure::Refused(
-            "there are no device pools here; use cpu_data, and copy by your own stream".into(),
-        ))
+    with(what, ipc, -1, |backend| {
+        let host = NonNull::new(host.cast()).ok_or_else(|| null("the host's address"))?;
+        if size > isize::MAX.unsigned_abs() {
+            return Err(Failure::Refused(format!("{size} is no number of bytes")));
+        }
+        backend.copy(direction, host, device, size).map(|()| 0)
     })
+}
+
+unsafe extern "C" fn memcpy_to_host(
+    ipc: *mut nv_ipc_t,
+    host: *mut c_void,
+    device: *const c_void,
+    size: usize,
+) -> c_int {
+    copy("memcpy_to_host", ipc, Direction::ToHost, host, device.addr() as u64, size)
+}
+
+unsafe extern "C" fn memcpy_to_device(
+    ipc: *mut nv_ipc_t,
+    device: *mut c_void,
+    host: *const c_void,
+    size: usize,
+) -> c_int {
+    copy("memcpy_to_device", ipc, Direction::ToDevice, host.cast_mut(), device.addr() as u64, size)
 }
 
 #[cfg(test)]

@@ -5,7 +5,9 @@
 
 use std::ffi::{CStr, c_char};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use shmesh_gate::{Gate, Passing};
 
 use crate::backend::Backend;
 use crate::calls;
@@ -23,7 +25,8 @@ pub(crate) const MAX_INSTANCES: usize = 64;
 pub(crate) struct Instance {
     /// First, so that a pointer to it is one to the instance.
     api: nv_ipc_t,
-    open: RwLock<Option<Arc<Open>>>,
+    /// Read by every call, and replaced whole.
+    open: Gate<Option<Arc<Open>>>,
     /// What the primary configured. Written while the place is nobody's; the application may write to it later.
     config: Config,
 }
@@ -75,7 +78,7 @@ fn places() -> &'static [Instance] {
     PLACES.get_or_init(|| {
         let place = |_| Instance {
             api: calls::API,
-            open: RwLock::new(None),
+            open: Gate::new(None),
             config: Config(std::cell::UnsafeCell::new(nv_ipc_config_t::zeroed())),
         };
         (0..MAX_INSTANCES).map(place).collect()
@@ -93,14 +96,14 @@ impl Instance {
         places.get(offset / size_of::<Self>())
     }
 
-    pub(crate) fn open(&self) -> RwLockReadGuard<'_, Option<Arc<Open>>> {
-        // Replaced whole.
-        self.open.read().unwrap_or_else(PoisonError::into_inner)
+    #[inline]
+    pub(crate) fn open(&self) -> Passing<'_, Option<Arc<Open>>> {
+        self.open.pass()
     }
 
     /// Ends the instance. `false` if it was none.
     pub(crate) fn close(&self) -> bool {
-        let open = self.open.write().unwrap_or_else(PoisonError::into_inner).take();
+        let open = self.open.close().take();
         let Some(open) = open else { return false };
         // Not with the lock: leaving a link takes its time, and others may have to be told.
         open.forward.close();
@@ -113,6 +116,11 @@ impl Instance {
         }
         register.next = (place + 1) % MAX_INSTANCES;
         true
+    }
+
+    /// Whether one of them says so.
+    pub(crate) fn any(mut so: impl FnMut(&dyn Backend) -> bool) -> bool {
+        places().iter().any(|place| place.open().as_deref().is_some_and(|open| so(&**open)))
     }
 
     fn place(&self) -> usize {
@@ -157,8 +165,7 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
     if backend.can_copy() {
         forward.start_as_configured(&config.debug_configs);
     }
-    *instance.open.write().unwrap_or_else(PoisonError::into_inner) =
-        Some(Arc::new(Open { backend, forward }));
+    *instance.open.close() = Some(Arc::new(Open { backend, forward }));
     instance.handle()
 }
 

@@ -287,7 +287,7 @@ impl Tap<'_> {
         if is_full || ![Some(PoolId::CpuMsg), fields.data_pool].into_iter().flatten().all(has_room) {
             return Ok(Forwarded::Lost);
         }
-        Ok(backend.copy(fields, msg, data)?.map_or(Forwarded::Lost, Forwarded::Copied))
+        Ok(backend.copied(fields, msg, data)?.map_or(Forwarded::Lost, Forwarded::Copied))
     }
 
     /// Forwards a message that was sent or received.

@@ -1,5 +1,6 @@
 //! What a file says beyond what a link of shmesh is made of: the layout, datagrams, and what a tap shall see.
 
+use std::ffi::c_int;
 use std::io::Read;
 use std::path::Path;
 
@@ -11,7 +12,8 @@ use crate::types::{NVIPC_MAX_MSG_ID, nv_ipc_config_t, nv_ipc_config_udp_t, nv_ip
 
 /// What was read.
 pub(crate) enum Loaded {
-    Shm(Box<LinkConfig>, Option<Layout>, Box<nv_ipc_debug_config_t>),
+    /// With the number of its GPU, and what a tap shall see.
+    Shm(Box<LinkConfig>, Option<Layout>, c_int, Box<nv_ipc_debug_config_t>),
     Udp(nv_ipc_config_udp_t, Option<Layout>),
 }
 
@@ -34,6 +36,7 @@ struct Transport {
     layout: Option<String>,
     udp_config: Option<Udp>,
     app_config: Option<Perhaps<App>>,
+    shm_config: Option<Shm>,
 }
 
 /// Of what is for NVIPC's application, what has an effect here.
@@ -50,6 +53,11 @@ struct App {
 enum Perhaps<T> {
     Is(T),
     Other(serde::de::IgnoredAny),
+}
+
+#[derive(Default, Deserialize)]
+struct Shm {
+    cuda_device_id: Option<i32>,
 }
 
 #[derive(Default, Deserialize)]
@@ -87,6 +95,8 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, Stri
         Some(Perhaps::Is(app)) => traced(app).map_err(|what| named(&what))?,
         _ => nv_ipc_config_t::zeroed().debug_configs,
     };
+    let shm = first.as_ref().and_then(|first| first.shm_config.as_ref());
+    let cuda_device_id = shm.and_then(|shm| shm.cuda_device_id).unwrap_or(-1);
     if let Some(Transport { kind: Some(kind), udp_config, .. }) = first
         && kind.eq_ignore_ascii_case("udp")
     {
@@ -97,7 +107,7 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, Stri
     let in_file = |error: ConfigError| named(&chain(&error));
     let links = from_yaml(yaml).map_err(in_file)?.links;
     let link = links.into_iter().next().ok_or_else(|| named("it has no link; add one"))?;
-    Ok(Loaded::Shm(Box::new(link), layout, Box::new(debug)))
+    Ok(Loaded::Shm(Box::new(link), layout, cuda_device_id, Box::new(debug)))
 }
 
 /// What a tap shall see: filters with one byte for each id.

@@ -35,11 +35,17 @@ fn compiled(compiler: &str, program: &str, flags: &[&str], into: &Path) -> PathB
     out
 }
 
-/// Runs a program over a layout; over that of the configuration, if it is empty.
 #[track_caller]
 fn run(program: &Path, args: &[&str], layout: &str) {
+    run_with(program, args, layout, &[]);
+}
+
+/// Runs a program over a layout; over that of the configuration, if it is empty.
+#[track_caller]
+fn run_with(program: &Path, args: &[&str], layout: &str, variables: &[(&str, &Path)]) {
     programs::run(program, |command| {
         command.args(args).env("SHMESH_NVIPC_LAYOUT", layout).env_remove("SHMESH_NVIPC_TIMEOUT_S");
+        command.envs(variables.iter().copied());
     });
 }
 
@@ -107,6 +113,19 @@ fn instances_and_the_functions_beside_them() {
 #[test]
 fn a_tap_sees_what_passes() {
     check("forward", false);
+}
+
+#[test]
+fn data_parts_are_in_device_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let double = shmesh_fake_cuda::library();
+    let flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    for flags in [&flags[..3], &flags] {
+        let program = compiled("cc", "devices", flags, folder.path());
+        for gpu in ["-1", "0"] {
+            run_with(&program, &[gpu], "", &[("SHMESH_CUDA_LIBRARY", &double)]);
+        }
+    }
 }
 
 #[test]

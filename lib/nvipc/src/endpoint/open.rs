@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
+use shmesh_gate::Gate;
 
 use super::link::{Pool, Shared};
 use super::{Endpoint, peer};
@@ -158,6 +159,12 @@ impl Options {
     ) -> Result<Endpoint> {
         let names = Names::new(prefix)?;
         let shape = Shape::checked(pools)?;
+        for pool in PoolId::ALL.into_iter().filter(|pool| pool.is_device()) {
+            if shape.pools[pool.index()].is_enabled() {
+                let why = "this layout has device memory that only NVIPC makes; set its pool_len to 0, or use layout shmesh";
+                return Err(Error::NoPool { pool, why });
+            }
+        }
         let system = |doing: &str, error| Error::system(format!("{doing} {}", self.dir.display()), error);
         let _alone =
             sys::lock_dir(&self.dir, DIR_LIMIT).map_err(|error| system("lock the directory", error))?;
@@ -325,7 +332,7 @@ impl Options {
             eventfd: eventfd()?,
             over: eventfd()?,
             peer: RwLock::new(None),
-            gate: RwLock::new(()),
+            gate: Gate::new(()),
             closed: AtomicBool::new(false),
             primary_ended: AtomicBool::new(false),
             files: Vec::new(),

@@ -168,7 +168,7 @@ impl Backend for WireBackend {
         true
     }
 
-    fn copy(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<Option<Copied>> {
+    fn copied(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<Option<Copied>> {
         let message = given(fields, msg, data);
         let buffers = allocated(self.endpoint.parts(message).map_err(failed)?)?;
         // SAFETY: this endpoint holds them, and they are as long as `parts` has checked.
