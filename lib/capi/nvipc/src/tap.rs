@@ -324,7 +324,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = shmesh::config::LinkConfig::new("tapped".parse().unwrap());
         let options = shmesh::LinkOptions::new().dir(dir.path());
-        let backend = crate::backend::LinkBackend::new(options.create(&config).unwrap());
+        let link = options.create(&config).unwrap();
+        let backend = crate::backend::LinkBackend::new(link, crate::backend::Maker::Us(-1)).unwrap();
         let forward = Forward::new(1000);
         forward.start(0, [0; 256], [0; 256]).unwrap();
         let pass = |msg_len| {
