@@ -1,6 +1,7 @@
 //! The exchange: a stream socket in the IPC directory, on which each side gives the other its eventfd, once.
 //!
-//! The connection is not kept, so it says nothing of who lives. The kernel's word for who made it does: a pidfd.
+//! NVIPC does not keep the connection, so its end says nothing of who lives. The kernel's word for who made it does: a pidfd.
+//! Ours keep it for one byte more, [`GOODBYE`], with which a process that lives on says that it has closed its endpoint.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,6 +20,8 @@ use crate::{Error, Result, sys};
 /// How long to wait before looking for the primary again.
 const AGAIN: Duration = Duration::from_millis(20);
 
+/// What comes over the connection after the exchange, from ours alone.
+const GOODBYE: u8 = b'.';
 /// How long who goes on without a peer frees those that still wait to write to it.
 const FREE_LIMIT: Duration = Duration::from_secs(1);
 
@@ -51,6 +54,9 @@ impl Process {
 #[derive(Debug)]
 pub(crate) struct Peer {
     process: Process,
+    connection: OwnedFd,
+    /// It will say nothing more.
+    hung_up: AtomicBool,
     /// What it waits on. It is the peer's as much as ours, and writing to it waits while its counter is full.
     eventfd: OwnedFd,
     /// How many threads write to it.
@@ -60,8 +66,32 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    fn new(process: Process, eventfd: OwnedFd) -> Self {
-        Self { process, eventfd, posting: AtomicU32::new(0), full: AtomicBool::new(false) }
+    fn new(process: Process, connection: OwnedFd, eventfd: OwnedFd) -> Self {
+        let [hung_up, full] = [(); 2].map(|()| AtomicBool::new(false));
+        Self { process, connection, hung_up, eventfd, posting: AtomicU32::new(0), full }
+    }
+
+    /// Readable when it has something to say; none when it will not.
+    pub(crate) fn connection(&self) -> Option<BorrowedFd<'_>> {
+        (!self.hung_up.load(Relaxed)).then(|| self.connection.as_fd())
+    }
+
+    /// Whether it has said goodbye, for who found the connection readable.
+    pub(crate) fn has_left(&self) -> bool {
+        match sys::hear(&self.connection) {
+            Ok(None) => false,
+            Ok(Some(GOODBYE)) => true,
+            // NVIPC hangs up after the exchange, and lives on.
+            Ok(Some(_)) | Err(_) => {
+                self.hung_up.store(true, Relaxed);
+                false
+            }
+        }
+    }
+
+    /// Says that this side will not touch the link any more. Who does not listen does not hear it.
+    pub(crate) fn say_goodbye(&self) {
+        let _ = sys::say(&self.connection, GOODBYE);
     }
 
     /// Readable when it has ended; none where that cannot be known.
@@ -139,7 +169,7 @@ impl Caller {
     pub(crate) fn exchange(self, ours: &OwnedFd) -> io::Result<Peer> {
         sys::send_fd(&self.connection, ours.as_fd())?;
         let eventfd = sys::receive_eventfd(&self.connection)?;
-        Ok(Peer::new(self.process, eventfd))
+        Ok(Peer::new(self.process, self.connection, eventfd))
     }
 }
 
@@ -186,10 +216,30 @@ mod tests {
     use super::*;
 
     fn peer() -> (Peer, OwnedFd) {
-        let (connection, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let eventfd = sys::eventfd().unwrap();
+        let (peer, _other, eventfd) = connected();
+        (peer, eventfd)
+    }
+
+    fn connected() -> (Peer, OwnedFd, OwnedFd) {
+        let (connection, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (connection, eventfd) = (OwnedFd::from(connection), sys::eventfd().unwrap());
         let ours = eventfd.try_clone().unwrap();
-        (Peer::new(Process::of(&connection.into()), ours), eventfd)
+        (Peer::new(Process::of(&connection), connection, ours), other.into(), eventfd)
+    }
+
+    #[test]
+    fn only_a_goodbye_is_one() {
+        let (peer, other, _eventfd) = connected();
+        assert!(!peer.has_left() && peer.connection().is_some());
+        sys::say(&other, GOODBYE).unwrap();
+        assert!(peer.has_left());
+        // As NVIPC does at once.
+        drop(other);
+        assert!(!peer.has_left() && peer.connection().is_none());
+        peer.say_goodbye();
+        let (peer, other, _eventfd) = connected();
+        sys::say(&other, 0).unwrap();
+        assert!(!peer.has_left() && peer.connection().is_none(), "whoever it is, it is none of ours");
     }
 
     fn fill(eventfd: &OwnedFd) {

@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    accept4, bind, connect, listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
+    accept4, bind, connect, listen, recv, recvmsg, send, sendmsg, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 
@@ -152,6 +152,23 @@ pub(crate) fn receive_eventfd(from: &OwnedFd) -> io::Result<OwnedFd> {
         return Err(bad("what the peer gave is no eventfd"));
     }
     Ok(fd)
+}
+
+/// Sends one byte, if it can be sent at once.
+pub(crate) fn say(to: &OwnedFd, byte: u8) -> io::Result<()> {
+    send(to.as_raw_fd(), &[byte], MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT)?;
+    Ok(())
+}
+
+/// Receives one byte, if there is one. An error when there will be none.
+pub(crate) fn hear(from: &OwnedFd) -> io::Result<Option<u8>> {
+    let mut byte = [0];
+    match recv(from.as_raw_fd(), &mut byte, MsgFlags::MSG_DONTWAIT) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(_) => Ok(Some(byte[0])),
+        Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Takes over a descriptor that the kernel has just made.

@@ -119,6 +119,44 @@ fn a_second_secondary_waits_until_the_first_has_ended() {
     assert_eq!(second.ask("free"), "8");
 }
 
+#[test]
+fn who_closes_and_lives_on_says_so() {
+    let dir = ipc_dir();
+    let link = options(dir.path()).create("fapi", pools()).unwrap();
+    let mut first = Peer::start(dir.path());
+    first.tell("attach fapi");
+    until("they have met", || link.has_peer());
+    first.tell("hold");
+    let mut second = Peer::start(dir.path());
+    second.order("attach fapi");
+    first.tell("close");
+    assert_eq!(second.answer(), "ok", "there is room for it");
+    assert_eq!(second.ask("free"), "8");
+    send(&link, 1, 10, None).unwrap();
+    until("the second is told", || link.notify().is_ok());
+    assert_eq!(second.ask("wait"), "true");
+
+    // A primary likewise: its secondary need not wait for the end of its process.
+    second.tell("close");
+    until("it has gone", || !link.has_peer());
+    drop(link);
+    let mut primary = Peer::start(dir.path());
+    primary.tell("create fapi");
+    let link = options(dir.path()).attach("fapi").unwrap();
+    primary.tell("send 1 10");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| link.wait(Some(HANGS)));
+        primary.tell("close");
+        assert!(matches!(waiter.join().unwrap(), Err(Error::PrimaryEnded)), "who waits is woken");
+    });
+    assert_eq!(receive(&link).unwrap(), Some(1), "what was sent can be received");
+    assert!(matches!(link.receive(), Err(Error::PrimaryEnded)));
+    primary.tell("create fapi");
+    drop(link);
+    let link = options(dir.path()).attach("fapi").unwrap();
+    assert_eq!(count_free(&link, None), 8);
+}
+
 /// Neither sees the other's processes: the kernel's word for either is number 0.
 #[test]
 fn a_secondary_of_another_pid_namespace_closes_and_comes_back() {

@@ -1,6 +1,6 @@
 /*
  * The tap: a third reader of all messages that an instance sends and receives, as copies. There is room for a third of the
- * buffers of each pool; what comes beyond that goes on its way, and is counted. Nothing of it over UDP.
+ * buffers of each pool, and for 64 MiB; what comes beyond that goes on its way, and is counted. Nothing of it over UDP.
  */
 #ifndef NV_IPC_FORWARD_H_INCLUDED_
 #define NV_IPC_FORWARD_H_INCLUDED_

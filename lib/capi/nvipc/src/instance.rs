@@ -13,7 +13,7 @@ use crate::backend::Backend;
 use crate::calls;
 use crate::config;
 use crate::log::say;
-use crate::tap::Forward;
+use crate::tap::{BYTES_MAX, Forward};
 use crate::types::{nv_ipc_config_t, nv_ipc_t};
 
 /// Most instances that one process has at once.
@@ -161,7 +161,7 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
     let instance = &places()[place];
     // SAFETY: the place is free, so nobody was given the address since it was destroyed.
     unsafe { instance.config().write(*config) };
-    let forward = Forward::default();
+    let forward = Forward::new(BYTES_MAX);
     if backend.can_copy() {
         forward.start_as_configured(&config.debug_configs);
     }

@@ -2,8 +2,8 @@
 //!
 //! While it is started, each message is copied in the call that sends or receives it. So nothing is missed that there is room
 //! for, no buffer of the link waits for the reader, and what the reader has stays as it is until it gives it back. There is
-//! room for a third of the buffers of each pool, as with NVIPC; what comes beyond that goes on its way and is counted. While it
-//! is not started, a message costs one look at a flag.
+//! room for a third of the buffers of each pool, as with NVIPC, and for 64 MiB; what comes beyond that goes on its way and is
+//! counted. While it is not started, a message costs one look at a flag.
 
 use std::collections::{HashMap, VecDeque};
 use std::ptr::NonNull;
@@ -16,6 +16,8 @@ use crate::types::{NVIPC_MAX_CELL_ID, NVIPC_MAX_MSG_ID, nv_ipc_debug_config_t};
 
 /// One of so many buffers of a pool may be in the tap, and one at least.
 const SHARE: usize = 3;
+/// Bytes in the tap, unless one message alone has more: its reader may be gone, and the process has a limit of memory.
+pub(crate) const BYTES_MAX: usize = 64 << 20;
 /// Between two looks at a clock that may be set while somebody waits for a time of it.
 const SLICE: Duration = Duration::from_secs(1);
 
@@ -27,13 +29,23 @@ pub struct Copied {
     data: Option<Vec<u128>>,
 }
 
-/// Memory for a part; `None`: there is none. The helpers look at 16 bytes of a MSG part, whatever it says of itself.
-fn room(len: u32) -> Option<Vec<u128>> {
-    let words = (len as usize).div_ceil(size_of::<u128>()).max(1);
-    let mut room = Vec::new();
-    room.try_reserve_exact(words).ok()?;
-    room.resize(words, 0);
-    Some(room)
+/// Copies a part. `None`: there is no memory for it. The helpers look at 16 bytes of a MSG part, whatever it says of itself.
+///
+/// # Safety
+/// As of [`Copied::of`].
+unsafe fn part(from: NonNull<u8>, len: u32) -> Option<Vec<u128>> {
+    let len = len as usize;
+    let words = len.div_ceil(size_of::<u128>()).max(1);
+    let mut part = Vec::<u128>::new();
+    part.try_reserve_exact(words).ok()?;
+    let to = part.as_mut_ptr().cast::<u8>();
+    // SAFETY: the caller's promise, and room for as many; with the rest of the last word all bytes of `words` are written.
+    unsafe {
+        to.copy_from_nonoverlapping(from.as_ptr(), len);
+        to.add(len).write_bytes(0, words * size_of::<u128>() - len);
+        part.set_len(words);
+    }
+    Some(part)
 }
 
 impl Copied {
@@ -46,23 +58,23 @@ impl Copied {
         if data.is_none() {
             (fields.data_pool, fields.data_len) = (None, 0);
         }
-        let mut copied = Self { fields, msg: room(fields.msg_len)?, data: None };
-        let to = copied.msg.as_mut_ptr().cast::<u8>();
-        // SAFETY: the caller's promise; `room` has at least as many.
-        unsafe { to.copy_from_nonoverlapping(buffers.msg.as_ptr(), fields.msg_len as usize) };
-        if let Some(data) = data {
-            let mut part = room(fields.data_len)?;
-            let to = part.as_mut_ptr().cast::<u8>();
-            // SAFETY: as above.
-            unsafe { to.copy_from_nonoverlapping(data.as_ptr(), fields.data_len as usize) };
-            copied.data = Some(part);
-        }
-        Some(copied)
+        // SAFETY: the caller's promise.
+        let msg = unsafe { part(buffers.msg, fields.msg_len) }?;
+        let data = match data {
+            // SAFETY: the caller's promise.
+            Some(data) => Some(unsafe { part(data, fields.data_len) }?),
+            None => None,
+        };
+        Some(Self { fields, msg, data })
     }
 
     fn buffers(&mut self) -> Buffers {
         let first = |part: &mut Vec<u128>| NonNull::from(part.as_mut_slice()).cast();
         Buffers { msg: first(&mut self.msg), data: self.data.as_mut().map(first) }
+    }
+
+    fn bytes(&self) -> usize {
+        (self.msg.len() + self.data.as_ref().map_or(0, Vec::len)) * size_of::<u128>()
     }
 
     /// The pools that it takes room of.
@@ -86,8 +98,9 @@ fn wants(wanted: &Wanted, id: i32) -> bool {
 }
 
 /// The tap of one instance.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Forward {
+    bytes_max: usize,
     /// As in `state`, for who has no lock.
     started: AtomicBool,
     state: Mutex<State>,
@@ -108,6 +121,7 @@ struct State {
     read: HashMap<usize, Copied>,
     /// Buffers in the tap, of each pool.
     used: [usize; PoolId::COUNT],
+    bytes: usize,
 }
 
 /// A tap that is started, for who has a message for it. Others wait until this is dropped, so messages are in order.
@@ -128,6 +142,10 @@ pub(crate) enum Forwarded {
 }
 
 impl Forward {
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, started: AtomicBool::new(false), state: Mutex::default(), changed: Condvar::new() }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Whole between any two statements.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -234,6 +252,7 @@ impl Forward {
             )));
         };
         copied.pools().for_each(|pool| state.used[pool.index()] -= 1);
+        state.bytes -= copied.bytes();
         Ok(())
     }
 
@@ -263,7 +282,9 @@ impl Tap<'_> {
             let len = backend.pool(pool).map_or(0, |(_, len)| len as usize);
             state.used[pool.index()] < (len / SHARE).max(1)
         };
-        if ![Some(PoolId::CpuMsg), fields.data_pool].into_iter().flatten().all(has_room) {
+        let bytes = fields.msg_len as usize + fields.data_len as usize;
+        let is_full = state.bytes > 0 && state.bytes + bytes > self.forward.bytes_max;
+        if is_full || ![Some(PoolId::CpuMsg), fields.data_pool].into_iter().flatten().all(has_room) {
             return Ok(Forwarded::Lost);
         }
         Ok(backend.copied(fields, msg, data)?.map_or(Forwarded::Lost, Forwarded::Copied))
@@ -280,6 +301,7 @@ impl Tap<'_> {
             }
             Forwarded::Copied(copied) => {
                 copied.pools().for_each(|pool| state.used[pool.index()] += 1);
+                state.bytes += copied.bytes();
                 state.waiting.push_back(copied);
             }
         }
@@ -296,6 +318,32 @@ impl Tap<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_bytes_in_it_are_limited_and_one_message_always_fits() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = shmesh::config::LinkConfig::new("tapped".parse().unwrap());
+        let options = shmesh::LinkOptions::new().dir(dir.path());
+        let link = options.create(&config).unwrap();
+        let backend = crate::backend::LinkBackend::new(link, crate::backend::Maker::Us(-1)).unwrap();
+        let forward = Forward::new(1000);
+        forward.start(0, [0; 256], [0; 256]).unwrap();
+        let pass = |msg_len| {
+            let msg = backend.allocate(None).unwrap().msg;
+            let mut tap = forward.tap().unwrap();
+            let message = tap.copy(&backend, Fields { msg_len, ..Fields::default() }, msg, None).unwrap();
+            tap.put(message);
+            drop(tap);
+            backend.release(msg, None, None).unwrap();
+            forward.lost()
+        };
+        assert_eq!([5000, 1, 0].map(&pass), [0, 1, 2]);
+        forward.free(forward.read().unwrap().1.msg).unwrap();
+        assert_eq!([500, 488, 1, 500].map(&pass), [2, 2, 3, 4], "each in words of sixteen bytes");
+        forward.free(forward.read().unwrap().1.msg).unwrap();
+        assert_eq!(pass(400), 4);
+        backend.close();
+    }
 
     #[test]
     fn filters_name_ids_and_an_empty_one_means_all() {

@@ -146,10 +146,18 @@ int main(int argc, char **argv)
         send_one(ipc, i);
     for (int i = 0; i < ROUNDS; i++)
         receive_one(ipc, i);
+    CHECK(nvipc_fw_start(ipc, 0) == 0);
     for (int i = 0; i < 2; i++)
         send_one(ipc, i);
     for (int i = 0; i < 2; i++)
         receive_one(ipc, i);
+    /* The tap has what the CPU can read. */
+    for (int i = 0; i < 4; i++) {
+        nv_ipc_msg_t msg;
+        CHECK(nvipc_fw_dequeue(ipc, &msg) == 0 && msg.msg_id == i % 2 && msg.msg_buf != NULL);
+        CHECK(msg.data_buf == NULL && msg.data_pool == 0 && msg.data_len == 0 && nvipc_fw_free(ipc, &msg) == 0);
+    }
+    CHECK(nvipc_fw_get_lost(ipc) == 0 && nvipc_fw_reset(ipc) == 0);
     succeeds(child);
     CHECK(ipc->ipc_destroy(ipc) == 0);
     if (gpu >= 0) {

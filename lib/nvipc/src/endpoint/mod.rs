@@ -617,6 +617,10 @@ impl Endpoint {
             let _ = service.join();
         }
         shared.remove_files();
+        // Last: the other side takes it that this one touches nothing any more.
+        if let Some(peer) = shared.peer() {
+            peer.say_goodbye();
+        }
     }
 }
 

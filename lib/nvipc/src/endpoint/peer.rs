@@ -36,31 +36,36 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
     let (mut met, mut waiting) = (false, VecDeque::new());
     while !shared.closed.load(Acquire) {
         let peer = shared.peer();
-        let pidfd = peer.as_ref().and_then(|peer| peer.pidfd());
-        let mut fds = vec![PollFd::new(shared.over.as_fd(), PollFlags::POLLIN)];
-        fds.extend(listener.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
-        fds.extend(pidfd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        let (pidfd, connection) = match &peer {
+            Some(peer) => (peer.pidfd(), peer.connection()),
+            None => (None, None),
+        };
+        let watched = [Some(shared.over.as_fd()), listener.map(AsFd::as_fd), pidfd, connection];
+        let mut fds: Vec<_> =
+            watched.iter().flatten().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
         let look = peer.as_ref().and_then(|_| Instant::now().checked_add(LOOK));
         if sys::wait_for(&mut fds, look).is_err() {
             // Not the end: without a listener the link would look like one that was left behind.
             std::thread::sleep(AGAIN);
             continue;
         }
-        let is_ready = |fd: &PollFd<'_>| fd.any() == Some(true);
-        let called = listener.is_some() && is_ready(&fds[1]);
-        let ended = pidfd.is_some() && fds.last().is_some_and(is_ready);
+        let mut ready = fds.iter().map(|fd| fd.any() == Some(true));
+        let [_, called, ended, said] = watched.map(|fd| fd.is_some() && ready.next() == Some(true));
+        drop(ready);
         drop(fds);
-        if let Some(peer) = peer.filter(|peer| peer.keeps_somebody()) {
+        if let Some(peer) = peer.as_ref().filter(|peer| peer.keeps_somebody()) {
             peer.free_posting();
         }
         if shared.closed.load(Acquire) {
             return;
         }
-        if ended {
-            match listener {
-                Some(_) => shared.secondary_ended(),
-                None => return shared.end_with_primary(),
-            }
+        let left = said && peer.is_some_and(|peer| peer.has_left());
+        match listener {
+            Some(_) if ended => shared.secondary_ended(),
+            // It has given back what it held.
+            Some(_) if left => shared.set_peer(None),
+            None if ended || left => return shared.end_with_primary(),
+            _ => {}
         }
         if let (true, Some(listener)) = (called, listener) {
             match Caller::accepted(listener) {

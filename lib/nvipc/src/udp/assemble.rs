@@ -282,3 +282,146 @@ impl Pools {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use shmesh::config::PoolConfig;
+
+    use super::super::pool::Pool;
+    use super::*;
+
+    const LEN: u32 = 12;
+
+    fn pools() -> Pools {
+        let pool = |id, buf_size_bytes| Pool::new(id, PoolConfig { buf_size_bytes, pool_len: LEN }).ok();
+        Pools([pool(PoolId::CpuMsg, 32), pool(PoolId::CpuData, 64), None, None, None])
+    }
+
+    /// A part of a message whose bytes all follow from its number.
+    fn datagram(session: u32, number: u32, lens: (u32, u32), parts: u16, part: u16) -> (Header, Vec<u8>) {
+        let data_pool = (lens.1 > 0).then_some(PoolId::CpuData);
+        let header = Header {
+            session,
+            number,
+            part,
+            parts,
+            msg_id: number.cast_signed(),
+            cell_id: 0,
+            msg_len: lens.0,
+            data_len: lens.1,
+            data_pool,
+            offset: 0,
+        };
+        let stride = u32::try_from(header.total()).unwrap().div_ceil(u32::from(parts).max(1));
+        let offset = stride * u32::from(part);
+        let len = stride.min((lens.0 + lens.1).saturating_sub(offset));
+        (Header { offset, ..header }, vec![number.to_le_bytes()[0]; len as usize])
+    }
+
+    /// Looks at every byte, and gives it back.
+    fn check(message: &Message, pools: &Pools) -> u32 {
+        let number = message.msg_id.cast_unsigned();
+        for (part, len) in [(message.buffers.msg, message.msg_len), (message.buffers.data, message.data_len)]
+        {
+            for i in 0..usize::try_from(len).unwrap() {
+                // SAFETY: inside the buffer, which was delivered to this test.
+                #[expect(unsafe_code, reason = "buffers are addresses")]
+                let byte = unsafe { part.add(i).read() };
+                assert_eq!(byte, number.to_le_bytes()[0], "no other message's bytes");
+            }
+        }
+        let index = |id| pools.get(id).unwrap();
+        let msg = index(PoolId::CpuMsg).held_index(message.buffers.msg).unwrap();
+        let data = (!message.buffers.data.is_null())
+            .then(|| (PoolId::CpuData, index(PoolId::CpuData).held_index(message.buffers.data).unwrap()));
+        pools.give(msg, data);
+        number
+    }
+
+    fn free(pools: &Pools, id: PoolId) -> usize {
+        let pool = pools.get(id).unwrap();
+        let all: Vec<_> = std::iter::from_fn(|| pool.take().ok()).collect();
+        all.iter().for_each(|index| assert!(pool.give(*index)));
+        all.len()
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_only_whole_messages_do_and_no_buffer_is_lost(
+            datagrams in prop::collection::vec(
+                (0_u32..3, prop_oneof![0_u32..200, any::<u32>()], (0_u32..40, 0_u32..70), 0_u16..5, 0_u16..5, -1_i32..2),
+                0..200,
+            ),
+        ) {
+            let (pools, mut assembler) = (pools(), Assembler::default());
+            for (session, number, lens, parts, part, shift) in datagrams {
+                let (header, payload) = datagram(session, number, lens, parts, part);
+                // As the parser lets through.
+                let header = Header { offset: header.offset.wrapping_add_signed(shift), ..header };
+                let end = u64::from(header.offset) + payload.len() as u64;
+                if part < parts && end <= header.total()
+                    && let Some(message) = assembler.put(header, &payload, &pools)
+                {
+                    prop_assert_eq!(check(&message, &pools), number);
+                }
+                prop_assert!(assembler.partial.len() <= PARTIAL_MAX && assembler.streams.len() <= STREAMS_MAX);
+                let is_awaited = |partial: &Partial| {
+                    assembler.streams.iter().any(|stream| stream.continues(&partial.header))
+                };
+                prop_assert!(assembler.partial.iter().all(is_awaited));
+            }
+            let with_data = assembler.partial.iter().filter(|partial| partial.data.is_some()).count();
+            prop_assert_eq!(free(&pools, PoolId::CpuMsg), LEN as usize - assembler.partial.len());
+            prop_assert_eq!(free(&pools, PoolId::CpuData), LEN as usize - with_data);
+        }
+
+        #[test]
+        fn of_one_sender_each_comes_once_in_order_or_is_counted(
+            begin: u32,
+            messages in prop::collection::vec((0_u32..33, 0_u32..65, 1_u16..4, 0_u32..10), 1..150),
+            forged in prop::collection::vec((0_usize..150, any::<u32>(), any::<bool>()), 0..3),
+        ) {
+            let (pools, mut assembler) = (pools(), Assembler::default());
+            let (mut last, mut delivered, mut whole) = (None, 0_u64, 0_u64);
+            for (turn, (msg_len, data_len, parts, fate)) in messages.iter().enumerate() {
+                let number = begin.wrapping_add(u32::try_from(turn).unwrap());
+                let parts = (*parts).min(u16::try_from((msg_len + data_len).max(1)).unwrap());
+                let is_last = turn + 1 == messages.len();
+                // One in ten is lost, one comes twice.
+                let times = match fate { 0 if !is_last && turn > 0 => 0, 1 => 2, _ => 1 };
+                let mut passed = 0;
+                for part in 0..parts {
+                    let (header, payload) = datagram(1, number, (*msg_len, *data_len), parts, part);
+                    // Our sender makes no empty ones: it makes fewer.
+                    if header.stride(payload.len()).is_none() {
+                        continue;
+                    }
+                    passed += u16::from(times > 0);
+                    for _ in 0..times {
+                        if let Some(message) = assembler.put(header, &payload, &pools) {
+                            let number = check(&message, &pools);
+                            prop_assert!(last.is_none_or(|last| number.wrapping_sub(last) < HALF && number != last));
+                            last = Some(number);
+                            delivered += 1;
+                        }
+                    }
+                    for (_, number, same) in forged.iter().filter(|(at, ..)| *at == turn && part == 0) {
+                        // What is of this time is a message like any other.
+                        let far = (1 << 20..u32::MAX - (1 << 20)).contains(&number.wrapping_sub(begin));
+                        let session = if *same { 1 } else { *number };
+                        let (header, payload) = datagram(session, *number, (5, 0), 1, 0);
+                        if far && let Some(message) = assembler.put(header, &payload, &pools) {
+                            check(&message, &pools);
+                        }
+                    }
+                }
+                whole += u64::from(passed == parts);
+            }
+            prop_assert_eq!(delivered, whole);
+            if assembler.partial.is_empty() {
+                prop_assert_eq!(whole + assembler.lost.messages, messages.len() as u64);
+            }
+        }
+    }
+}
