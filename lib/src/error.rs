@@ -341,6 +341,39 @@ pub enum ErrorKind {
         /// The link.
         link: Arc<str>,
     },
+    /// The DATA part is in device memory, where the CPU does not reach.
+    #[error(
+        "link {link}: the buffers of pool {pool} are in device memory; open it with `Link::device_pool`, and take the place of \
+         the DATA part from there"
+    )]
+    OnDevice {
+        /// The link.
+        link: Arc<str>,
+        /// The pool.
+        pool: PoolId,
+    },
+    /// The pool is in shared memory, or another one in device memory.
+    #[error(
+        "link {link}: the buffers of pool {pool} are not in this device memory; only those of cuda_data and gpu_data are, each in \
+         its own"
+    )]
+    NotOnDevice {
+        /// The link.
+        link: Arc<str>,
+        /// The pool.
+        pool: PoolId,
+    },
+    /// The payload is in device memory that this process does not have, because nobody kept it, and the pool was given other.
+    #[error(
+        "link {link}: this message's DATA part is in other device memory than pool {pool} has here: all who had it have ended, or \
+         it was replaced meanwhile; open the pool again, and ask for the payload once more"
+    )]
+    OtherMemory {
+        /// The link.
+        link: Arc<str>,
+        /// The pool.
+        pool: PoolId,
+    },
     /// A loan was offered to a link that did not make it.
     #[error("link {link}: the loan belongs to another handle; send it with the handle that made it")]
     ForeignLoan {

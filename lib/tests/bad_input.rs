@@ -17,7 +17,7 @@ use nix::sys::socket::{
 };
 use peers::{Peer, config, ipc_dir, is_root, kind_of, refused, send, until};
 use shmesh::config::PoolId;
-use shmesh::{Error, ErrorKind, Link, LinkOptions, MAX_SEATS, Side};
+use shmesh::{Error, Link, LinkOptions, MAX_SEATS, Side};
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
 use shmesh_proto::limits::MAX_PACKET_BYTES;
 use shmesh_proto::packet;
@@ -474,14 +474,17 @@ fn pools_that_are_not_there() {
 }
 
 #[test]
-fn device_pools_without_a_device() {
-    let dir = ipc_dir();
-    for (change, pool) in [("gpu=64x4", "gpu_data"), ("cuda=64x4", "cuda_data")] {
-        let error = refused(create(dir.path(), change));
-        says(&error, "Config", &["link link: ", pool, "needs a device backend", "to 0"]);
-        assert!(matches!(error.kind(), ErrorKind::Config(_)));
+fn device_pools_and_the_cpu() {
+    for (change, pool, name) in
+        [("gpu=64x4", PoolId::GpuData, "gpu_data"), ("cuda=64x4", PoolId::CudaData, "cuda_data")]
+    {
+        let dir = ipc_dir();
+        let link = create(dir.path(), change).unwrap();
+        let error = refused(link.loan_with(pool).unwrap().data_mut(1).map(drop));
+        says(&error, "OnDevice", &["link link: ", name, "Link::device_pool"]);
+        let error = refused(link.device_pool(PoolId::CpuData, shmesh::device::HostMemory::new));
+        says(&error, "NotOnDevice", &["link link: ", "cpu_data", "cuda_data and gpu_data"]);
     }
-    assert_eq!(peers::files(dir.path()), [""; 0]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 use shmesh::{Participant, Recovered, SeatIndex, SeatWord};
 use shmesh_daemon::descriptor::watched;
 use shmesh_proto::broker::{
-    self, Code, ExportKey, Mechanism, Processes, Reply, Request, event, reply, request,
+    self, Code, Mechanism, PoolMemory, Processes, Reply, Request, event, reply, request,
 };
 use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::limits::VERSION;
@@ -287,6 +287,7 @@ impl Hub {
                 let text = format!("link {name} is kept by a sidecar; end that one first");
                 self.refuse(session, id, Op::Yield, Code::Denied, Reason::KeptHere, text);
             }
+            Some(request::Op::PoolMemory(told)) => self.pool_memory(session, id, told, fds),
             Some(request::Op::ListProcesses(list)) => {
                 let skip = usize::try_from(list.skip).unwrap_or(usize::MAX);
                 self.inspect(session, id, |hub| reply::Result::Processes(hub.everybody(link, skip)));
@@ -301,7 +302,9 @@ impl Hub {
                 self.ask_broker(session, request, fds);
             }
             Some(request::Op::ExportKey(export))
-                if !fds.iter().all(|fd| self.descriptors.is_memory_of(fd, export)) =>
+                if !fds
+                    .iter()
+                    .all(|fd| self.descriptors.is_memory_of(fd, export.mechanism(), export.size)) =>
             {
                 let text = "the descriptor is no device's, or no sealed memfd of this size: seal it against shrinking \
                             and growing";
@@ -435,6 +438,50 @@ impl Hub {
         self.metrics.attached();
         self.audit.write(&self.record(session, Op::Attach));
         self.send(session, &Reply::new(id, reply::Result::Attached(attached)), fds);
+    }
+
+    /// The sessions on a link whose processes have attached to it.
+    fn attached_to(&self, link: LinkIndex) -> impl Iterator<Item = SessionId> {
+        let is_attached = move |known: &Session| {
+            let process = known.process.and_then(|process| self.processes.get(&process));
+            known.link == link && process.is_some_and(|process| process.links.contains(&link))
+        };
+        self.sessions.iter().filter(move |(_, known)| is_attached(known)).map(|(session, _)| *session)
+    }
+
+    /// The device memory of a pool: for who may have the link's segments, and kept as they are.
+    fn pool_memory(&mut self, session: SessionId, id: u64, told: &PoolMemory, fds: Vec<OwnedFd>) {
+        let Some(link) = self.sessions.get(&session).map(|known| known.link) else { return };
+        let links = Arc::clone(&self.links);
+        let keeper = &links[link.0].keeper;
+        if !self.attached_to(link).any(|other| other == session) {
+            let text = format!("link {}: attach to it first", keeper.name());
+            return self.refuse(session, id, Op::PoolMemory, Code::Denied, Reason::NotAttached, text);
+        }
+        let is_offer = told.id != 0;
+        if is_offer && !fds.iter().all(|fd| self.descriptors.is_memory_of(fd, told.mechanism(), told.size)) {
+            let text = "the descriptor is no device's, or no sealed memfd of this size: seal it against shrinking and \
+                        growing";
+            return self.refuse(session, id, Op::PoolMemory, Code::Invalid, Reason::BadDescriptors, text);
+        }
+        let (answer, fd, is_news) = match keeper.pool_memory(told, fds) {
+            Ok(answered) => answered,
+            Err(text) => {
+                let reason = Reason::BadPoolMemory;
+                return self.refuse(session, id, Op::PoolMemory, Code::Invalid, reason, text);
+            }
+        };
+        let fds: Vec<_> = fd.into_iter().collect();
+        if is_news {
+            let size_bytes = Some(answer.size);
+            self.audit.write(&Record { size_bytes, ..self.record(session, Op::PoolMemory) });
+            // Whoever takes this sidecar's place one day has to have it.
+            let others: Vec<_> = self.attached_to(link).filter(|other| *other != session).collect();
+            for other in others {
+                self.send(other, &Reply::new(0, reply::Result::PoolMemory(answer.clone())), fds.clone());
+            }
+        }
+        self.send(session, &Reply::new(id, reply::Result::PoolMemory(answer)), fds);
     }
 
     fn seated(&mut self, session: SessionId, seat: u32, word: u64) {
@@ -612,10 +659,10 @@ impl Hub {
 /// Of the character devices whose descriptors are memory of a GPU.
 const NVIDIA_MAJOR: u64 = 195;
 
-/// Which descriptors keys may have.
+/// Which descriptors keys and pools may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptors {
-    /// How many, all together.
+    /// How many keys may have, all together.
     pub(crate) max: usize,
     /// Whether a memfd passes for a device's, as that of a double is one.
     pub(crate) memfds_for_devices: bool,
@@ -623,8 +670,8 @@ pub(crate) struct Descriptors {
 
 impl Descriptors {
     /// Whether a descriptor is what the mechanism needs. Memory that can be truncated would be a bus error in the importer.
-    fn is_memory_of(self, fd: &OwnedFd, export: &ExportKey) -> bool {
-        if export.mechanism() != Mechanism::Host {
+    fn is_memory_of(self, fd: &OwnedFd, mechanism: Mechanism, size: u64) -> bool {
+        if mechanism != Mechanism::Host {
             // A device's, where the mechanism has one at all.
             return fstat(fd).is_ok_and(|stat| {
                 let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
@@ -634,8 +681,8 @@ impl Descriptors {
         }
         let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
         let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
-        let size = fstat(fd).ok().and_then(|stat| u64::try_from(stat.st_size).ok());
-        seals.is_ok_and(|seals| seals.contains(wanted)) && size.is_some_and(|size| size >= export.size)
+        let found = fstat(fd).ok().and_then(|stat| u64::try_from(stat.st_size).ok());
+        seals.is_ok_and(|seals| seals.contains(wanted)) && found.is_some_and(|found| found >= size)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use prometheus_client::registry::Registry;
-use shmesh::config::LinkConfig;
+use shmesh::config::{LinkConfig, PoolId};
 use shmesh::sys::socket;
 use shmesh_daemon::admin::{self, Admin};
 use shmesh_daemon::descriptor::watched;
@@ -100,7 +100,10 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         tracing::warn!("any file passes for a device's memory: that is for tests alone");
     }
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
-    let room = Room::of(raise_limit(), open_descriptors());
+    // Those of pools in device memory come later, and are never refused.
+    let of_pools = configs.iter().flat_map(|link| PoolId::ALL.map(|pool| (pool, link.pool(pool))));
+    let of_pools = of_pools.filter(|(pool, size)| pool.is_device() && size.is_enabled()).count();
+    let room = Room::of(raise_limit(), open_descriptors() + of_pools);
     let hub = Hub::new(
         kept,
         Broker::new(policy, entropy()?),

@@ -144,9 +144,10 @@ fn code_of(kind: &ErrorKind) -> shmesh_error_t {
         ErrorKind::Exhausted { .. } | ErrorKind::InlineExhausted { .. } => SHMESH_ERROR_EXHAUSTED,
         ErrorKind::Full { .. } => SHMESH_ERROR_FULL,
         ErrorKind::TooLong { .. } | ErrorKind::InlineTooLong { .. } => SHMESH_ERROR_TOO_LONG,
-        ErrorKind::NoPool { .. } | ErrorKind::MsgPool { .. } | ErrorKind::NoDataPart { .. } => {
-            SHMESH_ERROR_NO_POOL
-        }
+        ErrorKind::NoPool { .. }
+        | ErrorKind::MsgPool { .. }
+        | ErrorKind::NoDataPart { .. }
+        | ErrorKind::OnDevice { .. } => SHMESH_ERROR_NO_POOL,
         ErrorKind::Evicted { .. } => SHMESH_ERROR_EVICTED,
         ErrorKind::Corrupt { .. } => SHMESH_ERROR_CORRUPT,
         ErrorKind::NoNotification { .. } => SHMESH_ERROR_NO_NOTIFICATION,

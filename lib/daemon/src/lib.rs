@@ -19,6 +19,7 @@ pub mod bytes;
 pub mod descriptor;
 mod guarded;
 pub mod readiness;
-pub mod seldom;
 pub mod shutdown;
 pub mod telemetry;
+
+pub use shmesh_seldom as seldom;

@@ -189,6 +189,29 @@ pub struct ListKeys {
     pub skip: u32,
 }
 
+/// The device memory that a pool of the link is in. As a request it asks for that, and may offer some where there is none
+/// yet: the first offer stays, and the answer is what the link has. With an offer, and with an answer that has memory, its
+/// descriptor comes along.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct PoolMemory {
+    /// The pool's number: 3 `cuda_data`, 4 `gpu_data`.
+    #[prost(uint32, tag = "1")]
+    pub pool: u32,
+    /// What messages say that their payload is in: a random number that whoever allocated the memory chose. 0: nothing is
+    /// offered, or there is none.
+    #[prost(uint64, tag = "2")]
+    pub id: u64,
+    /// Bytes.
+    #[prost(uint64, tag = "3")]
+    pub size: u64,
+    /// How the memory travels: `host` or `cuda-vmm`.
+    #[prost(enumeration = "Mechanism", tag = "4")]
+    pub mechanism: i32,
+    /// Which device it is on: for `cuda-vmm` a UUID of 16 bytes.
+    #[prost(bytes = "vec", tag = "5")]
+    pub handle: Vec<u8>,
+}
+
 /// One request.
 ///
 /// ```
@@ -204,7 +227,7 @@ pub struct Request {
     #[prost(uint64, tag = "2")]
     pub id: u64,
     /// What is asked.
-    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18")]
+    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19")]
     pub op: Option<request::Op>,
 }
 
@@ -226,7 +249,7 @@ impl Request {
 pub mod request {
     use super::{
         Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, ListKeys, ListProcesses,
-        Oneof, Proof, Seated, SetImportPid, Stands, Yield,
+        Oneof, PoolMemory, Proof, Seated, SetImportPid, Stands, Yield,
     };
 
     /// What is asked.
@@ -282,8 +305,11 @@ pub mod request {
         /// [`ListKeys`].
         #[prost(message, tag = "17")]
         ListKeys(ListKeys),
-        /// [`Stands`].
+        /// [`PoolMemory`].
         #[prost(message, tag = "18")]
+        PoolMemory(PoolMemory),
+        /// [`Stands`].
+        #[prost(message, tag = "19")]
         Stands(Stands),
     }
 }
@@ -537,11 +563,12 @@ pub struct Refused {
 /// ```
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Reply {
-    /// That of the request. 0 with an event or a challenge, and when the connection itself is refused.
+    /// That of the request. 0 with an event, a challenge or memory that nobody asked for, and when the connection itself is
+    /// refused.
     #[prost(uint64, tag = "1")]
     pub id: u64,
     /// What came of it; [`reply::Result::Event`] answers nothing.
-    #[prost(oneof = "reply::Result", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(oneof = "reply::Result", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
     pub result: Option<reply::Result>,
 }
 
@@ -585,8 +612,8 @@ impl Reply {
 /// What a [`Reply`] holds.
 pub mod reply {
     use super::{
-        AllKeys, Attached, Challenge, Done, Event, Exported, Imported, Keys, Oneof, Processes, Refused, Tgid,
-        Welcome,
+        AllKeys, Attached, Challenge, Done, Event, Exported, Imported, Keys, Oneof, PoolMemory, Processes,
+        Refused, Tgid, Welcome,
     };
 
     /// What came of a request, or an event.
@@ -634,6 +661,9 @@ pub mod reply {
         /// [`AllKeys`].
         #[prost(message, tag = "13")]
         AllKeys(AllKeys),
+        /// [`PoolMemory`].
+        #[prost(message, tag = "14")]
+        PoolMemory(PoolMemory),
     }
 }
 

@@ -43,7 +43,10 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
         | ErrorKind::Full { .. }
         | ErrorKind::Crowded { .. } => "Exhausted",
         ErrorKind::TooLong { .. } | ErrorKind::InlineTooLong { .. } => "TooLong",
-        ErrorKind::NoPool { .. } | ErrorKind::MsgPool { .. } | ErrorKind::NoDataPart { .. } => "Invalid",
+        ErrorKind::NoPool { .. }
+        | ErrorKind::MsgPool { .. }
+        | ErrorKind::NoDataPart { .. }
+        | ErrorKind::OnDevice { .. } => "Invalid",
         ErrorKind::Evicted { .. } => "Evicted",
         ErrorKind::StillMapped { .. } => "StillViewed",
         ErrorKind::Busy { .. } => "Busy",

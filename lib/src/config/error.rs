@@ -153,12 +153,6 @@ pub enum ConfigError {
     /// One number of a pool is given, and the other has no default.
     #[error("link {link}: pool {pool} has no {missing}; give both numbers, or none{place}")]
     PoolIncomplete { link: LinkName, pool: PoolId, missing: &'static str, place: Place },
-    /// A pool in device memory is asked for, and there is no device.
-    #[error(
-        "link {link}: pool {pool} needs a device backend, none is configured; set buf_size_bytes or pool_len to 0 \
-         (NVIPC files: buf_size or pool_len){place}"
-    )]
-    DeviceBackendMissing { link: LinkName, pool: PoolId, place: Place },
     /// A buffer above [`MAX_BUF_SIZE_BYTES`].
     #[error(
         "link {link}: pool {pool} has buffers of {value} bytes, the limit is {MAX_BUF_SIZE_BYTES}; lower it{place}"
@@ -237,7 +231,6 @@ impl ConfigError {
             | Self::DuplicateLink { place, .. }
             | Self::CpuMsgMissing { place, .. }
             | Self::PoolIncomplete { place, .. }
-            | Self::DeviceBackendMissing { place, .. }
             | Self::BufSizeTooLarge { place, .. }
             | Self::PoolLenTooLarge { place, .. }
             | Self::SegmentTooLarge { place, .. }

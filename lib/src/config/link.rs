@@ -294,9 +294,6 @@ impl LinkConfig {
         if bytes > MAX_SEGMENT_BYTES {
             return Err(ConfigError::SegmentTooLarge { link: link(), pool, bytes, place: places.pool_len });
         }
-        if pool.is_device() && size.is_enabled() {
-            return Err(ConfigError::DeviceBackendMissing { link: link(), pool, place: places.pool_len });
-        }
         Ok(())
     }
 }

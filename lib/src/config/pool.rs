@@ -128,7 +128,7 @@ impl PoolId {
         self as usize
     }
 
-    /// Whether the buffers lie in device memory, so that a device backend is needed.
+    /// Whether the buffers lie in device memory: see [`Link::device_pool`](crate::Link::device_pool).
     ///
     /// ```
     /// use shmesh::config::PoolId;

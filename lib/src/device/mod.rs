@@ -19,12 +19,14 @@
 //! | `host.rs` | [`HostMemory`]: a memfd in the place of a device's memory |
 //! | `cuda/` | [`CudaMemory`] and [`CudaLegacyMemory`]: memory of NVIDIA GPUs |
 //! | `ascend/` | [`AscendMemory`]: memory of Ascend NPUs |
+//! | `pool.rs` | [`DevicePool`]: a link's pool in device memory |
 //! | `library.rs` | vendors' libraries, loaded when they are first needed |
 
 mod ascend;
 mod cuda;
 mod host;
 mod library;
+mod pool;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -41,8 +43,9 @@ use shmesh_proto::key::KEY_BYTES;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 pub use ascend::{AscendDevice, AscendMemory};
-pub use cuda::{CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, CudaTimeline, DeviceUuid};
+pub use cuda::{CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, CudaTimeline, DeviceUuid, PageLocked};
 pub use host::HostMemory;
+pub use pool::{DeviceBuffer, DevicePool, PoolMemory};
 
 /// A process, by its thread-group id in the outermost pid namespace. Only [`Session::bare_tgid`] knows one's own: a number
 /// from `getpid` is another in each container.

@@ -390,7 +390,7 @@ impl View {
             .into_iter()
             .filter_map(|pool| {
                 let (buf_size_bytes, pool_len) = self.header.shape.pools[pool.index()];
-                let bytes = PoolLayout::of(buf_size_bytes, pool_len).bytes();
+                let bytes = PoolLayout::of(pool, buf_size_bytes, pool_len).bytes();
                 (pool_len > 0).then_some(PoolView { pool, buf_size_bytes, pool_len, bytes })
             })
             .collect()

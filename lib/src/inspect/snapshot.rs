@@ -534,13 +534,16 @@ impl View {
         bytes
     }
 
-    /// Appends the first `len` bytes of a buffer, or as many as there are.
+    /// Appends the first `len` bytes of a buffer, or as many as there are: none of one in device memory.
     pub(super) fn copy_bytes(&self, pool: PoolId, index: u32, len: usize, into: &mut Vec<u8>) {
+        if pool.is_device() {
+            return;
+        }
         let (size, count) = self.core.shape.pools[pool.index()];
         let stride = usize::try_from(crate::pool::stride_bytes(size)).unwrap_or(usize::MAX) / LINE_BYTES;
         let start = stride
             .checked_mul(index as usize)
-            .and_then(|at| at.checked_add(PoolLayout::of(size, count).buffers));
+            .and_then(|at| at.checked_add(PoolLayout::of(pool, size, count).buffers));
         let window = start
             .and_then(|start| self.memories[pool.index()].as_ref()?.window(start, len.div_ceil(LINE_BYTES)));
         let end = into.len() + len;

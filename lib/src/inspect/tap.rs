@@ -420,15 +420,15 @@ impl Tap {
         }
         let (pool, index) =
             data.parts().filter(|(pool, _)| *pool != PoolId::CpuMsg).ok_or(Missed::Damaged)?;
-        let table = core.pool(pool).ok_or(Missed::Damaged)?;
-        let index = table.table.tame(index).ok_or(Missed::Damaged)?;
-        if descriptor.data_len > table.buf_size() {
+        let (table, buf_size) = core.data_table(pool).ok_or(Missed::Damaged)?;
+        let index = table.tame(index).ok_or(Missed::Damaged)?;
+        if descriptor.data_len > buf_size {
             return Err(Missed::Damaged);
         }
         found.data = Some((pool, index, descriptor.data_len));
         // A DATA buffer is freed before its MSG, and forgets whose it was.
         let is_its = || {
-            let word = table.table.owner(index).load(Ordering::Acquire);
+            let word = table.owner(index).load(Ordering::Acquire);
             DataOwner(word).belongs_to(cell, owner)
         };
         if is_its() {

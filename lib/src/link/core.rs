@@ -22,7 +22,9 @@ pub(crate) struct Core {
     pub(crate) seats: Seats,
     primary: Lines,
     rings: [Ring; 2],
+    /// Those whose buffers are here. What is in device memory has no bytes that anybody could reach from here.
     pools: [Option<Pool>; PoolId::COUNT],
+    on_device: [Option<Table>; PoolId::COUNT],
     inline: Option<Table>,
 }
 
@@ -69,7 +71,7 @@ impl DataRef {
     }
 }
 
-/// The descriptor of a MSG, in its cell: words 1 to 3, written where the receiver reads them.
+/// The descriptor of a MSG, in its cell: words 1 to 4, written where the receiver reads them.
 ///
 /// A loan that carried its descriptor with it would be copied each time it is moved. Only the holder of the MSG writes here,
 /// so plain loads and stores of a word will do.
@@ -79,6 +81,8 @@ pub(crate) struct Cell<'a>(pub(crate) &'a Line);
 const IDS: usize = 1;
 const LENGTHS: usize = 2;
 const DATA: usize = 3;
+/// Which device memory the DATA part is in. Only looked at by who reaches for that, so that it need not be cleared.
+const MEMORY: usize = 4;
 
 impl Cell<'_> {
     #[inline(always)]
@@ -119,6 +123,14 @@ impl Cell<'_> {
     pub(crate) fn set_data(&self, data: DataRef) {
         self.0.word(DATA).store(data.0, Ordering::Relaxed);
     }
+
+    pub(crate) fn set_memory(&self, id: u64) {
+        self.0.word(MEMORY).store(id, Ordering::Relaxed);
+    }
+
+    pub(crate) fn memory(&self) -> u64 {
+        self.0.word(MEMORY).load(Ordering::Relaxed)
+    }
 }
 
 pub(crate) fn pack(high: i32, low: i32) -> u64 {
@@ -143,11 +155,16 @@ impl Core {
             let slots = shm.window(l.slots[i], l.slot_lines)?;
             Some(Ring::new(control, slots, shape.ring_capacity as usize, shape.single))
         };
-        let mut placed = [const { None }; PoolId::COUNT];
-        for ((placed, memory), (size, len)) in placed.iter_mut().zip(pools).zip(shape.pools) {
-            if len > 0 {
-                let l = PoolLayout::of(size, len);
-                *placed = Some(Pool::place(memory.as_ref()?, l.table, l.buffers, size, len as usize)?);
+        let (mut placed, mut on_device) = ([const { None }; PoolId::COUNT], [const { None }; PoolId::COUNT]);
+        for ((pool, memory), (size, len)) in PoolId::ALL.into_iter().zip(pools).zip(shape.pools) {
+            if len == 0 {
+                continue;
+            }
+            let (l, memory) = (PoolLayout::of(pool, size, len), memory.as_ref()?);
+            if pool.is_device() {
+                on_device[pool as usize] = Some(Table::place(memory, l.table, len as usize)?);
+            } else {
+                placed[pool as usize] = Some(Pool::place(memory, l.table, l.buffers, size, len as usize)?);
             }
         }
         Some(Self {
@@ -156,6 +173,7 @@ impl Core {
             primary: shm.window(l.primary_role, 1)?,
             rings: [ring(0)?, ring(1)?],
             pools: placed,
+            on_device,
             inline: if shape.single { None } else { Some(Table::place(shm, l.inline, l.inline_cells)?) },
         })
     }
@@ -171,8 +189,9 @@ impl Core {
     #[cfg(test)]
     pub(crate) fn heap(shape: &Shape) -> Self {
         let l = LinkLayout::of(shape);
-        let pools = shape.pools.map(|(size, len)| {
-            let bytes = usize::try_from(PoolLayout::of(size, len).bytes()).unwrap();
+        let pools = PoolId::ALL.map(|pool| {
+            let (size, len) = shape.pools[pool as usize];
+            let bytes = usize::try_from(PoolLayout::of(pool, size, len).bytes()).unwrap();
             (len > 0).then(|| Memory::heap(bytes / crate::sync::LINE_BYTES))
         });
         let core = Self::place(shape, &Memory::heap(l.total), &pools).unwrap();
@@ -180,15 +199,22 @@ impl Core {
         core
     }
 
+    /// A pool whose buffers are here.
     #[inline]
     pub(crate) fn pool(&self, pool: PoolId) -> Option<&Pool> {
         self.pools[pool as usize].as_ref()
     }
 
+    /// The table of a pool, wherever its buffers are, and the size of one.
+    pub(crate) fn data_table(&self, pool: PoolId) -> Option<(&Table, u32)> {
+        Some((self.table(pool as usize)?, self.shape.pools[pool as usize].0))
+    }
+
     /// The table at a place in the array of [`TABLES`].
     pub(crate) fn table(&self, place: usize) -> Option<&Table> {
         match self.pools.get(place) {
-            Some(pool) => pool.as_ref().map(|pool| &pool.table),
+            Some(Some(pool)) => Some(&pool.table),
+            Some(None) => self.on_device[place].as_ref(),
             None => self.inline.as_ref(),
         }
     }
@@ -259,13 +285,16 @@ impl Core {
             .parts()
             .filter(|&(id, _)| id != PoolId::CpuMsg)
             .ok_or(Wild("a DATA part in a pool that cannot hold one"))?;
-        let pool = self.pool(id).ok_or(Wild("a DATA part in a pool that this link does not have"))?;
-        let index = pool.table.tame(index).ok_or(Wild("a DATA buffer past the end of its pool"))?;
-        let data = DataOwner(pool.table.owner(index).load(Ordering::Relaxed));
+        let (table, buf_size) = match self.pool(id) {
+            Some(pool) => (&pool.table, pool.buf_size()),
+            None => self.data_table(id).ok_or(Wild("a DATA part in a pool that this link does not have"))?,
+        };
+        let index = table.tame(index).ok_or(Wild("a DATA buffer past the end of its pool"))?;
+        let data = DataOwner(table.owner(index).load(Ordering::Relaxed));
         if !data.belongs_to(cell, owner) {
             return Err(Wild("a DATA buffer that belongs to another message"));
         }
-        if data_len > pool.buf_size() {
+        if data_len > buf_size {
             return Err(Wild("a DATA part longer than its buffer"));
         }
         Ok(())
@@ -469,9 +498,9 @@ impl Core {
 
     /// Frees the DATA buffers whose MSG is over.
     fn reclaim_orphans(&self, me: SeatIndex, pool: PoolId, done: &mut Recovered) {
-        let Some(pool) = self.pool(pool) else { return };
-        for index in 0..u32::try_from(pool.table.len()).unwrap_or(u32::MAX) {
-            let data = DataOwner(pool.table.owner(index).load(Ordering::Acquire));
+        let Some(table) = self.table(pool as usize) else { return };
+        for index in 0..u32::try_from(table.len()).unwrap_or(u32::MAX) {
+            let data = DataOwner(table.owner(index).load(Ordering::Acquire));
             let Some((cell, _)) = data.attached_to() else { continue };
             // A MSG is loaned before its DATA and freed after it: read in this order, a living pair never looks orphaned.
             let owner = self
@@ -480,7 +509,7 @@ impl Core {
                 .tame(cell)
                 .map(|cell| MsgOwner(self.msg().table.owner(cell).load(Ordering::Relaxed)));
             let alive = owner.is_some_and(|owner| !owner.is_free() && data.belongs_to(cell, owner));
-            if !alive && pool.table.reclaim(me, index, data.0, data.freed().0) {
+            if !alive && table.reclaim(me, index, data.0, data.freed().0) {
                 done.data_buffers += 1;
             }
         }

@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use shmesh_proto::broker::PoolMemory;
+
 use super::holder;
 use super::open::{Entered, LinkOptions};
 use super::{Recovered, Shared};
@@ -148,6 +150,36 @@ impl Keeper {
             segments: attached.segments,
             fds,
         }
+    }
+
+    /// Answers a participant that asks for the device memory of a pool, or offers some with its descriptor: the first offer
+    /// stays, for as long as the keeper or a participant lives. What the link has then, and the descriptor that goes with it;
+    /// and whether that is news, of which everybody should hear.
+    ///
+    /// # Errors
+    /// Which rule the request breaks: a pool that the link does not have in device memory, a size, a mechanism, a descriptor.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::config::{LinkConfig, PoolConfig, PoolId};
+    /// use shmesh_proto::broker::PoolMemory;
+    /// let mut config = LinkConfig::new("fronthaul".parse()?);
+    /// config.pools[PoolId::GpuData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 8 };
+    /// let keeper = options.keep(&config)?;
+    /// let question = PoolMemory { pool: PoolId::GpuData as u32, ..PoolMemory::default() };
+    /// let (answer, fd, is_news) = keeper.pool_memory(&question, Vec::new())?;
+    /// assert!(answer.id == 0 && fd.is_none() && !is_news, "nobody has offered any");
+    /// assert!(keeper.pool_memory(&PoolMemory { pool: 1, ..question }, Vec::new()).is_err(), "cpu_data is here");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pool_memory(
+        &self,
+        told: &PoolMemory,
+        fds: Vec<OwnedFd>,
+    ) -> std::result::Result<(PoolMemory, Option<Arc<OwnedFd>>, bool), String> {
+        let answer = self.shared.lend(told, fds)?;
+        Ok((answer.message(), answer.memory.as_ref().map(|memory| Arc::clone(&memory.fd)), answer.is_news))
     }
 
     /// Bytes of all segments.

@@ -318,7 +318,8 @@ impl<'a> Loan<'a> {
     ///
     /// # Errors
     /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`NoDataPart`](crate::ErrorKind::NoDataPart) when the loan
-    /// has none, whatever `len` is; [`Evicted`](crate::ErrorKind::Evicted).
+    /// has none, whatever `len` is; [`OnDevice`](crate::ErrorKind::OnDevice) when it is in device memory, whatever `len` is;
+    /// [`Evicted`](crate::ErrorKind::Evicted).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -339,12 +340,29 @@ impl<'a> Loan<'a> {
         let Some((pool, index)) = self.data.parts() else {
             return Err(Error::from(ErrorKind::NoDataPart { link: self.link.link() }));
         };
+        let Some(bytes) = self.link.core().pool(pool) else { return Err(self.link.beyond_the_cpu(pool)) };
         let fits = self.link.fits(pool, len)?;
         self.link.desk.cell(self.cell).set_data_len(fits);
-        match self.link.core().pool(pool) {
-            Some(bytes) => Ok(bytes_mut(self, bytes.buffer(index), len)),
-            None => Err(self.link.exhausted(pool)),
-        }
+        Ok(bytes_mut(self, bytes.buffer(index), len))
+    }
+
+    /// As [`data_mut`](Self::data_mut), of a DATA part in the device memory `memory`: its pool and index.
+    pub(crate) fn set_device_data(&mut self, len: usize, memory: u64) -> Result<(PoolId, u32)> {
+        self.link.check_seated()?;
+        let Some((pool, index)) = self.data.parts() else {
+            return Err(Error::from(ErrorKind::NoDataPart { link: self.link.link() }));
+        };
+        let limit = self.link.core().data_table(pool).map_or(0, |(_, buf_size)| buf_size);
+        let fits = u32::try_from(len).ok().filter(|&fits| fits <= limit);
+        let fits = fits.ok_or_else(|| self.link.too_long(pool, len, limit))?;
+        let cell = self.link.desk.cell(self.cell);
+        cell.set_data_len(fits);
+        cell.set_memory(memory);
+        Ok((pool, index))
+    }
+
+    pub(crate) fn link(&self) -> &'a Link {
+        self.link
     }
 
     /// Sets the message's id: the application's to choose.
@@ -513,6 +531,11 @@ impl Link {
             Ok(fits) if fits <= limit => Ok(fits),
             _ => Err(self.too_long(pool, len, limit)),
         }
+    }
+
+    #[cold]
+    fn beyond_the_cpu(&self, pool: PoolId) -> Error {
+        Error::from(ErrorKind::OnDevice { link: self.link(), pool })
     }
 
     #[cold]

@@ -256,7 +256,8 @@ impl Message<'_> {
         bytes(self, self.bytes, self.descriptor.msg_len)
     }
 
-    /// The DATA part; empty when there is none.
+    /// The DATA part; empty when there is none, and when it is in device memory: there,
+    /// [`DevicePool`](crate::device::DevicePool) says where it is.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -276,6 +277,35 @@ impl Message<'_> {
             Some(start) => bytes(self, start, self.descriptor.data_len),
             None => &[],
         }
+    }
+
+    /// Bytes of the DATA part, wherever it is; 0 when there is none.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mut loan = mac.loan_with(shmesh::config::PoolId::CpuData)?;
+    /// loan.data_mut(4096)?;
+    /// loan.send()?;
+    /// assert_eq!(phy.receive()?.expect("it was just sent").data_len(), 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn data_len(&self) -> usize {
+        self.descriptor.data_len as usize
+    }
+
+    /// The buffer of the DATA part, and which device memory the sender says that it is in.
+    pub(crate) fn device_data(&self) -> Option<(PoolId, u32, u64)> {
+        let (pool, index) = self.data.parts()?;
+        Some((pool, index, self.link.desk.cell(self.cell).memory()))
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        self.link
     }
 
     /// The pool of the DATA part; `None` when there is none.

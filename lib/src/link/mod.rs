@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
 //! | `desk.rs` | the same, seen from one participant's seat |
+//! | `device.rs` | the device memory of pools, from hand to hand |
 //! | `open.rs` | creating, attaching, adopting what a crash left |
 //! | `holder/` | who keeps the descriptors and hands them to newcomers |
 //! | `keeper.rs` | [`Keeper`]: the same, for who is not on the link |
@@ -15,6 +16,7 @@
 
 pub(crate) mod core;
 pub(crate) mod desk;
+pub(crate) mod device;
 pub(crate) mod holder;
 mod keeper;
 mod loan;
@@ -26,15 +28,18 @@ mod wait;
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shmesh_proto::broker::{Request, Seated, request};
 use shmesh_proto::packet;
 
-use crate::config::PoolId;
+use crate::config::{Backing, PoolId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{MAX_SEATS, Participant, SeatIndex, Side};
 use crate::ring::{Ring, Wild, spsc};
+use crate::segment::Memory;
+use crate::segment::layout::PoolLayout;
 use crate::segment::store::{Segment, Store};
 use crate::sys::eventfd::Doorbell;
 use crate::sys::file::Lock;
@@ -63,9 +68,18 @@ pub(crate) struct Shared {
     pub(crate) lock: Lock,
     /// The connection to who serves the link, while somebody else does.
     pub(crate) broker: Mutex<Option<Arc<OwnedFd>>>,
+    /// The device memory of its pools, as far as this process knows: kept to be handed to newcomers.
+    pub(crate) memories: device::Memories,
 }
 
 impl Shared {
+    /// Whether there is anything that has no name, so that somebody has to hand it out.
+    fn has_descriptors(&self) -> bool {
+        self.doorbells.is_some()
+            || self.store.backing == Backing::Memfd
+            || self.core.shape.device_pools().next().is_some()
+    }
+
     fn broker(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
         // A reference is replaced whole.
         self.broker.lock().unwrap_or_else(PoisonError::into_inner)
@@ -306,6 +320,16 @@ impl Link {
         })
     }
 
+    /// All buffers of a pool that are here: where they begin, how many bytes they take with what lies between them, and what
+    /// keeps them.
+    pub(crate) fn host_buffers(&self, pool: PoolId) -> Option<(NonNull<u8>, usize, Arc<Memory>)> {
+        let start = self.core().pool(pool)?.buffer(0);
+        let segment = self.shared.segments.iter().find(|segment| segment.header.pool == Some(pool))?;
+        let (size, len) = self.pool(pool)?;
+        let bytes = usize::try_from(PoolLayout::of(pool, size, len).buffer_bytes()).ok()?;
+        Some((start, bytes, Arc::clone(&segment.memory)))
+    }
+
     #[inline]
     fn core(&self) -> &Core {
         &self.desk.core
@@ -449,7 +473,7 @@ mod tests {
             // As many files before the lock as there are in ours: the socket's place.
             std::fs::write(dirs[0].join("first"), "").unwrap();
             let mut config = LinkConfig::new("link".parse().unwrap());
-            config.backing = crate::config::Backing::Memfd;
+            config.backing = Backing::Memfd;
             let phy = LinkOptions::new().dir(&dirs[0]).create(&config).unwrap();
             std::os::unix::fs::symlink(dirs[0].join("link.broker"), dirs[1].join("link.broker")).unwrap();
             let mac = LinkOptions::new().dir(&dirs[1]).attach("link", Side::Secondary).unwrap();

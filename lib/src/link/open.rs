@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::core::Core;
 use super::holder::{Holder, Offer, SILENT};
-use super::{Link, Shared};
+use super::{Link, Shared, device};
 use crate::config::{Backing, LinkConfig, LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::Side;
@@ -293,6 +293,13 @@ impl LinkOptions {
             Some((offer, connection)) => (offer, Some(connection)),
             None => (Offer::default(), None),
         };
+        let memory = match (&connection, create) {
+            // Who yields answers nothing more.
+            (Some(connection), Some(config)) if take_over => {
+                device::all_of(connection, Shape::of(config).device_pools())
+            }
+            _ => Vec::new(),
+        };
         match &connection {
             Some(connection) if take_over && !Holder::ask_to_yield(connection) => {
                 return Ok(Attempt::Unsettled(
@@ -311,8 +318,11 @@ impl LinkOptions {
             ));
         }
         let existing = self.existing(store, offer.segments)?;
-        // A link without notification has nothing to hand out, and nobody serves it.
-        let is_served = existing.as_ref().is_none_or(|segments| segments[0].header.conduct.notify);
+        // A link without notification and device memory has nothing to hand out, and nobody serves it.
+        let is_served = existing.as_ref().is_none_or(|segments| {
+            let header = segments[0].header;
+            header.conduct.notify || header.shape.device_pools().next().is_some()
+        });
         if connection.is_none() && is_served && lock.others_joined().map_err(failed)? {
             // They have the doorbells, and perhaps the memfds; with others of ours there would be two links of one name.
             return Ok(Attempt::Unsettled(
@@ -336,6 +346,10 @@ impl LinkOptions {
             same_shape(store, config, &segments)?;
         }
         let shared = assemble(store, segments, offer.doorbells, lock)?;
+        for (told, fds) in memory {
+            // What breaks a rule is as if it had not been said.
+            let _ = shared.lend(&told, fds);
+        }
         Ok(Attempt::Done(Entered { shared, connection }))
     }
 
@@ -491,6 +505,7 @@ fn assemble(
         spin_us: conduct.spin_us,
         lock,
         broker: Mutex::new(None),
+        memories: device::Memories::default(),
     }))
 }
 

@@ -65,7 +65,7 @@ impl Header {
             None => LinkLayout::of(&self.shape).bytes(),
             Some(pool) => {
                 let (size, len) = self.shape.pools[pool as usize];
-                PoolLayout::of(size, len).bytes()
+                PoolLayout::of(pool, size, len).bytes()
             }
         }
     }

@@ -39,6 +39,12 @@ impl Shape {
         }
     }
 
+    /// The pools that the link has and whose buffers are in device memory.
+    pub(crate) fn device_pools(&self) -> impl Iterator<Item = PoolId> + use<> {
+        let pools = self.pools;
+        PoolId::ALL.into_iter().filter(move |&pool| pool.is_device() && pools[pool as usize].1 > 0)
+    }
+
     /// Whether a header that says so can be one of ours.
     pub(crate) fn is_sane(&self) -> bool {
         self.ring_capacity.is_power_of_two()
@@ -100,22 +106,28 @@ impl LinkLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolLayout {
     pub(crate) table: usize,
-    /// The first buffer, on a page.
+    /// The first buffer, on a page; the end of the segment when the buffers are in device memory.
     pub(crate) buffers: usize,
     bytes: u64,
 }
 
 impl PoolLayout {
-    pub(crate) fn of(buf_size: u32, len: u32) -> Self {
+    pub(crate) fn of(pool: PoolId, buf_size: u32, len: u32) -> Self {
         let table = HEADER_LINES;
         let buffers = (table + table_lines(len as usize)).next_multiple_of(PAGE_LINES);
+        let here = if pool.is_device() { 0 } else { stride_bytes(buf_size) };
         // 2^19 buffers of 2^31 bytes do not overflow.
-        let bytes = (buffers * LINE_BYTES) as u64 + stride_bytes(buf_size) * u64::from(len);
+        let bytes = (buffers * LINE_BYTES) as u64 + here * u64::from(len);
         Self { table, buffers, bytes: bytes.next_multiple_of((PAGE_LINES * LINE_BYTES) as u64) }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// From the first buffer to the end: whole pages.
+    pub(crate) fn buffer_bytes(&self) -> u64 {
+        self.bytes - (self.buffers * LINE_BYTES) as u64
     }
 }
 
@@ -123,7 +135,8 @@ impl PoolLayout {
 pub(crate) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 impl LinkConfig {
-    /// Bytes of all segments of the link together: what its creator reserves and pays for, page by page.
+    /// Bytes of all segments of the link together: what its creator reserves and pays for, page by page. The buffers of
+    /// pools in device memory are not among them.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -140,8 +153,9 @@ impl LinkConfig {
             HugePages::Hugetlb => bytes.next_multiple_of(HUGE_PAGE_BYTES),
             HugePages::Off | HugePages::Transparent => bytes,
         };
-        let pools = shape.pools.iter().filter(|(_, len)| *len > 0);
-        let pools: u64 = pools.map(|&(size, len)| whole(PoolLayout::of(size, len).bytes())).sum();
+        let pools = PoolId::ALL.into_iter().zip(shape.pools).filter(|(_, (_, len))| *len > 0);
+        let pools: u64 =
+            pools.map(|(pool, (size, len))| whole(PoolLayout::of(pool, size, len).bytes())).sum();
         whole(LinkLayout::of(&shape).bytes()) + pools
     }
 }
@@ -172,12 +186,21 @@ mod tests {
 
     #[test]
     fn buffers_start_on_a_page_and_do_not_all_share_one_set_of_the_cache() {
-        let l = PoolLayout::of(8192, 4096);
+        let l = PoolLayout::of(PoolId::CpuMsg, 8192, 4096);
         assert_eq!(l.buffers * LINE_BYTES % 4096, 0);
         assert_eq!(stride_bytes(8192), 8192 + 64);
         assert_eq!(stride_bytes(1), 64);
         assert_eq!(stride_bytes(15_000), 15_040);
         assert!(l.bytes() >= (l.buffers * LINE_BYTES) as u64 + 4096 * 8256);
+    }
+
+    #[test]
+    fn the_segment_of_a_device_pool_ends_where_its_buffers_would_begin() {
+        for pool in [PoolId::CudaData, PoolId::GpuData] {
+            let (here, there) = (PoolLayout::of(PoolId::CpuData, 8192, 64), PoolLayout::of(pool, 8192, 64));
+            assert_eq!(here.buffers, there.buffers);
+            assert_eq!(there.bytes(), (there.buffers * LINE_BYTES) as u64);
+        }
     }
 
     #[test]

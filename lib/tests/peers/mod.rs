@@ -18,7 +18,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 use shmesh::client::Happened;
 use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, RingMode};
-use shmesh::device::{BareTgid, DeviceKey, ExportFlags, HostMemory, Session};
+use shmesh::device::{BareTgid, DeviceKey, DevicePool, ExportFlags, HostMemory, PoolMemory, Session};
 use shmesh::sys::socket;
 use shmesh::{Error, Link, LinkOptions, Side};
 
@@ -293,9 +293,14 @@ impl Peer {
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll,
         ];
+        self.until_in(&numbers);
+    }
+
+    /// Waits until the thread that obeys is in one of these system calls.
+    pub(crate) fn until_in(&self, numbers: &[i64]) {
         let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()));
         let text = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
-        until("the peer sleeps in poll", || {
+        until("the peer is in the system call", || {
             let threads = std::fs::read_dir(&tasks).expect("the peer lives");
             let mut threads = threads.map_while(Result::ok).map(|thread| thread.path());
             let obeys = threads.find(|thread| text(thread.join("comm")).trim() == "peer_process");
@@ -315,7 +320,8 @@ impl Drop for Peer {
 
 /// The other end of [`Peer`]: obeys until its standard input ends.
 pub(crate) fn serve() {
-    let mut obedient = Obedient { link: None, clones: Vec::new(), device: None, imported: Vec::new() };
+    let mut obedient =
+        Obedient { pool: OnDevice(None), link: None, clones: Vec::new(), device: None, imported: Vec::new() };
     serve_by(|line| obedient.obey(line).unwrap_or_else(|error| format!("err {} {error}", kind_of(&error))));
 }
 
@@ -336,7 +342,57 @@ fn say(answer: &str) {
     let _ = out.flush();
 }
 
+/// What a peer does with `cuda_data` of its link, in device memory of this kind.
+pub(crate) struct OnDevice<M: PoolMemory>(pub(crate) Option<DevicePool<M>>);
+
+impl<M: PoolMemory> OnDevice<M> {
+    pub(crate) fn obey(
+        &mut self,
+        link: &Link,
+        words: &[&str],
+        make: impl FnOnce(u64) -> std::io::Result<M>,
+    ) -> shmesh::Result<String> {
+        let text_of = |message: &shmesh::Message<'_>, pool: &DevicePool<M>| {
+            let data = pool.data(message)?;
+            let mut bytes = vec![0; data.len()];
+            data.copy_to_host(0, &mut bytes).expect("copied");
+            Ok(format!("{} {}", message.msg_id(), String::from_utf8_lossy(&bytes)))
+        };
+        let loan = |pool: &DevicePool<M>, text: &str| {
+            let mut loan = link.loan_with(PoolId::CudaData)?;
+            let mut data = pool.data_mut(&mut loan, text.len())?;
+            data.copy_to_device(0, text.as_bytes()).expect("copied");
+            Ok::<_, Error>(loan)
+        };
+        match (words, &self.0) {
+            (["open"], _) => {
+                let mut made = "found";
+                let pool = link.device_pool(PoolId::CudaData, |size| {
+                    made = "made";
+                    make(size)
+                })?;
+                self.0 = Some(pool);
+                return Ok(made.to_owned());
+            }
+            (["close"], _) => self.0 = None,
+            (["send", id, text], Some(pool)) => {
+                loan(pool, text)?.with_msg_id(id.parse().expect("an id")).send()?;
+            }
+            (["receive"], Some(pool)) => {
+                return link.receive()?.map_or(Ok("none".to_owned()), |message| text_of(&message, pool));
+            }
+            // As a program does that is killed with them in its hands.
+            (["hold", text], Some(pool)) => std::mem::forget(loan(pool, text)?),
+            (["hold-message"], Some(_)) => std::mem::forget(link.receive()?.expect("a message")),
+            _ => panic!("no such order: {words:?}, or the pool is not open"),
+        }
+        Ok("ok".to_owned())
+    }
+}
+
 struct Obedient {
+    /// Before the link that it is of.
+    pool: OnDevice<HostMemory>,
     link: Option<Link>,
     clones: Vec<Link>,
     device: Option<Session>,
@@ -433,6 +489,7 @@ impl Obedient {
                 return ok;
             }
             "close" => {
+                self.pool = OnDevice(None);
                 self.clones.clear();
                 self.link = None;
                 return ok;
@@ -445,6 +502,9 @@ impl Obedient {
             _ => {}
         }
         let link = self.link.as_ref().expect("attached");
+        if order == "pool" {
+            return self.pool.obey(link, &words, HostMemory::new);
+        }
         match order {
             "send" => send(link, i32::try_from(number(0)).expect("an id"), word(1))?,
             "inline" => {

@@ -49,6 +49,8 @@ pub enum Op {
     List,
     /// `ListProcesses` or `ListKeys`.
     Inspect,
+    /// `PoolMemory`.
+    PoolMemory,
     /// A request without an operation.
     Nothing,
     /// Records of somebody that were left out, because they were too many.
@@ -66,6 +68,7 @@ impl Op {
             Some(Op::Seated(_)) => Self::Seated,
             Some(Op::Yield(_)) => Self::Yield,
             Some(Op::ListProcesses(_) | Op::ListKeys(_)) => Self::Inspect,
+            Some(Op::PoolMemory(_)) => Self::PoolMemory,
             Some(Op::Detach(_)) => Self::Detach,
             Some(Op::BareTgid(_)) => Self::BareTgid,
             Some(Op::ExportKey(_)) => Self::Export,
@@ -259,6 +262,10 @@ reasons! {
     NotOperator = "not_operator",
     /// The link is kept by this sidecar, which leaves it to nobody.
     KeptHere = "kept_here",
+    /// The caller has not attached to the link.
+    NotAttached = "not_attached",
+    /// What was offered cannot be the memory of this pool.
+    BadPoolMemory = "bad_pool_memory",
     /// Nobody sits there, or somebody else.
     NotSeated = "not_seated",
     /// Another process has said before that this seat is its own.
@@ -344,6 +351,8 @@ impl Reason {
         Self::Slow,
         Self::NotOperator,
         Self::KeptHere,
+        Self::NotAttached,
+        Self::BadPoolMemory,
         Self::NotSeated,
         Self::SeatTaken,
         Self::SeatsOfProcess,

@@ -121,7 +121,8 @@ impl Broker {
                 | Op::Yield(_)
                 | Op::Proof(_)
                 | Op::ListProcesses(_)
-                | Op::ListKeys(_),
+                | Op::ListKeys(_)
+                | Op::PoolMemory(_),
             ) => Err(Refusal::unsupported()),
             Some(Op::BareTgid(_)) => {
                 let tgid = Tgid { bare_tgid: caller.process.bare_tgid };

@@ -421,6 +421,7 @@ impl Oracle {
             Some(Ask::Seated(_)) => Op::Seated,
             Some(Ask::Yield(_)) => Op::Yield,
             Some(Ask::ListProcesses(_) | Ask::ListKeys(_)) => Op::Inspect,
+            Some(Ask::PoolMemory(_)) => Op::PoolMemory,
             Some(Ask::Detach(_)) => Op::Detach,
             Some(Ask::BareTgid(_)) => Op::BareTgid,
             Some(Ask::ExportKey(_)) => Op::Export,
@@ -477,7 +478,8 @@ impl Oracle {
             | Ask::Yield(_)
             | Ask::Proof(_)
             | Ask::ListProcesses(_)
-            | Ask::ListKeys(_) => no(Code::Unsupported, Reason::Unsupported),
+            | Ask::ListKeys(_)
+            | Ask::PoolMemory(_) => no(Code::Unsupported, Reason::Unsupported),
             Ask::BareTgid(_) => Ok(Some((reply::Result::Tgid(Tgid { bare_tgid: peer.bare_tgid }), None))),
             Ask::ExportKey(export) => self.export(session, &peer, export, fds),
             Ask::SetImportPid(admit) => self.admit(session, request.id, &peer, admit),

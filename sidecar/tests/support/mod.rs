@@ -47,10 +47,15 @@ impl Sidecar {
         let mode = if changes.contains("spsc") { "spsc" } else { "mpmc" };
         let backing = if changes.contains("memfd") { "memfd" } else { "named" };
         let notify = !changes.contains("notify=off");
+        let on_device = if changes.contains("cuda") {
+            "    cuda_data: { buf_size_bytes: 64, pool_len: 4 }\n"
+        } else {
+            ""
+        };
         let yaml = format!(
             "- name: link\n  ring: {{ len: 16, mode: {mode} }}\n  backing: {backing}\n  \
              notify: {{ enabled: {notify}, spin_us: 0 }}\n  pools:\n    \
-             cpu_msg: {{ buf_size_bytes: 256, pool_len: 32 }}\n    cpu_data: {{ buf_size_bytes: 4096, pool_len: 16 }}\n"
+             cpu_msg: {{ buf_size_bytes: 256, pool_len: 32 }}\n    cpu_data: {{ buf_size_bytes: 4096, pool_len: 16 }}\n{on_device}"
         );
         std::fs::write(&path, yaml).unwrap();
         let mut child = command

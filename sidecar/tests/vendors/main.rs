@@ -9,6 +9,7 @@ mod kills;
 mod peer;
 #[path = "../../../lib/tests/peers/mod.rs"]
 mod peers;
+mod pools;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -7,12 +7,14 @@ use std::process::Command;
 use std::sync::Arc;
 
 use shmesh::client::Client;
+use shmesh::config::PoolId;
 use shmesh::device::{
     AscendDevice, AscendMemory, BareTgid, CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory,
-    ExportFlags, Session,
+    ExportFlags, PageLocked, Session,
 };
+use shmesh::{Link, LinkOptions, Side};
 
-use crate::peers::{self, Peer, event_text, key_of, key_text, kind_of, until};
+use crate::peers::{self, HANGS, OnDevice, Peer, event_text, key_of, key_text, kind_of, until};
 
 /// Which memory a peer has.
 const MECHANISM: &str = "PEER_MECHANISM";
@@ -128,8 +130,61 @@ pub(crate) fn serve() {
         Ok("cuda") => obey::<CudaMemory>(),
         Ok("legacy") => obey::<CudaLegacyMemory>(),
         Ok("ascend") => obey::<AscendMemory>(),
+        Ok("pool") => obey_with_a_pool(),
         other => panic!("no such mechanism: {other:?}"),
     }
+}
+
+/// On a link whose `cuda_data` is GPU memory.
+fn obey_with_a_pool() {
+    // The pool before the link that it is of.
+    let (mut pool, mut link) = (OnDevice::<CudaMemory>(None), None::<Link>);
+    peers::serve_by(|line| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let obeyed = match (&words[..], &link) {
+            (["attach", side], _) => {
+                let side = if *side == "primary" { Side::Primary } else { Side::Secondary };
+                let attached = LinkOptions::new().timeout(HANGS).attach("link", side);
+                attached.map(|attached| {
+                    link = Some(attached);
+                    "ok".to_owned()
+                })
+            }
+            (["pool", rest @ ..], Some(link)) => {
+                pool.obey(link, rest, |size| CudaMemory::new(&CudaDevice::all()?[0], size))
+            }
+            // Work of its GPU that ends some time, as others see it.
+            (["timeline", "write", value], Some(link)) => {
+                let pool = pool.0.as_ref().expect("open");
+                let stream = CudaStream::new(pool.memory().device()).expect("a stream");
+                let written = pool.timeline(link.side()).expect("a word");
+                written.write(&stream, value.parse().expect("a number")).expect("written");
+                Ok("ok".to_owned())
+            }
+            (["timeline", "wait", value], Some(link)) => {
+                let pool = pool.0.as_ref().expect("open");
+                let stream = CudaStream::new(pool.memory().device()).expect("a stream");
+                let side = if link.side() == Side::Primary { Side::Secondary } else { Side::Primary };
+                let waited = pool.timeline(side).expect("a word");
+                waited.wait(&stream, value.parse().expect("a number")).expect("waits");
+                stream.synchronize().expect("went on");
+                Ok("ok".to_owned())
+            }
+            (["lock", pool], Some(link)) => {
+                let pool = PoolId::ALL.into_iter().find(|id| id.name() == *pool).expect("a pool");
+                let gpu = &CudaDevice::all().expect("a GPU")[0];
+                PageLocked::of(gpu, link, pool).map(|locked| {
+                    let twice = PageLocked::of(gpu, link, pool).unwrap_err();
+                    let bytes = locked.bytes();
+                    drop(locked);
+                    let again = PageLocked::of(gpu, link, pool).is_ok();
+                    format!("{bytes} {} {again}", kind_of(&twice))
+                })
+            }
+            _ => panic!("no such order: {line}"),
+        };
+        obeyed.unwrap_or_else(|error| format!("err {} {error}", kind_of(&error)))
+    });
 }
 
 struct Obedient<M: DeviceMemory> {

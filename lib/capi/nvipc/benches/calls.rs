@@ -1,6 +1,6 @@
 //! The C interface over a link of ours and over NVIPC's layout, against the Rust interface: `cargo bench -p shmesh-nvipc-capi`.
 //!
-//! Two threads on two cores, each with an endpoint of its own, as two processes would be; both poll. The runs of the three take
+//! Two threads on two cores, each with an endpoint of its own, as two processes would be; both poll. The runs of all take
 //! turns, so that a machine that changes its mind does it to all. Nothing is asserted: times are the machine's.
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a benchmark may panic, and rounds")]
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use shmesh::config::{LinkConfig, PoolConfig, PoolId};
 use shmesh::{Link, LinkOptions, Side};
 use shmesh_nvipc::config::set_nv_ipc_default_config;
+use shmesh_nvipc::forward::{nvipc_fw_dequeue, nvipc_fw_free, nvipc_fw_start};
 use shmesh_nvipc::instance::create_nv_ipc_interface;
 use shmesh_nvipc::types::{
     NV_IPC_MODULE_PRIMARY, NV_IPC_MODULE_SECONDARY, NV_IPC_TRANSPORT_SHM, nv_ipc_config_t,
@@ -135,6 +136,36 @@ impl Endpoint for C {
     }
 }
 
+/// As [`C`], with its tap on, and read after each message.
+struct Tapped(C);
+
+impl Tapped {
+    fn open(name: &str, module: i32) -> Self {
+        let c = C::open(name, module);
+        // SAFETY: an instance.
+        assert_eq!(unsafe { nvipc_fw_start(c.0, 0) }, 0);
+        Self(c)
+    }
+}
+
+impl Endpoint for Tapped {
+    fn try_send(&mut self, id: i32, fill: Option<&[u8]>) -> bool {
+        self.0.try_send(id, fill)
+    }
+
+    fn try_receive(&mut self) -> Option<i32> {
+        let id = self.0.try_receive()?;
+        let (ipc, mut msg) = (self.0.0, EMPTY);
+        // SAFETY: an instance and a message.
+        unsafe {
+            while nvipc_fw_dequeue(ipc, &raw mut msg) == 0 {
+                assert_eq!(nvipc_fw_free(ipc, &raw mut msg), 0);
+            }
+        }
+        Some(id)
+    }
+}
+
 fn pools() -> [PoolConfig; PoolId::COUNT] {
     let mut pools = [PoolConfig::DISABLED; PoolId::COUNT];
     pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 8192, pool_len: 4096 };
@@ -241,6 +272,8 @@ fn main() {
     let mut rust =
         (Rust(options.create(&config).unwrap()), Rust(options.attach("rust", Side::Secondary).unwrap()));
     let mut ours = (C::open("c", NV_IPC_MODULE_PRIMARY), C::open("c", NV_IPC_MODULE_SECONDARY));
+    let mut tapped =
+        (Tapped::open("tapped", NV_IPC_MODULE_PRIMARY), C::open("tapped", NV_IPC_MODULE_SECONDARY));
     set("SHMESH_NVIPC_LAYOUT", "nvipc".as_ref());
     let mut theirs = (C::open("theirs", NV_IPC_MODULE_PRIMARY), C::open("theirs", NV_IPC_MODULE_SECONDARY));
     let fill = vec![7_u8; DATA_BYTES];
@@ -253,21 +286,22 @@ fn main() {
         ("one way, with 64 KiB of DATA filled", Box::new(|phy, mac| one_way(phy, mac, Some(&fill)))),
     ];
     println!(
-        "{:<46} {:>16} {:>16} {:>16}",
-        "nanoseconds: median of the runs (best)", "Rust", "C", "C, layout nvipc"
+        "{:<46} {:>16} {:>16} {:>16} {:>16}",
+        "nanoseconds: median of the runs (best)", "Rust", "C", "C, tap of primary", "C, layout nvipc"
     );
     for (name, run) in runs {
-        let mut times = [const { Vec::new() }; 3];
+        let mut times = [const { Vec::new() }; 4];
         for _ in 0..TURNS {
             times[0].push(run(&mut rust.0, &mut rust.1));
             times[1].push(run(&mut ours.0, &mut ours.1));
-            times[2].push(run(&mut theirs.0, &mut theirs.1));
+            times[2].push(run(&mut tapped.0, &mut tapped.1));
+            times[3].push(run(&mut theirs.0, &mut theirs.1));
         }
         let shown = times.map(|mut times| {
             times.sort_by(f64::total_cmp);
             format!("{:.0} ({:.0})", times[times.len() / 2], times[0])
         });
-        println!("{name:<46} {:>16} {:>16} {:>16}", shown[0], shown[1], shown[2]);
+        println!("{name:<46} {:>16} {:>16} {:>16} {:>16}", shown[0], shown[1], shown[2], shown[3]);
     }
 }
 

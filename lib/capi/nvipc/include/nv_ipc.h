@@ -81,7 +81,7 @@ typedef struct
 
 typedef struct
 {
-    int cuda_device_id; /* no effect */
+    int cuda_device_id; /* the GPU of cuda_data and gpu_data; -1: memory of the host in its place */
     int32_t ring_len;   /* raised to the number of MSG buffers, so that a send never finds the ring full */
     nv_ipc_mempool_size_t mempool_size[NV_IPC_MEMPOOL_NUM];
     char prefix[NV_NAME_MAX_LEN]; /* the name of the link */
@@ -112,12 +112,12 @@ typedef struct
     char dpu_pci[NV_NAME_MAX_LEN];
 } nv_ipc_config_doca_t;
 
-/* Tracing. Nothing of it has an effect. */
+/* Tracing. Of it, grpc_forward and the filters have an effect: see nv_ipc_forward.h. */
 typedef struct
 {
     int32_t nvipc_version;
     int32_t fapi_tb_loc;
-    int32_t grpc_forward;
+    int32_t grpc_forward; /* -1: the tap is started with the instance; 2 and more: for so many messages */
     int32_t debug_timing;
     int32_t pcap_enable;
     int32_t pcap_sync_save;
@@ -183,7 +183,8 @@ struct nv_ipc_t
     /* As rx_tti_sem_wait; returns 1. Call it each time the descriptor is readable. */
     int (*get_value)(nv_ipc_t *ipc);
 
-    /* -1: there are no device pools. */
+    /* Between the host and data_buf of cuda_data or gpu_data, or a part of it; done when they return. -1 for other addresses.
+     * They do not wait for work of the GPU. */
     int (*cuda_memcpy_to_host)(nv_ipc_t *ipc, void *host, const void *device, size_t size);
     int (*cuda_memcpy_to_device)(nv_ipc_t *ipc, void *device, const void *host, size_t size);
     int (*gdr_memcpy_to_host)(nv_ipc_t *ipc, void *host, const void *device, size_t size);

@@ -12,7 +12,7 @@ use shmesh::config::{LinkConfig, MAX_RING_LEN, PoolConfig, PoolId};
 use shmesh::{Error, ErrorKind, LinkOptions, Side};
 use shmesh_nvipc_wire::Options as WireOptions;
 
-use crate::backend::{Backend, Failure, LinkBackend, UdpBackend, WireBackend};
+use crate::backend::{Backend, Failure, LinkBackend, Maker, UdpBackend, WireBackend};
 use crate::calls;
 use crate::log::say;
 use crate::types::*;
@@ -218,6 +218,7 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
         // SAFETY: the caller's promise.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(yaml_path) }.to_bytes()));
         let primary = side_of(module_type) == Some(Side::Primary);
+        let mut debug = nv_ipc_config_t::zeroed().debug_configs;
         let (name, known) = match yaml::load(path, default_udp(primary)) {
             Err(text) => {
                 say!("load_nv_ipc_yaml_config: {text}");
@@ -228,14 +229,15 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
                 config.transport_config.udp = udp;
                 (udp_name(&udp), (None, layout))
             }
-            Ok(Loaded::Shm(link, layout)) => {
+            Ok(Loaded::Shm(link, layout, cuda_device_id, traced)) => {
+                debug = *traced;
                 config.ipc_transport = NV_IPC_TRANSPORT_SHM;
-                config.transport_config.shm = shm_of(&link);
+                config.transport_config.shm = shm_of(&link, cuda_device_id);
                 (link.name.as_str().to_owned(), (Some(*link), layout))
             }
         };
         config.module_type = module_type;
-        config.debug_configs = nv_ipc_config_t::zeroed().debug_configs;
+        config.debug_configs = debug;
         LOADED.lock().unwrap_or_else(PoisonError::into_inner).insert(name, known);
         0
     })
@@ -255,9 +257,9 @@ fn signed(value: u32) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
 }
 
-fn shm_of(link: &LinkConfig) -> nv_ipc_config_shm_t {
+fn shm_of(link: &LinkConfig, cuda_device_id: c_int) -> nv_ipc_config_shm_t {
     nv_ipc_config_shm_t {
-        cuda_device_id: -1,
+        cuda_device_id,
         ring_len: signed(link.ring_len),
         mempool_size: sizes(PoolId::ALL.map(|pool| {
             let size = link.pool(pool);
@@ -270,7 +272,7 @@ fn shm_of(link: &LinkConfig) -> nv_ipc_config_shm_t {
 /// What the backend says of the link, for who attached to it.
 fn shm_as_it_is(backend: &dyn Backend, name: &str) -> nv_ipc_config_shm_t {
     nv_ipc_config_shm_t {
-        cuda_device_id: -1,
+        cuda_device_id: backend.cuda_device_id(),
         ring_len: signed(backend.ring_len()),
         mempool_size: sizes(PoolId::ALL.map(|pool| {
             let (size, len) = backend.pool(pool).unwrap_or_default();
@@ -361,9 +363,14 @@ fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn
     let backend: Arc<dyn Backend> = match (Layout::chosen(layout)?, side) {
         (Layout::Shmesh, Side::Primary) => {
             let link = LinkOptions::new().create(&link_config(config, &name, of_file)?);
-            Arc::new(LinkBackend::new(link.map_err(|error| shown(&error))?))
+            // SAFETY: all bytes of the union are integers of the caller's.
+            let maker = Maker::Us(unsafe { config.transport_config.shm.cuda_device_id });
+            Arc::new(LinkBackend::new(link.map_err(|error| shown(&error))?, maker)?)
         }
-        (Layout::Shmesh, Side::Secondary) => Arc::new(LinkBackend::new(attach(&name)?)),
+        (Layout::Shmesh, Side::Secondary) => {
+            let link = attach(&name)?;
+            Arc::new(LinkBackend::new(link, Maker::Other(patience()?))?)
+        }
         (Layout::Nvipc, Side::Primary) => {
             let link = link_config(config, &name, of_file)?;
             let options = WireOptions::new().dir(ipc_dir()).file_mode(link.file_mode);

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 
 use shmesh::config::PoolId;
+use shmesh::device::CudaDevice;
 use shmesh::inspect::{Hand, View};
 
 use crate::backend::Failure;
@@ -319,16 +320,20 @@ pub unsafe extern "C" fn nv_ipc_dump_config(cfg: *const nv_ipc_config_t) -> c_in
     })
 }
 
-/// GPUs that this library uses: none.
+/// GPUs that this process sees; 0 without a driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_get_device_count() -> c_int {
-    0
+    guarded("cuda_get_device_count", 0, || {
+        CudaDevice::all().map_or(0, |all| c_int::try_from(all.len()).unwrap_or(c_int::MAX))
+    })
 }
 
-/// Whether an address is a GPU's: none that this library gives out is.
+/// Whether an address lies in a DATA part that is memory of a GPU.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuda_is_device_pointer(_ptr: *const c_void) -> c_int {
-    0
+pub extern "C" fn cuda_is_device_pointer(ptr: *const c_void) -> c_int {
+    guarded("cuda_is_device_pointer", 0, || {
+        c_int::from(Instance::any(|backend| backend.is_on_gpu(ptr.addr() as u64)))
+    })
 }
 
 /// Whether a GPU has pinned the pools: none has.

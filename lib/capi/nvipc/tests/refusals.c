@@ -71,7 +71,7 @@ static void nulls(void)
     CHECK(nv_ipc_lookup_config(NULL, "refusals", NV_IPC_MODULE_MAC) == -1);
     CHECK(nv_ipc_lookup_config(&cfg, NULL, NV_IPC_MODULE_MAC) == -1);
     CHECK(nv_ipc_dump(NULL) == -1 && nv_ipc_dump_config(NULL) == -1);
-    CHECK(nv_ipc_check_host_pinned_memory(NULL) == -1 && cuda_get_device_count() == 0);
+    CHECK(nv_ipc_check_host_pinned_memory(NULL) == -1 && cuda_get_device_count() >= 0);
     CHECK(!is_device_pointer(NULL));
     CHECK(nvipc_fw_start(NULL, 0) == -1 && nvipc_fw_stop(NULL) == -1 && nvipc_fw_reset(NULL) == -1);
     CHECK(nvipc_fw_sem_wait(NULL) == -1 && nvipc_fw_sem_timedwait(NULL, NULL) == -1);
@@ -234,7 +234,7 @@ static void configurations(void)
     REFUSED(shm->mempool_size[0].buf_size = 15);
     REFUSED(shm->mempool_size[1].pool_len = -1);
     REFUSED(shm->mempool_size[2].pool_len = INT32_MAX);
-    REFUSED(shm->mempool_size[NV_IPC_MEMPOOL_CUDA_DATA].pool_len = 4);
+    REFUSED((shm->mempool_size[NV_IPC_MEMPOOL_CUDA_DATA].pool_len = 4, shm->cuda_device_id = 1000));
     /* The same link, made otherwise. */
     cfg = good;
     shm->mempool_size[1].pool_len = 9;
@@ -244,6 +244,10 @@ static void configurations(void)
     cfg = small("nowhere", NV_IPC_MODULE_MAC);
     setenv("SHMESH_NVIPC_LAYOUT", "other", 1);
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
+    /* In that layout device memory is NVIPC's to make. */
+    setenv("SHMESH_NVIPC_LAYOUT", "nvipc", 1);
+    REFUSED(shm->mempool_size[NV_IPC_MEMPOOL_CUDA_DATA].pool_len = 4);
+    cfg = small("nowhere", NV_IPC_MODULE_MAC);
     unsetenv("SHMESH_NVIPC_LAYOUT");
     setenv("SHMESH_NVIPC_TIMEOUT_S", "0.01", 1);
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
@@ -259,6 +263,8 @@ static void yaml(const char *path)
         "transport:\n  type: udp\n  udp_config: {local_addr: 'a'}\n", "transport:\n  type: shm\n  shm_config:\n    prefix: 'a/b'\n",
         "transport:\n  type: shm\n  shm_config:\n    prefix: x\n    mempool_size:\n      cpu_msg: {buf_size: -1, pool_len: 8}\n",
         "transport:\n  type: shm\n  shm_config:\n    prefix: x\n    mempool_size:\n      cpu_msg: {buf_size: a, pool_len: 8}\n",
+        "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {msg_filter: [1, 256]}\n",
+        "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {cell_filter: [-1]}\n",
         "%\n", "a: [\n", "links: 3\n",
     };
     nv_ipc_config_t cfg, before;
@@ -274,7 +280,8 @@ static void yaml(const char *path)
     CHECK(file != NULL);
     CHECK(fputs("transport:\n  type: shm\n  shm_config:\n    prefix: from-yaml\n    cuda_device_id: -1\n    ring_len: 64\n"
                 "    mempool_size:\n      cpu_msg: {buf_size: 15000, pool_len: 128}\n      cpu_data: {buf_size: 576000, pool_len: 2}\n"
-                "      cpu_large: {buf_size: 0, pool_len: 0}\n", file) >= 0 && fclose(file) == 0);
+                "      cpu_large: {buf_size: 0, pool_len: 0}\n"
+                "  app_config:\n    grpc_forward: 3\n    msg_filter: [0x82, 7]\n    cell_filter: []\n    debug_timing: {}\n", file) >= 0 && fclose(file) == 0);
     CHECK(load_nv_ipc_yaml_config(&cfg, path, 9) == -1 && memcmp(&cfg, &before, sizeof(cfg)) == 0);
     CHECK(load_nv_ipc_yaml_config(&cfg, path, NV_IPC_MODULE_PHY) == 0);
     CHECK(cfg.module_type == NV_IPC_MODULE_PHY && cfg.ipc_transport == NV_IPC_TRANSPORT_SHM);
@@ -282,8 +289,12 @@ static void yaml(const char *path)
     CHECK(nv_ipc_get_buf_size(&cfg, NV_IPC_MEMPOOL_CPU_MSG) == 15000 && nv_ipc_get_pool_len(&cfg, NV_IPC_MEMPOOL_CPU_MSG) == 128);
     CHECK(nv_ipc_get_pool_len(&cfg, NV_IPC_MEMPOOL_CPU_LARGE) == 0);
     CHECK(nv_ipc_dump_config(&cfg) == 0);
+    const nv_ipc_debug_config_t *debug = &cfg.debug_configs;
+    CHECK(debug->grpc_forward == 3 && debug->msg_filter[7] == 1 && debug->msg_filter[0x82] == 1 && debug->msg_filter[0] == 0);
+    CHECK(debug->cell_filter[0] == 1 && debug->cell_filter[255] == 1);
     nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
-    CHECK(ipc != NULL && ipc->ipc_destroy(ipc) == 0);
+    CHECK(ipc != NULL && nvipc_fw_get_started(ipc) == 1 && nvipc_fw_start(ipc, 0) == -1);
+    CHECK(ipc->ipc_destroy(ipc) == 0);
     CHECK(load_nv_ipc_yaml_config(&cfg, "/nowhere/at/all.yaml", NV_IPC_MODULE_PHY) == -1);
     file = fopen(path, "w");
     CHECK(file != NULL && fputs("transport:\n  type: UDP\n  udp_config:\n    remote_addr: 10.1.2.3\n    msg_buf_size: 200\n", file) >= 0);

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
+use shmesh_gate::Gate;
 
 use super::link::{Pool, Shared};
 use super::{Endpoint, peer};
@@ -158,6 +159,12 @@ impl Options {
     ) -> Result<Endpoint> {
         let names = Names::new(prefix)?;
         let shape = Shape::checked(pools)?;
+        for pool in PoolId::ALL.into_iter().filter(|pool| pool.is_device()) {
+            if shape.pools[pool.index()].is_enabled() {
+                let why = "this layout has device memory that only NVIPC makes; set its pool_len to 0, or use layout shmesh";
+                return Err(Error::NoPool { pool, why });
+            }
+        }
         let system = |doing: &str, error| Error::system(format!("{doing} {}", self.dir.display()), error);
         let _alone =
             sys::lock_dir(&self.dir, DIR_LIMIT).map_err(|error| system("lock the directory", error))?;
@@ -265,7 +272,7 @@ impl Options {
         }
         let mut shared = self.place(Side::Secondary, names, shape, &debug, &shm, memories)?;
         shared.eventfd = eventfd;
-        shared.peer = RwLock::new(Some(peer));
+        shared.peer = RwLock::new(Some(Arc::new(peer)));
         start(shared, None, None)
     }
 
@@ -316,7 +323,7 @@ impl Options {
             rings: [queue(shm, 0, len)?, queue(shm, queue_bytes(len), len)?],
             infos: shm.words(infos_at(len), INFO_WORDS * len).ok_or_else(damaged)?,
             pools,
-            attached: Attached::new(len),
+            attached: Attached::new(shape.pools.map(|pool| pool.pool_len as usize)),
             dumping: debug.words(DUMPING_AT, 1).ok_or_else(damaged)?,
             // From the first time of sending to the end of the last one's times.
             times: debug
@@ -325,7 +332,7 @@ impl Options {
             eventfd: eventfd()?,
             over: eventfd()?,
             peer: RwLock::new(None),
-            gate: RwLock::new(()),
+            gate: Gate::new(()),
             closed: AtomicBool::new(false),
             primary_ended: AtomicBool::new(false),
             files: Vec::new(),

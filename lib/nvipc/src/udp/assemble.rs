@@ -1,6 +1,11 @@
 //! Parts become messages again, in order, and what is missing is counted.
 //!
 //! Whoever completes first goes first, and everything older that is not complete then is lost: nothing is asked for again.
+//!
+//! Anybody on the way can forge a datagram, and then this side may be given a message that was never sent. More than that it
+//! shall not cost. So a sender is known by its session and by where its numbers have come to, and a datagram that is of
+//! another session, or from far ahead, begins a *stream* beside the one that is believed, which goes on. Only a second message
+//! of such a stream ends the others: the sender has started anew, or a long time is missing.
 
 use std::collections::VecDeque;
 
@@ -12,27 +17,59 @@ use crate::endpoint::{Buffers, Message};
 
 /// Most messages that are in pieces at once. One more ends the oldest.
 const PARTIAL_MAX: usize = 8;
-/// How much older than the newest a number may be and still be of its session.
+/// Most streams at once. One more ends the oldest that is not believed.
+const STREAMS_MAX: usize = 4;
+/// Messages that may be missing in a stream. After more of them it is another one.
+const AHEAD_MAX: u32 = 64;
+/// How old a datagram may be to be of the stream that is believed, and too late.
+const LATE_MAX: u32 = 1 << 16;
+/// Of two numbers the other is later, if it is less than this after the one.
 const HALF: u32 = 1 << 31;
+
+/// What comes from one sender, as far as can be known.
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    session: u32,
+    /// The number of its first message.
+    first: u32,
+    /// The number after that of the last message delivered.
+    next: u32,
+    delivered: bool,
+}
+
+impl Stream {
+    fn begun_by(header: &Header) -> Self {
+        Self { session: header.session, first: header.number, next: header.number, delivered: false }
+    }
+
+    fn continues(&self, header: &Header) -> bool {
+        self.session == header.session && header.number.wrapping_sub(self.next) < AHEAD_MAX
+    }
+
+    /// Whether it is too late for a datagram, which is not older than so much.
+    fn has_passed(&self, header: &Header, max: u32) -> bool {
+        self.session == header.session && (1..=max).contains(&self.next.wrapping_sub(header.number))
+    }
+}
 
 /// A message of which parts are here.
 #[derive(Debug)]
 struct Partial {
     header: Header,
+    /// Bytes of a part.
+    stride: u32,
     msg: u32,
     data: Option<u32>,
     /// Which parts are here.
     parts: Vec<bool>,
     missing: usize,
-    bytes: u64,
 }
 
 /// What comes from one peer.
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
-    session: Option<u32>,
-    /// The number after that of the last message delivered.
-    next: u32,
+    /// The first is the one that is believed.
+    streams: Vec<Stream>,
     partial: VecDeque<Partial>,
     pub(super) lost: Lost,
 }
@@ -40,24 +77,15 @@ pub(super) struct Assembler {
 impl Assembler {
     /// Takes a part. Some: it was the last of its message.
     pub(super) fn put(&mut self, header: Header, payload: &[u8], pools: &Pools) -> Option<Message> {
-        if self.session != Some(header.session) {
-            // A new sender. Where it began is not known, so nothing before its first part counts as lost.
-            while let Some(old) = self.partial.pop_front() {
-                self.lose(&old, pools);
-            }
-            (self.session, self.next) = (Some(header.session), header.number);
-        }
-        if header.number.wrapping_sub(self.next) >= HALF {
-            self.lost.late += 1;
+        let Some(stride) = header.stride(payload.len()) else {
+            self.refuse();
             return None;
-        }
-        let at = match self.partial.iter().position(|partial| partial.header.number == header.number) {
-            Some(at) if self.partial[at].header.same_message(&header) => at,
-            Some(_) => {
-                self.lost.damaged += 1;
-                return None;
-            }
-            None => self.begin(header, pools)?,
+        };
+        let stream = self.stream_of(&header, pools)?;
+        let is_its = |partial: &Partial| partial.header.same_message(&header) && (partial.stride == stride);
+        let at = match self.partial.iter().position(is_its) {
+            Some(at) => at,
+            None => self.begin(header, stride, pools)?,
         };
         let partial = &mut self.partial[at];
         let part = usize::from(header.part);
@@ -67,21 +95,34 @@ impl Assembler {
         }
         pools.write(partial.msg, partial.data, &partial.header, header.offset as usize, payload);
         partial.missing -= 1;
-        partial.bytes += payload.len() as u64;
         if partial.missing > 0 {
             return None;
         }
         let whole = self.partial.remove(at)?;
-        if whole.bytes != whole.header.total() {
-            // All parts, and not all bytes: no sender of ours.
-            self.lost.damaged += 1;
-            pools.give(whole.msg, whole.header.data_pool.zip(whole.data));
-            return None;
-        }
-        Some(self.deliver(&whole, pools))
+        Some(self.deliver(&whole, stream, pools))
     }
 
-    fn begin(&mut self, header: Header, pools: &Pools) -> Option<usize> {
+    /// The stream that a datagram is of; a new one if need be. `None`: it is too late.
+    fn stream_of(&mut self, header: &Header, pools: &Pools) -> Option<usize> {
+        if let Some(at) = self.streams.iter().position(|stream| stream.continues(header)) {
+            return Some(at);
+        }
+        // One that is not believed says little about where the sender is.
+        let max = |at| if at == 0 { LATE_MAX } else { AHEAD_MAX };
+        if self.streams.iter().enumerate().any(|(at, stream)| stream.has_passed(header, max(at))) {
+            self.lost.late += 1;
+            return None;
+        }
+        if self.streams.len() == STREAMS_MAX {
+            let ended = self.streams.remove(1);
+            self.end(&[ended], pools);
+        }
+        // Where it began is not known, so nothing before its first part counts as lost.
+        self.streams.push(Stream::begun_by(header));
+        Some(self.streams.len() - 1)
+    }
+
+    fn begin(&mut self, header: Header, stride: u32, pools: &Pools) -> Option<usize> {
         let (msg, data) = loop {
             if let Some(taken) = pools.take(&header) {
                 break taken;
@@ -90,7 +131,7 @@ impl Assembler {
             if pools.would_fit(&header)
                 && let Some(oldest) = self.partial.pop_front()
             {
-                self.lose(&oldest, pools);
+                self.give_up(&oldest, pools);
             } else {
                 self.lost.no_buffer += 1;
                 return None;
@@ -99,33 +140,32 @@ impl Assembler {
         if self.partial.len() == PARTIAL_MAX
             && let Some(oldest) = self.partial.pop_front()
         {
-            self.lose(&oldest, pools);
+            self.give_up(&oldest, pools);
         }
         let parts = usize::from(header.parts);
         self.partial.push_back(Partial {
             header,
+            stride,
             msg,
             data,
             parts: vec![false; parts],
             missing: parts,
-            bytes: 0,
         });
         Some(self.partial.len() - 1)
     }
 
-    fn deliver(&mut self, whole: &Partial, pools: &Pools) -> Message {
+    fn deliver(&mut self, whole: &Partial, at: usize, pools: &Pools) -> Message {
         let header = whole.header;
-        self.lost.messages += u64::from(header.number.wrapping_sub(self.next));
-        self.next = header.number.wrapping_add(1);
-        // Older ones are counted by that already.
-        let next = self.next;
-        self.partial.retain(|partial| {
-            let newer = partial.header.number.wrapping_sub(next) < HALF;
-            if !newer {
-                pools.give(partial.msg, partial.header.data_pool.zip(partial.data));
-            }
-            newer
-        });
+        let stream = &mut self.streams[at];
+        self.lost.messages += u64::from(header.number.wrapping_sub(stream.next));
+        stream.next = header.number.wrapping_add(1);
+        let confirmed = std::mem::replace(&mut stream.delivered, true);
+        let stream = *stream;
+        // Older ones are counted by that already; those of another stream are not older.
+        self.drop_partials(pools, |partial| stream.has_passed(partial, AHEAD_MAX));
+        if confirmed && at > 0 {
+            self.believe(at, pools);
+        }
         let buffers = pools.buffers(whole.msg, header.data_pool.zip(whole.data));
         let int = |len: u32| i32::try_from(len).unwrap_or(i32::MAX);
         Message {
@@ -137,12 +177,47 @@ impl Assembler {
         }
     }
 
-    /// Gives up a message in pieces. Counted when a newer one is delivered, unless there will be none.
-    fn lose(&mut self, old: &Partial, pools: &Pools) {
+    /// The stream at `at` is the sender's now, and the others have ended.
+    fn believe(&mut self, at: usize, pools: &Pools) {
+        let stream = self.streams.swap_remove(at);
+        let ended = std::mem::replace(&mut self.streams, vec![stream]);
+        let before = ended[0];
+        let between = stream.first.wrapping_sub(before.next);
+        self.lost.messages += if before.session != stream.session {
+            // Nothing says how far that one came.
+            self.partial.iter().filter(|partial| before.continues(&partial.header)).count() as u64
+        } else if between < HALF {
+            u64::from(between)
+        } else {
+            0
+        };
+        self.end(&ended, pools);
+    }
+
+    /// Gives up what is in pieces of streams that are gone.
+    fn end(&mut self, ended: &[Stream], pools: &Pools) {
+        let streams = std::mem::take(&mut self.streams);
+        self.drop_partials(pools, |partial| {
+            let is_of = |streams: &[Stream]| streams.iter().any(|stream| stream.continues(partial));
+            is_of(ended) && !is_of(&streams)
+        });
+        self.streams = streams;
+    }
+
+    /// Gives the buffers of such messages back.
+    fn drop_partials(&mut self, pools: &Pools, such: impl Fn(&Header) -> bool) {
+        self.partial.retain(|partial| {
+            let goes = such(&partial.header);
+            if goes {
+                pools.give(partial.msg, partial.header.data_pool.zip(partial.data));
+            }
+            !goes
+        });
+    }
+
+    /// Gives up a message in pieces. It is counted when a later one of its stream is delivered.
+    fn give_up(&mut self, old: &Partial, pools: &Pools) {
         pools.give(old.msg, old.header.data_pool.zip(old.data));
-        if self.session != Some(old.header.session) {
-            self.lost.messages += 1;
-        }
     }
 
     /// A datagram that no sender of ours made.
@@ -204,6 +279,149 @@ impl Pools {
             msg: address(PoolId::CpuMsg, msg),
             data: data.map_or(std::ptr::null_mut(), |(id, index)| address(id, index)),
             data_pool: data.map(|(id, _)| id),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use shmesh::config::PoolConfig;
+
+    use super::super::pool::Pool;
+    use super::*;
+
+    const LEN: u32 = 12;
+
+    fn pools() -> Pools {
+        let pool = |id, buf_size_bytes| Pool::new(id, PoolConfig { buf_size_bytes, pool_len: LEN }).ok();
+        Pools([pool(PoolId::CpuMsg, 32), pool(PoolId::CpuData, 64), None, None, None])
+    }
+
+    /// A part of a message whose bytes all follow from its number.
+    fn datagram(session: u32, number: u32, lens: (u32, u32), parts: u16, part: u16) -> (Header, Vec<u8>) {
+        let data_pool = (lens.1 > 0).then_some(PoolId::CpuData);
+        let header = Header {
+            session,
+            number,
+            part,
+            parts,
+            msg_id: number.cast_signed(),
+            cell_id: 0,
+            msg_len: lens.0,
+            data_len: lens.1,
+            data_pool,
+            offset: 0,
+        };
+        let stride = u32::try_from(header.total()).unwrap().div_ceil(u32::from(parts).max(1));
+        let offset = stride * u32::from(part);
+        let len = stride.min((lens.0 + lens.1).saturating_sub(offset));
+        (Header { offset, ..header }, vec![number.to_le_bytes()[0]; len as usize])
+    }
+
+    /// Looks at every byte, and gives it back.
+    fn check(message: &Message, pools: &Pools) -> u32 {
+        let number = message.msg_id.cast_unsigned();
+        for (part, len) in [(message.buffers.msg, message.msg_len), (message.buffers.data, message.data_len)]
+        {
+            for i in 0..usize::try_from(len).unwrap() {
+                // SAFETY: inside the buffer, which was delivered to this test.
+                #[expect(unsafe_code, reason = "buffers are addresses")]
+                let byte = unsafe { part.add(i).read() };
+                assert_eq!(byte, number.to_le_bytes()[0], "no other message's bytes");
+            }
+        }
+        let index = |id| pools.get(id).unwrap();
+        let msg = index(PoolId::CpuMsg).held_index(message.buffers.msg).unwrap();
+        let data = (!message.buffers.data.is_null())
+            .then(|| (PoolId::CpuData, index(PoolId::CpuData).held_index(message.buffers.data).unwrap()));
+        pools.give(msg, data);
+        number
+    }
+
+    fn free(pools: &Pools, id: PoolId) -> usize {
+        let pool = pools.get(id).unwrap();
+        let all: Vec<_> = std::iter::from_fn(|| pool.take().ok()).collect();
+        all.iter().for_each(|index| assert!(pool.give(*index)));
+        all.len()
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_only_whole_messages_do_and_no_buffer_is_lost(
+            datagrams in prop::collection::vec(
+                (0_u32..3, prop_oneof![0_u32..200, any::<u32>()], (0_u32..40, 0_u32..70), 0_u16..5, 0_u16..5, -1_i32..2),
+                0..200,
+            ),
+        ) {
+            let (pools, mut assembler) = (pools(), Assembler::default());
+            for (session, number, lens, parts, part, shift) in datagrams {
+                let (header, payload) = datagram(session, number, lens, parts, part);
+                // As the parser lets through.
+                let header = Header { offset: header.offset.wrapping_add_signed(shift), ..header };
+                let end = u64::from(header.offset) + payload.len() as u64;
+                if part < parts && end <= header.total()
+                    && let Some(message) = assembler.put(header, &payload, &pools)
+                {
+                    prop_assert_eq!(check(&message, &pools), number);
+                }
+                prop_assert!(assembler.partial.len() <= PARTIAL_MAX && assembler.streams.len() <= STREAMS_MAX);
+                let is_awaited = |partial: &Partial| {
+                    assembler.streams.iter().any(|stream| stream.continues(&partial.header))
+                };
+                prop_assert!(assembler.partial.iter().all(is_awaited));
+            }
+            let with_data = assembler.partial.iter().filter(|partial| partial.data.is_some()).count();
+            prop_assert_eq!(free(&pools, PoolId::CpuMsg), LEN as usize - assembler.partial.len());
+            prop_assert_eq!(free(&pools, PoolId::CpuData), LEN as usize - with_data);
+        }
+
+        #[test]
+        fn of_one_sender_each_comes_once_in_order_or_is_counted(
+            begin: u32,
+            messages in prop::collection::vec((0_u32..33, 0_u32..65, 1_u16..4, 0_u32..10), 1..150),
+            forged in prop::collection::vec((0_usize..150, any::<u32>(), any::<bool>()), 0..3),
+        ) {
+            let (pools, mut assembler) = (pools(), Assembler::default());
+            let (mut last, mut delivered, mut whole) = (None, 0_u64, 0_u64);
+            for (turn, (msg_len, data_len, parts, fate)) in messages.iter().enumerate() {
+                let number = begin.wrapping_add(u32::try_from(turn).unwrap());
+                let parts = (*parts).min(u16::try_from((msg_len + data_len).max(1)).unwrap());
+                let is_last = turn + 1 == messages.len();
+                // One in ten is lost, one comes twice.
+                let times = match fate { 0 if !is_last && turn > 0 => 0, 1 => 2, _ => 1 };
+                let mut passed = 0;
+                for part in 0..parts {
+                    let (header, payload) = datagram(1, number, (*msg_len, *data_len), parts, part);
+                    // Our sender makes no empty ones: it makes fewer.
+                    if header.stride(payload.len()).is_none() {
+                        continue;
+                    }
+                    passed += u16::from(times > 0);
+                    for _ in 0..times {
+                        if let Some(message) = assembler.put(header, &payload, &pools) {
+                            let number = check(&message, &pools);
+                            prop_assert!(last.is_none_or(|last| number.wrapping_sub(last) < HALF && number != last));
+                            last = Some(number);
+                            delivered += 1;
+                        }
+                    }
+                    for (_, number, same) in forged.iter().filter(|(at, ..)| *at == turn && part == 0) {
+                        // What is of this time is a message like any other.
+                        let far = (1 << 20..u32::MAX - (1 << 20)).contains(&number.wrapping_sub(begin));
+                        let session = if *same { 1 } else { *number };
+                        let (header, payload) = datagram(session, *number, (5, 0), 1, 0);
+                        if far && let Some(message) = assembler.put(header, &payload, &pools) {
+                            check(&message, &pools);
+                        }
+                    }
+                }
+                whole += u64::from(passed == parts);
+            }
+            prop_assert_eq!(delivered, whole);
+            if assembler.partial.is_empty() {
+                prop_assert_eq!(whole + assembler.lost.messages, messages.len() as u64);
+            }
         }
     }
 }

@@ -114,18 +114,18 @@ fn other_transports_are_refused_by_name() {
 }
 
 #[test]
-fn device_pools_are_refused_with_their_place() {
-    let error = from_file(&examples().join("nvipc_cuda.yaml")).unwrap_err();
-    assert_eq!(error.location(), Some((8, 48)));
-    let ConfigError::File { source, .. } = error else { panic!("{error:?}") };
-    assert!(
-        matches!(*source, ConfigError::DeviceBackendMissing { pool: PoolId::CudaData, .. }),
-        "{source:?}"
-    );
-    let text = "transport: { shm_config: { mempool_size: { gpu_data: { pool_len: @1 } } } }";
-    assert_refused!(text, ConfigError::DeviceBackendMissing { .. }, "gpu_data", "to 0");
-    from_yaml("transport: { shm_config: { mempool_size: { gpu_data: { buf_size: 0, pool_len: 1 } } } }")
-        .unwrap();
+fn device_pools_are_read_as_others_and_have_the_same_limits() {
+    let loaded = from_file(&examples().join("nvipc_cuda.yaml")).unwrap();
+    let expected = PoolConfig { buf_size_bytes: 307_200, pool_len: 1024 };
+    assert_eq!(loaded.links[0].pool(PoolId::CudaData), expected);
+    let of = |text: &str| {
+        let text = format!("transport: {{ shm_config: {{ mempool_size: {{ gpu_data: {{ {text} }} }} }} }}");
+        from_yaml(&text).unwrap().links[0].pool(PoolId::GpuData)
+    };
+    assert_eq!(of("pool_len: 1"), PoolConfig { buf_size_bytes: 576_000, pool_len: 1 });
+    assert!(!of("buf_size: 0, pool_len: 1").is_enabled());
+    let text = "transport: { shm_config: { mempool_size: { gpu_data: { pool_len: @524289 } } } }";
+    assert_refused!(text, ConfigError::PoolLenTooLarge { .. }, "gpu_data", "the limit is 524288");
 }
 
 #[test]

@@ -159,9 +159,12 @@ fn pools_follow_their_rules() {
     let text = link("pools: { cpu_large: @{ buf_size_bytes: 8 } }");
     assert_refused!(text, ConfigError::PoolIncomplete { .. }, "cpu_large has no pool_len");
     for pool in ["cuda_data", "gpu_data"] {
-        let text = link(&format!("pools:\n      {pool}:\n        buf_size_bytes: 1\n        pool_len: @2"));
-        assert_refused!(text, ConfigError::DeviceBackendMissing { .. }, pool, "device backend", "to 0");
+        let text =
+            link(&format!("pools:\n      {pool}:\n        buf_size_bytes: 1\n        pool_len: @524289"));
+        assert_refused!(text, ConfigError::PoolLenTooLarge { .. }, pool, "the limit is 524288");
     }
+    let both = loaded("pools: { cuda_data: { buf_size_bytes: 1, pool_len: 2 } }");
+    assert_eq!(both.pool(PoolId::CudaData), PoolConfig { buf_size_bytes: 1, pool_len: 2 });
     let text = link("memory: { huge_pages: @hugetlb }");
     assert_refused!(text, ConfigError::HugetlbNeedsMemfd { .. }, "set backing to memfd");
 }

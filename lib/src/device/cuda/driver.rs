@@ -40,6 +40,8 @@ functions! {
         cuMemSetAccess(u64, usize, *const sys::CUmemAccessDesc, usize) since "CUDA 10.2 (driver 440)";
         cuMemRetainAllocationHandle(*mut u64, *mut c_void) since "CUDA 11.0 (driver 450)";
         cuMemAlloc_v2(*mut u64, usize) since "CUDA 3.2";
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint) since "CUDA 6.5";
+        cuMemHostUnregister(*mut c_void) since "CUDA 4.0";
         cuMemFree_v2(u64) since "CUDA 3.2";
         cuMemGetAddressRange_v2(*mut u64, *mut usize, u64) since "CUDA 3.2";
         cuPointerGetAttribute(*mut c_void, c_int, u64) since "CUDA 4.0";

@@ -7,6 +7,7 @@
 //! | `device.rs` | [`CudaDevice`]: a GPU or a MIG partition, by its UUID |
 //! | `memory.rs` | [`CudaMemory`]: a descriptor names it, and whoever has that may map it |
 //! | `legacy.rs` | [`CudaLegacyMemory`]: 64 bytes name it; opt-in |
+//! | `locked.rs` | [`PageLocked`]: a pool of the host, for DMA |
 //! | `view.rs` | copies to and from the host, the same for both |
 //! | `timeline.rs` | [`CudaTimeline`]: a word by which GPU work of two processes waits for each other |
 
@@ -14,12 +15,14 @@ mod context;
 mod device;
 mod driver;
 mod legacy;
+mod locked;
 mod memory;
 mod timeline;
 mod view;
 
 pub use device::{CudaDevice, DeviceUuid};
 pub use legacy::CudaLegacyMemory;
+pub use locked::PageLocked;
 pub use memory::CudaMemory;
 pub use timeline::{CudaStream, CudaTimeline};
 

@@ -57,7 +57,7 @@ const ELECT_ROUNDS_MAX: u32 = 8;
 const RETIRE_ROUNDS_MAX: u32 = 128;
 
 /// The id of the one question that a newcomer asks.
-const ASKED: u64 = 1;
+pub(super) const ASKED: u64 = 1;
 
 /// It may be about to serve: a sidecar makes all its links before it does.
 pub(super) const SILENT: &str = "does not answer: its process is stopped or stuck";
@@ -78,7 +78,7 @@ pub(crate) struct Holder {
     me: ProcessIdentity,
     stop: Arc<Doorbell>,
     thread: Option<JoinHandle<()>>,
-    /// Without a thread: a named link without notification has nothing to hand out.
+    /// Without a thread: a named link without notification and device memory has nothing to hand out.
     idle: Option<Arc<Shared>>,
 }
 
@@ -95,12 +95,15 @@ pub(crate) fn proof(challenge: broker::Challenge) -> Vec<u8> {
     packet::encode(&Request::new(0, request::Op::Proof(broker::Proof { nonce: challenge.nonce })))
 }
 
-/// The next packet that is no event: those are for sessions that asked for something.
-fn answer_of(connection: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+/// The next packet that is no event, and no memory that others have made: those are for sessions that stay.
+pub(super) fn answer_of(connection: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     loop {
         let (bytes, fds) = socket::receive(connection)?;
         match packet::decode(&bytes) {
-            Ok(Reply { result: Some(reply::Result::Event(_)), .. }) => {}
+            Ok(
+                Reply { result: Some(reply::Result::Event(_)), .. }
+                | Reply { id: 0, result: Some(reply::Result::PoolMemory(_)) },
+            ) => {}
             Ok(Reply { result: Some(reply::Result::Challenge(challenge)), .. }) => {
                 socket::send(connection, &proof(challenge), &[])?;
             }
@@ -233,7 +236,7 @@ impl Holder {
         let failed = |doing: &str, error| Error::system(link, doing, error);
         let stop = Arc::new(Doorbell::new().map_err(|error| failed("make an eventfd", error))?);
         // Somebody who serves it all the same keeps it, and wants to know who lives.
-        if connection.is_none() && shared.doorbells.is_none() && shared.store.backing == Backing::Named {
+        if connection.is_none() && !shared.has_descriptors() {
             return Ok(Self { me: shared.me, stop, thread: None, idle: Some(Arc::clone(shared)) });
         }
         // Listening before the caller goes on: who is told of the link must be able to attach.
@@ -297,13 +300,14 @@ enum Duty {
 }
 
 impl Duty {
-    /// From now on, who serves hears of each seat that this process takes, and now of those that it has.
+    /// From now on, who serves hears of each seat that this process takes, and now of those that it has, and of memory.
     fn follow(shared: &Shared, connection: OwnedFd) -> Self {
         let connection = Arc::new(connection);
         *shared.broker() = Some(Arc::clone(&connection));
         for mine in shared.core.seats.all().filter(|other| other.is_of(&shared.me)) {
             shared.announce(&mine);
         }
+        shared.tell_of_memory(&connection);
         Self::Follow(connection)
     }
 }
@@ -318,15 +322,18 @@ fn run(shared: &Arc<Shared>, stop: &Doorbell, mut duty: Duty) {
             },
             Duty::Follow(connection) => match wait_any(stop, &[connection.as_fd()], None) {
                 Woken::Stop => return,
-                // What a broker tells its sessions is for those who asked it something.
-                Woken::Ready(_) if socket::receive(&connection).is_ok_and(|(bytes, _)| !bytes.is_empty()) => {
-                    Duty::Follow(connection)
-                }
-                Woken::Ready(_) => {
-                    *shared.broker() = None;
-                    attempts = 0;
-                    Duty::Elect
-                }
+                Woken::Ready(_) => match socket::receive(&connection) {
+                    Ok((bytes, fds)) if !bytes.is_empty() => {
+                        // The rest of what a broker tells its sessions is for those who asked it something.
+                        shared.hear_of_memory(&bytes, fds);
+                        Duty::Follow(connection)
+                    }
+                    _ => {
+                        *shared.broker() = None;
+                        attempts = 0;
+                        Duty::Elect
+                    }
+                },
             },
             Duty::Elect => match elect(shared) {
                 Some(duty) => duty,

@@ -16,7 +16,7 @@ use shmesh_proto::packet;
 
 use super::{ANSWER_LIMIT, FULL_PAUSE, HAND_OVER_LIMIT, REAP_ROUNDS, SESSIONS_MAX, socket_path};
 use crate::config::Backing;
-use crate::link::{Recovered, Shared};
+use crate::link::{Recovered, Shared, device};
 use crate::participant::{Participant, Side};
 use crate::segment::header::LAYOUT_VERSION;
 use crate::sys::eventfd::Doorbell;
@@ -119,6 +119,11 @@ impl Service {
                     None => self.admit(),
                     Some(session) => match answer(shared, &self.sessions[session]) {
                         Some(Answered::Stays) => {}
+                        // Who has brought it comes last: it may end as soon as it knows.
+                        Some(Answered::HasMemory(told, request)) => {
+                            self.tell_of_memory(session, &told);
+                            let _ = tell(&self.sessions[session], request, &told);
+                        }
                         Some(Answered::TakesOver(request)) => {
                             let heir = self.sessions.swap_remove(session);
                             return self.hand_over(lock, stop, &heir, request);
@@ -156,6 +161,14 @@ impl Service {
         }
     }
 
+    /// Everybody but one: whoever takes our place one day has to have it.
+    fn tell_of_memory(&self, but: usize, told: &device::Answer) {
+        for (_, session) in self.sessions.iter().enumerate().filter(|(i, _)| *i != but) {
+            // Who has gone need not be told.
+            let _ = tell(session, 0, told);
+        }
+    }
+
     fn admit(&mut self) {
         let connection = match socket::accept(&self.listener) {
             Ok(connection) => connection,
@@ -183,6 +196,8 @@ pub(super) enum End {
 /// What a packet led to.
 enum Answered {
     Stays,
+    /// It has brought device memory; the request that is still to be answered.
+    HasMemory(device::Answer, u64),
     /// It is going to be the holder; the request that is still to be answered.
     TakesOver(u64),
 }
@@ -205,7 +220,7 @@ pub(in crate::link) fn listen(
 
 /// Answers one packet of a newcomer. `None`: it has gone, or speaks something else.
 fn answer(shared: &Shared, session: &OwnedFd) -> Option<Answered> {
-    let (bytes, _) = socket::receive(session).ok()?;
+    let (bytes, fds) = socket::receive(session).ok()?;
     let request = packet::decode::<Request>(&bytes).ok()?;
     let reply = |result| packet::encode(&Reply::new(request.id, result));
     let refuse = |code, text: String| packet::encode(&Reply::refused(request.id, code, text));
@@ -224,6 +239,15 @@ fn answer(shared: &Shared, session: &OwnedFd) -> Option<Answered> {
         }
         // Whose seat is whose matters to who can see deaths better than we do.
         request::Op::Seated(_) => return Some(Answered::Stays),
+        request::Op::PoolMemory(told) => {
+            return match shared.lend(&told, fds) {
+                Ok(answer) if answer.is_news => Some(Answered::HasMemory(answer, request.id)),
+                Ok(answer) => tell(session, request.id, &answer).ok().map(|()| Answered::Stays),
+                Err(text) => {
+                    socket::send(session, &refuse(Code::Invalid, text), &[]).ok().map(|()| Answered::Stays)
+                }
+            };
+        }
         request::Op::Yield(_) if may_take_over(shared, session) => {
             return Some(Answered::TakesOver(request.id));
         }
@@ -240,6 +264,12 @@ fn answer(shared: &Shared, session: &OwnedFd) -> Option<Answered> {
         }
     };
     socket::send(session, &packet, &fds).ok().map(|()| Answered::Stays)
+}
+
+/// What device memory a pool has. With id 0, to who has not asked.
+fn tell(session: &OwnedFd, id: u64, told: &device::Answer) -> io::Result<()> {
+    let packet = packet::encode(&Reply::new(id, reply::Result::PoolMemory(told.message())));
+    socket::send(session, &packet, &told.fds())
 }
 
 /// Whoever may end this process anyway, and whoever made the link.

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
 
-use super::{Backend, Buffers, Failure, Fields, PoolId, Received, Result};
+use super::device::{DeviceMemory, DevicePools, Maker};
+use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result};
+use crate::tap::Copied;
 
 /// How long a sleeper goes without looking whether the instance was closed.
 const SLICE: Duration = Duration::from_millis(50);
@@ -28,6 +30,8 @@ pub struct LinkBackend {
     pools: [Option<(u32, u32)>; PoolId::COUNT],
     ring_len: u32,
     name: String,
+    /// Without the lock: copies take their time.
+    devices: DevicePools,
     desk: Mutex<Option<Desk>>,
     /// Handles on which threads sleep, one each; here while nobody does.
     sleepers: Mutex<Vec<Link>>,
@@ -124,7 +128,7 @@ impl Hasher for AddressHasher {
 }
 
 #[cold]
-fn failed(error: &Error) -> Failure {
+pub(super) fn failed(error: &Error) -> Failure {
     if let ErrorKind::Exhausted { pool, len, .. } = error.kind() {
         return Failure::Exhausted(*pool, *len);
     }
@@ -138,18 +142,22 @@ fn failed(error: &Error) -> Failure {
 }
 
 impl LinkBackend {
-    /// Takes the place of `link`.
-    #[must_use]
-    pub fn new(link: Link) -> Self {
+    /// Takes the place of `link`, whose device pools it opens.
+    ///
+    /// # Errors
+    /// There is no memory for one, and none can be made.
+    pub(crate) fn new(link: Link, maker: Maker) -> Result<Self> {
+        let devices = DeviceMemory::all(&link, maker)?;
         let mut pools = [None; PoolId::COUNT];
         for id in PoolId::ALL {
             pools[id.index()] = link.pool(id);
         }
         let msg_buffers = pools[PoolId::CpuMsg.index()].map_or(0, |(_, len)| len as usize);
-        Self {
+        Ok(Self {
             pools,
             ring_len: link.ring_len(),
             name: link.name().to_owned(),
+            devices,
             desk: Mutex::new(Some(Desk {
                 held: HashMap::with_capacity_and_hasher(msg_buffers, BuildHasherDefault::default()),
                 looped: VecDeque::new(),
@@ -161,7 +169,7 @@ impl LinkBackend {
             asleep: Mutex::new(0),
             all_up: Condvar::new(),
             closed: AtomicBool::new(false),
-        }
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Desk>> {
@@ -216,22 +224,41 @@ impl Held {
         }
     }
 
-    fn data(&mut self) -> Option<NonNull<u8>> {
+    fn data(&mut self, devices: &DevicePools) -> Option<NonNull<u8>> {
         match self {
-            Self::Loan(loan) | Self::Looped(loan, _) => data_of(loan),
-            Self::Message(message) => message.data_pool().map(|_| first(message.data())),
+            Self::Loan(loan) | Self::Looped(loan, _) => data_of(loan, devices),
+            Self::Message(message) => received_data(message, devices).ok().flatten(),
         }
     }
 
     /// Whether what the caller says of the DATA part is true. It need not say anything.
-    fn agrees(&mut self, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> bool {
-        (data.is_none() || data == self.data()) && (pool.is_none() || pool == self.data_pool())
+    fn agrees(&mut self, devices: &DevicePools, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> bool {
+        (data.is_none() || data == self.data(devices)) && (pool.is_none() || pool == self.data_pool())
     }
 }
 
-fn data_of(loan: &mut Loan<'_>) -> Option<NonNull<u8>> {
-    loan.data_pool()?;
-    Some(NonNull::from(loan.data_mut(0).ok()?).cast())
+/// The pool in device memory that a DATA part is in.
+fn device_of(devices: &DevicePools, pool: PoolId) -> Option<&DeviceMemory> {
+    devices[pool.index()].as_ref()
+}
+
+/// Where the DATA part of a loan is, whose length is 0 from now on.
+fn data_of(loan: &mut Loan<'_>, devices: &DevicePools) -> Option<NonNull<u8>> {
+    match device_of(devices, loan.data_pool()?) {
+        None => Some(NonNull::from(loan.data_mut(0).ok()?).cast()),
+        Some(device) => device.data_mut(loan, 0).ok()?,
+    }
+}
+
+fn received_data(
+    message: &Message<'_>,
+    devices: &DevicePools,
+) -> std::result::Result<Option<NonNull<u8>>, Error> {
+    let Some(pool) = message.data_pool() else { return Ok(None) };
+    match device_of(devices, pool) {
+        None => Ok(Some(first(message.data()))),
+        Some(device) => device.data(message),
+    }
 }
 
 impl Desk {
@@ -277,7 +304,12 @@ impl Desk {
     }
 
     /// A loan with the same content as a message: NVIPC's applications may send what they received.
-    fn copied(&mut self, message: &Message<'static>, fields: Fields) -> Result<Loan<'static>> {
+    fn copied(
+        &mut self,
+        message: &Message<'static>,
+        fields: Fields,
+        devices: &DevicePools,
+    ) -> Result<Loan<'static>> {
         let limit = if message.is_inline() { shmesh::INLINE_MAX_BYTES } else { usize::MAX };
         let mut loan = self.loan(message.data_pool())?;
         let (msg_len, data_len) = (fields.msg_len as usize, data_len(fields));
@@ -289,7 +321,20 @@ impl Desk {
         // SAFETY: `msg_mut` checked the length against a MSG buffer, and the line above against an inline one; the message
         // holds its buffer, and the loan another.
         unsafe { std::ptr::copy_nonoverlapping(first(message.msg()).as_ptr(), to.as_mut_ptr(), to.len()) };
-        if message.data_pool().is_some() {
+        let device = message.data_pool().and_then(|pool| device_of(devices, pool));
+        if let Some(device) = device {
+            let place = |place: std::result::Result<Option<NonNull<u8>>, Error>| {
+                Ok::<_, Failure>(
+                    place.map_err(|error| failed(&error))?.map_or(0, |data| data.addr().get() as u64),
+                )
+            };
+            let (from, to) = (place(device.data(message))?, place(device.data_mut(&mut loan, data_len))?);
+            let mut bytes = vec![0; data_len];
+            let copied = device.copy_to_host(from, &mut bytes).zip(device.copy_to_device(to, &bytes));
+            let (read, written) =
+                copied.ok_or_else(|| failed_copy(self.link().name(), "not in one buffer"))?;
+            read.and(written).map_err(|error| failed_copy(self.link().name(), &error.to_string()))?;
+        } else if message.data_pool().is_some() {
             let to = loan.data_mut(data_len).map_err(|error| failed(&error))?;
             // SAFETY: as above, of a buffer of the same pool.
             unsafe {
@@ -305,13 +350,19 @@ fn data_len(fields: Fields) -> usize {
     if fields.data_pool.is_some() { fields.data_len as usize } else { 0 }
 }
 
+#[cold]
+fn failed_copy(link: &str, why: &str) -> Failure {
+    Failure::Refused(format!("link {link}: the bytes cannot be copied: {why}"))
+}
+
 /// Says of a loan what the caller says of the message.
-fn fill(loan: &mut Loan<'static>, fields: Fields) -> std::result::Result<(), Error> {
+fn fill(loan: &mut Loan<'static>, fields: Fields, devices: &DevicePools) -> std::result::Result<(), Error> {
     loan.msg_mut(fields.msg_len as usize)?;
-    if loan.data_pool().is_some() {
-        loan.data_mut(data_len(fields))?;
+    match loan.data_pool().map(|pool| device_of(devices, pool)) {
+        None => Ok(()),
+        Some(None) => loan.data_mut(data_len(fields)).map(|_| ()),
+        Some(Some(device)) => device.data_mut(loan, data_len(fields)).map(|_| ()),
     }
-    Ok(())
 }
 
 impl Backend for LinkBackend {
@@ -327,7 +378,7 @@ impl Backend for LinkBackend {
         self.with(|desk| {
             let mut loan = desk.loan(data)?;
             let msg = NonNull::from(loan.msg_mut(0).map_err(|error| failed(&error))?).cast();
-            let data = data_of(&mut loan);
+            let data = data_of(&mut loan, &self.devices);
             desk.keep(msg, Held::Loan(loan));
             Ok(Buffers { msg, data })
         })
@@ -336,16 +387,16 @@ impl Backend for LinkBackend {
     fn send(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
         self.with(|desk| {
             let Some(mut held) = desk.give_up(key(msg)) else { return Err(self.foreign(msg)) };
-            let agrees = held.agrees(data, fields.data_pool);
+            let agrees = held.agrees(&self.devices, data, fields.data_pool);
             let (loan, source) = match held {
-                Held::Loan(mut loan) if agrees => match fill(&mut loan, fields) {
+                Held::Loan(mut loan) if agrees => match fill(&mut loan, fields, &self.devices) {
                     Ok(()) => (loan, None),
                     Err(error) => {
                         desk.keep(msg, Held::Loan(loan));
                         return Err(failed(&error));
                     }
                 },
-                Held::Message(message) if agrees => match desk.copied(&message, fields) {
+                Held::Message(message) if agrees => match desk.copied(&message, fields, &self.devices) {
                     Ok(loan) => (loan, Some(message)),
                     Err(failure) => {
                         desk.keep(msg, Held::Message(message));
@@ -380,10 +431,10 @@ impl Backend for LinkBackend {
     fn send_loopback(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
         self.with(|desk| match desk.give_up(key(msg)) {
             Some(Held::Loan(mut loan)) => {
-                let filled = fill(&mut loan, fields).map_err(|error| failed(&error));
+                let filled = fill(&mut loan, fields, &self.devices).map_err(|error| failed(&error));
                 let mut held = Held::Loan(loan);
                 let refused = match filled {
-                    Ok(()) if held.agrees(data, fields.data_pool) => None,
+                    Ok(()) if held.agrees(&self.devices, data, fields.data_pool) => None,
                     Ok(()) => Some(self.foreign_data(msg)),
                     Err(failure) => Some(failure),
                 };
@@ -413,7 +464,7 @@ impl Backend for LinkBackend {
                 && let Some(Held::Looped(mut loan, mut fields)) = desk.give_up(at)
             {
                 let msg = NonNull::from(loan.msg_mut(0).map_err(|error| failed(&error))?).cast();
-                let buffers = Buffers { msg, data: data_of(&mut loan) };
+                let buffers = Buffers { msg, data: data_of(&mut loan, &self.devices) };
                 fields.data_len = u32::try_from(data_len(fields)).unwrap_or(0);
                 fields.data_pool = loan.data_pool();
                 desk.keep(msg, Held::Loan(loan));
@@ -432,12 +483,12 @@ impl Backend for LinkBackend {
                     msg_id: message.msg_id(),
                     cell_id: message.cell_id(),
                     msg_len: len(message.msg()),
-                    data_len: len(message.data()),
+                    data_len: u32::try_from(message.data_len()).unwrap_or(u32::MAX),
                     data_pool,
                 },
                 buffers: Buffers {
                     msg: first(message.msg()),
-                    data: data_pool.map(|_| first(message.data())),
+                    data: received_data(&message, &self.devices).map_err(|error| failed(&error))?,
                 },
             };
             desk.keep(received.buffers.msg, Held::Message(message));
@@ -453,12 +504,38 @@ impl Backend for LinkBackend {
                 Err(self.foreign(msg))
             }
             Some(mut held) => {
-                if held.agrees(data, pool) {
+                if held.agrees(&self.devices, data, pool) {
                     return Ok(());
                 }
                 desk.keep(msg, held);
                 Err(self.foreign_data(msg))
             }
+        })
+    }
+
+    fn can_copy(&self) -> bool {
+        true
+    }
+
+    fn copied(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<Option<Copied>> {
+        self.with(|desk| {
+            let Some(held) = desk.held.get_mut(&key(msg)).and_then(Option::as_mut) else {
+                return Err(self.foreign(msg));
+            };
+            if !held.agrees(&self.devices, data, fields.data_pool) {
+                return Err(self.foreign_data(msg));
+            }
+            let is_inline = matches!(held, Held::Message(message) if message.is_inline());
+            let room = |pool| self.pool(pool).map_or(0, |(bytes, _)| bytes as usize);
+            let msg_room = if is_inline { shmesh::INLINE_MAX_BYTES } else { room(PoolId::CpuMsg) };
+            if fields.msg_len as usize > msg_room || data_len(fields) > fields.data_pool.map_or(0, room) {
+                return Err(Failure::Refused(format!(
+                    "link {}: a part is longer than its buffer",
+                    self.name
+                )));
+            }
+            // SAFETY: what is held here is this endpoint's, under the lock, and the lengths were compared.
+            Ok(unsafe { Copied::of(fields, Buffers { msg, data: held.data(&self.devices) }) })
         })
     }
 
@@ -520,6 +597,43 @@ impl Backend for LinkBackend {
 
     fn queued(&self) -> Result<usize> {
         self.with(|desk| Ok(desk.link().queued() + desk.looped.len()))
+    }
+
+    fn copy(&self, direction: Direction, host: NonNull<u8>, device: u64, len: usize) -> Result<()> {
+        let mut pools = self.devices.iter().flatten();
+        let Some(pool) = pools.find(|pool| pool.has(device, len)) else {
+            return Err(Failure::Refused(format!(
+                "link {}: {len} bytes at {device:#x} are not in one buffer of cuda_data or gpu_data; pass data_buf of a \
+                 message from there, or what lies in it",
+                self.name
+            )));
+        };
+        let copied = match direction {
+            Direction::ToHost => {
+                // SAFETY: the caller's promise, that so many bytes lie there, and that nobody else uses them meanwhile.
+                let to = unsafe { std::slice::from_raw_parts_mut(host.as_ptr(), len) };
+                pool.copy_to_host(device, to)
+            }
+            Direction::ToDevice => {
+                // SAFETY: as above.
+                let from = unsafe { std::slice::from_raw_parts(host.as_ptr(), len) };
+                pool.copy_to_device(device, from)
+            }
+        };
+        match copied {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(failed_copy(&self.name, &error.to_string())),
+            None => Err(failed_copy(&self.name, "not in one buffer")),
+        }
+    }
+
+    fn cuda_device_id(&self) -> c_int {
+        self.devices.iter().flatten().map(DeviceMemory::ordinal).max().unwrap_or(-1)
+    }
+
+    fn is_on_gpu(&self, address: u64) -> bool {
+        let mut pools = self.devices.iter().flatten();
+        pools.any(|pool| pool.ordinal() >= 0 && pool.has(address, 1))
     }
 
     fn sent_at(&self, _msg: NonNull<u8>) -> Result<i64> {

@@ -7,9 +7,11 @@
 //! | file | what it is |
 //! |---|---|
 //! | `link.rs` | a link of shmesh |
+//! | `device.rs` | its pools in device memory |
 //! | `wire.rs` | a link in NVIPC's own layout, whose other side may be NVIPC |
 //! | `udp.rs` | datagrams, to another node |
 
+mod device;
 mod link;
 mod udp;
 mod wire;
@@ -18,6 +20,8 @@ use std::ffi::c_int;
 use std::fmt;
 use std::ptr::NonNull;
 
+use crate::tap::Copied;
+pub(crate) use device::Maker;
 pub use link::LinkBackend;
 pub use shmesh::config::PoolId;
 pub use udp::UdpBackend;
@@ -49,6 +53,15 @@ impl std::error::Error for Failure {}
 
 /// A result of a backend.
 pub type Result<T> = std::result::Result<T, Failure>;
+
+/// Where bytes are copied.
+#[derive(Clone, Copy, Debug)]
+pub enum Direction {
+    /// From a DATA part in device memory.
+    ToHost,
+    /// To a DATA part in device memory.
+    ToDevice,
+}
 
 /// What a message says about itself.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -162,8 +175,41 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// When that is not known.
     fn sent_at(&self, msg: NonNull<u8>) -> Result<i64>;
 
+    /// Copies between the host and a DATA part in device memory, and waits until it is done.
+    ///
+    /// # Errors
+    /// The bytes do not lie in one buffer of a device pool; the driver refuses.
+    fn copy(&self, _direction: Direction, _host: NonNull<u8>, _device: u64, _len: usize) -> Result<()> {
+        Err(Failure::Refused(
+            "there are no device pools here; use transport shm and layout shmesh, or cpu_data and your own stream".into(),
+        ))
+    }
+
+    /// The number of the GPU that device pools are on; -1 when they are in memory of the host, or there are none.
+    fn cuda_device_id(&self) -> c_int {
+        -1
+    }
+
+    /// Whether an address is in a buffer that is memory of a GPU.
+    fn is_on_gpu(&self, _address: u64) -> bool {
+        false
+    }
+
     /// Asks before a further secondary is let in, where one could do harm. Links of shmesh never ask.
     fn ask_before_another(&self, _agrees: Agrees) {}
+
+    /// Whether [`copied`](Self::copied) is there.
+    fn can_copy(&self) -> bool {
+        false
+    }
+
+    /// Copies what this endpoint holds at `msg`, as [`send`](Self::send) would send it. `None`: there is no memory for it.
+    ///
+    /// # Errors
+    /// As of `send`, for what can be seen before it; where there is no tap.
+    fn copied(&self, _: Fields, _: NonNull<u8>, _: Option<NonNull<u8>>) -> Result<Option<Copied>> {
+        Err(Failure::Refused("messages of this transport cannot be copied for a tap".into()))
+    }
 
     /// Lets nobody wait any longer, and gives back what the endpoint holds.
     fn close(&self);

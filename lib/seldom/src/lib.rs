@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 ///
 /// ```
 /// use std::time::{Duration, Instant};
-/// use shmesh_daemon::seldom::Seldom;
+/// use shmesh_seldom::Seldom;
 /// let (mut refused, now) = (Seldom::new(1, Duration::from_secs(1)), Instant::now());
 /// assert_eq!(refused.may(now), Some(0), "the first one is always said");
 /// assert_eq!(refused.may(now), None, "not twice in a second");
@@ -23,10 +23,10 @@ pub struct Seldom {
 }
 
 impl Seldom {
-    /// So many lines at once, and after that one in so long, which is a second or more.
+    /// So many lines at once, and after that one in so long, which is a millisecond or more.
     ///
     /// ```
-    /// use shmesh_daemon::seldom::Seldom;
+    /// use shmesh_seldom::Seldom;
     /// let failures = Seldom::new(5, std::time::Duration::from_secs(60));
     /// ```
     #[must_use]
@@ -38,14 +38,14 @@ impl Seldom {
     ///
     /// ```
     /// # use std::time::{Duration, Instant};
-    /// # let mut unknown = shmesh_daemon::seldom::Seldom::new(1, Duration::from_secs(1));
+    /// # let mut unknown = shmesh_seldom::Seldom::new(1, Duration::from_secs(1));
     /// if let Some(unsaid) = unknown.may(Instant::now()) {
     ///     eprintln!("nobody knows who connected ({unsaid} more since the last time)");
     /// }
     /// ```
     pub fn may(&mut self, now: Instant) -> Option<u64> {
         let since = *self.since.get_or_insert(now);
-        let earned = now.saturating_duration_since(since).as_secs() / self.every.as_secs().max(1);
+        let earned = now.saturating_duration_since(since).as_millis() / self.every.as_millis().max(1);
         if earned > 0 {
             self.left = self.left.saturating_add(earned.try_into().unwrap_or(self.at_once)).min(self.at_once);
             self.since = Some(now);
@@ -69,6 +69,15 @@ mod tests {
         let said: Vec<_> = (0..2_500_u64).map(|i| seldom.may(start + Duration::from_millis(i))).collect();
         let lines: Vec<_> = said.into_iter().flatten().collect();
         assert_eq!(lines, [0, 999, 999]);
+    }
+
+    #[test]
+    fn five_lines_a_second_and_fifty_at_once() {
+        let (mut seldom, start) = (Seldom::new(50, Duration::from_millis(200)), Instant::now());
+        let said: Vec<_> =
+            (0..10_000_u64).filter_map(|ms| seldom.may(start + Duration::from_millis(ms))).collect();
+        assert_eq!(said.len(), 50 + 9999 / 200);
+        assert_eq!(said.len() as u64 + said.iter().sum::<u64>() + seldom.unsaid, 10_000);
     }
 
     #[test]

@@ -1,0 +1,351 @@
+//! Device memory of a link's pools: what it is like, and how it goes from hand to hand.
+//!
+//! The segment of such a pool has header, hints and cells as any other, and no buffers: those are in one piece of device
+//! memory, of which there is a descriptor. Only participants have devices, so the first of them that wants the memory makes
+//! it and offers it to who serves the link. That keeps the descriptor as it keeps the link's, hands it to who asks, and tells
+//! those who are there. So the memory lives as long as the link, whoever made it.
+//!
+//! If all who have it end and others stay, it is lost, and the pool is given other memory. That must not be mistaken for the
+//! first: each has an id, which messages carry.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use shmesh_proto::broker::{self, Mechanism, PoolMemory, Reply, Request, reply, request};
+use shmesh_proto::packet;
+
+use super::holder::{ASKED, Holder, answer_of};
+use super::{Link, Shared};
+use crate::config::PoolId;
+use crate::error::{Error, ErrorKind, Result};
+use crate::participant::Side;
+use crate::sys::{file, socket};
+
+/// Buffers begin at multiples of so many bytes, as a GPU's own allocations do.
+const ALIGNMENT: u64 = 256;
+/// What a device may round memory up by.
+const GRANULARITY_MAX: u64 = 1 << 30;
+/// How long a link may be without somebody who serves it.
+const UNSERVED: Duration = Duration::from_secs(10);
+/// Between two looks for who serves it.
+const RETRY: Duration = Duration::from_millis(2);
+
+/// Where things are in the device memory of a pool.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct DeviceLayout {
+    buf_size: u32,
+    stride: u64,
+    len: u32,
+}
+
+impl DeviceLayout {
+    pub(crate) fn of((buf_size, len): (u32, u32)) -> Self {
+        Self { buf_size, stride: u64::from(buf_size).next_multiple_of(ALIGNMENT), len }
+    }
+
+    /// The first byte of a buffer; `None` past the last.
+    pub(crate) fn buffer(self, index: u32) -> Option<u64> {
+        (index < self.len).then(|| self.stride * u64::from(index))
+    }
+
+    /// Whether so many bytes at an offset lie in one buffer.
+    pub(crate) fn is_in_one(self, offset: u64, len: u64) -> bool {
+        let Some(inside) = offset.checked_rem(self.stride) else { return false };
+        offset / self.stride < u64::from(self.len)
+            && inside.checked_add(len).is_some_and(|end| end <= u64::from(self.buf_size))
+    }
+
+    /// The word on which a side's work is counted: both behind the buffers, far enough from each other.
+    pub(crate) fn timeline(self, side: Side) -> u64 {
+        let behind = self.stride * u64::from(self.len);
+        behind + if side == Side::Primary { 0 } else { ALIGNMENT / 2 }
+    }
+
+    pub(crate) fn bytes(self) -> u64 {
+        self.timeline(Side::Primary) + ALIGNMENT
+    }
+}
+
+/// Device memory, as it is handed on.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    /// Never 0.
+    pub(crate) id: u64,
+    pub(crate) size: u64,
+    pub(crate) mechanism: Mechanism,
+    pub(crate) handle: Vec<u8>,
+    pub(crate) fd: Arc<OwnedFd>,
+}
+
+impl Lent {
+    /// What somebody offers, or says that there is.
+    fn of(layout: DeviceLayout, told: &PoolMemory, fds: Vec<OwnedFd>) -> std::result::Result<Self, String> {
+        let (least, size) = (layout.bytes(), told.size);
+        if size < least || size - least >= GRANULARITY_MAX {
+            return Err(format!(
+                "has {least} bytes, not {size}; offer so many, rounded up to what the device needs"
+            ));
+        }
+        let Ok([fd]) = <[OwnedFd; 1]>::try_from(fds) else {
+            return Err("comes with one descriptor: that of its memory".into());
+        };
+        let handle_bytes = match told.mechanism() {
+            Mechanism::Host => 0,
+            Mechanism::CudaVmm => 16,
+            _ => return Err("is of the mechanism host or cuda-vmm; offer one of those".into()),
+        };
+        if told.handle.len() != handle_bytes {
+            return Err(format!("has a handle of {handle_bytes} bytes, not {}", told.handle.len()));
+        }
+        let fd = if told.mechanism() == Mechanism::Host {
+            let memory = File::from(fd);
+            // One that can still be truncated would be a bus error later.
+            let is_whole =
+                memory.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() >= size);
+            if !is_whole || !file::is_size_sealed(&memory) {
+                return Err("is a memfd of its size: seal it against shrinking and growing".into());
+            }
+            OwnedFd::from(memory)
+        } else {
+            fd
+        };
+        Ok(Self {
+            id: told.id,
+            size,
+            mechanism: told.mechanism(),
+            handle: told.handle.clone(),
+            fd: Arc::new(fd),
+        })
+    }
+
+    pub(crate) fn message(&self, pool: PoolId) -> PoolMemory {
+        PoolMemory {
+            pool: pool as u32,
+            id: self.id,
+            size: self.size,
+            mechanism: self.mechanism.into(),
+            handle: self.handle.clone(),
+        }
+    }
+}
+
+/// The question whether there is memory.
+fn question(pool: PoolId) -> PoolMemory {
+    PoolMemory { pool: pool as u32, ..PoolMemory::default() }
+}
+
+/// Memory that this process knows of, by pool.
+#[derive(Debug, Default)]
+pub(crate) struct Memories(Mutex<[Option<Arc<Lent>>; PoolId::COUNT]>);
+
+impl Memories {
+    fn lock(&self) -> MutexGuard<'_, [Option<Arc<Lent>>; PoolId::COUNT]> {
+        // A reference is replaced whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What came of a packet about a pool's memory.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) pool: PoolId,
+    /// What the link has now.
+    pub(crate) memory: Option<Arc<Lent>>,
+    /// It has that from this packet.
+    pub(crate) is_news: bool,
+}
+
+impl Answer {
+    pub(crate) fn message(&self) -> PoolMemory {
+        self.memory.as_ref().map_or_else(|| question(self.pool), |memory| memory.message(self.pool))
+    }
+
+    pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.memory.iter().map(|memory| memory.fd.as_fd()).collect()
+    }
+}
+
+impl Shared {
+    /// Answers who asks for a pool's memory, and keeps what is offered where there is none. `Err`: it breaks a rule.
+    pub(crate) fn lend(&self, told: &PoolMemory, fds: Vec<OwnedFd>) -> std::result::Result<Answer, String> {
+        let shape = &self.core.shape;
+        let known =
+            PoolId::from_index(told.pool).and_then(|id| shape.device_pools().find(|&pool| pool == id));
+        let link = &self.store.link;
+        let Some(pool) = known else {
+            let number = told.pool;
+            return Err(format!(
+                "link {link}: pool {number} is none that it has in device memory; configure it"
+            ));
+        };
+        let refused = |text| format!("link {link}: the device memory of pool {pool} {text}");
+        if told.id == 0 && !fds.is_empty() {
+            return Err(refused("is asked for without a descriptor".into()));
+        }
+        let offered = if told.id == 0 {
+            None
+        } else {
+            let layout = DeviceLayout::of(shape.pools[pool as usize]);
+            Some(Lent::of(layout, told, fds).map_err(refused)?)
+        };
+        let mut memories = self.memories.lock();
+        let place = &mut memories[pool as usize];
+        let is_news = place.is_none() && offered.is_some();
+        if is_news {
+            *place = offered.map(Arc::new);
+        }
+        Ok(Answer { pool, memory: place.clone(), is_news })
+    }
+
+    /// Has who serves the link know of the memory that this process knows of, and tell it of the rest.
+    pub(super) fn tell_of_memory(&self, broker: &OwnedFd) {
+        for pool in self.core.shape.device_pools() {
+            let memory = self.memories.lock()[pool as usize].clone();
+            let told = memory.as_ref().map_or_else(|| question(pool), |memory| memory.message(pool));
+            let fds: Vec<_> = memory.iter().map(|memory| memory.fd.as_fd()).collect();
+            let request = Request::new(0, request::Op::PoolMemory(told));
+            // Refused if it has gone; then whoever takes its place is told.
+            let _ = socket::send(broker, &packet::encode(&request), &fds);
+        }
+    }
+
+    /// Hears of memory from who serves the link.
+    pub(super) fn hear_of_memory(&self, bytes: &[u8], fds: Vec<OwnedFd>) {
+        if let Ok(Reply { result: Some(reply::Result::PoolMemory(told)), .. }) = packet::decode(bytes)
+            && told.id != 0
+        {
+            // What breaks a rule is as if it had not been said.
+            let _ = self.lend(&told, fds);
+        }
+    }
+
+    /// Asks who serves the link for a pool's memory, or offers some: what the link has then.
+    pub(crate) fn ask_for_memory(&self, pool: PoolId, offer: Option<&Lent>) -> Result<Option<Arc<Lent>>> {
+        let start = Instant::now();
+        // Who serves may have come a moment ago, and not have been told yet of what there is.
+        let known = self.memories.lock()[pool as usize].clone();
+        let offer = offer.or(known.as_deref());
+        let told = offer.map_or_else(|| question(pool), |offer| offer.message(pool));
+        let fds: Vec<_> = offer.iter().map(|offer| offer.fd.as_fd()).collect();
+        let failed = |error| {
+            Error::system(&self.store.link, format!("ask for the device memory of pool {pool}"), error)
+        };
+        loop {
+            let asked = match Holder::ask(&self.store) {
+                Ok(Some((_, connection))) => ask(&connection, &told, &fds),
+                // Somebody is about to.
+                Ok(None) => Err(io::ErrorKind::ConnectionReset.into()),
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Holder { what: super::holder::SILENT, .. }) =>
+                {
+                    Err(io::ErrorKind::WouldBlock.into())
+                }
+                Err(error) => return Err(error),
+            };
+            match asked {
+                Ok(Ok((told, fds))) => {
+                    if told.id == 0 {
+                        return Ok(None);
+                    }
+                    // Also here, in case that the one who has it now ends.
+                    let strange = |text| failed(io::Error::other(format!("the answer was none: {text}")));
+                    if told.pool != pool as u32 {
+                        return Err(strange("it was of another pool".to_owned()));
+                    }
+                    let layout = DeviceLayout::of(self.core.shape.pools[pool as usize]);
+                    let memory = Arc::new(Lent::of(layout, &told, fds).map_err(strange)?);
+                    self.memories.lock()[pool as usize] = Some(Arc::clone(&memory));
+                    return Ok(Some(memory));
+                }
+                Ok(Err(text)) => {
+                    return Err(ErrorKind::Refused { link: Arc::clone(&self.store.link), text }.into());
+                }
+                Err(error) if start.elapsed() >= UNSERVED => return Err(failed(error)),
+                Err(_) => std::thread::sleep(RETRY),
+            }
+        }
+    }
+}
+
+impl Link {
+    /// What tells this link from another of its name.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.shared.segments.first().map_or(0, |segment| segment.header.epoch)
+    }
+
+    /// As [`Shared::ask_for_memory`].
+    pub(crate) fn ask_for_memory(&self, pool: PoolId, offer: Option<&Lent>) -> Result<Option<Arc<Lent>>> {
+        self.check_seated()?;
+        self.shared.ask_for_memory(pool, offer)
+    }
+}
+
+/// Asks at the other end of a connection. `Err` inside: refused, and why.
+pub(super) fn ask(
+    connection: &OwnedFd,
+    told: &PoolMemory,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<std::result::Result<(PoolMemory, Vec<OwnedFd>), String>> {
+    let request = Request::new(ASKED, request::Op::PoolMemory(told.clone()));
+    socket::send(connection, &packet::encode(&request), fds)?;
+    let (bytes, fds) = answer_of(connection)?;
+    if bytes.is_empty() {
+        return Err(io::ErrorKind::ConnectionReset.into());
+    }
+    match packet::decode(&bytes) {
+        Ok(Reply { result: Some(reply::Result::PoolMemory(told)), .. }) => Ok(Ok((told, fds))),
+        Ok(Reply { result: Some(reply::Result::Refused(refused)), .. })
+            if refused.code() == broker::Code::Draining =>
+        {
+            Err(io::ErrorKind::ConnectionReset.into())
+        }
+        Ok(Reply { result: Some(reply::Result::Refused(refused)), .. }) => Ok(Err(refused.text)),
+        _ => Err(io::Error::other(
+            "who serves the link says what was not asked for; run one version on both sides",
+        )),
+    }
+}
+
+/// The memory of these pools that the other end of a connection has.
+pub(super) fn all_of(
+    connection: &OwnedFd,
+    pools: impl Iterator<Item = PoolId>,
+) -> Vec<(PoolMemory, Vec<OwnedFd>)> {
+    // Without it the link goes on, and who has it tells us when it follows us.
+    pools
+        .filter_map(|pool| ask(connection, &question(pool), &[]).ok()?.ok())
+        .filter(|(told, _)| told.id != 0)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_and_the_words_come_behind_them() {
+        for (size, stride) in [(1, 256), (256, 256), (257, 512), (576_000, 576_000)] {
+            let layout = DeviceLayout::of((size, 3));
+            assert_eq!(
+                [0, 1, 2, 3].map(|index| layout.buffer(index)),
+                [Some(0), Some(stride), Some(2 * stride), None]
+            );
+            let inside = [(0, 0), (0, u64::from(size)), (2 * stride, 1), (u64::from(size) - 1, 1)];
+            assert!(inside.iter().all(|&(offset, len)| layout.is_in_one(offset, len)));
+            let outside = [
+                (0, u64::from(size) + 1),
+                (u64::from(size) - 1, 2),
+                (3 * stride, 0),
+                (1, u64::MAX),
+                (u64::MAX, 1),
+            ];
+            assert!(!outside.iter().any(|&(offset, len)| layout.is_in_one(offset, len)), "{size}");
+            let words = [Side::Primary, Side::Secondary].map(|side| layout.timeline(side));
+            assert!(words[0] >= 3 * stride && words[1] > words[0] && words[1] + 8 <= layout.bytes());
+            assert!(words.iter().all(|word| word.is_multiple_of(8)) && layout.bytes().is_multiple_of(256));
+        }
+    }
+}
