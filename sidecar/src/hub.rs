@@ -3,19 +3,23 @@
 //! Attaching and seats are dealt with here; what concerns device keys goes through the [`Broker`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{SFlag, fstat, major};
 use nix::unistd::geteuid;
 use shmesh::{Participant, Recovered, SeatIndex, SeatWord};
 use shmesh_daemon::descriptor::watched;
-use shmesh_proto::broker::{Code, Mechanism, PoolMemory, Processes, Reply, Request, event, reply, request};
+use shmesh_proto::broker::{
+    self, Code, Mechanism, PoolMemory, Processes, Reply, Request, event, reply, request,
+};
 use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::limits::VERSION;
 use shmesh_proto::packet;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -94,7 +98,22 @@ struct Process {
     sessions: usize,
     is_watched_by_broker: bool,
     seats: Vec<(LinkIndex, SeatIndex, SeatWord)>,
-    watch: Option<JoinHandle<()>>,
+    watch: Option<Watch>,
+}
+
+/// What tells of the end of a process.
+#[derive(Debug)]
+struct Watch {
+    pidfd: Arc<AsyncFd<OwnedFd>>,
+    task: JoinHandle<()>,
+}
+
+impl Watch {
+    /// Now, whether it was told already or not.
+    fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ended| ended > 0)
+    }
 }
 
 /// All state of the sidecar.
@@ -224,15 +243,15 @@ impl Hub {
         let known = self.processes.entry(process).or_default();
         known.sessions += 1;
         known.identity = identity;
-        let (None, Some(pidfd)) = (&known.watch, pidfd) else { return };
-        let hub = self.myself.clone();
-        known.watch = Some(tokio::spawn(async move {
-            if let Ok(pidfd) = watched(pidfd)
-                && pidfd.readable().await.is_ok()
-            {
+        let (None, Some(Ok(pidfd))) = (&known.watch, pidfd.map(watched)) else { return };
+        let (pidfd, hub) = (Arc::new(pidfd), self.myself.clone());
+        let ended = Arc::clone(&pidfd);
+        let task = tokio::spawn(async move {
+            if ended.readable().await.is_ok() {
                 let _ = hub.send(ToHub::Died(process)).await;
             }
-        }));
+        });
+        known.watch = Some(Watch { pidfd, task });
     }
 
     /// Forgets a process of which nothing is left here.
@@ -246,7 +265,7 @@ impl Hub {
             && known.links.is_empty()
         {
             if let Some(watch) = &known.watch {
-                watch.abort();
+                watch.task.abort();
             }
             self.processes.remove(&process);
         }
@@ -276,6 +295,12 @@ impl Hub {
             Some(request::Op::ListKeys(list)) => {
                 self.inspect(session, id, |hub| reply::Result::AllKeys(hub.broker.all_keys(list.skip)));
             }
+            Some(
+                request::Op::Ack(broker::Ack { grant, .. }) | request::Op::Stands(broker::Stands { grant }),
+            ) => {
+                self.hear_of_the_death_of(self.broker.importer(grant));
+                self.ask_broker(session, request, fds);
+            }
             Some(request::Op::ExportKey(export))
                 if !fds
                     .iter()
@@ -293,6 +318,16 @@ impl Hub {
                 self.refuse(session, id, Op::Export, Code::Limit, Reason::Descriptors, text);
             }
             _ => self.ask_broker(session, request, fds),
+        }
+    }
+
+    /// A number is its process's until that has ended, and not until that was heard of here.
+    fn hear_of_the_death_of(&mut self, importer: Option<ProcessId>) {
+        let watch = |process| self.processes.get(&process)?.watch.as_ref();
+        if let Some(process) = importer
+            && watch(process).is_some_and(Watch::has_ended)
+        {
+            self.died(process);
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use shmesh_proto::broker::{
     Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, Reply, Request, SetImportPid,
-    event::Happened, reply, request::Op,
+    Stands, event::Happened, reply, request::Op,
 };
 use shmesh_proto::identity::{Answer, PeerIdentity, Pod, Question};
 use shmesh_proto::limits::MAX_PACKET_BYTES;
@@ -151,6 +151,7 @@ impl World {
             10 | 11 => Op::Ack(Ack { grant: Self::secret(bytes, &self.grants), done: bytes.byte() % 4 != 0 }),
             12 => Op::Close(Close { key: Self::secret(bytes, &self.keys), force: bytes.byte() % 2 == 0 }),
             13 => Op::List(List { skip: bytes.byte().into() }),
+            14 => Op::Stands(Stands { grant: Self::secret(bytes, &self.grants) }),
             // Whatever it is that these bytes say.
             _ => return packet::decode(&raw(bytes)).ok(),
         };

@@ -137,6 +137,15 @@ pub struct Ack {
     pub done: bool,
 }
 
+/// Asks whether a grant still stands: the exporter's question before it tells its driver a number, because a process that has
+/// died leaves its number to another.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Stands {
+    /// The grant's 16 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub grant: Vec<u8>,
+}
+
 /// Ends an import, or an export when the caller is its exporter.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Close {
@@ -218,7 +227,7 @@ pub struct Request {
     #[prost(uint64, tag = "2")]
     pub id: u64,
     /// What is asked.
-    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18")]
+    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19")]
     pub op: Option<request::Op>,
 }
 
@@ -240,7 +249,7 @@ impl Request {
 pub mod request {
     use super::{
         Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, ListKeys, ListProcesses,
-        Oneof, PoolMemory, Proof, Seated, SetImportPid, Yield,
+        Oneof, PoolMemory, Proof, Seated, SetImportPid, Stands, Yield,
     };
 
     /// What is asked.
@@ -299,6 +308,9 @@ pub mod request {
         /// [`PoolMemory`].
         #[prost(message, tag = "18")]
         PoolMemory(PoolMemory),
+        /// [`Stands`].
+        #[prost(message, tag = "19")]
+        Stands(Stands),
     }
 }
 

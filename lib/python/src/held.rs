@@ -182,10 +182,24 @@ impl Loan {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn was_closed() -> PyErr {
+        error("Closed", "this loan was sent or dropped; take another")
+    }
+
     fn hold(&self) -> PyResult<Arc<LoanHold>> {
         let hold = self.place().clone();
-        let hold = hold.ok_or_else(|| error("Closed", "this loan was sent or dropped; take another"))?;
+        let hold = hold.ok_or_else(Self::was_closed)?;
         if hold.handle.made.is_here() { Ok(hold) } else { Err(forked("loan")) }
+    }
+
+    /// As [`hold`](Self::hold), without keeping it: another thread that sends it would take that for an array.
+    fn is_open(&self) -> PyResult<()> {
+        let is_here = self.place().as_ref().map(|hold| hold.handle.made.is_here());
+        match is_here {
+            Some(true) => Ok(()),
+            Some(false) => Err(forked("loan")),
+            None => Err(Self::was_closed()),
+        }
     }
 
     /// The hold alone, if no array over it lives.
@@ -199,7 +213,7 @@ impl Loan {
     }
 
     pub(crate) fn do_send(&self, msg_id: i32, cell_id: i32, notify: bool) -> PyResult<()> {
-        drop(self.hold()?);
+        self.is_open()?;
         let hold = self.unviewed().map_err(|views| {
             error(
                 "StillViewed",
@@ -209,9 +223,7 @@ impl Loan {
                 ),
             )
         })?;
-        let Some(hold) = hold else {
-            return Err(error("Closed", "this loan was sent or dropped; take another"));
-        };
+        let hold = hold.ok_or_else(Self::was_closed)?;
         let link = hold.handle.lock();
         let sent = match hold.take() {
             Some(loan) => loan.with_msg_id(msg_id).with_cell_id(cell_id).send_or_return().map_err(|failed| {

@@ -229,6 +229,27 @@ impl Memory {
         Ok(())
     }
 
+    /// Answers for a name as the process did that gave it, if nobody does any more. Says whether it does so from now on.
+    #[pyo3(signature = (directory, name, meta, *, mode=0o600))]
+    fn adopt(
+        &self,
+        py: Python<'_>,
+        directory: PathBuf,
+        name: &str,
+        meta: Vec<u8>,
+        mode: u32,
+    ) -> PyResult<bool> {
+        let (file, mapping) = (self.file()?, self.mapping()?);
+        let is_ours = mapping.published().as_ref().is_some_and(Published::is_here);
+        if is_ours || py.detach(|| share::is_answered(&directory, name))? {
+            return Ok(false);
+        }
+        let published = share::publish(py, &file, &directory, name, meta, mode)?;
+        let before = mapping.published().replace(published);
+        drop(before);
+        Ok(true)
+    }
+
     /// Takes the name away; who has the memory keeps it.
     fn unlink(&self) -> PyResult<()> {
         let published = self.mapping()?.published().take();

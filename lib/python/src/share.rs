@@ -361,6 +361,20 @@ pub(crate) fn publish(
     Ok(Published { path, made: Made::here(), listener })
 }
 
+impl Published {
+    /// A child of a fork has the parent's in its memory, and does not answer.
+    pub(crate) fn is_here(&self) -> bool {
+        self.made.is_here()
+    }
+}
+
+/// Whether anybody answers for a name.
+pub(crate) fn is_answered(directory: &Path, name: &str) -> PyResult<bool> {
+    let path = socket_path(directory, name)?;
+    let nobody = |source: io::Error| matches!(source.raw_os_error(), Some(libc::ECONNREFUSED | libc::ENOENT));
+    Ok(!packets::connect_now(&path).is_err_and(nobody))
+}
+
 impl Drop for Published {
     fn drop(&mut self) {
         if !self.made.is_here() {

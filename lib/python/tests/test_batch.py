@@ -222,6 +222,39 @@ signal.pause()
     process.stdout.close()
 
 
+@pytest.mark.parametrize("end", ["killed", "closed"])
+def test_others_come_when_the_maker_has_gone(ipc: Path, end: str) -> None:
+    script = """
+import shmesh, sys
+queue = shmesh.BatchQueue(1000, name="kept", producers=2, mode=0o660)
+print("ready", flush=True)
+sys.stdin.readline()
+queue.close()
+"""
+    maker = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert maker.stdin is not None and maker.stdout is not None and maker.stdout.readline() == "ready\n"
+    with shmesh.BatchQueue.attach("kept") as queue, shmesh.BatchQueue.attach("kept") as first:
+        first.put({"x": np.zeros(1)}, meta={"number": 1})
+        assert queue.get(timeout=20).meta["number"] == 1
+        if end == "killed":
+            maker.kill()
+        maker.stdin.close()
+        maker.wait()
+        maker.stdout.close()
+        context = multiprocessing.get_context("spawn")
+        # It comes by the name, which somebody who uses the queue answers for again.
+        late = context.Process(target=workers.attach_and_produce, args=("kept", 10, 3))
+        late.start()
+        assert [queue.get(timeout=40).meta["number"] for _ in range(3)] == [10, 11, 12]
+        late.join()
+        assert late.exitcode == 0
+        assert (ipc / "kept.array").stat().st_mode & 0o777 == 0o660, "as its maker wanted it"
+        assert queue.producers == 2 and queue.died == 0
+    with pytest.raises(shmesh.NotFound):
+        shmesh.BatchQueue.attach("kept")
+    assert os.listdir(ipc) == [], "the last one takes the name away"
+
+
 def test_all_killed_leaves_no_memory_and_names_are_swept(ipc: Path) -> None:
     script = """
 import numpy as np, os, shmesh, signal

@@ -108,6 +108,63 @@ def test_interfaces_for_others(sidecar: str) -> None:
             array.__dlpack__(copy=True)
 
 
+def test_streams_devices_versions_and_copies(sidecar: str) -> None:
+    """As the array API standard has them."""
+    with shmesh.GpuSession(sidecar) as session:
+        _, array = session.export_key((2, 3), np.float32)
+        for stream in (None, -1, 1, 2, 0x7F00_1234_5678):
+            assert inside(array.__dlpack__(stream=stream), Managed, b"dltensor")
+        for stream in (0, -2):
+            with pytest.raises(ValueError, match="could be any"):
+                array.__dlpack__(stream=stream)
+        for wrong in ("1", 1.0, True):
+            with pytest.raises(TypeError, match="a number"):
+                array.__dlpack__(stream=wrong)  # type: ignore[arg-type]
+
+        # A consumer that says no version, or one before 1, gets what has none.
+        for old in (None, (0, 8)):
+            assert inside(array.__dlpack__(max_version=old), Managed, b"dltensor")
+        for new in ((1, 0), (1, 3), (2, 0)):
+            capsule = array.__dlpack__(max_version=new)
+            managed, _ = inside(capsule, ManagedVersioned, b"dltensor_versioned")
+            assert (managed.major, managed.minor) <= new and managed.flags == 0, "writable, and no copy"
+
+        # Only where it is, and only as it is.
+        here = array.__dlpack_device__()
+        assert here == (2, 0) and inside(array.__dlpack__(dl_device=here, copy=False), Managed, b"dltensor")
+        for elsewhere in ((1, 0), (2, 1), (3, 0)):
+            with pytest.raises(BufferError, match="stays there"):
+                array.__dlpack__(dl_device=elsewhere)
+        for options in ({"copy": True}, {"copy": True, "dl_device": here}, {"copy": True, "max_version": (1, 0)}):
+            with pytest.raises(BufferError, match="shared"):
+                array.__dlpack__(**options)
+        with pytest.raises(TypeError):
+            array.__dlpack__(1)  # type: ignore[misc]
+        with pytest.raises((BufferError, RuntimeError, ValueError)):
+            np.from_dlpack(array)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "code", "bits"),
+    [("i1", 0, 8), ("u8", 1, 64), ("f2", 2, 16), ("f8", 2, 64), ("c8", 5, 64), ("c16", 5, 128), ("?", 6, 8)],
+)
+def test_types_that_dlpack_has(sidecar: str, dtype: str, code: int, bits: int) -> None:
+    with shmesh.GpuSession(sidecar) as session:
+        for shape, strides in (((), []), ((4,), [1]), ((2, 1, 3), [3, 3, 1])):
+            capsule = session.export_key(shape, dtype)[1].__dlpack__()
+            tensor = inside(capsule, Managed, b"dltensor")[0].tensor
+            assert (tensor.code, tensor.bits, tensor.lanes, tensor.ndim) == (code, bits, 1, len(shape))
+            assert (tensor.shape[: len(shape)], tensor.strides[: len(shape)]) == (list(shape), strides)
+
+
+@pytest.mark.parametrize("dtype", [">f4", "g", "G", "S3", "U2", "m8[s]", [("a", "i4")]])
+def test_types_that_dlpack_has_not(sidecar: str, dtype: Any) -> None:
+    with shmesh.GpuSession(sidecar) as session:
+        _, array = session.export_key(4, dtype)
+        with pytest.raises(BufferError, match="DLPack has no"):
+            array.__dlpack__()
+
+
 def test_a_consumed_capsule_keeps_the_memory(sidecar: str) -> None:
     with shmesh.GpuSession(sidecar) as exporter:
         key, array = exporter.export_key(16)

@@ -45,6 +45,18 @@ def produce(queue: shmesh.BatchQueue, first: int, count: int) -> None:
             queue.put({"x": np.full((8, 4), number, np.float32)}, meta={"number": number})
 
 
+def attach_and_produce(name: str, first: int, count: int) -> None:
+    end = time.monotonic() + 40
+    while True:
+        try:
+            queue = shmesh.BatchQueue.attach(name)
+            break
+        except shmesh.NotFound:
+            assert time.monotonic() < end, "nobody answers for the name"
+            time.sleep(0.01)
+    produce(queue, first, count)
+
+
 def produce_for_ever(queue: shmesh.BatchQueue) -> None:
     number = 0
     while True:

@@ -34,7 +34,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use shmesh_proto::broker::{
-    self, Ack, Close, ExportKey, ImportByKey, Mechanism, SetImportPid, event::Happened, reply, request,
+    self, Ack, Admit, Close, ExportKey, ImportByKey, Mechanism, SetImportPid, Stands, event::Happened, reply,
+    request,
 };
 pub use shmesh_proto::key::DeviceKey;
 use shmesh_proto::key::KEY_BYTES;
@@ -417,6 +418,16 @@ impl<M: DeviceMemory> Session<M> {
         Ok(())
     }
 
+    /// Puts an importer on the driver's list. The driver goes by its number, and this may be long after the broker has said
+    /// so: when that process has died, the number may be another's. So the broker is asked last thing before.
+    fn admit(&mut self, admit: &Admit) -> bool {
+        if self.done(request::Op::Stands(Stands { grant: admit.grant.clone() })).is_err() {
+            return false;
+        }
+        let memory = self.exports.get(admit.key.as_slice());
+        memory.is_some_and(|memory| memory.admit(BareTgid(admit.bare_tgid)).is_ok())
+    }
+
     fn say_closed(&mut self, key: &DeviceKey, force: bool) -> Result<()> {
         self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force }))
     }
@@ -452,9 +463,7 @@ impl<M: DeviceMemory> Session<M> {
                 self.exports.remove(&key);
             }
             let Happened::Admit(admit) = happened else { return Ok(Some(happened)) };
-            let key: Option<[u8; KEY_BYTES]> = admit.key.as_slice().try_into().ok();
-            let memory = key.and_then(|key| self.exports.get(&key));
-            let done = memory.is_some_and(|memory| memory.admit(BareTgid(admit.bare_tgid)).is_ok());
+            let done = self.admit(&admit);
             // Refused when the importer has gone meanwhile, which is no concern of ours.
             let _ = self.done(request::Op::Ack(Ack { grant: admit.grant, done }));
         }

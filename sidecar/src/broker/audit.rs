@@ -41,6 +41,8 @@ pub enum Op {
     Import,
     /// `Ack`.
     Ack,
+    /// `Stands`.
+    Stands,
     /// `Close`.
     Close,
     /// `List`.
@@ -73,6 +75,7 @@ impl Op {
             Some(Op::SetImportPid(_)) => Self::Admit,
             Some(Op::ImportByKey(_)) => Self::Import,
             Some(Op::Ack(_)) => Self::Ack,
+            Some(Op::Stands(_)) => Self::Stands,
             Some(Op::Close(_)) => Self::Close,
             Some(Op::List(_)) => Self::List,
         }

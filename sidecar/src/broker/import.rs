@@ -4,7 +4,7 @@ use shmesh_proto::broker::{Ack, Admit, Imported, Mechanism, Reply, event::Happen
 
 use super::audit::{Op, Reason, Record};
 use super::digest::Digest;
-use super::grant::{GRANT_BYTES, Step};
+use super::grant::{GRANT_BYTES, Grant, Step};
 use super::refusal::Refusal;
 use super::region::{Import, Region, RegionId, Stage};
 use super::request::{Answer, Caller};
@@ -106,27 +106,44 @@ impl Broker {
         Ok((reply::Result::Imported(imported), region.fd, digest))
     }
 
-    pub(super) fn ack(&mut self, caller: &Caller, ack: &Ack, record: &mut Record) -> Result<Answer, Refusal> {
-        if ack.grant.len() != GRANT_BYTES {
+    /// The process that a grant lets in, while it stands.
+    #[must_use]
+    pub(crate) fn importer(&self, grant: &[u8]) -> Option<ProcessId> {
+        self.grants.get(&Digest::of(grant)).map(|grant| grant.importer)
+    }
+
+    /// The caller's grant, if it still stands.
+    pub(super) fn granted(
+        &self,
+        caller: &Caller,
+        bytes: &[u8],
+        record: &mut Record,
+    ) -> Result<(Digest, Grant), Refusal> {
+        if bytes.len() != GRANT_BYTES {
             return Err(Refusal::invalid(Reason::Malformed, "a grant has 16 bytes"));
         }
-        let digest = Digest::of(&ack.grant);
+        let digest = Digest::of(bytes);
         record.grant_hash = Some(digest.short());
         let Some(grant) = self.grants.get(&digest).copied() else {
             return Err(Refusal::grant(self.grants.reason(&digest)));
         };
-        let (id, importer) = (grant.region, grant.importer);
-        let Some(region) = self.tables.regions.get(&id) else {
+        let Some(region) = self.tables.regions.get(&grant.region) else {
             return Err(Refusal::grant(Reason::UnknownGrant));
         };
         self.describe(region, record);
-        let whose = if grant.step == Step::Admit { region.exporter } else { importer };
+        let whose = if grant.step == Step::Admit { region.exporter } else { grant.importer };
         if whose != caller.process {
             return Err(Refusal::grant(Reason::ForeignGrant));
         }
         if grant.step == Step::Admit {
-            record.other = self.party(&importer);
+            record.other = self.party(&grant.importer);
         }
+        Ok((digest, grant))
+    }
+
+    pub(super) fn ack(&mut self, caller: &Caller, ack: &Ack, record: &mut Record) -> Result<Answer, Refusal> {
+        let (digest, grant) = self.granted(caller, &ack.grant, record)?;
+        let (id, importer) = (grant.region, grant.importer);
         self.grants.end(&digest, Reason::GrantUsed);
         match (grant.step, ack.done) {
             (Step::Admit, true) => self.admitted(id, importer),

@@ -39,7 +39,7 @@ impl Broker {
         let id = request.id;
         let op = Op::of(&request);
         let mut record = Record::new(self.now, op);
-        let changes = !matches!(op, Op::Hello | Op::BareTgid | Op::List);
+        let changes = !matches!(op, Op::Hello | Op::BareTgid | Op::List | Op::Stands);
         match self.answer(session, request, &mut fds, &mut record) {
             Ok(Answer::Now(result, fd)) => {
                 self.effects.push(Effect::Reply { session, reply: Reply::new(id, result), fd });
@@ -132,6 +132,7 @@ impl Broker {
             Some(Op::SetImportPid(admit)) => self.admit(&caller, admit, record),
             Some(Op::ImportByKey(import)) => self.import(&caller, &import.key, record),
             Some(Op::Ack(ack)) => self.ack(&caller, &ack, record),
+            Some(Op::Stands(stands)) => self.granted(&caller, &stands.grant, record).map(|_| Answer::done()),
             Some(Op::Close(close)) => self.close(&caller, &close, record),
             Some(Op::Detach(_)) => Ok(self.detach(&caller)),
             Some(Op::List(list)) => Ok(self.list(&caller, list.skip)),

@@ -164,6 +164,35 @@ fn an_exporter_may_be_unable_to_admit_or_away_or_too_slow() {
 }
 
 #[test]
+fn a_grant_stands_for_its_own_process_until_it_is_over() {
+    let (mut town, a, b, key) = pair(roomy(), ascend());
+    let waits = town.ask(b, import(&key));
+    let admission = town.admission();
+    for _ in 0..2 {
+        town.does(a, stands(&admission));
+        assert_eq!(town.records(), [], "nothing has changed");
+    }
+    town.refuses(b, stands(&admission), Code::Denied, Reason::ForeignGrant);
+    town.refuses(a, stands(&[7; 16]), Code::Denied, Reason::UnknownGrant);
+    town.refuses(a, stands(&[7; 15]), Code::Invalid, Reason::Malformed);
+    assert_eq!(town.broker.stats().grants, 1);
+    town.does(a, ack(&admission, true));
+    let imported = town.imported(b, waits);
+    town.refuses(a, stands(&admission), Code::Denied, Reason::GrantUsed);
+    town.does(b, stands(&imported.grant));
+    town.does(b, close(&key));
+
+    town.ask(b, import(&key));
+    let admission = town.admission();
+    town.wait(10_000);
+    town.refuses(a, stands(&admission), Code::Denied, Reason::GrantExpired);
+    town.ask(b, import(&key));
+    let admission = town.admission();
+    town.died(&process(200));
+    town.refuses(a, stands(&admission), Code::Denied, Reason::GrantCancelled);
+}
+
+#[test]
 fn a_late_acknowledgement_is_void_and_the_import_stays() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     let imported = town.import(b, &key);

@@ -2,7 +2,7 @@
 
 use shmesh_proto::broker::{
     Ack, Close, Code, Detach, ExportKey, ImportByKey, Imported, List, Mechanism, Refused, Request,
-    SetImportPid, event::Happened, reply, request::Op,
+    SetImportPid, Stands, event::Happened, reply, request::Op,
 };
 use shmesh_proto::identity::{PeerIdentity, Pod};
 use shmesh_sidecar::broker::{
@@ -71,6 +71,10 @@ pub(crate) fn import(key: &[u8]) -> Op {
 
 pub(crate) fn ack(grant: &[u8], done: bool) -> Op {
     Op::Ack(Ack { grant: grant.to_vec(), done })
+}
+
+pub(crate) fn stands(grant: &[u8]) -> Op {
+    Op::Stands(Stands { grant: grant.to_vec() })
 }
 
 pub(crate) fn close(key: &[u8]) -> Op {

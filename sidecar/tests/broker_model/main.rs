@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use shmesh_proto::broker::{
     Ack, Attach, BareTgid, Close, Code, Detach, ExportKey, Hello, ImportByKey, List, ListKeys, ListProcesses,
-    Mechanism, Request, Seated, SetImportPid, Yield, reply, request,
+    Mechanism, Request, Seated, SetImportPid, Stands, Yield, reply, request,
 };
 use shmesh_proto::identity::{PeerIdentity, Pod};
 use shmesh_sidecar::broker::{
@@ -43,6 +43,7 @@ enum Ask {
     AdmitMany(usize, usize),
     Import(usize),
     Ack(usize, bool),
+    Stands(usize),
     Close(usize, bool),
 }
 
@@ -98,7 +99,7 @@ impl Dice {
     }
 
     fn ask(mut self) -> Ask {
-        match self.roll(140) {
+        match self.roll(148) {
             0 => Ask::Hello,
             1 => Ask::Other(self.roll(5)),
             2 => Ask::Detach,
@@ -117,6 +118,7 @@ impl Dice {
             33..57 => Ask::Admit { key: self.pick(), tgids: self.picks(), subjects: self.picks() },
             57..105 => Ask::Import(self.pick()),
             105..126 => Ask::Ack(self.pick(), !self.once_in(4)),
+            126..134 => Ask::Stands(self.pick()),
             _ => Ask::Close(self.pick(), self.once_in(2)),
         }
     }
@@ -301,6 +303,8 @@ impl World {
                 let grant = pick(&self.grants, n).unwrap_or(vec![1; 16]);
                 Op::Ack(Ack { grant, done })
             }
+            Ask::Stands(63) => Op::Stands(Stands { grant: vec![1; 15] }),
+            Ask::Stands(n) => Op::Stands(Stands { grant: pick(&self.grants, n).unwrap_or(vec![1; 16]) }),
             Ask::Close(key, force) => Op::Close(Close { key: self.key(key), force }),
         };
         self.requests += 1;

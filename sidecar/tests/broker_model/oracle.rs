@@ -428,6 +428,7 @@ impl Oracle {
             Some(Ask::SetImportPid(_)) => Op::Admit,
             Some(Ask::ImportByKey(_)) => Op::Import,
             Some(Ask::Ack(_)) => Op::Ack,
+            Some(Ask::Stands(_)) => Op::Stands,
             Some(Ask::Close(_)) => Op::Close,
             Some(Ask::List(_)) => Op::List,
         };
@@ -437,7 +438,7 @@ impl Oracle {
         match verdict {
             Ok(Some((result, fd))) => {
                 self.out.push(Out::Reply(session, request.id, result, fd));
-                if !matches!(op, Op::Hello | Op::BareTgid | Op::List) {
+                if !matches!(op, Op::Hello | Op::BareTgid | Op::List | Op::Stands) {
                     self.out.push(Out::Audit(op, Outcome::Done, None));
                 }
             }
@@ -484,6 +485,7 @@ impl Oracle {
             Ask::SetImportPid(admit) => self.admit(session, request.id, &peer, admit),
             Ask::ImportByKey(import) => self.import(session, request.id, &peer, &import.key),
             Ask::Ack(ack) => self.ack(&peer, &ack.grant, ack.done),
+            Ask::Stands(stands) => self.granted(&peer, &stands.grant).map(|_| Some((DONE, None))),
             Ask::Close(close) => self.close(&peer, &close.key, close.force),
             Ask::Detach(_) => {
                 for key in self.keys() {
@@ -790,7 +792,8 @@ impl Oracle {
         (reply::Result::Imported(imported), region.fd)
     }
 
-    fn ack(&mut self, peer: &PeerIdentity, bytes: &[u8], done: bool) -> Verdict {
+    /// Which grant it is, when it is this process's and not over.
+    fn granted(&mut self, peer: &PeerIdentity, bytes: &[u8]) -> Result<usize, (Code, Reason, Vec<i32>)> {
         if bytes.len() != 16 {
             return no(Code::Invalid, Reason::Malformed);
         }
@@ -806,6 +809,13 @@ impl Oracle {
         if id(peer) != if for_exporter { exporter } else { importer } {
             return no(Code::Denied, Reason::ForeignGrant);
         }
+        Ok(n)
+    }
+
+    fn ack(&mut self, peer: &PeerIdentity, bytes: &[u8], done: bool) -> Verdict {
+        let n = self.granted(peer, bytes)?;
+        let (key, importer, for_exporter) =
+            (self.grants[n].key.clone(), self.grants[n].importer, self.grants[n].for_exporter);
         self.grants[n].over = Some(Reason::GrantUsed);
         let region = self.region(&key).expect("a grant has its region");
         let at = region.imports.iter().position(|i| i.by == importer).expect("a grant has its import");

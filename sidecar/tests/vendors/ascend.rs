@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use shmesh::device::{AscendDevice, AscendMemory, BareTgid, DeviceMemory, ExportFlags};
-use shmesh_fake_ascend::Npud;
+use shmesh_fake_ascend::{Framework, Npud};
 
-use crate::peer::{NAMESPACES, import, start};
+use crate::peer::{NAMESPACES, import, imports, library_without, start};
 use crate::peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use crate::support::Sidecar;
 
@@ -105,6 +105,69 @@ fn a_guessed_key_opens_nothing_unless_everybody_may() {
     assert_eq!(thief.ask(&format!("other steal {}", guess(2))), "gold");
 }
 
+/// The broker's word to the exporter may be old when the exporter looks at its events, and its importer somebody else.
+#[test]
+fn whoever_gets_the_number_of_a_dead_importer_is_not_let_in() {
+    const LAST: &str = "/proc/sys/kernel/ns_last_pid";
+    let _watchdog = Watchdog::start();
+    // Numbers of the node count, so that a namespace of its own would not do.
+    if !is_root() || std::fs::File::options().write(true).open(LAST).is_err() {
+        return;
+    }
+    let dir = ipc_dir();
+    let (daemon, variables) = npud(dir.path());
+    let _sidecar = Sidecar::start(dir.path(), "mpmc");
+    let mut exporter = connected(dir.path(), &variables, &[]);
+    let mut importer = connected(dir.path(), &variables, &[]);
+    let owner = exporter.pid();
+    let (number, key) = (importer.pid(), exporter.ask("export gold 0"));
+    exporter.tell(&format!("admit {key} {number}"));
+    importer.order(&format!("import {key}"));
+    until("the exporter is told", || imports(dir.path()) == 1);
+    importer.kill();
+    until("the broker hears of it", || imports(dir.path()) == 0);
+    let mut thief = None;
+    until("its number is given again", || {
+        std::fs::write(LAST, (number - 1).to_string()).unwrap();
+        let peer = connected(dir.path(), &variables, &[]);
+        thief = (peer.pid() == number).then_some(peer);
+        thief.is_some()
+    });
+    assert_eq!(exporter.ask("event"), "none");
+    assert!(daemon.listed().is_empty(), "the driver has heard of nobody");
+    let stolen = thief.unwrap().ask(&format!("other steal {owner:08x}{:016x}{:0<40}", 1, 0));
+    assert!(stolen.contains("507899"), "{stolen}");
+}
+
+/// The kernel knows of a death before the broker does.
+#[test]
+fn an_importer_is_dead_when_it_is_and_not_when_that_was_heard_of() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (daemon, variables) = npud(dir.path());
+    let sidecar = Sidecar::start(dir.path(), "mpmc");
+    let signal = |signal| {
+        let pid = nix::unistd::Pid::from_raw(sidecar.pid().cast_signed());
+        nix::sys::signal::kill(pid, signal).unwrap();
+    };
+    let mut exporter = connected(dir.path(), &variables, &[]);
+    let key = exporter.ask("export gold 0");
+    // Which of the two it hears first is not for the test to say.
+    for _ in 0..20 {
+        let mut importer = connected(dir.path(), &variables, &[]);
+        exporter.tell(&format!("admit {key} {}", importer.pid()));
+        importer.order(&format!("import {key}"));
+        until("the exporter is told", || imports(dir.path()) == 1);
+        signal(nix::sys::signal::Signal::SIGSTOP);
+        exporter.order("event");
+        exporter.until_asleep();
+        importer.kill();
+        signal(nix::sys::signal::Signal::SIGCONT);
+        assert_eq!(exporter.answer(), "none");
+        assert!(daemon.listed().is_empty(), "the driver has heard of nobody");
+    }
+}
+
 #[test]
 fn who_the_driver_takes_for_another_than_the_broker_does_gets_nothing() {
     let _watchdog = Watchdog::start();
@@ -186,6 +249,23 @@ fn products_that_share_nothing_and_cards_that_do_not_reach_each_other() {
     assert!(refused.contains("no Ascend runtime") && refused.contains("/nowhere.so"), "{refused}");
 }
 
+/// Runtimes before CANN 8.3.RC1 have no keys.
+#[test]
+fn a_function_that_is_missing_is_named() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_daemon, variables) = npud(dir.path());
+    let _sidecar = Sidecar::start(dir.path(), "mpmc");
+    for (function, since) in
+        [("aclrtIpcMemGetExportKey", "CANN 8.3.RC1"), ("aclrtDeviceGetBareTgid", "CANN 8.0.RC2")]
+    {
+        let old = library_without(Path::new(&variables[0].1), function, &dir.path().join("libascendcl.so"));
+        let variables = [(variables[0].0, old), variables[1].clone()];
+        let refused = connected(dir.path(), &variables, &[]).ask("export weights 0");
+        assert!(refused.contains(&format!("has no {function}")) && refused.contains(since), "{refused}");
+    }
+}
+
 #[test]
 fn bad_pointers_and_sizes() {
     let _watchdog = Watchdog::start();
@@ -193,6 +273,36 @@ fn bad_pointers_and_sizes() {
     let (_daemon, variables) = npud(dir.path());
     let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     start(dir.path(), "ascend", &variables, &[]).tell("other misuse");
+}
+
+#[test]
+fn a_thread_keeps_the_context_that_it_has() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_daemon, variables) = npud(dir.path());
+    let mut variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    variables.push(("FAKE_NPU_DEVICES", "2"));
+    start(dir.path(), "ascend", &variables, &[]).tell("other contexts");
+}
+
+/// In a process with the double, and a framework that has contexts of its own.
+pub(crate) fn contexts() {
+    let library = std::env::var_os("SHMESH_ASCEND_LIBRARY").unwrap();
+    let framework = Framework::with(library.into());
+    let devices = AscendDevice::all().unwrap();
+    for device in [0, 1] {
+        let theirs = framework.make_context(device);
+        let mut memory = AscendMemory::new(&devices[0], 1).unwrap();
+        assert_eq!(framework.context(), Some(theirs), "memory of device 0, context of device {device}");
+        memory.write_at(0, b"x").unwrap();
+        memory.read_at(0, &mut [0]).unwrap();
+        memory.prepare(ExportFlags::DEFAULT).unwrap();
+        memory.admit(BareTgid(1)).unwrap();
+        assert!(AscendMemory::import(PAGE, None, &memory.handle()).is_err());
+        AscendMemory::driver_tgid().unwrap();
+        drop(memory);
+        assert_eq!(framework.context(), Some(theirs));
+    }
 }
 
 /// In a process with the double.

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use shmesh::device::{CudaDevice, CudaLegacyMemory, CudaMemory, DeviceMemory, DeviceUuid};
+use shmesh::device::{CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory, DeviceUuid};
 
-use crate::peer::{NAMESPACES, start};
+use crate::peer::{NAMESPACES, imports, library_without, start};
 use crate::peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use crate::support::Sidecar;
 
@@ -132,6 +132,29 @@ fn both_see_what_the_other_writes_and_wait_for_its_work() {
     assert_eq!(peers[2].answer(), "answers");
 }
 
+/// The driver's copy returns when it has read the bytes. Another process has no stream that would wait for them.
+#[test]
+fn what_was_written_is_there() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let _sidecar = sidecar(dir.path(), &[]);
+    let library = library();
+    let variables = [("SHMESH_CUDA_LIBRARY", library.as_str()), ("FAKE_CUDA_LAZY_COPIES", "1")];
+    let mut exporter = connected(dir.path(), "cuda", &variables, &[]);
+    let mut importer = connected(dir.path(), "cuda", &variables, &[]);
+    let mut reader = connected(dir.path(), "cuda", &variables, &[]);
+    let key = exporter.ask("export weights 0");
+    for peer in [&mut importer, &mut reader] {
+        let tgid = peer.ask("tgid");
+        exporter.tell(&format!("admit {key} {tgid}"));
+        assert_eq!(peer.ask(&format!("import {key}")), "weights");
+    }
+    for text in ["answer0", "answer1", "answer2"] {
+        importer.tell(&format!("write {key} {text}"));
+        assert_eq!(reader.ask(&format!("read {key}")), text);
+    }
+}
+
 #[test]
 fn memory_goes_back_when_the_last_one_has_gone() {
     let _watchdog = Watchdog::start();
@@ -193,7 +216,7 @@ fn memory_goes_back_when_the_last_one_has_gone() {
 fn another_device_is_not_taken_for_the_same() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
-    let sidecar = sidecar(dir.path(), &[]);
+    let _sidecar = sidecar(dir.path(), &[]);
     let library = library();
     let with = |more: &[(&'static str, &'static str)]| {
         let variables = [&[("SHMESH_CUDA_LIBRARY", library.as_str())], more].concat();
@@ -213,7 +236,7 @@ fn another_device_is_not_taken_for_the_same() {
         let refused = importer.ask(&format!("import {key}"));
         assert!(refused.starts_with("err System") && refused.contains(sees), "{refused}");
         // Nothing of the attempt is left at the broker.
-        until("it is closed", || sidecar.metric("shmesh_sidecar_imports") == 0);
+        until("it is closed", || imports(dir.path()) == 0);
     }
     // The same device, by another number.
     let mut importer = with(&[("CUDA_VISIBLE_DEVICES", "1,0")]);
@@ -232,22 +255,70 @@ fn a_missing_library_and_a_missing_function_are_named() {
     let refused = without.ask("export weights 0");
     assert!(refused.contains("no CUDA driver") && refused.contains("/nowhere/libcuda.so.1"), "{refused}");
 
-    // The double, with one of its functions under another name.
-    let mut bytes = std::fs::read(library()).unwrap();
-    let name = b"cuMemExportToShareableHandle\0";
-    let places: Vec<_> = (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(name)).collect();
-    assert!(!places.is_empty());
-    for at in places {
-        bytes[at] = b'x';
-    }
-    let old = dir.path().join("libcuda.so.1");
-    std::fs::write(&old, bytes).unwrap();
-    let mut with_old = connected(dir.path(), "cuda", &[("SHMESH_CUDA_LIBRARY", old.to_str().unwrap())], &[]);
+    let old = library_without(
+        Path::new(&library()),
+        "cuMemExportToShareableHandle",
+        &dir.path().join("libcuda.so.1"),
+    );
+    let mut with_old = connected(dir.path(), "cuda", &[("SHMESH_CUDA_LIBRARY", old.as_str())], &[]);
     let refused = with_old.ask("export weights 0");
     assert!(
         refused.contains("has no cuMemExportToShareableHandle") && refused.contains("CUDA 10.2"),
         "{refused}"
     );
+}
+
+/// A context takes hundreds of megabytes of its device, so there is none before there is a use for it, and none after.
+#[test]
+fn a_device_that_is_only_looked_at_has_no_context() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let device = device_of(dir.path(), 16);
+    let (library, place) = (library(), device.to_str().unwrap());
+    let variables = [
+        ("SHMESH_CUDA_LIBRARY", library.as_str()),
+        ("FAKE_CUDA_DIR", place),
+        ("FAKE_CUDA_CONTEXT_KIB", "1024"),
+    ];
+    start(dir.path(), "cuda", &variables, &[]).tell("other contexts");
+}
+
+/// In a process with the double.
+pub(crate) fn contexts() {
+    const CONTEXT: u64 = 1 << 20;
+    let place = std::env::var_os("FAKE_CUDA_DIR").unwrap();
+    let all = free(place.as_ref());
+    let used = || all - free(place.as_ref());
+    let devices = CudaDevice::all().unwrap();
+    for device in &devices {
+        device.name().unwrap();
+        device.granularity().unwrap();
+        assert_eq!(CudaDevice::by_uuid(&device.uuid()).unwrap(), *device);
+    }
+    assert_eq!(used(), 0, "there are {} devices", devices.len());
+    devices[1].synchronize().unwrap();
+    devices[1].clone().synchronize().unwrap();
+    assert_eq!(used(), CONTEXT, "one, of the one that is used");
+    drop(devices);
+    assert_eq!(used(), 0);
+
+    // Whatever has been made on a device has its context, and the thread has not.
+    let memory = CudaMemory::new(&CudaDevice::all().unwrap()[0], 1).unwrap();
+    let stream = CudaStream::new(memory.device()).unwrap();
+    assert!((CONTEXT + BLOCK..2 * CONTEXT + BLOCK).contains(&used()));
+    memory.write_at(0, b"x").unwrap();
+    drop(memory);
+    assert_eq!(used(), CONTEXT);
+    stream.synchronize().unwrap();
+    drop(stream);
+    assert_eq!(used(), 0);
+    for size in [0, 1 << 46] {
+        assert!(CudaMemory::new(&CudaDevice::all().unwrap()[0], size).is_err());
+    }
+    assert_eq!(used(), 0, "nothing is left of what was refused");
 }
 
 #[test]
@@ -325,6 +396,30 @@ pub(crate) fn misuse() {
     assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &old.handle())).contains("both process"));
     assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &[0; 64])).contains("no handle"));
     assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &[0; 84])).contains("does not see"));
+}
+
+/// What the exporter says of the size is one thing, and what the driver has opened another.
+#[test]
+fn an_old_handle_opens_no_more_than_there_is() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let place = dir.path().join("device");
+    std::fs::create_dir(&place).unwrap();
+    let (library, place) = (library(), place.to_str().unwrap());
+    let with = |library: &str| {
+        start(dir.path(), "legacy", &[("SHMESH_CUDA_LIBRARY", library), ("FAKE_CUDA_DIR", place)], &[])
+    };
+    let mut exporter = with(&library);
+    let handle = exporter.ask("other handle");
+    let mut importer = with(&library);
+    assert_eq!(importer.ask(&format!("other open {handle} {BLOCK}")), BLOCK.to_string());
+    let refused = importer.ask(&format!("other open {handle} {}", BLOCK + 1));
+    assert!(refused.contains("2097153 bytes were exported, and the handle opens 2097152"), "{refused}");
+    // Who cannot ask how much it is does not believe it.
+    let old =
+        library_without(Path::new(&library), "cuMemGetAddressRange_v2", &dir.path().join("libcuda.so.1"));
+    let refused = with(&old).ask(&format!("other open {handle} {BLOCK}"));
+    assert!(refused.contains("has no cuMemGetAddressRange_v2"), "{refused}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use shmesh::client::Client;
 use shmesh::config::PoolId;
 use shmesh::device::{
     AscendDevice, AscendMemory, BareTgid, CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory,
@@ -45,6 +46,7 @@ impl Memory for CudaMemory {
     fn other(order: &[&str], imported: Option<&Self>) -> io::Result<String> {
         match *order {
             ["misuse"] => crate::cuda::misuse(),
+            ["contexts"] => crate::cuda::contexts(),
             // Gives the stream a wait for the word behind the text, and a copy of the text behind the wait.
             ["follow", value] => {
                 let memory = imported.expect("imported");
@@ -77,6 +79,22 @@ impl Memory for CudaLegacyMemory {
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_at(offset, bytes)
     }
+
+    fn other(order: &[&str], _imported: Option<&Self>) -> io::Result<String> {
+        match *order {
+            // Memory that is there as long as this process.
+            ["handle"] => {
+                let memory = std::mem::ManuallyDrop::new(Self::make(1 << 20)?);
+                Ok(memory.handle().iter().map(|byte| format!("{byte:02x}")).collect())
+            }
+            ["open", handle, size] => {
+                let digits = handle.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
+                let bytes: Vec<_> = digits.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect();
+                Ok(Self::import(size.parse().unwrap(), None, &bytes)?.size().to_string())
+            }
+            _ => panic!("no such order: {order:?}"),
+        }
+    }
 }
 
 impl Memory for AscendMemory {
@@ -95,6 +113,7 @@ impl Memory for AscendMemory {
     fn other(order: &[&str], _imported: Option<&Self>) -> io::Result<String> {
         match *order {
             ["misuse"] => crate::ascend::misuse(),
+            ["contexts"] => crate::ascend::contexts(),
             // By a vendor's key that it was not given.
             ["steal", key] => {
                 let key: Vec<u8> = key.bytes().chain([0]).collect();
@@ -280,6 +299,25 @@ pub(crate) fn start(dir: &Path, mechanism: &str, variables: &[(&str, &str)], nam
     };
     command.env(MECHANISM, mechanism).envs(variables.iter().copied());
     Peer::start_by(command, dir)
+}
+
+/// How many imports the broker has in its books, also of those who wait for it.
+pub(crate) fn imports(dir: &Path) -> u32 {
+    let everybody = Client::connect(dir, "link").unwrap().everybody().unwrap().expect("a sidecar");
+    everybody.processes.iter().map(|process| process.imports).sum()
+}
+
+/// A copy of a double at `path`, with one of its functions under another name.
+pub(crate) fn library_without(library: &Path, function: &str, path: &Path) -> String {
+    let mut bytes = std::fs::read(library).unwrap();
+    let name = format!("{function}\0").into_bytes();
+    let places: Vec<_> = (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(&name)).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at] = b'x';
+    }
+    std::fs::write(path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
 }
 
 /// Has `importer` import while `exporter` looks at its events, as one has to who exports memory of a driver with a list.

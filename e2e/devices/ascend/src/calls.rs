@@ -1,6 +1,7 @@
 //! The library's calls.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -21,7 +22,27 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 static DAEMON: Mutex<Option<(u32, OwnedFd)>> = Mutex::new(None);
 
 thread_local! {
-    static DEVICE: Cell<Option<i32>> = const { Cell::new(None) };
+    /// The context of this thread, 0 without one.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Contexts that were made apart from those that devices have anyway.
+static MADE: Mutex<BTreeMap<usize, i32>> = Mutex::new(BTreeMap::new());
+/// Contexts are addresses: those of devices begin here, and those that are made there.
+const DEFAULT_CONTEXTS: usize = 0xacc1_0000;
+const MADE_CONTEXTS: usize = 0xacc2_0000;
+
+fn made<T>(act: impl FnOnce(&mut BTreeMap<usize, i32>) -> T) -> T {
+    act(&mut MADE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The device of a context that has not ended.
+fn device_of(context: usize) -> Outcome<i32> {
+    if let Some(device) = made(|all| all.get(&context).copied()) {
+        return Ok(device);
+    }
+    let number = context.checked_sub(DEFAULT_CONTEXTS).and_then(|number| i32::try_from(number).ok());
+    number.filter(|number| (0..devices()).contains(number)).ok_or(code::CONTEXT_NULL)
 }
 
 fn devices() -> i32 {
@@ -70,7 +91,7 @@ fn put<T>(out: *mut T, outcome: impl FnOnce() -> Outcome<T>) -> c_int {
 
 /// The device of this thread.
 fn bound() -> Outcome<i32> {
-    DEVICE.get().ok_or(code::CONTEXT_NULL)
+    device_of(CURRENT.get())
 }
 
 fn shares_by_keys() -> Outcome {
@@ -106,16 +127,54 @@ extern "C" fn aclrtGetDeviceCount(count: *mut u32) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn aclrtSetDevice(device: i32) -> c_int {
-    if !(0..devices()).contains(&device) {
+    let Some(number) = usize::try_from(device).ok().filter(|_| device < devices()) else {
         return code::INVALID_DEVICE;
-    }
-    DEVICE.set(Some(device));
+    };
+    CURRENT.set(DEFAULT_CONTEXTS + number);
     code::SUCCESS
+}
+
+/// The new one is this thread's.
+#[unsafe(no_mangle)]
+extern "C" fn aclrtCreateContext(out: *mut usize, device: i32) -> c_int {
+    put(out, || {
+        if !(0..devices()).contains(&device) {
+            return Err(code::INVALID_DEVICE);
+        }
+        let context = made(|all| {
+            let next = all.keys().max().map_or(MADE_CONTEXTS, |last| last + 16);
+            all.insert(next, device);
+            next
+        });
+        CURRENT.set(context);
+        Ok(context)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn aclrtDestroyContext(context: usize) -> c_int {
+    if context == 0 {
+        return code::INVALID_PARAM;
+    }
+    done(made(|all| all.remove(&context)).map(drop).ok_or(code::CONTEXT_NULL))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn aclrtGetCurrentContext(out: *mut usize) -> c_int {
+    put(out, || bound().map(|_| CURRENT.get()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn aclrtSetCurrentContext(context: usize) -> c_int {
+    if context == 0 {
+        return code::INVALID_PARAM;
+    }
+    done(device_of(context).map(|_| CURRENT.set(context)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn aclrtResetDevice(_device: i32) -> c_int {
-    DEVICE.set(None);
+    CURRENT.set(0);
     code::SUCCESS
 }
 

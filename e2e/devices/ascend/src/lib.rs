@@ -23,12 +23,14 @@
 //! | `nodes.rs` | keys, their lists, who has opened what: the rules |
 //! | `memory.rs` | device memory in this process |
 //! | `calls.rs` | the library's calls |
+//! | `framework.rs` | [`Framework`]: somebody else in a process that has the library |
 
 #![allow(unsafe_code, reason = "it is the other end of a C interface")]
 #![allow(non_snake_case, reason = "the names are the vendor's")]
 #![allow(dead_code, reason = "the C interface is called from outside alone")]
 
 mod calls;
+mod framework;
 mod memory;
 mod nodes;
 mod npud;
@@ -36,6 +38,7 @@ mod wire;
 
 use std::path::PathBuf;
 
+pub use framework::Framework;
 pub use npud::Npud;
 
 /// Where the built library lies, for whoever depends on this crate: next to the tests, as Cargo puts it.

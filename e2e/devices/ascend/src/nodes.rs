@@ -145,6 +145,11 @@ impl Nodes {
         });
     }
 
+    /// The numbers on all lists.
+    pub(crate) fn listed(&self) -> Vec<i32> {
+        self.nodes.values().flat_map(|node| node.list.keys().copied()).collect()
+    }
+
     /// Keys, and how often they are open.
     pub(crate) fn count(&self) -> (usize, usize) {
         (self.nodes.len(), self.nodes.values().map(|node| node.opened.len()).sum())
@@ -200,6 +205,41 @@ mod tests {
         let key = exported(&mut nodes, 0);
         assert_eq!(nodes.admit(caller(100, 1), &listing(&key, &[0, 100]), 9).err(), Some(code::DRIVER));
         assert!(nodes.admit(caller(100, 1), &listing(&key, &[0, 200]), 9).is_ok());
+    }
+
+    #[test]
+    fn a_list_is_bounded_and_all_are_renewed() {
+        let mut nodes = Nodes::default();
+        let key = exported(&mut nodes, 0);
+        let last = i32::try_from(PIDS_PER_KEY).unwrap() + 1000;
+        for pid in 1001..=last {
+            nodes.admit(caller(100, 1), &listing(&key, &[pid]), 9).unwrap();
+        }
+        assert_eq!(nodes.admit(caller(100, 1), &listing(&key, &[last + 1]), 9).err(), Some(code::DRIVER));
+        assert!(nodes.admit(caller(100, 1), &listing(&key, &[last]), 10).is_ok(), "it is on the list");
+        assert_eq!(nodes.listed().len(), PIDS_PER_KEY);
+    }
+
+    #[test]
+    fn memory_that_is_freed_or_closed_is_torn_from_importers() {
+        for way in ["close", "free", "exit"] {
+            let mut nodes = Nodes::default();
+            let mut ask = Packet::new(0);
+            (ask.flags, ask.size, ask.address) = (1, 4096, 7 << 21);
+            let memory = crate::memory::new_memory(4096).unwrap();
+            let key = nodes.export(caller(100, 1), &ask, memory).unwrap();
+            let (_, theirs) = nodes.import(caller(200, 1), &key).unwrap();
+            let len = || std::fs::File::from(theirs.try_clone().unwrap()).metadata().unwrap().len();
+            nodes.free(caller(200, 1), ask.address);
+            nodes.free(caller(100, 1), 6 << 21);
+            assert_eq!(len(), 4096, "that was not it");
+            match way {
+                "close" => drop(nodes.close(caller(100, 1), &key).unwrap()),
+                "free" => drop(nodes.free(caller(100, 1), ask.address)),
+                _ => nodes.ended(100),
+            }
+            assert_eq!((len(), nodes.count()), (0, (0, 0)), "{way}");
+        }
     }
 
     #[test]

@@ -57,6 +57,12 @@ impl Npud {
         self.nodes().count()
     }
 
+    /// Who is on any key's list, as `/proc/svm_shmem` tells root.
+    #[must_use]
+    pub fn listed(&self) -> Vec<i32> {
+        self.nodes().listed()
+    }
+
     fn nodes(&self) -> MutexGuard<'_, Nodes> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,12 +1,15 @@
-//! Devices and contexts. A context is a number; what matters is that each thread has to have one.
+//! Devices and their primary contexts. A context is a number; what matters is that each thread has to have one, that it is
+//! there while somebody retains it, and that what was allocated in it goes with it.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use crate::physical::{GRANULARITY, shared_dir};
-use crate::{Outcome, code, done, put, space};
+use crate::physical::{GRANULARITY, Physical, shared_dir};
+use crate::{Outcome, code, done, ipc, linear, put, space};
 
 /// The version that it says it is.
 const VERSION: c_int = 12_080;
@@ -16,6 +19,8 @@ pub(crate) const TOTAL: u64 = 1 << 30;
 const CONTEXTS: usize = 0xc0de_0000;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
+/// How often each device's primary context is retained, and what it takes.
+static RETAINED: Mutex<BTreeMap<c_int, (usize, Option<Physical>)>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
@@ -71,10 +76,17 @@ pub(crate) fn started() -> Outcome {
 /// The device of the context of this thread.
 pub(crate) fn current() -> Outcome<c_int> {
     started()?;
-    match CURRENT.get() {
-        0 => Err(code::INVALID_CONTEXT),
-        context => c_int::try_from(context - CONTEXTS - 1).map_err(|_| code::INVALID_CONTEXT),
-    }
+    let context = CURRENT.get().checked_sub(CONTEXTS + 1).ok_or(code::INVALID_CONTEXT)?;
+    let device = c_int::try_from(context).map_err(|_| code::INVALID_CONTEXT)?;
+    if is_active(device) { Ok(device) } else { Err(code::CONTEXT_IS_DESTROYED) }
+}
+
+fn retained<T>(act: impl FnOnce(&mut BTreeMap<c_int, (usize, Option<Physical>)>) -> T) -> T {
+    act(&mut RETAINED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn is_active(device: c_int) -> bool {
+    retained(|all| all.contains_key(&device))
 }
 
 #[unsafe(no_mangle)]
@@ -143,13 +155,50 @@ extern "C" fn cuDeviceTotalMem_v2(out: *mut usize, device: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRetain(out: *mut usize, device: c_int) -> c_int {
-    let context = usize::try_from(device).map(|device| CONTEXTS + 1 + device);
-    put(out, uuid(device).and_then(|_| context.map_err(|_| code::INVALID_DEVICE)))
+    let retain = || {
+        let uuid = uuid(device)?;
+        let context = usize::try_from(device).map_err(|_| code::INVALID_DEVICE)? + CONTEXTS + 1;
+        retained(|all| {
+            if let Some((times, _)) = all.get_mut(&device) {
+                *times += 1;
+                return Ok(context);
+            }
+            let taken = std::env::var("FAKE_CUDA_CONTEXT_KIB").ok().and_then(|kib| kib.parse::<u64>().ok());
+            let taken = taken.map(|kib| Physical::taken(kib << 10, uuid)).transpose()?;
+            all.insert(device, (1, taken));
+            Ok(context)
+        })
+    };
+    if out.is_null() { code::INVALID_VALUE } else { put(out, retain()) }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_int {
-    done(uuid(device).map(drop))
+    let release = || {
+        let uuid = uuid(device)?;
+        let is_last = retained(|all| {
+            let (times, _) = all.get_mut(&device).ok_or(code::INVALID_CONTEXT)?;
+            *times -= 1;
+            Outcome::Ok(*times == 0)
+        })?;
+        if is_last {
+            retained(|all| all.remove(&device));
+            space::with(|space| {
+                linear::free_all(space, &uuid);
+                ipc::close_all(space, &uuid);
+            });
+        }
+        Ok(())
+    };
+    done(release())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) -> c_int {
+    match put(flags, uuid(device).map(|_| 0)) {
+        code::SUCCESS => put(active, Ok(c_int::from(is_active(device)))),
+        failed => failed,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -217,6 +266,7 @@ extern "C" fn cuGetErrorString(error: c_int, out: *mut *const c_void) -> c_int {
         code::INVALID_DEVICE => c"invalid device ordinal",
         code::INVALID_CONTEXT => c"invalid device context",
         code::INVALID_HANDLE => c"invalid resource handle",
+        code::CONTEXT_IS_DESTROYED => c"context is destroyed",
         code::ALREADY_REGISTERED => c"part or all of the requested memory range is already mapped",
         code::NOT_REGISTERED => c"pointer does not correspond to a registered memory region",
         code::NOT_PERMITTED => c"operation not permitted",

@@ -125,17 +125,26 @@ extern "C" fn cuIpcOpenMemHandle_v2(out: *mut u64, handle: Handle, flags: c_uint
 
 #[unsafe(no_mangle)]
 extern "C" fn cuIpcCloseMemHandle(address: u64) -> c_int {
-    done(space::with(|space| {
-        let span = space.spans.get_mut(&address).ok_or(code::INVALID_VALUE)?;
-        match &mut span.origin {
-            Origin::Opened(times) if *times > 1 => *times -= 1,
-            Origin::Opened(_) => {
-                let (offset, size) = (span.offset, span.physical.size);
-                space.spans.remove(&address);
-                space::release(address - offset, size);
-            }
-            _ => return Err(code::INVALID_VALUE),
+    done(device::current().and_then(|_| space::with(|space| close(space, address))))
+}
+
+fn close(space: &mut Space, address: u64) -> Outcome {
+    let span = space.spans.get_mut(&address).ok_or(code::INVALID_VALUE)?;
+    match &mut span.origin {
+        Origin::Opened(times) if *times > 1 => *times -= 1,
+        Origin::Opened(_) => {
+            let (offset, size) = (span.offset, span.physical.size);
+            space.spans.remove(&address);
+            space::release(address - offset, size);
         }
-        Ok(())
-    }))
+        _ => return Err(code::INVALID_VALUE),
+    }
+    Ok(())
+}
+
+/// The context of a device ends, and what was opened in it.
+pub(crate) fn close_all(space: &mut Space, uuid: &[u8; 16]) {
+    for address in space.all_of(uuid, |origin| matches!(origin, Origin::Opened(_))) {
+        while space.spans.contains_key(&address) && close(space, address).is_ok() {}
+    }
 }

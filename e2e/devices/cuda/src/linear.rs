@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use crate::physical::{GRANULARITY, Physical};
-use crate::space::{self, Block, Origin, Span};
+use crate::space::{self, Block, Origin, Space, Span};
 use crate::{Outcome, code, device, done, put, stream};
 
 /// What small allocations are rounded to.
@@ -58,25 +58,30 @@ extern "C" fn cuMemAlloc_v2(out: *mut u64, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> c_int {
-    done(space::with(|space| {
-        if !space.spans.get(&address).is_some_and(|span| span.origin == Origin::Allocated) {
-            return Err(code::INVALID_VALUE);
-        }
-        let Some(span) = space.spans.remove(&address) else { return Err(code::INVALID_VALUE) };
-        if let Some(name) = span.name {
-            crate::ipc::unpublish(space, name);
-        }
-        let in_use = |space: &space::Space| {
-            space.spans.values().any(|other| Arc::ptr_eq(&other.physical, &span.physical))
-        };
-        if !in_use(space)
-            && let Some(at) = space.blocks.iter().position(|b| Arc::ptr_eq(&b.physical, &span.physical))
-        {
-            let block = space.blocks.swap_remove(at);
-            space::release(block.base, block.physical.size);
-        }
-        Ok(())
-    }))
+    done(device::current().and_then(|_| space::with(|space| free(space, address))))
+}
+
+fn free(space: &mut Space, address: u64) -> Outcome {
+    if !space.spans.get(&address).is_some_and(|span| span.origin == Origin::Allocated) {
+        return Err(code::INVALID_VALUE);
+    }
+    let Some(span) = space.spans.remove(&address) else { return Err(code::INVALID_VALUE) };
+    if let Some(name) = span.name {
+        crate::ipc::unpublish(space, name);
+    }
+    let is_used = space.spans.values().any(|other| Arc::ptr_eq(&other.physical, &span.physical));
+    if !is_used && let Some(at) = space.blocks.iter().position(|b| Arc::ptr_eq(&b.physical, &span.physical)) {
+        let block = space.blocks.swap_remove(at);
+        space::release(block.base, block.physical.size);
+    }
+    Ok(())
+}
+
+/// The context of a device ends, and what was allocated in it.
+pub(crate) fn free_all(space: &mut Space, uuid: &[u8; 16]) {
+    for address in space.all_of(uuid, |origin| origin == Origin::Allocated) {
+        let _ = free(space, address);
+    }
 }
 
 fn to_device(to: u64, from: *const c_void, len: usize) -> Outcome {
@@ -85,8 +90,21 @@ fn to_device(to: u64, from: *const c_void, len: usize) -> Outcome {
     if from.is_null() {
         return Err(code::INVALID_VALUE);
     }
+    if std::env::var_os("FAKE_CUDA_LAZY_COPIES").is_some() {
+        // SAFETY: the caller gives `len` bytes.
+        let staged = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) }.to_vec();
+        return stream::later(to, staged);
+    }
     // SAFETY: the caller gives `len` bytes; the target lies in a mapping that is held here.
     unsafe { std::ptr::copy(from.cast(), target, len) };
+    Ok(())
+}
+
+/// What was staged arrives.
+pub(crate) fn arrive(to: u64, staged: &[u8]) -> Outcome {
+    let (target, _held) = space::with(|space| space.bytes(to, staged.len()))?;
+    // SAFETY: the target lies in a mapping that is held here.
+    unsafe { std::ptr::copy(staged.as_ptr(), target, staged.len()) };
     Ok(())
 }
 
@@ -147,7 +165,8 @@ extern "C" fn cuMemsetD32_v2(to: u64, value: c_uint, words: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) -> c_int {
-    let range = space::with(|space| space.span(address).map(|(base, span)| (base, span.size)));
+    let range = device::current()
+        .and_then(|_| space::with(|space| space.span(address).map(|(base, span)| (base, span.size))));
     if !base.is_null() {
         let code = put(base, range.map(|(base, _)| base));
         if code != code::SUCCESS {

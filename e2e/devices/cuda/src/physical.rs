@@ -52,23 +52,32 @@ impl Physical {
         if size == 0 || !size.is_multiple_of(GRANULARITY) {
             return Err(code::INVALID_VALUE);
         }
+        Self::taken(size + PAGE, uuid).and_then(|taken| taken.named(size, exportable))
+    }
+
+    /// So many bytes of the device, for whatever.
+    pub(crate) fn taken(size: u64, uuid: [u8; 16]) -> Outcome<Self> {
         // Nothing else limits a memfd: the kernel would kill somebody to make room.
         let room = if shared_dir().is_some() { device::room().0 as u64 } else { device::TOTAL };
         if size > room {
             return Err(code::OUT_OF_MEMORY);
         }
         let file = nameless().map_err(|_| code::OUT_OF_MEMORY)?;
-        let whole = size.checked_add(PAGE).and_then(|whole| libc::off_t::try_from(whole).ok());
-        let whole = whole.ok_or(code::OUT_OF_MEMORY)?;
+        let whole = libc::off_t::try_from(size).map_err(|_| code::OUT_OF_MEMORY)?;
         // SAFETY: the descriptor is open; a full directory is an error here.
         if unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, whole) } != 0 {
             return Err(code::OUT_OF_MEMORY);
         }
+        Ok(Self { file, size, uuid, exportable: false })
+    }
+
+    /// With the page behind its `size` bytes that says whose it is.
+    fn named(self, size: u64, exportable: bool) -> Outcome<Self> {
         let mut tail = Vec::from(MAGIC);
-        tail.extend(uuid);
+        tail.extend(self.uuid);
         tail.push(u8::from(exportable));
-        file.write_all_at(&tail, size).map_err(|_| code::OUT_OF_MEMORY)?;
-        Ok(Self { file, size, uuid, exportable })
+        self.file.write_all_at(&tail, size).map_err(|_| code::OUT_OF_MEMORY)?;
+        Ok(Self { size, exportable, ..self })
     }
 
     /// What a descriptor or a named file is, if it is device memory of a device that this process sees.

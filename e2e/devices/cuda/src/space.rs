@@ -86,6 +86,12 @@ impl Space {
         Ok((*base, span))
     }
 
+    /// Addresses of a device's memory that came there in such a way.
+    pub(crate) fn all_of(&self, uuid: &[u8; 16], is_such: impl Fn(Origin) -> bool) -> Vec<u64> {
+        let such = self.spans.iter().filter(|(_, span)| span.physical.uuid == *uuid && is_such(span.origin));
+        such.map(|(address, _)| *address).collect()
+    }
+
     /// Where a copy finds `len` bytes of device memory. They may not run over the end of what is mapped.
     pub(crate) fn bytes(&self, address: u64, len: usize) -> Outcome<(*mut u8, Arc<Alias>)> {
         let (base, span) = self.span(address)?;

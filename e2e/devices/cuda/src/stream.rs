@@ -19,6 +19,8 @@ enum Work {
     Wait(u64, u64, c_uint),
     Copy(u64, u64, usize),
     Fill(u64, u32, usize),
+    /// Bytes that were taken from the host, and are on their way.
+    Arrive(u64, Vec<u8>),
     Tell(Sender<()>),
 }
 
@@ -59,6 +61,11 @@ fn run(work: &Receiver<Work>) {
             }
             Work::Copy(to, from, len) => drop(linear::on_device(to, from, len)),
             Work::Fill(to, value, words) => drop(linear::fill(to, value, words)),
+            Work::Arrive(to, staged) => {
+                // So late that whoever does not wait for it sees that.
+                std::thread::sleep(Duration::from_millis(20));
+                let _ = linear::arrive(to, &staged);
+            }
             Work::Tell(done) => drop(done.send(())),
         }
     }
@@ -79,6 +86,11 @@ fn give(stream: usize, work: Work) -> Outcome {
         };
         queue.send(work).map_err(|_| code::INVALID_HANDLE)
     })
+}
+
+/// A copy from pageable memory: the call returns when the driver has read the bytes.
+pub(crate) fn later(to: u64, staged: Vec<u8>) -> Outcome {
+    give(DEFAULT, Work::Arrive(to, staged))
 }
 
 fn drain(stream: usize) -> Outcome {
@@ -122,7 +134,8 @@ extern "C" fn cuStreamCreate(out: *mut usize, _flags: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(stream: usize) -> c_int {
-    done(streams(|all| all.remove(&stream).map(drop).ok_or(code::INVALID_HANDLE)))
+    let destroy = || streams(|all| all.remove(&stream).map(drop).ok_or(code::INVALID_HANDLE));
+    done(device::current().and_then(|_| destroy()))
 }
 
 #[unsafe(no_mangle)]

@@ -297,5 +297,7 @@ extern "C" fn cuMemHostRegister_v2(start: *mut c_void, size: usize, _flags: c_ui
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemHostUnregister(start: *mut c_void) -> c_int {
-    done(space::with(|space| space.locked.remove(&(start as u64)).map(drop).ok_or(code::NOT_REGISTERED)))
+    let unlock =
+        || space::with(|space| space.locked.remove(&(start as u64)).map(drop).ok_or(code::NOT_REGISTERED));
+    done(device::current().and_then(|_| unlock()))
 }

@@ -95,6 +95,131 @@ fn nothing_works_before_it_is_started_and_without_a_context() {
     assert_eq!(call!(cuda.cuInit(1 => c_uint)), 1);
 }
 
+/// Whoever takes the context away from a thread finds that its calls fail, as on a thread that has never had one.
+#[test]
+fn what_belongs_to_a_context_wants_one() {
+    let cuda = started();
+    let (mut memory, mut stream) = (0_u64, 0_usize);
+    assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut memory => *mut u64, 4 => usize)), 0);
+    assert_eq!(call!(cuda.cuStreamCreate(&raw mut stream => *mut usize, 0 => c_uint)), 0);
+    let mut context = 0_usize;
+    assert_eq!(call!(cuda.cuCtxGetCurrent(&raw mut context => *mut usize)), 0);
+    assert_eq!(call!(cuda.cuCtxSetCurrent(0 => usize)), 0);
+    let (mut base, mut size, mut word, mut handle) = (0_u64, 0_usize, 0_u32, [0_u8; 64]);
+    let codes = [
+        call!(cuda.cuMemAlloc_v2(&raw mut base => *mut u64, 4 => usize)),
+        call!(cuda.cuMemGetAddressRange_v2(
+            &raw mut base => *mut u64, &raw mut size => *mut usize, memory => u64
+        )),
+        call!(cuda.cuMemGetInfo_v2(&raw mut size => *mut usize, &raw mut size => *mut usize)),
+        write(&cuda, memory, b"x"),
+        read(&cuda, memory, 1).unwrap_err(),
+        call!(cuda.cuMemsetD32_v2(memory => u64, 0 => c_uint, 1 => usize)),
+        call!(cuda.cuMemcpyDtoD_v2(memory => u64, memory => u64, 1 => usize)),
+        call!(cuda.cuIpcGetMemHandle(handle.as_mut_ptr() => *mut u8, memory => u64)),
+        call!(cuda.cuIpcCloseMemHandle(memory => u64)),
+        call!(cuda.cuMemHostRegister_v2((&raw mut word).cast() => *mut c_void, 4 => usize, 0 => c_uint)),
+        call!(cuda.cuMemHostUnregister((&raw mut word).cast() => *mut c_void)),
+        call!(cuda.cuStreamSynchronize(stream => usize)),
+        call!(cuda.cuStreamDestroy_v2(stream => usize)),
+        call!(cuda.cuCtxSynchronize()),
+        call!(cuda.cuMemFree_v2(memory => u64)),
+    ];
+    assert_eq!(codes, [201; 15]);
+    // What a pointer is can be asked by everybody.
+    assert_eq!(
+        call!(cuda.cuPointerGetAttribute(
+            (&raw mut word).cast() => *mut c_void, 9 => c_int, memory => u64
+        )),
+        0
+    );
+    assert_eq!(call!(cuda.cuCtxSetCurrent(context => usize)), 0);
+    assert_eq!(call!(cuda.cuStreamDestroy_v2(stream => usize)), 0);
+    assert_eq!(call!(cuda.cuMemFree_v2(memory => u64)), 0);
+}
+
+/// Of device 1, which no other test here has.
+#[test]
+fn a_primary_context_is_there_while_somebody_retains_it() {
+    let cuda = started();
+    let mut before = 0_usize;
+    assert_eq!(call!(cuda.cuCtxGetCurrent(&raw mut before => *mut usize)), 0);
+    let is_active = || {
+        let (mut flags, mut active) = (9_u32, 9_i32);
+        let code = call!(cuda.cuDevicePrimaryCtxGetState(
+            1 => c_int, &raw mut flags => *mut c_uint, &raw mut active => *mut c_int
+        ));
+        assert_eq!(code, 0);
+        active == 1
+    };
+    let retain = || {
+        let mut context = 0_usize;
+        assert_eq!(call!(cuda.cuDevicePrimaryCtxRetain(&raw mut context => *mut usize, 1 => c_int)), 0);
+        context
+    };
+    let release = || call!(cuda.cuDevicePrimaryCtxRelease_v2(1 => c_int));
+    assert_eq!((is_active(), release()), (false, 201), "nobody has retained it");
+    let context = retain();
+    assert_eq!((is_active(), retain() == context, context == before), (true, true, false));
+    assert_eq!(call!(cuda.cuCtxSetCurrent(context => usize)), 0);
+    let mut memory = 0_u64;
+    assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut memory => *mut u64, 4 => usize)), 0);
+    assert_eq!((release(), is_active(), write(&cuda, memory, b"x")), (0, true, 0), "once more");
+    assert_eq!((release(), is_active(), release()), (0, false, 201));
+    assert_eq!(write(&cuda, memory, b"x"), 709, "a context that has gone is not one that was never there");
+    assert_eq!(call!(cuda.cuCtxSetCurrent(before => usize)), 0);
+    assert_eq!(write(&cuda, memory, b"x"), 1, "its memory has gone with it");
+    assert_eq!(call!(cuda.cuDevicePrimaryCtxRetain(std::ptr::null_mut() => *mut usize, 1 => c_int)), 1);
+    assert!(!is_active());
+}
+
+#[test]
+fn old_handles() {
+    let dir = tempfile::tempdir().unwrap();
+    let body = ["open_old_handles", "--exact", "--ignored", "--nocapture"];
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    assert!(command.args(body).env("FAKE_CUDA_DIR", dir.path()).status().unwrap().success());
+}
+
+#[test]
+#[ignore = "the body of another process"]
+fn open_old_handles() {
+    let cuda = started();
+    let mut memory = 0_u64;
+    assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut memory => *mut u64, BLOCK => usize)), 0);
+    assert_eq!(write(&cuda, memory, b"weights"), 0);
+    let mut handle = [0_u8; 64];
+    assert_eq!(call!(cuda.cuIpcGetMemHandle(handle.as_mut_ptr() => *mut u8, memory => u64)), 0);
+    let open = |handle: [u8; 64], flags: c_uint| {
+        let mut address = 0_u64;
+        let code = call!(cuda.cuIpcOpenMemHandle_v2(
+            &raw mut address => *mut u64, Bytes(handle) => Bytes, flags => c_uint
+        ));
+        (code, address)
+    };
+    assert_eq!(open(handle, 1).0, 201, "it takes who has its number for itself");
+    // As if it came from a process with another number.
+    handle[4..8].copy_from_slice(&(std::process::id() + 1).to_le_bytes());
+    assert_eq!((open(handle, 0).0, open([7; 64], 1).0), (1, 1));
+    let (code, opened) = open(handle, 1);
+    assert_eq!(code, 0);
+    assert_eq!(open(handle, 1), (0, opened), "once for a process, and counted");
+    assert_eq!(read(&cuda, opened, 7).unwrap(), b"weights");
+    assert_eq!(call!(cuda.cuMemFree_v2(opened => u64)), 1, "it is closed, not freed");
+    let close = || call!(cuda.cuIpcCloseMemHandle(opened => u64));
+    assert_eq!(close(), 0);
+    assert_eq!(read(&cuda, opened, 7).unwrap(), b"weights");
+    assert_eq!((close(), close(), read(&cuda, opened, 7)), (0, 1, Err(1)));
+    // Memory of the other kind has no old handle.
+    let mapped = map(&cuda, create(&cuda, BLOCK, 0).unwrap(), BLOCK);
+    assert_eq!(call!(cuda.cuIpcGetMemHandle(handle.as_mut_ptr() => *mut u8, mapped => u64)), 1);
+}
+
+/// 64 bytes that go by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Bytes([u8; 64]);
+
 #[test]
 fn memory_is_created_mapped_and_only_then_allowed() {
     let cuda = started();
@@ -121,6 +246,39 @@ fn memory_is_created_mapped_and_only_then_allowed() {
     assert_eq!(call!(cuda.cuMemUnmap(address => u64, 2 * BLOCK => usize)), 0);
     assert_eq!(read(&cuda, address, 1), Err(1));
     assert_eq!(call!(cuda.cuMemAddressFree(address => u64, 2 * BLOCK => usize)), 0);
+}
+
+#[test]
+fn only_what_was_made_for_it_is_exported_and_only_whole_pages_are_mapped() {
+    let cuda = started();
+    let (mut handle, mut fd) = (0_u64, 0);
+    let unshared: Properties = [1, 0, 1, 0, 0, 0, 0, 0];
+    assert_eq!(
+        call!(cuda.cuMemCreate(
+            &raw mut handle => *mut u64, BLOCK => usize, &raw const unshared => *const Properties, 0 => c_ulonglong
+        )),
+        0
+    );
+    let mut export = |kind: c_uint, flags: c_ulonglong| {
+        call!(cuda.cuMemExportToShareableHandle(
+            &raw mut fd => *mut c_int, handle => u64, kind => c_uint, flags => c_ulonglong
+        ))
+    };
+    assert_eq!((export(1, 0), export(2, 0), export(1, 1)), (1, 1, 1), "it was made for this process alone");
+    let mut start = 0_u64;
+    let reserve = call!(cuda.cuMemAddressReserve(
+        &raw mut start => *mut u64, 2 * BLOCK => usize, 0 => usize, 0 => u64, 0 => c_ulonglong
+    ));
+    assert_eq!(reserve, 0);
+    let map = |at: u64, size: usize, offset: usize| call!(cuda.cuMemMap(at => u64, size => usize, offset => usize, handle => u64, 0 => c_ulonglong));
+    assert_eq!((map(start, BLOCK, 4096), map(start, BLOCK / 2, 0), map(start, 2 * BLOCK, 0)), (1, 1, 1));
+    assert_eq!(map(start + BLOCK as u64 * 2, BLOCK, 0), 1, "nobody has reserved that");
+    assert_eq!((map(start, BLOCK, 0), map(start, BLOCK, 0)), (0, 1), "once");
+    let access = [1, 0, 2];
+    let set = call!(cuda.cuMemSetAccess(
+        start => u64, BLOCK => usize, &raw const access => *const [i32; 3], 1 => usize
+    ));
+    assert_eq!(set, 1, "there is no writing without reading");
 }
 
 #[test]

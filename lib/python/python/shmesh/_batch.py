@@ -36,6 +36,8 @@ _HEADER = struct.Struct("<I")
 # Who waits for a buffer may miss that one came free, if another took its signal; and looks again after so long.
 _LOOK_AGAIN = 0.01
 _LOOK_FOR_THE_DEAD = 0.2
+# How long nobody may answer for the name of a queue whose maker has ended.
+_LOOK_AFTER_THE_NAME = 0.5
 
 _Layout = dict[str, tuple[tuple[int, ...], np.dtype, int]]
 
@@ -164,6 +166,7 @@ class BatchQueue:
         self._counters = _array.empty(
             (4, _SEATS), np.int64, self.name, readers_write=True, directory=self.directory, mode=mode
         )
+        self._counters[_EXPECTED, 1] = mode
         self.producers = producers
 
     def _prepare(self, name: str, directory: str) -> None:
@@ -175,6 +178,7 @@ class BatchQueue:
         self._lock = threading.Lock()
         self._reported = 0
         self._closed = False
+        self._look = 0.0
 
     @classmethod
     def attach(cls, name: str, *, directory: str | os.PathLike[str] | None = None) -> BatchQueue:
@@ -219,6 +223,7 @@ class BatchQueue:
         text, nbytes = _encode(tuple(laid_out))
         extra = b"" if meta is None else json.dumps(meta).encode()
         link = self._producing()
+        self._look_after_the_name()
         room, header = link.pool("cpu_data"), link.pool("cpu_msg")
         if room is not None and nbytes > room[0]:
             raise TooLong(
@@ -256,6 +261,7 @@ class BatchQueue:
                 link.recover()
                 if not any(other.side == "primary" and other.alive is not False for other in link.participants()):
                     raise PeerDied(f"queue {self.name}: no consumer is left; end this producer, or start a consumer")
+                self._look_after_the_name()
             link.wait_tti(_LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, max(deadline - now, 0.0)))
 
     def get(self, timeout: float | None = None) -> Batch:
@@ -263,6 +269,7 @@ class BatchQueue:
         link = self._consuming()
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
+            self._look_after_the_name()
             message = link.try_receive()
             if message is not None:
                 return self._open(message)
@@ -323,6 +330,20 @@ class BatchQueue:
         )
         ended = sum(started) - working
         return ended, ended - sum(finished)
+
+    def _look_after_the_name(self) -> None:
+        """Whoever uses the queue answers for its name when the process that did so has ended: others may come."""
+        now = time.monotonic()
+        if now < self._look:
+            return
+        self._look = now + _LOOK_AFTER_THE_NAME
+        meta = repr((np.lib.format.dtype_to_descr(self._counters.dtype), self._counters.shape)).encode()
+        mode = int(self._counters[_EXPECTED, 1]) & 0o777
+        try:
+            self._counters.memory.adopt(self.directory, self.name, meta, mode=mode or 0o600)
+        except Error:
+            # Another was faster, or has made another queue of this name.
+            pass
 
     def _here(self) -> None:
         """In a forked child the links are the parent's: it takes its own."""

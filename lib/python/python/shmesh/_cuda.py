@@ -65,12 +65,22 @@ class GpuArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
+        # What was given to streams here is done when the call that gave it returns, so that no stream has to wait for it.
+        if isinstance(stream, bool) or not isinstance(stream, int | None):
+            raise TypeError(f"stream {stream!r}: a number, or None")
+        if stream is not None and (stream == 0 or stream < -1):
+            raise ValueError(
+                f"stream {stream}: on CUDA 1 is the legacy default stream, 2 that of the thread, -1 none, more an address; 0 "
+                "could be any"
+            )
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError("this array is on a GPU, and stays there: copy it with `copy_to_host`")
         if copy:
             raise BufferError("this array is shared: copy what was made of it")
         code = _CODES.get(self.dtype.kind)
-        if code is None or not self.dtype.isnative:
+        # What is longer than these is nobody else's format.
+        longest = {"f": 8, "c": 16}.get(self.dtype.kind, 8)
+        if code is None or not self.dtype.isnative or self.dtype.itemsize > longest:
             raise BufferError(f"DLPack has no {self.dtype}")
         versioned = max_version is not None and max_version[0] >= 1
         return self._memory.capsule(list(self.shape), code, 8 * self.dtype.itemsize, versioned)

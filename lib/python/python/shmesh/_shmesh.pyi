@@ -49,6 +49,8 @@ class Memory:
         self, directory: str | os.PathLike[str], name: str, meta: bytes, *, mode: int = 0o600
     ) -> None:
         """Gives it a name in the IPC directory."""
+    def adopt(self, directory: str | os.PathLike[str], name: str, meta: bytes, *, mode: int = 0o600) -> bool:
+        """Answers for a name as the process did that gave it, if nobody does any more. Whether it does so from now on."""
     def unlink(self) -> None:
         """Takes the name away. Who has the memory keeps it."""
     def view(self, offset: int, nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -24,7 +24,8 @@ pub struct AscendDevice {
 /// While it lives, this thread has the device.
 #[derive(Debug)]
 pub(super) struct Entered {
-    before: Option<i32>,
+    /// The context that the thread had, where that had to give way.
+    before: Option<usize>,
 }
 
 impl AscendDevice {
@@ -64,13 +65,20 @@ impl AscendDevice {
         self.number
     }
 
-    /// Gives this thread the device, and what it had before back in the end.
+    /// Gives this thread the device, and in the end the context back that it had before. A thread that had none keeps the
+    /// device: the runtime has no call for leaving it that would not end the work of others there.
     pub(super) fn enter(&self) -> io::Result<Entered> {
         let driver = Driver::get()?;
-        let before = bound(driver)?;
+        // Any context of the device does, so the caller's own stays.
+        if bound(driver)? == Some(self.number) {
+            return Ok(Entered { before: None });
+        }
+        let mut before = 0;
+        // SAFETY: there is room for the address.
+        let code = unsafe { driver.aclrtGetCurrentContext()?(&raw mut before) };
         // SAFETY: it takes a number.
         check("aclrtSetDevice", unsafe { driver.aclrtSetDevice()?(self.number) })?;
-        Ok(Entered { before })
+        Ok(Entered { before: (code == 0 && before != 0).then_some(before) })
     }
 }
 
@@ -86,9 +94,9 @@ fn bound(driver: &Driver) -> io::Result<Option<i32>> {
 impl Drop for Entered {
     fn drop(&mut self) {
         if let Some(before) = self.before
-            && let Ok(set) = Driver::get().and_then(Driver::aclrtSetDevice)
+            && let Ok(set) = Driver::get().and_then(Driver::aclrtSetCurrentContext)
         {
-            // SAFETY: it takes a number, which this thread had before.
+            // SAFETY: this thread had it before; the runtime knows its contexts, and refuses one that has ended.
             unsafe { set(before) };
         }
     }

@@ -19,6 +19,8 @@ functions! {
         aclrtGetDeviceCount(*mut u32) since "CANN 5";
         aclrtGetDevice(*mut i32) since "CANN 5";
         aclrtSetDevice(i32) since "CANN 5";
+        aclrtGetCurrentContext(*mut usize) since "CANN 5";
+        aclrtSetCurrentContext(usize) since "CANN 5";
         aclrtMalloc(*mut *mut c_void, usize, c_int) since "CANN 5";
         aclrtFree(*mut c_void) since "CANN 5";
         aclrtMemcpy(*mut c_void, usize, *const c_void, usize, c_int) since "CANN 5";

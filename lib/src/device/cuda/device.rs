@@ -5,7 +5,9 @@
 use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
+use super::context::{Context, Entered};
 use super::driver::{Driver, check};
 use super::sys;
 
@@ -56,7 +58,9 @@ impl std::str::FromStr for DeviceUuid {
     }
 }
 
-/// A GPU, or a MIG partition, that this process sees.
+/// A GPU, or a MIG partition, that this process sees. To know it costs nothing; its first use, by this value, its clones or
+/// what is made with them, makes the device's primary context, which goes with the last of these unless somebody else in the
+/// process uses it.
 ///
 /// ```
 /// use shmesh::device::CudaDevice;
@@ -65,18 +69,19 @@ impl std::str::FromStr for DeviceUuid {
 ///     Err(error) => println!("nothing here: {error}"), // no driver, or no device
 /// }
 /// ```
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct CudaDevice {
     ordinal: c_int,
     uuid: DeviceUuid,
-    /// Its primary context, which is kept for the life of the process.
-    context: usize,
+    context: Arc<Context>,
 }
 
-/// While it lives, this thread has the device's context.
-#[derive(Debug)]
-pub(super) struct Entered {
-    before: usize,
+impl Eq for CudaDevice {}
+
+impl PartialEq for CudaDevice {
+    fn eq(&self, other: &Self) -> bool {
+        (self.ordinal, self.uuid) == (other.ordinal, other.uuid)
+    }
 }
 
 impl CudaDevice {
@@ -121,14 +126,10 @@ impl CudaDevice {
     }
 
     fn at(driver: &Driver, ordinal: c_int) -> io::Result<Self> {
-        let (mut uuid, mut context) = ([0; 16], 0);
+        let mut uuid = [0; 16];
         // SAFETY: there is room for the 16 bytes.
         check("cuDeviceGetUuid_v2", unsafe { driver.cuDeviceGetUuid_v2()?(&raw mut uuid, ordinal) })?;
-        // SAFETY: there is room for the address.
-        check("cuDevicePrimaryCtxRetain", unsafe {
-            driver.cuDevicePrimaryCtxRetain()?(&raw mut context, ordinal)
-        })?;
-        Ok(Self { ordinal, uuid: DeviceUuid(uuid), context })
+        Ok(Self { ordinal, uuid: DeviceUuid(uuid), context: Arc::new(Context::of(ordinal)) })
     }
 
     /// The one that a device pointer belongs to.
@@ -324,21 +325,6 @@ impl CudaDevice {
 
     /// Gives this thread the device's context, and what it had before back in the end.
     pub(super) fn enter(&self) -> io::Result<Entered> {
-        let driver = Driver::get()?;
-        let mut before = 0;
-        // SAFETY: there is room for the address.
-        check("cuCtxGetCurrent", unsafe { driver.cuCtxGetCurrent()?(&raw mut before) })?;
-        // SAFETY: the context is retained for the life of the process.
-        check("cuCtxSetCurrent", unsafe { driver.cuCtxSetCurrent()?(self.context) })?;
-        Ok(Entered { before })
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        if let Ok(set) = Driver::get().and_then(Driver::cuCtxSetCurrent) {
-            // SAFETY: this thread had it, or none, before.
-            unsafe { set(self.before) };
-        }
+        self.context.enter()
     }
 }

@@ -23,6 +23,7 @@ functions! {
         cuDeviceGetUuid_v2(*mut [u8; 16], c_int) since "CUDA 11.4 (driver 470)";
         cuDeviceGetAttribute(*mut c_int, c_int, c_int) since "CUDA 2.0";
         cuDevicePrimaryCtxRetain(*mut usize, c_int) since "CUDA 7.0";
+        cuDevicePrimaryCtxRelease_v2(c_int) since "CUDA 11.0 (driver 450)";
         cuCtxGetCurrent(*mut usize) since "CUDA 4.0";
         cuCtxSetCurrent(usize) since "CUDA 4.0";
         cuCtxSynchronize() since "CUDA 2.0";
@@ -129,6 +130,11 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
             Kind::InvalidInput,
             "CUDA_ERROR_INVALID_HANDLE",
             "it is no handle of this process, or it has ended",
+        ),
+        709 => (
+            Kind::Other,
+            "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+            "somebody in this process has reset the device, or ended this thread's context",
         ),
         700 => (
             Kind::Other,

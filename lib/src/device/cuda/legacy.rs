@@ -215,9 +215,8 @@ impl DeviceMemory for CudaLegacyMemory {
         let memory =
             Self { view: View { device, address, size }, handle: Vec::new(), whose: Whose::Imported };
         // What the exporter says is one thing, and what the driver has opened another.
-        if let Ok((base, whole)) = range_of(address)
-            && (base != address || whole < size)
-        {
+        let (base, whole) = range_of(&memory.view.device, address)?;
+        if base != address || whole < size {
             return Err(invalid(format!("{size} bytes were exported, and the handle opens {whole}")));
         }
         Ok(memory)

@@ -100,6 +100,7 @@ impl CudaMemory {
         let granularity = device.granularity()?;
         let whole = size.checked_next_multiple_of(granularity);
         let whole = whole.ok_or_else(|| invalid(format!("{size} bytes are more than any device has")))?;
+        let _entered = device.enter()?;
         let properties = device.properties();
         let mut handle = 0;
         let create = driver.cuMemCreate()?;
@@ -212,7 +213,8 @@ impl CudaMemory {
         self.view.write_at(offset, bytes)
     }
 
-    /// Copies `len` bytes that are on a device already.
+    /// Copies `len` bytes that are on a device already, in the order of the default stream, and does not wait for them: see
+    /// [`synchronize`](CudaDevice::synchronize).
     ///
     /// # Errors
     /// They lie past the end, or the driver refuses.
@@ -229,7 +231,7 @@ impl CudaMemory {
         self.view.copy_from(offset, address, len)
     }
 
-    /// Writes one 32-bit word many times.
+    /// Writes one 32-bit word many times. Nobody waits for that, as with [`copy_from`](Self::copy_from).
     ///
     /// # Errors
     /// They lie past the end, or the driver refuses.
@@ -333,6 +335,7 @@ impl DeviceMemory for CudaMemory {
         if size == 0 || !size.is_multiple_of(granularity) {
             return Err(invalid(format!("{size} bytes are no multiple of the granularity, {granularity}")));
         }
+        let _entered = device.enter()?;
         let import = Driver::get()?.cuMemImportFromShareableHandle()?;
         let descriptor =
             std::ptr::without_provenance_mut::<c_void>(len_of(u64::from(fd.as_raw_fd().cast_unsigned()))?);
@@ -352,6 +355,7 @@ impl Drop for CudaMemory {
         if self.is_mapped_here
             && let Ok(len) = usize::try_from(self.view.size)
         {
+            let _entered = self.view.device.enter();
             drop(Addresses { start: self.view.address, len, is_mapped: true });
         }
     }

@@ -3,6 +3,7 @@
 //! | file | concept |
 //! |---|---|
 //! | `driver.rs` | the calls of `libcuda.so`, and what their numbers mean |
+//! | `context.rs` | a device's primary context, while it is needed |
 //! | `device.rs` | [`CudaDevice`]: a GPU or a MIG partition, by its UUID |
 //! | `memory.rs` | [`CudaMemory`]: a descriptor names it, and whoever has that may map it |
 //! | `legacy.rs` | [`CudaLegacyMemory`]: 64 bytes name it; opt-in |
@@ -10,6 +11,7 @@
 //! | `view.rs` | copies to and from the host, the same for both |
 //! | `timeline.rs` | [`CudaTimeline`]: a word by which GPU work of two processes waits for each other |
 
+mod context;
 mod device;
 mod driver;
 mod legacy;

@@ -51,7 +51,7 @@ impl View {
             return Err(invalid(format!("{address:#x} is memory of the host: allocate it on the device")));
         }
         let device = CudaDevice::of_ordinal(attribute(address, DEVICE_ORDINAL)?)?;
-        let (base, whole) = range_of(address)?;
+        let (base, whole) = range_of(&device, address)?;
         if base != address {
             let text = format!(
                 "{address:#x} lies {} bytes inside its allocation: export its beginning, {base:#x}, and tell the importer \
@@ -92,7 +92,11 @@ impl View {
         let _entered = self.device.enter()?;
         let copy = Driver::get()?.cuMemcpyHtoD_v2()?;
         // SAFETY: the bytes are as many as are copied; the driver checks the other side.
-        check("cuMemcpyHtoD_v2", unsafe { copy(to, bytes.as_ptr().cast(), bytes.len()) })
+        check("cuMemcpyHtoD_v2", unsafe { copy(to, bytes.as_ptr().cast(), bytes.len()) })?;
+        // It has read the bytes, and they may still be on their way: whom would another process wait for?
+        let wait = Driver::get()?.cuStreamSynchronize()?;
+        // SAFETY: the default stream is always there.
+        check("cuStreamSynchronize", unsafe { wait(0) })
     }
 
     pub(super) fn copy_from(&self, offset: u64, from: u64, len: u64) -> io::Result<()> {
@@ -115,8 +119,9 @@ impl View {
     }
 }
 
-/// Beginning and bytes of the allocation that an address lies in.
-pub(super) fn range_of(address: u64) -> io::Result<(u64, u64)> {
+/// Beginning and bytes of the allocation of a device that an address lies in.
+pub(super) fn range_of(device: &CudaDevice, address: u64) -> io::Result<(u64, u64)> {
+    let _entered = device.enter()?;
     let (mut base, mut size) = (0, 0);
     let call = Driver::get()?.cuMemGetAddressRange_v2()?;
     // SAFETY: there is room for both answers.

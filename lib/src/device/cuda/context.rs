@@ -1,0 +1,76 @@
+//! A device's primary context: made when it is first needed, and a thread's for a while.
+
+#![allow(unsafe_code, reason = "calls of a C library")]
+
+use std::ffi::c_int;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::driver::{Driver, check};
+
+/// The context that frameworks use as well. It takes hundreds of megabytes of its device, so it is retained when it is first
+/// needed, and released with the last of whatever needs it.
+#[derive(Debug)]
+pub(super) struct Context {
+    ordinal: c_int,
+    retained: Mutex<Option<usize>>,
+}
+
+/// While it lives, this thread has the context.
+#[derive(Debug)]
+pub(super) struct Entered {
+    before: usize,
+    _context: Arc<Context>,
+}
+
+impl Context {
+    pub(super) fn of(ordinal: c_int) -> Self {
+        Self { ordinal, retained: Mutex::new(None) }
+    }
+
+    /// Gives it to this thread, and what that had before back in the end.
+    pub(super) fn enter(self: &Arc<Self>) -> io::Result<Entered> {
+        let driver = Driver::get()?;
+        let mut before = 0;
+        // SAFETY: there is room for the address.
+        check("cuCtxGetCurrent", unsafe { driver.cuCtxGetCurrent()?(&raw mut before) })?;
+        let context = self.retain(driver)?;
+        // SAFETY: the context is retained as long as what is returned lives.
+        check("cuCtxSetCurrent", unsafe { driver.cuCtxSetCurrent()?(context) })?;
+        Ok(Entered { before, _context: Arc::clone(self) })
+    }
+
+    fn retain(&self, driver: &Driver) -> io::Result<usize> {
+        let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = *retained {
+            return Ok(context);
+        }
+        let mut context = 0;
+        // SAFETY: there is room for the address.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            driver.cuDevicePrimaryCtxRetain()?(&raw mut context, self.ordinal)
+        })?;
+        Ok(*retained.insert(context))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let retained = self.retained.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if retained.is_some()
+            && let Ok(release) = Driver::get().and_then(Driver::cuDevicePrimaryCtxRelease_v2)
+        {
+            // SAFETY: it was retained here once, and is released once. Nothing here uses it any more.
+            unsafe { release(self.ordinal) };
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Ok(set) = Driver::get().and_then(Driver::cuCtxSetCurrent) {
+            // SAFETY: this thread had it, or none, before.
+            unsafe { set(self.before) };
+        }
+    }
+}
