@@ -351,6 +351,32 @@ fn offers_that_break_a_rule_are_refused_with_it() {
     assert_eq!(there_is(ask(&connection, request::Op::PoolMemory(question), &[])), (9, 1));
 }
 
+/// A named link outlives its processes, and device memory does not.
+#[test]
+fn a_payload_that_was_lost_is_told() {
+    let _watchdog = Watchdog::start();
+    for kind in ["mode=mpmc", "mode=spsc", "notify=off"] {
+        let dir = ipc_dir();
+        let order = format!("create link cuda=64x4 {kind}");
+        let mut phy = Peer::start(dir.path());
+        phy.tell(&order);
+        assert_eq!(phy.ask("pool open"), "made");
+        phy.tell("pool send 1 lost");
+        phy.kill();
+        let mac = LinkOptions::new().dir(dir.path()).timeout(peers::HANGS);
+        let mac = mac.attach("link", Side::Secondary).unwrap();
+        let pool = open(&mac);
+        let message = mac.receive().unwrap().expect("it waits");
+        assert_eq!(kind_of(&refused(pool.data(&message).map(drop))), "OtherMemory", "{kind}");
+        drop(message);
+        let mut phy = Peer::start(dir.path());
+        phy.tell(&order);
+        assert_eq!(phy.ask("pool open"), "found");
+        phy.tell("pool send 2 again");
+        assert_eq!(receive(&mac, &pool), "2 again", "{kind}");
+    }
+}
+
 #[test]
 fn memory_ends_with_the_link() {
     let _watchdog = Watchdog::start();
