@@ -3,27 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod programs;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::OnceLock;
 
-const HERE: &str = env!("CARGO_MANIFEST_DIR");
+use programs::{run, succeed};
 
-#[track_caller]
-fn succeed(command: &mut Command) -> Output {
-    let shown = format!("{command:?}");
-    let output =
-        command.output().unwrap_or_else(|error| panic!("{shown}: {error}; install a C and a C++ compiler"));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success(),
-        "{shown}: {}\n{}{}",
-        output.status,
-        text(&output.stdout),
-        text(&output.stderr)
-    );
-    output
-}
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The folder with the libraries. Cargo builds none for a test that it cannot link with them.
 fn libraries() -> &'static Path {
@@ -53,23 +41,6 @@ fn compiled(compiler: &str, program: &str, flags: &[&str], out: &Path) {
     command.arg(format!("{HERE}/include")).arg("-o").arg(out).arg(format!("{HERE}/tests/{program}.c"));
     command.args(["-x", "none", "-L"]).arg(libraries).arg("-lshmesh");
     succeed(command.arg(format!("-Wl,-rpath,{}", libraries.display())));
-}
-
-/// Runs a program in an IPC directory of its own, which it leaves empty.
-#[track_caller]
-fn run(program: &Path, configure: impl FnOnce(&mut Command)) {
-    let shm = Path::new("/dev/shm");
-    let mut builder = tempfile::Builder::new();
-    let dir = builder.prefix("shmesh-c-").tempdir_in(shm).or_else(|_| tempfile::tempdir()).unwrap();
-    let mut command = Command::new(program);
-    command.env("SHMESH_DIR", dir.path()).env("ASAN_OPTIONS", "detect_leaks=0");
-    // Cargo's would find the library of an earlier build first.
-    command.env_remove("LD_LIBRARY_PATH");
-    configure(&mut command);
-    succeed(&mut command);
-    let left: Vec<_> =
-        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(left.is_empty(), "left behind: {left:?}");
 }
 
 #[track_caller]

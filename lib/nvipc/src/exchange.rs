@@ -3,37 +3,119 @@
 //! The connection is not kept, so it says nothing of who lives. The kernel's word for who made it does: a pidfd.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use shmesh::sys::socket;
+use shmesh_identity::pidfd::Pidfd;
+
+use crate::memory::AtomicU32;
 
 use crate::{Error, Result, sys};
 
 /// How long to wait before looking for the primary again.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// The process at the other end.
+/// How long who goes on without a peer frees those that still wait to write to it.
+const FREE_LIMIT: Duration = Duration::from_secs(1);
+
+/// A process, as the kernel knows it.
 #[derive(Debug)]
-pub(crate) struct Peer {
-    /// What it waits on.
-    pub(crate) eventfd: OwnedFd,
-    /// Readable when it has ended; none before Linux 6.5, and then its death goes unnoticed.
-    pub(crate) pidfd: Option<OwnedFd>,
+struct Process {
+    /// None before Linux 6.5, and then its death goes unnoticed.
+    pidfd: Option<Pidfd>,
     /// Its process id, or 0 if it has none in our namespace.
     pid: u32,
 }
 
+impl Process {
+    fn of(connection: &OwnedFd) -> Self {
+        let pidfd = socket::peer_pidfd(connection).ok().and_then(|fd| Pidfd::given(fd).ok());
+        Self { pidfd, pid: socket::peer(connection).map_or(0, |peer| peer.pid) }
+    }
+
+    /// Whether the other is the same one: by the inode of the pidfd, which is 0 before Linux 6.9, or else by number.
+    fn is(&self, other: &Self) -> bool {
+        let inode = |process: &Self| process.pidfd.as_ref().map_or(0, Pidfd::inode);
+        match (inode(self), inode(other)) {
+            (0, _) | (_, 0) => self.pid != 0 && self.pid == other.pid,
+            (one, another) => one == another,
+        }
+    }
+}
+
+/// The process at the other end.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    process: Process,
+    /// What it waits on. It is the peer's as much as ours, and writing to it waits while its counter is full.
+    eventfd: OwnedFd,
+    /// How many threads write to it.
+    posting: AtomicU32,
+    /// The counter was full. Posts of an honest peer do not fill 64 bits, so nothing is written any more.
+    full: AtomicBool,
+}
+
 impl Peer {
+    fn new(process: Process, eventfd: OwnedFd) -> Self {
+        Self { process, eventfd, posting: AtomicU32::new(0), full: AtomicBool::new(false) }
+    }
+
+    /// Readable when it has ended; none where that cannot be known.
+    pub(crate) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.process.pidfd.as_ref().map(AsFd::as_fd)
+    }
+
     /// Whether it has ended, as far as can be known.
     pub(crate) fn has_ended(&self) -> bool {
-        self.pidfd.as_ref().is_some_and(sys::has_ended)
+        self.process.pidfd.as_ref().is_some_and(|pidfd| pidfd.has_ended().unwrap_or(false))
     }
 
     /// Whether the other is the same process.
     pub(crate) fn is(&self, other: &Caller) -> bool {
-        self.pid != 0 && self.pid == other.pid
+        self.process.is(&other.process)
+    }
+
+    /// Wakes it. Not with a lock: it may fill its counter between our look and our write, and then this waits for
+    /// [`free_posting`](Self::free_posting).
+    pub(crate) fn post(&self) -> io::Result<()> {
+        // Counted before the look, so that who frees those that wait knows of all that have not seen `full`.
+        self.posting.fetch_add(1, SeqCst);
+        let posted = self.post_counted();
+        self.posting.fetch_sub(1, SeqCst);
+        posted
+    }
+
+    fn post_counted(&self) -> io::Result<()> {
+        if self.full.load(SeqCst) {
+            return Ok(());
+        }
+        if !sys::has_room(&self.eventfd)? {
+            // Who reads has plenty to wake up for.
+            self.full.store(true, SeqCst);
+            return Ok(());
+        }
+        sys::post(&self.eventfd)
+    }
+
+    /// Whether a thread of ours waits to write, as far as one look tells.
+    pub(crate) fn keeps_somebody(&self) -> bool {
+        self.posting.load(Relaxed) > 0 && !sys::has_room(&self.eventfd).unwrap_or(true)
+    }
+
+    /// Frees the threads that wait to write: by taking from a counter that is full, of which the peer does not miss one.
+    pub(crate) fn free_posting(&self) {
+        self.full.store(true, SeqCst);
+        let start = Instant::now();
+        while self.posting.load(SeqCst) > 0 && start.elapsed() < FREE_LIMIT {
+            if !sys::has_room(&self.eventfd).unwrap_or(true) {
+                let _ = sys::take(&self.eventfd);
+            }
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -41,15 +123,12 @@ impl Peer {
 #[derive(Debug)]
 pub(crate) struct Caller {
     connection: OwnedFd,
-    pidfd: Option<OwnedFd>,
-    pid: u32,
+    process: Process,
 }
 
 impl Caller {
     fn of(connection: OwnedFd) -> Self {
-        let pidfd = socket::peer_pidfd(&connection).ok();
-        let pid = socket::peer(&connection).map_or(0, |peer| peer.pid);
-        Self { connection, pidfd, pid }
+        Self { process: Process::of(&connection), connection }
     }
 
     pub(crate) fn accepted(listener: &OwnedFd) -> io::Result<Self> {
@@ -60,7 +139,7 @@ impl Caller {
     pub(crate) fn exchange(self, ours: &OwnedFd) -> io::Result<Peer> {
         sys::send_fd(&self.connection, ours.as_fd())?;
         let eventfd = sys::receive_eventfd(&self.connection)?;
-        Ok(Peer { eventfd, pidfd: self.pidfd, pid: self.pid })
+        Ok(Peer::new(self.process, eventfd))
     }
 }
 
@@ -99,5 +178,75 @@ pub(crate) fn meet(path: &Path, ours: &OwnedFd, patience: Option<Duration>) -> R
             });
         }
         std::thread::sleep(AGAIN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer() -> (Peer, OwnedFd) {
+        let (connection, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let eventfd = sys::eventfd().unwrap();
+        let ours = eventfd.try_clone().unwrap();
+        (Peer::new(Process::of(&connection.into()), ours), eventfd)
+    }
+
+    fn fill(eventfd: &OwnedFd) {
+        nix::unistd::write(eventfd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    }
+
+    #[test]
+    fn processes_are_told_apart_also_where_they_have_no_number() {
+        let (connection, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let connection = connection.into();
+        let process = |pid| Process { pid, ..Process::of(&connection) };
+        if process(0).pidfd.as_ref().is_none_or(|pidfd| pidfd.inode() == 0) {
+            eprintln!("skipped: this kernel has no inode of a process");
+            return;
+        }
+        assert!(process(0).is(&process(0)));
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let other = Process { pidfd: Pidfd::of_number(child.id().cast_signed()).ok(), pid: 0 };
+        assert!(!process(0).is(&other) && other.is(&other));
+        let unknown = |pid| Process { pidfd: None, pid };
+        assert!(!unknown(0).is(&unknown(0)) && unknown(7).is(&unknown(7)) && !unknown(7).is(&unknown(8)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_full_counter_keeps_nobody() {
+        let (peer, theirs) = peer();
+        peer.post().unwrap();
+        assert!(sys::take(&theirs).unwrap());
+        fill(&theirs);
+        peer.post().unwrap();
+        assert!(!peer.keeps_somebody());
+        peer.free_posting();
+    }
+
+    #[test]
+    fn who_waits_to_write_is_freed() {
+        let (peer, theirs) = peer();
+        fill(&theirs);
+        std::thread::scope(|scope| {
+            // As after a look that saw room.
+            let waiters = [(); 3].map(|()| {
+                scope.spawn(|| {
+                    peer.posting.fetch_add(1, SeqCst);
+                    sys::post(&peer.eventfd).unwrap();
+                    peer.posting.fetch_sub(1, SeqCst);
+                })
+            });
+            while !waiters.iter().all(|waiter| waiter.is_finished()) {
+                if peer.keeps_somebody() {
+                    peer.free_posting();
+                }
+                std::thread::yield_now();
+            }
+        });
+        peer.post().unwrap();
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use shmesh::config::PoolId;
 
-use crate::memory::AtomicU64;
+use crate::memory::{AtomicU32, AtomicU64};
 
 /// A DATA buffer: its pool and its index.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -49,27 +49,43 @@ impl Held {
 
 /// Which DATA buffer goes with each MSG buffer that is ours.
 #[derive(Debug)]
-pub(crate) struct Attached(Box<[AtomicU64]>);
+pub(crate) struct Attached {
+    data_of: Box<[AtomicU64]>,
+    /// The other way, for each pool: a DATA buffer may be released alone and come again with another MSG.
+    msg_of: [Box<[AtomicU32]>; PoolId::COUNT],
+}
 
 impl Attached {
-    pub(crate) fn new(len: usize) -> Self {
-        Self((0..len).map(|_| AtomicU64::new(0)).collect())
+    /// `lens`: of the pools.
+    pub(crate) fn new(lens: [usize; PoolId::COUNT]) -> Self {
+        let data_of = (0..lens[PoolId::CpuMsg.index()]).map(|_| AtomicU64::new(0)).collect();
+        let msg_of = lens.map(|len| (0..len).map(|_| AtomicU32::new(u32::MAX)).collect());
+        Self { data_of, msg_of }
     }
 
-    /// Relaxed: who may call this holds the MSG buffer, and it came to him by a queue.
+    fn msg_of(&self, data: DataBuffer) -> Option<&AtomicU32> {
+        self.msg_of[data.pool.index()].get(data.index as usize)
+    }
+
+    /// Relaxed: who may call this holds both buffers, and they came to him by a queue.
     pub(crate) fn set(&self, msg: u32, data: Option<DataBuffer>) {
         let word = data.map_or(0, |data| (data.pool as u64) << 32 | u64::from(data.index));
-        if let Some(attached) = self.0.get(msg as usize) {
-            attached.store(word, Relaxed);
+        if let Some(data_of) = self.data_of.get(msg as usize) {
+            data_of.store(word, Relaxed);
+        }
+        if let Some(msg_of) = data.and_then(|data| self.msg_of(data)) {
+            msg_of.store(msg, Relaxed);
         }
     }
 
     pub(crate) fn get(&self, msg: u32) -> Option<DataBuffer> {
-        let word = self.0.get(msg as usize)?.load(Relaxed);
+        let word = self.data_of.get(msg as usize)?.load(Relaxed);
         #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
         let (pool, index) = ((word >> 32) as u32, word as u32);
         let pool = PoolId::from_index(pool).filter(|pool| *pool != PoolId::CpuMsg)?;
-        Some(DataBuffer { pool, index })
+        let data = DataBuffer { pool, index };
+        let is_its = self.msg_of(data)?.load(Relaxed) == msg;
+        is_its.then_some(data)
     }
 }
 
@@ -88,12 +104,15 @@ mod tests {
 
     #[test]
     fn msg_buffers_remember_their_data() {
-        let attached = Attached::new(1);
+        let attached = Attached::new([2, 0, 9, 0, 0]);
         assert_eq!(attached.get(0), None);
-        let data = DataBuffer { pool: PoolId::CpuLarge, index: u32::MAX };
+        let data = DataBuffer { pool: PoolId::CpuLarge, index: 8 };
         attached.set(0, Some(data));
         assert_eq!(attached.get(0), Some(data));
-        attached.set(0, None);
-        assert_eq!((attached.get(0), attached.get(1)), (None, None));
+        // It has gone without its MSG, and come again with another.
+        attached.set(1, Some(data));
+        assert_eq!((attached.get(0), attached.get(1)), (None, Some(data)));
+        attached.set(1, None);
+        assert_eq!((attached.get(0), attached.get(1), attached.get(2)), (None, None, None));
     }
 }

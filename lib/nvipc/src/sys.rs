@@ -168,14 +168,21 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(EventFd::from_value_and_flags(0, EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC)?.into())
 }
 
-/// Adds one. `false`: the counter is full, and who reads has plenty to wake up for.
-pub(crate) fn post(fd: &OwnedFd) -> io::Result<bool> {
-    // It blocks when its counter is full, and the counter is in the peer's hands.
-    if !is_ready(fd.as_fd(), PollFlags::POLLOUT)? {
-        return Ok(false);
+/// Whether one can be added without waiting.
+pub(crate) fn has_room(fd: &OwnedFd) -> io::Result<bool> {
+    is_ready(fd.as_fd(), PollFlags::POLLOUT)
+}
+
+/// Adds one. Waits while the counter is full, unless somebody made it an eventfd that does not wait.
+pub(crate) fn post(fd: &OwnedFd) -> io::Result<()> {
+    // No kernel has a write to an eventfd that does not wait for the one call alone, as `take` has for reading.
+    loop {
+        match nix::unistd::write(fd, &1_u64.to_ne_bytes()) {
+            Ok(_) | Err(Errno::EAGAIN) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
     }
-    nix::unistd::write(fd, &1_u64.to_ne_bytes())?;
-    Ok(true)
 }
 
 /// Takes one without waiting; `false`: there is none. The eventfd blocks, and threads may race for the last one.
@@ -211,11 +218,6 @@ pub(crate) fn wait_for(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> io:
             Err(errno) => return Err(errno.into()),
         }
     }
-}
-
-/// Whether a pidfd says that its process has ended.
-pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
-    is_ready(pidfd.as_fd(), PollFlags::POLLIN).unwrap_or(false)
 }
 
 /// Seconds and nanoseconds since 1970.

@@ -163,6 +163,161 @@ fn noise_and_strangers_are_ignored() {
     assert_eq!(link.lost(), Lost { damaged: 5, ..Lost::default() });
 }
 
+/// Two ends and one between them, who may forge what he likes: the kernel takes his datagrams for the other end's.
+struct Between {
+    sender: Endpoint,
+    receiver: Endpoint,
+    middle: UdpSocket,
+    to: SocketAddr,
+}
+
+impl Between {
+    fn new() -> Self {
+        // Another test may have taken an address meanwhile.
+        for _ in 0..100 {
+            let (a, b, middle) = (address(), address(), UdpSocket::bind("127.0.0.1:0").unwrap());
+            let open = |here| Endpoint::open(Config::new(here, middle.local_addr().unwrap()));
+            if let (Ok(sender), Ok(receiver)) = (open(a), open(b)) {
+                return Self { sender, receiver, middle, to: b };
+            }
+        }
+        panic!("no free ports");
+    }
+
+    /// What the sender has sent next.
+    fn datagram(&self) -> Vec<u8> {
+        let mut buffer = vec![0; 2000];
+        let len = self.middle.recv(&mut buffer).unwrap();
+        buffer.truncate(len);
+        buffer
+    }
+
+    fn pass(&self, datagram: &[u8]) {
+        self.middle.send_to(datagram, self.to).unwrap();
+    }
+
+    /// Sends a message of one datagram, which arrives.
+    fn exchange(&self, id: i32) -> Vec<u8> {
+        send(&self.sender, id, 100, None).unwrap();
+        let datagram = self.datagram();
+        self.pass(&datagram);
+        let message = next(&self.receiver);
+        assert_eq!(message.msg_id, id);
+        check(&self.receiver, message, 100, 0);
+        datagram
+    }
+
+    /// Datagrams come in order: what was before this one has been looked at, and nothing came of it.
+    fn nothing_comes_before(&self, id: i32) {
+        self.exchange(id);
+    }
+
+    fn all_free(&self) {
+        let all: Vec<_> = std::iter::from_fn(|| self.receiver.allocate(Some(PoolId::CpuData)).ok()).collect();
+        assert_eq!(all.len(), 256);
+    }
+}
+
+fn with_word(datagram: &[u8], at: usize, word: u32) -> Vec<u8> {
+    let mut changed = datagram.to_owned();
+    changed[at..at + 4].copy_from_slice(&word.to_le_bytes());
+    changed
+}
+
+fn word(datagram: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(datagram[at..at + 4].try_into().unwrap())
+}
+
+#[test]
+fn one_forged_datagram_costs_no_more_than_itself() {
+    let link = Between::new();
+    let mut datagram = link.exchange(0);
+    // Of a time that has not come, of the past, of another sender, and all of them again.
+    for turn in 0..12 {
+        let number = word(&datagram, 8);
+        let forged = match turn % 4 {
+            0 => with_word(&datagram, 8, number.wrapping_add(1_000_000 * (turn + 1))),
+            1 => with_word(&datagram, 8, number.wrapping_add((1 << 31) - 1 - 1000 * turn)),
+            2 => with_word(&datagram, 8, number.wrapping_sub(1_000_000 * (turn + 1))),
+            _ => with_word(&datagram, 4, word(&datagram, 4).wrapping_add(turn)),
+        };
+        // In the middle of a message of three datagrams.
+        send(&link.sender, 50, 100, Some(4000)).unwrap();
+        link.pass(&link.datagram());
+        link.pass(&forged);
+        assert_eq!(next(&link.receiver).msg_id, word(&forged, 16).cast_signed(), "it cannot be told");
+        link.pass(&link.datagram());
+        link.pass(&link.datagram());
+        let message = next(&link.receiver);
+        assert_eq!(message.msg_id, 50);
+        check(&link.receiver, message, 100, 4000);
+        datagram = link.exchange(i32::try_from(turn).unwrap());
+    }
+    assert_eq!(link.receiver.lost(), Lost::default());
+}
+
+#[test]
+fn a_forged_beginning_does_not_keep_the_message_out() {
+    let link = Between::new();
+    link.exchange(1);
+    send(&link.sender, 50, 100, Some(4000)).unwrap();
+    let parts = [link.datagram(), link.datagram(), link.datagram()];
+    link.pass(&with_word(&parts[0], 20, 77));
+    link.pass(&with_word(&parts[1], 28, 4001));
+    parts.iter().for_each(|part| link.pass(part));
+    let message = next(&link.receiver);
+    assert_eq!((message.msg_id, message.cell_id), (50, 51));
+    check(&link.receiver, message, 100, 4000);
+    link.exchange(2);
+    link.all_free();
+}
+
+#[test]
+fn parts_of_one_place_show_nobody_old_bytes() {
+    let link = Between::new();
+    link.exchange(1);
+    // As many parts and as many bytes as there should be, and what was in the buffer before would be the rest.
+    send(&link.sender, 60, 100, Some(1432 + 1332)).unwrap();
+    let parts = [link.datagram(), link.datagram()];
+    assert_eq!((parts[0].len(), parts[1].len()), (1472, 1472));
+    link.pass(&parts[0]);
+    link.pass(&with_word(&parts[1], 36, 0));
+    link.nothing_comes_before(2);
+    assert_eq!(link.receiver.lost(), Lost { damaged: 1, messages: 1, ..Lost::default() });
+    link.all_free();
+}
+
+#[test]
+fn a_sender_that_starts_anew_or_was_long_away_is_believed() {
+    let mut link = Between::new();
+    let in_pieces = |link: &Between| {
+        send(&link.sender, 50, 100, Some(4000)).unwrap();
+        link.pass(&link.datagram());
+        drop((link.datagram(), link.datagram()));
+    };
+    link.exchange(1);
+    in_pieces(&link);
+    let middle = link.middle.local_addr().unwrap();
+    // In its place another, whose first message counts already.
+    link.sender = Endpoint::open(Config::new("127.0.0.1:0".parse().unwrap(), middle)).unwrap();
+    link.exchange(2);
+    let old = link.exchange(3);
+    assert_eq!(link.receiver.lost(), Lost { messages: 1, ..Lost::default() });
+    in_pieces(&link);
+    for id in 0..100 {
+        send(&link.sender, id, 10, None).unwrap();
+        drop(link.datagram());
+    }
+    link.exchange(4);
+    link.exchange(5);
+    assert_eq!(link.receiver.lost(), Lost { messages: 102, ..Lost::default() });
+    // Of before that time it is too late.
+    link.pass(&old);
+    link.nothing_comes_before(6);
+    assert_eq!(link.receiver.lost(), Lost { messages: 102, late: 1, ..Lost::default() });
+    link.all_free();
+}
+
 #[test]
 fn pools_run_out_and_recover() {
     let (a, b) = pair(|config| config.pools[PoolId::CpuMsg.index()].pool_len = 2);

@@ -2,9 +2,14 @@
 
 mod support;
 
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+
 use shmesh::config::PoolId;
 use shmesh_nvipc_wire::{Error, Options};
-use support::{HANGS, Peer, count_free, ipc_dir, notices_deaths, options, pools, receive, send, until};
+use support::{
+    HANGS, Peer, count_free, ipc_dir, is_root, notices_deaths, options, pools, receive, send, until,
+};
 
 #[test]
 #[ignore = "what a peer runs"]
@@ -95,13 +100,41 @@ fn a_second_secondary_waits_until_the_first_has_ended() {
     first.tell("hold");
     let mut second = Peer::start(dir.path());
     second.order("attach fapi");
+    // It has called, and waits for the answer.
+    second.until_in(&[libc::SYS_recvmsg]);
+    // Others after it, until one finds too many waiting and is sent away: then the primary has looked at all before it.
+    let server = dir.path().join("fapi_un_sock_server");
+    let mut others: Vec<_> = (0..8).map(|_| UnixStream::connect(&server).unwrap()).collect();
+    let sent_away = others.pop().unwrap().read(&mut [0]);
+    assert!(matches!(sent_away, Ok(0)), "{sent_away:?}");
+    assert_eq!(second.answered(), None);
     send(&link, 1, 10, None).unwrap();
+    link.notify().unwrap();
+    assert_eq!(first.ask("wait"), "true", "it is still the one who is told");
     assert_eq!(first.ask("receive"), "1");
     assert_eq!(count_free(&link, None), 7, "nothing was wiped under the first");
-    assert_eq!(second.answered(), None);
+    drop(others);
     first.kill();
     assert_eq!(second.answer(), "ok");
     assert_eq!(second.ask("free"), "8");
+}
+
+/// Neither sees the other's processes: the kernel's word for either is number 0.
+#[test]
+fn a_secondary_of_another_pid_namespace_closes_and_comes_back() {
+    if !notices_deaths() || !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let (mut primary, mut secondary) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
+    primary.tell("create fapi");
+    for id in ["1", "2", "3"] {
+        secondary.tell("attach fapi");
+        secondary.tell(&format!("send {id} 10"));
+        assert_eq!(primary.ask("receive"), id);
+        secondary.tell("close");
+    }
+    assert_eq!(primary.ask("free"), "8");
 }
 
 #[test]

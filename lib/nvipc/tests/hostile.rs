@@ -188,6 +188,26 @@ fn a_link_is_whole_again_after_a_hostile_secondary() {
     assert_eq!(next.ask("receive"), "4");
 }
 
+/// Room for one, and several that see it: all but one would wait for a reader, which has gone.
+#[test]
+fn a_peer_that_fills_its_counter_keeps_nobody_who_notifies() {
+    for _ in 0..20 {
+        let dir = ipc_dir();
+        let phy = options(dir.path()).create("fapi", pools()).unwrap();
+        let mac = options(dir.path()).attach("fapi").unwrap();
+        support::until("they have met", || phy.has_peer());
+        nix::unistd::write(mac.fd(), &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..2000).for_each(|_| phy.notify().unwrap()));
+            }
+            (0..1000).for_each(|_| assert!(mac.take().unwrap()));
+        });
+        // And nobody who leaves.
+        phy.close();
+    }
+}
+
 #[test]
 fn descriptors_that_are_not_eventfds_are_refused() {
     use nix::sys::socket::{

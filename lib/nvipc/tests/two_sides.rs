@@ -236,6 +236,25 @@ fn what_was_received_may_be_sent_on_with_its_data() {
 }
 
 #[test]
+fn a_data_buffer_that_went_alone_is_not_sent_with_its_old_msg() {
+    let dir = ipc_dir();
+    let link = options(dir.path()).create("fapi", pools()).unwrap();
+    let message = |buffers| Message { msg_id: 1, cell_id: 0, msg_len: 8, data_len: 8, buffers };
+    let old = link.allocate(Some(PoolId::CpuLarge)).unwrap();
+    link.release(Buffers { msg: std::ptr::null_mut(), ..old }).unwrap();
+    // The longest free is the next: all of the pool, and it is among them.
+    let all: Vec<_> = (0..2).map(|_| link.allocate(Some(PoolId::CpuLarge)).unwrap()).collect();
+    let new = *all.iter().find(|new| new.data == old.data).unwrap();
+    link.send_to_self(message(Buffers { data: std::ptr::null_mut(), data_pool: None, ..old })).unwrap();
+    let received = link.receive().unwrap().unwrap();
+    assert_eq!((received.buffers.msg, received.buffers.data_pool), (old.msg, None));
+    link.release(received.buffers).unwrap();
+    // It is the other's, and goes with that.
+    link.send_to_self(message(Buffers { data: std::ptr::null_mut(), data_pool: None, ..new })).unwrap();
+    assert_eq!(link.receive().unwrap().unwrap().buffers, new);
+}
+
+#[test]
 fn two_links_in_one_directory_do_not_meet() {
     let dir = ipc_dir();
     let one = options(dir.path()).create("one", pools()).unwrap();

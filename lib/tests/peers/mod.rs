@@ -293,9 +293,14 @@ impl Peer {
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll,
         ];
+        self.until_in(&numbers);
+    }
+
+    /// Waits until the thread that obeys is in one of these system calls.
+    pub(crate) fn until_in(&self, numbers: &[i64]) {
         let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()));
         let text = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
-        until("the peer sleeps in poll", || {
+        until("the peer is in the system call", || {
             let threads = std::fs::read_dir(&tasks).expect("the peer lives");
             let mut threads = threads.map_while(Result::ok).map(|thread| thread.path());
             let obeys = threads.find(|thread| text(thread.join("comm")).trim() == "peer_process");

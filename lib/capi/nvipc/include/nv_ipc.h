@@ -112,12 +112,12 @@ typedef struct
     char dpu_pci[NV_NAME_MAX_LEN];
 } nv_ipc_config_doca_t;
 
-/* Tracing. Nothing of it has an effect. */
+/* Tracing. Of it, grpc_forward and the filters have an effect: see nv_ipc_forward.h. */
 typedef struct
 {
     int32_t nvipc_version;
     int32_t fapi_tb_loc;
-    int32_t grpc_forward;
+    int32_t grpc_forward; /* -1: the tap is started with the instance; 2 and more: for so many messages */
     int32_t debug_timing;
     int32_t pcap_enable;
     int32_t pcap_sync_save;

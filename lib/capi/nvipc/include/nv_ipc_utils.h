@@ -49,7 +49,7 @@ int nv_ipc_set_reset_callback(nv_ipc_t *ipc, int (*callback)(void *), void *cb_a
 /* 1 for the primary side, else 0. */
 int is_module_primary(nv_ipc_module_t module_type);
 
-/* What the primary configured; valid until ipc_destroy. A copy: writing to it has no effect. */
+/* What the primary configured; valid until ipc_destroy. A copy: of it only the filters are looked at, by nvipc_fw_start. */
 nv_ipc_config_t *nv_ipc_get_primary_config(nv_ipc_t *ipc);
 
 /* Fills in the configuration of a link that exists, without attaching to it. */

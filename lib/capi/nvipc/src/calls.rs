@@ -5,9 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::backend::{Backend, Direction, Failure, Fields, PoolId};
-use crate::instance::Instance;
+use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
+use crate::instance::{Instance, Open};
 use crate::log::{ordinary, say};
+use crate::tap::Forwarded;
 use crate::types::{nv_ipc_msg_t, nv_ipc_t};
 
 pub(crate) const API: nv_ipc_t = nv_ipc_t {
@@ -62,13 +63,13 @@ fn destroyed(what: &str) {
     say!("{what}: this instance was destroyed; create another");
 }
 
-/// Calls the backend of an instance. A call by one thread while another destroys the instance comes before or after it.
+/// Calls an instance while it is open. A call by one thread while another destroys the instance comes before or after it.
 #[inline(always)]
 pub(crate) fn with<T>(
     what: &str,
     ipc: *const nv_ipc_t,
     failed: T,
-    act: impl FnOnce(&dyn Backend) -> Result<T, Failure>,
+    act: impl FnOnce(&Open) -> Result<T, Failure>,
 ) -> T
 where
     T: Copy,
@@ -78,12 +79,12 @@ where
             no_instance(what, ipc);
             return failed;
         };
-        let backend = instance.backend();
-        let Some(backend) = backend.as_deref() else {
+        let open = instance.open();
+        let Some(open) = open.as_deref() else {
             destroyed(what);
             return failed;
         };
-        match act(backend) {
+        match act(open) {
             Ok(done) => done,
             Err(failure) => {
                 refused(what, &failure);
@@ -94,21 +95,21 @@ where
 }
 
 /// As [`with`], for what may wait: the instance can be destroyed meanwhile.
-fn waiting(
+pub(crate) fn waiting(
     what: &str,
     ipc: *const nv_ipc_t,
-    act: impl FnOnce(&dyn Backend) -> Result<c_int, Failure>,
+    act: impl FnOnce(&Open) -> Result<c_int, Failure>,
 ) -> c_int {
     guarded(what, -1, || {
         let Some(instance) = Instance::of(ipc) else {
             no_instance(what, ipc);
             return -1;
         };
-        let Some(backend) = instance.backend().as_ref().map(Arc::clone) else {
+        let Some(open) = instance.open().as_ref().map(Arc::clone) else {
             destroyed(what);
             return -1;
         };
-        act(&*backend).unwrap_or_else(|failure| {
+        act(&open).unwrap_or_else(|failure| {
             refused(what, &failure);
             -1
         })
@@ -134,6 +135,20 @@ pub(crate) fn pool_of(id: i32) -> Option<PoolId> {
 
 fn id_of(pool: PoolId) -> i32 {
     i32::try_from(pool.index()).unwrap_or(0)
+}
+
+/// What the caller gets of a message.
+pub(crate) fn described(fields: Fields, buffers: Buffers) -> nv_ipc_msg_t {
+    let signed = |len: u32| i32::try_from(len).unwrap_or(i32::MAX);
+    nv_ipc_msg_t {
+        msg_id: fields.msg_id,
+        cell_id: fields.cell_id,
+        msg_len: signed(fields.msg_len),
+        data_len: signed(fields.data_len),
+        data_pool: fields.data_pool.map_or(0, id_of),
+        msg_buf: buffers.msg.as_ptr().cast(),
+        data_buf: buffers.data.map_or(std::ptr::null_mut(), |data| data.as_ptr().cast()),
+    }
 }
 
 fn known_pool(id: i32) -> Result<Option<PoolId>, Failure> {
@@ -213,30 +228,34 @@ unsafe extern "C" fn tx_release(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c
 }
 
 unsafe extern "C" fn tx_send_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
-    with("tx_send_msg", ipc, -1, |backend| {
+    with("tx_send_msg", ipc, -1, |open| {
         // SAFETY: NULL or a message, as the header asks.
         let given = unsafe { Given::read(msg) }?;
-        backend.send(given.fields, given.msg, given.data)?;
+        // Before it is sent, because then it is the receiver's. What cannot be copied, `send` refuses and says why.
+        let tapped = open.forward.tap().map(|tap| {
+            let message = tap.copy(&**open, given.fields, given.msg, given.data);
+            (tap, message.unwrap_or(Forwarded::Lost))
+        });
+        open.send(given.fields, given.msg, given.data)?;
+        if let Some((mut tap, message)) = tapped {
+            tap.put(message);
+        }
         Ok(0)
     })
 }
 
 unsafe extern "C" fn rx_recv_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
-    with("rx_recv_msg", ipc, -1, |backend| {
+    with("rx_recv_msg", ipc, -1, |open| {
         // SAFETY: NULL or a message, as the header asks.
         let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
-        let Some(received) = backend.receive()? else { return Ok(-1) };
+        let tap = open.forward.tap();
+        let Some(received) = open.receive()? else { return Ok(-1) };
         let (fields, buffers) = (received.fields, received.buffers);
-        let signed = |len: u32| i32::try_from(len).unwrap_or(i32::MAX);
-        *msg = nv_ipc_msg_t {
-            msg_id: fields.msg_id,
-            cell_id: fields.cell_id,
-            msg_len: signed(fields.msg_len),
-            data_len: signed(fields.data_len),
-            data_pool: fields.data_pool.map_or(0, id_of),
-            msg_buf: buffers.msg.as_ptr().cast(),
-            data_buf: buffers.data.map_or(std::ptr::null_mut(), |data| data.as_ptr().cast()),
-        };
+        if let Some(mut tap) = tap {
+            let message = tap.copy(&**open, fields, buffers.msg, buffers.data);
+            tap.put(message.unwrap_or(Forwarded::Lost));
+        }
+        *msg = described(fields, buffers);
         Ok(0)
     })
 }

@@ -218,6 +218,7 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
         // SAFETY: the caller's promise.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(yaml_path) }.to_bytes()));
         let primary = side_of(module_type) == Some(Side::Primary);
+        let mut debug = nv_ipc_config_t::zeroed().debug_configs;
         let (name, known) = match yaml::load(path, default_udp(primary)) {
             Err(text) => {
                 say!("load_nv_ipc_yaml_config: {text}");
@@ -228,14 +229,15 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
                 config.transport_config.udp = udp;
                 (udp_name(&udp), (None, layout))
             }
-            Ok(Loaded::Shm(link, layout, cuda_device_id)) => {
+            Ok(Loaded::Shm(link, layout, cuda_device_id, traced)) => {
+                debug = *traced;
                 config.ipc_transport = NV_IPC_TRANSPORT_SHM;
                 config.transport_config.shm = shm_of(&link, cuda_device_id);
                 (link.name.as_str().to_owned(), (Some(*link), layout))
             }
         };
         config.module_type = module_type;
-        config.debug_configs = nv_ipc_config_t::zeroed().debug_configs;
+        config.debug_configs = debug;
         LOADED.lock().unwrap_or_else(PoisonError::into_inner).insert(name, known);
         0
     })

@@ -1,105 +1,164 @@
-//! The tap of NVIPC: a third reader of all messages. Links of shmesh have none that an application could read here.
+//! NVIPC's functions of a tap.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
+use std::ptr::NonNull;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::backend::Failure;
-use crate::calls::with;
-use crate::types::{nv_ipc_msg_t, nv_ipc_t};
+use crate::calls::{self, Given, null, waiting, with};
+use crate::instance::{Instance, Open};
+use crate::tap::{Forward, Forwarded};
+use crate::types::*;
 
-fn no_tap(what: &str, ipc: *mut nv_ipc_t) -> c_int {
-    with(what, ipc, -1, |_| {
-        Err(Failure::Refused(
-            "links have no tap to forward messages to; look at them with `shmesh dump`".into(),
-        ))
-    })
+/// The tap of an instance, where there is one.
+fn tap_of(open: &Open) -> Result<&Forward, Failure> {
+    let no_tap = || Failure::Refused("there is no tap over udp; use NV_IPC_TRANSPORT_SHM".into());
+    open.can_copy().then_some(&open.forward).ok_or_else(no_tap)
 }
 
-/// Refused.
+/// Starts the tap: `count` messages, or with 0 all that come. -1 if it is started, and over UDP.
+///
+/// The filters are those of the configuration that `nv_ipc_get_primary_config` returns, as they are now.
 ///
 /// # Safety
 /// `ipc` is NULL or an instance, as in all functions here.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvipc_fw_start(ipc: *mut nv_ipc_t, _count: u32) -> c_int {
-    no_tap("nvipc_fw_start", ipc)
+pub unsafe extern "C" fn nvipc_fw_start(ipc: *mut nv_ipc_t, count: u32) -> c_int {
+    with("nvipc_fw_start", ipc, -1, |open| {
+        let forward = tap_of(open)?;
+        let config = Instance::of(ipc).map(Instance::config).ok_or_else(|| null("ipc"))?;
+        // SAFETY: in the table, which is never freed, and any bytes are filters. Who writes them does it before this call.
+        let filters = unsafe {
+            let debug = &raw const (*config).debug_configs;
+            ((*debug).msg_filter, (*debug).cell_filter)
+        };
+        forward.start(count, filters.0, filters.1).map(|()| 0)
+    })
 }
 
-/// 0: nothing was started.
+/// Stops the tap. What is in it can be read.
 ///
 /// # Safety
 /// As [`nvipc_fw_start`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvipc_fw_stop(ipc: *mut nv_ipc_t) -> c_int {
-    with("nvipc_fw_stop", ipc, -1, |_| Ok(0))
+    with("nvipc_fw_stop", ipc, -1, |open| {
+        open.forward.stop();
+        Ok(0)
+    })
 }
 
-/// 0: nothing is counted.
+/// Stops the tap, and counts from 0 again what is lost. What is in it can be read.
 ///
 /// # Safety
 /// As [`nvipc_fw_start`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvipc_fw_reset(ipc: *mut nv_ipc_t) -> c_int {
-    with("nvipc_fw_reset", ipc, -1, |_| Ok(0))
+    with("nvipc_fw_reset", ipc, -1, |open| {
+        open.forward.reset();
+        Ok(0)
+    })
 }
 
-/// 0: it was not started.
+/// 1 while it is started, else 0.
 ///
 /// # Safety
 /// As [`nvipc_fw_start`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvipc_fw_get_started(ipc: *mut nv_ipc_t) -> c_int {
-    with("nvipc_fw_get_started", ipc, -1, |_| Ok(0))
+    with("nvipc_fw_get_started", ipc, -1, |open| Ok(open.forward.is_started().into()))
 }
 
-/// 0: nothing is lost where nothing is forwarded.
+/// How many messages found no room.
 ///
 /// # Safety
 /// As [`nvipc_fw_start`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvipc_fw_get_lost(ipc: *mut nv_ipc_t) -> u32 {
-    with("nvipc_fw_get_lost", ipc, 0, |_| Ok(0))
+    with("nvipc_fw_get_lost", ipc, 0, |open| Ok(open.forward.lost()))
 }
 
-/// Refused, at once: nobody would ever wake the caller.
+/// Waits until there is a message to read. -1 once the instance is destroyed.
 ///
 /// # Safety
 /// As [`nvipc_fw_start`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvipc_fw_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
-    no_tap("nvipc_fw_sem_wait", ipc)
+    waiting("nvipc_fw_sem_wait", ipc, |open| tap_of(open)?.wait(None).map(|_| 0))
 }
 
-/// Refused, at once.
+/// As [`nvipc_fw_sem_wait`], until a time of the real-time clock; NULL: without a limit. -1 with `errno` ETIMEDOUT after it.
 ///
 /// # Safety
-/// As [`nvipc_fw_start`].
+/// As [`nvipc_fw_start`]; `ts_abs` is NULL or points to a time.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvipc_fw_sem_timedwait(ipc: *mut nv_ipc_t, _ts_abs: *const c_void) -> c_int {
-    no_tap("nvipc_fw_sem_timedwait", ipc)
+pub unsafe extern "C" fn nvipc_fw_sem_timedwait(ipc: *mut nv_ipc_t, ts_abs: *const libc::timespec) -> c_int {
+    waiting("nvipc_fw_sem_timedwait", ipc, |open| {
+        // SAFETY: the caller's promise.
+        let until = unsafe { ts_abs.as_ref() }.map(|time| {
+            let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000);
+            let nanos = nanos.ok_or_else(|| {
+                let text = format!("tv_nsec is {}; it can be 0 to 999999999", time.tv_nsec);
+                Failure::Refused(text)
+            })?;
+            // Before 1970 is over as well.
+            let since = Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanos);
+            // A time that no clock reaches is no limit.
+            Ok(UNIX_EPOCH.checked_add(since))
+        });
+        if tap_of(open)?.wait(until.transpose()?.flatten())? {
+            return Ok(0);
+        }
+        // SAFETY: the place of this thread's own.
+        unsafe { *libc::__errno_location() = libc::ETIMEDOUT };
+        Ok(-1)
+    })
 }
 
-/// Refused.
+/// Puts a message that the caller holds into the tap, as sending it would. -1 while it is not started, and without room.
 ///
 /// # Safety
-/// As [`nvipc_fw_start`].
+/// As [`nvipc_fw_start`]; `msg` is NULL or points to a message.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvipc_fw_enqueue(ipc: *mut nv_ipc_t, _msg: *mut nv_ipc_msg_t) -> c_int {
-    no_tap("nvipc_fw_enqueue", ipc)
+pub unsafe extern "C" fn nvipc_fw_enqueue(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
+    with("nvipc_fw_enqueue", ipc, -1, |open| {
+        // SAFETY: the caller's promise.
+        let given = unsafe { Given::read(msg) }?;
+        let Some(mut tap) = tap_of(open)?.tap() else {
+            return Err(Failure::Refused("the tap is not started; call nvipc_fw_start first".into()));
+        };
+        let message = tap.copy(&**open, given.fields, given.msg, given.data)?;
+        let done = if matches!(message, Forwarded::Lost) { -1 } else { 0 };
+        tap.put(message);
+        Ok(done)
+    })
 }
 
-/// Refused.
+/// Takes the oldest message out of the tap; -1 if there is none. It stays as it is until it is freed.
 ///
 /// # Safety
-/// As [`nvipc_fw_start`].
+/// As [`nvipc_fw_enqueue`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvipc_fw_dequeue(ipc: *mut nv_ipc_t, _msg: *mut nv_ipc_msg_t) -> c_int {
-    no_tap("nvipc_fw_dequeue", ipc)
+pub unsafe extern "C" fn nvipc_fw_dequeue(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
+    with("nvipc_fw_dequeue", ipc, -1, |open| {
+        // SAFETY: the caller's promise.
+        let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
+        let Some((fields, buffers)) = open.forward.read() else { return Ok(-1) };
+        *msg = calls::described(fields, buffers);
+        Ok(0)
+    })
 }
 
-/// Refused.
+/// Gives a message of the tap back. -1 if it is none.
 ///
 /// # Safety
-/// As [`nvipc_fw_start`].
+/// As [`nvipc_fw_enqueue`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvipc_fw_free(ipc: *mut nv_ipc_t, _msg: *mut nv_ipc_msg_t) -> c_int {
-    no_tap("nvipc_fw_free", ipc)
+pub unsafe extern "C" fn nvipc_fw_free(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
+    with("nvipc_fw_free", ipc, -1, |open| {
+        // SAFETY: the caller's promise.
+        let msg = unsafe { msg.as_ref() }.ok_or_else(|| null("msg"))?;
+        let start = NonNull::new(msg.msg_buf.cast()).ok_or_else(|| null("msg_buf"))?;
+        open.forward.free(start).map(|()| 0)
+    })
 }

@@ -4,12 +4,16 @@
 //! an instance that was destroyed finds that out, also while another thread destroys it.
 
 use std::ffi::{CStr, c_char};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use shmesh_gate::{Gate, Passing};
 
 use crate::backend::Backend;
 use crate::calls;
 use crate::config;
 use crate::log::say;
+use crate::tap::Forward;
 use crate::types::{nv_ipc_config_t, nv_ipc_t};
 
 /// Most instances that one process has at once.
@@ -21,9 +25,26 @@ pub(crate) const MAX_INSTANCES: usize = 64;
 pub(crate) struct Instance {
     /// First, so that a pointer to it is one to the instance.
     api: nv_ipc_t,
-    backend: RwLock<Option<Arc<dyn Backend>>>,
+    /// Read by every call, and replaced whole.
+    open: Gate<Option<Arc<Open>>>,
     /// What the primary configured. Written while the place is nobody's; the application may write to it later.
     config: Config,
+}
+
+/// What an instance is until it is destroyed: what carries its messages, and the tap beside it.
+#[derive(Debug)]
+pub(crate) struct Open {
+    backend: Arc<dyn Backend>,
+    pub(crate) forward: Forward,
+}
+
+impl Deref for Open {
+    type Target = dyn Backend;
+
+    #[inline]
+    fn deref(&self) -> &(dyn Backend + 'static) {
+        &*self.backend
+    }
 }
 
 /// The configuration, for who asks for its address.
@@ -31,7 +52,8 @@ pub(crate) struct Instance {
 #[repr(transparent)]
 struct Config(std::cell::UnsafeCell<nv_ipc_config_t>);
 
-// SAFETY: this library writes it only in `open`, before anybody has the address of the place, and never reads it.
+// SAFETY: this library writes it only in `open`, before anybody has the address of the place, and reads filters in it, when
+// the application, which writes them, says so.
 unsafe impl Sync for Config {}
 
 /// Who has which place.
@@ -56,7 +78,7 @@ fn places() -> &'static [Instance] {
     PLACES.get_or_init(|| {
         let place = |_| Instance {
             api: calls::API,
-            backend: RwLock::new(None),
+            open: Gate::new(None),
             config: Config(std::cell::UnsafeCell::new(nv_ipc_config_t::zeroed())),
         };
         (0..MAX_INSTANCES).map(place).collect()
@@ -74,18 +96,19 @@ impl Instance {
         places.get(offset / size_of::<Self>())
     }
 
-    pub(crate) fn backend(&self) -> RwLockReadGuard<'_, Option<Arc<dyn Backend>>> {
-        // Replaced whole.
-        self.backend.read().unwrap_or_else(PoisonError::into_inner)
+    #[inline]
+    pub(crate) fn open(&self) -> Passing<'_, Option<Arc<Open>>> {
+        self.open.pass()
     }
 
     /// Ends the instance. `false` if it was none.
     pub(crate) fn close(&self) -> bool {
-        let backend = self.backend.write().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(backend) = backend else { return false };
+        let open = self.open.close().take();
+        let Some(open) = open else { return false };
         // Not with the lock: leaving a link takes its time, and others may have to be told.
-        backend.close();
-        drop(backend);
+        open.forward.close();
+        open.close();
+        drop(open);
         let mut register = register();
         let place = self.place();
         if let Some(taken) = register.taken.get_mut(place) {
@@ -97,7 +120,7 @@ impl Instance {
 
     /// Whether one of them says so.
     pub(crate) fn any(mut so: impl FnMut(&dyn Backend) -> bool) -> bool {
-        places().iter().any(|place| place.backend().as_deref().is_some_and(&mut so))
+        places().iter().any(|place| place.open().as_deref().is_some_and(|open| so(&**open)))
     }
 
     fn place(&self) -> usize {
@@ -138,7 +161,11 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
     let instance = &places()[place];
     // SAFETY: the place is free, so nobody was given the address since it was destroyed.
     unsafe { instance.config().write(*config) };
-    *instance.backend.write().unwrap_or_else(PoisonError::into_inner) = Some(backend);
+    let forward = Forward::default();
+    if backend.can_copy() {
+        forward.start_as_configured(&config.debug_configs);
+    }
+    *instance.open.close() = Some(Arc::new(Open { backend, forward }));
     instance.handle()
 }
 

@@ -7,7 +7,8 @@
 //! | `yaml.rs` | what files say beyond that |
 //! | `instance.rs` | the instances of this process, and finding them by address and by name |
 //! | `calls.rs` | the sixteen functions of an instance |
-//! | `helpers.rs`, `forward.rs` | the functions beside them |
+//! | `helpers.rs` | the functions beside them |
+//! | `tap.rs`, `forward.rs` | what passes, for a third reader, and NVIPC's functions of that |
 //! | `backend/` | what carries the messages |
 //! | `log.rs` | one line for each refusal, and not too many |
 //!
@@ -23,5 +24,6 @@ pub mod forward;
 pub mod helpers;
 pub mod instance;
 mod log;
+pub mod tap;
 pub mod types;
 mod yaml;

@@ -1,4 +1,4 @@
-//! What a file says beyond what a link of shmesh is made of: the layout, and datagrams.
+//! What a file says beyond what a link of shmesh is made of: the layout, datagrams, and what a tap shall see.
 
 use std::ffi::c_int;
 use std::io::Read;
@@ -8,12 +8,12 @@ use serde::Deserialize;
 use shmesh::config::{ConfigError, LinkConfig, MAX_FILE_BYTES, from_file, from_yaml};
 
 use crate::config::{Layout, chain, text};
-use crate::types::nv_ipc_config_udp_t;
+use crate::types::{NVIPC_MAX_MSG_ID, nv_ipc_config_t, nv_ipc_config_udp_t, nv_ipc_debug_config_t};
 
 /// What was read.
 pub(crate) enum Loaded {
-    /// With the number of its GPU.
-    Shm(Box<LinkConfig>, Option<Layout>, c_int),
+    /// With the number of its GPU, and what a tap shall see.
+    Shm(Box<LinkConfig>, Option<Layout>, c_int, Box<nv_ipc_debug_config_t>),
     Udp(nv_ipc_config_udp_t, Option<Layout>),
 }
 
@@ -35,7 +35,24 @@ struct Transport {
     kind: Option<String>,
     layout: Option<String>,
     udp_config: Option<Udp>,
+    app_config: Option<Perhaps<App>>,
     shm_config: Option<Shm>,
+}
+
+/// Of what is for NVIPC's application, what has an effect here.
+#[derive(Default, Deserialize)]
+struct App {
+    grpc_forward: Option<Perhaps<i32>>,
+    msg_filter: Option<Perhaps<Vec<i64>>>,
+    cell_filter: Option<Perhaps<Vec<i64>>>,
+}
+
+/// What a link does not depend on is not looked at, if it is something else.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Perhaps<T> {
+    Is(T),
+    Other(serde::de::IgnoredAny),
 }
 
 #[derive(Default, Deserialize)]
@@ -74,6 +91,10 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, Stri
                 .ok_or_else(|| named(&format!("transport.layout is {given:?}; it can be nvipc or shmesh")))?,
         ),
     };
+    let debug = match first.as_ref().and_then(|first| first.app_config.as_ref()) {
+        Some(Perhaps::Is(app)) => traced(app).map_err(|what| named(&what))?,
+        _ => nv_ipc_config_t::zeroed().debug_configs,
+    };
     let shm = first.as_ref().and_then(|first| first.shm_config.as_ref());
     let cuda_device_id = shm.and_then(|shm| shm.cuda_device_id).unwrap_or(-1);
     if let Some(Transport { kind: Some(kind), udp_config, .. }) = first
@@ -86,7 +107,32 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, Stri
     let in_file = |error: ConfigError| named(&chain(&error));
     let links = from_yaml(yaml).map_err(in_file)?.links;
     let link = links.into_iter().next().ok_or_else(|| named("it has no link; add one"))?;
-    Ok(Loaded::Shm(Box::new(link), layout, cuda_device_id))
+    Ok(Loaded::Shm(Box::new(link), layout, cuda_device_id, Box::new(debug)))
+}
+
+/// What a tap shall see: filters with one byte for each id.
+fn traced(app: &App) -> Result<nv_ipc_debug_config_t, String> {
+    let mut debug = nv_ipc_config_t::zeroed().debug_configs;
+    if let Some(Perhaps::Is(count)) = app.grpc_forward {
+        debug.grpc_forward = count;
+    }
+    for (what, ids, filter) in [
+        ("msg_filter", &app.msg_filter, &mut debug.msg_filter),
+        ("cell_filter", &app.cell_filter, &mut debug.cell_filter),
+    ] {
+        let Some(Perhaps::Is(ids)) = ids else { continue };
+        for id in ids {
+            let place = usize::try_from(*id).ok().and_then(|id| filter.get_mut(id));
+            *place.ok_or_else(|| {
+                format!("app_config.{what} has {id}; ids are 0 to {}", NVIPC_MAX_MSG_ID - 1)
+            })? = 1;
+        }
+        // None named: all.
+        if ids.is_empty() {
+            filter.fill(1);
+        }
+    }
+    Ok(debug)
 }
 
 /// The first transport, as far as it can be read; what is wrong with it, `from_yaml` says.

@@ -3,36 +3,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "../../tests/programs/mod.rs"]
+mod programs;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
+
+use programs::succeed;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The folder with the libraries: that of this test.
 fn libraries() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
-}
-
-/// An IPC directory of its own, on tmpfs where there is one.
-fn ipc_dir() -> tempfile::TempDir {
-    let shm = Path::new("/dev/shm");
-    tempfile::Builder::new().prefix("shmesh-c-").tempdir_in(shm).or_else(|_| tempfile::tempdir()).unwrap()
-}
-
-#[track_caller]
-fn succeed(command: &mut Command) -> Output {
-    let shown = format!("{command:?}");
-    let output =
-        command.output().unwrap_or_else(|error| panic!("{shown}: {error}; install a C and a C++ compiler"));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success(),
-        "{shown}: {}\n{}{}",
-        output.status,
-        text(&output.stdout),
-        text(&output.stderr)
-    );
-    output
 }
 
 /// Compiles a program with the flags and links it with the shared library.
@@ -57,22 +40,13 @@ fn run(program: &Path, args: &[&str], layout: &str) {
     run_with(program, args, layout, &[]);
 }
 
-/// Runs a program with an IPC directory of its own, which it leaves empty.
+/// Runs a program over a layout; over that of the configuration, if it is empty.
 #[track_caller]
 fn run_with(program: &Path, args: &[&str], layout: &str, variables: &[(&str, &Path)]) {
-    let dir = ipc_dir();
-    let mut command = Command::new(program);
-    command.args(args).env("SHMESH_DIR", dir.path()).env_remove("SHMESH_NVIPC_TIMEOUT_S");
-    // Cargo's would find the library of an earlier build first.
-    command.env("SHMESH_NVIPC_LAYOUT", layout).env_remove("LD_LIBRARY_PATH");
-    command
-        .envs(variables.iter().copied())
-        .env("ASAN_OPTIONS", "detect_leaks=0")
-        .env("UBSAN_OPTIONS", "print_stacktrace=1");
-    succeed(&mut command);
-    let left: Vec<_> =
-        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(left.is_empty(), "left behind: {left:?}");
+    programs::run(program, |command| {
+        command.args(args).env("SHMESH_NVIPC_LAYOUT", layout).env_remove("SHMESH_NVIPC_TIMEOUT_S");
+        command.envs(variables.iter().copied());
+    });
 }
 
 #[track_caller]
@@ -137,6 +111,11 @@ fn instances_and_the_functions_beside_them() {
 }
 
 #[test]
+fn a_tap_sees_what_passes() {
+    check("forward", false);
+}
+
+#[test]
 fn data_parts_are_in_device_memory() {
     let folder = tempfile::tempdir().unwrap();
     let double = shmesh_fake_cuda::library();
@@ -156,7 +135,7 @@ fn either_side_is_killed_and_comes_back() {
 
 #[test]
 fn the_same_over_the_layout_of_nvipc() {
-    for program in ["flow", "threads", "theirs"] {
+    for program in ["flow", "threads", "theirs", "forward"] {
         check_over(program, false, "nvipc");
     }
 }

@@ -163,8 +163,6 @@ int main(void)
     sent_back(phy, mac);
     exhaustion(phy, mac);
     CHECK(nv_ipc_set_reset_callback(phy, callback, NULL) == 0);
-    CHECK(nvipc_fw_start(phy, 0) == -1 && nvipc_fw_sem_wait(phy) == -1 && nvipc_fw_get_started(phy) == 0);
-    CHECK(nvipc_fw_stop(phy) == 0 && nvipc_fw_reset(phy) == 0 && nvipc_fw_get_lost(phy) == 0);
     CHECK(nv_ipc_check_host_pinned_memory(phy) == -1);
     CHECK(sent(mac, 1, 0, 1) == 0 && nv_ipc_dump(phy) == 0);
     /* The link goes on. */

@@ -263,6 +263,8 @@ static void yaml(const char *path)
         "transport:\n  type: udp\n  udp_config: {local_addr: 'a'}\n", "transport:\n  type: shm\n  shm_config:\n    prefix: 'a/b'\n",
         "transport:\n  type: shm\n  shm_config:\n    prefix: x\n    mempool_size:\n      cpu_msg: {buf_size: -1, pool_len: 8}\n",
         "transport:\n  type: shm\n  shm_config:\n    prefix: x\n    mempool_size:\n      cpu_msg: {buf_size: a, pool_len: 8}\n",
+        "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {msg_filter: [1, 256]}\n",
+        "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {cell_filter: [-1]}\n",
         "%\n", "a: [\n", "links: 3\n",
     };
     nv_ipc_config_t cfg, before;
@@ -278,7 +280,8 @@ static void yaml(const char *path)
     CHECK(file != NULL);
     CHECK(fputs("transport:\n  type: shm\n  shm_config:\n    prefix: from-yaml\n    cuda_device_id: -1\n    ring_len: 64\n"
                 "    mempool_size:\n      cpu_msg: {buf_size: 15000, pool_len: 128}\n      cpu_data: {buf_size: 576000, pool_len: 2}\n"
-                "      cpu_large: {buf_size: 0, pool_len: 0}\n", file) >= 0 && fclose(file) == 0);
+                "      cpu_large: {buf_size: 0, pool_len: 0}\n"
+                "  app_config:\n    grpc_forward: 3\n    msg_filter: [0x82, 7]\n    cell_filter: []\n    debug_timing: {}\n", file) >= 0 && fclose(file) == 0);
     CHECK(load_nv_ipc_yaml_config(&cfg, path, 9) == -1 && memcmp(&cfg, &before, sizeof(cfg)) == 0);
     CHECK(load_nv_ipc_yaml_config(&cfg, path, NV_IPC_MODULE_PHY) == 0);
     CHECK(cfg.module_type == NV_IPC_MODULE_PHY && cfg.ipc_transport == NV_IPC_TRANSPORT_SHM);
@@ -286,8 +289,12 @@ static void yaml(const char *path)
     CHECK(nv_ipc_get_buf_size(&cfg, NV_IPC_MEMPOOL_CPU_MSG) == 15000 && nv_ipc_get_pool_len(&cfg, NV_IPC_MEMPOOL_CPU_MSG) == 128);
     CHECK(nv_ipc_get_pool_len(&cfg, NV_IPC_MEMPOOL_CPU_LARGE) == 0);
     CHECK(nv_ipc_dump_config(&cfg) == 0);
+    const nv_ipc_debug_config_t *debug = &cfg.debug_configs;
+    CHECK(debug->grpc_forward == 3 && debug->msg_filter[7] == 1 && debug->msg_filter[0x82] == 1 && debug->msg_filter[0] == 0);
+    CHECK(debug->cell_filter[0] == 1 && debug->cell_filter[255] == 1);
     nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
-    CHECK(ipc != NULL && ipc->ipc_destroy(ipc) == 0);
+    CHECK(ipc != NULL && nvipc_fw_get_started(ipc) == 1 && nvipc_fw_start(ipc, 0) == -1);
+    CHECK(ipc->ipc_destroy(ipc) == 0);
     CHECK(load_nv_ipc_yaml_config(&cfg, "/nowhere/at/all.yaml", NV_IPC_MODULE_PHY) == -1);
     file = fopen(path, "w");
     CHECK(file != NULL && fputs("transport:\n  type: UDP\n  udp_config:\n    remote_addr: 10.1.2.3\n    msg_buf_size: 200\n", file) >= 0);

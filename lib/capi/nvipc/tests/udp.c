@@ -81,6 +81,9 @@ int main(void)
     msg.msg_len = 153;
     CHECK(phy->tx_send_msg(phy, &msg) == -1 && nv_ipc_shm_send_loopback(phy, &msg) == -1);
     CHECK(phy->tx_release(phy, &msg) == 0 && nv_ipc_shm_rx_poll(phy) == -1);
+    /* No tap, and nobody who waits for one waits for ever. */
+    CHECK(nvipc_fw_start(phy, 0) == -1 && nvipc_fw_get_started(phy) == 0 && nvipc_fw_dequeue(phy, &msg) == -1);
+    CHECK(nvipc_fw_sem_wait(phy) == -1);
     /* One port, one endpoint. */
     nv_ipc_config_t cfg;
     cfg.ipc_transport = NV_IPC_TRANSPORT_UDP;

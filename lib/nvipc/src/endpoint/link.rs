@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
+use shmesh_gate::{Closed, Gate, Passing};
 
 use super::{Buffers, Recovered};
 use crate::exchange::Peer;
@@ -93,9 +94,9 @@ pub(super) struct Shared {
     pub(super) eventfd: OwnedFd,
     /// Readable when waiting has no more sense: closed, or the primary has ended.
     pub(super) over: OwnedFd,
-    pub(super) peer: RwLock<Option<Peer>>,
+    pub(super) peer: RwLock<Option<Arc<Peer>>>,
     /// Every call is in it together with the others; who repairs a link is in it alone.
-    pub(super) gate: RwLock<()>,
+    pub(super) gate: Gate<()>,
     pub(super) closed: AtomicBool,
     /// The primary has ended: what we hold is not to be given to a new one.
     pub(super) primary_ended: AtomicBool,
@@ -108,15 +109,15 @@ pub(super) struct Shared {
 impl Shared {
     /// Begins a call that changes shared memory.
     #[inline]
-    pub(super) fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
+    pub(super) fn enter(&self) -> Result<Passing<'_, ()>> {
         let entered = self.enter_to_receive()?;
         if self.is_over() { Err(Error::PrimaryEnded) } else { Ok(entered) }
     }
 
     /// Begins a call that goes on when the primary has ended.
     #[inline]
-    pub(super) fn enter_to_receive(&self) -> Result<RwLockReadGuard<'_, ()>> {
-        let entered = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn enter_to_receive(&self) -> Result<Passing<'_, ()>> {
+        let entered = self.gate.pass();
         if self.closed.load(Relaxed) {
             return Err(Error::Closed);
         }
@@ -126,12 +127,13 @@ impl Shared {
         Ok(entered)
     }
 
-    pub(super) fn alone(&self) -> RwLockWriteGuard<'_, ()> {
-        self.gate.write().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn alone(&self) -> Closed<'_, ()> {
+        self.gate.close()
     }
 
-    pub(super) fn peer(&self) -> RwLockReadGuard<'_, Option<Peer>> {
-        self.peer.read().unwrap_or_else(PoisonError::into_inner)
+    /// Who is at the other end. Without the lock, because writing to a peer may wait.
+    pub(super) fn peer(&self) -> Option<Arc<Peer>> {
+        self.peer.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether waiting still has sense.

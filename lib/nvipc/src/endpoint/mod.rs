@@ -240,9 +240,31 @@ impl Endpoint {
         self.enqueue(message, ring, direction)
     }
 
-    fn enqueue(&self, message: Message, ring: &Queue, direction: u32) -> Result<()> {
+    /// Where the parts lie of a message that could be sent now: the beginnings of its buffers, for who copies them before.
+    ///
+    /// # Errors
+    /// [`Length`](Error::Length), [`NotHeld`](Error::NotHeld). As [`receive`](Self::receive) on a link that is over.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// use shmesh_nvipc_wire::{Buffers, Message};
+    /// let buffers = phy.allocate(Some(shmesh::config::PoolId::CpuData))?;
+    /// let msg_alone = Buffers { data: std::ptr::null_mut(), data_pool: None, ..buffers };
+    /// let message = Message { msg_id: 1, cell_id: 0, msg_len: 16, data_len: 0, buffers: msg_alone };
+    /// assert_eq!(phy.parts(message)?, buffers, "its DATA buffer goes along");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn parts(&self, message: Message) -> Result<Buffers> {
+        let _entered = self.shared.enter_to_receive()?;
+        let checked = self.checked(&message)?;
+        Ok(self.shared.buffers(checked.index, checked.data))
+    }
+
+    /// What a message that is to be sent names, if this side holds it and the lengths fit.
+    fn checked(&self, message: &Message) -> Result<Checked> {
         let shared = &*self.shared;
-        let _entered = shared.enter()?;
         let Buffers { msg, data, data_pool } = message.buffers;
         let msg_pool = shared.msg_pool();
         let index = msg_pool.held_index(msg)?;
@@ -257,6 +279,14 @@ impl Endpoint {
             None => message.data_len.cast_unsigned(),
             Some(data) => shared.data_pool(data.pool)?.checked_len("data_len", message.data_len)?,
         };
+        Ok(Checked { index, msg_len, data, data_len })
+    }
+
+    fn enqueue(&self, message: Message, ring: &Queue, direction: u32) -> Result<()> {
+        let shared = &*self.shared;
+        let _entered = shared.enter()?;
+        let Checked { index, msg_len, data, data_len } = self.checked(&message)?;
+        let (msg_pool, msg) = (shared.msg_pool(), message.buffers.msg);
         // Of two threads that send the same buffer one comes through here.
         if !msg_pool.held.give(index) {
             return Err(msg_pool.not_held(msg));
@@ -407,10 +437,8 @@ impl Endpoint {
     pub fn notify(&self) -> Result<()> {
         let entered = self.shared.enter()?;
         drop(entered);
-        let peer = self.shared.peer();
-        let peer = peer.as_ref().ok_or(Error::NoPeer)?;
-        sys::post(&peer.eventfd).map_err(|error| Error::system("notify the peer", error))?;
-        Ok(())
+        let peer = self.shared.peer().ok_or(Error::NoPeer)?;
+        peer.post().map_err(|error| Error::system("notify the peer", error))
     }
 
     /// Waits until the other side notifies, and takes that one notification. `false`: `limit` is over.
@@ -488,7 +516,7 @@ impl Endpoint {
     /// ```
     #[must_use]
     pub fn has_peer(&self) -> bool {
-        self.shared.peer().as_ref().is_some_and(|peer| !peer.has_ended())
+        self.shared.peer().is_some_and(|peer| !peer.has_ended())
     }
 
     /// How many messages wait for this side, about.
@@ -596,6 +624,14 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// A message that is to be sent, in indices.
+struct Checked {
+    index: u32,
+    msg_len: u32,
+    data: Option<DataBuffer>,
+    data_len: u32,
 }
 
 /// Takes a free buffer of a pool.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
+use shmesh_gate::Gate;
 
 use super::link::{Pool, Shared};
 use super::{Endpoint, peer};
@@ -271,7 +272,7 @@ impl Options {
         }
         let mut shared = self.place(Side::Secondary, names, shape, &debug, &shm, memories)?;
         shared.eventfd = eventfd;
-        shared.peer = RwLock::new(Some(peer));
+        shared.peer = RwLock::new(Some(Arc::new(peer)));
         start(shared, None, None)
     }
 
@@ -322,7 +323,7 @@ impl Options {
             rings: [queue(shm, 0, len)?, queue(shm, queue_bytes(len), len)?],
             infos: shm.words(infos_at(len), INFO_WORDS * len).ok_or_else(damaged)?,
             pools,
-            attached: Attached::new(len),
+            attached: Attached::new(shape.pools.map(|pool| pool.pool_len as usize)),
             dumping: debug.words(DUMPING_AT, 1).ok_or_else(damaged)?,
             // From the first time of sending to the end of the last one's times.
             times: debug
@@ -331,7 +332,7 @@ impl Options {
             eventfd: eventfd()?,
             over: eventfd()?,
             peer: RwLock::new(None),
-            gate: RwLock::new(()),
+            gate: Gate::new(()),
             closed: AtomicBool::new(false),
             primary_ended: AtomicBool::new(false),
             files: Vec::new(),

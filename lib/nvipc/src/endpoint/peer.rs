@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
 
@@ -21,16 +21,27 @@ const WAITING_MAX: usize = 8;
 /// Before trying again what failed for want of something.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Runs until the endpoint is closed. `listener`: a primary's.
+/// How often to look whether a peer that fills its counter keeps a thread that notifies.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Runs until the endpoint is closed, or its primary has ended. `listener`: a primary's.
 pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&Reconnecting>) {
+    meet_all(shared, listener, reconnecting);
+    if let Some(peer) = shared.peer() {
+        peer.free_posting();
+    }
+}
+
+fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&Reconnecting>) {
     let (mut met, mut waiting) = (false, VecDeque::new());
     while !shared.closed.load(Acquire) {
-        // A descriptor of its own, because the peer may be replaced while nobody but this thread does that.
-        let pidfd = shared.peer().as_ref().and_then(|peer| peer.pidfd.as_ref()?.try_clone().ok());
+        let peer = shared.peer();
+        let pidfd = peer.as_ref().and_then(|peer| peer.pidfd());
         let mut fds = vec![PollFd::new(shared.over.as_fd(), PollFlags::POLLIN)];
         fds.extend(listener.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
-        fds.extend(pidfd.as_ref().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
-        if sys::wait_for(&mut fds, None).is_err() {
+        fds.extend(pidfd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        let look = peer.as_ref().and_then(|_| Instant::now().checked_add(LOOK));
+        if sys::wait_for(&mut fds, look).is_err() {
             // Not the end: without a listener the link would look like one that was left behind.
             std::thread::sleep(AGAIN);
             continue;
@@ -39,6 +50,9 @@ pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecti
         let called = listener.is_some() && is_ready(&fds[1]);
         let ended = pidfd.is_some() && fds.last().is_some_and(is_ready);
         drop(fds);
+        if let Some(peer) = peer.filter(|peer| peer.keeps_somebody()) {
+            peer.free_posting();
+        }
         if shared.closed.load(Acquire) {
             return;
         }
@@ -69,7 +83,12 @@ pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecti
 
 impl Shared {
     fn set_peer(&self, peer: Option<Peer>) {
-        *self.peer.write().unwrap_or_else(PoisonError::into_inner) = peer;
+        let mut place = self.peer.write().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *place, peer.map(Arc::new));
+        drop(place);
+        if let Some(before) = before {
+            before.free_posting();
+        }
     }
 
     fn secondary_ended(&self) {
@@ -87,13 +106,12 @@ impl Shared {
 
     /// Whether another secondary lives.
     fn is_taken_from(&self, caller: &Caller) -> bool {
-        let peer = self.peer();
-        peer.as_ref().is_some_and(|peer| peer.pidfd.is_some() && !peer.has_ended() && !peer.is(caller))
+        self.peer().is_some_and(|peer| peer.pidfd().is_some() && !peer.has_ended() && !peer.is(caller))
     }
 
     /// Meets one that connects. `false`: it is not the peer.
     fn meet(&self, caller: Caller, again: bool, reconnecting: Option<&Reconnecting>) -> bool {
-        let ended = self.peer().as_ref().is_some_and(Peer::has_ended);
+        let ended = self.peer().is_some_and(|peer| peer.has_ended());
         if ended {
             self.secondary_ended();
         }

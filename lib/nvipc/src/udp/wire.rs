@@ -39,6 +39,23 @@ impl Header {
         u64::from(self.msg_len) + u64::from(self.data_len)
     }
 
+    /// Bytes of each part but the last, of a datagram with so many. A sender of ours cuts all parts alike, so that those of a
+    /// message cover it and no two of them meet. `None`: this one is not cut so.
+    pub(super) fn stride(&self, payload: usize) -> Option<u32> {
+        let (part, parts) = (u32::from(self.part), u32::from(self.parts));
+        let len = u32::try_from(payload).ok()?;
+        let ends = u64::from(self.offset) + u64::from(len) == self.total();
+        if part + 1 < parts {
+            let is_cut = len > 0 && part.checked_mul(len) == Some(self.offset);
+            return (is_cut && !ends).then_some(len);
+        }
+        if part == 0 {
+            return (self.offset == 0 && ends).then_some(0);
+        }
+        let stride = self.offset / part;
+        (ends && stride * part == self.offset && (1..=stride).contains(&len)).then_some(stride)
+    }
+
     /// Whether the other is of the same message.
     pub(super) fn same_message(&self, other: &Self) -> bool {
         Self { part: 0, offset: 0, ..*self } == Self { part: 0, offset: 0, ..*other }
@@ -128,6 +145,30 @@ mod tests {
         assert!(!parse(Header { offset: u32::MAX, ..HEADER }, 1));
         assert!(!parse(Header { data_pool: None, ..HEADER }, 1));
         assert!(Header::parse(&HEADER.to_bytes()[..39]).is_none());
+    }
+
+    #[test]
+    fn parts_that_are_not_cut_alike_are_refused() {
+        let stride = |part, offset, len| Header { part, offset, ..HEADER }.stride(len);
+        assert_eq!(stride(0, 0, 1400), Some(1400));
+        assert_eq!(stride(1, 1400, 1400), Some(1400));
+        assert_eq!(stride(2, 2800, 1220), Some(1400));
+        // At another's place, with a gap, one that ends too early or too late, and one longer than those before it.
+        for (part, offset, len) in [
+            (1, 0, 1400),
+            (1, 1401, 1400),
+            (0, 0, 0),
+            (0, 0, 4020),
+            (2, 2800, 1219),
+            (2, 2801, 1219),
+            (2, 0, 4020),
+            (2, 2000, 2020),
+            (2, 4020, 0),
+        ] {
+            assert_eq!(stride(part, offset, len), None, "{part} {offset} {len}");
+        }
+        let alone = Header { part: 0, parts: 1, offset: 0, ..HEADER };
+        assert_eq!((alone.stride(4020), alone.stride(4019)), (Some(0), None));
     }
 
     proptest! {

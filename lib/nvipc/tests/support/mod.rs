@@ -48,6 +48,11 @@ pub(crate) fn notices_deaths() -> bool {
     notices
 }
 
+/// Whether peers can be put into pid namespaces of their own; says so if not.
+pub(crate) fn is_root() -> bool {
+    peers::is_root()
+}
+
 /// The byte at place `i` of a message with this id.
 pub(crate) fn pattern(msg_id: i32, i: usize) -> u8 {
     u8::try_from((usize::try_from(msg_id).unwrap_or(0) * 31 + i * 7) % 251).unwrap()

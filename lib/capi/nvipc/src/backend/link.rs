@@ -18,6 +18,7 @@ use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
 
 use super::device::{self, DeviceMemory, DevicePools, Maker};
 use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result};
+use crate::tap::Copied;
 
 /// How long a sleeper goes without looking whether the instance was closed.
 const SLICE: Duration = Duration::from_millis(50);
@@ -516,6 +517,32 @@ impl Backend for LinkBackend {
                 desk.keep(msg, held);
                 Err(self.foreign_data(msg))
             }
+        })
+    }
+
+    fn can_copy(&self) -> bool {
+        true
+    }
+
+    fn copied(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<Option<Copied>> {
+        self.with(|desk| {
+            let Some(held) = desk.held.get_mut(&key(msg)).and_then(Option::as_mut) else {
+                return Err(self.foreign(msg));
+            };
+            if !held.agrees(&self.devices, data, fields.data_pool) {
+                return Err(self.foreign_data(msg));
+            }
+            let is_inline = matches!(held, Held::Message(message) if message.is_inline());
+            let room = |pool| self.pool(pool).map_or(0, |(bytes, _)| bytes as usize);
+            let msg_room = if is_inline { shmesh::INLINE_MAX_BYTES } else { room(PoolId::CpuMsg) };
+            if fields.msg_len as usize > msg_room || data_len(fields) > fields.data_pool.map_or(0, room) {
+                return Err(Failure::Refused(format!(
+                    "link {}: a part is longer than its buffer",
+                    self.name
+                )));
+            }
+            // SAFETY: what is held here is this endpoint's, under the lock, and the lengths were compared.
+            Ok(unsafe { Copied::of(fields, Buffers { msg, data: held.data(&self.devices) }) })
         })
     }
 

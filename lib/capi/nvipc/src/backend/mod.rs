@@ -20,6 +20,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::ptr::NonNull;
 
+use crate::tap::Copied;
 pub(crate) use device::Maker;
 pub use link::LinkBackend;
 pub use shmesh::config::PoolId;
@@ -201,6 +202,19 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Asks before a further secondary is let in, where one could do harm. Links of shmesh never ask.
     fn ask_before_another(&self, _agrees: Agrees) {}
+
+    /// Whether [`copied`](Self::copied) is there.
+    fn can_copy(&self) -> bool {
+        false
+    }
+
+    /// Copies what this endpoint holds at `msg`, as [`send`](Self::send) would send it. `None`: there is no memory for it.
+    ///
+    /// # Errors
+    /// As of `send`, for what can be seen before it; where there is no tap.
+    fn copied(&self, _: Fields, _: NonNull<u8>, _: Option<NonNull<u8>>) -> Result<Option<Copied>> {
+        Err(Failure::Refused("messages of this transport cannot be copied for a tap".into()))
+    }
 
     /// Lets nobody wait any longer, and gives back what the endpoint holds.
     fn close(&self);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use shmesh_nvipc_wire::{self as wire, Endpoint, Options};
 
 use super::{Agrees, Backend, Buffers, Failure, Fields, PoolId, Received, Result};
+use crate::tap::Copied;
 
 /// An endpoint in NVIPC's layout.
 #[derive(Debug)]
@@ -161,6 +162,17 @@ impl Backend for WireBackend {
     fn sent_at(&self, msg: NonNull<u8>) -> Result<i64> {
         let at = self.endpoint.sent_at(msg.as_ptr()).map_err(failed)?;
         Ok(i64::try_from(at).unwrap_or(-1))
+    }
+
+    fn can_copy(&self) -> bool {
+        true
+    }
+
+    fn copied(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<Option<Copied>> {
+        let message = given(fields, msg, data);
+        let buffers = allocated(self.endpoint.parts(message).map_err(failed)?)?;
+        // SAFETY: this endpoint holds them, and they are as long as `parts` has checked.
+        Ok(unsafe { Copied::of(fields, buffers) })
     }
 
     fn ask_before_another(&self, agrees: Agrees) {
