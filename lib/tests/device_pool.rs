@@ -149,6 +149,43 @@ fn what_the_dead_held_comes_back() {
 }
 
 #[test]
+fn no_payload_is_lost_or_doubled_whenever_the_sender_is_killed() {
+    let _watchdog = Watchdog::start();
+    for round in 0..60 {
+        let kind = KINDS[round % KINDS.len()];
+        let dir = ipc_dir();
+        let phy = create(dir.path(), kind);
+        let pool = open(&phy);
+        let mut mac = Peer::start(dir.path());
+        mac.tell("attach link secondary 0");
+        assert_eq!(mac.ask("pool open"), "found");
+        mac.order("pool pump");
+        let mut next = 0;
+        let mut receive_all = || {
+            while phy.has_message() {
+                assert_eq!(receive(&phy, &pool), format!("{next} payload-{next}"), "{kind}");
+                next += 1;
+            }
+            next
+        };
+        // Another number of messages in each round, and another moment after the last.
+        let enough = i32::try_from(round * 7 % 50).unwrap();
+        until("it has sent so many", || receive_all() >= enough);
+        for _ in 0..round * 1000 {
+            std::hint::spin_loop();
+        }
+        mac.kill();
+        until("it is taken back", || {
+            phy.recover().unwrap();
+            phy.participants().count() == 1
+        });
+        receive_all();
+        let all = std::iter::from_fn(|| phy.loan_with(PoolId::CudaData).ok()).collect::<Vec<_>>();
+        assert_eq!(all.len(), 4, "{kind}: every buffer");
+    }
+}
+
+#[test]
 fn buffers_go_round_and_run_out() {
     let dir = ipc_dir();
     let (phy, mac) = (create(dir.path(), ""), attach(dir.path()));
@@ -349,6 +386,32 @@ fn offers_that_break_a_rule_are_refused_with_it() {
     let later = PoolMemory { id: 10, ..good };
     assert_eq!(there_is(ask(&connection, request::Op::PoolMemory(later), &[sealed])), (9, 1));
     assert_eq!(there_is(ask(&connection, request::Op::PoolMemory(question), &[])), (9, 1));
+}
+
+/// A named link outlives its processes, and device memory does not.
+#[test]
+fn a_payload_that_was_lost_is_told() {
+    let _watchdog = Watchdog::start();
+    for kind in ["mode=mpmc", "mode=spsc", "notify=off"] {
+        let dir = ipc_dir();
+        let order = format!("create link cuda=64x4 {kind}");
+        let mut phy = Peer::start(dir.path());
+        phy.tell(&order);
+        assert_eq!(phy.ask("pool open"), "made");
+        phy.tell("pool send 1 lost");
+        phy.kill();
+        let mac = LinkOptions::new().dir(dir.path()).timeout(peers::HANGS);
+        let mac = mac.attach("link", Side::Secondary).unwrap();
+        let pool = open(&mac);
+        let message = mac.receive().unwrap().expect("it waits");
+        assert_eq!(kind_of(&refused(pool.data(&message).map(drop))), "OtherMemory", "{kind}");
+        drop(message);
+        let mut phy = Peer::start(dir.path());
+        phy.tell(&order);
+        assert_eq!(phy.ask("pool open"), "found");
+        phy.tell("pool send 2 again");
+        assert_eq!(receive(&mac, &pool), "2 again", "{kind}");
+    }
 }
 
 #[test]

@@ -293,7 +293,7 @@ impl LinkOptions {
             Some((offer, connection)) => (offer, Some(connection)),
             None => (Offer::default(), None),
         };
-        let memory = match (&connection, create) {
+        let mut memory = match (&connection, create) {
             // Who yields answers nothing more.
             (Some(connection), Some(config)) if take_over => {
                 device::all_of(connection, Shape::of(config).device_pools())
@@ -346,6 +346,10 @@ impl LinkOptions {
             same_shape(store, config, &segments)?;
         }
         let shared = assemble(store, segments, offer.doorbells, lock)?;
+        if let (Some(connection), false) = (&connection, take_over) {
+            // Now, and not when it is needed: by then, all who have it may have gone.
+            memory = device::all_of(connection, shared.core.shape.device_pools());
+        }
         for (told, fds) in memory {
             // What breaks a rule is as if it had not been said.
             let _ = shared.lend(&told, fds);

@@ -381,6 +381,20 @@ impl<M: PoolMemory> OnDevice<M> {
             (["receive"], Some(pool)) => {
                 return link.receive()?.map_or(Ok("none".to_owned()), |message| text_of(&message, pool));
             }
+            // Sends until it is killed; the text tells the id.
+            (["pump"], Some(pool)) => {
+                for id in 0.. {
+                    loop {
+                        let sent =
+                            loan(pool, &format!("payload-{id}")).and_then(|loan| loan.with_msg_id(id).send());
+                        match sent {
+                            Ok(()) => break,
+                            Err(error) if error.is_retryable() => std::thread::yield_now(),
+                            Err(error) => return Err(error),
+                        }
+                    }
+                }
+            }
             // As a program does that is killed with them in its hands.
             (["hold", text], Some(pool)) => std::mem::forget(loan(pool, text)?),
             (["hold-message"], Some(_)) => std::mem::forget(link.receive()?.expect("a message")),

@@ -81,7 +81,7 @@ typedef struct
 
 typedef struct
 {
-    int cuda_device_id; /* the GPU of cuda_data and gpu_data; -1: memory of the host in its place */
+    int cuda_device_id; /* the GPU of cuda_data and gpu_data, for which the others are locked; -1: memory of the host instead */
     int32_t ring_len;   /* raised to the number of MSG buffers, so that a send never finds the ring full */
     nv_ipc_mempool_size_t mempool_size[NV_IPC_MEMPOOL_NUM];
     char prefix[NV_NAME_MAX_LEN]; /* the name of the link */

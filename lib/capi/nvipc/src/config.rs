@@ -360,16 +360,17 @@ pub(crate) fn open(
 fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn Backend>), Failure> {
     let name = name_of(config)?;
     let (of_file, layout) = loaded(&name);
+    // SAFETY: all bytes of the union are integers of the caller's.
+    let gpu = unsafe { config.transport_config.shm.cuda_device_id };
     let backend: Arc<dyn Backend> = match (Layout::chosen(layout)?, side) {
         (Layout::Shmesh, Side::Primary) => {
             let link = LinkOptions::new().create(&link_config(config, &name, of_file)?);
-            // SAFETY: all bytes of the union are integers of the caller's.
-            let maker = Maker::Us(unsafe { config.transport_config.shm.cuda_device_id });
-            Arc::new(LinkBackend::new(link.map_err(|error| shown(&error))?, maker)?)
+            let link = link.map_err(|error| shown(&error))?;
+            Arc::new(LinkBackend::new(link, Maker::Us(gpu), gpu)?)
         }
         (Layout::Shmesh, Side::Secondary) => {
             let link = attach(&name)?;
-            Arc::new(LinkBackend::new(link, Maker::Other(patience()?))?)
+            Arc::new(LinkBackend::new(link, Maker::Other(patience()?), gpu)?)
         }
         (Layout::Nvipc, Side::Primary) => {
             let link = link_config(config, &name, of_file)?;

@@ -336,15 +336,17 @@ pub extern "C" fn cuda_is_device_pointer(ptr: *const c_void) -> c_int {
     })
 }
 
-/// Whether a GPU has pinned the pools: none has.
+/// Whether pools of the host are locked for a GPU: 0 if they are.
 ///
 /// # Safety
 /// `ipc` is NULL or an instance.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nv_ipc_check_host_pinned_memory(ipc: *mut nv_ipc_t) -> c_int {
-    with("nv_ipc_check_host_pinned_memory", ipc, -1, |_| {
-        Err(Failure::Refused(
-            "the pools are not pinned for a GPU; register them with cudaHostRegister yourself".into(),
-        ))
+    with("nv_ipc_check_host_pinned_memory", ipc, -1, |backend| {
+        if backend.is_locked() {
+            return Ok(0);
+        }
+        let text = "the pools are not locked for a GPU; set cuda_device_id to its number (layout shmesh)";
+        Err(Failure::Refused(text.into()))
     })
 }

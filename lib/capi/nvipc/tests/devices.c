@@ -90,6 +90,7 @@ static void secondary(void)
     CHECK(ipc != NULL);
     CHECK(cfg.transport_config.shm.cuda_device_id == gpu);
     CHECK(nv_ipc_get_pool_len(&cfg, NV_IPC_MEMPOOL_CUDA_DATA) == 4);
+    CHECK(nv_ipc_check_host_pinned_memory(ipc) == (gpu >= 0 ? 0 : -1));
     for (int i = 0; i < ROUNDS; i++)
         receive_one(ipc, i);
     for (int i = 0; i < ROUNDS; i++)
@@ -141,6 +142,7 @@ int main(int argc, char **argv)
     nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
     CHECK(ipc != NULL);
     CHECK(cuda_get_device_count() >= gpu + 1);
+    CHECK(nv_ipc_check_host_pinned_memory(ipc) == (gpu >= 0 ? 0 : -1));
     refuses(ipc);
     for (int i = 0; i < ROUNDS; i++)
         send_one(ipc, i);

@@ -4,10 +4,11 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use shmesh::client::Mechanism;
-use shmesh::device::{CudaDevice, CudaMemory, DevicePool, HostMemory};
+use shmesh::device::{CudaDevice, CudaMemory, DevicePool, HostMemory, PageLocked};
 use shmesh::{Error, Link, Loan, Message};
 
 use super::{Failure, PoolId, Result};
+use crate::log::say;
 
 /// Between two looks whether the primary has made the memory.
 const LOOK: Duration = Duration::from_millis(2);
@@ -47,6 +48,29 @@ fn device(ordinal: i32) -> std::io::Result<CudaDevice> {
             count.saturating_sub(1)
         ))
     })
+}
+
+/// Locks the pools of the host for the GPU of this number. Without it everything works, and copies take a detour.
+pub(super) fn locked(link: &Link, gpu: i32) -> Vec<PageLocked> {
+    if gpu < 0 {
+        return Vec::new();
+    }
+    let gpu = match device(gpu) {
+        Ok(gpu) => gpu,
+        Err(error) => {
+            say!("link {}: its pools are not locked for a GPU: {error}", link.name());
+            return Vec::new();
+        }
+    };
+    let of_host = PoolId::ALL.into_iter().filter(|&pool| !pool.is_device() && link.pool(pool).is_some());
+    let lock = |pool| match PageLocked::of(&gpu, link, pool) {
+        Ok(locked) => Some(locked),
+        Err(error) => {
+            say!("{}", crate::config::chain(&error));
+            None
+        }
+    };
+    of_host.filter_map(lock).collect()
 }
 
 impl DeviceMemory {

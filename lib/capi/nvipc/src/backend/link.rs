@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use shmesh::device::PageLocked;
 use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
 
-use super::device::{DeviceMemory, DevicePools, Maker};
+use super::device::{self, DeviceMemory, DevicePools, Maker};
 use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result};
 use crate::tap::Copied;
 
@@ -32,6 +33,8 @@ pub struct LinkBackend {
     name: String,
     /// Without the lock: copies take their time.
     devices: DevicePools,
+    /// Pools of the host that are locked for the GPU.
+    locked: Vec<PageLocked>,
     desk: Mutex<Option<Desk>>,
     /// Handles on which threads sleep, one each; here while nobody does.
     sleepers: Mutex<Vec<Link>>,
@@ -142,12 +145,15 @@ pub(super) fn failed(error: &Error) -> Failure {
 }
 
 impl LinkBackend {
-    /// Takes the place of `link`, whose device pools it opens.
+    /// Takes the place of `link`, whose device pools it opens. Those of the host it locks for the GPU of this number, or of
+    /// the device pools; for none if both are below 0.
     ///
     /// # Errors
-    /// There is no memory for one, and none can be made.
-    pub(crate) fn new(link: Link, maker: Maker) -> Result<Self> {
+    /// There is no memory for a device pool, and none can be made.
+    pub(crate) fn new(link: Link, maker: Maker, gpu: c_int) -> Result<Self> {
         let devices = DeviceMemory::all(&link, maker)?;
+        let locked =
+            device::locked(&link, devices.iter().flatten().map(DeviceMemory::ordinal).fold(gpu, c_int::max));
         let mut pools = [None; PoolId::COUNT];
         for id in PoolId::ALL {
             pools[id.index()] = link.pool(id);
@@ -158,6 +164,7 @@ impl LinkBackend {
             ring_len: link.ring_len(),
             name: link.name().to_owned(),
             devices,
+            locked,
             desk: Mutex::new(Some(Desk {
                 held: HashMap::with_capacity_and_hasher(msg_buffers, BuildHasherDefault::default()),
                 looped: VecDeque::new(),
@@ -629,6 +636,10 @@ impl Backend for LinkBackend {
 
     fn cuda_device_id(&self) -> c_int {
         self.devices.iter().flatten().map(DeviceMemory::ordinal).max().unwrap_or(-1)
+    }
+
+    fn is_locked(&self) -> bool {
+        !self.locked.is_empty()
     }
 
     fn is_on_gpu(&self, address: u64) -> bool {

@@ -190,6 +190,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         -1
     }
 
+    /// Whether pools of the host are locked for a GPU.
+    fn is_locked(&self) -> bool {
+        false
+    }
+
     /// Whether an address is in a buffer that is memory of a GPU.
     fn is_on_gpu(&self, _address: u64) -> bool {
         false
