@@ -325,7 +325,7 @@ mod tests {
         let config = shmesh::config::LinkConfig::new("tapped".parse().unwrap());
         let options = shmesh::LinkOptions::new().dir(dir.path());
         let link = options.create(&config).unwrap();
-        let backend = crate::backend::LinkBackend::new(link, crate::backend::Maker::Us(-1)).unwrap();
+        let backend = crate::backend::LinkBackend::new(link, crate::backend::Maker::Us(-1), -1).unwrap();
         let forward = Forward::new(1000);
         forward.start(0, [0; 256], [0; 256]).unwrap();
         let pass = |msg_len| {
