@@ -44,6 +44,7 @@ pub(crate) struct Registry {
 struct Places {
     all: Vec<&'static Place>,
     /// Of threads that have ended.
+    #[cfg(not(loom))]
     free: Vec<&'static Place>,
 }
 
@@ -56,7 +57,7 @@ impl Registry {
     /// A register with these places.
     #[cfg(all(test, loom))]
     pub(crate) fn of(all: Vec<&'static Place>) -> Self {
-        Self { places: Mutex::new(Places { all, free: Vec::new() }) }
+        Self { places: Mutex::new(Places { all }) }
     }
 
     /// Waits until no thread is in the gate.
