@@ -101,7 +101,7 @@ fn wants(wanted: &Wanted, id: i32) -> bool {
 #[derive(Debug)]
 pub(crate) struct Forward {
     bytes_max: usize,
-    /// As in `state`, for who has no lock.
+    /// Written under the lock alone.
     started: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -109,7 +109,6 @@ pub(crate) struct Forward {
 
 #[derive(Debug, Default)]
 struct State {
-    started: bool,
     closed: bool,
     /// How many more; `None`: as many as come.
     left: Option<u32>,
@@ -160,7 +159,7 @@ impl Forward {
     #[cold]
     fn locked(&self) -> Option<Tap<'_>> {
         let state = self.state();
-        state.started.then_some(Tap { forward: self, state })
+        self.started.load(Ordering::Relaxed).then_some(Tap { forward: self, state })
     }
 
     /// Starts it as a configuration says: for so many messages, or for ever.
@@ -180,33 +179,34 @@ impl Forward {
         cell_filter: [u8; NVIPC_MAX_CELL_ID],
     ) -> Result<(), Failure> {
         let mut state = self.state();
-        if state.started {
+        if self.started.load(Ordering::Relaxed) {
             let text = "the tap is started already; call nvipc_fw_stop first";
             return Err(Failure::Refused(text.into()));
         }
         (state.msg_ids, state.cell_ids) = (wanted(msg_filter), wanted(cell_filter));
         state.left = (count > 0).then_some(count);
-        self.switch(&mut state, true);
+        self.switch(&state, true);
         Ok(())
     }
 
-    fn switch(&self, state: &mut State, on: bool) {
-        state.started = on;
+    /// For who has the lock.
+    fn switch(&self, _: &State, on: bool) {
         self.started.store(on, Ordering::Relaxed);
     }
 
     pub(crate) fn stop(&self) {
-        self.switch(&mut self.state(), false);
+        self.switch(&self.state(), false);
     }
 
     pub(crate) fn reset(&self) {
         let mut state = self.state();
-        self.switch(&mut state, false);
+        self.switch(&state, false);
         state.lost = 0;
     }
 
     pub(crate) fn is_started(&self) -> bool {
-        self.state().started
+        let _state = self.state();
+        self.started.load(Ordering::Relaxed)
     }
 
     pub(crate) fn lost(&self) -> u32 {
@@ -260,7 +260,7 @@ impl Forward {
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
-        self.switch(&mut state, false);
+        self.switch(&state, false);
         self.changed.notify_all();
     }
 }
