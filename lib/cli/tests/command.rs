@@ -196,6 +196,26 @@ fn a_demo_that_is_kept_can_be_looked_at_and_removed() {
     assert_eq!(files(dir), [""; 0]);
 }
 
+/// Nobody gives back what such a demo leaves, so pools this small have no room for all of it.
+#[test]
+fn a_demo_that_is_kept_leaves_what_there_is_room_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let file = dir.join("links.yaml");
+    let pools =
+        "{ cpu_msg: { buf_size_bytes: 100, pool_len: 6 }, cpu_data: { buf_size_bytes: 64, pool_len: 1 } }";
+    fs::write(
+        &file,
+        format!("version: 1\nlinks:\n  - name: small\n    pools: {pools}\n    ring: {{ len: 4 }}\n"),
+    )
+    .unwrap();
+    let out = ok(dir, &["demo", "--seconds", "1", "--keep", "--config", file.to_str().unwrap()]);
+    assert!(out.contains("none lost, none doubled") && out.contains("left behind"), "{out}");
+    let link = &json(dir, &["ls", "--output", "json"])["links"][0];
+    assert!(["m2s", "s2m"].iter().any(|ring| link["queued"][ring].as_u64() > Some(0)), "{link}");
+    assert!(ok(dir, &["rm", "--stale", "--force"]).contains("1 link removed"));
+}
+
 #[test]
 fn a_live_link_is_shown_whole_and_not_touched() {
     for mode in [RingMode::Spsc, RingMode::Mpmc] {

@@ -122,7 +122,7 @@ struct Crash {
 }
 
 /// How long anything may take beyond its time.
-const GRACE: Duration = Duration::from_secs(20);
+const GRACE: Duration = Duration::from_secs(60);
 /// Of the whole time: for each of three kinds of round trips, and for the stream.
 const TRIPS_SHARE: f64 = 0.08;
 const STREAM_SHARE: f64 = 0.7;
