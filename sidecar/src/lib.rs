@@ -14,7 +14,7 @@
 //! | `events.rs` | descriptors that never block, and closing those of strangers |
 //! | `pending.rs` | who has connected and proved nothing yet |
 //! | `session.rs` | one connection: packets in, packets out |
-//! | `hub.rs` | the one task that owns all state; attaching, seats, deaths |
+//! | `hub/` | the one task that owns all state; attaching, seats, deaths |
 //! | [`broker`] | device keys: a state machine without I/O |
 //! | `links.rs` | the links that are kept |
 //! | `inspect.rs` | what an operator is told |

@@ -1,0 +1,69 @@
+//! What the broker is told, and what it wants done.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use shmesh_proto::broker::{Reply, Request};
+
+use super::{Hub, ToHub};
+use crate::broker::{Command, Effect, FdToken, SessionId};
+
+impl Hub {
+    pub(super) fn ask_broker(&mut self, session: SessionId, request: Request, fds: Vec<OwnedFd>) {
+        let fds = fds.into_iter().map(|fd| self.hold(fd)).collect();
+        self.tell_broker(Command::Request { session, request, fds });
+    }
+
+    fn hold(&mut self, fd: OwnedFd) -> FdToken {
+        self.fds_ever += 1;
+        let token = FdToken(self.fds_ever);
+        self.fds.insert(token, Arc::new(fd));
+        token
+    }
+
+    pub(super) fn tell_broker(&mut self, command: Command) {
+        // Who is asked about in vain may still be told by the connection.
+        let asked_on = match &command {
+            Command::Opened { session, .. } | Command::Request { session, .. } => self.sessions.get(session),
+            _ => None,
+        };
+        let credentials =
+            asked_on.filter(|known| known.process.is_none()).and_then(|known| known.credentials);
+        for effect in self.broker.handle(self.audit.now(), command) {
+            match effect {
+                Effect::Reply { session, reply, fd } => {
+                    let fds = fd.and_then(|fd| self.fds.get(&fd).cloned()).into_iter().collect();
+                    self.send(session, &reply, fds);
+                }
+                Effect::Event { session, happened } => {
+                    self.send(session, &Reply::event(happened), Vec::new())
+                }
+                Effect::CloseSession(session) => self.dismiss(session),
+                Effect::DropFd(fd) => {
+                    self.fds.remove(&fd);
+                }
+                Effect::Watch(process) => {
+                    self.processes.entry(process).or_default().is_watched_by_broker = true;
+                }
+                Effect::Unwatch(process) => {
+                    if let Some(known) = self.processes.get_mut(&process) {
+                        known.is_watched_by_broker = false;
+                    }
+                    self.forget_if_idle(process);
+                }
+                Effect::Resolve { ticket, bare_tgids } => {
+                    let (resolver, hub) = (self.resolver.clone(), self.myself.clone());
+                    tokio::spawn(async move {
+                        let found = resolver.by_number(bare_tgids).await;
+                        let _ = hub.send(ToHub::Resolved { ticket, found }).await;
+                    });
+                }
+                Effect::Audit(mut record) => {
+                    record.socket = credentials.filter(|_| record.caller.is_none());
+                    self.audit.write(&record);
+                }
+                Effect::Denied(reason) => self.metrics.denied(reason),
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Who gets a link, its pools of device memory, and whose its seats are.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use shmesh::{SeatIndex, SeatWord};
+use shmesh_proto::broker::{Code, PoolMemory, Reply, reply};
+
+use super::{Hub, Session};
+use crate::broker::{Op, ProcessId, Reason, Record, SessionId};
+use crate::links::LinkIndex;
+
+/// Seats that one process may say it has.
+const SEATS_PER_PROCESS: usize = shmesh::MAX_SEATS * 16;
+
+impl Hub {
+    /// Fails closed: who is not known does not get in.
+    pub(super) fn attach(
+        &mut self,
+        session: SessionId,
+        link: LinkIndex,
+        process: Option<ProcessId>,
+        id: u64,
+    ) {
+        let kept = &self.links[link.0];
+        if process.is_none() {
+            let text =
+                format!("link {}: who you are is not known here; see the sidecar's log", kept.keeper.name());
+            self.refuse(session, id, Op::Attach, Code::Unidentified, Reason::Unidentified, text);
+            return;
+        }
+        if let Some(known) = process.and_then(|process| self.processes.get_mut(&process)) {
+            if known.links.is_empty() {
+                if self.fds.len() + self.attached >= self.descriptors.max {
+                    let text = "there are no descriptors left to watch one more process with";
+                    return self.refuse(session, id, Op::Attach, Code::Limit, Reason::Descriptors, text);
+                }
+                self.attached += 1;
+            }
+            known.links.insert(link);
+        }
+        let (attached, fds) = (kept.attached, kept.fds.clone());
+        self.metrics.attached();
+        self.audit.write(&self.record(session, Op::Attach));
+        self.send(session, &Reply::new(id, reply::Result::Attached(attached)), fds);
+    }
+
+    /// The sessions on a link whose processes have attached to it.
+    fn attached_to(&self, link: LinkIndex) -> impl Iterator<Item = SessionId> {
+        let is_attached = move |known: &Session| {
+            let process = known.process.and_then(|process| self.processes.get(&process));
+            known.link == link && process.is_some_and(|process| process.links.contains(&link))
+        };
+        self.sessions.iter().filter(move |(_, known)| is_attached(known)).map(|(session, _)| *session)
+    }
+
+    /// The device memory of a pool: for who may have the link's segments, and kept as they are.
+    pub(super) fn pool_memory(&mut self, session: SessionId, id: u64, told: &PoolMemory, fds: Vec<OwnedFd>) {
+        let Some(link) = self.sessions.get(&session).map(|known| known.link) else { return };
+        let links = Arc::clone(&self.links);
+        let keeper = &links[link.0].keeper;
+        if !self.attached_to(link).any(|other| other == session) {
+            let text = format!("link {}: attach to it first", keeper.name());
+            return self.refuse(session, id, Op::PoolMemory, Code::Denied, Reason::NotAttached, text);
+        }
+        let is_offer = told.id != 0;
+        if is_offer && !fds.iter().all(|fd| self.descriptors.is_memory_of(fd, told.mechanism(), told.size)) {
+            let text = "the descriptor is no device's, or no sealed memfd of this size: seal it against shrinking and \
+                        growing";
+            return self.refuse(session, id, Op::PoolMemory, Code::Invalid, Reason::BadDescriptors, text);
+        }
+        let (answer, fd, is_news) = match keeper.pool_memory(told, fds) {
+            Ok(answered) => answered,
+            Err(text) => {
+                let reason = Reason::BadPoolMemory;
+                return self.refuse(session, id, Op::PoolMemory, Code::Invalid, reason, text);
+            }
+        };
+        let fds: Vec<_> = fd.into_iter().collect();
+        if is_news {
+            let size_bytes = Some(answer.size);
+            self.audit.write(&Record { size_bytes, ..self.record(session, Op::PoolMemory) });
+            // Whoever takes this sidecar's place one day has to have it.
+            let others: Vec<_> = self.attached_to(link).filter(|other| *other != session).collect();
+            for other in others {
+                self.send(other, &Reply::new(0, reply::Result::PoolMemory(answer.clone())), fds.clone());
+            }
+        }
+        self.send(session, &Reply::new(id, reply::Result::PoolMemory(answer)), fds);
+    }
+
+    pub(super) fn seated(&mut self, session: SessionId, seat: u32, word: u64) {
+        match self.sit(session, seat, word) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.audit.write(&Record { seat: Some(seat), ..self.record(session, Op::Seated) });
+            }
+            Err(reason) => self.deny(session, Op::Seated, reason, Some(seat)),
+        }
+    }
+
+    /// `false`: that was known.
+    fn sit(&mut self, session: SessionId, seat: u32, word: u64) -> Result<bool, Reason> {
+        let known = self.sessions.get(&session);
+        let Some((link, process)) = known.and_then(|known| Some((known.link, known.process?))) else {
+            return Err(Reason::Unidentified);
+        };
+        let seat = SeatIndex::from_wild(seat.into()).ok_or(Reason::NotSeated)?;
+        let word = SeatWord::from_wild(word);
+        let entry = (link, seat, word);
+        if self.processes.iter().any(|(other, known)| *other != process && known.seats.contains(&entry)) {
+            return Err(Reason::SeatTaken);
+        }
+        let known = self.processes.get_mut(&process).ok_or(Reason::Unidentified)?;
+        if known.seats.contains(&entry) {
+            return Ok(false);
+        }
+        // A seat that is somebody else's by what it says of itself is not believed.
+        let is_there = self.links[link.0].keeper.participants().any(|other| {
+            other.seat == seat
+                && other.word == word
+                && (other.start_time == 0 || other.start_time == process.start_time)
+        });
+        if !is_there {
+            return Err(Reason::NotSeated);
+        }
+        if known.seats.len() >= SEATS_PER_PROCESS {
+            // Those that it has left since.
+            let links = &self.links;
+            known.seats.retain(|(link, seat, word)| {
+                links[link.0].keeper.participants().any(|other| other.seat == *seat && other.word == *word)
+            });
+        }
+        if known.seats.len() >= SEATS_PER_PROCESS {
+            return Err(Reason::SeatsOfProcess);
+        }
+        known.seats.push(entry);
+        Ok(true)
+    }
+}

@@ -1,0 +1,334 @@
+//! The hub: one task that owns all state. Sessions, deaths and identities come in as [`ToHub`]; packets go out to sessions.
+//!
+//! What concerns device keys goes through the [`Broker`].
+//!
+//! | file | concept |
+//! |---|---|
+//! | `mod.rs` | what comes in, and who deals with it; refusals |
+//! | `process.rs` | the processes that have connected, and their end |
+//! | `link.rs` | who gets a link, its pools of device memory, and whose its seats are |
+//! | `effects.rs` | what the broker is told, and what it wants done |
+//! | `descriptors.rs` | which descriptors are memory |
+
+mod descriptors;
+mod effects;
+mod link;
+mod process;
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
+use shmesh_proto::identity::PeerIdentity;
+use shmesh_proto::limits::VERSION;
+use shmesh_proto::packet;
+use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::time::Instant;
+
+pub(crate) use self::descriptors::Descriptors;
+use self::process::Process;
+use crate::audit::AuditLog;
+use crate::broker::{
+    Broker, Command, Credentials, FdToken, Op, Outcome, Party, ProcessId, Reason, Record, SessionId, Ticket,
+};
+use crate::identity::Resolver;
+use crate::links::{Kept, LinkIndex};
+use crate::metrics::Metrics;
+use crate::session::Outgoing;
+
+/// Metrics are this old at most while something happens.
+const OBSERVE_AFTER: Duration = Duration::from_millis(20);
+
+/// What the hub hears.
+#[derive(Debug)]
+pub(crate) enum ToHub {
+    Opened {
+        session: SessionId,
+        link: LinkIndex,
+        /// As the kernel says here, without asking anybody.
+        credentials: Option<Credentials>,
+        identity: Option<PeerIdentity>,
+        pidfd: Option<OwnedFd>,
+        outgoing: mpsc::Sender<Outgoing>,
+    },
+    Request {
+        session: SessionId,
+        request: Request,
+        /// Those that can be memory.
+        fds: Vec<OwnedFd>,
+        /// Whether there were others.
+        is_strange: bool,
+        /// Whether the process that made the connection has sent it.
+        is_connectors: bool,
+    },
+    /// The answer to a question of the broker.
+    Resolved {
+        ticket: Ticket,
+        /// `None`: nobody says.
+        found: Option<Vec<PeerIdentity>>,
+    },
+    /// A session broke a rule, and is going to end.
+    Broke {
+        session: SessionId,
+        reason: Reason,
+    },
+    Ended {
+        session: SessionId,
+    },
+    Died(ProcessId),
+    Drain,
+}
+
+#[derive(Debug)]
+struct Session {
+    link: LinkIndex,
+    credentials: Option<Credentials>,
+    process: Option<ProcessId>,
+    outgoing: mpsc::Sender<Outgoing>,
+    is_dismissed: bool,
+}
+
+/// All state of the sidecar.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    links: Arc<[Kept]>,
+    broker: Broker,
+    resolver: Resolver,
+    metrics: Metrics,
+    audit: AuditLog,
+    descriptors: Descriptors,
+    sessions: HashMap<SessionId, Session>,
+    processes: BTreeMap<ProcessId, Process>,
+    /// How many of them have attached: each takes a descriptor until it ends, connected or not.
+    attached: usize,
+    fds: HashMap<FdToken, Arc<OwnedFd>>,
+    fds_ever: u64,
+    myself: mpsc::Sender<ToHub>,
+}
+
+impl Hub {
+    pub(crate) fn new(
+        links: Arc<[Kept]>,
+        broker: Broker,
+        resolver: Resolver,
+        metrics: Metrics,
+        audit: AuditLog,
+        descriptors: Descriptors,
+        myself: mpsc::Sender<ToHub>,
+    ) -> Self {
+        Self {
+            links,
+            broker,
+            resolver,
+            metrics,
+            audit,
+            descriptors,
+            sessions: HashMap::new(),
+            processes: BTreeMap::new(),
+            attached: 0,
+            fds: HashMap::new(),
+            fds_ever: 0,
+            myself,
+        }
+    }
+
+    /// Works until it is told to drain; nothing happens while nothing happens.
+    pub(crate) async fn run(mut self, mut inbox: mpsc::Receiver<ToHub>) {
+        let mut observe_at = None;
+        let mut is_draining = false;
+        // At the end the identity service may still answer, and it does so soon or never.
+        while !is_draining || self.broker.stats().questions > 0 {
+            let deadline = self.broker.next_deadline().map(|at| self.audit.instant(at));
+            let told = tokio::select! {
+                told = inbox.recv() => told,
+                // Not for each packet: it looks at everything.
+                () = until(observe_at) => {
+                    self.metrics.observe(self.sessions.len(), self.broker.stats());
+                    observe_at = None;
+                    continue;
+                }
+                () = until(deadline) => {
+                    self.tell_broker(Command::Tick);
+                    continue;
+                }
+            };
+            match told {
+                Some(ToHub::Drain) => {
+                    is_draining = true;
+                    self.tell_broker(Command::Drain);
+                }
+                Some(told) => self.hear(told),
+                None => break,
+            }
+            observe_at.get_or_insert_with(|| Instant::now() + OBSERVE_AFTER);
+        }
+        // Whoever asked before the end is answered.
+        inbox.close();
+        while let Ok(told) = inbox.try_recv() {
+            self.hear(told);
+        }
+        self.audit.close();
+    }
+
+    fn hear(&mut self, told: ToHub) {
+        match told {
+            ToHub::Opened { session, link, credentials, identity, pidfd, outgoing } => {
+                let process = identity.as_ref().and_then(ProcessId::of);
+                self.sessions
+                    .insert(session, Session { link, credentials, process, outgoing, is_dismissed: false });
+                match process {
+                    Some(process) => self.watch(process, pidfd, identity.clone()),
+                    // It may say hello.
+                    None => self.deny(session, Op::Open, Reason::Unidentified, None),
+                }
+                self.tell_broker(Command::Opened { session, peer: identity });
+            }
+            ToHub::Request { session, request, is_strange: true, is_connectors: true, .. }
+                if request.version == VERSION =>
+            {
+                let text = "a descriptor came with it that is neither sealed memory nor a device";
+                self.refuse(
+                    session,
+                    request.id,
+                    Op::of(&request),
+                    Code::Invalid,
+                    Reason::BadDescriptors,
+                    text,
+                );
+            }
+            ToHub::Request { session, request, fds, is_connectors: true, .. } => {
+                self.request(session, request, fds);
+            }
+            ToHub::Request { session, request, .. } => self.foreign(session, request.id),
+            ToHub::Resolved { ticket, found } => self.tell_broker(match found {
+                Some(found) => Command::Resolved { ticket, found },
+                None => Command::Unanswered { ticket },
+            }),
+            ToHub::Broke { session, reason } => self.deny(session, Op::Packet, reason, None),
+            ToHub::Ended { session } => self.ended(session),
+            ToHub::Died(process) => self.died(process),
+            ToHub::Drain => {}
+        }
+    }
+
+    fn request(&mut self, session: SessionId, request: Request, fds: Vec<OwnedFd>) {
+        let Some(known) = self.sessions.get(&session) else { return };
+        if known.is_dismissed {
+            return;
+        }
+        let (link, process, id) = (known.link, known.process, request.id);
+        match &request.op {
+            // The broker says so.
+            _ if request.version != VERSION => self.ask_broker(session, request, fds),
+            Some(request::Op::Attach(_)) => self.attach(session, link, process, id),
+            Some(request::Op::Seated(seated)) => self.seated(session, seated.seat, seated.word),
+            Some(request::Op::Yield(_)) => {
+                let name = self.links[link.0].keeper.name();
+                let text = format!("link {name} is kept by a sidecar; end that one first");
+                self.refuse(session, id, Op::Yield, Code::Denied, Reason::KeptHere, text);
+            }
+            Some(request::Op::PoolMemory(told)) => self.pool_memory(session, id, told, fds),
+            Some(request::Op::ListProcesses(list)) => {
+                let skip = usize::try_from(list.skip).unwrap_or(usize::MAX);
+                self.inspect(session, id, |hub| reply::Result::Processes(hub.everybody(link, skip)));
+            }
+            Some(request::Op::ListKeys(list)) => {
+                self.inspect(session, id, |hub| reply::Result::AllKeys(hub.broker.all_keys(list.skip)));
+            }
+            Some(
+                request::Op::Ack(broker::Ack { grant, .. }) | request::Op::Stands(broker::Stands { grant }),
+            ) => {
+                self.hear_of_the_death_of(self.broker.importer(grant));
+                self.ask_broker(session, request, fds);
+            }
+            Some(request::Op::ExportKey(export))
+                if !fds
+                    .iter()
+                    .all(|fd| self.descriptors.is_memory_of(fd, export.mechanism(), export.size)) =>
+            {
+                let text = "the descriptor is no device's, or no sealed memfd of this size: seal it against shrinking \
+                            and growing";
+                self.refuse(session, id, Op::Export, Code::Invalid, Reason::BadDescriptors, text);
+            }
+            Some(request::Op::ExportKey(_))
+                if self.fds.len() + self.attached + fds.len() > self.descriptors.max =>
+            {
+                let text =
+                    format!("at most {} keys with descriptors in all: close some", self.descriptors.max);
+                self.refuse(session, id, Op::Export, Code::Limit, Reason::Descriptors, text);
+            }
+            _ => self.ask_broker(session, request, fds),
+        }
+    }
+
+    /// Whoever has got hold of somebody's connection does not speak for it.
+    fn foreign(&mut self, session: SessionId, id: u64) {
+        let text = "another process made this connection: connect yourself";
+        self.refuse(session, id, Op::Open, Code::Denied, Reason::ForeignSender, text);
+    }
+
+    /// Refuses as the broker does: told, written down, counted.
+    fn refuse(
+        &mut self,
+        session: SessionId,
+        id: u64,
+        op: Op,
+        code: Code,
+        reason: Reason,
+        text: impl Into<String>,
+    ) {
+        self.send(session, &Reply::refused(id, code, text), Vec::new());
+        self.deny(session, op, reason, None);
+    }
+
+    /// Writes down and counts that something was refused.
+    fn deny(&mut self, session: SessionId, op: Op, reason: Reason, seat: Option<u32>) {
+        let record =
+            Record { outcome: Outcome::Refused, reason: Some(reason), seat, ..self.record(session, op) };
+        self.audit.write(&record);
+        self.metrics.denied(reason);
+    }
+
+    /// A record of what a session did to its link.
+    fn record(&self, session: SessionId, op: Op) -> Record {
+        let known = self.sessions.get(&session);
+        let identity =
+            known.and_then(|known| self.processes.get(&known.process?)).and_then(|p| p.identity.as_ref());
+        Record {
+            caller: identity.map(Party::from),
+            socket: known.filter(|_| identity.is_none()).and_then(|known| known.credentials),
+            link: known.map(|known| self.links[known.link.0].keeper.name().to_owned()),
+            ..Record::new(self.audit.now(), op)
+        }
+    }
+
+    /// Who does not read is dismissed: its queue must not become our memory.
+    fn send(&mut self, session: SessionId, reply: &Reply, fds: Vec<Arc<OwnedFd>>) {
+        let Some(known) = self.sessions.get(&session) else { return };
+        // Closed: it has ended, and we are going to hear of it.
+        if let Err(TrySendError::Full(_)) =
+            known.outgoing.try_send(Outgoing { bytes: packet::encode(reply), fds })
+        {
+            self.deny(session, Op::Packet, Reason::Slow, None);
+            self.dismiss(session);
+        }
+    }
+
+    /// Ends a session: its task sees that nothing more is to be sent, and closes the connection. The broker hears of it when
+    /// it has.
+    fn dismiss(&mut self, session: SessionId) {
+        if let Some(known) = self.sessions.get_mut(&session) {
+            known.outgoing = mpsc::channel(1).0;
+            known.is_dismissed = true;
+        }
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,186 @@
+//! The processes that have connected: what they have, who asks about them, and their end.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::geteuid;
+use shmesh::{Participant, Recovered, SeatIndex, SeatWord};
+use shmesh_daemon::descriptor::watched;
+use shmesh_proto::broker::{Code, Processes, Reply, event, reply};
+use shmesh_proto::identity::PeerIdentity;
+use tokio::io::unix::AsyncFd;
+use tokio::task::JoinHandle;
+
+use super::{Hub, ToHub};
+use crate::broker::{Command, Op, ProcessId, Reason, SessionId};
+use crate::inspect;
+use crate::links::LinkIndex;
+
+/// A process that has connected and lives.
+#[derive(Debug, Default)]
+pub(super) struct Process {
+    pub(super) identity: Option<PeerIdentity>,
+    /// Links that it has attached to: its peers there hear of its death.
+    pub(super) links: BTreeSet<LinkIndex>,
+    sessions: usize,
+    pub(super) is_watched_by_broker: bool,
+    pub(super) seats: Vec<(LinkIndex, SeatIndex, SeatWord)>,
+    watch: Option<Watch>,
+}
+
+/// What tells of the end of a process.
+#[derive(Debug)]
+struct Watch {
+    pidfd: Arc<AsyncFd<OwnedFd>>,
+    task: JoinHandle<()>,
+}
+
+impl Watch {
+    /// Now, whether it was told already or not.
+    fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ended| ended > 0)
+    }
+}
+
+impl Hub {
+    pub(super) fn watch(
+        &mut self,
+        process: ProcessId,
+        pidfd: Option<OwnedFd>,
+        identity: Option<PeerIdentity>,
+    ) {
+        let known = self.processes.entry(process).or_default();
+        known.sessions += 1;
+        known.identity = identity;
+        let (None, Some(Ok(pidfd))) = (&known.watch, pidfd.map(watched)) else { return };
+        let (pidfd, hub) = (Arc::new(pidfd), self.myself.clone());
+        let ended = Arc::clone(&pidfd);
+        let task = tokio::spawn(async move {
+            if ended.readable().await.is_ok() {
+                let _ = hub.send(ToHub::Died(process)).await;
+            }
+        });
+        known.watch = Some(Watch { pidfd, task });
+    }
+
+    /// Forgets a process of which nothing is left here.
+    pub(super) fn forget_if_idle(&mut self, process: ProcessId) {
+        let Some(known) = self.processes.get(&process) else { return };
+        // Who has attached may have a seat that it has not told of: it is watched until it dies, and its death is seen after
+        // its connections are closed.
+        if known.sessions == 0
+            && !known.is_watched_by_broker
+            && known.seats.is_empty()
+            && known.links.is_empty()
+        {
+            if let Some(watch) = &known.watch {
+                watch.task.abort();
+            }
+            self.processes.remove(&process);
+        }
+    }
+
+    /// A number is its process's until that has ended, and not until that was heard of here.
+    pub(super) fn hear_of_the_death_of(&mut self, importer: Option<ProcessId>) {
+        let watch = |process| self.processes.get(&process)?.watch.as_ref();
+        if let Some(process) = importer
+            && watch(process).is_some_and(Watch::has_ended)
+        {
+            self.died(process);
+        }
+    }
+
+    /// Answers an operator, and nobody else.
+    pub(super) fn inspect(
+        &mut self,
+        session: SessionId,
+        id: u64,
+        answer: impl FnOnce(&Self) -> reply::Result,
+    ) {
+        let credentials = self.sessions.get(&session).and_then(|known| known.credentials);
+        if inspect::is_operator(credentials, geteuid().as_raw()) {
+            let reply = Reply::new(id, answer(self));
+            return self.send(session, &reply, Vec::new());
+        }
+        let text = "this is for the operator of the sidecar: ask where it runs, as its user or root";
+        self.refuse(session, id, Op::Inspect, Code::Denied, Reason::NotOperator, text);
+    }
+
+    /// All processes, without the first `skip` of them.
+    pub(super) fn everybody(&self, link: LinkIndex, skip: usize) -> Processes {
+        let keeper = &self.links[link.0].keeper;
+        let sits =
+            |known: &Process, other: &Participant| known.seats.contains(&(link, other.seat, other.word));
+        let identified =
+            || self.processes.iter().filter_map(|(id, known)| Some((id, known, known.identity.as_ref()?)));
+        let all = identified().skip(skip).map(|(id, known, identity)| {
+            let seats = keeper.participants().filter(|other| sits(known, other));
+            inspect::process(identity, known.sessions, seats, self.broker.holdings(id))
+        });
+        let unclaimed = || {
+            let is_claimed = |other: &Participant| self.processes.values().any(|known| sits(known, other));
+            keeper
+                .participants()
+                .filter(|other| !is_claimed(other))
+                .map(|other| inspect::seat(&other))
+                .collect()
+        };
+        Processes {
+            processes: inspect::page(all),
+            total: inspect::count(identified().count()),
+            unidentified: inspect::count(self.sessions.values().filter(|s| s.process.is_none()).count()),
+            unclaimed: if skip == 0 { unclaimed() } else { Vec::new() },
+        }
+    }
+
+    pub(super) fn ended(&mut self, session: SessionId) {
+        let Some(known) = self.sessions.remove(&session) else { return };
+        self.tell_broker(Command::Closed { session });
+        if let Some(process) = known.process {
+            let is_last = self.processes.get_mut(&process).is_some_and(|known| {
+                known.sessions = known.sessions.saturating_sub(1);
+                known.sessions == 0 && known.watch.is_none()
+            });
+            if is_last {
+                // Before Linux 6.5, and out of sight: a process without connections is as good as dead.
+                self.died(process);
+            }
+            self.forget_if_idle(process);
+        }
+    }
+
+    pub(super) fn died(&mut self, process: ProcessId) {
+        let Some(dead) = self.processes.remove(&process) else { return };
+        self.attached -= usize::from(!dead.links.is_empty());
+        let mut done = Recovered::default();
+        for &(link, seat, word) in &dead.seats {
+            let taken = self.links[link.0].keeper.recover_participant(seat, word);
+            done.participants += taken.participants;
+            done.messages += taken.messages;
+        }
+        // Seats that it had taken and not told of yet, where this process can see whose they are.
+        for kept in self.links.iter() {
+            done.participants += kept.keeper.recover().participants;
+        }
+        self.metrics.reaped(done.participants);
+        tracing::info!(
+            tgid = process.bare_tgid,
+            participants = done.participants,
+            messages = done.messages,
+            "a process has died"
+        );
+        self.tell_broker(Command::Died { process });
+        let told: Vec<_> = self
+            .sessions
+            .iter()
+            .filter(|(_, other)| dead.links.contains(&other.link) && other.process != Some(process))
+            .map(|(session, _)| *session)
+            .collect();
+        for session in told {
+            self.send(session, &Reply::event(event::Happened::PeerDied(process.bare_tgid)), Vec::new());
+        }
+    }
+}
