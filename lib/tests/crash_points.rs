@@ -230,7 +230,7 @@ fn attach_by_name() {
             good &= one(mode, &scenes::attach_by_name(side), &original, &copy, full);
             // What the kernel kept for the dead must not stand in the way of the living.
             let (options, name) = original.options();
-            options.timeout(Duration::from_secs(2)).attach(name, side).expect("attach after the deaths");
+            options.timeout(Duration::from_secs(60)).attach(name, side).expect("attach after the deaths");
         }
     }
     assert!(good);

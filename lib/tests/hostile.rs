@@ -54,7 +54,7 @@ const VALUE: usize = 4;
 const STEP: usize = 5;
 const SLOWEST: usize = 6;
 /// No single call may take longer, on a machine with other work.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Every word that participants write: segment and offset.
 fn words(base: &Base) -> Vec<(usize, usize)> {
@@ -363,7 +363,7 @@ fn a_doorbell_that_never_ends() {
         nix::unistd::write(link.fd().expect("a doorbell"), &signals.to_ne_bytes()).expect("ring");
         let started = Instant::now();
         let woken = link.wait(Some(Duration::from_millis(50))).expect("wait");
-        assert!(!woken && started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(!woken && started.elapsed() < PATIENCE, "{:?}", started.elapsed());
         log[CALLS].store(1, Relaxed);
         0
     });

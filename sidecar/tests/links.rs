@@ -22,7 +22,7 @@ fn peer_process() {
 const KINDS: [&str; 6] = ["mpmc", "spsc", "mpmc memfd", "spsc memfd", "mpmc notify=off", "spsc notify=off"];
 
 fn attach(dir: &std::path::Path, side: Side) -> shmesh::Result<Link> {
-    LinkOptions::new().dir(dir).timeout(Duration::from_secs(5)).attach("link", side)
+    LinkOptions::new().dir(dir).timeout(Duration::from_secs(60)).attach("link", side)
 }
 
 #[test]

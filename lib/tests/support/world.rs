@@ -27,7 +27,7 @@ pub(crate) const DATA_LEN: u32 = 3;
 const BUF_BYTES: u32 = 64;
 const NAME: &str = "world";
 /// Nothing that the survivors do may take longer, all together.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const TO_PRIMARY: usize = 0;
 pub(crate) const TO_SECONDARY: usize = 1;
