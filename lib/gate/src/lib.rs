@@ -43,7 +43,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use places::{Place, Registry};
+use places::{Inside, Place, Registry};
 
 /// Guards a value: many read it at once, and who changes it is alone.
 ///
@@ -78,7 +78,8 @@ impl<T> Gate<T> {
         Self { is_closing: AtomicBool::new(false), alone: Mutex::new(()), value: UnsafeCell::new(value) }
     }
 
-    /// Passes: nobody changes the value while the answer lives. It may be passed again meanwhile, by the same thread too.
+    /// Passes: nobody changes the value while the answer lives. It may be passed again meanwhile, by the same thread too, but
+    /// not by one that is in more than four gates, or in its last destructors: that would wait for itself.
     ///
     /// ```
     /// let gate = shmesh_gate::Gate::new(7);
@@ -118,14 +119,13 @@ impl<T> Gate<T> {
     fn pass_at<'a>(&'a self, place: &'a Place) -> Way<'a> {
         let Some(inside) = place.free() else { return self.pass_beyond(place) };
         loop {
-            // Release: a closer of the gate that this thread was in before may see this instead of its leaving.
-            inside.store(self.name(), Ordering::Release);
+            inside.enter(self.name());
             // DEKKER: with the heavy barrier of `close_over`.
             barrier::light();
             if !self.is_closing.load(Ordering::Acquire) {
                 return Way::Place(inside);
             }
-            if self.give_way(place, inside) {
+            if let Some(inside) = self.give_way(place, inside) {
                 return Way::Place(inside);
             }
         }
@@ -133,20 +133,19 @@ impl<T> Gate<T> {
 
     /// For who is in as many gates as a place can name.
     #[cold]
-    fn pass_beyond(&self, place: &Place) -> Way<'_> {
-        if place.names(self.name()) { Way::Again } else { Way::Locked(self.lock()) }
+    fn pass_beyond<'a>(&'a self, place: &'a Place) -> Way<'a> {
+        place.again(self.name()).map_or_else(|| Way::Locked(self.lock()), Way::Place)
     }
 
-    /// Lets the closer go first. `true`: this thread is in already, and the closer waits for it.
+    /// Lets the closer go first, unless this thread is in already, and the closer waits for it.
     #[cold]
-    fn give_way(&self, place: &Place, inside: &AtomicUsize) -> bool {
-        inside.store(0, Ordering::Release);
-        if place.names(self.name()) {
-            inside.store(self.name(), Ordering::Release);
-            return true;
+    fn give_way<'a>(&self, place: &'a Place, inside: &Inside) -> Option<&'a Inside> {
+        inside.leave();
+        let again = place.again(self.name());
+        if again.is_none() {
+            drop(self.lock());
         }
-        drop(self.lock());
-        false
+        again
     }
 
     fn close_over(&self, registry: &Registry) -> Closed<'_, T> {
@@ -168,9 +167,7 @@ impl<T: fmt::Debug> fmt::Debug for Gate<T> {
 }
 
 enum Way<'a> {
-    Place(&'a AtomicUsize),
-    /// By a place that names it already.
-    Again,
+    Place(&'a Inside),
     Locked(#[expect(dead_code, reason = "held until it is dropped")] MutexGuard<'a, ()>),
 }
 
@@ -195,8 +192,7 @@ impl<T> Drop for Passing<'_, T> {
     #[inline]
     fn drop(&mut self) {
         if let Way::Place(inside) = self.way {
-            // Release: what was read here was read before whoever sees this changes it.
-            inside.store(0, Ordering::Release);
+            inside.leave();
         }
     }
 }
@@ -288,6 +284,41 @@ mod tests {
         assert_eq!(*other.pass(), 6);
         drop(inside);
         gates.iter().for_each(|gate| *gate.close() = 2);
+    }
+
+    /// In whatever order a thread passes and leaves, also while somebody waits to be alone: as long as it is in, the word
+    /// that said so first goes on saying so.
+    #[test]
+    fn who_is_in_is_named_all_the_time() {
+        let gate = Gate::new(());
+        let others: [Gate<()>; 3] = std::array::from_fn(|_| Gate::new(()));
+        let place: &'static Place = Box::leak(Box::new(Place::new()));
+        let pass = |gate| Passing { gate, way: Gate::pass_at(gate, place) };
+        let is_named = |gate: &Gate<()>| place.is_named(gate.name());
+        let before = pass(&others[0]);
+        let first = pass(&gate);
+        // A word before the one that names the gate: the closer has seen it without.
+        drop(before);
+        gate.is_closing.store(true, Ordering::Relaxed);
+        let again = pass(&gate);
+        assert!(
+            place.free().is_some_and(|free| std::ptr::eq(free, place.first())),
+            "a closer has looked there"
+        );
+        drop(first);
+        assert!(is_named(&gate), "it is in");
+        drop(again);
+        assert!(!is_named(&gate));
+        gate.is_closing.store(false, Ordering::Relaxed);
+
+        // No word is free.
+        let first = pass(&gate);
+        let full: Vec<_> = others.iter().map(pass).collect();
+        let again = pass(&gate);
+        drop(first);
+        assert!(is_named(&gate), "it is in");
+        drop((again, full));
+        assert!(!is_named(&gate) && place.is_empty());
     }
 
     #[test]

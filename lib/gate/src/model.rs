@@ -75,6 +75,38 @@ fn what_was_changed_is_seen_by_who_passes_next() {
     explore(1, 2, 2);
 }
 
+/// A thread that is in passes again while somebody waits to be alone, and leaves in the order in which it came.
+#[test]
+fn who_passes_again_is_waited_for_to_the_end() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let place: &'static Place = Box::leak(Box::new(Place::new()));
+        let registry = Registry::of(vec![place]);
+        let guarded = Arc::new(Guarded { gate: Gate::new(()), value: Value::new(0) });
+        let reader = {
+            let guarded = Arc::clone(&guarded);
+            thread::spawn(move || {
+                let pass = |gate| Passing { gate, way: Gate::pass_at(gate, place) };
+                let other = Gate::new(());
+                let before = pass(&other);
+                let first = pass(&guarded.gate);
+                // From here on the first word is free, and the closer may have looked at it.
+                drop(before);
+                let again = pass(&guarded.gate);
+                drop(first);
+                guarded.value.with(|value| {
+                    // SAFETY: no one writes it while a thread passes.
+                    unsafe { *value }
+                });
+                drop(again);
+            })
+        };
+        write(&guarded, &registry);
+        reader.join().expect("nobody wrote meanwhile");
+    });
+}
+
 /// A thread leaves one gate and is in another when the closer of the first looks.
 #[test]
 fn a_place_that_names_another_gate_is_out_of_this_one() {

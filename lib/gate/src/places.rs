@@ -10,27 +10,64 @@ const DEPTH: usize = 4;
 /// Looks at a place before the closer lets others have the core.
 const SPINS: u32 = 100;
 
-/// Which gates one thread is in, by address; 0: none. Nobody else writes it, and it has its cache lines to itself.
+/// Which gates one thread is in. Nobody else writes it, and it has its cache lines to itself.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Place {
-    inside: [AtomicUsize; DEPTH],
+    inside: [Inside; DEPTH],
+}
+
+/// One gate that a thread is in.
+#[derive(Debug)]
+pub(crate) struct Inside {
+    /// Its address; 0: none.
+    gate: AtomicUsize,
+    /// How often the thread has passed it again by this word. Its own business.
+    again: AtomicUsize,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
-        Self { inside: std::array::from_fn(|_| AtomicUsize::new(0)) }
+        let inside = |_| Inside { gate: AtomicUsize::new(0), again: AtomicUsize::new(0) };
+        Self { inside: std::array::from_fn(inside) }
     }
 
     /// Room for one more. For the thread whose place it is.
     #[inline]
-    pub(crate) fn free(&self) -> Option<&AtomicUsize> {
-        self.inside.iter().find(|inside| inside.load(Ordering::Relaxed) == 0)
+    pub(crate) fn free(&self) -> Option<&Inside> {
+        self.inside.iter().find(|inside| !inside.is_taken())
     }
 
-    /// Whether it names a gate. For the thread whose place it is.
-    pub(crate) fn names(&self, gate: usize) -> bool {
-        self.inside.iter().any(|inside| inside.load(Ordering::Relaxed) == gate)
+    /// Passes a gate again that the thread is in, by the word that names it; `None`: it is not. For the thread whose place it
+    /// is.
+    ///
+    /// By no other word: a closer that waits for this one may have looked at the others, and does not look again.
+    pub(crate) fn again(&self, gate: usize) -> Option<&Inside> {
+        let inside = self.inside.iter().find(|inside| inside.gate.load(Ordering::Relaxed) == gate)?;
+        inside.again.store(inside.again.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        Some(inside)
+    }
+}
+
+impl Inside {
+    #[inline]
+    fn is_taken(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) != 0
+    }
+
+    /// Release: a closer of the gate that this thread was in before may see this instead of its leaving.
+    #[inline]
+    pub(crate) fn enter(&self, gate: usize) {
+        self.gate.store(gate, Ordering::Release);
+    }
+
+    /// Release: what was read inside was read before whoever sees this changes it.
+    #[inline]
+    pub(crate) fn leave(&self) {
+        match self.again.load(Ordering::Relaxed) {
+            0 => self.gate.store(0, Ordering::Release),
+            again => self.again.store(again - 1, Ordering::Relaxed),
+        }
     }
 }
 
@@ -67,7 +104,7 @@ impl Registry {
         for inside in all.iter().flat_map(|place| &place.inside) {
             let mut looks = 0_u32;
             // Acquire: with the Release of who leaves.
-            while inside.load(Ordering::Acquire) == gate {
+            while inside.gate.load(Ordering::Acquire) == gate {
                 looks = looks.saturating_add(1);
                 wait(looks);
             }
@@ -144,10 +181,21 @@ mod threads {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+impl Place {
+    pub(crate) fn is_named(&self, gate: usize) -> bool {
+        self.inside.iter().any(|inside| inside.gate.load(Ordering::Relaxed) == gate)
+    }
+
+    pub(crate) fn first(&self) -> &Inside {
+        &self.inside[0]
+    }
+}
+
 #[cfg(not(loom))]
 impl Place {
-    fn is_empty(&self) -> bool {
-        self.inside.iter().all(|inside| inside.load(Ordering::Relaxed) == 0)
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.inside.iter().any(Inside::is_taken)
     }
 }
 
