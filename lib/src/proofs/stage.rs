@@ -205,6 +205,7 @@ pub(super) fn receive_batch(desk: &Desk, max: usize) -> Result<Vec<Got>, Wild> {
 }
 
 /// Ends what was received.
+#[cfg(not(loom))]
 pub(super) fn finish(desk: &Desk, got: &Got) -> bool {
     match got {
         Got::Pooled(held) => release(desk, held),
