@@ -23,7 +23,8 @@ import shmesh
 
 
 def work(queue: shmesh.BatchQueue, dataset: Dataset[Any], batches: Sequence[Sequence[int]]) -> None:
-    with queue:
+    # One whose dataset fails at the first item is noticed, too.
+    with queue.as_producer():
         for indices in batches:
             columns = default_collate([dataset[index] for index in indices])
             queue.put({str(place): column.numpy() for place, column in enumerate(columns)})
@@ -50,13 +51,17 @@ class ShmeshLoader:
         ]
         for process in processes:
             process.start()
-        with queue, warnings.catch_warnings():
-            # The tensors are read-only, and torch cannot say so.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            for batch in queue:
-                yield [torch.from_numpy(array) for array in batch.values()]
-        for process in processes:
-            process.join()
+        try:
+            with queue, warnings.catch_warnings():
+                # The tensors are read-only, and torch cannot say so.
+                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+                for batch in queue:
+                    yield [torch.from_numpy(array) for array in batch.values()]
+        finally:
+            # Who leaves the loop early wants no more of them.
+            for process in processes:
+                process.terminate()
+                process.join()
 
 
 def main() -> None:

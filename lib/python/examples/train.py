@@ -18,7 +18,7 @@ SIDE = 64
 def load(queue: shmesh.BatchQueue, seed: int, batches: int, images: int) -> None:
     """One loader: images that it would read from somewhere, and their labels."""
     random = np.random.default_rng(seed)
-    with queue:
+    with queue.as_producer():
         for step in range(batches):
             spec = {"image": ((images, 3, SIDE, SIDE), np.float32), "label": (images, np.int64)}
             with queue.batch(spec, meta={"loader": seed, "step": step}) as batch:

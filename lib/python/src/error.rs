@@ -26,7 +26,13 @@ pub(crate) fn system(doing: &str, source: &std::io::Error) -> PyErr {
         _ => "System",
     };
     let class = if source.kind() == std::io::ErrorKind::OutOfMemory { "NoSpace" } else { class };
-    error(class, format_args!("cannot {doing}: {source}"))
+    let remedy = match source.raw_os_error() {
+        Some(libc::EMFILE) => {
+            "; each array takes one: raise the limit (`ulimit -n`), or share one array and pass slices of it"
+        }
+        _ => "",
+    };
+    error(class, format_args!("cannot {doing}: {source}{remedy}"))
 }
 
 /// An error of the transport, with what is behind it.

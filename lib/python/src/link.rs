@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use shmesh::config::{PoolId, from_yaml};
 use shmesh::sys::process::{Liveness, ProcessIdentity};
-use shmesh::{LinkOptions, Side};
+use shmesh::{ErrorKind, LinkOptions, Side};
 
 use crate::error::{error, forked, of_link, system};
 use crate::fork::Made;
@@ -55,13 +55,40 @@ fn pool_of(name: &str) -> PyResult<PoolId> {
     })
 }
 
-fn duration_of(seconds: f64) -> PyResult<Duration> {
+pub(crate) fn duration_of(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|_| {
         error(
             "Invalid",
             format_args!("a timeout of {seconds} seconds; pass 0 or more, or None to wait for ever"),
         )
     })
+}
+
+/// Attaches, as soon as the link is there. The handlers of signals may end it.
+fn attach(
+    py: Python<'_>,
+    options: &LinkOptions,
+    name: &str,
+    side: Side,
+    timeout: Duration,
+) -> PyResult<shmesh::Result<shmesh::Link>> {
+    let start = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(start.elapsed());
+        let attached = py.detach(|| options.clone().timeout(left.min(SLICE)).attach(name, side));
+        py.check_signals()?;
+        match attached {
+            Err(failed) if !left.is_zero() && may_come(&failed) => {}
+            attached => return Ok(attached),
+        }
+    }
+}
+
+fn may_come(failed: &shmesh::Error) -> bool {
+    matches!(
+        failed.kind(),
+        ErrorKind::NotFound { .. } | ErrorKind::NoDirectory { .. } | ErrorKind::Holder { .. }
+    )
 }
 
 impl Link {
@@ -149,15 +176,18 @@ impl Link {
         timeout: f64,
         beside: bool,
     ) -> PyResult<Self> {
-        let options = LinkOptions::new().dir(&directory).timeout(duration_of(timeout)?).beside(beside);
+        let options = LinkOptions::new().dir(&directory).beside(beside);
         let side = side_of(side)?;
         let link = match config {
-            None => py.detach(|| options.attach(name, side)),
+            None => attach(py, &options, name, side, duration_of(timeout)?)?,
             Some(text) => {
-                let loaded =
-                    from_yaml(text).map_err(|wrong| of_link(shmesh::ErrorKind::Config(wrong).into()))?;
-                let Some(config) = loaded.links.into_iter().next() else {
-                    return Err(error("Invalid", "the configuration has no link"));
+                let loaded = from_yaml(text).map_err(|wrong| of_link(ErrorKind::Config(wrong).into()))?;
+                let names: Vec<_> = loaded.links.iter().map(|link| link.name.to_string()).collect();
+                let Some(config) = loaded.links.into_iter().find(|link| link.name.as_str() == name) else {
+                    return Err(error(
+                        "Invalid",
+                        format_args!("the configuration has no link {name:?}; it has {}", names.join(", ")),
+                    ));
                 };
                 py.detach(|| options.create(&config))
             }
@@ -182,7 +212,7 @@ impl Link {
         self.with(|link| {
             link.send_inline(msg_id, cell_id, msg)?;
             match if notify { link.notify() } else { Ok(()) } {
-                Err(error) if matches!(error.kind(), shmesh::ErrorKind::NoNotification { .. }) => Ok(()),
+                Err(error) if matches!(error.kind(), ErrorKind::NoNotification { .. }) => Ok(()),
                 told => told,
             }
         })

@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use shmesh::sys::reserve;
 
 use crate::error::{error, system};
+use crate::link::duration_of;
 use crate::share::{self, Published};
 use crate::sysv::Attached;
 use crate::{device, view};
@@ -177,9 +178,15 @@ impl Memory {
 
     /// Memory that another process shares under this name in the IPC directory, and what it said of it.
     #[staticmethod]
-    #[pyo3(signature = (directory, name, *, writable=false))]
-    fn open(py: Python<'_>, directory: PathBuf, name: &str, writable: bool) -> PyResult<(Self, Vec<u8>)> {
-        let (fd, meta) = py.detach(|| share::open(&directory, name))?;
+    #[pyo3(signature = (directory, name, *, writable=false, patience=60.0))]
+    fn open(
+        py: Python<'_>,
+        directory: PathBuf,
+        name: &str,
+        writable: bool,
+        patience: f64,
+    ) -> PyResult<(Self, Vec<u8>)> {
+        let (fd, meta) = share::open(py, &directory, name, duration_of(patience)?)?;
         Ok((Self::over(import(fd, writable)?), meta))
     }
 
@@ -192,7 +199,7 @@ impl Memory {
         token: [u8; share::TOKEN_BYTES],
         writable: bool,
     ) -> PyResult<Self> {
-        let fd = py.detach(|| share::fetch(address, token))?;
+        let fd = share::fetch(py, address, token)?;
         Ok(Self::over(import(fd, writable)?))
     }
 

@@ -31,8 +31,13 @@ use crate::fork::Made;
 pub(crate) const TOKEN_BYTES: usize = 16;
 /// Longest description of a named array.
 const META_BYTES_MAX: usize = 8192;
-/// How long the other end may take, and how long others may work in the directory.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the other end may take, and how long others may work in the directory. Who has died is known at once, so only who
+/// is stopped takes so long; or who has no time, on a machine that is too busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a wait goes without looking whether Python has a signal to handle, and whether a client has had its time.
+const SLICE: Duration = Duration::from_millis(100);
+/// So many may be connected that have not asked yet. Then the one that has been so the longest has to go.
+const CLIENTS_MAX: usize = 64;
 /// What the files of named arrays end with.
 const SUFFIX: &str = ".array";
 const STACK_BYTES: usize = 128 * 1024;
@@ -99,7 +104,7 @@ fn seqpacket() -> io::Result<OwnedFd> {
 }
 
 fn limit_wait(fd: &impl AsFd) -> io::Result<()> {
-    let limit = TimeVal::new(PATIENCE.as_secs().cast_signed(), 0);
+    let limit = TimeVal::new(0, SLICE.subsec_micros().into());
     setsockopt(&fd.as_fd(), sockopt::ReceiveTimeout, &limit)?;
     setsockopt(&fd.as_fd(), sockopt::SendTimeout, &limit)?;
     Ok(())
@@ -116,7 +121,7 @@ fn server() -> io::Result<Arc<Server>> {
     let listener = seqpacket()?;
     bind(listener.as_raw_fd(), &UnixAddr::new_abstract(address.as_bytes())?)?;
     listen(&listener, Backlog::new(64)?)?;
-    lock(&LISTENERS).push(listener.as_raw_fd());
+    let number = listener.as_raw_fd();
     let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
     let server = Arc::new(Server { made: Made::here(), address, listener, wake, state: Mutex::default() });
     let ours = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
@@ -127,12 +132,20 @@ fn server() -> io::Result<Arc<Server>> {
         let _ = ours.thread_set_mask();
     }
     started?;
+    lock(&LISTENERS).push(number);
     *place = Some(Arc::clone(&server));
     Ok(server)
 }
 
+/// Who has connected, and has not asked yet.
+struct Client {
+    fd: OwnedFd,
+    since: Instant,
+}
+
 impl Server {
     fn run(&self) {
+        let mut clients: Vec<Client> = Vec::new();
         loop {
             let named: Vec<_> = lock(&self.state).named.iter().map(|(fd, _)| Arc::clone(fd)).collect();
             let mut fds = vec![
@@ -140,35 +153,54 @@ impl Server {
                 PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
             ];
             fds.extend(named.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
-            if poll(&mut fds, PollTimeout::NONE).is_err() {
+            fds.extend(clients.iter().map(|client| PollFd::new(client.fd.as_fd(), PollFlags::POLLIN)));
+            let limit = if clients.is_empty() { None } else { PollTimeout::try_from(SLICE).ok() };
+            if poll(&mut fds, limit.unwrap_or(PollTimeout::NONE)).is_err() {
                 continue;
             }
             let ready: Vec<_> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
+            let (of_named, of_clients) = ready[2..].split_at(named.len());
             if ready[0] {
                 let _ = self.wake.read();
             }
-            if ready[1] {
+            for (listener, _) in named.iter().zip(of_named).filter(|(_, ready)| **ready) {
                 // Whatever a client does wrong is its own loss.
-                let _ = self.answer_token();
-            }
-            for (listener, _) in named.iter().zip(&ready[2..]).filter(|(_, ready)| **ready) {
                 let _ = self.answer_name(listener);
+            }
+            let mut asked = of_clients.iter();
+            clients.retain(|client| {
+                let asks = asked.next().is_some_and(|ready| *ready);
+                if asks {
+                    let _ = self.answer_token(&client.fd);
+                }
+                !asks && client.since.elapsed() < PATIENCE
+            });
+            if ready[1]
+                && let Ok(client) = self.admit()
+            {
+                if clients.len() == CLIENTS_MAX {
+                    clients.remove(0);
+                }
+                clients.extend(client);
             }
         }
     }
 
-    fn answer_token(&self) -> io::Result<()> {
-        let client = packets::accept(&self.listener)?;
-        let uid = packets::peer(&client)?.uid;
-        if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
-            return Ok(());
-        }
-        limit_wait(&client)?;
-        let (bytes, _) = packets::receive(&client)?;
+    /// Who connects by a handle's address, if it is of this user.
+    fn admit(&self) -> io::Result<Option<Client>> {
+        let fd = accept(&self.listener)?;
+        let uid = packets::peer(&fd)?.uid;
+        let admitted = uid == 0 || uid == nix::unistd::geteuid().as_raw();
+        Ok(admitted.then(|| Client { fd, since: Instant::now() }))
+    }
+
+    fn answer_token(&self, client: &OwnedFd) -> io::Result<()> {
+        limit_wait(client)?;
+        let (bytes, _) = packets::receive(client)?;
         let file = Token::try_from(bytes.as_slice()).ok().and_then(|token| self.redeem(token));
         match file {
-            Some(file) => packets::send(&client, b"+", &[file.as_fd()]),
-            None => packets::send(&client, b"-", &[]),
+            Some(file) => packets::send(client, b"+", &[file.as_fd()]),
+            None => packets::send(client, b"-", &[]),
         }
     }
 
@@ -187,7 +219,7 @@ impl Server {
     }
 
     fn answer_name(&self, listener: &Arc<OwnedFd>) -> io::Result<()> {
-        let client = packets::accept(listener)?;
+        let client = accept(listener)?;
         limit_wait(&client)?;
         let found = {
             let state = lock(&self.state);
@@ -199,6 +231,16 @@ impl Server {
             None => packets::send(&client, b"-", &[]),
         }
     }
+}
+
+/// Accepts a connection. Without a number for it, it stays where it is, and so must not be looked at again at once.
+fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
+    packets::accept(listener).inspect_err(|failed| {
+        let full = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+        if failed.raw_os_error().is_some_and(|number| full.contains(&number)) {
+            std::thread::sleep(SLICE);
+        }
+    })
 }
 
 /// Promises memory to one process more, and says where and by what it gets it.
@@ -219,24 +261,73 @@ pub(crate) fn handle(file: &Arc<File>) -> PyResult<(String, Vec<u8>)> {
     Ok((server.address.clone(), token.to_vec()))
 }
 
+/// Connects, asks, and waits for the answer: as long as `patience`, or until the handler of a signal raises something.
+fn ask(
+    py: Python<'_>,
+    connect: impl Fn() -> io::Result<OwnedFd> + Sync,
+    question: &[u8],
+    patience: Duration,
+) -> PyResult<io::Result<(Vec<u8>, Vec<OwnedFd>)>> {
+    let start = Instant::now();
+    let mut connection = None;
+    loop {
+        let answer = py.detach(|| {
+            let fd = match connection.take() {
+                Some(fd) => fd,
+                None => {
+                    let fd = connect()?;
+                    limit_wait(&fd)?;
+                    if !question.is_empty() {
+                        packets::send(&fd, question, &[])?;
+                    }
+                    fd
+                }
+            };
+            packets::receive(connection.insert(fd))
+        });
+        match answer {
+            Err(failed) if failed.kind() == io::ErrorKind::WouldBlock => {
+                py.check_signals()?;
+                if start.elapsed() >= patience {
+                    return Ok(Err(io::ErrorKind::TimedOut.into()));
+                }
+            }
+            answer => return Ok(answer),
+        }
+    }
+}
+
+#[cold]
+fn silent(what: &str, patience: Duration) -> pyo3::PyErr {
+    error(
+        "Timeout",
+        format_args!(
+            "{what}: the process that has it did not answer within {} s; see whether it is stopped",
+            patience.as_secs_f64()
+        ),
+    )
+}
+
 /// Gets memory by its handle.
-pub(crate) fn fetch(address: &str, token: Token) -> PyResult<OwnedFd> {
+pub(crate) fn fetch(py: Python<'_>, address: &str, token: Token) -> PyResult<OwnedFd> {
     let gone = || {
         error(
             "NotFound",
             "the array of this handle is gone: the process that sent it has ended, or has dropped it after another fetched \
-             this handle; keep it there until it has arrived (another network namespace? give the array a name)",
+             this handle; keep it there until it has arrived (another network namespace, or user? give the array a name)",
         )
     };
-    let ask = || -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let connect = || -> io::Result<OwnedFd> {
         let fd = seqpacket()?;
         limit_wait(&fd)?;
         connect(fd.as_raw_fd(), &UnixAddr::new_abstract(address.as_bytes())?)?;
-        packets::send(&fd, &token, &[])?;
-        packets::receive(&fd)
+        Ok(fd)
     };
-    match ask() {
+    match ask(py, connect, &token, PATIENCE)? {
         Ok((_, fds)) => fds.into_iter().next().ok_or_else(gone),
+        Err(source) if source.kind() == io::ErrorKind::TimedOut => {
+            Err(silent("the array of this handle", PATIENCE))
+        }
         Err(source)
             if matches!(source.raw_os_error(), Some(libc::ECONNREFUSED | libc::ECONNRESET | libc::EPIPE)) =>
         {
@@ -254,7 +345,7 @@ fn socket_path(directory: &Path, name: &str) -> PyResult<PathBuf> {
 }
 
 /// One process at a time adds or removes names in a directory.
-fn lock_directory(directory: &Path) -> PyResult<Flock<File>> {
+fn lock_directory(py: Python<'_>, directory: &Path) -> PyResult<Flock<File>> {
     let failed = |source: &io::Error| match source.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR) => error(
             "NotFound",
@@ -270,10 +361,14 @@ fn lock_directory(directory: &Path) -> PyResult<Flock<File>> {
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
-            Err((_, errno)) if start.elapsed() > PATIENCE => return Err(failed(&errno.into())),
-            Err((same, _)) => file = same,
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) if start.elapsed() > PATIENCE => {
+                return Err(silent(&format!("the lock of {}", directory.display()), PATIENCE));
+            }
+            Err((same, nix::errno::Errno::EWOULDBLOCK | nix::errno::Errno::EINTR)) => file = same,
+            Err((_, errno)) => return Err(failed(&errno.into())),
         }
-        std::thread::sleep(Duration::from_millis(1));
+        py.detach(|| std::thread::sleep(Duration::from_millis(1)));
+        py.check_signals()?;
     }
 }
 
@@ -339,8 +434,8 @@ pub(crate) fn publish(
     }
     let path = socket_path(directory, name)?;
     let server = server().map_err(|source| system("listen for who opens the array", &source))?;
+    let _locked = lock_directory(py, directory)?;
     let listener = py.detach(|| {
-        let _locked = lock_directory(directory)?;
         sweep(directory);
         packets::listen_on(&path, mode).map_err(|source| match source.raw_os_error() {
             Some(libc::EADDRINUSE) => error(
@@ -393,7 +488,12 @@ impl Drop for Published {
 }
 
 /// Memory by its name, and its description.
-pub(crate) fn open(directory: &Path, name: &str) -> PyResult<(OwnedFd, Vec<u8>)> {
+pub(crate) fn open(
+    py: Python<'_>,
+    directory: &Path,
+    name: &str,
+    patience: Duration,
+) -> PyResult<(OwnedFd, Vec<u8>)> {
     let path = socket_path(directory, name)?;
     let absent = || {
         error(
@@ -404,21 +504,21 @@ pub(crate) fn open(directory: &Path, name: &str) -> PyResult<(OwnedFd, Vec<u8>)>
             ),
         )
     };
-    let ask = || {
-        let fd = packets::connect_to(&path)?;
-        limit_wait(&fd)?;
-        packets::receive(&fd)
-    };
-    match ask() {
+    match ask(py, || packets::connect_to(&path), b"", patience)? {
         Ok((meta, fds)) => fds.into_iter().next().map(|fd| (fd, meta)).ok_or_else(absent),
+        Err(source) if source.kind() == io::ErrorKind::TimedOut => {
+            Err(silent(&format!("the array at {}", path.display()), patience))
+        }
         Err(source) => Err(match source.raw_os_error() {
             Some(libc::ECONNREFUSED) => {
                 // What a kill left: an empty file.
-                if let Ok(_locked) = lock_directory(directory) {
-                    remove_stale(directory, &path);
+                if let Ok(_locked) = lock_directory(py, directory) {
+                    py.detach(|| remove_stale(directory, &path));
                 }
                 absent()
             }
+            // It ended, or dropped the array, before it had answered.
+            Some(libc::ECONNRESET) => absent(),
             Some(libc::ENOENT) => absent(),
             _ => system(&format!("open the array at {}", path.display()), &source),
         }),

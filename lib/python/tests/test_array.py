@@ -155,13 +155,30 @@ def test_types_that_cannot_be_shared(dtype: object) -> None:
     assert "use" in str(error.value) or "say" in str(error.value), "it names the remedy"
 
 
+def test_types_that_only_a_pickle_can_describe() -> None:
+    overlapping = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 0]})
+    with pytest.raises(shmesh.Unsupported, match="view"):
+        shmesh.empty(3, overlapping, "x")
+    array = shmesh.empty(3, overlapping)
+    array["a"] = 5
+    assert pickle.loads(pickle.dumps(array))["b"].tolist() == [5, 5, 5]
+
+
+def test_types_of_other_libraries() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    with pytest.raises(shmesh.Unsupported, match="view"):
+        shmesh.empty(3, ml_dtypes.bfloat16, "x")
+    array = shmesh.from_numpy(np.array([1, 2], ml_dtypes.bfloat16))
+    assert pickle.loads(pickle.dumps(array)).astype(float).tolist() == [1, 2]
+
+
 @pytest.mark.skipif(not hasattr(getattr(np, "dtypes", None), "StringDType"), reason="numpy 2 has it")
 def test_strings_of_any_length_cannot_be_shared() -> None:
     with pytest.raises(shmesh.Unsupported):
         shmesh.empty(3, np.dtypes.StringDType())
 
 
-@pytest.mark.parametrize("shape", [-1, (2, -3), "ab", 2.5, (1 << 40, 1 << 40), None])
+@pytest.mark.parametrize("shape", [-1, (2, -3), "ab", "12", 2.5, (2.5, 3), (1 << 40, 1 << 40), None])
 def test_shapes_that_cannot_be(shape: object) -> None:
     with pytest.raises((shmesh.Invalid, TypeError)):
         shmesh.empty(shape, np.float64)

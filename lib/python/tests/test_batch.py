@@ -117,8 +117,13 @@ def test_what_does_not_fit() -> None:
         queue.put({"x": np.zeros(1)}, meta="x" * 20_000)
     with pytest.raises(shmesh.Unsupported):
         queue.put({"x": np.array([object()])})
+    overlapping = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 0]})
+    with pytest.raises(shmesh.Unsupported, match="view"):
+        queue.put({"x": np.zeros(1, overlapping)})
     with pytest.raises(shmesh.Invalid):
         queue.batch({"x": (-1, "f4")})
+    with pytest.raises(shmesh.Invalid, match="str"):
+        queue.put({1: np.zeros(1)})  # type: ignore[dict-item]
     for wrong in ({"nbytes": 0}, {"nbytes": 1, "depth": 1}, {"nbytes": 1, "producers": 0}):
         with pytest.raises(shmesh.Invalid):
             shmesh.BatchQueue(**wrong)
@@ -171,6 +176,79 @@ def test_a_producer_that_fails_has_not_finished() -> None:
     process.join()
     with pytest.raises(EOFError):
         queue.get(timeout=20)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.001])
+def test_who_never_waits_hears_of_the_end(timeout: float) -> None:
+    queue = shmesh.BatchQueue(1000, producers=2)
+    with pytest.raises(shmesh.Timeout):
+        queue.get(timeout=timeout)
+    victim = multiprocessing.get_context("spawn").Process(target=workers.produce_and_die, args=(queue, 1, 1))
+    victim.start()
+    victim.join()
+    with shmesh.BatchQueue.attach(queue.name) as producer:
+        producer.put({"x": np.zeros(1)}, meta={"number": 7})
+    assert {queue.get(timeout=timeout).meta["number"] for _ in range(2)} == {0, 7}
+    with pytest.raises(shmesh.PeerDied):
+        queue.get(timeout=timeout)
+    with pytest.raises(EOFError):
+        queue.get(timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01])
+def test_who_never_waits_gets_what_the_dead_had(timeout: float) -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = shmesh.BatchQueue(1000, depth=2, producers=2)
+    here, there = context.Pipe()
+    victim = context.Process(target=workers.consume_and_die, args=(queue, there))
+    victim.start()
+    queue.put({"x": np.zeros(1)}, meta={"number": 5})
+    assert here.recv() == 5
+    victim.kill()
+    victim.join()
+    for number in (6, 7):
+        queue.put({"x": np.zeros(1)}, meta={"number": number}, timeout=timeout)
+    assert [queue.get(timeout=60).meta["number"] for _ in range(2)] == [6, 7]
+
+
+def test_a_producer_that_fails_before_its_first_batch() -> None:
+    queue = shmesh.BatchQueue(1000)
+    process = multiprocessing.get_context("spawn").Process(target=workers.fail_as_producer, args=(queue,))
+    process.start()
+    with pytest.raises(shmesh.PeerDied):
+        queue.get()
+    process.join()
+    with pytest.raises(EOFError):
+        queue.get()
+
+
+def test_a_producer_that_is_killed_in_another_container() -> None:
+    """Its pid means nothing here."""
+    queue = shmesh.BatchQueue(1000, name="queue", depth=3)
+    script = """
+import ctypes, os, signal, sys
+if ctypes.CDLL(None).unshare(0x20000000):
+    raise SystemExit(77)
+for _ in range(2):  # the first process of a pid namespace cannot be killed from inside
+    child = os.fork()
+    if child:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os._exit(0 if code in (0, -signal.SIGKILL) else 1)
+import shmesh
+producer = shmesh.BatchQueue.attach("queue")
+producer.put({"x": [1]})
+kept = [producer.batch({"x": (1, "u1")}) for _ in range(2)]
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode == 77:
+        pytest.skip("another pid namespace takes root")
+    assert done.returncode == 0, done.stderr
+    assert queue.get()["x"].tolist() == [1]
+    with pytest.raises(shmesh.PeerDied):
+        queue.get()
+    batches = [queue.batch({"x": (1, "u1")}, timeout=0) for _ in range(3)]
+    assert len(batches) == 3, "all buffers are there"
 
 
 def test_several_consumers() -> None:
@@ -288,8 +366,8 @@ def test_a_message_that_is_no_batch() -> None:
         with pytest.raises(shmesh.Error):
             queue.get(timeout=5)
     # It describes an array that lies outside of its memory.
-    for where in (b"(100,), 0", b"(1,), 4096", b"(1,), -8", b"(1,), 1"):
-        text = b"[('x', '<f8', " + where + b")]"
+    for where in (b"'<f8', (100,), 0", b"'<f8', (1,), 4096", b"'<f8', (1,), -8", b"'<f8', (1,), 1", b"(), (1,), 0", b"'<f8', (1,), 100000000000000000000"):
+        text = b"[('x', " + where + b")]"
         intruder.send(len(text).to_bytes(4, "little") + text, b"x" * 8)
         with pytest.raises((shmesh.Damaged, KeyError)):
             queue.get(timeout=5)["x"]

@@ -269,6 +269,104 @@ def test_asyncio() -> None:
     assert asyncio.run(main()) == [b"0", b"1", b"2", b"after"]
 
 
+def test_asyncio_with_several_tasks() -> None:
+    phy, mac = pair()
+
+    async def main() -> list[bytes]:
+        tasks = [asyncio.create_task(phy.receive_async()) for _ in range(3)]
+        # All of them wait.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        for number in range(3):
+            mac.send(b"%d" % number)
+        messages = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        return sorted(bytes(message) for message in messages)
+
+    assert asyncio.run(main()) == [b"0", b"1", b"2"]
+
+
+def test_asyncio_hears_of_what_was_sent_before_it_listened() -> None:
+    phy, mac = pair()
+
+    class Late(shmesh.Link):
+        def fileno(self) -> int:
+            mac.send(b"nobody listens yet")
+            return super().fileno()
+
+    with Late.attach("link", "primary", beside=True) as late:
+        message = asyncio.run(asyncio.wait_for(late.receive_async(), 60))
+        assert bytes(message) == b"nobody listens yet"
+        del message
+
+
+def test_asyncio_ends_when_the_link_is_closed() -> None:
+    phy, mac = pair()
+    mac.send(b"1")
+
+    async def main() -> list[bytes]:
+        seen = []
+
+        async def read() -> None:
+            async for message in phy:
+                seen.append(bytes(message))
+                del message
+
+        task = asyncio.create_task(read())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        phy.close()
+        await asyncio.wait_for(task, 60)
+        return seen
+
+    assert asyncio.run(main()) == [b"1"], "and nothing of the message was kept while it waited"
+
+
+def test_what_is_no_message() -> None:
+    phy, mac = pair()
+    for wrong in (5, None, "text", [1, 2]):
+        with pytest.raises(TypeError):
+            mac.send(wrong)  # type: ignore[arg-type]
+    assert phy.receive() is None
+
+
+def test_a_wait_is_as_long_as_was_said_though_others_are_faster() -> None:
+    phy, mac = pair()
+
+    class Slow(shmesh.Link):
+        left = 2
+
+        def try_receive(self) -> shmesh.Message | None:
+            # Another participant takes what woke this one, twice.
+            if self.left > 0 and self.has_message:
+                self.left -= 1
+                assert phy.receive() is not None
+                mac.send(b"next")
+                return None
+            return super().try_receive()
+
+    with Slow.attach("link", "primary", beside=True) as slow:
+        mac.send(b"first")
+        with slow.receive(60) as message:
+            assert bytes(message) == b"next" and slow.left == 0
+        del message
+
+
+def test_a_signal_ends_the_wait_for_a_link() -> None:
+    class Interrupt(Exception):
+        pass
+
+    def handler(_number: int, _frame: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(Interrupt):
+            shmesh.Link.attach("nobody", timeout=1000)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_selectors() -> None:
     phy, mac = pair()
     with selectors.DefaultSelector() as selector:
@@ -355,6 +453,15 @@ def test_wrong_configurations(tmp_path: Path) -> None:
     config.write_text("version: 1\nlinks:\n  - name: y\n    ring: { len: 8 }\n")
     with shmesh.Link.create("y", config=config) as link:
         assert link.ring_len == 8
+
+
+def test_a_configuration_of_several_links(tmp_path: Path) -> None:
+    config = tmp_path / "links.yaml"
+    config.write_text("version: 1\nlinks:\n  - name: x\n    ring: { len: 8 }\n  - name: y\n    ring: { len: 16 }\n")
+    with shmesh.Link.create("y", config=config) as link:
+        assert (link.name, link.ring_len) == ("y", 16)
+    with pytest.raises(shmesh.Invalid, match="it has x, y"):
+        shmesh.Link.create("z", config=config)
 
 
 def test_a_full_directory_is_an_exception_with_the_remedy(tmp_path: Path) -> None:

@@ -93,3 +93,15 @@ def test_it_cannot_be_handed_on(segment: tuple[int, int]) -> None:
     array = shmesh.attach_sysv(1, np.uint8, shmid=segment[1])
     with pytest.raises(shmesh.Invalid, match="from_numpy"):
         pickle.dumps(array)
+
+
+def test_keys_as_ipcs_shows_them() -> None:
+    """Without a sign, though `key_t` has one: `ftok` makes such keys."""
+    key = 0x8EED_0000 | os.getpid() & 0xFFFF
+    shmid = LIBC.shmget(key - (1 << 32), 4096, 0o600 | IPC_CREAT | IPC_EXCL)
+    assert shmid >= 0
+    try:
+        assert shmesh.attach_sysv(4096, np.uint8, key=key).sum() == 0
+        assert shmesh.attach_sysv(4096, np.uint8, key=key - (1 << 32)).sum() == 0
+    finally:
+        LIBC.shmctl(shmid, IPC_RMID, None)

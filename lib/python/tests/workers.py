@@ -81,6 +81,11 @@ def produce_and_fail(queue: shmesh.BatchQueue) -> None:
         raise SystemExit(3)
 
 
+def fail_as_producer(queue: shmesh.BatchQueue) -> None:
+    with queue.as_producer():
+        raise SystemExit(3)
+
+
 def consume(queue: shmesh.BatchQueue, results: Any) -> None:
     results.put([batch.meta["number"] for batch in queue])
 

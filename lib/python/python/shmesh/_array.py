@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import os
 import sys
 from typing import Any
@@ -13,6 +14,10 @@ from ._errors import Invalid, Mismatch, NotFound, Unsupported
 from ._shmesh import DEFAULT_DIR, Memory
 
 __all__ = ["Array", "attach_sysv", "empty", "from_dlpack", "from_numpy", "ipc_directory", "open"]
+
+
+# What may come of reading what somebody else has written.
+_NONSENSE = (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError)
 
 
 def ipc_directory(directory: str | os.PathLike[str] | None = None) -> str:
@@ -110,9 +115,9 @@ def _laid_out(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, int]:
     kind = _checked(dtype)
     lengths = (shape,) if isinstance(shape, (int, np.integer)) else shape
     try:
-        lengths = tuple(int(length) for length in lengths)
-    except (TypeError, ValueError):
-        raise Invalid(f"shape {shape!r} is no number and no sequence of numbers") from None
+        lengths = tuple(operator.index(length) for length in lengths)
+    except TypeError:
+        raise Invalid(f"shape {shape!r} is no whole number and no sequence of them") from None
     if any(length < 0 for length in lengths):
         raise Invalid(f"shape {lengths} has a negative length")
     if kind.subdtype is not None:
@@ -124,6 +129,25 @@ def _laid_out(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, int]:
     if nbytes > sys.maxsize:
         raise Invalid(f"shape {lengths} of {kind} has {nbytes} bytes, more than there are addresses")
     return lengths, kind, nbytes
+
+
+def _described(kind: np.dtype) -> Any:
+    """A type in literals, for those who learn of it by text. Not all types can be."""
+    try:
+        descr = np.lib.format.dtype_to_descr(kind)
+        if np.lib.format.descr_to_dtype(descr) == kind:
+            return descr
+    except (TypeError, ValueError):
+        pass
+    raise Unsupported(
+        f"dtype {kind} cannot be described to who opens it by a name or receives a batch of it (fields that overlap, or a "
+        "type of another library); view it as one of numpy's, as in `array.view('u2')`, or pickle an array without a name"
+    )
+
+
+def _meta(kind: np.dtype, lengths: tuple[int, ...]) -> bytes:
+    """What is said of an array with a name."""
+    return repr((_described(kind), lengths)).encode()
 
 
 def _over(
@@ -160,10 +184,10 @@ def empty(
     forked from it) can write it, unless ``readers_write``. ``mode`` 0o660 lets the group open it.
     """
     lengths, kind, nbytes = _laid_out(shape, dtype)
+    meta = None if name is None else _meta(kind, lengths)
     memory = Memory.create(nbytes, readers_write=readers_write)
     array = _over(memory, lengths, kind)
-    if name is not None:
-        meta = repr((np.lib.format.dtype_to_descr(kind), lengths)).encode()
+    if name is not None and meta is not None:
         memory.publish(ipc_directory(directory), name, meta, mode=mode)
     return array
 
@@ -214,7 +238,7 @@ def open(  # noqa: A001 - as `io.open` and `Image.open` are called
         descr, found = ast.literal_eval(meta.decode())
         kind = _checked(np.lib.format.descr_to_dtype(descr))
         lengths, kind, _ = _laid_out(found, kind)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as wrong:
+    except _NONSENSE as wrong:
         raise Mismatch(f"array {name}: its owner describes it in a way that this version does not know: {wrong}") from None
     if shape is not None or dtype is not None:
         asked_shape = lengths if shape is None else shape
@@ -240,6 +264,8 @@ def attach_sysv(
     It is attached where there is room, detached when the last view is gone, and never created or removed.
     """
     lengths, kind, nbytes = _laid_out(shape, dtype)
+    if key is not None and key >= 1 << 31:
+        key -= 1 << 32  # `ipcs` shows keys without a sign
     memory = Memory.attach_sysv(shmid=shmid, key=key, writable=writable)
     if offset + nbytes > memory.nbytes:
         raise Mismatch(

@@ -47,7 +47,7 @@ def _encode(spec: tuple[tuple[str, tuple[int, ...], np.dtype], ...]) -> tuple[by
     """Where the arrays of a batch lie, as text, and how many bytes they need."""
     offset, entries = 0, []
     for key, shape, dtype in spec:
-        entries.append((key, np.lib.format.dtype_to_descr(dtype), shape, offset))
+        entries.append((key, _array._described(dtype), shape, offset))
         offset += -(-dtype.itemsize * math.prod(shape) // _ALIGN) * _ALIGN
     return repr(entries).encode(), offset
 
@@ -62,7 +62,7 @@ def _decode(text: bytes) -> _Layout:
             if not isinstance(offset, int) or offset < 0:
                 raise ValueError(f"offset {offset!r}")
             layout[str(key)] = (shape, dtype, offset)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as wrong:
+    except _array._NONSENSE as wrong:
         raise Damaged(f"a batch describes its arrays in a way that this version does not know: {wrong}") from None
     return layout
 
@@ -86,7 +86,7 @@ class Batch(Mapping[str, np.ndarray]):
         data = self._held.data
         try:
             return np.ndarray(shape, dtype, data, offset)
-        except (TypeError, ValueError) as wrong:
+        except _array._NONSENSE as wrong:
             raise Damaged(f"array {key} of this batch does not lie in its memory: {wrong}") from None
 
     def __iter__(self) -> Iterator[str]:
@@ -150,6 +150,8 @@ class BatchQueue:
             raise Invalid(f"depth {depth}: one buffer is read while another is written, so at least 2")
         if nbytes < 1:
             raise Invalid(f"nbytes {nbytes}: the bytes of the largest batch, at least 1")
+        if producers < 1:
+            raise _no_producers(producers)
         self._prepare(name or f"batches-{secrets.token_hex(8)}", _array.ipc_directory(directory))
         size = -(-nbytes // _ALIGN) * _ALIGN
         link = Link.create(
@@ -162,12 +164,10 @@ class BatchQueue:
         )
         link.post_releases(max(1, depth // 2))
         self._consumer = link
-        # Others attach through the counters, so they come last.
-        self._counters = _array.empty(
-            (4, _SEATS), np.int64, self.name, readers_write=True, directory=self.directory, mode=mode
-        )
-        self._counters[_EXPECTED, 1] = mode
-        self.producers = producers
+        self._counters = _array.empty((4, _SEATS), np.int64, readers_write=True)
+        self._counters[_EXPECTED, :2] = producers, mode
+        # Others attach through the counters, so their name comes last.
+        self._counters.memory.publish(self.directory, self.name, self._meta(), mode=mode)
 
     def _prepare(self, name: str, directory: str) -> None:
         self.name = name
@@ -199,13 +199,21 @@ class BatchQueue:
     @producers.setter
     def producers(self, count: int) -> None:
         if count < 1:
-            raise Invalid(f"producers {count}: how many will finish, at least 1")
+            raise _no_producers(count)
         self._counters[_EXPECTED, 0] = count
 
     @property
     def died(self) -> int:
         """How many producers have ended without finishing."""
         return self._ended()[1]
+
+    def as_producer(self) -> BatchQueue:
+        """The queue, with this process a producer of it from now on, and not only from its first batch.
+
+        In ``with queue.as_producer():``, a failure before the first batch is noticed as one after it.
+        """
+        self._producing()
+        return self
 
     def put(self, arrays: Mapping[str, Any], *, meta: Any = None, timeout: float | None = None) -> None:
         """Sends a copy of these arrays. Waits for a buffer; `batch` is the way without the copy."""
@@ -219,6 +227,9 @@ class BatchQueue:
 
     def batch(self, spec: Mapping[str, tuple[Any, Any]], *, meta: Any = None, timeout: float | None = None) -> Batch:
         """A batch to be written in place: ``{"x": ((256, 3, 32, 32), "f4")}``. It is sent at the end of its ``with``."""
+        for key in spec:
+            if not isinstance(key, str):
+                raise Invalid(f"key {key!r}: arrays of a batch are called by a str; use `str({key!r})`")
         laid_out = [(str(key), *_array._laid_out(shape, dtype)[:2]) for key, (shape, dtype) in spec.items()]
         text, nbytes = _encode(tuple(laid_out))
         extra = b"" if meta is None else json.dumps(meta).encode()
@@ -254,14 +265,21 @@ class BatchQueue:
             except Exhausted:
                 pass
             now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                raise Timeout(f"queue {self.name}: all buffers are in use after {timeout} s; consume faster, or raise depth")
-            if now >= look:
+            over = deadline is not None and now >= deadline
+            if over or now >= look:
                 look = now + _LOOK_FOR_THE_DEAD
                 link.recover()
                 if not any(other.side == "primary" and other.alive is not False for other in link.participants()):
                     raise PeerDied(f"queue {self.name}: no consumer is left; end this producer, or start a consumer")
                 self._look_after_the_name()
+            if over:
+                # Once more, with what the dead had.
+                try:
+                    return link.loan(length, nbytes)
+                except Exhausted:
+                    raise Timeout(
+                        f"queue {self.name}: all buffers are in use after {timeout} s; consume faster, or raise depth"
+                    ) from None
             link.wait_tti(_LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, max(deadline - now, 0.0)))
 
     def get(self, timeout: float | None = None) -> Batch:
@@ -275,10 +293,7 @@ class BatchQueue:
                 return self._open(message)
             # Nobody is woken for a single buffer; but nobody waits for what this one has while it waits itself.
             link.post_now()
-            now = time.monotonic()
-            left = None if deadline is None else deadline - now
-            if left is not None and left <= 0:
-                raise Timeout(f"queue {self.name}: no batch came within {timeout} s")
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if link.wait(_LOOK_FOR_THE_DEAD if left is None else min(left, _LOOK_FOR_THE_DEAD / 4)):
                 continue
             ended, died = self._ended()
@@ -295,6 +310,8 @@ class BatchQueue:
                 )
             if ended >= self.producers:
                 raise EOFError(f"queue {self.name}: all producers have finished")
+            if left == 0.0:
+                raise Timeout(f"queue {self.name}: no batch came within {timeout} s")
 
     def _open(self, message: Message) -> Batch:
         header = bytes(message)
@@ -331,16 +348,18 @@ class BatchQueue:
         ended = sum(started) - working
         return ended, ended - sum(finished)
 
+    def _meta(self) -> bytes:
+        return _array._meta(self._counters.dtype, self._counters.shape)
+
     def _look_after_the_name(self) -> None:
         """Whoever uses the queue answers for its name when the process that did so has ended: others may come."""
         now = time.monotonic()
         if now < self._look:
             return
         self._look = now + _LOOK_AFTER_THE_NAME
-        meta = repr((np.lib.format.dtype_to_descr(self._counters.dtype), self._counters.shape)).encode()
         mode = int(self._counters[_EXPECTED, 1]) & 0o777
         try:
-            self._counters.memory.adopt(self.directory, self.name, meta, mode=mode or 0o600)
+            self._counters.memory.adopt(self.directory, self.name, self._meta(), mode=mode or 0o600)
         except Error:
             # Another was faster, or has made another queue of this name.
             pass
@@ -415,6 +434,10 @@ class BatchQueue:
 
     def __repr__(self) -> str:
         return f"<shmesh.BatchQueue {self.name}>"
+
+
+def _no_producers(count: int) -> Invalid:
+    return Invalid(f"producers {count}: how many will finish, at least 1")
 
 
 def _attach(kind: type[BatchQueue], name: str, directory: str) -> BatchQueue:

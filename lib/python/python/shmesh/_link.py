@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -17,6 +18,9 @@ from ._errors import Closed, Invalid
 from ._shmesh import INLINE_MAX_BYTES, Loan, Message
 
 __all__ = ["Link", "Participant", "Recovered"]
+
+# How long a task waits without looking whether the link was closed: nobody rings for that.
+_LOOK_AGAIN = 0.1
 
 Side: TypeAlias = Literal["primary", "secondary"]
 
@@ -59,7 +63,7 @@ class Link(_shmesh.Link):
         """Creates a link, or attaches to one that is there with the same configuration, as its primary side.
 
         ``pools`` says how many bytes a buffer has, and how many there are: ``{"cpu_msg": (8192, 1024)}``. Or all of it
-        comes from ``config``, a YAML file.
+        comes from ``config``, a YAML file, which may have other links, too.
         """
         if config is not None:
             with open(config, encoding="utf-8") as file:
@@ -109,7 +113,8 @@ class Link(_shmesh.Link):
         pool: str = "cpu_data",
     ) -> None:
         """Sends a copy of ``msg``, and of ``data`` (an array, or bytes). To write in place, `loan`."""
-        msg = bytes(msg)
+        if not isinstance(msg, bytes):
+            msg = bytes(memoryview(msg))
         if data is None and len(msg) <= INLINE_MAX_BYTES:
             self.send_inline(msg, msg_id=msg_id, cell_id=cell_id)
             return
@@ -138,11 +143,15 @@ class Link(_shmesh.Link):
         message = self.try_receive()
         if message is not None or timeout == 0.0:
             return message
-        while self.wait(timeout):
-            # Another participant of this side may have been faster.
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while self.wait(left):
             message = self.try_receive()
-            if message is not None or timeout is not None:
+            if message is not None:
                 return message
+            # Another participant of this side was faster.
+            if deadline is not None:
+                left = max(deadline - time.monotonic(), 0.0)
         return None
 
     def recover(self) -> Recovered:
@@ -162,6 +171,7 @@ class Link(_shmesh.Link):
                 return
             if message is not None:
                 yield message
+            del message
 
     async def receive_async(self) -> Message:
         """The oldest message, when it has come."""
@@ -173,23 +183,34 @@ class Link(_shmesh.Link):
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages, as they come, until the link is closed."""
-        while not self.closed:
-            yield await self.receive_async()
+        while True:
+            try:
+                message = await self.receive_async()
+            except Closed:
+                return
+            yield message
+            del message
 
     async def _readable(self) -> None:
         loop = asyncio.get_running_loop()
         readable = loop.create_future()
-        descriptor = self.fileno()
+        # A loop has one reader for a descriptor, and other tasks may wait as well.
+        descriptor = os.dup(self.fileno())
 
         def wake() -> None:
             if not readable.done():
                 readable.set_result(None)
 
         loop.add_reader(descriptor, wake)
+        again = loop.call_later(_LOOK_AGAIN, wake)
         try:
-            await readable
+            # What was sent before anybody asked for the descriptor did not ring.
+            if not self.has_message:
+                await readable
         finally:
+            again.cancel()
             loop.remove_reader(descriptor)
+            os.close(descriptor)
         self.take_signal()
 
     def __reduce__(self) -> Any:
