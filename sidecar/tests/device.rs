@@ -96,6 +96,8 @@ fn a_dead_exporter_is_told() {
     until("the importer hears of it", || importer.ask("device event") == "lost");
     until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
     until("and its descriptor", || sidecar.fds() < before);
+    importer.tell(&format!("device close {key}"));
+    assert!(importer.ask(&format!("device close {key}")).starts_with("err Denied"), "twice");
 }
 
 #[test]

@@ -315,7 +315,8 @@ impl<M: DeviceMemory> Session<M> {
         Ok(memory)
     }
 
-    /// Ends an import, or an export that nobody imports any more.
+    /// Ends an import, or an export that nobody imports any more. An import whose exporter has died is closed here alone: the
+    /// broker has forgotten it.
     ///
     /// # Errors
     /// [`StillMapped`](crate::ErrorKind::StillMapped) while an `Arc` of the imported memory is held; [`Busy`](crate::ErrorKind::Busy) with the processes that still import it; [`Denied`](crate::ErrorKind::Denied) when this process has no such key.
@@ -381,18 +382,23 @@ impl<M: DeviceMemory> Session<M> {
 
     /// Unmapped before the broker hears of it: from then on the exporter may free the memory.
     fn close_import(&mut self, key: &DeviceKey) -> Result<()> {
-        match self.imports.get_mut(key.as_bytes()) {
-            Some((_, count)) if *count > 1 => {
-                *count -= 1;
-                return Ok(());
-            }
-            Some((memory, _)) if Arc::strong_count(memory) > 1 => {
+        let Some((memory, count)) = self.imports.remove(key.as_bytes()) else { return Ok(()) };
+        if count > 1 {
+            self.imports.insert(*key.as_bytes(), (memory, count - 1));
+            return Ok(());
+        }
+        match Arc::try_unwrap(memory) {
+            Ok(memory) => drop(memory),
+            Err(memory) => {
+                self.imports.insert(*key.as_bytes(), (memory, 1));
                 return Err(ErrorKind::StillMapped { link: self.client.link().into() }.into());
             }
-            _ => {}
         }
-        self.imports.remove(key.as_bytes());
-        self.say_closed(key, false)
+        match self.say_closed(key, false) {
+            // Its exporter has died, or the sidecar is another one: nobody waits for us.
+            Err(error) if matches!(error.kind(), ErrorKind::Denied { .. }) => Ok(()),
+            closed => closed,
+        }
     }
 
     /// Compares whom the broker and the driver take this process for, once. A number that admits somebody else is worse than
@@ -475,10 +481,9 @@ impl<M: DeviceMemory> Drop for Session<M> {
     /// Ends what the session has: its imports, and by force its exports, whose memory goes with it.
     fn drop(&mut self) {
         // What somebody here still uses is not closed: the broker has it in its books until this process ends.
-        let is_unused = |memory: &Arc<M>| Arc::strong_count(memory) == 1;
-        let imports = self.imports.drain().filter(|(_, (memory, _))| is_unused(memory));
         // Unmapped before the broker hears of it.
-        let imports: Vec<_> = imports.map(|(key, _)| (key, false)).collect();
+        let closed = |(key, (memory, _))| Arc::try_unwrap(memory).is_ok().then_some((key, false));
+        let imports: Vec<_> = self.imports.drain().filter_map(closed).collect();
         let exports: Vec<_> = self.exports.keys().map(|key| (*key, true)).collect();
         for (key, force) in imports.into_iter().chain(exports) {
             // Whoever has gone need not be told.

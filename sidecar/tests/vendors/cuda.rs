@@ -381,14 +381,26 @@ pub(crate) fn misuse() {
         legacy(CudaLegacyMemory::of(old.address() + BLOCK / 2, BLOCK / 2)).contains("inside its allocation")
     );
 
+    // Each device reaches its own memory.
+    let (stream, word) = (CudaStream::new(&devices[1]).unwrap(), memory.timeline(0).unwrap());
+    for refused in [word.write(&stream, 1), word.wait(&stream, 1)] {
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains(&format!("a stream of {}", devices[1].uuid())), "{refused}");
+    }
+    assert!(
+        "GPU-+f686d65-7368-4000-8000-66616b650000".parse::<DeviceUuid>().is_err(),
+        "no hexadecimal digit"
+    );
+
     // What comes from the broker may be anything.
-    let uuid = device.uuid().0;
+    let (uuid, another) = (device.uuid().0, devices[1].uuid().0);
     let file = || std::os::fd::OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let fd = || memory.fd().unwrap().try_clone_to_owned().unwrap();
     assert!(text(CudaMemory::import(BLOCK, Some(file()), &uuid)).contains("INVALID_VALUE"));
     assert!(text(CudaMemory::import(BLOCK, None, &uuid)).contains("no descriptor"));
     assert!(text(CudaMemory::import(BLOCK, Some(fd()), &[7])).contains("did not say which device"));
     assert!(text(CudaMemory::import(BLOCK, Some(fd()), &[7; 16])).contains("does not see"));
+    assert!(text(CudaMemory::import(BLOCK, Some(fd()), &another)).contains("INVALID_DEVICE"));
     assert!(text(CudaMemory::import(BLOCK + 1, Some(fd()), &uuid)).contains("granularity"));
     assert!(text(CudaMemory::import(4 * BLOCK, Some(fd()), &uuid)).contains("fewer than"));
     let twice = [CudaMemory::import(whole, Some(fd()), &uuid), CudaMemory::import(whole, Some(fd()), &uuid)];
@@ -396,6 +408,39 @@ pub(crate) fn misuse() {
     assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &old.handle())).contains("both process"));
     assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &[0; 64])).contains("no handle"));
     assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &[0; 84])).contains("does not see"));
+}
+
+/// A driver unmaps at once, whatever the device still has to do there, and then that device's context is lost.
+#[test]
+fn memory_goes_when_the_device_has_done_with_it() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let library = library();
+    let variables = [("SHMESH_CUDA_LIBRARY", library.as_str()), ("FAKE_CUDA_LAZY_COPIES", "1")];
+    start(dir.path(), "cuda", &variables, &[]).tell("other work");
+}
+
+/// In a process with the double, whose devices take their time.
+pub(crate) fn work() {
+    let device = &CudaDevice::all().unwrap()[0];
+    CudaMemory::new(device, BLOCK).unwrap().fill(0, 7, BLOCK / 4).unwrap();
+    device.synchronize().unwrap();
+    let (from, to) = (CudaMemory::new(device, BLOCK).unwrap(), CudaMemory::new(device, BLOCK).unwrap());
+    from.fill(0, 7, BLOCK / 4).unwrap();
+    to.copy_from(0, from.address(), BLOCK).unwrap();
+    drop(from);
+    let mut last = [0; 4];
+    to.read_at(BLOCK - 4, &mut last).unwrap();
+    assert_eq!(last, [7, 0, 0, 0]);
+
+    // The default stream waits for a word, and so does every copy. Another stream writes it.
+    to.write_at(0, &[0; 8]).unwrap();
+    #[expect(unsafe_code, reason = "streams of others are taken at their word")]
+    // SAFETY: the default stream is always there.
+    let default = unsafe { CudaStream::from_raw(device, 0) };
+    to.timeline(0).unwrap().wait(&default, 1).unwrap();
+    to.timeline(0).unwrap().write(&CudaStream::new(device).unwrap(), 1).unwrap();
+    assert_eq!(to.timeline(0).unwrap().value().unwrap(), 1);
 }
 
 /// What the exporter says of the size is one thing, and what the driver has opened another.

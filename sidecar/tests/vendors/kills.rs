@@ -10,7 +10,7 @@ use crate::support::Sidecar;
 
 /// Rounds of each kind; `SHMESH_DEVICE_KILLS` for more.
 fn rounds() -> u32 {
-    std::env::var("SHMESH_DEVICE_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(300)
+    std::env::var("SHMESH_DEVICE_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(500)
 }
 
 /// A small generator: which moments are tried is printed, and can be tried again.

@@ -47,6 +47,7 @@ impl Memory for CudaMemory {
         match *order {
             ["misuse"] => crate::cuda::misuse(),
             ["contexts"] => crate::cuda::contexts(),
+            ["work"] => crate::cuda::work(),
             // Gives the stream a wait for the word behind the text, and a copy of the text behind the wait.
             ["follow", value] => {
                 let memory = imported.expect("imported");

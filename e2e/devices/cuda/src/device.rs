@@ -5,11 +5,11 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::physical::{GRANULARITY, Physical, shared_dir};
-use crate::{Outcome, code, done, ipc, linear, put, space};
+use crate::{Outcome, code, done, ipc, linear, put, space, stream};
 
 /// The version that it says it is.
 const VERSION: c_int = 12_080;
@@ -18,7 +18,8 @@ pub(crate) const TOTAL: u64 = 1 << 30;
 /// Contexts are addresses: never null, and told from others.
 const CONTEXTS: usize = 0xc0de_0000;
 
-static STARTED: AtomicBool = AtomicBool::new(false);
+/// The process that has started it: a child that was forked cannot use it, nor start it anew.
+static STARTED: AtomicUsize = AtomicUsize::new(0);
 /// How often each device's primary context is retained, and what it takes.
 static RETAINED: Mutex<BTreeMap<c_int, (usize, Option<Physical>)>> = Mutex::new(BTreeMap::new());
 
@@ -70,7 +71,11 @@ pub(crate) fn uuid(ordinal: c_int) -> Outcome<[u8; 16]> {
 }
 
 pub(crate) fn started() -> Outcome {
-    if STARTED.load(Ordering::Acquire) { Ok(()) } else { Err(code::NOT_INITIALIZED) }
+    if STARTED.load(Ordering::Acquire) == std::process::id() as usize {
+        Ok(())
+    } else {
+        Err(code::NOT_INITIALIZED)
+    }
 }
 
 /// The device of the context of this thread.
@@ -78,6 +83,7 @@ pub(crate) fn current() -> Outcome<c_int> {
     started()?;
     let context = CURRENT.get().checked_sub(CONTEXTS + 1).ok_or(code::INVALID_CONTEXT)?;
     let device = c_int::try_from(context).map_err(|_| code::INVALID_CONTEXT)?;
+    stream::sound()?;
     if is_active(device) { Ok(device) } else { Err(code::CONTEXT_IS_DESTROYED) }
 }
 
@@ -97,8 +103,11 @@ extern "C" fn cuInit(flags: c_uint) -> c_int {
     if visible().is_empty() {
         return code::NO_DEVICE;
     }
-    STARTED.store(true, Ordering::Release);
-    code::SUCCESS
+    let me = std::process::id() as usize;
+    match STARTED.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
+        Err(other) if other != me => code::NOT_INITIALIZED,
+        _ => code::SUCCESS,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -222,7 +231,7 @@ extern "C" fn cuCtxGetDevice(out: *mut c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxSynchronize() -> c_int {
-    done(current().map(|_| crate::stream::drain_all()))
+    done(current().and_then(stream::drain_all))
 }
 
 /// Free and all bytes.
@@ -266,6 +275,7 @@ extern "C" fn cuGetErrorString(error: c_int, out: *mut *const c_void) -> c_int {
         code::INVALID_DEVICE => c"invalid device ordinal",
         code::INVALID_CONTEXT => c"invalid device context",
         code::INVALID_HANDLE => c"invalid resource handle",
+        code::ILLEGAL_ADDRESS => c"an illegal memory access was encountered",
         code::CONTEXT_IS_DESTROYED => c"context is destroyed",
         code::ALREADY_REGISTERED => c"part or all of the requested memory range is already mapped",
         code::NOT_REGISTERED => c"pointer does not correspond to a registered memory region",

@@ -10,7 +10,7 @@
 //! | `FAKE_CUDA_DEVICES` | how many devices the machine has; 2 if not said |
 //! | `CUDA_VISIBLE_DEVICES` | which of them this process sees, as ordinals |
 //! | `FAKE_CUDA_CONTEXT_KIB` | how much of a device its primary context takes; nothing if not said |
-//! | `FAKE_CUDA_LAZY_COPIES` | copies from the host arrive after the call has returned, as the driver reserves itself for memory that is not page-locked |
+//! | `FAKE_CUDA_LAZY_COPIES` | what the device is given to copy and to fill it does long after the call has returned; copies from the host, too, as the driver reserves itself for memory that is not page-locked |
 //! | `FAKE_CUDA_MIG` | device 0 is a MIG partition with this number, and nothing else is visible |
 //!
 //! | file | concept |
@@ -64,6 +64,7 @@ mod code {
     pub(crate) const INVALID_DEVICE: c_int = 101;
     pub(crate) const INVALID_CONTEXT: c_int = 201;
     pub(crate) const INVALID_HANDLE: c_int = 400;
+    pub(crate) const ILLEGAL_ADDRESS: c_int = 700;
     pub(crate) const CONTEXT_IS_DESTROYED: c_int = 709;
     pub(crate) const ALREADY_REGISTERED: c_int = 712;
     pub(crate) const NOT_REGISTERED: c_int = 713;

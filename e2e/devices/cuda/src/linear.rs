@@ -56,9 +56,14 @@ extern "C" fn cuMemAlloc_v2(out: *mut u64, size: usize) -> c_int {
     put(out, allocate())
 }
 
+/// As the driver does, it waits for all that the device has to do.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> c_int {
-    done(device::current().and_then(|_| space::with(|space| free(space, address))))
+    let free = || {
+        stream::drain_all(device::current()?)?;
+        space::with(|space| free(space, address))
+    };
+    done(free())
 }
 
 fn free(space: &mut Space, address: u64) -> Outcome {
@@ -85,12 +90,12 @@ pub(crate) fn free_all(space: &mut Space, uuid: &[u8; 16]) {
 }
 
 fn to_device(to: u64, from: *const c_void, len: usize) -> Outcome {
-    device::current()?;
+    stream::drain_default()?;
     let (target, _held) = space::with(|space| space.bytes(to, len))?;
     if from.is_null() {
         return Err(code::INVALID_VALUE);
     }
-    if std::env::var_os("FAKE_CUDA_LAZY_COPIES").is_some() {
+    if stream::is_lazy() {
         // SAFETY: the caller gives `len` bytes.
         let staged = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) }.to_vec();
         return stream::later(to, staged);
@@ -110,15 +115,13 @@ pub(crate) fn arrive(to: u64, staged: &[u8]) -> Outcome {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, len: usize) -> c_int {
-    stream::drain_default();
     done(to_device(to, from, len))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, len: usize) -> c_int {
-    stream::drain_default();
     let copy = || {
-        device::current()?;
+        stream::drain_default()?;
         let (source, _held) = space::with(|space| space.bytes(from, len))?;
         if to.is_null() {
             return Err(code::INVALID_VALUE);
@@ -138,18 +141,15 @@ pub(crate) fn on_device(to: u64, from: u64, len: usize) -> Outcome {
     Ok(())
 }
 
+/// It returns at once, as does the next.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, len: usize) -> c_int {
-    stream::drain_default();
-    done(device::current().and_then(|_| on_device(to, from, len)))
+    done(stream::copy(to, from, len))
 }
 
 pub(crate) fn fill(to: u64, value: c_uint, words: usize) -> Outcome {
     let len = words.checked_mul(4).ok_or(code::INVALID_VALUE)?;
     let (target, _held) = space::with(|space| space.bytes(to, len))?;
-    if !to.is_multiple_of(4) {
-        return Err(code::INVALID_VALUE);
-    }
     for word in 0..words {
         // SAFETY: all words lie in a mapping that is held here.
         unsafe { target.wrapping_add(4 * word).cast::<c_uint>().write_unaligned(value) };
@@ -159,8 +159,7 @@ pub(crate) fn fill(to: u64, value: c_uint, words: usize) -> Outcome {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemsetD32_v2(to: u64, value: c_uint, words: usize) -> c_int {
-    stream::drain_default();
-    done(device::current().and_then(|_| fill(to, value, words)))
+    done(stream::fill(to, value, words))
 }
 
 #[unsafe(no_mangle)]

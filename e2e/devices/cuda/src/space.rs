@@ -103,6 +103,19 @@ impl Space {
     }
 }
 
+impl Space {
+    /// Whether a device reaches `len` bytes. What was mapped is reached by its own device alone: `cuMemSetAccess` was called
+    /// for no other.
+    pub(crate) fn reached(&self, uuid: &[u8; 16], address: u64, len: usize) -> Outcome {
+        self.bytes(address, len)?;
+        let (_, span) = self.span(address)?;
+        if span.origin == Origin::Mapped && span.physical.uuid != *uuid {
+            return Err(code::INVALID_VALUE);
+        }
+        Ok(())
+    }
+}
+
 /// Addresses that the CPU cannot read, at a multiple of `alignment`.
 pub(crate) fn reserve(size: u64, alignment: u64) -> Outcome<u64> {
     let whole = size.checked_add(alignment).and_then(|whole| usize::try_from(whole).ok());

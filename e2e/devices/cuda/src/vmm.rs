@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::physical::{GRANULARITY, Physical};
 use crate::space::{self, Origin, Span};
-use crate::{Outcome, code, device, done, put};
+use crate::{Outcome, code, device, done, put, stream};
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_LOCATION_TYPE_DEVICE`.
 const PINNED: c_int = 1;
@@ -68,8 +68,12 @@ fn checked(properties: *const Properties) -> Outcome<(Properties, [u8; 16])> {
 extern "C" fn cuMemGetAllocationGranularity(
     out: *mut usize,
     properties: *const Properties,
-    _option: c_int,
+    option: c_int,
 ) -> c_int {
+    // The smallest, or what the driver recommends.
+    if !matches!(option, 0 | 1) {
+        return code::INVALID_VALUE;
+    }
     let granularity = usize::try_from(GRANULARITY).map_err(|_| code::INVALID_VALUE);
     put(out, checked(properties).and(granularity))
 }
@@ -232,7 +236,7 @@ extern "C" fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, fl
             .is_some_and(|(base, reserved)| end <= base + reserved);
         let is_taken = space.span(address).is_ok() || space.spans.range(address..end).next().is_some();
         // The driver wants offset 0, and whole pages.
-        let is_whole = size > 0 && size.is_multiple_of(GRANULARITY) && size <= physical.size;
+        let is_whole = size > 0 && (address | size).is_multiple_of(GRANULARITY) && size <= physical.size;
         if offset != 0 || flags != 0 || !is_whole || !is_reserved || is_taken {
             return Err(code::INVALID_VALUE);
         }
@@ -251,6 +255,7 @@ extern "C" fn cuMemUnmap(address: u64, size: usize) -> c_int {
         if !space.spans.get(&address).is_some_and(is_it) {
             return Err(code::INVALID_VALUE);
         }
+        stream::goes(address, size as u64);
         space.spans.remove(&address);
         Ok(())
     }))
@@ -264,11 +269,15 @@ extern "C" fn cuMemSetAccess(address: u64, size: usize, access: *const Access, c
         if count != 1 || !matches!(wanted.flags, 0 | 1 | 3) || wanted.location.kind != ON_DEVICE {
             return Err(code::INVALID_VALUE);
         }
-        device::uuid(wanted.location.id)?;
+        let uuid = device::uuid(wanted.location.id)?;
         space::with(|space| {
             let span = space.spans.get_mut(&address).ok_or(code::INVALID_VALUE)?;
             if span.origin != Origin::Mapped || span.size != size as u64 {
                 return Err(code::INVALID_VALUE);
+            }
+            // These devices have no way to each other.
+            if span.physical.uuid != uuid {
+                return Err(code::INVALID_DEVICE);
             }
             span.access = wanted.flags != 0;
             Ok(())
@@ -278,11 +287,12 @@ extern "C" fn cuMemSetAccess(address: u64, size: usize, access: *const Access, c
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemHostRegister_v2(start: *mut c_void, size: usize, _flags: c_uint) -> c_int {
+extern "C" fn cuMemHostRegister_v2(start: *mut c_void, size: usize, flags: c_uint) -> c_int {
     done(device::current().and_then(|_| {
         space::with(|space| {
             let (start, size) = (start as u64, size as u64);
-            if start == 0 || size == 0 {
+            // Portable, mapped for the device, of another device, read-only.
+            if start == 0 || size == 0 || flags > 0xf {
                 return Err(code::INVALID_VALUE);
             }
             let overlaps = |(base, len): (&u64, &u64)| *base < start + size && start < base + len;

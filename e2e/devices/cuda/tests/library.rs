@@ -273,6 +273,7 @@ fn only_what_was_made_for_it_is_exported_and_only_whole_pages_are_mapped() {
     let map = |at: u64, size: usize, offset: usize| call!(cuda.cuMemMap(at => u64, size => usize, offset => usize, handle => u64, 0 => c_ulonglong));
     assert_eq!((map(start, BLOCK, 4096), map(start, BLOCK / 2, 0), map(start, 2 * BLOCK, 0)), (1, 1, 1));
     assert_eq!(map(start + BLOCK as u64 * 2, BLOCK, 0), 1, "nobody has reserved that");
+    assert_eq!(map(start + 4096, BLOCK, 0), 1, "it begins at a multiple of the granularity");
     assert_eq!((map(start, BLOCK, 0), map(start, BLOCK, 0)), (0, 1), "once");
     let access = [1, 0, 2];
     let set = call!(cuda.cuMemSetAccess(
@@ -368,6 +369,97 @@ fn a_stream_waits_for_a_word() {
     assert_eq!(read(&cuda, to, 4).unwrap(), [7, 0, 0, 0]);
     assert_eq!(call!(cuda.cuStreamDestroy_v2(consumer => usize)), 0);
     assert_eq!(call!(cuda.cuStreamDestroy_v2(consumer => usize)), 400);
+}
+
+/// Runs a test of this file that is the body of another process.
+fn in_another_process(body: &str) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([body, "--exact", "--ignored", "--nocapture"]).env("FAKE_CUDA_LAZY_COPIES", "1");
+    assert!(command.status().unwrap().success(), "{body}");
+}
+
+#[test]
+fn memory_that_goes_too_early_is_a_fault() {
+    in_another_process("unmap_too_early");
+}
+
+#[test]
+#[ignore = "the body of another process"]
+fn unmap_too_early() {
+    let cuda = started();
+    let handle = create(&cuda, BLOCK, 0).unwrap();
+    let fill = || {
+        let memory = map(&cuda, handle, BLOCK);
+        allow(&cuda, memory, BLOCK, 3);
+        assert_eq!(call!(cuda.cuMemsetD32_v2(memory => u64, 7 => c_uint, BLOCK / 4 => usize)), 0);
+        memory
+    };
+    let unmap = |memory: u64| call!(cuda.cuMemUnmap(memory => u64, BLOCK => usize));
+    let memory = fill();
+    assert_eq!(call!(cuda.cuStreamSynchronize(0 => usize)), 0);
+    assert_eq!((unmap(memory), call!(cuda.cuCtxSynchronize())), (0, 0), "it was waited for");
+    let memory = fill();
+    assert_eq!((unmap(memory), call!(cuda.cuCtxSynchronize())), (0, 700));
+    let mut address = 0_u64;
+    assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut address => *mut u64, 4 => usize)), 700, "for good");
+}
+
+#[test]
+fn a_child_of_a_fork_has_no_driver() {
+    in_another_process("fork");
+}
+
+#[test]
+#[ignore = "the body of another process"]
+fn fork() {
+    let cuda = started();
+    let mut address = 0_u64;
+    // SAFETY: the child calls the double, which takes no lock before it knows that it is in a child, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let codes = [
+            call!(cuda.cuInit(0 => c_uint)),
+            call!(cuda.cuMemAlloc_v2(&raw mut address => *mut u64, 4 => usize)),
+        ];
+        // SAFETY: nothing of the parent's is run.
+        unsafe { libc::_exit(c_int::from(codes != [3, 3])) };
+    }
+    let mut status = 0;
+    // SAFETY: there is room for the status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut address => *mut u64, 4 => usize)), 0, "the parent has it");
+}
+
+/// `cuMemSetAccess` is called for the device that the memory is on. The others do not reach it.
+#[test]
+fn devices_do_not_reach_each_others_memory() {
+    in_another_process("reach_across");
+}
+
+#[test]
+#[ignore = "the body of another process"]
+fn reach_across() {
+    let cuda = started();
+    let handle = create(&cuda, BLOCK, 0).unwrap();
+    let memory = map(&cuda, handle, BLOCK);
+    let access = [1, 1, 3];
+    let set = call!(cuda.cuMemSetAccess(
+        memory => u64, BLOCK => usize, &raw const access => *const [i32; 3], 1 => usize
+    ));
+    assert_eq!(set, 101);
+    allow(&cuda, memory, BLOCK, 3);
+    let (mut before, mut other, mut stream) = (0_usize, 0_usize, 0_usize);
+    assert_eq!(call!(cuda.cuCtxGetCurrent(&raw mut before => *mut usize)), 0);
+    assert_eq!(call!(cuda.cuDevicePrimaryCtxRetain(&raw mut other => *mut usize, 1 => c_int)), 0);
+    assert_eq!(call!(cuda.cuCtxSetCurrent(other => usize)), 0);
+    assert_eq!(call!(cuda.cuStreamCreate(&raw mut stream => *mut usize, 2 => c_uint)), 1, "no such flag");
+    assert_eq!(call!(cuda.cuStreamCreate(&raw mut stream => *mut usize, 1 => c_uint)), 0);
+    let write = || call!(cuda.cuStreamWriteValue64_v2(stream => usize, memory => u64, 1 => u64, 0 => c_uint));
+    assert_eq!(write(), 1);
+    assert_eq!(call!(cuda.cuMemsetD32_v2(memory => u64, 7 => c_uint, 1 => usize)), 1);
+    assert_eq!(call!(cuda.cuCtxSetCurrent(before => usize)), 0);
+    assert_eq!(write(), 400, "that is a stream of another context");
 }
 
 #[test]

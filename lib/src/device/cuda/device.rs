@@ -11,7 +11,8 @@ use super::context::{Context, Entered};
 use super::driver::{Driver, check};
 use super::sys;
 
-/// Which device it is, wherever it is seen from. It prints as the vendor's tools print it.
+/// Which device it is, wherever it is seen from. It prints as the vendor's tools print that of a GPU; a MIG partition's, too,
+/// which those begin with `MIG-`.
 ///
 /// ```
 /// use shmesh::device::DeviceUuid;
@@ -47,7 +48,7 @@ impl std::str::FromStr for DeviceUuid {
         let digits = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).ok_or_else(wrong)?;
         let digits: Vec<u8> = digits.bytes().filter(|byte| *byte != b'-').collect();
         let mut uuid = [0; 16];
-        if digits.len() != 2 * uuid.len() {
+        if digits.len() != 2 * uuid.len() || !digits.iter().all(u8::is_ascii_hexdigit) {
             return Err(wrong());
         }
         for (byte, pair) in uuid.iter_mut().zip(digits.chunks(2)) {

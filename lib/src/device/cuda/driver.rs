@@ -106,6 +106,11 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
             "CUDA_ERROR_STUB_LIBRARY",
             "this is a toolkit's stub and no driver: take it off the search path",
         ),
+        46 => (
+            Kind::ResourceBusy,
+            "CUDA_ERROR_DEVICE_UNAVAILABLE",
+            "somebody has the device for himself alone: set its compute mode to Default (`nvidia-smi -c 0`)",
+        ),
         100 => (
             Kind::NotFound,
             "CUDA_ERROR_NO_DEVICE",
@@ -120,6 +125,11 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
             Kind::Other,
             "CUDA_ERROR_INVALID_CONTEXT",
             "no context on this thread, or a handle of a process with the same number as this one",
+        ),
+        205 => (
+            Kind::Other,
+            "CUDA_ERROR_MAP_FAILED",
+            "memory of another process cannot be mapped here: give both containers the same device",
         ),
         304 => (
             Kind::Other,
@@ -157,7 +167,51 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
             "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
             "libcuda and the kernel's driver are of different versions",
         ),
+        999 => (
+            Kind::Other,
+            "CUDA_ERROR_UNKNOWN",
+            "at the start mostly a missing device file: look whether the container has /dev/nvidia-uvm",
+        ),
         _ => (Kind::Other, "a CUDA error", "look it up in cuda.h"),
     };
     Err(io::Error::new(kind, format!("{call}: {name} ({code}): {hint}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use cudarc::driver::sys::CUresult;
+
+    use super::*;
+
+    #[test]
+    fn what_numbers_are_called_is_what_the_vendor_calls_them() {
+        // A Rust enumeration may only be made of numbers that it has.
+        let known = [
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            CUresult::CUDA_ERROR_NOT_INITIALIZED,
+            CUresult::CUDA_ERROR_DEINITIALIZED,
+            CUresult::CUDA_ERROR_STUB_LIBRARY,
+            CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
+            CUresult::CUDA_ERROR_NO_DEVICE,
+            CUresult::CUDA_ERROR_INVALID_DEVICE,
+            CUresult::CUDA_ERROR_INVALID_CONTEXT,
+            CUresult::CUDA_ERROR_MAP_FAILED,
+            CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+            CUresult::CUDA_ERROR_INVALID_HANDLE,
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            CUresult::CUDA_ERROR_NOT_PERMITTED,
+            CUresult::CUDA_ERROR_NOT_SUPPORTED,
+            CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+            CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+            CUresult::CUDA_ERROR_UNKNOWN,
+        ];
+        for code in known {
+            let text = check("cuCall", code as c_int).unwrap_err().to_string();
+            assert!(text.starts_with(&format!("cuCall: {code:?} ({}): ", code as c_int)), "{text}");
+        }
+        assert!(check("cuCall", 4711).unwrap_err().to_string().contains("a CUDA error (4711)"));
+        assert!(check("cuCall", 0).is_ok());
+    }
 }

@@ -15,7 +15,7 @@ use crate::device::DeviceMemory;
 /// What the driver cuts small allocations out of: a handle opens all of it.
 const BLOCK: u64 = 2 << 20;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag, and mandatory.
-const LAZY: u32 = 1;
+pub(super) const LAZY: u32 = 1;
 /// The vendor's handle, the device's UUID, and the exporter's process id as it sees itself.
 const HANDLE_BYTES: usize = 64 + 16 + 4;
 

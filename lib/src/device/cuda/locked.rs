@@ -14,7 +14,7 @@ use crate::link::Link;
 use crate::segment::Memory;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: for all contexts of the process.
-const FOR_ALL: u32 = 1;
+pub(super) const FOR_ALL: u32 = 1;
 
 /// A pool of a link, in shared memory, that the driver has locked: copies between it and a GPU go by DMA, at once and without
 /// the CPU, and `cuMemcpyAsync` is as good as its name. Until this is dropped; and not before the copies are done.

@@ -12,17 +12,18 @@ use super::device::{CudaDevice, DeviceUuid};
 use super::driver::{Driver, check};
 use super::sys;
 use super::timeline::CudaTimeline;
-use super::view::{View, invalid, len_of};
+use super::view::{View, invalid, len_of, settle};
 use crate::device::DeviceMemory;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const POSIX_FD: u32 = 1;
+pub(super) const POSIX_FD: u32 = 1;
 
 /// Memory of a GPU that processes share by a descriptor.
 ///
 /// The descriptor is the permission: whoever has it can map the memory, for reading and writing, and nobody can take that
 /// back. The memory lives until the last mapping and the last descriptor of it are gone, whoever has made it. Work of the
-/// device that uses the memory must have ended when it is dropped.
+/// device that uses the memory must have ended when it is dropped; what [`copy_from`](Self::copy_from) and
+/// [`fill`](Self::fill) gave to the device is waited for.
 ///
 /// ```
 /// use shmesh::device::{CudaDevice, CudaMemory, DeviceMemory};
@@ -356,6 +357,9 @@ impl Drop for CudaMemory {
             && let Ok(len) = usize::try_from(self.view.size)
         {
             let _entered = self.view.device.enter();
+            // The driver unmaps at once, and what the device touches then ends the context. Copies and fills of this library
+            // may still be under way, and others may copy from here.
+            let _ = settle();
             drop(Addresses { start: self.view.address, len, is_mapped: true });
         }
     }

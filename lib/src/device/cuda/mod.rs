@@ -33,3 +33,30 @@ mod sys {
         CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use cudarc::driver::sys;
+
+    use super::{legacy, locked, memory, timeline, view};
+
+    #[test]
+    fn numbers_are_those_of_the_vendors_header() {
+        assert_eq!(view::MEMORY_TYPE, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as i32);
+        assert_eq!(
+            view::DEVICE_ORDINAL,
+            sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as i32
+        );
+        let legacy_capable = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+        assert_eq!(view::LEGACY_CAPABLE, legacy_capable as i32);
+        assert_eq!(view::ON_DEVICE, sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as i32);
+        let posix_fd = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        assert_eq!(memory::POSIX_FD, posix_fd.0);
+        assert_eq!(legacy::LAZY, sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32);
+        assert_eq!(locked::FOR_ALL, sys::CU_MEMHOSTREGISTER_PORTABLE);
+        assert_eq!(timeline::AT_LEAST, sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32);
+        assert_eq!(timeline::AT_LEAST, sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32);
+        assert_eq!(timeline::WAITS_FOR_NONE, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
+        assert_eq!(size_of::<super::driver::IpcHandle>(), size_of::<sys::CUipcMemHandle>());
+    }
+}

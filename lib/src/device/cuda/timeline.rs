@@ -9,7 +9,10 @@ use super::driver::{Driver, check};
 use super::view::{View, invalid};
 
 /// `CU_STREAM_WAIT_VALUE_GEQ`, and no flag of writing: what was given to the stream before is visible first.
-const AT_LEAST: u32 = 0;
+pub(super) const AT_LEAST: u32 = 0;
+
+/// `CU_STREAM_NON_BLOCKING`.
+pub(super) const WAITS_FOR_NONE: u32 = 1;
 
 /// A stream of GPU work: one of this library's, or one that a framework has, by its address.
 ///
@@ -45,8 +48,8 @@ impl CudaStream {
         let _entered = device.enter()?;
         let mut stream = 0;
         let create = Driver::get()?.cuStreamCreate()?;
-        // SAFETY: there is room for the address. 1: it does not wait for the default stream.
-        check("cuStreamCreate", unsafe { create(&raw mut stream, 1) })?;
+        // SAFETY: there is room for the address.
+        check("cuStreamCreate", unsafe { create(&raw mut stream, WAITS_FOR_NONE) })?;
         Ok(Self { device: device.clone(), stream, is_ours: true })
     }
 
@@ -107,8 +110,10 @@ impl Drop for CudaStream {
 /// ```
 /// use shmesh::device::{CudaDevice, CudaMemory, CudaStream};
 /// # fn both(exported: &CudaMemory, imported: &CudaMemory, n: u64) -> std::io::Result<()> {
-/// // The producer, which has exported the memory, with its 8 last bytes for the word:
+/// // The producer, which has exported the memory, with 8 bytes for the word. Before that it has written 0 there:
+/// // what is in new memory is not said.
 /// let at = 4096 - 8;
+/// # exported.write_at(at, &[0; 8])?;
 /// let stream = CudaStream::new(exported.device())?;
 /// // ... give kernels that fill the buffer to the stream, and then:
 /// exported.timeline(at)?.write(&stream, n)?;
@@ -135,10 +140,21 @@ impl<'a> CudaTimeline<'a> {
         Ok(Self { view, offset })
     }
 
+    /// The memory is mapped for its own device. Another one's stream would end that device's context by touching it.
+    fn is_reached_by(&self, stream: &CudaStream) -> io::Result<()> {
+        let (here, there) = (self.view.device.uuid(), stream.device.uuid());
+        if here == there {
+            return Ok(());
+        }
+        Err(invalid(format!(
+            "a stream of {there} for a word in memory of {here}: make a stream on that device"
+        )))
+    }
+
     /// Has the stream write `value` when it has done all that it was given before.
     ///
     /// # Errors
-    /// The driver is too old, or refuses.
+    /// The stream is one of another device; the driver is too old, or refuses.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory, CudaStream};
@@ -151,6 +167,7 @@ impl<'a> CudaTimeline<'a> {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn write(&self, stream: &CudaStream, value: u64) -> io::Result<()> {
+        self.is_reached_by(stream)?;
         let _entered = stream.device.enter()?;
         let write = Driver::get()?.cuStreamWriteValue64_v2()?;
         // SAFETY: the word lies in mapped memory; the stream lives.
@@ -161,10 +178,11 @@ impl<'a> CudaTimeline<'a> {
 
     /// Has the stream do nothing of what it is given from here on before the word is at least `value`. Returns at once. If
     /// nobody ever writes it, the stream waits for ever: a producer that died is known from
-    /// [`RegionLost`](crate::client::Happened::RegionLost), and then the word can be written by the consumer itself.
+    /// [`RegionLost`](crate::client::Happened::RegionLost), and then the consumer can [`write`](Self::write) the word itself,
+    /// by a new [`CudaStream`]. Not by a copy: copies go through the default stream, which waits for most others.
     ///
     /// # Errors
-    /// The driver is too old, or refuses.
+    /// The stream is one of another device; the driver is too old, or refuses.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory, CudaStream};
@@ -177,6 +195,7 @@ impl<'a> CudaTimeline<'a> {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn wait(&self, stream: &CudaStream, value: u64) -> io::Result<()> {
+        self.is_reached_by(stream)?;
         let _entered = stream.device.enter()?;
         let wait = Driver::get()?.cuStreamWaitValue64_v2()?;
         // SAFETY: the word lies in mapped memory; the stream lives.
@@ -185,7 +204,7 @@ impl<'a> CudaTimeline<'a> {
         })
     }
 
-    /// What the word is now, by a copy to the host.
+    /// What the word is now, by a copy to the host: behind all that the default stream has to do, and what that waits for.
     ///
     /// # Errors
     /// The driver refuses.

@@ -9,11 +9,11 @@ use super::device::CudaDevice;
 use super::driver::{Driver, check};
 
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, `_DEVICE_ORDINAL`, `_IS_LEGACY_CUDA_IPC_CAPABLE`.
-const MEMORY_TYPE: c_int = 2;
-const DEVICE_ORDINAL: c_int = 9;
+pub(super) const MEMORY_TYPE: c_int = 2;
+pub(super) const DEVICE_ORDINAL: c_int = 9;
 pub(super) const LEGACY_CAPABLE: c_int = 10;
 /// `CU_MEMORYTYPE_DEVICE`.
-const ON_DEVICE: c_int = 2;
+pub(super) const ON_DEVICE: c_int = 2;
 
 /// Device memory at an address of this process.
 #[derive(Debug)]
@@ -94,9 +94,7 @@ impl View {
         // SAFETY: the bytes are as many as are copied; the driver checks the other side.
         check("cuMemcpyHtoD_v2", unsafe { copy(to, bytes.as_ptr().cast(), bytes.len()) })?;
         // It has read the bytes, and they may still be on their way: whom would another process wait for?
-        let wait = Driver::get()?.cuStreamSynchronize()?;
-        // SAFETY: the default stream is always there.
-        check("cuStreamSynchronize", unsafe { wait(0) })
+        settle()
     }
 
     pub(super) fn copy_from(&self, offset: u64, from: u64, len: u64) -> io::Result<()> {
@@ -117,6 +115,13 @@ impl View {
         // SAFETY: the memory is the device's, and the driver checks it.
         check("cuMemsetD32_v2", unsafe { set(to, word, words) })
     }
+}
+
+/// Waits for what this library has given to the default stream of the context that this thread has.
+pub(super) fn settle() -> io::Result<()> {
+    let wait = Driver::get()?.cuStreamSynchronize()?;
+    // SAFETY: the default stream is always there.
+    check("cuStreamSynchronize", unsafe { wait(0) })
 }
 
 /// Beginning and bytes of the allocation of a device that an address lies in.
