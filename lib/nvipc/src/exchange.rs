@@ -165,6 +165,11 @@ impl Caller {
         Ok(Self::of(sys::accept(listener)?))
     }
 
+    /// Whether it waits no longer: it has gone, or has given up to try again.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        sys::has_hung_up(&self.connection)
+    }
+
     /// Gives our eventfd and takes the other's.
     pub(crate) fn exchange(self, ours: &OwnedFd) -> io::Result<Peer> {
         sys::send_fd(&self.connection, ours.as_fd())?;

@@ -171,6 +171,12 @@ pub(crate) fn hear(from: &OwnedFd) -> io::Result<Option<u8>> {
     }
 }
 
+/// Whether the other end of a connection is closed.
+pub(crate) fn has_hung_up(fd: &OwnedFd) -> bool {
+    // It is told without being asked for.
+    is_ready(fd.as_fd(), PollFlags::empty()).unwrap_or(false)
+}
+
 /// Takes over a descriptor that the kernel has just made.
 fn own(fd: RawFd) -> OwnedFd {
     // SAFETY: nobody else knows of it yet.

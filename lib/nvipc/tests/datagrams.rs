@@ -337,6 +337,21 @@ fn pools_run_out_and_recover() {
 }
 
 #[test]
+fn a_pool_takes_memory_as_it_is_used() {
+    let resident_bytes = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
+        pages * 4096
+    };
+    let before = resident_bytes();
+    let (a, b) = pair(|config| config.pools[PoolId::CpuData.index()].buf_size_bytes = 4 << 20);
+    // Twice 1 GiB, of which these are two buffers; other tests have some as well.
+    send(&a, 1, 10, Some(20_000)).unwrap();
+    check(&b, next(&b), 10, 20_000);
+    assert!(resident_bytes().saturating_sub(before) < 512 << 20);
+}
+
+#[test]
 fn the_form_of_nvipc_is_one_datagram_without_anything() {
     let (here, there) = (address(), address());
     let mut config = Config::new(here, there);

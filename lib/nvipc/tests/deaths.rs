@@ -120,6 +120,50 @@ fn a_second_secondary_waits_until_the_first_has_ended() {
 }
 
 #[test]
+fn who_comes_back_is_not_kept_behind_those_who_wait_for_it() {
+    if !notices_deaths() {
+        return;
+    }
+    let dir = ipc_dir();
+    let link = options(dir.path()).create("fapi", pools()).unwrap();
+    let mut first = Peer::start(dir.path());
+    first.tell("attach fapi");
+    let mut second = Peer::start(dir.path());
+    second.order("attach fapi");
+    // It has called before the first calls again.
+    second.until_in(&[libc::SYS_recvmsg]);
+    first.tell("forget");
+    first.tell("attach fapi");
+    assert_eq!(second.answered(), None);
+    send(&link, 1, 10, None).unwrap();
+    assert_eq!(first.ask("receive"), "1");
+    first.kill();
+    assert_eq!(second.answer(), "ok");
+}
+
+#[test]
+fn who_has_gone_keeps_nobodys_place() {
+    if !notices_deaths() {
+        return;
+    }
+    let dir = ipc_dir();
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counter = std::sync::Arc::clone(&asked);
+    let count = move || counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst) < usize::MAX;
+    let _link = options(dir.path()).create_with("fapi", pools(), count).unwrap();
+    let mut first = Peer::start(dir.path());
+    first.tell("attach fapi");
+    let server = dir.path().join("fapi_un_sock_server");
+    for _ in 0..20 {
+        drop(UnixStream::connect(&server).unwrap());
+    }
+    let mut waits = UnixStream::connect(&server).unwrap();
+    first.kill();
+    assert_eq!(waits.read(&mut [0; 8]).unwrap(), 2, "it is let in, and given a descriptor");
+    assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 1, "of those who have gone nobody is asked");
+}
+
+#[test]
 fn who_closes_and_lives_on_says_so() {
     let dir = ipc_dir();
     let link = options(dir.path()).create("fapi", pools()).unwrap();

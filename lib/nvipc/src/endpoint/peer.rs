@@ -33,7 +33,7 @@ pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecti
 }
 
 fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&Reconnecting>) {
-    let (mut met, mut waiting) = (false, VecDeque::new());
+    let (mut met, mut waiting) = (false, VecDeque::<Caller>::new());
     while !shared.closed.load(Acquire) {
         let peer = shared.peer();
         let (pidfd, connection) = match &peer {
@@ -69,18 +69,18 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
         }
         if let (true, Some(listener)) = (called, listener) {
             match Caller::accepted(listener) {
-                Ok(caller) if waiting.len() < WAITING_MAX => waiting.push_back(caller),
-                Ok(_) => {}
+                Ok(caller) => waiting.push_back(caller),
                 // No descriptors, mostly: it stays ready, and this must not spin until there are some.
                 Err(_) => std::thread::sleep(AGAIN),
             }
         }
-        // NVIPC lets everybody in, and wipes the link under the one that lives. Here others wait as they would for a primary.
-        while let Some(caller) = waiting.pop_front() {
-            if shared.is_taken_from(&caller) {
-                waiting.push_front(caller);
-                break;
-            }
+        // Who has gone would keep another's place, and the application would be asked about it.
+        waiting.retain(|caller| !caller.has_hung_up());
+        waiting.truncate(WAITING_MAX);
+        // NVIPC lets everybody in, and wipes the link under the one that lives. Here others wait as they would for a primary;
+        // not the one that lives, if it comes back: who is before it waits for it.
+        while let Some(at) = waiting.iter().position(|caller| !shared.is_taken_from(caller)) {
+            let Some(caller) = waiting.remove(at) else { break };
             met |= shared.meet(caller, met, reconnecting);
         }
     }

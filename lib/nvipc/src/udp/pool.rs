@@ -3,6 +3,7 @@
 // and each function says which call of the application it stands for.
 #![expect(unsafe_code, reason = "buffers are named by address")]
 
+use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
@@ -17,7 +18,7 @@ pub(super) struct Pool {
     pub(super) id: PoolId,
     pub(super) config: PoolConfig,
     base: NonNull<u8>,
-    bytes: usize,
+    layout: Layout,
     free: Mutex<Vec<u32>>,
     held: Held,
 }
@@ -32,17 +33,17 @@ impl Pool {
         let too_large =
             || Error::Udp { why: "a pool is larger than memory; make pool_len or buf_size smaller" };
         let bytes = usize::try_from(config.payload_bytes()).map_err(|_| too_large())?;
-        let mut memory = Vec::<u8>::new();
-        memory.try_reserve_exact(bytes).map_err(|_| too_large())?;
-        let memory = std::mem::ManuallyDrop::new(memory);
-        let base = NonNull::from(memory.as_slice()).cast::<u8>();
-        // SAFETY: `bytes` were reserved. Zeroed, because C programs may send what they have not written.
-        unsafe { base.as_ptr().write_bytes(0, bytes) };
+        let layout = Layout::array::<u8>(bytes).ok().filter(|layout| layout.size() > 0);
+        let layout = layout.ok_or_else(too_large)?;
+        // Zeroed, because C programs may send what they have not written; and by the system, which gives a page when it is
+        // first touched: most buffers never are.
+        // SAFETY: of more than 0 bytes.
+        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(too_large)?;
         Ok(Self {
             id,
             config,
             base,
-            bytes: memory.capacity(),
+            layout,
             free: Mutex::new((0..config.pool_len).rev().collect()),
             held: Held::new(config.pool_len as usize),
         })
@@ -110,7 +111,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the vector of `new`, with its capacity.
-        drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), 0, self.bytes) });
+        // SAFETY: what `new` allocated, of the same layout.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) };
     }
 }

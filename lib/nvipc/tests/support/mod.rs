@@ -139,6 +139,8 @@ fn obey(
         "create" => *link = Some(options(dir).create(line.split(' ').nth(1).unwrap(), pools())?),
         "attach" => *link = Some(options(dir).attach(line.split(' ').nth(1).unwrap())?),
         "close" => *link = None,
+        // As NVIPC leaves: without a word.
+        "forget" => std::mem::forget(link.take()),
         "notify" => link.as_ref().unwrap().notify()?,
         "wait" => return Ok(link.as_ref().unwrap().wait(Some(HANGS))?.to_string()),
         "send" => {
