@@ -82,6 +82,9 @@ def test_dlpack_both_ways_without_a_copy_out() -> None:
     gc.collect()
     assert mapped_at(address) and out.tolist() == [[0, 1, 2], [3, 4, 5]], "what came out keeps the mapping"
     assert shmesh.from_dlpack(np.arange(3)).tolist() == [0, 1, 2]
+    for wrong in ([1, 2], np.zeros(2, [("a", "i4")])):
+        with pytest.raises(shmesh.Unsupported, match="view"):
+            shmesh.from_dlpack(wrong)
     del out
     gc.collect()
     assert not mapped_at(address)
