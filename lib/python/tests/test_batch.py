@@ -109,6 +109,19 @@ def test_a_batch_given_up_comes_back() -> None:
         queue.get(timeout=0.02)
 
 
+def test_nothing_is_sent_after_the_end() -> None:
+    queue = shmesh.BatchQueue(1000)
+    producer = shmesh.BatchQueue.attach(queue.name)
+    late = producer.batch({"x": (3, "f4")})
+    producer.close()
+    with pytest.raises(EOFError):
+        queue.get()
+    with pytest.raises(shmesh.Closed, match="then close"):
+        late.send()
+    with pytest.raises(shmesh.Closed):
+        late["x"]
+
+
 def test_what_does_not_fit() -> None:
     queue = shmesh.BatchQueue(1000)
     with pytest.raises(shmesh.TooLong, match="nbytes"):
