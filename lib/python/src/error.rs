@@ -30,6 +30,7 @@ pub(crate) fn system(doing: &str, source: &std::io::Error) -> PyErr {
         Some(libc::EMFILE) => {
             "; each array takes one: raise the limit (`ulimit -n`), or share one array and pass slices of it"
         }
+        Some(libc::ENAMETOOLONG) => "; the path of a socket has at most 107 bytes: use a shorter directory",
         _ => "",
     };
     error(class, format_args!("cannot {doing}: {source}{remedy}"))
