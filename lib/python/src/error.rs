@@ -66,7 +66,14 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
         ErrorKind::System { .. } => "System",
         _ => "Error",
     };
-    let mut text = failed.to_string();
+    let mut text = match failed.kind() {
+        ErrorKind::StillMapped { link } => {
+            format!(
+                "link {link}: arrays over the imported memory live; `del` them and their views, then close"
+            )
+        }
+        _ => failed.to_string(),
+    };
     let mut source = std::error::Error::source(&failed);
     while let Some(cause) = source {
         text = format!("{text}: {cause}");

@@ -94,7 +94,7 @@ def test_wrong_use(sidecar: str) -> None:
             session.import_by_key(key)
     with pytest.raises(shmesh.Denied):
         session.close(b"A" * 64 + b"\0")
-    with pytest.raises(shmesh.System):
+    with pytest.raises(shmesh.Invalid):
         session.export_key(0)
     with pytest.raises(shmesh.NoSpace):
         session.export_key(1 << 50)

@@ -130,11 +130,19 @@ def import_key(name: str, connection: Any) -> None:
     with shmesh.DeviceSession(name) as session:
         connection.send(session.bare_tgid())
         key = connection.recv()
+        # What fails imports nothing: one close is enough below.
+        for shape, dtype in ((100, np.int32), (4, object), (None, "nonsense")):
+            try:
+                session.import_by_key(key, shape, dtype)
+            except (shmesh.Mismatch, TypeError):
+                continue
+            raise AssertionError(f"{shape} of {dtype} was imported")
         array = session.import_by_key(key, 4, np.int32)
         connection.send(array.tolist())
         try:
             session.close(key)
-        except shmesh.StillViewed:
+        except shmesh.StillViewed as error:
+            assert "`del`" in str(error)
             connection.send("still viewed")
         connection.recv()
         array[0] = 99
