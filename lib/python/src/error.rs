@@ -30,6 +30,7 @@ pub(crate) fn system(doing: &str, source: &std::io::Error) -> PyErr {
         Some(libc::EMFILE) => {
             "; each array takes one: raise the limit (`ulimit -n`), or share one array and pass slices of it"
         }
+        Some(libc::ENAMETOOLONG) => "; the path of a socket has at most 107 bytes: use a shorter directory",
         _ => "",
     };
     error(class, format_args!("cannot {doing}: {source}{remedy}"))
@@ -65,7 +66,14 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
         ErrorKind::System { .. } => "System",
         _ => "Error",
     };
-    let mut text = failed.to_string();
+    let mut text = match failed.kind() {
+        ErrorKind::StillMapped { link } => {
+            format!(
+                "link {link}: arrays over the imported memory live; `del` them and their views, then close"
+            )
+        }
+        _ => failed.to_string(),
+    };
     let mut source = std::error::Error::source(&failed);
     while let Some(cause) = source {
         text = format!("{text}: {cause}");

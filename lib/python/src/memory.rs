@@ -332,7 +332,7 @@ impl Memory {
     /// The path of its name; `None` when it has none.
     #[getter]
     fn path(&self) -> PyResult<Option<PathBuf>> {
-        Ok(self.mapping()?.published().as_ref().map(|published| published.path.clone()))
+        Ok(self.mapping()?.published().as_ref().map(|published| published.path().to_owned()))
     }
 
     /// What no other memory of this machine has: its device and inode.

@@ -53,6 +53,27 @@ struct Entry {
 struct Named {
     file: Weak<File>,
     meta: Vec<u8>,
+    place: Place,
+}
+
+/// The socket of a name: which file it is, and not only where. Somebody may have removed it, and then it can be another's.
+#[derive(Clone, Debug)]
+struct Place {
+    path: PathBuf,
+    file: (u64, u64),
+}
+
+impl Place {
+    fn of(path: PathBuf) -> io::Result<Self> {
+        let there = std::fs::symlink_metadata(&path)?;
+        Ok(Self { path, file: (there.dev(), there.ino()) })
+    }
+
+    fn remove(&self) {
+        if Self::of(self.path.clone()).is_ok_and(|there| there.file == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -409,7 +430,7 @@ fn forget_queue(directory: &Path, file: &str) {
 /// A name in the IPC directory; it goes when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Published {
-    pub(crate) path: PathBuf,
+    place: Place,
     made: Made,
     listener: Arc<OwnedFd>,
 }
@@ -435,9 +456,11 @@ pub(crate) fn publish(
     let path = socket_path(directory, name)?;
     let server = server().map_err(|source| system("listen for who opens the array", &source))?;
     let _locked = lock_directory(py, directory)?;
-    let listener = py.detach(|| {
+    let (listener, place) = py.detach(|| {
         sweep(directory);
-        packets::listen_on(&path, mode).map_err(|source| match source.raw_os_error() {
+        let listening = packets::listen_on(&path, mode);
+        let listening = listening.and_then(|listener| Ok((listener, Place::of(path.clone())?)));
+        listening.map_err(|source| match source.raw_os_error() {
             Some(libc::EADDRINUSE) => error(
                 "AlreadyExists",
                 format_args!(
@@ -450,13 +473,17 @@ pub(crate) fn publish(
     })?;
     let listener = Arc::new(listener);
     lock(&LISTENERS).push(listener.as_raw_fd());
-    let named = Named { file: Arc::downgrade(file), meta };
+    let named = Named { file: Arc::downgrade(file), meta, place: place.clone() };
     lock(&server.state).named.push((Arc::clone(&listener), named));
     let _ = server.wake.write(1);
-    Ok(Published { path, made: Made::here(), listener })
+    Ok(Published { place, made: Made::here(), listener })
 }
 
 impl Published {
+    pub(crate) fn path(&self) -> &Path {
+        &self.place.path
+    }
+
     /// A child of a fork has the parent's in its memory, and does not answer.
     pub(crate) fn is_here(&self) -> bool {
         self.made.is_here()
@@ -477,8 +504,7 @@ impl Drop for Published {
             std::mem::forget(Arc::clone(&self.listener));
             return;
         }
-        // Still ours: nobody else takes a name that answers.
-        let _ = std::fs::remove_file(&self.path);
+        self.place.remove();
         lock(&LISTENERS).retain(|listener| *listener != self.listener.as_raw_fd());
         if let Some(server) = lock(&SERVER).clone() {
             lock(&server.state).named.retain(|(listener, _)| !Arc::ptr_eq(listener, &self.listener));
@@ -529,11 +555,8 @@ pub(crate) fn open(
 pub(crate) fn at_exit() {
     let server = lock(&SERVER).clone();
     if let Some(server) = server.filter(|server| server.made.is_here()) {
-        for (listener, _) in lock(&server.state).named.drain(..) {
-            let address = nix::sys::socket::getsockname::<UnixAddr>(listener.as_raw_fd());
-            if let Some(path) = address.ok().and_then(|address| address.path().map(Path::to_path_buf)) {
-                let _ = std::fs::remove_file(path);
-            }
+        for (_, named) in lock(&server.state).named.drain(..) {
+            named.place.remove();
         }
     }
 }

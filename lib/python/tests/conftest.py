@@ -1,4 +1,4 @@
-"""Each test has an IPC directory of its own, has to leave it empty, and has a minute."""
+"""Each test has an IPC directory of its own, has to leave it empty, and has five minutes."""
 
 import faulthandler
 import gc
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = 60
+SECONDS = 300
 
 
 @pytest.fixture(autouse=True)

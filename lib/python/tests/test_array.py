@@ -82,6 +82,9 @@ def test_dlpack_both_ways_without_a_copy_out() -> None:
     gc.collect()
     assert mapped_at(address) and out.tolist() == [[0, 1, 2], [3, 4, 5]], "what came out keeps the mapping"
     assert shmesh.from_dlpack(np.arange(3)).tolist() == [0, 1, 2]
+    for wrong in ([1, 2], np.zeros(2, [("a", "i4")])):
+        with pytest.raises(shmesh.Unsupported, match="view"):
+            shmesh.from_dlpack(wrong)
     del out
     gc.collect()
     assert not mapped_at(address)
@@ -219,7 +222,16 @@ def test_a_name_can_be_taken_away_and_given_again() -> None:
     assert shmesh.open("x").tolist() == second.tolist() == [2] and first.tolist() == [1]
 
 
-def test_wrong_expectations_and_names() -> None:
+def test_the_end_of_an_array_removes_no_others_name(ipc: Path) -> None:
+    first = shmesh.from_numpy([1], "x")
+    (ipc / "x.array").unlink()  # as `rm /dev/shm/*` does
+    second = shmesh.from_numpy([2], "x")
+    del first
+    gc.collect()
+    assert shmesh.open("x").tolist() == second.tolist() == [2]
+
+
+def test_wrong_expectations_and_names(ipc: Path) -> None:
     array = shmesh.empty((2, 3), np.float32, "x")
     for shape, dtype in (((3, 2), None), (None, np.float64), (6, np.float32), ((2, 3), np.int32)):
         with pytest.raises(shmesh.Mismatch, match="leave shape and dtype away"):
@@ -234,6 +246,12 @@ def test_wrong_expectations_and_names() -> None:
         shmesh.empty(1, name="x", directory="/nowhere")
     with pytest.raises(shmesh.NotFound):
         shmesh.open("x", directory="/nowhere")
+    deep = ipc / ("x" * 100)
+    deep.mkdir()
+    for use in (lambda: shmesh.empty(1, name="x", directory=deep), lambda: shmesh.open("x", directory=deep)):
+        with pytest.raises(shmesh.System, match="shorter"):
+            use()
+    deep.rmdir()
 
 
 def test_only_the_owner_writes() -> None:

@@ -51,7 +51,7 @@ def test_batches_are_written_in_place_and_ragged() -> None:
             batch["x"][...] = length
             batch["y"]["id"] = np.arange(length)
     for length in (1, 100, 0):
-        batch = queue.get(timeout=10)
+        batch = queue.get(timeout=200)
         assert list(batch) == ["x", "y"] and len(batch) == 2
         assert batch["x"].shape == (length, 3) and (batch["x"] == length).all()
         assert batch["y"]["id"].tolist() == list(range(length))
@@ -79,7 +79,7 @@ def test_back_pressure() -> None:
     assert not done.wait(0.05)
     assert view.tolist() == [1, 2]
     del view
-    assert done.wait(20)
+    assert done.wait(200)
     thread.join()
 
 
@@ -107,6 +107,19 @@ def test_a_batch_given_up_comes_back() -> None:
             raise KeyError
     with pytest.raises(shmesh.Timeout):
         queue.get(timeout=0.02)
+
+
+def test_nothing_is_sent_after_the_end() -> None:
+    queue = shmesh.BatchQueue(1000)
+    producer = shmesh.BatchQueue.attach(queue.name)
+    late = producer.batch({"x": (3, "f4")})
+    producer.close()
+    with pytest.raises(EOFError):
+        queue.get()
+    with pytest.raises(shmesh.Closed, match="then close"):
+        late.send()
+    with pytest.raises(shmesh.Closed):
+        late["x"]
 
 
 def test_what_does_not_fit() -> None:
@@ -149,18 +162,18 @@ def test_a_killed_producer_is_noticed_and_its_buffers_come_back(method: str) -> 
     victim = context.Process(target=workers.produce_and_die, args=(queue, 2, 3))
     victim.start()
     victim.join()
-    assert [queue.get(timeout=20).meta["number"] for _ in range(2)] == [0, 1], "what was sent is delivered"
+    assert [queue.get(timeout=200).meta["number"] for _ in range(2)] == [0, 1], "what was sent is delivered"
     with pytest.raises(shmesh.PeerDied, match="1 producer"):
-        queue.get(timeout=20)
+        queue.get(timeout=200)
     assert queue.died == 1
     # All six buffers are there again.
-    batches = [queue.batch({"x": (1, "u1")}, timeout=10) for _ in range(6)]
+    batches = [queue.batch({"x": (1, "u1")}, timeout=200) for _ in range(6)]
     del batches
     other = context.Process(target=workers.produce, args=(queue, 10, 5))
     other.start()
     # This process was a producer, too, as it took loans: it finishes.
     queue.producers = 3
-    seen = [queue.get(timeout=20).meta["number"] for _ in range(5)]
+    seen = [queue.get(timeout=200).meta["number"] for _ in range(5)]
     other.join()
     assert seen == list(range(10, 15))
 
@@ -170,12 +183,12 @@ def test_a_producer_that_fails_has_not_finished() -> None:
     queue = shmesh.BatchQueue(1000)
     process = context.Process(target=workers.produce_and_fail, args=(queue,))
     process.start()
-    assert queue.get(timeout=30)["x"].tolist() == [0, 0, 0]
+    assert queue.get(timeout=200)["x"].tolist() == [0, 0, 0]
     with pytest.raises(shmesh.PeerDied, match="without `close`"):
-        queue.get(timeout=20)
+        queue.get(timeout=200)
     process.join()
     with pytest.raises(EOFError):
-        queue.get(timeout=20)
+        queue.get(timeout=200)
 
 
 @pytest.mark.parametrize("timeout", [0, 0.001])
@@ -208,7 +221,7 @@ def test_who_never_waits_gets_what_the_dead_had(timeout: float) -> None:
     victim.join()
     for number in (6, 7):
         queue.put({"x": np.zeros(1)}, meta={"number": number}, timeout=timeout)
-    assert [queue.get(timeout=60).meta["number"] for _ in range(2)] == [6, 7]
+    assert [queue.get(timeout=200).meta["number"] for _ in range(2)] == [6, 7]
 
 
 def test_a_producer_that_fails_before_its_first_batch() -> None:
@@ -240,7 +253,7 @@ producer.put({"x": [1]})
 kept = [producer.batch({"x": (1, "u1")}) for _ in range(2)]
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
     if done.returncode == 77:
         pytest.skip("another pid namespace takes root")
     assert done.returncode == 0, done.stderr
@@ -259,7 +272,7 @@ def test_several_consumers() -> None:
     producers = [context.Process(target=workers.produce, args=(queue, first, 40)) for first in (0, 100, 200)]
     for process in consumers + producers:
         process.start()
-    numbers = results.get(timeout=50) + results.get(timeout=50)
+    numbers = results.get(timeout=200) + results.get(timeout=200)
     assert sorted(numbers) == [*range(40), *range(100, 140), *range(200, 240)], "each batch went to one of them"
     for process in consumers + producers:
         process.join()
@@ -277,8 +290,8 @@ def test_a_killed_consumer_gives_its_batch_back() -> None:
     queue.put({"x": np.zeros(1)}, meta={"number": 6})
     victim.kill()
     victim.join()
-    queue.put({"x": np.zeros(1)}, meta={"number": 7}, timeout=20)
-    assert [queue.get(timeout=10).meta["number"] for _ in range(2)] == [6, 7]
+    queue.put({"x": np.zeros(1)}, meta={"number": 7}, timeout=200)
+    assert [queue.get(timeout=200).meta["number"] for _ in range(2)] == [6, 7]
 
 
 def test_a_producer_is_told_that_nobody_is_left() -> None:
@@ -296,7 +309,7 @@ signal.pause()
         process.kill()
         process.wait()
         with pytest.raises(shmesh.PeerDied, match="no consumer"):
-            queue.put({"x": np.zeros(1)}, timeout=30)
+            queue.put({"x": np.zeros(1)}, timeout=200)
     process.stdout.close()
 
 
@@ -313,7 +326,7 @@ queue.close()
     assert maker.stdin is not None and maker.stdout is not None and maker.stdout.readline() == "ready\n"
     with shmesh.BatchQueue.attach("kept") as queue, shmesh.BatchQueue.attach("kept") as first:
         first.put({"x": np.zeros(1)}, meta={"number": 1})
-        assert queue.get(timeout=20).meta["number"] == 1
+        assert queue.get(timeout=200).meta["number"] == 1
         if end == "killed":
             maker.kill()
         maker.stdin.close()
@@ -323,7 +336,7 @@ queue.close()
         # It comes by the name, which somebody who uses the queue answers for again.
         late = context.Process(target=workers.attach_and_produce, args=("kept", 10, 3))
         late.start()
-        assert [queue.get(timeout=40).meta["number"] for _ in range(3)] == [10, 11, 12]
+        assert [queue.get(timeout=200).meta["number"] for _ in range(3)] == [10, 11, 12]
         late.join()
         assert late.exitcode == 0
         assert (ipc / "kept.array").stat().st_mode & 0o777 == 0o660, "as its maker wanted it"
@@ -340,7 +353,7 @@ queue = shmesh.BatchQueue(1 << 20, name="gone")
 queue.put({"x": np.zeros(1)})
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", script], timeout=40)
+    subprocess.run([sys.executable, "-c", script], timeout=200)
     left = {name: os.stat(ipc / name).st_blocks for name in os.listdir(ipc)}
     assert set(left) <= {"gone.array", "gone.broker", "gone.lock"} and set(left.values()) <= {0}
     with pytest.raises(shmesh.NotFound):
@@ -364,13 +377,13 @@ def test_a_message_that_is_no_batch() -> None:
     ):
         intruder.send(msg, b"x" * 8)
         with pytest.raises(shmesh.Error):
-            queue.get(timeout=5)
+            queue.get(timeout=200)
     # It describes an array that lies outside of its memory.
     for where in (b"'<f8', (100,), 0", b"'<f8', (1,), 4096", b"'<f8', (1,), -8", b"'<f8', (1,), 1", b"(), (1,), 0", b"'<f8', (1,), 100000000000000000000"):
         text = b"[('x', " + where + b")]"
         intruder.send(len(text).to_bytes(4, "little") + text, b"x" * 8)
         with pytest.raises((shmesh.Damaged, KeyError)):
-            queue.get(timeout=5)["x"]
+            queue.get(timeout=200)["x"]
 
 
 def test_kills_at_any_moment() -> None:
@@ -406,6 +419,6 @@ def test_kills_at_any_moment() -> None:
         drain(0.05)
     assert whole > 0 and died > 0
     with queue:
-        batches = [queue.batch({"x": (1, "u1")}, timeout=20) for _ in range(6)]
+        batches = [queue.batch({"x": (1, "u1")}, timeout=200) for _ in range(6)]
         assert len(batches) == 6, "all buffers are there"
         del batches

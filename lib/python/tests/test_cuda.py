@@ -203,7 +203,7 @@ with shmesh.GpuSession(sys.argv[1]) as session:
         importer.stdin.write(key.hex() + "\n")
         importer.stdin.flush()
         assert importer.stdout.readline() == "closed\n"
-        assert importer.wait(40) == 0
+        assert importer.wait(200) == 0
         importer.stdin.close()
         importer.stdout.close()
 

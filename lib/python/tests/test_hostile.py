@@ -187,6 +187,6 @@ except OSError:
     pass
 """
     os.chmod(ipc, 0o755)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=40)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert shmesh.Memory.fetch(address, token).nbytes == 32

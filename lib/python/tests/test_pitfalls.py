@@ -37,7 +37,7 @@ def recipe(array, nbytes):
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", RECIPE + script], capture_output=True, text=True, timeout=40, check=False
+        [sys.executable, "-c", RECIPE + script], capture_output=True, text=True, timeout=200, check=False
     )
 
 
@@ -128,7 +128,7 @@ def test_exit_without_cleaning_up_leaves_nothing(ipc: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=200,
         check=True,
     )
     shmid = int(shown.stdout)
@@ -138,7 +138,7 @@ def test_exit_without_cleaning_up_leaves_nothing(ipc: Path) -> None:
     before = segments()
     for end in ("", "os._exit(0)", "os.abort()", "os.kill(os.getpid(), 9)"):
         script = f"import os, shmesh; a = shmesh.empty(1 << 20); b = shmesh.empty(3, name='x'); {end}"
-        subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=40, check=False)
+        subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=200, check=False)
         names = os.listdir(ipc)
         # Killed, it could not take its name away, which has no memory; who asks for it finds nothing, and removes it.
         assert names == [] or (end != "" and os.stat(ipc / names[0]).st_blocks == 0)
@@ -195,7 +195,7 @@ memory[:] = bytes(1 << 24)
 """,
         ],
         capture_output=True,
-        timeout=40,
+        timeout=200,
         check=False,
     )
     if shown.returncode != 77:
@@ -224,7 +224,7 @@ def test_a_reader_that_exits_takes_nothing_along() -> None:
 
     theirs = shared_memory.SharedMemory(create=True, size=64)
     script = f"from multiprocessing import shared_memory as s; s.SharedMemory({theirs.name!r})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=40, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
     gone = not Path("/dev/shm", theirs.name).exists()
     theirs.close()
     if gone:
@@ -238,6 +238,6 @@ def test_a_reader_that_exits_takes_nothing_along() -> None:
     array = shmesh.from_numpy([1, 2, 3], "ours")
     for _ in range(3):
         script = "import shmesh; assert shmesh.open('ours').sum() == 6"
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=40, check=True)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
         assert done.stderr == ""
     assert shmesh.open("ours").tolist() == array.tolist()

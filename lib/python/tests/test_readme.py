@@ -18,7 +18,7 @@ def run(code: str, tmp_path: Path) -> str:
     """In a file, as a reader would: `spawn` imports it again."""
     program = tmp_path / "program.py"
     program.write_text(code, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 
@@ -39,7 +39,7 @@ def test_each_example(document: str, tmp_path: Path) -> None:
 def test_the_training_example(tmp_path: Path) -> None:
     example = ROOT / "lib/python/examples/train.py"
     arguments = ["--loaders", "2", "--batches", "20", "--batch-mib", "1"]
-    done = subprocess.run([sys.executable, str(example), *arguments], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, str(example), *arguments], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "40 batches" in done.stdout
 
@@ -47,5 +47,5 @@ def test_the_training_example(tmp_path: Path) -> None:
 def test_the_torch_example() -> None:
     pytest.importorskip("torch")
     example = ROOT / "lib/python/examples/torch_loader.py"
-    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -99,7 +99,7 @@ def test_one_message_is_released_while_it_is_read() -> None:
             loan = mac.loan(8, 8)
             loan.data.view(np.int64)[0] = number
             loan.send()
-            message = phy.receive(timeout=20)
+            message = phy.receive(timeout=200)
             outcomes = together(*[lambda message=message: read(message)] * 3, message.release)
             # Closed, or the whole of it: never another's.
             assert set(outcomes[:3]) <= {shmesh.Closed, number}
@@ -156,7 +156,7 @@ def test_one_queue_for_all() -> None:
         def get() -> list[int]:
             numbers = []
             for _ in range(TIMES):
-                with queue.get(timeout=40) as batch:
+                with queue.get(timeout=200) as batch:
                     assert batch["x"].tolist() == [batch.meta] * 3
                     numbers.append(batch.meta)
             return numbers
@@ -176,7 +176,7 @@ def test_a_link_is_closed_while_it_is_used() -> None:
 
         def receive(phy: shmesh.Link = phy) -> None:
             while True:
-                phy.receive(timeout=20)
+                phy.receive(timeout=200)
 
         together(
             *[lambda use=use: attempt(use, shmesh.Closed, shmesh.Exhausted)] * 2,

@@ -29,14 +29,14 @@ def identity(array: np.ndarray) -> np.ndarray:
 def hold(array: np.ndarray, ready: Any) -> None:
     """Says when it has read the array, and then has it until it is killed."""
     ready.send(float(array.sum()))
-    time.sleep(60)
+    time.sleep(300)
 
 
 def make_and_hold(name: str, ready: Any) -> None:
     array = shmesh.empty((1024, 1024), np.uint8, name)
     array[...] = 3
     ready.send((os.getpid(), shmesh.Memory.handle(array.memory)[0]))
-    time.sleep(60)
+    time.sleep(300)
 
 
 def produce(queue: shmesh.BatchQueue, first: int, count: int) -> None:
@@ -46,7 +46,7 @@ def produce(queue: shmesh.BatchQueue, first: int, count: int) -> None:
 
 
 def attach_and_produce(name: str, first: int, count: int) -> None:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 200
     while True:
         try:
             queue = shmesh.BatchQueue.attach(name)
@@ -91,15 +91,15 @@ def consume(queue: shmesh.BatchQueue, results: Any) -> None:
 
 
 def consume_and_die(queue: shmesh.BatchQueue, ready: Any) -> None:
-    batch = queue.get(timeout=30)
+    batch = queue.get(timeout=200)
     ready.send(batch.meta["number"])
-    time.sleep(60)
+    time.sleep(300)
 
 
 def echo(name: str, count: int) -> None:
-    with shmesh.Link.attach(name, timeout=30) as link:
+    with shmesh.Link.attach(name, timeout=200) as link:
         for _ in range(count):
-            message = link.receive(30)
+            message = link.receive(200)
             assert message is not None
             link.send(bytes(message), msg_id=message.msg_id)
 
@@ -130,11 +130,19 @@ def import_key(name: str, connection: Any) -> None:
     with shmesh.DeviceSession(name) as session:
         connection.send(session.bare_tgid())
         key = connection.recv()
+        # What fails imports nothing: one close is enough below.
+        for shape, dtype in ((100, np.int32), (4, object), (None, "nonsense")):
+            try:
+                session.import_by_key(key, shape, dtype)
+            except (shmesh.Mismatch, TypeError):
+                continue
+            raise AssertionError(f"{shape} of {dtype} was imported")
         array = session.import_by_key(key, 4, np.int32)
         connection.send(array.tolist())
         try:
             session.close(key)
-        except shmesh.StillViewed:
+        except shmesh.StillViewed as error:
+            assert "`del`" in str(error)
             connection.send("still viewed")
         connection.recv()
         array[0] = 99

@@ -217,7 +217,12 @@ def from_dlpack(tensor: Any, name: str | None = None, *, readers_write: bool = F
         except (TypeError, BufferError, ValueError) as wrong:
             raise Unsupported(f"the tensor is on a device, and cannot be copied from there ({wrong}); move it to the CPU") from None
     else:
-        source = np.from_dlpack(tensor)
+        try:
+            source = np.from_dlpack(tensor)
+        except (AttributeError, TypeError, BufferError, RuntimeError) as wrong:
+            raise Unsupported(
+                f"numpy cannot take this tensor ({wrong}); detach it, or view it as a type that numpy has"
+            ) from None
     return from_numpy(source, name, readers_write=readers_write)
 
 

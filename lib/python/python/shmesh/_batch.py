@@ -75,8 +75,9 @@ class Batch(Mapping[str, np.ndarray]):
     what was taken out.
     """
 
-    def __init__(self, held: Loan | Message, layout: _Layout, meta: Any) -> None:
+    def __init__(self, held: Loan | Message, layout: _Layout, meta: Any, queue: BatchQueue | None = None) -> None:
         self._held = held
+        self._queue = queue
         self._layout = layout
         self.meta = meta
         """What the producer sent with it."""
@@ -99,6 +100,10 @@ class Batch(Mapping[str, np.ndarray]):
         """Sends a batch that was written."""
         if not isinstance(self._held, Loan):
             raise Invalid("this batch was received; only one from `BatchQueue.batch` can be sent")
+        if self._queue is not None and self._queue._closed:
+            # Consumers may have seen the end.
+            self._held.drop()
+            raise Closed(f"queue {self._queue.name}: closed before this batch was sent, so it was not; send it, then close")
         self._held.send()
 
     def release(self) -> None:
@@ -248,7 +253,7 @@ class BatchQueue:
             )
         loan = self._loan(link, length, nbytes, timeout)
         loan.msg[:] = np.frombuffer(_HEADER.pack(len(text)) + text + extra, np.uint8)
-        return Batch(loan, _decode(text), meta)
+        return Batch(loan, _decode(text), meta, self)
 
     def _loan(self, link: Link, length: int, nbytes: int, timeout: float | None) -> Loan:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -10,7 +10,7 @@ import numpy as np
 from . import _shmesh
 from ._array import _laid_out, ipc_directory
 from ._errors import Invalid, Mismatch
-from ._session import Session, laid_out_within
+from ._session import Session
 
 __all__ = ["GpuArray", "GpuSession"]
 
@@ -125,6 +125,5 @@ class GpuSession(Session[_shmesh.GpuSession]):
 
     def import_by_key(self, key: bytes, shape: Any = None, dtype: Any = np.uint8) -> GpuArray:
         """An array over the memory behind a key; without a shape, all its bytes, which are a multiple of the device's granularity."""
-        memory = self._open().import_by_key(key)
-        lengths, kind = laid_out_within(memory.nbytes, shape, dtype)
+        memory, lengths, kind = self._import(key, shape, dtype)
         return GpuArray(memory, lengths, kind)

@@ -9,7 +9,8 @@ import numpy as np
 
 from . import _shmesh
 from ._array import Array, _laid_out, _over, ipc_directory
-from ._session import Session, laid_out_within
+from ._errors import Invalid
+from ._session import Session
 
 __all__ = ["DeviceSession"]
 
@@ -26,11 +27,12 @@ class DeviceSession(Session[_shmesh.DeviceSession]):
     def export_key(self, shape: Any, dtype: Any = np.uint8, *, flags: int = Session.DEFAULT) -> tuple[bytes, Array]:
         """New device memory: the key that names it (65 bytes), and an array over it."""
         lengths, kind, nbytes = _laid_out(shape, dtype)
+        if nbytes == 0:
+            raise Invalid("there is no device memory of 0 bytes")
         key, memory = self._open().export_key(nbytes, flags=flags)
         return bytes(key), _over(memory, lengths, kind)
 
     def import_by_key(self, key: bytes, shape: Any = None, dtype: Any = np.uint8) -> Array:
         """An array over the memory behind a key; without a shape, all its bytes."""
-        memory = self._open().import_by_key(key)
-        lengths, kind = laid_out_within(memory.nbytes, shape, dtype)
+        memory, lengths, kind = self._import(key, shape, dtype)
         return _over(memory, lengths, kind)

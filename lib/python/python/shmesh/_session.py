@@ -54,6 +54,18 @@ class Session(Generic[_Asked]):
         if session is not None:
             session.end()
 
+    def _import(self, key: bytes, shape: Any, dtype: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
+        """The memory behind a key, and what is to be seen in it."""
+        memory: Any = self._open().import_by_key(key)
+        try:
+            lengths, kind = _laid_out_within(memory.nbytes, shape, dtype)
+        except Exception:
+            # Nobody has an array of it who could close it, and the exporter would wait for that.
+            del memory
+            self.close(key)
+            raise
+        return memory, lengths, kind
+
     def _open(self) -> _Asked:
         if self._session is None:
             raise Closed("this session has ended; make another")
@@ -68,7 +80,7 @@ class Session(Generic[_Asked]):
         self.end()
 
 
-def laid_out_within(nbytes: int, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _laid_out_within(nbytes: int, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Lengths and type of an array over what is behind a key; without a shape, over all of it."""
     if shape is None:
         shape = nbytes // max(np.dtype(dtype).itemsize, 1)
