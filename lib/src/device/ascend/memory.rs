@@ -33,7 +33,8 @@ const TO_HOST: c_int = 2;
 ///
 /// Where importer and exporter are on different devices, the runtime copies only asynchronously between addresses of one
 /// device, and never to or from the host: copy on the exporter's side. An import is on the device that its thread has, or on
-/// the first: set the exporter's before.
+/// the first: set the exporter's before. Its size is what the exporter says: the runtime has no call that would tell, so compare
+/// it with what you expect.
 ///
 /// ```
 /// use shmesh::device::{AscendDevice, AscendMemory, DeviceMemory};
