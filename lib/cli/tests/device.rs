@@ -65,8 +65,11 @@ fn the_whole_plan_with_a_double() {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     own_memory(dir.path());
     let library = shmesh_fake_cuda::library();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let contexts = || std::fs::read_to_string(log.path()).unwrap().lines().count();
     let variables = [
         ("SHMESH_CUDA_LIBRARY", library.to_str().unwrap()),
+        ("FAKE_CUDA_CONTEXT_LOG", log.path().to_str().unwrap()),
         // The free bytes of the directory's file system are the device's.
         ("FAKE_CUDA_DIR", dir.path().to_str().unwrap()),
     ];
@@ -100,8 +103,10 @@ fn the_whole_plan_with_a_double() {
     }
     assert!(of("P9")[0]["value"]["round_trip_p50_ns"].as_u64().unwrap() > 0);
 
-    // The same for people.
-    let found = check(&["--rounds", "1", "--max-mib", "4"], &variables);
+    // The same for people, and with fewer rounds. Each process makes one context, before anything is measured.
+    let before = contexts();
+    let found = check(&["--rounds", "1", "--max-mib", "8"], &variables);
+    assert_eq!((contexts() - before, before > 0), (before, true));
     let said = text(&found.stdout);
     assert!(said.starts_with("STEP") && said.contains("P9 timeline"), "{said}");
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "nothing is left behind");

@@ -47,6 +47,7 @@ impl Sidecar {
         let mode = if changes.contains("spsc") { "spsc" } else { "mpmc" };
         let backing = if changes.contains("memfd") { "memfd" } else { "named" };
         let notify = !changes.contains("notify=off");
+        let file_mode = if changes.contains("0660") { "0660" } else { "0600" };
         let on_device = if changes.contains("cuda") {
             "    cuda_data: { buf_size_bytes: 64, pool_len: 4 }\n"
         } else {
@@ -54,7 +55,7 @@ impl Sidecar {
         };
         let yaml = format!(
             "- name: link\n  ring: {{ len: 16, mode: {mode} }}\n  backing: {backing}\n  \
-             notify: {{ enabled: {notify}, spin_us: 0 }}\n  pools:\n    \
+             memory: {{ file_mode: \"{file_mode}\" }}\n  notify: {{ enabled: {notify}, spin_us: 0 }}\n  pools:\n    \
              cpu_msg: {{ buf_size_bytes: 256, pool_len: 32 }}\n    cpu_data: {{ buf_size_bytes: 4096, pool_len: 16 }}\n{on_device}"
         );
         std::fs::write(&path, yaml).unwrap();

@@ -1,11 +1,12 @@
 //! NPU memory by vendors' keys, and the driver's list of processes.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use shmesh::device::{AscendDevice, AscendMemory, BareTgid, DeviceMemory, ExportFlags};
 use shmesh_fake_ascend::{Framework, Npud};
 
-use crate::peer::{NAMESPACES, import, imports, library_without, start};
+use crate::peer::{NAMESPACES, USER, import, imports, library_without, start};
 use crate::peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use crate::support::Sidecar;
 
@@ -59,6 +60,28 @@ fn the_drivers_list_has_who_the_broker_says_in_whatever_namespaces() {
         assert_eq!(daemon.count(), (0, 0));
         until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
     }
+}
+
+/// The group may connect to the sidecar, and everybody to the driver.
+#[test]
+fn exporter_and_importer_may_be_different_users() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let (daemon, variables) = npud(dir.path());
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o770)).unwrap();
+    std::fs::set_permissions(&variables[1].1, PermissionsExt::from_mode(0o777)).unwrap();
+    let _sidecar = Sidecar::start(dir.path(), "mpmc 0660");
+    let user = |user: &str| [&variables[..], &[(USER, user.to_owned())]].concat();
+    let mut exporter = connected(dir.path(), &user("65531"), &[]);
+    let mut importer = connected(dir.path(), &user("65532"), &[]);
+    let key = exporter.ask("export weights 0");
+    let tgid = importer.ask("tgid");
+    exporter.tell(&format!("admit {key} {tgid}"));
+    assert_eq!(import(&mut importer, &mut exporter, &key), "weights");
+    assert_eq!(daemon.count(), (1, 1));
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! GPU memory by descriptors, and by old handles.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use shmesh::device::{CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory, DeviceUuid};
 
-use crate::peer::{NAMESPACES, imports, library_without, start};
+use crate::peer::{NAMESPACES, USER, imports, library_without, start};
 use crate::peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use crate::support::Sidecar;
 
@@ -105,6 +106,27 @@ fn memory_reaches_exactly_who_is_admitted_in_whatever_namespaces() {
         assert_eq!(memfds(&exporter), 0, "nothing of it is left");
         until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
     }
+}
+
+/// The group may connect to the sidecar.
+#[test]
+fn exporter_and_importer_may_be_different_users() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o770)).unwrap();
+    let _sidecar = Sidecar::start_with(dir.path(), "mpmc 0660", &["--memfds-for-devices"]);
+    let library = library();
+    let user = |user| [("SHMESH_CUDA_LIBRARY", library.as_str()), (USER, user)];
+    let mut exporter = connected(dir.path(), "cuda", &user("65531"), &[]);
+    let mut importer = connected(dir.path(), "cuda", &user("65532"), &[]);
+    let key = exporter.ask("export weights 0");
+    assert!(importer.ask(&format!("import {key}")).starts_with("err Denied"), "not admitted yet");
+    let tgid = importer.ask("tgid");
+    exporter.tell(&format!("admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("import {key}")), "weights");
 }
 
 #[test]

@@ -18,6 +18,8 @@ use crate::peers::{self, HANGS, OnDevice, Peer, event_text, key_of, key_text, ki
 
 /// Which memory a peer has.
 const MECHANISM: &str = "PEER_MECHANISM";
+/// Whom it becomes, where that is not who the test is.
+pub(crate) const USER: &str = "PEER_USER";
 
 /// Memory of any mechanism.
 trait Memory: DeviceMemory {
@@ -217,6 +219,10 @@ fn system(error: &io::Error) -> String {
 impl<M: Memory> Obedient<M> {
     fn obey(&mut self, words: &[&str]) -> shmesh::Result<String> {
         if words == ["connect"] {
+            if let Some(user) = std::env::var(USER).ok().and_then(|user| user.parse().ok()) {
+                let user = nix::unistd::Uid::from_raw(user);
+                nix::unistd::setresuid(user, user, user).expect("another user");
+            }
             let dir = std::env::var_os("SHMESH_DIR").expect("the directory");
             self.session = Some(Session::connect(dir, "link")?);
             return Ok("ok".to_owned());

@@ -162,6 +162,16 @@ extern "C" fn cuDeviceTotalMem_v2(out: *mut usize, device: c_int) -> c_int {
     put(out, uuid(device).map(|_| room().1))
 }
 
+/// Making a context takes a real driver longer than anything else here: whoever wants to know how often that was can.
+fn told() {
+    use std::io::Write;
+    if let Some(log) = std::env::var_os("FAKE_CUDA_CONTEXT_LOG")
+        && let Ok(mut log) = std::fs::File::options().append(true).create(true).open(log)
+    {
+        let _ = log.write_all(b"made\n");
+    }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRetain(out: *mut usize, device: c_int) -> c_int {
     let retain = || {
@@ -175,6 +185,7 @@ extern "C" fn cuDevicePrimaryCtxRetain(out: *mut usize, device: c_int) -> c_int 
             let taken = std::env::var("FAKE_CUDA_CONTEXT_KIB").ok().and_then(|kib| kib.parse::<u64>().ok());
             let taken = taken.map(|kib| Physical::taken(kib << 10, uuid)).transpose()?;
             all.insert(device, (1, taken));
+            told();
             Ok(context)
         })
     };

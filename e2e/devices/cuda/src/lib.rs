@@ -10,6 +10,7 @@
 //! | `FAKE_CUDA_DEVICES` | how many devices the machine has; 2 if not said |
 //! | `CUDA_VISIBLE_DEVICES` | which of them this process sees, as ordinals |
 //! | `FAKE_CUDA_CONTEXT_KIB` | how much of a device its primary context takes; nothing if not said |
+//! | `FAKE_CUDA_CONTEXT_LOG` | a file that gets a line for each primary context that is made |
 //! | `FAKE_CUDA_LAZY_COPIES` | what the device is given to copy and to fill it does long after the call has returned; copies from the host, too, as the driver reserves itself for memory that is not page-locked |
 //! | `FAKE_CUDA_MIG` | device 0 is a MIG partition with this number, and nothing else is visible |
 //!

@@ -14,7 +14,9 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
             Kind::InvalidInput,
             "a parameter is not valid: a size of 0, or more than 31 processes in one call",
         ),
-        (100_004 | 107_017, _) => (Kind::InvalidInput, "a pointer is not one of this process"),
+        (100_001, _) => (Kind::Other, "somebody in this process has ended the runtime (aclFinalize)"),
+        (107_008 | 200_000, _) => (Kind::InvalidInput, "an address is not at the beginning of a page"),
+        (107_017, _) => (Kind::InvalidInput, "a pointer is not one of this process"),
         (107_001, _) => (Kind::NotFound, "there is no such device here: look at ASCEND_RT_VISIBLE_DEVICES"),
         (107_002, _) => (Kind::Other, "this thread has no device: devices are bound to threads"),
         (207_000, _) => (
@@ -23,6 +25,7 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
              cannot at all",
         ),
         (207_001, _) => (Kind::OutOfMemory, "the device is full: free some, or take less"),
+        (207_004, _) => (Kind::NotFound, "there is no NPU here: give the container its device files"),
         (207_006, _) => (
             Kind::PermissionDenied,
             "the key was exported for everybody, so its list of processes cannot be set, or the other way round",
@@ -76,5 +79,8 @@ mod tests {
                 .contains("beginning of a page")
         );
         assert!(check("aclrtMalloc", 4711).unwrap_err().to_string().contains("4711"));
+        // A file that could not be written has nothing to do with pointers.
+        assert!(check("aclInit", 100_004).unwrap_err().to_string().contains("look it up"));
+        assert!(check("aclInit", 100_001).unwrap_err().to_string().contains("aclFinalize"));
     }
 }

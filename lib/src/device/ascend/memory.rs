@@ -32,7 +32,9 @@ const TO_HOST: c_int = 2;
 /// is a fault of the device. So the session's rule that importers close first matters here more than anywhere.
 ///
 /// Where importer and exporter are on different devices, the runtime copies only asynchronously between addresses of one
-/// device, and never to or from the host: copy on the exporter's side.
+/// device, and never to or from the host: copy on the exporter's side. An import is on the device that its thread has, or on
+/// the first: set the exporter's before. Its size is what the exporter says: the runtime has no call that would tell, so compare
+/// it with what you expect.
 ///
 /// ```
 /// use shmesh::device::{AscendDevice, AscendMemory, DeviceMemory};
