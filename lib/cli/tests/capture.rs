@@ -230,6 +230,34 @@ fn it_goes_on_when_both_sides_have_ended_and_come_back() {
 }
 
 #[test]
+fn who_waits_for_a_reader_of_its_pipe_can_be_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let _link = link(dir.path());
+    let pipe = dir.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut child = capture(dir.path(), &["-o", pipe.to_str().unwrap()]).spawn().unwrap();
+    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    let start = Instant::now();
+    // Until then a signal ends it as any program.
+    let waits_for_signals = || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        threads.count() > 1
+    };
+    while !waits_for_signals() {
+        assert!(start.elapsed() < HANGS, "it never begins");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() >= HANGS {
+            child.kill().unwrap();
+            panic!("it does not end");
+        }
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
 fn standard_output_gets_the_file_alone_and_mistakes_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let missing = capture(dir.path(), &["-o", "-"]).output().unwrap();

@@ -61,4 +61,4 @@ function shmesh.dissector(buffer, pinfo, tree)
   return buffer:len()
 end
 
-DissectorTable.get("wtap_encap"):add(wtap.USER0, shmesh)
+DissectorTable.get("wtap_encap"):add(wtap_encaps.USER0, shmesh)
