@@ -152,11 +152,11 @@ typedef enum {
      */
     SHMESH_CPU_LARGE = 2,
     /**
-     * DATA parts in CUDA memory; no link has them yet.
+     * DATA parts in memory of a device: here without an address, so not to be loaned, and NULL in what is received.
      */
     SHMESH_CUDA_DATA = 3,
     /**
-     * DATA parts in memory for GDRCopy; no link has them yet.
+     * The same, of a second kind.
      */
     SHMESH_GPU_DATA = 4,
 } shmesh_pool_t;
@@ -247,11 +247,11 @@ typedef struct {
      */
     size_t msg_len;
     /**
-     * The DATA part; NULL without one.
+     * The DATA part; NULL without one, and when it is in memory of a device.
      */
     const void *data;
     /**
-     * Bytes of it.
+     * Bytes at `data`.
      */
     size_t data_len;
     /**

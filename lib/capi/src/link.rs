@@ -35,9 +35,9 @@ pub enum shmesh_pool_t {
     SHMESH_CPU_DATA = 1,
     /// Large DATA parts.
     SHMESH_CPU_LARGE = 2,
-    /// DATA parts in CUDA memory; no link has them yet.
+    /// DATA parts in memory of a device: here without an address, so not to be loaned, and NULL in what is received.
     SHMESH_CUDA_DATA = 3,
-    /// DATA parts in memory for GDRCopy; no link has them yet.
+    /// The same, of a second kind.
     SHMESH_GPU_DATA = 4,
 }
 

@@ -44,9 +44,9 @@ pub struct shmesh_message_t {
     pub msg: *const c_void,
     /// Bytes of it.
     pub msg_len: usize,
-    /// The DATA part; NULL without one.
+    /// The DATA part; NULL without one, and when it is in memory of a device.
     pub data: *const c_void,
-    /// Bytes of it.
+    /// Bytes at `data`.
     pub data_len: usize,
     /// A `shmesh_pool_t`: that of the DATA part, or SHMESH_NO_DATA.
     pub data_pool: c_int,
@@ -266,7 +266,9 @@ pub unsafe extern "C" fn shmesh_link_receive(
         (out.msg_id, out.cell_id) = (message.msg_id(), message.cell_id());
         (out.msg, out.msg_len) = (message.msg().as_ptr().cast(), message.msg().len());
         if let Some(pool) = message.data_pool() {
-            (out.data, out.data_len) = (message.data().as_ptr().cast(), message.data().len());
+            if !pool.is_device() {
+                (out.data, out.data_len) = (message.data().as_ptr().cast(), message.data().len());
+            }
             out.data_pool = c_int::try_from(pool.index()).unwrap_or(-1);
         }
         put(&mut out.private_words, message);

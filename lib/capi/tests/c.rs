@@ -67,6 +67,15 @@ fn what_must_be_refused_is() {
 }
 
 #[test]
+fn what_is_in_device_memory_has_no_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("devices");
+    let headers = format!("-I{HERE}/nvipc/include");
+    compiled("cc", "devices", &["-std=c11", &headers, "-Wl,--no-as-needed", "-lshmesh_nvipc"], &out);
+    run(&out, |_| {});
+}
+
+#[test]
 fn pkg_config_finds_what_was_installed() {
     let prefix = tempfile::tempdir().unwrap();
     succeed(Command::new(format!("{HERE}/install")).arg(prefix.path()).arg(libraries()));

@@ -115,7 +115,11 @@ pub(crate) fn signals() -> Result<Receiver<()>> {
     }
     asked.thread_block().context("cannot block signals")?;
     let (told, is_told) = channel();
-    let wait = move || while asked.wait().is_ok() && told.send(()).is_ok() {};
+    let wait = move || {
+        let _ = asked.wait().map(|_| told.send(()));
+        // Who is told twice does not come to look: it waits for something else, as for the reader of a pipe.
+        let _ = asked.wait().map(|signal| std::process::exit(128 + signal as i32));
+    };
     std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
     Ok(is_told)
 }

@@ -11,7 +11,9 @@ use pcap_parser::{Block, Linktype, OptionCode};
 use shmesh::config::{LinkConfig, PoolId, RingMode};
 use shmesh::{Link, LinkOptions, Side};
 
-const HANGS: Duration = Duration::from_secs(60);
+const HANGS: Duration = Duration::from_secs(120);
+/// Later than that a capture ends that nobody has ended, because its test has failed.
+const ENDS_S: &str = "300";
 
 /// A packet of the file: its time in nanoseconds, its header's fields, and the bytes.
 #[derive(Debug)]
@@ -137,11 +139,34 @@ fn messages_are_packets_with_direction_ids_and_time() {
 }
 
 #[test]
+fn packets_are_no_longer_than_wireshark_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = LinkConfig::new("fronthaul".parse().unwrap());
+    config.pools[PoolId::CpuData.index()].buf_size_bytes = 600_000;
+    config.pools[PoolId::CpuData.index()].pool_len = 2;
+    let link = LinkOptions::new().dir(dir.path()).create(&config).unwrap();
+    let mut loan = link.loan_with(PoolId::CpuData).unwrap();
+    loan.msg_mut(5).unwrap().copy_from_slice(b"first");
+    loan.data_mut(600_000).unwrap().fill(0xd1);
+    loan.send().unwrap();
+    let file = dir.path().join("out.pcapng");
+    for (limit, kept, flags) in [("1000000", (5, 262_144 - 37), 0), ("0", (0, 0), 0)] {
+        let args = ["--count", "1", "--limit-bytes", limit, "-o", file.to_str().unwrap()];
+        assert!(capture(dir.path(), &args).output().unwrap().status.success());
+        let (_, packets, _) = read(&std::fs::read(&file).unwrap());
+        let [packet] = &packets[..] else { panic!("{packets:?}") };
+        assert_eq!((packet.msg.len(), packet.data.len()), kept);
+        assert_eq!((packet.lens, packet.whole, packet.flags), ((5, 600_000), 32 + 600_005, flags));
+    }
+}
+
+#[test]
 fn it_follows_a_link_in_use_and_ends_when_it_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let (phy, mac) = link(dir.path());
     let file = dir.path().join("out.pcapng");
-    let args = ["--msg-id", "0x65", "--msg-id", "103", "--limit-bytes", "4", "-o", file.to_str().unwrap()];
+    let limits = ["--limit-bytes", "4", "--seconds", ENDS_S, "-o", file.to_str().unwrap()];
+    let args = [&["--msg-id", "0x65", "--msg-id", "103"][..], &limits].concat();
     let child = capture(dir.path(), &args).stdout(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
     let packets = || std::fs::read(&file).map(|bytes| read(&bytes).1).unwrap_or_default();
@@ -170,6 +195,66 @@ fn it_follows_a_link_in_use_and_ends_when_it_is_told() {
     assert_eq!(packets.iter().map(|packet| packet.ids.0).collect::<Vec<_>>(), [101, 103, 101, 103]);
     assert_eq!((packets[0].msg.as_slice(), packets[0].data.len(), packets[0].whole), (&b"firs"[..], 4, 3037));
     assert!(counted.is_some());
+}
+
+#[test]
+fn it_goes_on_when_both_sides_have_ended_and_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.pcapng");
+    let (phy, mac) = link(dir.path());
+    let args = ["--count", "9", "--seconds", ENDS_S, "-o", file.to_str().unwrap()];
+    let child = capture(dir.path(), &args).stdout(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    let wait_for = |count: usize| {
+        while std::fs::read(&file).map(|bytes| read(&bytes).1.len()).unwrap_or_default() < count {
+            assert!(start.elapsed() < HANGS, "the file does not grow");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    fill(&mac);
+    wait_for(3);
+    let receive_all = |link: &Link| (0..3).for_each(|_| drop(link.receive().unwrap().unwrap()));
+    receive_all(&phy);
+    // Where nothing waits, the last to leave removes the link.
+    drop((phy, mac));
+    let (phy, mac) = link(dir.path());
+    fill(&mac);
+    receive_all(&phy);
+    wait_for(6);
+    fill(&phy);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("recorded 9 messages") && said.contains("created again 1 times"), "{said}");
+    let (_, packets, _) = read(&std::fs::read(&file).unwrap());
+    assert_eq!(packets.iter().map(|packet| packet.ids.0).collect::<Vec<_>>(), [101, 102, 103].repeat(3));
+}
+
+#[test]
+fn who_waits_for_a_reader_of_its_pipe_can_be_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let _link = link(dir.path());
+    let pipe = dir.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut child = capture(dir.path(), &["-o", pipe.to_str().unwrap()]).spawn().unwrap();
+    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    let start = Instant::now();
+    // Until then a signal ends it as any program.
+    let waits_for_signals = || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        threads.count() > 1
+    };
+    while !waits_for_signals() {
+        assert!(start.elapsed() < HANGS, "it never begins");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() >= HANGS {
+            child.kill().unwrap();
+            panic!("it does not end");
+        }
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

@@ -29,7 +29,8 @@ function shmesh.dissector(buffer, pinfo, tree)
     return 0
   end
   local from = buffer(1, 1):uint()
-  local msg_id, cell_id = buffer(4, 4):le_int(), buffer(8, 4):le_int()
+  -- As it is without a sign: Lua 5.2 formats no negative number in hexadecimal.
+  local msg_id, cell_id = buffer(4, 4):le_uint(), buffer(8, 4):le_int()
   local msg_len, data_len = buffer(12, 4):le_uint(), buffer(16, 4):le_uint()
   pinfo.cols.protocol = "shmesh"
   pinfo.cols.src = sides[from] or "?"
@@ -60,4 +61,4 @@ function shmesh.dissector(buffer, pinfo, tree)
   return buffer:len()
 end
 
-DissectorTable.get("wtap_encap"):add(wtap.USER0, shmesh)
+DissectorTable.get("wtap_encap"):add(wtap_encaps.USER0, shmesh)

@@ -305,6 +305,25 @@ impl View {
         &self.name
     }
 
+    /// Which of all links that had this name it is: a random number, another one after it was removed and created again.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::config::LinkConfig;
+    /// use shmesh::inspect::View;
+    /// let link = options.create(&LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = View::open(dir.path(), &"fronthaul".parse()?)?;
+    /// drop(link);
+    /// let _next = options.create(&LinkConfig::new("fronthaul".parse()?))?;
+    /// assert_ne!(View::open(dir.path(), &"fronthaul".parse()?)?.epoch(), view.epoch());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.header.epoch
+    }
+
     /// What its segments are made of.
     ///
     /// ```

@@ -59,9 +59,11 @@ int nv_ipc_lookup_config(nv_ipc_config_t *cfg, const char *prefix, nv_ipc_module
 int nv_ipc_dump(nv_ipc_t *ipc);
 int nv_ipc_dump_config(nv_ipc_config_t *cfg);
 
-/* 0, 0 and -1: this library uses no GPU. */
+/* GPUs that this process sees; 0 without a driver. */
 int cuda_get_device_count(void);
+/* 1 for an address in a DATA part that is memory of a GPU, else 0. */
 int cuda_is_device_pointer(const void *ptr);
+/* 0 if pools of the host are locked for a GPU, else -1. */
 int nv_ipc_check_host_pinned_memory(nv_ipc_t *ipc);
 
 static inline int is_device_pointer(const void *ptr)

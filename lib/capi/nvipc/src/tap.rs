@@ -282,7 +282,9 @@ impl Tap<'_> {
             let len = backend.pool(pool).map_or(0, |(_, len)| len as usize);
             state.used[pool.index()] < (len / SHARE).max(1)
         };
-        let bytes = fields.msg_len as usize + fields.data_len as usize;
+        // Without a DATA part its length says nothing.
+        let data_len = fields.data_pool.map_or(0, |_| fields.data_len as usize);
+        let bytes = fields.msg_len as usize + data_len;
         let is_full = state.bytes > 0 && state.bytes + bytes > self.forward.bytes_max;
         if is_full || ![Some(PoolId::CpuMsg), fields.data_pool].into_iter().flatten().all(has_room) {
             return Ok(Forwarded::Lost);
@@ -331,7 +333,9 @@ mod tests {
         let pass = |msg_len| {
             let msg = backend.allocate(None).unwrap().msg;
             let mut tap = forward.tap().unwrap();
-            let message = tap.copy(&backend, Fields { msg_len, ..Fields::default() }, msg, None).unwrap();
+            // Who sends no DATA may have left anything in its length.
+            let fields = Fields { msg_len, data_len: u32::MAX, ..Fields::default() };
+            let message = tap.copy(&backend, fields, msg, None).unwrap();
             tap.put(message);
             drop(tap);
             backend.release(msg, None, None).unwrap();

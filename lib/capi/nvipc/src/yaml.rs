@@ -83,7 +83,10 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, Stri
             Ok(_) => Err(named("it changed while it was read; try again")),
         };
     };
-    let first = first_of(yaml);
+    let (first, is_read) = match first_of(yaml) {
+        Some(first) => (first, true),
+        None => (None, false),
+    };
     let layout = match first.as_ref().and_then(|first| first.layout.as_deref()) {
         None => None,
         Some(given) => Some(
@@ -106,6 +109,13 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, Stri
     }
     let in_file = |error: ConfigError| named(&chain(&error));
     let links = from_yaml(yaml).map_err(in_file)?.links;
+    if !is_read {
+        // A layout that is overlooked is a link that the other side never finds.
+        return Err(named(
+            "below transport, type or layout is no text, or shm_config.cuda_device_id, udp_config or app_config has a \
+             value that it cannot have",
+        ));
+    }
     let link = links.into_iter().next().ok_or_else(|| named("it has no link; add one"))?;
     Ok(Loaded::Shm(Box::new(link), layout, cuda_device_id, Box::new(debug)))
 }
@@ -135,13 +145,14 @@ fn traced(app: &App) -> Result<nv_ipc_debug_config_t, String> {
     Ok(debug)
 }
 
-/// The first transport, as far as it can be read; what is wrong with it, `from_yaml` says.
-fn first_of(yaml: &str) -> Option<Transport> {
+/// The first transport, if there is one. `None`: it cannot be read; what is wrong with it, mostly `from_yaml` says.
+fn first_of(yaml: &str) -> Option<Option<Transport>> {
     let options = serde_saphyr::options! { emit_comments: false, with_snippet: false };
-    match serde_saphyr::from_str_with_options::<Top>(yaml, options).ok()?.transport? {
-        Transports::One(one) => Some(*one),
-        Transports::Many(many) => many.into_iter().next(),
-    }
+    Some(match serde_saphyr::from_str_with_options::<Top>(yaml, options).ok()?.transport {
+        None => None,
+        Some(Transports::One(one)) => Some(*one),
+        Some(Transports::Many(many)) => many.into_iter().next(),
+    })
 }
 
 fn overlaid(defaults: nv_ipc_config_udp_t, given: Udp) -> Result<nv_ipc_config_udp_t, String> {

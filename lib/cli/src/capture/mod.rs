@@ -10,10 +10,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use shmesh::Side;
-use shmesh::config::LinkName;
+use shmesh::config::{Backing, LinkName};
 use shmesh::inspect::{Filter, Lost, Tap, View};
 
 use crate::args::{Dir, seconds};
+
+/// How often to look, where nothing is new, whether another link has taken the name.
+const SUCCESSOR: Duration = Duration::from_secs(1);
 
 const EXAMPLES: &str = "\
 Nothing is changed and nobody notices: files are mapped for reading only, no seat is taken, and no participant does anything
@@ -54,7 +57,7 @@ pub(crate) struct Args {
     /// Also messages that were received already, as far as they can still be seen
     #[arg(long)]
     history: bool,
-    /// Bytes of each part to keep
+    /// Bytes of each part to keep; of both, no more than Wireshark reads, 262112
     #[arg(long, value_name = "BYTES", default_value_t = 65_536)]
     limit_bytes: usize,
     /// Ends after so many messages
@@ -87,21 +90,15 @@ fn number(text: &str) -> Result<i32, String> {
 /// Records until it is told to end.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
     let told = crate::talk::signals()?;
-    let view = View::open(&args.dir.dir, &args.link)?;
-    let from = args.from.map(|from| if from == From::Primary { Side::Primary } else { Side::Secondary });
-    let filter = Filter { msg_ids: args.msg_id.clone(), cell_ids: args.cell_id.clone(), from };
-    let mut tap = Tap::new(view, filter).limit_bytes(args.limit_bytes);
-    if args.history {
-        tap = tap.with_history();
-    }
-    let (seen, lost) = if args.output == Path::new("-") {
-        record(args, &mut tap, &told, io::stdout().lock())?
+    let mut watched = Watched::new(args)?;
+    let seen = if args.output == Path::new("-") {
+        record(args, &mut watched, &told, io::stdout().lock())?
     } else {
         let path = args.output.display();
         let file = File::create(&args.output).with_context(|| format!("cannot write {path}"))?;
-        record(args, &mut tap, &told, file).with_context(|| format!("cannot write {path}"))?
+        record(args, &mut watched, &told, file).with_context(|| format!("cannot write {path}"))?
     };
-    let summary = told_at_the_end(seen, lost);
+    let summary = told_at_the_end(seen, watched.lost(), watched.successors);
     if args.output == Path::new("-") {
         eprintln!("{summary}")
     } else {
@@ -110,8 +107,58 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-fn record(args: &Args, tap: &mut Tap, told: &Receiver<()>, to: impl Write) -> io::Result<(u64, Lost)> {
-    let mut file = pcapng::File::new(BufWriter::with_capacity(1 << 20, to), args.link.as_str())?;
+/// The link that has the name, and those that had it.
+struct Watched {
+    tap: Tap,
+    epoch: u64,
+    backing: Backing,
+    looked: Instant,
+    /// Of those before.
+    lost: Lost,
+    successors: u64,
+}
+
+impl Watched {
+    fn new(args: &Args) -> shmesh::Result<Self> {
+        let view = View::open(&args.dir.dir, &args.link)?;
+        let (epoch, backing) = (view.epoch(), view.backing());
+        let from = args.from.map(|from| if from == From::Primary { Side::Primary } else { Side::Secondary });
+        let filter = Filter { msg_ids: args.msg_id.clone(), cell_ids: args.cell_id.clone(), from };
+        let tap = Tap::new(view, filter).limit_bytes(args.limit_bytes);
+        let tap = if args.history { tap.with_history() } else { tap };
+        Ok(Self { tap, epoch, backing, looked: Instant::now(), lost: Lost::default(), successors: 0 })
+    }
+
+    fn lost(&self) -> Lost {
+        let (before, now) = (self.lost, self.tap.lost());
+        Lost {
+            overwritten: before.overwritten.saturating_add(now.overwritten),
+            reused: before.reused.saturating_add(now.reused),
+            data: before.data.saturating_add(now.data),
+            damaged: before.damaged.saturating_add(now.damaged),
+            restarts: before.restarts.saturating_add(now.restarts),
+        }
+    }
+
+    /// Goes on with the link that was created after this one was removed, from its first message on.
+    fn follow(&mut self, args: &Args) {
+        // Who holds memfds would have to be asked, and this disturbs nobody.
+        if self.backing != Backing::Named || self.looked.elapsed() < SUCCESSOR {
+            return;
+        }
+        self.looked = Instant::now();
+        // Removed and not created again, or not to the end: what was seen stays the last.
+        let Ok(next) = Self::new(args) else { return };
+        if next.epoch != self.epoch {
+            let (lost, successors) = (self.lost(), self.successors + 1);
+            *self = Self { tap: next.tap.with_history(), lost, successors, ..next };
+        }
+    }
+}
+
+fn record(args: &Args, watched: &mut Watched, told: &Receiver<()>, to: impl Write) -> io::Result<u64> {
+    let mut file =
+        pcapng::File::new(BufWriter::with_capacity(1 << 20, to), args.link.as_str(), args.limit_bytes == 0)?;
     file.flush()?;
     let end = args.seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
     let wanted = args.count.unwrap_or(u64::MAX);
@@ -119,7 +166,7 @@ fn record(args: &Args, tap: &mut Tap, told: &Receiver<()>, to: impl Write) -> io
     let mut failed = None;
     loop {
         let before = seen;
-        tap.look(|message| {
+        watched.tap.look(|message| {
             if seen < wanted && failed.is_none() {
                 seen += 1;
                 failed = file.message(message).err();
@@ -134,21 +181,25 @@ fn record(args: &Args, tap: &mut Tap, told: &Receiver<()>, to: impl Write) -> io
         }
         if seen == before {
             file.flush()?;
+            watched.follow(args);
             if args.interval_us > 0 {
                 std::thread::sleep(Duration::from_micros(args.interval_us));
             }
         }
     }
-    let lost = tap.lost();
-    file.finish(seen, lost)?;
-    Ok((seen, lost))
+    file.finish(seen, watched.lost())?;
+    Ok(seen)
 }
 
-fn told_at_the_end(seen: u64, lost: Lost) -> String {
+fn told_at_the_end(seen: u64, lost: Lost, successors: u64) -> String {
     let Lost { overwritten, reused, data, damaged, restarts } = lost;
+    let anew = match successors {
+        0 => String::new(),
+        _ => format!("; the link was created again {successors} times"),
+    };
     format!(
         "recorded {seen} messages; too late for {overwritten} in the ring and {reused} in their buffers, {data} without their \
-         DATA part, {damaged} damaged, {restarts} new starts"
+         DATA part, {damaged} damaged, {restarts} new starts{anew}"
     )
 }
 

@@ -27,6 +27,8 @@ use shmesh::inspect::{Lost, Seen};
 /// LINKTYPE_USER0: what Wireshark lets a dissector of one's own have.
 pub(super) const LINK_TYPE: i32 = 147;
 const HEADER_BYTES: usize = 32;
+/// Longest packet that Wireshark reads; a longer one makes it refuse the rest of the file.
+const PACKET_MAX_BYTES: usize = 262_144;
 const FORM: u8 = 1;
 /// Of an interface: its name, and how it is described.
 const IF_NAME: u16 = 2;
@@ -42,11 +44,13 @@ const NANOSECONDS: u8 = 9;
 pub(super) struct File<W> {
     out: W,
     packet: Vec<u8>,
+    /// No bytes are wanted of the parts.
+    bare: bool,
 }
 
 impl<W: Write> File<W> {
-    /// Begins a file about a link.
-    pub(super) fn new(mut out: W, link: &str) -> io::Result<Self> {
+    /// Begins a file about a link. `bare`: without the bytes of its messages.
+    pub(super) fn new(mut out: W, link: &str, bare: bool) -> io::Result<Self> {
         let mut section = SectionHeaderBlock {
             block_type: 0,
             block_len1: 0,
@@ -73,13 +77,15 @@ impl<W: Write> File<W> {
             if_tsoffset: 0,
         };
         out.write_all(&bytes(interface.to_vec())?)?;
-        Ok(Self { out, packet: Vec::new() })
+        Ok(Self { out, packet: Vec::new(), bare })
     }
 
     /// Writes one message.
     pub(super) fn message(&mut self, seen: &Seen<'_>) -> io::Result<()> {
         let secondary = seen.from == Side::Secondary;
-        let no_data = seen.data_len > 0 && seen.data.is_empty();
+        let no_data = seen.data_len > 0 && seen.data.is_empty() && !self.bare;
+        let msg = &seen.msg[..seen.msg.len().min(PACKET_MAX_BYTES - HEADER_BYTES)];
+        let data = &seen.data[..seen.data.len().min(PACKET_MAX_BYTES - HEADER_BYTES - msg.len())];
         let packet = &mut self.packet;
         packet.clear();
         packet.extend([
@@ -88,7 +94,7 @@ impl<W: Write> File<W> {
             u8::from(seen.inline) | u8::from(no_data) << 1,
             seen.data_pool.map_or(0, |pool| pool as u8),
         ]);
-        let msg_here = u32::try_from(seen.msg.len()).unwrap_or(u32::MAX);
+        let msg_here = u32::try_from(msg.len()).unwrap_or(u32::MAX);
         for word in
             [seen.msg_id.cast_unsigned(), seen.cell_id.cast_unsigned(), seen.msg_len, seen.data_len, msg_here]
         {
@@ -96,8 +102,8 @@ impl<W: Write> File<W> {
         }
         packet.extend(seen.position.to_le_bytes());
         debug_assert_eq!(packet.len(), HEADER_BYTES);
-        packet.extend_from_slice(seen.msg);
-        packet.extend_from_slice(seen.data);
+        packet.extend_from_slice(msg);
+        packet.extend_from_slice(data);
         let (ts_high, ts_low) = stamp(seen.at);
         let length = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
         let whole = HEADER_BYTES as u64 + u64::from(seen.msg_len) + u64::from(seen.data_len);
