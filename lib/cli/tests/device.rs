@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -64,7 +65,13 @@ fn own_memory(dir: &Path) {
 fn the_whole_plan_with_a_double() {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     own_memory(dir.path());
-    let library = shmesh_fake_cuda::library();
+    // Devices are everybody's.
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    // And so is the driver's library; the tree of the build need not be.
+    let place = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let library = place.path().join("libcuda.so.1");
+    std::fs::copy(shmesh_fake_cuda::library(), &library).unwrap();
     let log = tempfile::NamedTempFile::new().unwrap();
     let contexts = || std::fs::read_to_string(log.path()).unwrap().lines().count();
     let variables = [
@@ -100,6 +107,9 @@ fn the_whole_plan_with_a_double() {
     }
     if nix::unistd::Uid::effective().is_root() {
         assert_eq!(of("P4 pid, numbers differ")[0]["status"], "ok");
+        assert_eq!(of("P4 another user, cuda-vmm")[0]["status"], "ok");
+        // The double's are files of one user.
+        assert_eq!(of("P4 another user, cuda-legacy")[0]["status"], "note");
     }
     assert!(of("P9")[0]["value"]["round_trip_p50_ns"].as_u64().unwrap() > 0);
 

@@ -30,8 +30,8 @@ const NO_DEVICE: u8 = 3;
 
 const EXAMPLES: &str = "\
 Tries, between two processes with the CUDA driver and one without it: that what one writes the other reads (P1), how long
-sharing takes (P2), bandwidth of shared memory against a process's own (P3), namespaces (P4, as root), what deaths leave
-behind (P5), what cannot be taken back (P6, P7), that descriptors and what is none are handled well (P8), and how fast work of
+sharing takes (P2), bandwidth of shared memory against a process's own (P3), namespaces and users (P4, as root), what deaths
+leave behind (P5), what cannot be taken back (P6, P7), that descriptors and what is none are handled well (P8), and how fast work of
 one process follows work of the other (P9). It takes a minute or two, and memory of the first device as said below.
 
 Examples:

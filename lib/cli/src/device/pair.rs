@@ -23,15 +23,20 @@ pub(super) struct Side {
 impl Side {
     /// Starts one, by `unshare` with these flags if there are any.
     pub(super) fn start(namespaces: &[&str]) -> Result<Self> {
-        Self::start_behind(namespaces, &[])
+        Self::start_behind(namespaces, &[], &[])
+    }
+
+    /// Starts one that becomes this user, which takes root.
+    pub(super) fn start_as(user: u32) -> Result<Self> {
+        Self::start_behind(&[], &[], &["--user", &user.to_string()])
     }
 
     /// The same behind a shell, so that it is not process 1 of a pid namespace of its own.
     pub(super) fn start_second(namespaces: &[&str]) -> Result<Self> {
-        Self::start_behind(namespaces, &["sh", "-c", "\"$0\" \"$@\"; exit $?"])
+        Self::start_behind(namespaces, &["sh", "-c", "\"$0\" \"$@\"; exit $?"], &[])
     }
 
-    fn start_behind(namespaces: &[&str], shell: &[&str]) -> Result<Self> {
+    fn start_behind(namespaces: &[&str], shell: &[&str], args: &[&str]) -> Result<Self> {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .context("cannot make a socket")?;
@@ -43,7 +48,8 @@ impl Side {
             unshare.args(namespaces).arg("--").args(shell).arg(program);
             unshare
         };
-        let child = command.arg("device-side").stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
+        let child =
+            command.arg("device-side").args(args).stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
         Ok(Self { child: child.context("cannot start a process")?, socket: ours })
     }
 

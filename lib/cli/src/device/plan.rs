@@ -44,6 +44,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<Report> {
     }
     plan.step("P3 bandwidth", Plan::bandwidth);
     plan.namespaces();
+    plan.users();
     plan.step("P5 exporter killed", |plan| plan.death(false));
     plan.step("P5 descriptor kept", |plan| plan.death(true));
     plan.step("P6 no revocation", Plan::revocation);

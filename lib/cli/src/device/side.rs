@@ -22,10 +22,19 @@ const TIMES_MAX: usize = 500;
 
 /// A process of `shmesh device`, which talks on its standard input.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct SideArgs {}
+pub(crate) struct SideArgs {
+    /// Whom it becomes before anything else
+    #[arg(long, value_name = "UID")]
+    user: Option<u32>,
+}
 
 /// Serves until nobody asks.
-pub(crate) fn run(_args: &SideArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &SideArgs) -> anyhow::Result<()> {
+    if let Some(user) = args.user.map(nix::unistd::Uid::from_raw) {
+        nix::unistd::setresuid(user, user, user)?;
+        // Or the files that a driver reads of its own process would be root's.
+        nix::sys::prctl::set_dumpable(true)?;
+    }
     crate::child::die_with_parent()?;
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     let mut side = Side::default();

@@ -13,6 +13,8 @@ use crate::human;
 
 /// Memory that was let go is free within this time, or it is kept somewhere.
 const FREE_WITHIN: Duration = Duration::from_secs(30);
+/// A user that owns nothing.
+const NOBODY: u32 = 65_534;
 /// Rounds of a copy.
 const COPIES: u32 = 10;
 /// What shared memory may cost, as a part of a process's own bandwidth.
@@ -170,6 +172,25 @@ impl Plan<'_> {
         });
     }
 
+    /// The importer is another user. Whether old handles work then, the vendor does not say.
+    pub(super) fn users(&mut self) {
+        for how in [How::Vmm, How::Legacy] {
+            self.step(&format!("P4 another user, {}", name(how)), |plan| {
+                let pair = Pair { exporter: Side::start(&[])?, importer: Side::start_as(NOBODY)? };
+                if pair.importer.ask(&Order::Drop).is_err() {
+                    let shown = "a process cannot become another user here: that takes CAP_SETUID".to_owned();
+                    return Ok((Status::Skip, shown, Value::Null));
+                }
+                match plan.namespace(how, pair, false) {
+                    Err(error) if how == How::Legacy => {
+                        Ok((Status::Note, format!("refused: {error:#}"), json!({ "works": false })))
+                    }
+                    seen => seen,
+                }
+            });
+        }
+    }
+
     fn namespace(&self, how: How, pair: Pair, equal_numbers: bool) -> Seen {
         let offer = pair.make(how, self.piece)?;
         pair.exporter.ask(&Order::Fill { seed: 3 })?;
@@ -178,7 +199,10 @@ impl Plan<'_> {
                 pair.let_go()?;
                 Ok((Status::Note, format!("refused, as it must be: {error}"), json!({ "works": false })))
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                pair.let_go()?;
+                Err(error)
+            }
             Ok(_) if equal_numbers => bail!("two processes with one number were not told apart"),
             Ok(_) => {
                 let wrong = wrong_words(&pair.importer, 3)?;
