@@ -7,7 +7,7 @@ use std::path::Path;
 use shmesh::ErrorKind;
 use shmesh::config::{LinkConfig, LoadedConfig, from_file, from_yaml};
 
-use crate::error::{Failed, argument, guarded, shmesh_error_t};
+use crate::error::{Failed, argument, guarded, shmesh_error_t, uncancelled};
 use shmesh_error_t::SHMESH_OK;
 
 /// The links of a configuration. Free it with `shmesh_config_free`.
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn shmesh_config_from_file(
     path: *const c_char,
     config: *mut *mut shmesh_config_t,
 ) -> shmesh_error_t {
-    guarded(|| {
+    uncancelled(|| {
         // SAFETY: the caller's promise.
         let place = unsafe { place("config", config) }?;
         if path.is_null() {

@@ -168,6 +168,37 @@ pub(crate) fn guarded(act: impl FnOnce() -> Result<shmesh_error_t, Failed>) -> s
     }
 }
 
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+/// While it lives, this thread is not cancelled: that unwinds it out of a system call, and through here nothing may unwind.
+pub(crate) struct Uncancelled(c_int);
+
+impl Uncancelled {
+    pub(crate) fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: of this thread alone; the place is this function's own.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: what `new` found.
+        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// As [`guarded`], of what may make a system call.
+pub(crate) fn uncancelled(act: impl FnOnce() -> Result<shmesh_error_t, Failed>) -> shmesh_error_t {
+    let _uncancelled = Uncancelled::new();
+    guarded(act)
+}
+
 #[cold]
 #[inline(never)]
 fn keep(Failed(code, text): Failed) -> shmesh_error_t {

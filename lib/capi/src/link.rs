@@ -10,7 +10,7 @@ use shmesh::config::PoolId;
 use shmesh::{Link, LinkOptions, Side};
 
 use crate::config::{place, shmesh_config_t, text};
-use crate::error::{Failed, argument, guarded, shmesh_error_t};
+use crate::error::{Failed, argument, guarded, shmesh_error_t, uncancelled};
 use shmesh_error_t::*;
 
 /// The sides of a link.
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn shmesh_link_create(
     options: *const shmesh_options_t,
     link: *mut *mut shmesh_link_t,
 ) -> shmesh_error_t {
-    guarded(|| {
+    uncancelled(|| {
         // SAFETY: the caller's promise.
         let (place, options) = unsafe { (place("link", link)?, options_of(options)?) };
         // SAFETY: the caller's promise.
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn shmesh_link_attach(
     options: *const shmesh_options_t,
     link: *mut *mut shmesh_link_t,
 ) -> shmesh_error_t {
-    guarded(|| {
+    uncancelled(|| {
         // SAFETY: the caller's promise.
         let (place, options) = unsafe { (place("link", link)?, options_of(options)?) };
         // SAFETY: the caller's promise.
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn shmesh_link_clone(
     link: *const shmesh_link_t,
     clone: *mut *mut shmesh_link_t,
 ) -> shmesh_error_t {
-    guarded(|| {
+    uncancelled(|| {
         // SAFETY: the caller's promise.
         let place = unsafe { place("clone", clone) }?;
         // SAFETY: the caller's promise.
@@ -225,7 +225,7 @@ pub unsafe extern "C" fn shmesh_link_clone(
 /// `link` is NULL or a handle, which is not used after success.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_close(link: *mut shmesh_link_t) -> shmesh_error_t {
-    guarded(|| {
+    uncancelled(|| {
         if link.is_null() {
             return Ok(SHMESH_OK);
         }
@@ -301,7 +301,7 @@ unsafe fn with(
     act: impl FnOnce(&Link) -> Result<shmesh_error_t, Failed>,
 ) -> shmesh_error_t {
     // SAFETY: the caller's promise.
-    guarded(|| act(unsafe { Entered::new(link) }?.link()))
+    uncancelled(|| act(unsafe { Entered::new(link) }?.link()))
 }
 
 /// Messages that were sent to this side and not received yet; a moment's view.

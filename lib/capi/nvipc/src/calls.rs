@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
+use crate::cancel::{self, SLICE, Uncancelled};
 use crate::instance::{Instance, Open};
 use crate::log::{ordinary, say};
 use crate::tap::Forwarded;
@@ -31,8 +32,14 @@ pub(crate) const API: nv_ipc_t = nv_ipc_t {
 };
 
 /// Nothing unwinds into C: a panic is `failed`, and a line.
-#[inline(always)]
 pub(crate) fn guarded<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
+    let _uncancelled = Uncancelled::new();
+    unwinding(what, failed, act)
+}
+
+/// As [`guarded`], of what makes no system call in which it could be cancelled, but for where it says so.
+#[inline(always)]
+fn unwinding<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|_| {
         say!("{what}: failed inside of this library; please report it with the lines above");
         failed
@@ -64,7 +71,6 @@ fn destroyed(what: &str) {
 }
 
 /// Calls an instance while it is open. A call by one thread while another destroys the instance comes before or after it.
-#[inline(always)]
 pub(crate) fn with<T>(
     what: &str,
     ipc: *const nv_ipc_t,
@@ -74,7 +80,22 @@ pub(crate) fn with<T>(
 where
     T: Copy,
 {
-    guarded(what, failed, || {
+    let _uncancelled = Uncancelled::new();
+    with_message(what, ipc, failed, act)
+}
+
+/// As [`with`], of what is done with each message.
+#[inline(always)]
+fn with_message<T>(
+    what: &str,
+    ipc: *const nv_ipc_t,
+    failed: T,
+    act: impl FnOnce(&Open) -> Result<T, Failure>,
+) -> T
+where
+    T: Copy,
+{
+    unwinding(what, failed, || {
         let Some(instance) = Instance::of(ipc) else {
             no_instance(what, ipc);
             return failed;
@@ -94,24 +115,24 @@ where
     })
 }
 
-/// As [`with`], for what may wait: the instance can be destroyed meanwhile.
+/// As [`with`], for what may wait, for a while: the instance can be destroyed meanwhile. `None`: once more.
 pub(crate) fn waiting(
     what: &str,
     ipc: *const nv_ipc_t,
-    act: impl FnOnce(&Open) -> Result<c_int, Failure>,
-) -> c_int {
-    guarded(what, -1, || {
+    act: impl FnOnce(&Open) -> Result<Option<c_int>, Failure>,
+) -> Option<c_int> {
+    guarded(what, Some(-1), || {
         let Some(instance) = Instance::of(ipc) else {
             no_instance(what, ipc);
-            return -1;
+            return Some(-1);
         };
         let Some(open) = instance.open().as_ref().map(Arc::clone) else {
             destroyed(what);
-            return -1;
+            return Some(-1);
         };
         act(&open).unwrap_or_else(|failure| {
             refused(what, &failure);
-            -1
+            Some(-1)
         })
     })
 }
@@ -203,7 +224,7 @@ unsafe extern "C" fn ipc_destroy(ipc: *mut nv_ipc_t) -> c_int {
 }
 
 unsafe extern "C" fn tx_allocate(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t, _options: u32) -> c_int {
-    with("tx_allocate", ipc, -1, |backend| {
+    with_message("tx_allocate", ipc, -1, |backend| {
         // SAFETY: NULL or a message, as the header asks.
         let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
         (msg.msg_buf, msg.data_buf) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -215,7 +236,7 @@ unsafe extern "C" fn tx_allocate(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t, _op
 }
 
 unsafe extern "C" fn tx_release(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
-    with("release", ipc, -1, |backend| {
+    with_message("release", ipc, -1, |backend| {
         // SAFETY: NULL or a message, as the header asks.
         let given = unsafe { msg.as_ref() }.ok_or_else(|| null("msg"))?;
         let start = NonNull::new(given.msg_buf.cast()).ok_or_else(|| null("msg_buf"))?;
@@ -228,7 +249,7 @@ unsafe extern "C" fn tx_release(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c
 }
 
 unsafe extern "C" fn tx_send_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
-    with("tx_send_msg", ipc, -1, |open| {
+    with_message("tx_send_msg", ipc, -1, |open| {
         // SAFETY: NULL or a message, as the header asks.
         let given = unsafe { Given::read(msg) }?;
         // Before it is sent, because then it is the receiver's. What cannot be copied, `send` refuses and says why.
@@ -245,7 +266,7 @@ unsafe extern "C" fn tx_send_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> 
 }
 
 unsafe extern "C" fn rx_recv_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
-    with("rx_recv_msg", ipc, -1, |open| {
+    with_message("rx_recv_msg", ipc, -1, |open| {
         // SAFETY: NULL or a message, as the header asks.
         let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
         let tap = open.forward.tap();
@@ -268,12 +289,12 @@ unsafe extern "C" fn notify(ipc: *mut nv_ipc_t, _value: c_int) -> c_int {
     with("notify", ipc, -1, |backend| backend.post().map(|()| 0))
 }
 
-unsafe extern "C" fn rx_tti_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
-    waiting("rx_tti_sem_wait", ipc, |backend| backend.take().map(|()| 0))
+unsafe extern "C-unwind" fn rx_tti_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
+    cancel::again(|| waiting("rx_tti_sem_wait", ipc, |backend| Ok(backend.take(SLICE)?.then_some(0))))
 }
 
-unsafe extern "C" fn get_value(ipc: *mut nv_ipc_t) -> c_int {
-    waiting("get_value", ipc, |backend| backend.take_signal().map(|()| 1))
+unsafe extern "C-unwind" fn get_value(ipc: *mut nv_ipc_t) -> c_int {
+    cancel::again(|| waiting("get_value", ipc, |backend| Ok(backend.take_signal(SLICE)?.then_some(1))))
 }
 
 unsafe extern "C" fn get_fd(ipc: *mut nv_ipc_t) -> c_int {

@@ -6,6 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use crate::backend::Failure;
 use crate::calls::{self, Given, null, waiting, with};
+use crate::cancel;
 use crate::instance::{Instance, Open};
 use crate::tap::{Forward, Forwarded};
 use crate::types::*;
@@ -83,8 +84,8 @@ pub unsafe extern "C" fn nvipc_fw_get_lost(ipc: *mut nv_ipc_t) -> u32 {
 /// # Safety
 /// As [`nvipc_fw_start`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvipc_fw_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
-    waiting("nvipc_fw_sem_wait", ipc, |open| tap_of(open)?.wait(None).map(|_| 0))
+pub unsafe extern "C-unwind" fn nvipc_fw_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
+    cancel::again(|| waiting("nvipc_fw_sem_wait", ipc, |open| Ok(tap_of(open)?.wait(None)?.map(|_| 0))))
 }
 
 /// As [`nvipc_fw_sem_wait`], until a time of the real-time clock; NULL: without a limit. -1 with `errno` ETIMEDOUT after it.
@@ -92,27 +93,33 @@ pub unsafe extern "C" fn nvipc_fw_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
 /// # Safety
 /// As [`nvipc_fw_start`]; `ts_abs` is NULL or points to a time.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvipc_fw_sem_timedwait(ipc: *mut nv_ipc_t, ts_abs: *const libc::timespec) -> c_int {
-    waiting("nvipc_fw_sem_timedwait", ipc, |open| {
-        // SAFETY: the caller's promise.
-        let until = unsafe { ts_abs.as_ref() }.map(|time| {
-            let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000);
-            let nanos = nanos.ok_or_else(|| {
-                let text = format!("tv_nsec is {}; it can be 0 to 999999999", time.tv_nsec);
-                Failure::Refused(text)
-            })?;
-            // Before 1970 is over as well.
-            let since = Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanos);
-            // A time that no clock reaches is no limit.
-            Ok(UNIX_EPOCH.checked_add(since))
-        });
-        if tap_of(open)?.wait(until.transpose()?.flatten())? {
-            return Ok(0);
-        }
-        // SAFETY: the place of this thread's own.
-        unsafe { *libc::__errno_location() = libc::ETIMEDOUT };
-        Ok(-1)
-    })
+pub unsafe extern "C-unwind" fn nvipc_fw_sem_timedwait(
+    ipc: *mut nv_ipc_t,
+    ts_abs: *const libc::timespec,
+) -> c_int {
+    let slice = || {
+        waiting("nvipc_fw_sem_timedwait", ipc, |open| {
+            // SAFETY: the caller's promise.
+            let until = unsafe { ts_abs.as_ref() }.map(|time| {
+                let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000);
+                let nanos = nanos.ok_or_else(|| {
+                    let text = format!("tv_nsec is {}; it can be 0 to 999999999", time.tv_nsec);
+                    Failure::Refused(text)
+                })?;
+                // Before 1970 is over as well.
+                let since = Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanos);
+                // A time that no clock reaches is no limit.
+                Ok(UNIX_EPOCH.checked_add(since))
+            });
+            let there = tap_of(open)?.wait(until.transpose()?.flatten())?;
+            if there == Some(false) {
+                // SAFETY: the place of this thread's own.
+                unsafe { *libc::__errno_location() = libc::ETIMEDOUT };
+            }
+            Ok(there.map(|there| if there { 0 } else { -1 }))
+        })
+    };
+    cancel::again(slice)
 }
 
 /// Puts a message that the caller holds into the tap, as sending it would. -1 while it is not started, and without room.

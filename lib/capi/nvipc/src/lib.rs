@@ -10,6 +10,7 @@
 //! | `helpers.rs` | the functions beside them |
 //! | `tap.rs`, `forward.rs` | what passes, for a third reader, and NVIPC's functions of that |
 //! | `backend/` | what carries the messages |
+//! | `cancel.rs` | threads that are cancelled |
 //! | `log.rs` | one line for each refusal, and not too many |
 //!
 //! Nothing here ends the process, and nothing unwinds into the caller: what is refused is -1 or NULL, and a line on standard
@@ -19,6 +20,7 @@
 
 pub mod backend;
 mod calls;
+mod cancel;
 pub mod config;
 pub mod forward;
 pub mod helpers;

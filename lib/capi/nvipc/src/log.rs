@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use shmesh_seldom::Seldom;
 
+use crate::cancel::Uncancelled;
+
 /// What an application does wrong, perhaps in a loop.
 static REFUSALS: Mutex<Seldom> = Mutex::new(Seldom::new(50, Duration::from_millis(200)));
 /// What is ordinary, as a pool that is empty for a while: an application that polls it would write millions.
@@ -28,6 +30,7 @@ pub(crate) fn ordinary(text: Arguments<'_>) {
 }
 
 fn write(seldom: &Mutex<Seldom>, text: Arguments<'_>) {
+    let _uncancelled = Uncancelled::new();
     let said = seldom.lock().unwrap_or_else(PoisonError::into_inner).may(Instant::now());
     let Some(unsaid) = said else { return };
     let more =

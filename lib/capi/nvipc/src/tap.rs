@@ -9,17 +9,16 @@ use std::collections::{HashMap, VecDeque};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use crate::backend::{Backend, Buffers, Failure, Fields, PoolId};
+use crate::cancel::SLICE;
 use crate::types::{NVIPC_MAX_CELL_ID, NVIPC_MAX_MSG_ID, nv_ipc_debug_config_t};
 
 /// One of so many buffers of a pool may be in the tap, and one at least.
 const SHARE: usize = 3;
 /// Bytes in the tap, unless one message alone has more: its reader may be gone, and the process has a limit of memory.
 pub(crate) const BYTES_MAX: usize = 64 << 20;
-/// Between two looks at a clock that may be set while somebody waits for a time of it.
-const SLICE: Duration = Duration::from_secs(1);
 
 /// A message that nobody writes to but its reader. Parts begin where any type may.
 #[derive(Debug)]
@@ -213,26 +212,20 @@ impl Forward {
         self.state().lost
     }
 
-    /// Waits until there is a message. `Ok(false)`: the time is over.
-    pub(crate) fn wait(&self, until: Option<SystemTime>) -> Result<bool, Failure> {
+    /// Waits for a while until there is a message. `Ok(Some(false))`: the time is over; `Ok(None)`: only the while.
+    pub(crate) fn wait(&self, until: Option<SystemTime>) -> Result<Option<bool>, Failure> {
+        let is_there = |state: &State| state.closed || !state.waiting.is_empty();
         let mut state = self.state();
-        loop {
-            if state.closed {
-                return Err(Failure::Refused("this instance was destroyed; create another".into()));
-            }
-            if !state.waiting.is_empty() {
-                return Ok(true);
-            }
-            let Some(until) = until else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            let left = until.duration_since(SystemTime::now()).unwrap_or_default().min(SLICE);
-            if left.is_zero() {
-                return Ok(false);
-            }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        // A clock may be set while somebody waits for a time of it.
+        let left = until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
+        let slice = left.unwrap_or(SLICE).min(SLICE);
+        if !is_there(&state) && !slice.is_zero() {
+            state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
         }
+        if state.closed {
+            return Err(Failure::Refused("this instance was destroyed; create another".into()));
+        }
+        Ok(if is_there(&state) { Some(true) } else { slice.is_zero().then_some(false) })
     }
 
     /// The oldest message; it is the reader's until it is freed.

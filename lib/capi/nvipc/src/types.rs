@@ -231,6 +231,8 @@ impl nv_ipc_config_t {
 
 /// A function that takes the instance alone.
 pub type Plain = unsafe extern "C" fn(*mut nv_ipc_t) -> c_int;
+/// Here a thread may be cancelled.
+pub type Waiting = unsafe extern "C-unwind" fn(*mut nv_ipc_t) -> c_int;
 /// A function that takes a message.
 pub type OnMsg = unsafe extern "C" fn(*mut nv_ipc_t, *mut nv_ipc_msg_t) -> c_int;
 /// A function that fills a message.
@@ -257,7 +259,7 @@ pub struct nv_ipc_t {
     /// Wakes the other side.
     pub tx_tti_sem_post: Plain,
     /// Sleeps until it wakes us.
-    pub rx_tti_sem_wait: Plain,
+    pub rx_tti_sem_wait: Waiting,
     /// Receives.
     pub rx_recv_msg: OnMsg,
     /// What to give to epoll.
@@ -265,7 +267,7 @@ pub struct nv_ipc_t {
     /// Wakes the other side.
     pub notify: unsafe extern "C" fn(*mut nv_ipc_t, c_int) -> c_int,
     /// Takes one wake-up.
-    pub get_value: Plain,
+    pub get_value: Waiting,
     /// From a CUDA pool.
     pub cuda_memcpy_to_host: Copy,
     /// To a CUDA pool.

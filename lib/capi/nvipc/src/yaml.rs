@@ -123,14 +123,20 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, Stri
 /// What a tap shall see: filters with one byte for each id.
 fn traced(app: &App) -> Result<nv_ipc_debug_config_t, String> {
     let mut debug = nv_ipc_config_t::zeroed().debug_configs;
-    if let Some(Perhaps::Is(count)) = app.grpc_forward {
-        debug.grpc_forward = count;
+    match app.grpc_forward {
+        Some(Perhaps::Is(count)) => debug.grpc_forward = count,
+        Some(Perhaps::Other(_)) => return Err("app_config.grpc_forward is no number".into()),
+        None => {}
     }
     for (what, ids, filter) in [
         ("msg_filter", &app.msg_filter, &mut debug.msg_filter),
         ("cell_filter", &app.cell_filter, &mut debug.cell_filter),
     ] {
-        let Some(Perhaps::Is(ids)) = ids else { continue };
+        let ids = match ids {
+            Some(Perhaps::Is(ids)) => ids,
+            Some(Perhaps::Other(_)) => return Err(format!("app_config.{what} is no list of ids")),
+            None => continue,
+        };
         for id in ids {
             let place = usize::try_from(*id).ok().and_then(|id| filter.get_mut(id));
             *place.ok_or_else(|| {

@@ -265,6 +265,9 @@ static void yaml(const char *path)
         "transport:\n  type: shm\n  shm_config:\n    prefix: x\n    mempool_size:\n      cpu_msg: {buf_size: a, pool_len: 8}\n",
         "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {msg_filter: [1, 256]}\n",
         "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {cell_filter: [-1]}\n",
+        "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {cell_filter: [a]}\n",
+        "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {msg_filter: 7}\n",
+        "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {grpc_forward: a}\n",
         /* Nothing of the layout may be overlooked. */
         "transport:\n  type: shm\n  layout: nvipc\n  udp_config: {local_port: a}\n  shm_config: {prefix: x}\n",
         "transport:\n  type: shm\n  layout: nvipc\n  shm_config: {prefix: x, cuda_device_id: a}\n",

@@ -98,6 +98,53 @@ static void *waiter(void *wait)
     return NULL;
 }
 
+static __attribute__((noinline)) void work(void)
+{
+    /* Refused, with a line; and what a call has begun it ends. */
+    CHECK(phy->tx_send_msg(phy, NULL) == -1 && sent(phy, 1, 0, 1) == 0 && phy->tx_tti_sem_post(phy) == 0);
+    nv_ipc_msg_t msg;
+    received(mac, &msg);
+    CHECK(mac->rx_release(mac, &msg) == 0);
+}
+
+/*
+ * Waits in one way or another, or works, until it is cancelled. Without a place of its own on the stack: the address sanitizer
+ * does not see that it ends.
+ */
+static void *cancelled(void *way)
+{
+    __atomic_fetch_add(&waiting, 1, __ATOMIC_RELEASE);
+    for (;;) {
+        switch ((intptr_t)way) {
+        case 0: CHECK(phy->rx_tti_sem_wait(phy) == 0); break;
+        case 1: CHECK(phy->get_value(phy) == 1); break;
+        case 2: CHECK(nvipc_fw_sem_wait(phy) == 0); break;
+        case 3: CHECK(nvipc_fw_sem_timedwait(phy, NULL) == 0); break;
+        default: work(); pthread_testcancel();
+        }
+    }
+}
+
+static void cancel_threads(void)
+{
+    for (intptr_t turn = 0; turn < 25; turn++) {
+        pthread_t thread;
+        void *ended;
+        __atomic_store_n(&waiting, 0, __ATOMIC_RELEASE);
+        CHECK(pthread_create(&thread, NULL, cancelled, (void *)(turn % 5)) == 0);
+        while (__atomic_load_n(&waiting, __ATOMIC_ACQUIRE) < 1)
+            sched_yield();
+        CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &ended) == 0 && ended == PTHREAD_CANCELED);
+    }
+    /* The others go on. */
+    posted(mac);
+    CHECK(phy->rx_tti_sem_wait(phy) == 0 && sent(phy, 1, 0, 1) == 0);
+    nv_ipc_msg_t msg;
+    received(mac, &msg);
+    CHECK(mac->rx_release(mac, &msg) == 0);
+    __atomic_store_n(&waiting, 0, __ATOMIC_RELEASE);
+}
+
 int main(void)
 {
     alarm(HANGS_S);
@@ -114,6 +161,8 @@ int main(void)
         CHECK(pthread_join(threads[--n], NULL) == 0);
     for (int i = 0; i < ALL; i++)
         CHECK(seen[i] == 1);
+
+    cancel_threads();
 
     /* Destroyed while others wait. */
     for (intptr_t i = 0; i < 2; i++)

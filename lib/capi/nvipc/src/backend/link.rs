@@ -18,10 +18,9 @@ use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
 
 use super::device::{self, DeviceMemory, DevicePools, Maker};
 use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result};
+use crate::cancel::Uncancelled;
 use crate::tap::Copied;
 
-/// How long a sleeper goes without looking whether the instance was closed.
-const SLICE: Duration = Duration::from_millis(50);
 /// Between two searches for the dead while a pool is empty: each asks the kernel for every participant.
 const SEARCH: Duration = Duration::from_millis(10);
 
@@ -282,6 +281,7 @@ impl Desk {
         match take() {
             Ok(loan) => Ok(loan),
             Err(error) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
+                let _uncancelled = Uncancelled::new();
                 // The dead may hold what is missing, and nobody else may be there to look.
                 let now = Instant::now();
                 if self.searched.is_some_and(|before| now.duration_since(before) < SEARCH) {
@@ -550,7 +550,7 @@ impl Backend for LinkBackend {
         self.with(|desk| desk.link().post().map_err(|error| failed(&error)))
     }
 
-    fn take(&self) -> Result<()> {
+    fn take(&self, limit: Duration) -> Result<bool> {
         let at_once = self.with(|desk| {
             let link = desk.link();
             let posted = link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))?;
@@ -560,7 +560,7 @@ impl Backend for LinkBackend {
             Ok(posted || rung)
         })?;
         if at_once {
-            return Ok(());
+            return Ok(true);
         }
         // Before the handle, which has to go first.
         let _asleep = Asleep::of(self);
@@ -573,16 +573,14 @@ impl Backend for LinkBackend {
             Some(sleeper) => sleeper,
             None => self.with(|desk| desk.link().try_clone().map_err(|error| failed(&error)))?,
         };
-        let slept = loop {
-            match sleeper.wait_tti(Some(SLICE)) {
-                Ok(true) => break Ok(()),
-                Ok(false) if self.closed.load(Ordering::Acquire) => break Err(self.was_closed()),
-                Ok(false) => {}
-                Err(error) => break Err(failed(&error)),
-            }
-        };
-        if slept.is_ok() && !self.closed.load(Ordering::Acquire) {
+        let slept = sleeper.wait_tti(Some(limit)).map_err(|error| failed(&error));
+        if self.closed.load(Ordering::Acquire) {
+            return if matches!(slept, Ok(true)) { slept } else { Err(self.was_closed()) };
+        }
+        if slept.is_ok() {
             sleepers().push(sleeper);
+        }
+        if matches!(slept, Ok(true)) {
             // The signal of that post, unless the sleep took it.
             let _ = self.with(|desk| {
                 if desk.armed {

@@ -19,6 +19,7 @@ mod wire;
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use crate::tap::Copied;
 pub(crate) use device::Maker;
@@ -143,18 +144,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// When the kernel refuses.
     fn post(&self) -> Result<()>;
 
-    /// Takes one post, and waits for it.
+    /// Takes one post, and waits so long for it; `false`: none has come.
     ///
     /// # Errors
     /// After [`close`](Self::close); when the kernel refuses.
-    fn take(&self) -> Result<()>;
+    fn take(&self, limit: Duration) -> Result<bool>;
 
     /// As [`take`](Self::take), for who found the descriptor readable.
     ///
     /// # Errors
     /// As there.
-    fn take_signal(&self) -> Result<()> {
-        self.take()
+    fn take_signal(&self, limit: Duration) -> Result<bool> {
+        self.take(limit)
     }
 
     /// A descriptor that is readable while there are posts.

@@ -4,8 +4,11 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use shmesh_nvipc_wire::udp::{Config, Endpoint, Form};
+
+use crate::cancel::Uncancelled;
 
 use super::wire::{allocated, failed, given, named, taken};
 use super::{Backend, Buffers, Failure, Fields, PoolId, Received, Result};
@@ -52,6 +55,7 @@ impl Backend for UdpBackend {
     }
 
     fn send(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
+        let _uncancelled = Uncancelled::new();
         self.0.send(given(fields, msg, data)).map_err(failed)
     }
 
@@ -60,6 +64,7 @@ impl Backend for UdpBackend {
     }
 
     fn receive(&self) -> Result<Option<Received>> {
+        let _uncancelled = Uncancelled::new();
         self.0.receive().map_err(failed)?.map(taken).transpose()
     }
 
@@ -73,13 +78,13 @@ impl Backend for UdpBackend {
     }
 
     /// Waits for a datagram, and leaves it there.
-    fn take(&self) -> Result<()> {
-        self.0.wait(None).map(|_| ()).map_err(failed)
+    fn take(&self, limit: Duration) -> Result<bool> {
+        self.0.wait(Some(limit)).map_err(failed)
     }
 
     /// Nothing to take: the descriptor is readable until the datagrams are received.
-    fn take_signal(&self) -> Result<()> {
-        self.0.notify().map_err(failed)
+    fn take_signal(&self, _: Duration) -> Result<bool> {
+        self.0.notify().map(|()| true).map_err(failed)
     }
 
     fn fd(&self) -> Result<c_int> {

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use shmesh_nvipc_wire::{self as wire, Endpoint, Options};
 
@@ -146,9 +147,8 @@ impl Backend for WireBackend {
         self.endpoint.notify().map_err(failed)
     }
 
-    fn take(&self) -> Result<()> {
-        // Without a limit it comes back with a notification, or with an error.
-        self.endpoint.wait(None).map(|_| ()).map_err(failed)
+    fn take(&self, limit: Duration) -> Result<bool> {
+        self.endpoint.wait(Some(limit)).map_err(failed)
     }
 
     fn fd(&self) -> Result<c_int> {
