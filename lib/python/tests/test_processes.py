@@ -184,6 +184,26 @@ link = shmesh.Link.create("link")
     assert os.listdir(ipc) == []
 
 
+def test_children_come_by_names_also_when_their_parent_ends(ipc: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("""
+import multiprocessing.util  # before ours, as torch does: what ends last came first
+import shmesh
+
+def consume(queue, name):
+    print(shmesh.open(name).sum(), queue.get(timeout=200)["x"].sum())
+
+if __name__ == "__main__":
+    array = shmesh.from_numpy([1, 2], "array")
+    queue = shmesh.BatchQueue(1000)
+    queue.put({"x": [3, 4]})
+    multiprocessing.get_context("spawn").Process(target=consume, args=(queue, "array")).start()
+""")
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3 7\n", "")
+    assert os.listdir(ipc) == []
+
+
 def test_many_threads_share_and_fetch() -> None:
     array = shmesh.from_numpy(np.arange(100))
     wrong: list[object] = []

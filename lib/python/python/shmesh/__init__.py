@@ -12,7 +12,9 @@
 """
 
 import atexit as _atexit
+import contextlib as _contextlib
 import os as _os
+import sys as _sys
 
 from . import _shmesh
 from ._array import Array, attach_sysv, empty, from_dlpack, from_numpy, ipc_directory, open
@@ -88,4 +90,19 @@ __all__ = [
 ]
 
 _os.register_at_fork(after_in_child=_shmesh.after_fork_in_child)
-_atexit.register(_shmesh.at_exit)
+
+
+def _at_exit() -> None:
+    processes = _sys.modules.get("multiprocessing")
+    try:
+        # They may still come by the names that end here. multiprocessing waits for them as well, but perhaps after this.
+        for child in processes.active_children() if processes is not None else ():
+            # Those of before an `os.fork` are not this process's.
+            with _contextlib.suppress(AssertionError):
+                if not child.daemon:
+                    child.join()
+    finally:
+        _shmesh.at_exit()
+
+
+_atexit.register(_at_exit)
