@@ -56,11 +56,13 @@ mod _shmesh {
 
     #[pyfunction]
     fn after_fork_in_child() {
+        crate::link::after_fork_in_child();
         crate::share::after_fork_in_child();
     }
 
     #[pyfunction]
-    fn at_exit() {
+    fn at_exit(py: Python<'_>) {
+        crate::link::at_exit(py);
         crate::share::at_exit();
     }
 }

@@ -2,7 +2,9 @@
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -16,6 +18,43 @@ use crate::held::{Handle, Loan, Message};
 
 /// How long a wait goes without looking whether Python has a signal to handle.
 const SLICE: Duration = Duration::from_millis(100);
+
+/// The thread in which the interpreter ends, once it does.
+static ENDING: OnceLock<ThreadId> = OnceLock::new();
+/// Threads that wait.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// How long the end of the interpreter takes for threads that wait to leave their links.
+const LEAVING: Duration = Duration::from_secs(1);
+
+/// Has threads that wait leave their links: the interpreter stops them where they are, and they would stay for ever.
+pub(crate) fn at_exit(py: Python<'_>) {
+    let _ = ENDING.set(std::thread::current().id());
+    let start = Instant::now();
+    while WAITING.load(Ordering::Relaxed) > 0 && start.elapsed() < LEAVING {
+        py.detach(|| std::thread::sleep(Duration::from_millis(1)));
+    }
+}
+
+/// The threads that wait are the parent's.
+pub(crate) fn after_fork_in_child() {
+    WAITING.store(0, Ordering::Relaxed);
+}
+
+/// A thread that waits.
+struct Waiting;
+
+impl Waiting {
+    fn new() -> Self {
+        WAITING.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// Seat, side, process, and whether it lives.
 type Seat = (u8, &'static str, u32, Option<bool>);
@@ -145,6 +184,7 @@ impl Link {
             None => None,
         };
         let waiter = self.waiter()?;
+        let waiting = Waiting::new();
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -154,6 +194,17 @@ impl Link {
             let there = py.detach(|| wait(&waiter.lock(), Some(slice)));
             if there.map_err(of_link)? {
                 return Ok(true);
+            }
+            if ENDING.get().is_some_and(|thread| *thread != std::thread::current().id()) {
+                let open = self.state().take();
+                py.detach(|| {
+                    drop((waiter, open));
+                    drop(waiting);
+                    // Nobody asks for this thread any more.
+                    loop {
+                        std::thread::park();
+                    }
+                });
             }
             py.check_signals()?;
             // Closed meanwhile, by another thread.

@@ -184,6 +184,24 @@ link = shmesh.Link.create("link")
     assert os.listdir(ipc) == []
 
 
+def test_exit_while_threads_wait_leaves_nothing(ipc: Path) -> None:
+    script = """
+import threading, time
+import shmesh
+link = shmesh.Link.create("link")
+queue = shmesh.BatchQueue(1000)
+seats = {link: 2, queue._consumer: 2}
+for wait in (lambda: link.receive(None), queue.get, lambda: [message for message in link]):
+    threading.Thread(target=wait, daemon=True).start()
+# Each has a seat to wait with.
+while any(len(link.participants()) < count for link, count in seats.items()):
+    time.sleep(0.001)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.listdir(ipc) == []
+
+
 def test_children_come_by_names_also_when_their_parent_ends(ipc: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("""
