@@ -156,12 +156,13 @@ fn obey_with_a_pool() {
             (["pool", rest @ ..], Some(link)) => {
                 pool.obey(link, rest, |size| CudaMemory::new(&CudaDevice::all()?[0], size))
             }
-            // Work of its GPU that ends some time, as others see it.
             (["timeline", "write", value], Some(link)) => {
                 let pool = pool.0.as_ref().expect("open");
                 let stream = CudaStream::new(pool.memory().device()).expect("a stream");
                 let written = pool.timeline(link.side()).expect("a word");
                 written.write(&stream, value.parse().expect("a number")).expect("written");
+                // Or the next write, by another stream, may be overtaken by this one.
+                stream.synchronize().expect("written");
                 Ok("ok".to_owned())
             }
             (["timeline", "wait", value], Some(link)) => {
