@@ -292,8 +292,8 @@ mod tests {
     fn who_is_in_is_named_all_the_time() {
         let gate = Gate::new(());
         let others: [Gate<()>; 3] = std::array::from_fn(|_| Gate::new(()));
-        let place: &'static Place = Box::leak(Box::new(Place::new()));
-        let pass = |gate| Passing { gate, way: Gate::pass_at(gate, place) };
+        let place = Place::new();
+        let pass = |gate| Passing { gate, way: Gate::pass_at(gate, &place) };
         let is_named = |gate: &Gate<()>| place.is_named(gate.name());
         let before = pass(&others[0]);
         let first = pass(&gate);
