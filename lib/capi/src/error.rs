@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use shmesh::{Error, ErrorKind};
+use shmesh_cancel::Uncancelled;
 
 /// Why a call failed. 0 is success; the others never change their number.
 #[repr(C)]
@@ -165,31 +166,6 @@ pub(crate) fn guarded(act: impl FnOnce() -> Result<shmesh_error_t, Failed>) -> s
             SHMESH_ERROR_INTERNAL,
             "libshmesh failed inside; report it with what it wrote to standard error".into(),
         )),
-    }
-}
-
-unsafe extern "C" {
-    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
-}
-
-const PTHREAD_CANCEL_DISABLE: c_int = 1;
-
-/// While it lives, this thread is not cancelled: that unwinds it out of a system call, and through here nothing may unwind.
-pub(crate) struct Uncancelled(c_int);
-
-impl Uncancelled {
-    pub(crate) fn new() -> Self {
-        let mut before = 0;
-        // SAFETY: of this thread alone; the place is this function's own.
-        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
-        Self(before)
-    }
-}
-
-impl Drop for Uncancelled {
-    fn drop(&mut self) {
-        // SAFETY: what `new` found.
-        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
     }
 }
 

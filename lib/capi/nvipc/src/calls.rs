@@ -5,8 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use shmesh_cancel::Uncancelled;
+
 use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
-use crate::cancel::{self, SLICE, Uncancelled};
+use crate::cancel::{self, SLICE};
 use crate::instance::{Instance, Open};
 use crate::log::{ordinary, say};
 use crate::tap::Forwarded;

@@ -6,9 +6,8 @@ use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use shmesh_cancel::Uncancelled;
 use shmesh_seldom::Seldom;
-
-use crate::cancel::Uncancelled;
 
 /// What an application does wrong, perhaps in a loop.
 static REFUSALS: Mutex<Seldom> = Mutex::new(Seldom::new(50, Duration::from_millis(200)));

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use shmesh::device::PageLocked;
 use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
+use shmesh_cancel::Uncancelled;
 
 use super::device::{self, DeviceMemory, DevicePools, Maker};
 use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result};
-use crate::cancel::Uncancelled;
 use crate::tap::Copied;
 
 /// Between two searches for the dead while a pool is empty: each asks the kernel for every participant.
