@@ -65,6 +65,23 @@ fn explore(readers: usize, writes: u32, passes: u32) {
     });
 }
 
+/// One who does `passes` beside one who closes.
+fn beside_a_writer(passes: fn(&Guarded, &'static Place)) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let place: &'static Place = Box::leak(Box::new(Place::new()));
+        let registry = Registry::of(vec![place]);
+        let guarded = Arc::new(Guarded { gate: Gate::new(()), value: Value::new(0) });
+        let reader = {
+            let guarded = Arc::clone(&guarded);
+            thread::spawn(move || passes(&guarded, place))
+        };
+        write(&guarded, &registry);
+        reader.join().expect("nobody wrote meanwhile");
+    });
+}
+
 #[test]
 fn who_closes_is_alone() {
     explore(2, 1, 1);
@@ -78,53 +95,29 @@ fn what_was_changed_is_seen_by_who_passes_next() {
 /// A thread that is in passes again while somebody waits to be alone, and leaves in the order in which it came.
 #[test]
 fn who_passes_again_is_waited_for_to_the_end() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
-        let place: &'static Place = Box::leak(Box::new(Place::new()));
-        let registry = Registry::of(vec![place]);
-        let guarded = Arc::new(Guarded { gate: Gate::new(()), value: Value::new(0) });
-        let reader = {
-            let guarded = Arc::clone(&guarded);
-            thread::spawn(move || {
-                let pass = |gate| Passing { gate, way: Gate::pass_at(gate, place) };
-                let other = Gate::new(());
-                let before = pass(&other);
-                let first = pass(&guarded.gate);
-                // From here on the first word is free, and the closer may have looked at it.
-                drop(before);
-                let again = pass(&guarded.gate);
-                drop(first);
-                guarded.value.with(|value| {
-                    // SAFETY: no one writes it while a thread passes.
-                    unsafe { *value }
-                });
-                drop(again);
-            })
-        };
-        write(&guarded, &registry);
-        reader.join().expect("nobody wrote meanwhile");
+    beside_a_writer(|guarded, place| {
+        let pass = |gate| Passing { gate, way: Gate::pass_at(gate, place) };
+        let other = Gate::new(());
+        let before = pass(&other);
+        let first = pass(&guarded.gate);
+        // From here on the first word is free, and the closer may have looked at it.
+        drop(before);
+        let again = pass(&guarded.gate);
+        drop(first);
+        guarded.value.with(|value| {
+            // SAFETY: no one writes it while a thread passes.
+            unsafe { *value }
+        });
+        drop(again);
     });
 }
 
 /// A thread leaves one gate and is in another when the closer of the first looks.
 #[test]
 fn a_place_that_names_another_gate_is_out_of_this_one() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
-        let place: &'static Place = Box::leak(Box::new(Place::new()));
-        let registry = Registry::of(vec![place]);
-        let guarded = Arc::new(Guarded { gate: Gate::new(()), value: Value::new(0) });
-        let reader = {
-            let guarded = Arc::clone(&guarded);
-            thread::spawn(move || {
-                read(&guarded, place);
-                let other = Gate::new(());
-                drop(Passing { gate: &other, way: other.pass_at(place) });
-            })
-        };
-        write(&guarded, &registry);
-        reader.join().expect("nobody wrote meanwhile");
+    beside_a_writer(|guarded, place| {
+        read(guarded, place);
+        let other = Gate::new(());
+        drop(Passing { gate: &other, way: other.pass_at(place) });
     });
 }
