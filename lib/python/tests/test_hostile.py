@@ -1,7 +1,6 @@
 """What answers at a name need not be a friend."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from interrupts import interrupted
 
 import shmesh
 
@@ -110,19 +110,8 @@ def test_who_does_not_answer(ipc: Path) -> None:
         with pytest.raises(shmesh.Timeout, match="stopped"):
             shmesh.Memory.open(ipc, "x", patience=0.2)
 
-        class Interrupt(Exception):
-            pass
-
-        def handler(_number: int, _frame: object) -> None:
-            raise Interrupt
-
-        before = signal.signal(signal.SIGUSR1, handler)
-        try:
-            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-            with pytest.raises(Interrupt):
-                shmesh.Memory.open(ipc, "x", patience=1000)
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+        with interrupted():
+            shmesh.Memory.open(ipc, "x", patience=1000)
     (ipc / "x.array").unlink()
 
 

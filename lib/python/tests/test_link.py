@@ -3,7 +3,6 @@ import gc
 import multiprocessing
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import workers
+from interrupts import interrupted
 
 import shmesh
 
@@ -226,19 +226,8 @@ def test_timeouts() -> None:
 def test_a_signal_ends_a_wait() -> None:
     phy, _mac = pair()
 
-    class Interrupt(Exception):
-        pass
-
-    def handler(_number: int, _frame: object) -> None:
-        raise Interrupt
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        with pytest.raises(Interrupt):
-            phy.wait(None)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with interrupted():
+        phy.wait(None)
 
 
 def test_asyncio() -> None:
@@ -352,19 +341,8 @@ def test_a_wait_is_as_long_as_was_said_though_others_are_faster() -> None:
 
 
 def test_a_signal_ends_the_wait_for_a_link() -> None:
-    class Interrupt(Exception):
-        pass
-
-    def handler(_number: int, _frame: object) -> None:
-        raise Interrupt
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        with pytest.raises(Interrupt):
-            shmesh.Link.attach("nobody", timeout=1000)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with interrupted():
+        shmesh.Link.attach("nobody", timeout=1000)
 
 
 def test_selectors() -> None:
