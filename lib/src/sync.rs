@@ -19,6 +19,11 @@ mod word {
     pub(crate) fn spin() {
         core::hint::spin_loop();
     }
+    /// The address of the low half of a word, which is what a futex compares.
+    pub(crate) fn futex_half(word: &AtomicU64) -> *const u32 {
+        let half = word.as_ptr().cast::<u32>().cast_const();
+        if cfg!(target_endian = "little") { half } else { half.wrapping_add(1) }
+    }
 }
 #[cfg(loom)]
 mod word {
@@ -122,11 +127,16 @@ mod word {
     pub(crate) fn spin() {
         loom::thread::yield_now();
     }
+
+    /// Models have a condition variable in place of the kernel.
+    pub(crate) fn futex_half(_word: &AtomicU64) -> *const u32 {
+        core::ptr::null()
+    }
 }
 
 pub(crate) use core::sync::atomic::Ordering;
 pub(crate) use word::AtomicU64;
-pub(crate) use word::{fence, overwrite, spin};
+pub(crate) use word::{fence, futex_half, overwrite, spin};
 
 /// Words in a [`Line`].
 pub(crate) const WORDS_PER_LINE: usize = 8;

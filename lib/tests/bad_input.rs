@@ -71,6 +71,14 @@ fn both_say(dir: &Path, kind: &str, parts: &[&str]) {
     says(&refused(create(dir, "")), kind, parts);
 }
 
+/// As [`both_say`], of a link whose memory has no names: only that asks at the holder's socket.
+fn both_say_without_names(dir: &Path, kind: &str, parts: &[&str]) {
+    says(&refused(attach(dir)), kind, parts);
+    says(&refused(create(dir, MEMFD)), kind, parts);
+}
+
+const MEMFD: &str = "backing=memfd";
+
 #[test]
 fn files_that_are_not_ours() {
     let text_of = |dir: &Path| dir.join("link_shm").display().to_string();
@@ -161,7 +169,7 @@ fn another_layout_version() {
         let dir = ipc_dir();
         abandoned(dir.path(), "");
         patch_header(&dir.path().join(file), |words| words[0] = words[0] & ((1 << 48) - 1) | 77 << 48);
-        both_say(dir.path(), "Version", &["link link: ", file, "version 77", "speaks 1", "shmesh rm link"]);
+        both_say(dir.path(), "Version", &["link link: ", file, "version 77", "speaks 2", "shmesh rm link"]);
     }
 }
 
@@ -366,10 +374,14 @@ fn a_directory_too_deep_for_a_socket() {
     let deep = dir.path().join("d".repeat(100));
     std::fs::create_dir(&deep).unwrap();
     says(
-        &refused(create(&deep, "")),
+        &refused(create(&deep, MEMFD)),
         "Holder",
         &["link link: ", "too long for a socket", "use a shorter directory"],
     );
+    // A link with names needs no socket.
+    let phy = create(&deep, "").unwrap();
+    send(&attach(&deep).unwrap(), 1, "deep").unwrap();
+    assert!(phy.receive().unwrap().is_some());
 }
 
 #[test]
@@ -637,9 +649,9 @@ fn impostor(dir: &Path, answer: Option<Vec<u8>>) {
     });
 }
 
-/// What a holder says to a newcomer: layout version, two doorbells, and so many segments.
+/// What a holder says to a newcomer: layout version, and so many segments.
 fn attached(layout: u32, segments: u32) -> Vec<u8> {
-    let attached = broker::Attached { layout, doorbells: true, segments };
+    let attached = broker::Attached { layout, segments };
     packet::encode(&Reply::new(1, reply::Result::Attached(attached)))
 }
 
@@ -647,24 +659,28 @@ fn attached(layout: u32, segments: u32) -> Vec<u8> {
 fn a_holder_of_another_protocol() {
     let dir = ipc_dir();
     impostor(dir.path(), Some(packet::encode(&Reply::refused(1, Code::Version, "version 2"))));
-    both_say(
+    both_say_without_names(
         dir.path(),
         "Holder",
         &["link link: ", "link.broker", "version of the protocol", "one version on both"],
     );
     let dir = ipc_dir();
     impostor(dir.path(), Some(packet::encode(&Reply::refused(1, Code::Denied, "who are you"))));
-    both_say(dir.path(), "Holder", &["link link: ", "link.broker", "does not let this process in", "log"]);
+    both_say_without_names(
+        dir.path(),
+        "Holder",
+        &["link link: ", "link.broker", "does not let this process in", "log"],
+    );
 }
 
 #[test]
 fn a_holder_of_another_version() {
     let dir = ipc_dir();
     impostor(dir.path(), Some(attached(77, 6)));
-    both_say(
+    both_say_without_names(
         dir.path(),
         "Version",
-        &["link link: ", "link.broker", "version 77", "speaks 1", "one version on both"],
+        &["link link: ", "link.broker", "version 77", "speaks 2", "one version on both"],
     );
 }
 
@@ -675,12 +691,16 @@ fn holders_that_are_none() {
     for answer in [&b"HTTP/1.1 400 Bad Request"[..], b"SHMESH!", b"x", &other_answer] {
         let dir = ipc_dir();
         impostor(dir.path(), Some(answer.to_vec()));
-        both_say(dir.path(), "Holder", &["link link: ", &socket(dir.path()), "is not a shmesh holder"]);
+        both_say_without_names(
+            dir.path(),
+            "Holder",
+            &["link link: ", &socket(dir.path()), "is not a shmesh holder"],
+        );
     }
-    // Of our version, but it promises two doorbells and six segments and sends nothing.
+    // Of our version, but it promises six segments and sends nothing.
     let dir = ipc_dir();
-    impostor(dir.path(), Some(attached(1, 6)));
-    both_say(
+    impostor(dir.path(), Some(attached(2, 6)));
+    both_say_without_names(
         dir.path(),
         "Holder",
         &["link link: ", &socket(dir.path()), "other descriptors than it announced"],
@@ -688,7 +708,11 @@ fn holders_that_are_none() {
     // Longer than any packet.
     let dir = ipc_dir();
     impostor(dir.path(), Some(vec![b'S'; MAX_PACKET_BYTES + 1]));
-    both_say(dir.path(), "Holder", &["link link: ", &socket(dir.path()), "is not a shmesh holder"]);
+    both_say_without_names(
+        dir.path(),
+        "Holder",
+        &["link link: ", &socket(dir.path()), "is not a shmesh holder"],
+    );
 }
 
 #[test]
@@ -703,23 +727,42 @@ fn a_holder_that_never_answers() {
 fn a_stream_socket_where_the_holder_should_be() {
     let dir = ipc_dir();
     let _listener = std::os::unix::net::UnixListener::bind(dir.path().join("link.broker")).unwrap();
-    both_say(dir.path(), "Holder", &["link link: ", "link.broker", "is not a shmesh holder"]);
+    both_say_without_names(dir.path(), "Holder", &["link link: ", "link.broker", "is not a shmesh holder"]);
 }
 
 #[test]
 fn a_file_where_the_holder_should_be_is_left_alone() {
     let dir = ipc_dir();
     std::fs::write(dir.path().join("link.broker"), "somebody's").unwrap();
-    let error = refused(create(dir.path(), ""));
+    let error = refused(create(dir.path(), MEMFD));
     said(&error.to_string(), &["link link: "]);
     assert_eq!(std::fs::read(dir.path().join("link.broker")).unwrap(), b"somebody's");
+}
+
+#[test]
+fn a_link_with_names_does_not_care_who_has_the_socket() {
+    let occupants: [fn(&Path); 4] = [
+        |dir| impostor(dir, None),
+        |dir| impostor(dir, Some(b"HTTP/1.1 400 Bad Request".to_vec())),
+        |dir| std::fs::write(dir.join("link.broker"), "somebody's").unwrap(),
+        |dir| std::mem::forget(std::os::unix::net::UnixListener::bind(dir.join("link.broker")).unwrap()),
+    ];
+    for occupy in occupants {
+        let dir = ipc_dir();
+        occupy(dir.path());
+        let phy = create(dir.path(), "").unwrap();
+        let mac = attach(dir.path()).unwrap();
+        send(&mac, 1, "hello").unwrap();
+        assert!(phy.receive().unwrap().is_some());
+        assert!(dir.path().join("link.broker").exists(), "it is not ours to remove");
+    }
 }
 
 #[test]
 fn a_stopped_primary_is_told_from_a_missing_one() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());
-    owner.tell("create link");
+    owner.tell("create link backing=memfd");
     owner.stop();
     says(&refused(attach(dir.path())), "Holder", &["link link: ", "does not answer", "stopped"]);
     owner.go_on();
@@ -730,7 +773,7 @@ fn a_stopped_primary_is_told_from_a_missing_one() {
 fn who_has_time_waits_for_a_holder_that_does_not_answer_yet() {
     let dir = ipc_dir();
     let (mut owner, mut other) = (Peer::start(dir.path()), Peer::start(dir.path()));
-    owner.tell("create link");
+    owner.tell("create link backing=memfd");
     owner.stop();
     other.order("attach link secondary 60000");
     // Longer than one question waits for its answer.
@@ -744,7 +787,7 @@ fn who_has_time_waits_for_a_holder_that_does_not_answer_yet() {
 fn strangers_at_the_holders_socket_do_no_harm() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());
-    owner.tell("create link");
+    owner.tell("create link backing=memfd");
     let address = UnixAddr::new(&dir.path().join("link.broker")).unwrap();
     let stranger = |packet: Option<&[u8]>| {
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
@@ -795,7 +838,7 @@ fn strangers_at_the_holders_socket_do_no_harm() {
 fn a_holder_out_of_descriptors_waits_for_some() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());
-    owner.tell("create link");
+    owner.tell("create link backing=memfd");
     owner.tell("prepare descriptors none");
     let before = owner.ticks();
     says(&refused(attach(dir.path())), "Holder", &["link link: ", "does not answer"]);

@@ -43,11 +43,14 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
     poll(&mut fds, PollTimeout::ZERO).unwrap() > 0
 }
 
-/// The counter of an eventfd, as the kernel shows it: how often was rung and not taken.
-fn counter(fd: BorrowedFd<'_>) -> u64 {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).unwrap();
-    let count = info.lines().find_map(|line| line.strip_prefix("eventfd-count:")).expect("an eventfd");
-    u64::from_str_radix(count.trim(), 16).unwrap()
+/// How many signals wait in a bell.
+#[expect(unsafe_code, reason = "nix has no FIONREAD")]
+fn counter(fd: BorrowedFd<'_>) -> i32 {
+    let mut count = 0;
+    // SAFETY: the kernel writes one int to `count`.
+    let done = unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &raw mut count) };
+    assert_eq!(done, 0);
+    count
 }
 
 #[test]
@@ -475,13 +478,13 @@ fn signals_do_not_disturb_coming_and_going() {
         let text = |file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
         let status = text("status");
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?.trim();
-        (text("comm").trim() == "shmesh-holder").then(|| u64::from_str_radix(blocked, 16).unwrap())
+        (text("comm").trim() == "shmesh-monitor").then(|| u64::from_str_radix(blocked, 16).unwrap())
     };
     // A thread gives itself its name.
-    until("both holders are there, and block the signal", || {
+    until("the monitor is there, and blocks the signal", || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().map_while(Result::ok);
         let blocked: Vec<_> = tasks.filter_map(blocked_of).collect();
-        blocked.len() >= 2 && blocked.iter().all(|mask| mask & 1 << (Signal::SIGUSR1 as u32 - 1) != 0)
+        !blocked.is_empty() && blocked.iter().all(|mask| mask & 1 << (Signal::SIGUSR1 as u32 - 1) != 0)
     });
 }
 

@@ -49,8 +49,7 @@ fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<Kept> {
         "link kept"
     );
     let offer = keeper.offer();
-    let attached =
-        Attached { layout: offer.layout.into(), doorbells: offer.doorbells, segments: offer.segments };
+    let attached = Attached { layout: offer.layout.into(), segments: offer.segments };
     let fds = offer.fds.iter().map(|fd| fd.try_clone_to_owned().map(Arc::new)).collect::<io::Result<_>>();
     let fds = fds.with_context(|| format!("link {}: cannot copy its descriptors", link.name))?;
     Ok(Kept { view: keeper.view(), keeper, attached, fds })

@@ -30,7 +30,6 @@ pub(crate) struct Metrics {
     keys: Gauge,
     attached: Counter,
     denied: Family<ByReason, Counter>,
-    reaped: Counter,
     refused_connections: Counter,
     audit_suppressed: Counter,
 }
@@ -45,7 +44,6 @@ impl Metrics {
         registry.register("keys", "Device keys", self.keys.clone());
         registry.register("attached", "Descriptors of a link handed to a participant", self.attached.clone());
         registry.register("denied", "Requests and connections refused", self.denied.clone());
-        registry.register("reaped", "Participants whose holdings were taken back", self.reaped.clone());
         registry.register(
             "refused_connections",
             "Connections closed because all places were taken",
@@ -74,10 +72,6 @@ impl Metrics {
 
     pub(crate) fn audit_suppressed(&self, records: u64) {
         self.audit_suppressed.inc_by(records);
-    }
-
-    pub(crate) fn reaped(&self, participants: u32) {
-        self.reaped.inc_by(participants.into());
     }
 
     pub(crate) fn refused_connection(&self) {
@@ -147,8 +141,10 @@ impl Collector for LinksMetrics {
         family(encoder, bytes, MetricType::Gauge, |v| each(v, &|kept, _| kept.keeper.segment_bytes()))?;
         let participants = ("participants", "Participants of a link");
         family(encoder, participants, MetricType::Gauge, |v| each(v, &|_, now| now.seats.len() as u64))?;
-        let wake_ups = ("wake_ups", "Doorbells that were rung, because somebody slept");
+        let wake_ups = ("wake_ups", "Times that a sleeping receiver was woken");
         family(encoder, wake_ups, MetricType::Counter, |v| each(v, &|_, now| now.wake_ups))?;
+        let reaped = ("reaped", "Participants that died, and whose loans were returned");
+        family(encoder, reaped, MetricType::Counter, |v| each(v, &|_, now| now.recovered))?;
 
         let directions = |values: &mut Values<'_>, value: &dyn Fn(&shmesh::inspect::RingView) -> u64| {
             let rings = seen.iter().flat_map(|(kept, now)| now.rings.iter().map(move |ring| (kept, ring)));

@@ -511,7 +511,7 @@ fn nobody_knows_who_it_is() {
 #[test]
 fn descriptors_run_out() {
     let _watchdog = Watchdog::start();
-    let mut scene = Scene::with(|dir, _, flags| Sidecar::start_with_limit(dir, 512, flags));
+    let mut scene = Scene::with(|dir, _, flags| Sidecar::start_with_limit(dir, "mpmc", 512, flags));
     // All places.
     let mut crowd = Vec::new();
     until("there is no more room", || {

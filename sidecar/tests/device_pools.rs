@@ -106,7 +106,7 @@ fn memory_crosses_pid_namespaces_and_what_the_dead_held_comes_back() {
         }
         assert!(phy.ask("pool send 2 x").starts_with("err Exhausted"));
         mac.kill();
-        until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total") == 1);
+        until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total{link=\"link\"}") == 1);
         assert_eq!(phy.ask("pool receive"), "1 sent", "what it had sent stays sent");
         for i in 0..4 {
             phy.tell(&format!("pool send {i} again"));

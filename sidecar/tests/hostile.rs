@@ -237,7 +237,7 @@ fn on_an_old_kernel_nonsense_is_counted_too() {
 fn those_who_attach_and_hang_up_do_not_take_all_descriptors() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
-    let sidecar = Sidecar::start_with_limit(dir.path(), 160, &[]);
+    let sidecar = Sidecar::start_with_limit(dir.path(), "mpmc memfd", 160, &[]);
     let mut honest = Peer::start(dir.path());
     honest.tell("device connect");
     // Processes that end with this test, each attached once.

@@ -68,7 +68,7 @@ impl Stubborn {
 fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
-    let sidecar = Sidecar::start_with_limit(dir.path(), 640, &[]);
+    let sidecar = Sidecar::start_with_limit(dir.path(), "mpmc", 640, &[]);
     let before = sidecar.fds();
     let signal = |signal| kill(Pid::from_raw(sidecar.pid().cast_signed()), signal).unwrap();
     let mut stubborn = Stubborn::new();

@@ -42,7 +42,7 @@ fn participants_attach_through_it() {
             phy.notify().unwrap();
             assert_eq!(mac.ask("wait -1"), "true", "{kind}");
         }
-        assert_eq!(sidecar.metric("shmesh_sidecar_attached_total"), 2, "{kind}");
+        until("both are known", || sidecar.metric("shmesh_sidecar_attached_total") == 2);
         until("both are seen", || sidecar.metric("shmesh_sidecar_participants{link=\"link\"}") == 2);
     }
 }
@@ -116,7 +116,7 @@ fn what_the_dead_held_comes_back() {
         until("it is taken back", || phy.participants().count() == 1);
         let all: Vec<_> = std::iter::from_fn(|| phy.loan().ok()).collect();
         assert_eq!(all.len(), 32, "{kind}: every buffer");
-        until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total") == 1);
+        until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total{link=\"link\"}") == 1);
     }
 }
 
@@ -141,7 +141,7 @@ fn deaths_in_other_pid_namespaces_are_noticed() {
         mac.kill();
         until("it is taken back", || phy.ask("participants") == "1");
         assert_eq!(phy.ask("receive"), "1 last", "{kind}: what it had sent stays sent");
-        until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total") == 1);
+        until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total{link=\"link\"}") == 1);
         let mut mac = Peer::start_alone(dir.path());
         mac.tell("attach link secondary 0");
         mac.tell("send 2 again");
@@ -227,7 +227,7 @@ fn without_an_identity_nobody_gets_in() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let absent = dir.path().join("absent.sock");
-    let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--identity", absent.to_str().unwrap()]);
+    let sidecar = Sidecar::start_with(dir.path(), "mpmc memfd", &["--identity", absent.to_str().unwrap()]);
     let error = refused(attach(dir.path(), Side::Secondary));
     assert_eq!(kind_of(&error), "Holder");
     assert!(error.to_string().contains("its log says why"), "{error}");
@@ -240,11 +240,12 @@ fn peers_hear_of_a_death() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         let dir = ipc_dir();
-        let _sidecar = Sidecar::start(dir.path(), kind);
+        let sidecar = Sidecar::start(dir.path(), kind);
         let (mut phy, mut mac) = (Peer::start(dir.path()), Peer::start(dir.path()));
         phy.tell("attach link primary 0");
         phy.tell("device connect");
         mac.tell("attach link secondary 0");
+        until("both are known", || sidecar.metric("shmesh_sidecar_attached_total") == 2);
         let pid = mac.pid();
         mac.kill();
         until("it is told", || phy.ask("device event") == format!("died {pid}"));

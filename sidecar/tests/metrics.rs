@@ -129,5 +129,8 @@ fn what_the_dead_held_comes_back() {
     assert_eq!(of_link(&sidecar, "free_buffers", "pool=\"cpu_data\""), 15);
     mac.kill();
     until("it is back", || of_link(&sidecar, "free_buffers", "pool=\"cpu_data\"") == 16);
-    assert_eq!((series(&sidecar, "loans"), sidecar.metric("shmesh_sidecar_reaped_total")), (0, 1));
+    assert_eq!(
+        (series(&sidecar, "loans"), sidecar.metric("shmesh_sidecar_reaped_total{link=\"link\"}")),
+        (0, 1)
+    );
 }

@@ -186,6 +186,7 @@ fn a_crowd_is_turned_away_and_nobody_else_notices() {
     let sidecar = Sidecar::start(dir.path(), "mpmc");
     let options = LinkOptions::new().dir(dir.path());
     let phy = options.attach("link", Side::Primary).unwrap();
+    until("it is known", || sidecar.metric("shmesh_sidecar_attached_total") == 1);
     let before = sidecar.fds();
     let crowd: Vec<_> = (0..MAX_SESSIONS + 200)
         .map_while(|_| socket::connect_to(&dir.path().join("link.broker")).ok())

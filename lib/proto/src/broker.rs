@@ -51,7 +51,7 @@ pub enum Mechanism {
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Hello {}
 
-/// Asks for the doorbells of the link, and for its segments when they have no names.
+/// Asks for the segments of the link, when they have no names.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Attach {
     /// The side that the caller is going to be on.
@@ -335,15 +335,12 @@ pub struct Welcome {
     pub identity: Option<PeerIdentity>,
 }
 
-/// The descriptors of a link come along: both doorbells, if there are any, then the segments.
+/// The segments of a link come along.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Attached {
     /// Version of the layout in shared memory.
     #[prost(uint32, tag = "1")]
     pub layout: u32,
-    /// Whether the two doorbells come along.
-    #[prost(bool, tag = "2")]
-    pub doorbells: bool,
     /// How many segments come along.
     #[prost(uint32, tag = "3")]
     pub segments: u32,

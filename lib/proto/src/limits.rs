@@ -6,7 +6,7 @@ pub const VERSION: u32 = 1;
 /// Bytes in one packet.
 pub const MAX_PACKET_BYTES: usize = 8192;
 
-/// Descriptors with one packet: two doorbells and six segments.
+/// Descriptors with one packet: six segments, and room for two more.
 pub const MAX_FDS: usize = 8;
 
 /// Sessions of one broker at the same time.

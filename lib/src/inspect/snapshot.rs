@@ -253,8 +253,10 @@ pub struct Snapshot {
     pub rings: [RingView; 2],
     /// The pools, then the inline cells, of a link that has them.
     pub tables: Vec<TableView>,
-    /// How often somebody had to be woken: the doorbells that were rung since the link was created.
+    /// How often a receiver was woken by a system call since the link was created.
     pub wake_ups: u64,
+    /// Participants that died, and whose loans were returned, since the link was created.
+    pub recovered: u64,
 }
 
 impl Snapshot {
@@ -349,7 +351,13 @@ impl View {
         if let (Some(table), Some(owners)) = (tables.get(1), owners.get(1)) {
             views.push(self.messages(&in_rings, &seats, true, table, owners));
         }
-        Snapshot { seats, rings, tables: views, wake_ups: self.core.seats.rung() }
+        Snapshot {
+            seats,
+            rings,
+            tables: views,
+            wake_ups: self.core.seats.rung(),
+            recovered: self.core.seats.recovered(),
+        }
     }
 
     fn ring(&self, from: Side) -> RingView {

@@ -411,7 +411,7 @@ impl Core {
         if dead.seat != me && !self.seats.evict(dead) {
             return Recovered::default();
         }
-        let mut done = Recovered { participants: 1, ..Recovered::default() };
+        let mut done = Recovered::default();
         for ring in &self.rings {
             if let Ring::Mpmc(ring) = ring {
                 ring.fence_producers();
@@ -431,9 +431,8 @@ impl Core {
             done.readmitted += table.readmit_unknown(me);
         }
         // Its bit among those who sleep stays: the next one in the seat may have set it by now. `notify` asks who is seated.
-        if !keep_seated {
-            self.seats.vacate(dead);
-        }
+        // Of all who recover it at once, one vacates the seat, and counts.
+        done.participants = u32::from(keep_seated || self.seats.vacate(dead));
         done
     }
 

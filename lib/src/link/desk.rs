@@ -35,7 +35,7 @@ impl Desk {
         let side = me.word.side();
         for ring in core.rings() {
             // What a dead one may have left here.
-            notify::wake_up(ring, me.seat);
+            notify::reset(ring, me.seat);
         }
         let bytes = |place: usize| PoolId::ALL.get(place).and_then(|&id| Some(core.pool(id)?.bytes));
         let stock = |place: usize| core.table(place).map(|table| Stock::new(table, bytes(place), me.seat));

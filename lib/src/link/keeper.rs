@@ -1,6 +1,6 @@
 //! Keeping a link without being on it: what a sidecar does.
 //!
-//! A keeper has the segments, the doorbells and the duty of the holder, and no seat. Whoever comes gets the descriptors from
+//! A keeper has the segments and the duty of the holder, and no seat. Whoever comes gets the descriptors from
 //! it. When it ends, one of the participants takes its place; when it comes back, it takes the duty over again, with the
 //! descriptors that they have. So a link lives as long as its keeper or one of its participants does.
 
@@ -19,7 +19,7 @@ use crate::inspect::View;
 use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::sys::socket;
 
-/// Keeps one link: its segments, its doorbells, and the socket at which participants ask for them.
+/// Keeps one link: its segments, and the socket at which participants ask for them.
 ///
 /// It does not answer there itself: a sidecar listens on [`listener`](Self::listener), decides who may attach, and gives
 /// them the [`offer`](Self::offer).
@@ -47,18 +47,16 @@ pub struct Keeper {
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
 /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
 /// let offer = keeper.offer();
-/// assert_eq!((offer.doorbells, offer.segments, offer.fds.len()), (true, 0, 2), "segments have names here");
+/// assert_eq!((offer.segments, offer.fds.len()), (0, 0), "segments have names here");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct KeeperOffer<'a> {
     /// Version of the layout in shared memory.
     pub layout: u16,
-    /// Whether the two doorbells come first.
-    pub doorbells: bool,
-    /// How many segments follow: none when they have names.
+    /// How many segments there are: none when they have names.
     pub segments: u32,
-    /// Both doorbells, if any, then the segments.
+    /// The segments.
     pub fds: Vec<BorrowedFd<'a>>,
 }
 
@@ -144,12 +142,7 @@ impl Keeper {
     #[must_use]
     pub fn offer(&self) -> KeeperOffer<'_> {
         let (attached, fds) = holder::offer(&self.shared);
-        KeeperOffer {
-            layout: crate::segment::header::LAYOUT_VERSION,
-            doorbells: attached.doorbells,
-            segments: attached.segments,
-            fds,
-        }
+        KeeperOffer { layout: crate::segment::header::LAYOUT_VERSION, segments: attached.segments, fds }
     }
 
     /// Answers a participant that asks for the device memory of a pool, or offers some with its descriptor: the first offer

@@ -261,7 +261,7 @@ impl Link {
     /// The message may be there, and the caller is not going to ring for it.
     #[cold]
     fn overtaken(&self) -> Error {
-        self.shared.ring_after_a_death();
+        self.shared.wake_after_a_death();
         self.evicted()
     }
 

@@ -2,9 +2,11 @@
 //!
 //! | file | concept |
 //! |---|---|
+//! | `bell.rs` | named FIFOs that wake receivers in poll and epoll |
 //! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
 //! | `desk.rs` | the same, seen from one participant's seat |
 //! | `device.rs` | the device memory of pools, from hand to hand |
+//! | `monitor.rs` | one thread that watches all links of the process |
 //! | `open.rs` | creating, attaching, adopting what a crash left |
 //! | `holder/` | who keeps the descriptors and hands them to newcomers |
 //! | `keeper.rs` | [`Keeper`]: the same, for who is not on the link |
@@ -14,6 +16,7 @@
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
 //! | `recover.rs` | taking back what dead participants held |
 
+pub(crate) mod bell;
 pub(crate) mod core;
 pub(crate) mod desk;
 pub(crate) mod device;
@@ -21,12 +24,13 @@ pub(crate) mod holder;
 mod keeper;
 mod loan;
 mod message;
+mod monitor;
 mod open;
 mod recover;
 mod slab;
 mod wait;
 
-use std::cell::Cell;
+use std::cell::OnceCell;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,7 +45,7 @@ use crate::ring::{Ring, Wild, spsc};
 use crate::segment::Memory;
 use crate::segment::layout::PoolLayout;
 use crate::segment::store::{Segment, Store};
-use crate::sys::eventfd::Doorbell;
+use crate::sys::fifo::Fifo;
 use crate::sys::file::Lock;
 use crate::sys::process::{Liveness, ProcessIdentity};
 use crate::sys::socket;
@@ -59,10 +63,11 @@ pub(crate) struct Shared {
     pub(crate) core: Core,
     pub(crate) store: Store,
     pub(crate) me: ProcessIdentity,
-    /// The link's own segment, then the pools: kept to be handed to newcomers.
+    /// The link's own segment, then the pools.
     pub(crate) segments: Vec<Segment>,
-    /// One per ring, in the order of `Core::rings`.
-    pub(crate) doorbells: Option<[Doorbell; 2]>,
+    /// Receivers may sleep, and senders wake them.
+    pub(crate) notify: bool,
+    bells: bell::Bells,
     pub(crate) spin_us: u32,
     /// The lock file: duty, presence, and the seats of this process.
     pub(crate) lock: Lock,
@@ -75,9 +80,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// Whether there is anything that has no name, so that somebody has to hand it out.
     fn has_descriptors(&self) -> bool {
-        self.doorbells.is_some()
-            || self.store.backing == Backing::Memfd
-            || self.core.shape.device_pools().next().is_some()
+        self.store.backing == Backing::Memfd || self.core.shape.device_pools().next().is_some()
     }
 
     fn broker(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
@@ -128,12 +131,13 @@ impl Shared {
         self.core.seats.all().filter(|other| self.liveness(other) == Liveness::Dead)
     }
 
-    /// Wakes who sleeps, after a death: the dead one may have sent and not rung, or taken a signal meant for another.
-    fn ring_after_a_death(&self) {
-        for (ring, bell) in self.core.rings().iter().zip(self.doorbells.iter().flatten()) {
-            if crate::notify::anybody_asleep(ring, &self.core.seats) {
-                // Refused only if the descriptor is none, and then nobody sleeps on it.
-                let _ = bell.signal();
+    /// Wakes all receivers after a death: the dead participant may have sent and not woken them.
+    fn wake_after_a_death(&self) {
+        for ring in self.core.rings() {
+            let waiting = crate::notify::waiting(ring);
+            if !waiting.nobody() {
+                // Without descriptors, who has a bell looks again when the next message comes.
+                let _ = self.wake(ring, waiting);
             }
         }
     }
@@ -171,8 +175,8 @@ impl Shared {
 pub struct Link {
     desk: Desk,
     slab: slab::Slab,
-    /// The file descriptor was handed out, so every notification must reach it.
-    armed: Cell<bool>,
+    /// What `fd` has handed out: every notification must reach it.
+    bell: OnceCell<Fifo>,
     shared: Arc<Shared>,
     /// Keeps the descriptors available to newcomers; after `shared`, so that the last handle stops it first.
     holder: Arc<holder::Holder>,
@@ -303,7 +307,8 @@ impl Link {
         let crowded = || {
             // Some may have died, and there is no seat to take back from what they held: it is done from their own.
             for dead in shared.dead() {
-                shared.core.reclaim(&dead, dead.seat, false);
+                let done = shared.core.reclaim(&dead, dead.seat, false);
+                shared.core.seats.count_recovered(done.participants);
             }
             shared.sit(side)
         };
@@ -314,7 +319,7 @@ impl Link {
         Ok(Self {
             desk: Desk::new(&shared.core, me),
             slab: slab::Slab::default(),
-            armed: Cell::new(false),
+            bell: OnceCell::new(),
             shared,
             holder,
         })
@@ -409,6 +414,9 @@ impl Drop for Link {
     fn drop(&mut self) {
         // A forked child has a copy of the handle, and no right to give up the parent's seat.
         if self.shared.me.is_me() {
+            if self.bell.get().is_some() {
+                self.shared.remove_bell(&self.desk.me);
+            }
             self.shared.unlock(&self.desk.me);
             self.desk.leave();
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::bell::Bells;
 use super::core::Core;
 use super::holder::{Holder, Offer, SILENT};
 use super::{Link, Shared, device};
@@ -14,7 +15,6 @@ use crate::participant::Side;
 use crate::segment::header::{Conduct, Header};
 use crate::segment::layout::Shape;
 use crate::segment::store::{Segment, Store};
-use crate::sys::eventfd::Doorbell;
 use crate::sys::file::Lock;
 use crate::sys::process::ProcessIdentity;
 use crate::sys::{cgroup, file};
@@ -266,9 +266,7 @@ impl LinkOptions {
     fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Attempt<Link>> {
         self.try_enter(store, create, false)?.and_then(|Entered { shared, connection }| {
             let holder = Arc::new(Holder::start(&shared, connection)?);
-            let link = self.admit(shared, Arc::clone(&holder), side)?;
-            holder.seated();
-            Ok(link)
+            self.admit(shared, holder, side)
         })
     }
 
@@ -282,13 +280,26 @@ impl LinkOptions {
     ) -> Result<Attempt<Entered>> {
         let failed = |error| Error::system(&store.link, "lock the lock file", error);
         let Some(lock) = Holder::lock_file(store, create.is_some())? else { return Ok(Attempt::Absent) };
-        // 1. Somebody holds it: from there come the doorbells and the memfds. Present before we ask: whoever leaves
-        //    meanwhile must know of us.
+        // Present before we look: whoever leaves meanwhile must know of us.
         if !lock.try_join().map_err(failed)? || !lock.is_named() {
             return Ok(Attempt::Unsettled(
                 "does not end: the process that removes the link is stopped or stuck",
             ));
         }
+        // 1. A link with names is its files.
+        match self.by_name(store, create, take_over, &lock)? {
+            Some(Attempt::Done(segments)) => {
+                if let Some(config) = create {
+                    same_shape(store, config, &segments)?;
+                }
+                let shared = assemble(store, segments, lock)?;
+                return Ok(Attempt::Done(Entered { shared, connection: None }));
+            }
+            Some(Attempt::Absent) => return Ok(Attempt::Absent),
+            Some(Attempt::Unsettled(what)) => return Ok(Attempt::Unsettled(what)),
+            None => {}
+        }
+        // 2. What has no name comes from the process that serves it.
         let (offer, connection) = match Holder::ask(store)? {
             Some((offer, connection)) => (offer, Some(connection)),
             None => (Offer::default(), None),
@@ -308,7 +319,7 @@ impl LinkOptions {
                 ));
             }
             Some(_) => {}
-            // 2. Nobody does: then we are going to. Not present meanwhile: who waits like us does not use the link.
+            // 3. Nobody does: then we are going to. Not present meanwhile: who waits like us does not use the link.
             None => lock.leave(),
         }
         if (connection.is_none() || take_over) && (!lock.try_take_duty().map_err(failed)? || !lock.is_named())
@@ -318,13 +329,8 @@ impl LinkOptions {
             ));
         }
         let existing = self.existing(store, offer.segments)?;
-        // A link without notification and device memory has nothing to hand out, and nobody serves it.
-        let is_served = existing.as_ref().is_none_or(|segments| {
-            let header = segments[0].header;
-            header.conduct.notify || header.shape.device_pools().next().is_some()
-        });
-        if connection.is_none() && is_served && lock.others_joined().map_err(failed)? {
-            // They have the doorbells, and perhaps the memfds; with others of ours there would be two links of one name.
+        if connection.is_none() && lock.others_joined().map_err(failed)? {
+            // They have what has no name; with others of ours there would be two links of one name.
             return Ok(Attempt::Unsettled(
                 "has ended, and the process that could take its place is stopped or stuck",
             ));
@@ -345,7 +351,7 @@ impl LinkOptions {
         if let Some(config) = create {
             same_shape(store, config, &segments)?;
         }
-        let shared = assemble(store, segments, offer.doorbells, lock)?;
+        let shared = assemble(store, segments, lock)?;
         if let (Some(connection), false) = (&connection, take_over) {
             // Now, and not when it is needed: by then, all who have it may have gone.
             memory = device::all_of(connection, shared.core.shape.device_pools());
@@ -355,6 +361,55 @@ impl LinkOptions {
             let _ = shared.lend(&told, fds);
         }
         Ok(Attempt::Done(Entered { shared, connection }))
+    }
+
+    /// The segments of a link whose memory has names, and no memory that has none: no other process is asked. They are
+    /// created if `create` says so. `None`: it is not such a link.
+    fn by_name(
+        &self,
+        store: &Store,
+        create: Option<&LinkConfig>,
+        keep: bool,
+        lock: &Lock,
+    ) -> Result<Option<Attempt<Vec<Segment>>>> {
+        let failed = |error| Error::system(&store.link, "lock the lock file", error);
+        let is_whole = |shape: Shape| shape.device_pools().next().is_none();
+        if let Some(segments) = self.existing(store, Vec::new())? {
+            if !is_whole(segments[0].header.shape) {
+                return Ok(None);
+            }
+            if keep && !lock.try_take_duty().map_err(failed)? {
+                return Ok(Some(Attempt::Unsettled("is served by another keeper; end that first")));
+            }
+            return Ok(Some(Attempt::Done(segments)));
+        }
+        let Some(config) = create else { return Ok(None) };
+        if config.backing != Backing::Named || !is_whole(Shape::of(config)) {
+            return Ok(None);
+        }
+        // Not present meanwhile: who waits like us does not use the link.
+        lock.leave();
+        if !lock.try_take_duty().map_err(failed)? || !lock.is_named() {
+            // Perhaps a link of this name lives whose memory has none.
+            return Ok(None);
+        }
+        if lock.others_joined().map_err(failed)? {
+            return Ok(Some(Attempt::Unsettled(
+                "lives, but the files of the link were removed; end the link's processes first",
+            )));
+        }
+        // Since we looked, another may have created it.
+        let segments = match self.existing(store, Vec::new())? {
+            Some(segments) => segments,
+            None => self.fresh(store, config)?,
+        };
+        if !lock.try_join().map_err(failed)? {
+            return Ok(Some(Attempt::Unsettled("has a lock file that another program has locked")));
+        }
+        if !keep {
+            lock.leave_duty();
+        }
+        Ok(Some(Attempt::Done(segments)))
     }
 
     /// The link's segments, if it exists: as the holder gave them, or by name.
@@ -466,13 +521,8 @@ pub(super) struct Entered {
     pub(super) connection: Option<OwnedFd>,
 }
 
-/// What all handles of this process on a link share, made of its segments and of the doorbells that the holder gave.
-fn assemble(
-    store: &Store,
-    segments: Vec<Segment>,
-    doorbells: Option<[Doorbell; 2]>,
-    lock: Lock,
-) -> Result<Arc<Shared>> {
+/// What all handles of this process on a link share.
+fn assemble(store: &Store, segments: Vec<Segment>, lock: Lock) -> Result<Arc<Shared>> {
     let me = ProcessIdentity::me()
         .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
     let mut pools = [const { None }; PoolId::COUNT];
@@ -489,15 +539,6 @@ fn assemble(
         },
     ))?;
     let conduct = segments[0].header.conduct;
-    let doorbells = match doorbells {
-        Some(doorbells) => Some(doorbells),
-        None if conduct.notify => {
-            let new =
-                || Doorbell::new().map_err(|error| Error::system(&store.link, "make an eventfd", error));
-            Some([new()?, new()?])
-        }
-        None => None,
-    };
     let file_mode = file::mode_of(&segments[0].file)
         .map_err(|error| store.refused(&store.path(None).display().to_string(), error))?;
     Ok(Arc::new(Shared {
@@ -505,7 +546,8 @@ fn assemble(
         store: Store { backing: segments_backing(&segments, store), file_mode, ..store.clone() },
         me,
         segments,
-        doorbells,
+        notify: conduct.notify,
+        bells: Bells::default(),
         spin_us: conduct.spin_us,
         lock,
         broker: Mutex::new(None),

@@ -43,8 +43,10 @@ impl Link {
     }
 
     fn take_back(&self, other: &Participant, keep_seated: bool) -> Recovered {
+        self.shared.remove_bell(other);
         let done = self.core().reclaim(other, self.desk.me.seat, keep_seated);
-        self.shared.ring_after_a_death();
+        self.core().seats.count_recovered(done.participants);
+        self.shared.wake_after_a_death();
         done
     }
 

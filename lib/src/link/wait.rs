@@ -8,10 +8,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::notify;
 use crate::ring::Ring;
 use crate::sync::spin;
-use crate::sys::eventfd::Doorbell;
+use crate::sys::fifo::Fifo;
+use crate::sys::futex;
 
 /// Looks at the ring between two looks at the clock, which costs as much as several of them.
 const LOOKS_PER_CLOCK: u32 = 16;
+/// How long a receiver sleeps at most before it looks again: a peer that breaks the rules can take a wake-up away, and must
+/// not stop the others of its link.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 impl Link {
     /// Wakes the other side if somebody there sleeps or has taken the file descriptor. Call it after sending: once for a
@@ -34,14 +38,20 @@ impl Link {
     /// ```
     #[inline]
     pub fn notify(&self) -> Result<()> {
+        self.check_notify()?;
         let ring = self.outgoing();
-        let bell = self.bell(ring)?;
-        if notify::anybody_asleep(ring, &self.core().seats) {
-            bell.signal()
-                .map_err(|error| Error::system(&self.shared.store.link, "ring the doorbell", error))?;
-            self.core().seats.rang(self.desk.me.seat);
+        let waiting = notify::waiting(ring);
+        if !waiting.nobody() {
+            self.wake(ring, waiting)?;
         }
         Ok(())
+    }
+
+    #[cold]
+    fn wake(&self, ring: &Ring, waiting: notify::Waiting) -> Result<()> {
+        self.core().seats.rang(self.desk.me.seat);
+        let woken = self.shared.wake(ring, waiting);
+        woken.map_err(|error| Error::system(&self.shared.store.link, "open the bell of a receiver", error))
     }
 
     /// Waits until a message is there to be received, at most `timeout` (`None`: for ever). `false`: the time is over.
@@ -86,9 +96,8 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn post(&self) -> Result<()> {
-        let ring = self.outgoing();
-        self.bell(ring)?;
-        notify::post(ring);
+        self.check_notify()?;
+        notify::post(self.outgoing());
         self.notify()
     }
 
@@ -115,7 +124,7 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wait_tti(&self, timeout: Option<Duration>) -> Result<bool> {
-        self.bell(self.incoming())?;
+        self.check_notify()?;
         self.wait_for(timeout, notify::take_post)
     }
 
@@ -140,11 +149,18 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
-        let ring = self.incoming();
-        let bell = self.bell(ring)?;
-        if !self.armed.replace(true) {
-            notify::fall_asleep(ring, self.desk.me.seat);
+        self.check_notify()?;
+        if let Some(bell) = self.bell.get() {
+            return Ok(bell.as_fd());
         }
+        self.check_seated()?;
+        let made = self.shared.make_bell(&self.desk.me);
+        let made = made.map_err(|error| {
+            let path = self.shared.bell_path(&self.desk.me);
+            Error::system(&self.shared.store.link, format!("create the bell {}", path.display()), error)
+        })?;
+        let bell = self.bell.get_or_init(|| made);
+        notify::arm(self.incoming(), self.desk.me.seat);
         Ok(bell.as_fd())
     }
 
@@ -166,20 +182,18 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn value(&self) -> Result<Option<u64>> {
-        let taken = self.bell(self.incoming())?.take();
-        let taken =
-            taken.map_err(|error| Error::system(&self.shared.store.link, "read the doorbell", error))?;
+        self.check_notify()?;
+        let taken = self.bell.get().map_or(Ok(false), Fifo::take);
+        let taken = taken.map_err(|error| Error::system(&self.shared.store.link, "read the bell", error))?;
         Ok(taken.then_some(1))
     }
 
     #[inline]
-    fn bell(&self, ring: &Ring) -> Result<&Doorbell> {
-        let outgoing = std::ptr::eq(ring, self.outgoing());
-        // The doorbells are in the order of the rings: the primary's outgoing one first.
-        let first = outgoing == (self.side() == super::Side::Primary);
-        match &self.shared.doorbells {
-            Some(bells) => Ok(&bells[usize::from(!first)]),
-            None => Err(Error::from(ErrorKind::NoNotification { link: self.link() })),
+    fn check_notify(&self) -> Result<()> {
+        if self.shared.notify {
+            Ok(())
+        } else {
+            Err(Error::from(ErrorKind::NoNotification { link: self.link() }))
         }
     }
 
@@ -192,7 +206,6 @@ impl Link {
         let start = Instant::now();
         let deadline = timeout.and_then(|timeout| start.checked_add(timeout));
         let spin_end = start + Duration::from_micros(u64::from(self.shared.spin_us));
-        let bell = self.bell(ring).ok();
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
                 if ready(ring) {
@@ -204,42 +217,32 @@ impl Link {
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(false);
             }
-            if bell.is_some() && now >= spin_end {
+            if !self.shared.notify {
+                self.check_seated()?;
+            } else if now >= spin_end {
                 break;
             }
-            if bell.is_none() {
-                self.check_seated()?;
-            }
         }
-        let Some(bell) = bell else { return Ok(false) };
         notify::fall_asleep(ring, self.desk.me.seat);
-        let slept = self.sleep(bell, deadline, || ready(ring));
-        if !self.armed.get() {
-            notify::wake_up(ring, self.desk.me.seat);
-        }
+        let slept = self.sleep(ring, deadline, ready);
+        notify::wake_up(ring, self.desk.me.seat);
         slept
     }
 
-    fn sleep(&self, bell: &Doorbell, deadline: Option<Instant>, ready: impl Fn() -> bool) -> Result<bool> {
-        let failed = |error| Error::system(&self.shared.store.link, "sleep on the doorbell", error);
+    fn sleep(&self, ring: &Ring, deadline: Option<Instant>, ready: impl Fn(&Ring) -> bool) -> Result<bool> {
+        let failed = |error| Error::system(&self.shared.store.link, "sleep on the futex", error);
         loop {
-            if ready() {
+            let wakes = notify::wakes(ring);
+            if ready(ring) {
                 return Ok(true);
             }
-            // A signal may be old, from a message that was received while we were awake: take it and look again.
-            // However many there are, the time may be over.
-            let over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if over {
+            self.check_seated()?;
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
                 return Ok(false);
             }
-            if bell.take().map_err(failed)? {
-                self.check_seated()?;
-                continue;
-            }
-            if !bell.wait(deadline).map_err(failed)? {
-                return Ok(ready());
-            }
-            self.check_seated()?;
+            let limit = left.map_or(SLEEP_MAX, |left| left.min(SLEEP_MAX));
+            futex::wait(notify::futex(ring), wakes, limit).map_err(failed)?;
         }
     }
 }

@@ -371,8 +371,10 @@ const START_TIME: usize = 1;
 const PID_NAMESPACE: usize = 2;
 /// Number of the lock file in which the seat's byte is locked.
 const LOCK: usize = 3;
-/// How often whoever sat here has rung the doorbell of the other side, since the link was created.
+/// How often whoever sat here has woken a receiver by a system call, since the link was created.
 const RUNG: usize = 4;
+/// In the line behind the seats: participants that were recovered since the link was created.
+const RECOVERED: usize = 1;
 
 impl Seats {
     pub(crate) fn new(lines: Lines) -> Self {
@@ -506,16 +508,31 @@ impl Seats {
         })
     }
 
-    /// Counts that whoever sits at `seat`, the caller, has rung the doorbell: beside a system call, on a line of its own.
+    /// Counts that the caller, who sits at `seat`, has woken a receiver: beside a system call, on a line of its own.
     #[cold]
     pub(crate) fn rang(&self, seat: SeatIndex) {
         self.lines[seat.as_usize()].word(RUNG).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often the doorbells were rung, by anybody, since the link was created.
+    /// How often receivers were woken by a system call since the link was created.
     pub(crate) fn rung(&self) -> u64 {
         let all = SeatIndex::all().map(|seat| self.lines[seat.as_usize()].word(RUNG).load(Ordering::Relaxed));
         all.fold(0, u64::wrapping_add)
+    }
+
+    /// Counts participants that were recovered.
+    pub(crate) fn count_recovered(&self, participants: u32) {
+        self.lines[MAX_SEATS].word(RECOVERED).fetch_add(participants.into(), Ordering::Relaxed);
+    }
+
+    /// How many participants were recovered, by anybody, since the link was created.
+    pub(crate) fn recovered(&self) -> u64 {
+        self.lines[MAX_SEATS].word(RECOVERED).load(Ordering::Relaxed)
+    }
+
+    /// The participants in the seats whose bits are set.
+    pub(crate) fn all_of(&self, bits: u64) -> impl Iterator<Item = Participant> + '_ {
+        SeatIndex::all().filter(move |seat| bits & seat.bit() != 0).filter_map(|seat| self.at(seat))
     }
 
     /// Everybody who is attached.

@@ -33,6 +33,10 @@ const HEAD: usize = 2;
 pub(crate) const PRODUCER_ROLE: usize = 4;
 pub(crate) const CONSUMER_ROLE: usize = 6;
 pub(crate) const SLEEPERS: usize = 8;
+/// Beside [`SLEEPERS`], on its line.
+pub(crate) const BELLS: usize = 1;
+/// Beside [`SLEEPERS`], on its line.
+pub(crate) const WAKES: usize = 2;
 pub(crate) const POSTS: usize = 10;
 pub(crate) const POSTS_TAKEN: usize = 12;
 
@@ -81,6 +85,12 @@ impl Words {
     #[inline]
     pub(crate) fn control(&self, line: usize) -> &AtomicU64 {
         self.control[line].word(0)
+    }
+
+    /// A word beside that of a control line, written by the same participants.
+    #[inline]
+    pub(crate) fn beside(&self, line: usize, word: usize) -> &AtomicU64 {
+        self.control[line].word(word)
     }
 
     #[inline]

@@ -24,7 +24,7 @@ use crate::config::PoolId;
 use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 
 /// Changes with every change of the layout or of what a word means.
-pub(crate) const LAYOUT_VERSION: u16 = 1;
+pub(crate) const LAYOUT_VERSION: u16 = 2;
 const MAGIC: u64 = u64::from_le_bytes(*b"SHMESH\0\0");
 const MAGIC_MASK: u64 = (1 << 48) - 1;
 const WORDS: usize = 16;

@@ -15,7 +15,9 @@
 
 pub mod cgroup;
 pub(crate) mod eventfd;
+pub(crate) mod fifo;
 pub(crate) mod file;
+pub(crate) mod futex;
 pub mod process;
 pub mod socket;
 

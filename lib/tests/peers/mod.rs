@@ -287,6 +287,7 @@ impl Peer {
     /// Waits until the thread that obeys sleeps in `poll`.
     pub(crate) fn until_asleep(&self) {
         let numbers = [
+            libc::SYS_futex,
             libc::SYS_ppoll,
             // One that a signal interrupted goes on as this.
             libc::SYS_restart_syscall,

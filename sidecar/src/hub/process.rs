@@ -165,7 +165,6 @@ impl Hub {
         for kept in self.links.iter() {
             done.participants += kept.keeper.recover().participants;
         }
-        self.metrics.reaped(done.participants);
         tracing::info!(
             tgid = process.bare_tgid,
             participants = done.participants,

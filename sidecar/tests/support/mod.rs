@@ -35,10 +35,10 @@ impl Sidecar {
     }
 
     /// With so few descriptors at most.
-    pub(crate) fn start_with_limit(dir: &Path, descriptors: u32, flags: &[&str]) -> Self {
+    pub(crate) fn start_with_limit(dir: &Path, changes: &str, descriptors: u32, flags: &[&str]) -> Self {
         let mut limited = Command::new("sh");
         limited.args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\""), SIDECAR]);
-        Self::start_by(limited, dir, "mpmc", flags)
+        Self::start_by(limited, dir, changes, flags)
     }
 
     /// With a command that ends in the program.

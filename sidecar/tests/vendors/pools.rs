@@ -34,7 +34,7 @@ fn payloads_stay_on_the_device_in_whatever_namespaces_and_whoever_dies() {
         phy.tell("pool send 3 waits");
         phy.tell("pool hold in-its-hands");
         phy.kill();
-        until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total") == 1);
+        until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total{link=\"link\"}") == 1);
         mac.kill();
         let mut mac = attached(dir.path(), "secondary", namespaces);
         assert_eq!(mac.ask("pool open"), "found", "{namespaces:?}");

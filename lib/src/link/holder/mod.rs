@@ -28,6 +28,7 @@ use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
 use shmesh_proto::packet;
 
 use super::Shared;
+use super::monitor::Watch;
 use crate::config::{Backing, PoolId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::segment::header::LAYOUT_VERSION;
@@ -37,7 +38,7 @@ use crate::sys::file::Lock;
 use crate::sys::process::ProcessIdentity;
 use crate::sys::socket;
 use service::{End, Service, Woken, wait_any};
-pub(super) use service::{listen, offer, take_back};
+pub(super) use service::{Reap, listen, offer, reap, take_back};
 
 /// Connections at the same time: one per process of the link, and as many strangers.
 const SESSIONS_MAX: usize = 128;
@@ -66,8 +67,6 @@ const STRANGER: &str = "is not a shmesh holder; end that program, or use another
 /// What the holder gives to a newcomer.
 #[derive(Debug, Default)]
 pub(crate) struct Offer {
-    /// One per ring, unless the link has no notification.
-    pub(crate) doorbells: Option<[Doorbell; 2]>,
     /// The link's own segment and its pools, unless they have names.
     pub(crate) segments: Vec<File>,
 }
@@ -76,17 +75,17 @@ pub(crate) struct Offer {
 #[derive(Debug)]
 pub(crate) struct Holder {
     me: ProcessIdentity,
-    stop: Arc<Doorbell>,
-    thread: Option<JoinHandle<()>>,
-    /// Without a thread: a named link without notification and device memory has nothing to hand out.
-    idle: Option<Arc<Shared>>,
+    /// What stops it, and its end.
+    thread: Option<(Arc<Doorbell>, JoinHandle<()>)>,
+    /// Without a thread: a link with names, and without device memory, has nothing to hand out.
+    idle: Option<(Arc<Shared>, Watch)>,
 }
 
-fn socket_path(store: &Store) -> PathBuf {
+pub(super) fn socket_path(store: &Store) -> PathBuf {
     store.dir.join(format!("{}.broker", store.link))
 }
 
-fn lock_path(store: &Store) -> PathBuf {
+pub(super) fn lock_path(store: &Store) -> PathBuf {
     store.dir.join(format!("{}.lock", store.link))
 }
 
@@ -173,14 +172,10 @@ impl Holder {
                 ours: LAYOUT_VERSION,
             }));
         }
-        let bells = if attached.doorbells { 2 } else { 0 };
-        if u32::try_from(fds.len()) != Ok(attached.segments.saturating_add(bells)) {
+        if u32::try_from(fds.len()) != Ok(attached.segments) {
             return Err(holder("sent other descriptors than it announced"));
         }
-        let mut fds = fds.into_iter();
-        let mut bell = || fds.next().map(Doorbell::from_fd);
-        let doorbells = if !attached.doorbells { None } else { bell().zip(bell()).map(|(a, b)| [a, b]) };
-        Ok(Some((Offer { doorbells, segments: fds.map(File::from).collect() }, connection)))
+        Ok(Some((Offer { segments: fds.into_iter().map(File::from).collect() }, connection)))
     }
 
     /// Asks the holder at the other end to leave its duty to us. It waits, with all who follow it, until the connection is
@@ -234,11 +229,11 @@ impl Holder {
     pub(super) fn start(shared: &Arc<Shared>, connection: Option<OwnedFd>) -> Result<Self> {
         let link = &shared.store.link;
         let failed = |doing: &str, error| Error::system(link, doing, error);
-        let stop = Arc::new(Doorbell::new().map_err(|error| failed("make an eventfd", error))?);
-        // Somebody who serves it all the same keeps it, and wants to know who lives.
-        if connection.is_none() && !shared.has_descriptors() {
-            return Ok(Self { me: shared.me, stop, thread: None, idle: Some(Arc::clone(shared)) });
+        if !shared.has_descriptors() {
+            let watch = Watch::start(shared)?;
+            return Ok(Self { me: shared.me, thread: None, idle: Some((Arc::clone(shared), watch)) });
         }
+        let stop = Arc::new(Doorbell::new().map_err(|error| failed("make an eventfd", error))?);
         // Listening before the caller goes on: who is told of the link must be able to attach.
         let duty = match connection {
             Some(connection) => Duty::follow(shared, connection),
@@ -261,14 +256,7 @@ impl Holder {
             let _ = ours.thread_set_mask();
         }
         let thread = thread.map_err(|error| failed("start a thread", error))?;
-        Ok(Self { me, stop, thread: Some(thread), idle: None })
-    }
-
-    /// Says that the caller has taken its seat. Where nobody serves, others may come now.
-    pub(super) fn seated(&self) {
-        if let Some(shared) = &self.idle {
-            shared.lock.leave_duty();
-        }
+        Ok(Self { me, thread: Some((stop, thread)), idle: None })
     }
 }
 
@@ -279,11 +267,12 @@ impl Drop for Holder {
             std::mem::forget(self.thread.take());
             return;
         }
-        let _ = self.stop.signal();
-        if let Some(thread) = self.thread.take() {
+        if let Some((stop, thread)) = self.thread.take() {
+            let _ = stop.signal();
             let _ = thread.join();
         }
-        if let Some(shared) = self.idle.take() {
+        if let Some((shared, watch)) = self.idle.take() {
+            watch.stop();
             retire(&shared);
         }
     }

@@ -51,22 +51,32 @@ pub(super) fn wait_any(stop: &Doorbell, others: &[BorrowedFd<'_>], timeout: Opti
 /// Looking for the dead again and again after a connection closed, each time twice as long after the last. By the clock:
 /// whatever else wakes the holder meanwhile must not use the rounds up.
 #[derive(Default)]
-pub(super) struct Reap {
+pub(in crate::link) struct Reap {
     /// The next round and its time.
     next: Option<(u32, Instant)>,
 }
 
 impl Reap {
-    pub(super) fn begin(&mut self) {
+    pub(in crate::link) fn begin(&mut self) {
         self.next = Some((0, Instant::now()));
     }
 
-    fn pause(&self) -> Option<Duration> {
+    /// One round now.
+    pub(in crate::link) fn once(&mut self) {
+        self.once_in(Duration::ZERO);
+    }
+
+    /// One round after a while.
+    pub(in crate::link) fn once_in(&mut self, pause: Duration) {
+        self.next = Some((REAP_ROUNDS - 1, Instant::now() + pause));
+    }
+
+    pub(in crate::link) fn pause(&self) -> Option<Duration> {
         self.next.map(|(_, at)| at.saturating_duration_since(Instant::now()))
     }
 
     /// Whether it is time; then the next round is set.
-    fn is_due(&mut self) -> bool {
+    pub(in crate::link) fn is_due(&mut self) -> bool {
         let now = Instant::now();
         let Some((round, _)) = self.next.filter(|&(_, at)| at <= now) else { return false };
         let after = Duration::from_millis(1 << round);
@@ -279,20 +289,18 @@ fn may_take_over(shared: &Shared, session: &OwnedFd) -> bool {
     socket::peer(session).is_ok_and(|peer| peer.uid == 0 || peer.uid == ours || Some(peer.uid) == maker)
 }
 
-/// What a newcomer gets: the doorbells, and the segments that have no names.
+/// What a newcomer gets: the segments that have no names.
 pub(in crate::link) fn offer(shared: &Shared) -> (broker::Attached, Vec<BorrowedFd<'_>>) {
-    let bells = shared.doorbells.iter().flatten().map(AsFd::as_fd);
     let segments: &[_] = if shared.store.backing == Backing::Memfd { &shared.segments } else { &[] };
     let attached = broker::Attached {
         layout: LAYOUT_VERSION.into(),
-        doorbells: shared.doorbells.is_some(),
         segments: u32::try_from(segments.len()).unwrap_or(u32::MAX),
     };
-    (attached, bells.chain(segments.iter().map(|segment| segment.file.as_fd())).collect())
+    (attached, segments.iter().map(|segment| segment.file.as_fd()).collect())
 }
 
 /// Takes back what participants held that have ended, as far as this process can see them.
-fn reap(shared: &Shared) {
+pub(in crate::link) fn reap(shared: &Shared) {
     let dead: Vec<_> = shared.dead().collect();
     take_back(shared, &dead);
 }
@@ -307,13 +315,15 @@ pub(in crate::link) fn take_back(shared: &Shared, dead: &[Participant]) -> Recov
     for other in dead {
         // With every seat taken it is done from their own.
         let seat = me.map_or(other.seat, |me| me.seat);
+        shared.remove_bell(other);
         done.add(shared.core.reclaim(other, seat, false));
     }
     if let Some(me) = me {
         shared.unlock(&me);
         shared.core.seats.vacate(&me);
     }
-    shared.ring_after_a_death();
+    shared.core.seats.count_recovered(done.participants);
+    shared.wake_after_a_death();
     done
 }
 

@@ -9,58 +9,51 @@ use crate::notify;
 use crate::participant::Side::{Primary, Secondary};
 use crate::ring::Ring;
 
-/// An eventfd in semaphore mode.
+/// The kernel's part of a futex.
 #[derive(Debug)]
-struct Bell {
-    signals: Mutex<u32>,
-    rung: Condvar,
+struct Futex {
+    queue: Mutex<()>,
+    woken: Condvar,
 }
 
-impl Bell {
+impl Futex {
     fn new() -> Arc<Self> {
-        Arc::new(Self { signals: Mutex::new(0), rung: Condvar::new() })
+        Arc::new(Self { queue: Mutex::new(()), woken: Condvar::new() })
     }
 
-    fn signal(&self) {
-        *self.signals.lock().unwrap() += 1;
-        self.rung.notify_all();
+    fn wake_all(&self) {
+        let _queue = self.queue.lock().unwrap();
+        self.woken.notify_all();
     }
 
-    fn take(&self) -> bool {
-        let mut signals = self.signals.lock().unwrap();
-        let taken = *signals > 0;
-        *signals -= u32::from(taken);
-        taken
-    }
-
-    /// Takes no signal, as `poll`.
-    fn wait(&self) {
-        let mut signals = self.signals.lock().unwrap();
-        while *signals == 0 {
-            signals = self.rung.wait(signals).unwrap();
+    /// Looks at the word and queues the thread as one step, as the kernel does.
+    fn wait(&self, ring: &Ring, expected: u32) {
+        let queue = self.queue.lock().unwrap();
+        if notify::wakes(ring) == expected {
+            drop(self.woken.wait(queue).unwrap());
         }
     }
 }
 
 /// As `Link::notify`.
-fn ring_for(desk: &Desk, bell: &Bell) {
-    if notify::anybody_asleep(&desk.outgoing, &desk.core.seats) {
-        bell.signal();
+fn wake(desk: &Desk, futex: &Futex) {
+    let waiting = notify::waiting(&desk.outgoing);
+    if !waiting.nobody() && waiting.is_any_asleep(&desk.core.seats) {
+        notify::wake(&desk.outgoing);
+        futex.wake_all();
     }
 }
 
 /// As `Link::wait_for` after it has spun.
-fn sleep(desk: &Desk, bell: &Bell, ready: impl Fn(&Ring) -> bool) {
+fn sleep(desk: &Desk, futex: &Futex, ready: impl Fn(&Ring) -> bool) {
     let ring = &desk.incoming;
     notify::fall_asleep(ring, desk.me.seat);
     loop {
+        let wakes = notify::wakes(ring);
         if ready(ring) {
             break;
         }
-        if bell.take() {
-            continue;
-        }
-        bell.wait();
+        futex.wait(ring, wakes);
     }
     notify::wake_up(ring, desk.me.seat);
 }
@@ -68,19 +61,19 @@ fn sleep(desk: &Desk, bell: &Bell, ready: impl Fn(&Ring) -> bool) {
 fn never_sleeps_over(name: &'static str, single: bool) {
     explore(name, Some(3), move || {
         let core = link(2, single, 1, 0);
-        let (producer, consumer, bell) = (attach(&core, Primary), attach(&core, Secondary), Bell::new());
+        let (producer, consumer, futex) = (attach(&core, Primary), attach(&core, Secondary), Futex::new());
         let sender = {
-            let bell = Arc::clone(&bell);
+            let futex = Arc::clone(&futex);
             spawn(move || {
                 for value in 1..=2 {
                     send_inline(&producer, value).unwrap();
-                    ring_for(&producer, &bell);
+                    wake(&producer, &futex);
                 }
             })
         };
         for value in 1..=2 {
             // A lost wake-up is a deadlock here.
-            sleep(&consumer, &bell, Ring::has_message);
+            sleep(&consumer, &futex, Ring::has_message);
             assert_eq!(receive(&consumer).unwrap().unwrap().msg_id(), value);
         }
         sender.join().unwrap();
@@ -102,22 +95,22 @@ fn nobody_sleeps_over_a_message_mpmc() {
 fn posts() {
     explore("posts", Some(2), || {
         let core = link(2, false, 1, 0);
-        let bell = Bell::new();
+        let futex = Futex::new();
         let (producer, other) = (attach(&core, Primary), attach(&core, Primary));
         let consumers = [attach(&core, Secondary), attach(&core, Secondary)];
         let ring = consumers[0].incoming.clone();
         let sender = {
-            let bell = Arc::clone(&bell);
+            let futex = Arc::clone(&futex);
             spawn(move || {
                 notify::post(&producer.outgoing);
-                ring_for(&producer, &bell);
+                wake(&producer, &futex);
             })
         };
         notify::post(&other.outgoing);
-        ring_for(&other, &bell);
+        wake(&other, &futex);
         let waiting = consumers.map(|consumer| {
-            let bell = Arc::clone(&bell);
-            spawn(move || sleep(&consumer, &bell, notify::take_post))
+            let futex = Arc::clone(&futex);
+            spawn(move || sleep(&consumer, &futex, notify::take_post))
         });
         for consumer in waiting {
             consumer.join().unwrap();
@@ -152,22 +145,22 @@ fn a_late_recoverer_takes_no_wake_up_away() {
         let (producer, late) = (attach(&core, Primary), attach(&core, Primary));
         notify::fall_asleep(&dead.incoming, dead.me.seat);
         let dead = dead.me;
-        let bell = Bell::new();
+        let futex = Futex::new();
         let second = {
             let core = core.clone();
             spawn(move || core.reclaim(&dead, late.me.seat, false))
         };
         core.reclaim(&dead, producer.me.seat, false);
         let sender = {
-            let bell = Arc::clone(&bell);
+            let futex = Arc::clone(&futex);
             spawn(move || {
                 send_inline(&producer, 1).unwrap();
-                ring_for(&producer, &bell);
+                wake(&producer, &futex);
             })
         };
         let newcomer = attach(&core, Secondary);
         assert_eq!(newcomer.me.seat, dead.seat);
-        sleep(&newcomer, &bell, Ring::has_message);
+        sleep(&newcomer, &futex, Ring::has_message);
         assert_eq!(receive(&newcomer).unwrap().unwrap().msg_id(), 1);
         second.join().unwrap();
         sender.join().unwrap();

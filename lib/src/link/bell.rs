@@ -1,0 +1,93 @@
+//! Bells: named FIFOs through which a receiver learns of notifications in poll, epoll or an event loop.
+//!
+//! A receiver that asks for a descriptor creates a FIFO for its seat, and every notification writes a byte to it. Each ringer
+//! opens the FIFO itself: flags belong to an opening, so no process can make another one block.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use super::Shared;
+use crate::notify::{self, Waiting};
+use crate::participant::{Participant, SeatIndex, SeatWord};
+use crate::ring::Ring;
+use crate::sys::fifo::Fifo;
+use crate::sys::futex;
+
+/// The bells of other participants that this process has opened.
+#[derive(Debug, Default)]
+pub(super) struct Bells(Mutex<HashMap<SeatIndex, (SeatWord, Fifo)>>);
+
+/// What the names of all bells of a link begin with.
+pub(crate) fn prefix(link: &str) -> String {
+    format!("{link}.bell-")
+}
+
+impl Shared {
+    /// Where the bell of a participant is: a name that no other participant ever has, so that a stale one of another user is
+    /// in nobody's way.
+    pub(super) fn bell_path(&self, of: &Participant) -> PathBuf {
+        let epoch = self.segments.first().map_or(0, |segment| segment.header.epoch);
+        let name = format!("{}{epoch:016x}-{}-{}", prefix(&self.store.link), of.seat, of.word.epoch());
+        self.store.dir.join(name)
+    }
+
+    /// Creates the bell of a participant of this process.
+    pub(super) fn make_bell(&self, me: &Participant) -> io::Result<Fifo> {
+        let path = self.bell_path(me);
+        match Fifo::create(&path, self.store.file_mode) {
+            // 65,536 participants ago somebody in this seat was killed, and nobody has recovered it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                std::fs::remove_file(&path)?;
+                Fifo::create(&path, self.store.file_mode)
+            }
+            made => made,
+        }
+    }
+
+    /// Removes the bell of a participant, if it has one and this user may.
+    pub(super) fn remove_bell(&self, of: &Participant) {
+        let _ = std::fs::remove_file(self.bell_path(of));
+    }
+
+    /// Wakes the receivers of a ring. Never blocks.
+    #[cold]
+    pub(super) fn wake(&self, ring: &Ring, waiting: Waiting) -> io::Result<()> {
+        if waiting.is_any_asleep(&self.core.seats) {
+            futex::wake_all(notify::wake(ring));
+        }
+        let mut done = Ok(());
+        for receiver in waiting.bells(&self.core.seats) {
+            done = done.and(self.bells.ring(&receiver, || self.bell_path(&receiver)));
+        }
+        done
+    }
+}
+
+impl Bells {
+    fn ring(&self, receiver: &Participant, path: impl FnOnce() -> PathBuf) -> io::Result<()> {
+        // A bell is replaced whole.
+        let mut bells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((word, bell)) = bells.get(&receiver.seat)
+            && word.is_same(receiver.word)
+        {
+            return bell.ring();
+        }
+        match Fifo::open(&path()) {
+            Ok(bell) => {
+                let rung = bell.ring();
+                bells.insert(receiver.seat, (receiver.word, bell));
+                rung
+            }
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
+            {
+                Err(error)
+            }
+            // It has just left, or has said that it has a bell where there is none. Not remembered: a newcomer in the seat
+            // may create one later.
+            Err(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The monitor: one thread of this process that watches all its links, and recovers what dead participants held.
+//!
+//! No process serves a link whose memory has names, so none is told when another ends. But the kernel closes the files of a
+//! dead process, and inotify reports that a link's lock file was opened or closed, by any process of any user and in any
+//! namespace. Then the monitor looks for the dead.
+//!
+//! It also keeps a connection to the sidecar of the link, if there is one: the sidecar learns which seat is whose, and sees
+//! deaths exactly. Nobody waits for the sidecar, or for the monitor.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+use nix::sys::signal::{SigSet, SigmaskHow};
+use shmesh_proto::broker::{self, Reply, Request, reply, request};
+use shmesh_proto::packet;
+
+use super::Shared;
+use super::holder::{ASKED, Reap, lock_path, proof, reap, socket_path};
+use crate::error::{Error, Result};
+use crate::sys::eventfd::Doorbell;
+use crate::sys::socket;
+
+const STACK_BYTES: usize = 128 * 1024;
+/// How often to look for the dead where inotify is not to be had: a user has 128 instances, unless the node says otherwise.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Packets of a sidecar that are read before other links have their turn.
+const PACKETS_MAX: usize = 16;
+/// How long the last link of a process waits for the thread, so that the library can be unloaded. It does not take that long
+/// unless a sidecar sends a descriptor that cannot be closed.
+const END_LIMIT: Duration = Duration::from_secs(1);
+
+/// The monitor of this process. A forked child finds its parent's, and makes its own.
+static MONITOR: AtomicPtr<Monitor> = AtomicPtr::new(std::ptr::null_mut());
+
+#[derive(Debug)]
+struct Monitor {
+    process: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    links: Vec<(u64, Weak<Shared>)>,
+    thread: Option<Arc<Thread>>,
+}
+
+/// What the thread shares with those who start and end it.
+#[derive(Debug)]
+struct Thread {
+    wake: Doorbell,
+    stop: AtomicBool,
+    ended: Mutex<bool>,
+    end: Condvar,
+}
+
+// UNSAFETY: one pointer to a box that is never freed.
+#[expect(
+    unsafe_code,
+    reason = "a monitor is replaced after a fork without a lock that the parent may have had"
+)]
+fn monitor() -> &'static Monitor {
+    let found = MONITOR.load(Ordering::Acquire);
+    // SAFETY: null, or a box that was leaked below.
+    if let Some(monitor) = unsafe { found.as_ref() }
+        && monitor.process == std::process::id()
+    {
+        return monitor;
+    }
+    let new = Box::into_raw(Box::new(Monitor { process: std::process::id(), state: Mutex::default() }));
+    match MONITOR.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: it was just leaked, and nobody frees it.
+        Ok(_) => unsafe { &*new },
+        Err(other) => {
+            // SAFETY: nobody else has seen `new`; `other` is a box that another thread of this process has leaked here.
+            unsafe {
+                drop(Box::from_raw(new));
+                &*other
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What it guards is changed whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has the monitor watch a link for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Watch {
+    id: u64,
+}
+
+impl Watch {
+    /// Starts watching, in a thread that is started if there is none yet.
+    pub(super) fn start(shared: &Arc<Shared>) -> Result<Self> {
+        let failed = |doing: &str, error| Error::system(&shared.store.link, doing, error);
+        let mut state = lock(&monitor().state);
+        let thread = match &state.thread {
+            Some(thread) => Arc::clone(thread),
+            None => {
+                let wake = Doorbell::new().map_err(|error| failed("make an eventfd", error))?;
+                let (stop, ended) = (AtomicBool::new(false), Mutex::new(false));
+                let thread = Arc::new(Thread { wake, stop, ended, end: Condvar::new() });
+                spawn(&thread).map_err(|error| failed("start a thread", error))?;
+                Arc::clone(state.thread.insert(thread))
+            }
+        };
+        let id = state.next;
+        state.next += 1;
+        state.links.push((id, Arc::downgrade(shared)));
+        let _ = thread.wake.signal();
+        Ok(Self { id })
+    }
+
+    /// Stops watching. The caller must be the process that started it.
+    pub(super) fn stop(&self) {
+        let mut state = lock(&monitor().state);
+        state.links.retain(|(id, _)| *id != self.id);
+        let last = state.links.is_empty();
+        let thread = if last { state.thread.take() } else { state.thread.clone() };
+        drop(state);
+        let Some(thread) = thread else { return };
+        thread.stop.store(last, Ordering::Release);
+        let _ = thread.wake.signal();
+        if last {
+            let ended = lock(&thread.ended);
+            let _ = thread.end.wait_timeout_while(ended, END_LIMIT, |ended| !*ended);
+        }
+    }
+}
+
+fn spawn(thread: &Arc<Thread>) -> std::io::Result<()> {
+    // The application's signals are for its own threads, which have a stack for its handlers. The new thread inherits what
+    // is blocked here.
+    let ours = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+    let thread = Arc::clone(thread);
+    let builder = std::thread::Builder::new().name("shmesh-monitor".into()).stack_size(STACK_BYTES);
+    let spawned = builder.spawn(move || {
+        Watching::new().run(&thread);
+        *lock(&thread.ended) = true;
+        thread.end.notify_all();
+    });
+    if let Ok(ours) = ours {
+        let _ = ours.thread_set_mask();
+    }
+    spawned.map(drop)
+}
+
+/// A link, as the thread sees it.
+struct Watched {
+    id: u64,
+    shared: Weak<Shared>,
+    watch: Option<WatchDescriptor>,
+    reap: Reap,
+    sidecar: Option<Arc<OwnedFd>>,
+}
+
+struct Watching {
+    inotify: Option<Inotify>,
+    links: Vec<Watched>,
+}
+
+impl Watching {
+    fn new() -> Self {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok();
+        Self { inotify, links: Vec::new() }
+    }
+
+    fn run(&mut self, thread: &Thread) {
+        loop {
+            self.wait(thread);
+            if thread.wake.take().unwrap_or(true) {
+                if thread.stop.load(Ordering::Acquire) {
+                    return;
+                }
+                self.refresh();
+            }
+            self.read_events();
+            for link in &mut self.links {
+                link.look();
+            }
+        }
+    }
+
+    /// Sleeps until something has happened, or a link is to be looked at.
+    fn wait(&self, thread: &Thread) {
+        let sidecars = self.links.iter().filter_map(|link| link.sidecar.as_ref());
+        let mut fds: Vec<_> = std::iter::once(thread.wake.as_fd())
+            .chain(self.inotify.iter().map(AsFd::as_fd))
+            .chain(sidecars.map(|sidecar| sidecar.as_fd()))
+            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+            .collect();
+        let pauses = self.links.iter().filter_map(|link| link.reap.pause());
+        let blind = self.links.iter().any(|link| link.watch.is_none()).then_some(PERIOD);
+        let pause = pauses.chain(blind).min();
+        // Rounded up: to come a moment too early would be to come again and again.
+        let timeout = pause.map_or(PollTimeout::NONE, |pause| {
+            PollTimeout::try_from(pause + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+        });
+        if poll(&mut fds, timeout).is_err_and(|error| error != nix::errno::Errno::EINTR) {
+            // A process may lower its limit of descriptors below what it has.
+            std::thread::sleep(PERIOD);
+        }
+    }
+
+    /// Takes up links that have come, and drops those that have gone.
+    fn refresh(&mut self) {
+        let state = lock(&monitor().state);
+        let (gone, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut self.links)
+            .into_iter()
+            .partition(|link| !state.links.iter().any(|(id, _)| *id == link.id));
+        self.links = stay;
+        let known = self.links.last().map_or(0, |link| link.id + 1);
+        for (id, shared) in state.links.iter().filter(|(id, _)| *id >= known) {
+            self.links.push(Watched::new(*id, shared, self.inotify.as_ref()));
+        }
+        drop(state);
+        for watch in gone.into_iter().filter_map(|link| link.watch) {
+            // Two handles on one link have one watch.
+            if !self.links.iter().any(|link| link.watch == Some(watch))
+                && let Some(inotify) = &self.inotify
+            {
+                let _ = inotify.rm_watch(watch);
+            }
+        }
+    }
+
+    fn read_events(&mut self) {
+        let Some(inotify) = &self.inotify else { return };
+        while let Ok(events) = inotify.read_events() {
+            for event in &events {
+                let lost = event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
+                for link in self.links.iter_mut().filter(|link| lost || link.watch == Some(event.wd)) {
+                    link.reap.begin();
+                }
+            }
+        }
+    }
+}
+
+impl Watched {
+    fn new(id: u64, shared: &Weak<Shared>, inotify: Option<&Inotify>) -> Self {
+        let flags = AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE | AddWatchFlags::IN_DONT_FOLLOW;
+        let watch =
+            shared.upgrade().and_then(|shared| inotify?.add_watch(&lock_path(&shared.store), flags).ok());
+        let mut reap = Reap::default();
+        // Who died before we watched.
+        reap.once();
+        Self { id, shared: Weak::clone(shared), watch, reap, sidecar: None }
+    }
+
+    fn look(&mut self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        if let Some(sidecar) = self.sidecar.clone()
+            && !hear(&shared, &sidecar)
+        {
+            *shared.broker() = None;
+            self.sidecar = None;
+            // It may be back soon.
+            self.reap.begin();
+        }
+        if self.reap.is_due() {
+            reap(&shared);
+            if self.sidecar.is_none() {
+                self.sidecar = connect(&shared);
+            }
+        } else if self.watch.is_none() && self.reap.pause().is_none() {
+            self.reap.once_in(PERIOD);
+        }
+    }
+}
+
+/// A connection to the sidecar that keeps a link, if there is one.
+fn connect(shared: &Shared) -> Option<Arc<OwnedFd>> {
+    let sidecar = socket::connect_now(&socket_path(&shared.store)).ok()?;
+    let attach = Request::new(ASKED, request::Op::Attach(broker::Attach { side: 0 }));
+    socket::send(&sidecar, &packet::encode(&attach), &[]).ok()?;
+    Some(Arc::new(sidecar))
+}
+
+/// Reads what the sidecar says. `false`: it has gone, or is not one.
+fn hear(shared: &Shared, sidecar: &Arc<OwnedFd>) -> bool {
+    for _ in 0..PACKETS_MAX {
+        let (bytes, _) = match socket::receive(sidecar) {
+            Ok((bytes, fds)) if !bytes.is_empty() => (bytes, fds),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
+            _ => return false,
+        };
+        match packet::decode::<Reply>(&bytes) {
+            Ok(Reply { result: Some(reply::Result::Challenge(challenge)), .. }) => {
+                if socket::send(sidecar, &proof(challenge), &[]).is_err() {
+                    return false;
+                }
+            }
+            Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(_)) }) => {
+                // From now on it hears of each seat that this process takes, and now of those that it has.
+                *shared.broker() = Some(Arc::clone(sidecar));
+                for mine in shared.core.seats.all().filter(|other| other.is_of(&shared.me)) {
+                    shared.announce(&mine);
+                }
+            }
+            Ok(Reply { result: Some(reply::Result::Refused(_)), .. }) | Err(_) => return false,
+            Ok(_) => {}
+        }
+    }
+    true
+}
