@@ -33,6 +33,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shmesh_proto::broker::{Request, Seated, request};
 use shmesh_proto::packet;
+use shmesh_sys::eventfd::Doorbell;
+use shmesh_sys::process::{Liveness, ProcessIdentity};
+use shmesh_sys::socket;
 
 use crate::config::{Backing, PoolId};
 use crate::error::{Error, ErrorKind, Result};
@@ -40,11 +43,8 @@ use crate::participant::{MAX_SEATS, Participant, SeatIndex, Side};
 use crate::ring::{Ring, Wild, spsc};
 use crate::segment::Memory;
 use crate::segment::layout::PoolLayout;
+use crate::segment::lock::Lock;
 use crate::segment::store::{Segment, Store};
-use crate::sys::eventfd::Doorbell;
-use crate::sys::file::Lock;
-use crate::sys::process::{Liveness, ProcessIdentity};
-use crate::sys::socket;
 use core::Core;
 pub use core::Recovered;
 use desk::Desk;

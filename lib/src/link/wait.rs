@@ -3,12 +3,13 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use shmesh_sys::eventfd::Doorbell;
+
 use super::Link;
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify;
 use crate::ring::Ring;
 use crate::sync::spin;
-use crate::sys::eventfd::Doorbell;
 
 /// Looks at the ring between two looks at the clock, which costs as much as several of them.
 const LOOKS_PER_CLOCK: u32 = 16;
