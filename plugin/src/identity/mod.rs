@@ -6,7 +6,7 @@
 //! | `socket.rs` | the socket with a name, and packets with descriptors |
 //! | `clients.rs` | who is connected, and how much of the service each may take |
 //! | `service.rs` | connections, questions and answers |
-//! | `process.rs` | from a pidfd to an identity with its pod; the kernel's part is `lib/identity` |
+//! | `process.rs` | from a pidfd to an identity with its pod; the kernel's part is `lib/sys` |
 //! | `cgroup.rs` | from a cgroup path to pod and container |
 //! | `pods.rs` | who knows the pods |
 //! | `count.rs` | what was done and what was refused |
