@@ -6,8 +6,6 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
 use tokio::process::Command;
 
 /// Where a command is, if it is here.
@@ -75,7 +73,7 @@ struct Group(Option<u32>);
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(leader) = self.0.take() {
-            let _ = killpg(Pid::from_raw(leader.cast_signed()), Signal::SIGKILL);
+            let _ = shmesh_sys::process::kill_group(leader);
         }
     }
 }
@@ -134,7 +132,8 @@ mod tests {
         until("it never started", &|| file.exists()).await;
         let child: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
         running.abort();
-        let is_gone = || nix::sys::signal::kill(Pid::from_raw(child), None).is_err() || is_zombie(child);
+        let is_gone =
+            || nix::sys::signal::kill(nix::unistd::Pid::from_raw(child), None).is_err() || is_zombie(child);
         until("the child lives", &is_gone).await;
     }
 

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use shmesh_proto::broker::{
     Code, Event, Hello, ListKeys, ListProcesses, Refused, Reply, Request, reply, request,
 };
@@ -17,10 +16,12 @@ pub use shmesh_proto::broker::event::Happened;
 pub use shmesh_proto::broker::{KeyInfo, Mechanism, Process, Seat};
 pub use shmesh_proto::identity::{PeerIdentity, Pod};
 
+use shmesh_sys::poll::{self, Watch};
+use shmesh_sys::{errno, socket};
+
 use crate::config::LinkName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::holder::proof;
-use crate::sys::socket;
 
 /// How long a broker may take to answer: it may have to ask others first, for as long as a grant lives.
 const ANSWER_LIMIT: Duration = Duration::from_millis(shmesh_proto::limits::GRANT_MILLIS + 2 * ANSWER_MILLIS);
@@ -81,7 +82,7 @@ impl Client {
         let link: Arc<str> = name.as_str().into();
         let path = dir.as_ref().join(format!("{link}.broker"));
         let connection = socket::connect_to(&path).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ECONNREFUSED) => {
+            Some(errno::ENOENT | errno::ECONNREFUSED) => {
                 ErrorKind::NoBroker { link: Arc::clone(&link), path: path.clone() }.into()
             }
             _ => Error::system(&link, "connect to its broker", error),
@@ -292,17 +293,9 @@ impl Client {
 
     fn is_readable(&self, limit: Duration) -> Result<bool> {
         let deadline = Instant::now() + limit;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            let mut fds = [PollFd::new(self.connection.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, timeout) {
-                Ok(ready) => return Ok(ready > 0),
-                // A signal handler of the application says nothing of the broker.
-                Err(nix::errno::Errno::EINTR) => {}
-                Err(error) => return Err(Error::system(&self.link, "wait for its broker", error.into())),
-            }
-        }
+        let ready = poll::wait(&mut [Watch::readable(&self.connection)], Some(deadline));
+        let ready = ready.map_err(|error| Error::system(&self.link, "wait for its broker", error))?;
+        Ok(ready > 0)
     }
 
     fn refused(&self, refused: Refused) -> Error {

@@ -14,8 +14,8 @@
 //! and drops it, and the buffer is free again. Small messages [travel in the ring](Link::send_inline). Any participant may be
 //! killed at any instruction: nobody else notices, and [`Link::recover`] takes back what it held.
 //!
-//! Layers, each using only those before it: `sync`, `sys`, `segment`, `participant`, `pool`, `ring`, `notify`, `link`.
-//! `docs/architecture.md` says why.
+//! Layers, each using only those before it: `sync`, `segment`, `participant`, `pool`, `ring`, `notify`, `link`.
+//! What they ask of the kernel is in the crate `shmesh-sys`. `docs/architecture.md` says why.
 //!
 //! ```
 //! use shmesh::config::{LinkConfig, PoolId};
@@ -57,7 +57,6 @@ mod proofs;
 mod ring;
 mod segment;
 mod sync;
-pub mod sys;
 
 pub use error::{Error, ErrorKind, Result};
 pub use link::{
@@ -65,3 +64,4 @@ pub use link::{
 };
 pub use participant::{MAX_SEATS, Participant, SeatIndex, SeatWord, Side};
 pub use ring::INLINE_MAX_BYTES;
+pub use shmesh_sys::process::{Liveness, ProcessIdentity};

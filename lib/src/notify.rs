@@ -18,7 +18,7 @@
 
 use crate::participant::{Participant, SeatIndex, Seats};
 use crate::ring::{BELLS, POSTS, POSTS_TAKEN, Ring, SLEEPERS, WAKES};
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence, futex_half};
 
 /// Says that `seat` will sleep. Look at the ring after this.
 pub(crate) fn fall_asleep(ring: &Ring, seat: SeatIndex) {
@@ -45,9 +45,13 @@ pub(crate) fn reset(ring: &Ring, seat: SeatIndex) {
     ring.words().beside(SLEEPERS, BELLS).fetch_and(!seat.bit(), Ordering::Relaxed);
 }
 
-/// The futex word on which receivers of `ring` sleep.
-pub(crate) fn futex(ring: &Ring) -> &AtomicU64 {
+fn word(ring: &Ring) -> &AtomicU64 {
     ring.words().beside(SLEEPERS, WAKES)
+}
+
+/// The futex on which receivers of `ring` sleep.
+pub(crate) fn futex(ring: &Ring) -> *const u32 {
+    futex_half(word(ring))
 }
 
 /// What to expect of the futex word when going to sleep. Call it before the last look at the ring.
@@ -55,17 +59,15 @@ pub(crate) fn wakes(ring: &Ring) -> u32 {
     // WAKE: Acquire pairs with the fence of `waiting`: a receiver that sees the increase of `wake` finds what was published
     // before it.
     #[expect(clippy::cast_possible_truncation, reason = "a futex compares the low half")]
-    let wakes = futex(ring).load(Ordering::Acquire) as u32;
+    let wakes = word(ring).load(Ordering::Acquire) as u32;
     wakes
 }
 
 /// Makes receivers that are about to sleep on the futex word return at once. Call it after [`waiting`], and then wake
 /// those that sleep.
-pub(crate) fn wake(ring: &Ring) -> &AtomicU64 {
-    let word = futex(ring);
+pub(crate) fn wake(ring: &Ring) {
     // WAKE: the fence of `waiting`, which comes before this, pairs with the Acquire of `wakes`.
-    word.fetch_add(1, Ordering::Relaxed);
-    word
+    word(ring).fetch_add(1, Ordering::Relaxed);
 }
 
 /// Which receivers of a ring must be woken, as bits of seats.

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use shmesh::sys::socket;
+use shmesh_sys::socket;
 
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()

@@ -14,10 +14,10 @@ use peers::{Peer, Watchdog, config, ipc_dir, kind_of, refused, stranger, until};
 use shmesh::config::PoolId;
 use shmesh::device::{DeviceMemory, DevicePool, HostMemory};
 use shmesh::inspect::View;
-use shmesh::sys::socket;
 use shmesh::{Link, LinkOptions, Side};
 use shmesh_proto::broker::{Attach, Mechanism, PoolMemory, Reply, Request, reply, request};
 use shmesh_proto::packet;
+use shmesh_sys::socket;
 
 #[test]
 #[ignore = "the body of other processes"]

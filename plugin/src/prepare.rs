@@ -2,9 +2,9 @@
 //!
 //! A process without capabilities cannot give a directory to another user, but it can give it to a group that it is in.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -29,8 +29,7 @@ fn made(directory: &Path, gid: u32) -> Result<()> {
         _ => {}
     }
     // By descriptor, and no link: what it is may not change between the looks.
-    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(directory).with_context(named)?;
+    let opened = shmesh_sys::dir::open_as_file(directory).with_context(named)?;
     let found = opened.metadata().with_context(named)?;
     if found.gid() != gid {
         fchown(&opened, None, Some(gid)).with_context(|| {

@@ -4,7 +4,6 @@ use std::io::Write;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
-use nix::unistd::{SysconfVar, sysconf};
 use prometheus_client::registry::Registry;
 use shmesh_daemon::admin::{self, Admin};
 use shmesh_daemon::readiness::Readiness;
@@ -63,10 +62,10 @@ pub(crate) fn run(args: &Run, filter: LogFilter) -> Result<(), Failure> {
 }
 
 fn limits() -> anyhow::Result<Limits> {
-    let page = sysconf(SysconfVar::PAGE_SIZE)?.context("the kernel does not say what a page is")?;
+    let page = shmesh_sys::time::page_bytes().context("the kernel does not say what a page is")?;
     let kernel = std::path::Path::new("/");
     let memory = devices::memory(kernel).context("/proc/meminfo does not say how much memory there is")?;
-    Ok(Limits { page: page.try_into()?, memory, numa: devices::numa(kernel) })
+    Ok(Limits { page, memory, numa: devices::numa(kernel) })
 }
 
 fn identity(config: &Config) -> Result<Option<Ready>, Failure> {

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, statfs};
 use shmesh::config::{LinkConfig, from_annotation, from_file};
+use shmesh_sys::mount::{Kind, file_system};
 
 use crate::args::Args;
 
@@ -61,8 +61,8 @@ fn annotated(path: &Path) -> Result<Vec<LinkConfig>> {
 
 fn check_file_system(dir: &Path) -> Result<()> {
     let named = dir.display();
-    let stat = statfs(dir).with_context(|| format!("the IPC directory {named}"))?;
-    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&stat.filesystem_type()) {
+    let found = file_system(dir).with_context(|| format!("the IPC directory {named}"))?;
+    if matches!(found.kind, Kind::Other(_)) {
         bail!(
             "the IPC directory {named} is not on a tmpfs: mount one there (in a pod: an emptyDir with medium Memory), or \
              give --any-file-system"

@@ -11,15 +11,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use shmesh::sys::socket::{self, Packet};
 use shmesh_daemon::descriptor::watched;
 use shmesh_daemon::seldom::Seldom;
-use shmesh_identity::pidfd::{PeerPidfd, Pidfd, Unknown};
-use shmesh_identity::process::{identify, now};
-use shmesh_identity::procfs::Kernel;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, answer};
 use shmesh_proto::limits::ANSWER_MILLIS;
 use shmesh_proto::packet;
+use shmesh_sys::file;
+use shmesh_sys::identify::identify;
+use shmesh_sys::pidfd::{PeerPidfd, Pidfd, Unknown};
+use shmesh_sys::procfs::Kernel;
+use shmesh_sys::socket::{self, Packet};
+use shmesh_sys::time::boot_ticks;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
@@ -76,7 +78,7 @@ impl Resolver {
     }
 
     async fn look(&self, connection: &OwnedFd) -> io::Result<Known> {
-        let accepted = now()?;
+        let accepted = boot_ticks()?;
         let pidfd = match Pidfd::of_peer(connection.as_fd(), self.peer_pidfd) {
             Ok(pidfd) => Some(pidfd),
             Err(Unknown::OutOfSight) => None,
@@ -156,9 +158,7 @@ impl Connector {
     /// only processes that our pid namespace shows.
     pub(crate) fn has_sent(&self, packet: &Packet) -> bool {
         match &packet.sender_pidfd {
-            Some(sender) if self.inode != 0 => {
-                nix::sys::stat::fstat(sender).is_ok_and(|stat| stat.st_ino == self.inode)
-            }
+            Some(sender) if self.inode != 0 => file::inode(sender).is_ok_and(|inode| inode == self.inode),
             // No descriptor was left for it.
             None if self.inode != 0 => packet.sender_pid == self.pid && self.pid != 0,
             _ => packet.sender_pid == self.pid,

@@ -11,7 +11,7 @@
 //! | [`args`], [`config`] | flags; which links to keep |
 //! | `run.rs` | from start to end; accepting connections |
 //! | `identity.rs` | who is at the other end |
-//! | `events.rs` | descriptors that never block, and closing those of strangers |
+//! | `events.rs` | closing descriptors of strangers |
 //! | `pending.rs` | who has connected and proved nothing yet |
 //! | `session.rs` | one connection: packets in, packets out |
 //! | `hub/` | the one task that owns all state; attaching, seats, deaths |

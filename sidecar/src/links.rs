@@ -8,11 +8,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use shmesh::config::LinkConfig;
 use shmesh::inspect::View;
-use shmesh::sys::socket;
 use shmesh::{Keeper, LinkOptions};
 use shmesh_proto::broker::Attached;
-
-use crate::events::set_nonblocking;
+use shmesh_sys::file::set_nonblocking;
+use shmesh_sys::socket;
 
 /// A link, by its place among those of this sidecar.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -6,19 +6,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use prometheus_client::registry::Registry;
 use shmesh::config::{LinkConfig, PoolId};
-use shmesh::sys::socket;
 use shmesh_daemon::admin::{self, Admin};
 use shmesh_daemon::descriptor::watched;
 use shmesh_daemon::readiness::Readiness;
 use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
-use shmesh_identity::namespace::Namespaces;
-use shmesh_identity::pidfd::PeerPidfd;
 use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::limits::{MAX_FDS, MAX_SESSIONS};
+use shmesh_sys::file::set_nonblocking;
+use shmesh_sys::namespace::Namespaces;
+use shmesh_sys::pidfd::PeerPidfd;
+use shmesh_sys::rlimit::{self, OpenFiles};
+use shmesh_sys::socket::{self, hang_up};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Semaphore, mpsc};
@@ -28,7 +29,7 @@ use tokio_util::task::TaskTracker;
 use crate::args::Args;
 use crate::audit::AuditLog;
 use crate::broker::{Broker, Credentials, Op, Outcome, Party, Policy, Reason, Record, SessionId};
-use crate::events::{close_elsewhere, hang_up, set_nonblocking};
+use crate::events::close_elsewhere;
 use crate::hub::{Descriptors, Hub, ToHub};
 use crate::identity::{Connector, Known, Resolver};
 use crate::links::{self, LinkIndex};
@@ -184,8 +185,8 @@ fn entropy() -> Result<impl FnMut(&mut [u8])> {
 
 /// As many descriptors as this process may have.
 fn raise_limit() -> usize {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 1024 };
-    let limit = match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+    let Ok(OpenFiles { soft, hard }) = rlimit::open_files() else { return 1024 };
+    let limit = match rlimit::set_open_files(hard) {
         Ok(()) => hard,
         Err(error) => {
             tracing::warn!(%error, soft, "the limit of descriptors stays low");

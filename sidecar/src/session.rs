@@ -5,16 +5,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shmesh::sys::socket::{self, Packet};
 use shmesh_proto::broker::{self, Reply, Request, reply, request};
 use shmesh_proto::limits::{ANSWER_MILLIS, MAX_FDS};
 use shmesh_proto::packet;
+use shmesh_sys::file::may_be_memory;
+use shmesh_sys::socket::{self, Packet};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use crate::broker::{Reason, SessionId};
-use crate::events::{close_elsewhere, may_be_memory};
+use crate::events::close_elsewhere;
 use crate::hub::ToHub;
 use crate::identity::{Connector, Known};
 

@@ -13,13 +13,13 @@ use std::path::PathBuf;
 use peers::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
 use serde_json::Value;
 use shmesh::device::{DeviceMemory, HostMemory};
-use shmesh::sys::socket;
 use shmesh_proto::broker::{
     Ack, BareTgid, Close, Code, ExportKey, Hello, ImportByKey, Imported, List, Mechanism, Refused, Reply,
     Request, Seated, SetImportPid, Yield, reply, request::Op,
 };
 use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_SESSIONS_PER_PROCESS};
 use shmesh_proto::packet;
+use shmesh_sys::socket;
 use support::{Sidecar, audited};
 
 #[test]

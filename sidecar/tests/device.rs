@@ -9,9 +9,9 @@ mod support;
 use std::os::fd::{AsFd, OwnedFd};
 
 use peers::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
-use shmesh::sys::socket;
 use shmesh_proto::broker::{Code, ExportKey, ImportByKey, Mechanism, Reply, Request, reply, request};
 use shmesh_proto::packet;
+use shmesh_sys::socket;
 use support::Sidecar;
 
 #[test]

@@ -12,10 +12,10 @@ use std::path::Path;
 use peers::{Peer, Watchdog, ipc_dir, is_root, stranger, until};
 use shmesh::config::PoolId;
 use shmesh::device::{DeviceMemory, HostMemory};
-use shmesh::sys::socket;
 use shmesh::{LinkOptions, Side};
 use shmesh_proto::broker::{Attach, Code, Mechanism, PoolMemory, Reply, Request, reply, request};
 use shmesh_proto::packet;
+use shmesh_sys::socket;
 use support::{Sidecar, audited};
 
 #[test]

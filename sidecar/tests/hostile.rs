@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use peers::{Peer, Watchdog, ipc_dir, key_of, stranger, until};
-use shmesh::sys::socket;
 use shmesh_proto::broker::{
     Ack, Attach, Close, Code, ExportKey, Hello, ImportByKey, Mechanism, Refused, Reply, Request, reply,
     request::Op,
@@ -26,6 +25,7 @@ use shmesh_proto::broker::{
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
 use shmesh_proto::limits::{MAX_SESSIONS, MAX_SESSIONS_PER_PROCESS};
 use shmesh_proto::packet;
+use shmesh_sys::socket;
 use support::{Sidecar, audited};
 
 #[test]

@@ -15,10 +15,10 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 use nix::unistd::Pid;
 use peers::{Watchdog, ipc_dir, stranger, until};
-use shmesh::sys::socket;
 use shmesh_proto::broker::{ExportKey, Hello, Mechanism, Reply, Request, reply, request::Op};
 use shmesh_proto::limits::MAX_FDS;
 use shmesh_proto::packet;
+use shmesh_sys::socket;
 use support::Sidecar;
 
 const HELLO: Op = Op::Hello(Hello {});

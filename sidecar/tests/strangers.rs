@@ -12,11 +12,11 @@ use std::process::{Command, Stdio};
 
 use peers::{Watchdog, ipc_dir, stranger, until};
 use shmesh::client::Client;
-use shmesh::sys::socket;
 use shmesh::{LinkOptions, Side};
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
 use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_SESSIONS};
 use shmesh_proto::packet;
+use shmesh_sys::socket;
 use support::Sidecar;
 
 fn ask(fd: &OwnedFd, op: request::Op, fds: &[std::os::fd::BorrowedFd<'_>]) -> reply::Result {

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use shmesh::{Error, ErrorKind};
-use shmesh_cancel::Uncancelled;
+use shmesh_sys::cancel::Uncancelled;
 
 /// Why a call failed. 0 is success; the others never change their number.
 #[repr(C)]

@@ -9,13 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::Pid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shmesh::config::LinkName;
 use shmesh::inspect::Remains;
+use shmesh_sys::process;
+use shmesh_sys::signal::{Awaited, Signal};
 
 /// Exit status of who was interrupted, as shells have it.
 const INTERRUPTED: i32 = 130;
@@ -23,7 +22,7 @@ const INTERRUPTED: i32 = 130;
 /// What this process has to end and to remove.
 #[derive(Debug, Default)]
 struct Duties {
-    children: Vec<Pid>,
+    children: Vec<u32>,
     links: Vec<(PathBuf, LinkName)>,
     dirs: Vec<PathBuf>,
 }
@@ -32,8 +31,8 @@ impl Duties {
     fn do_all(&mut self) {
         for pid in self.children.drain(..) {
             // Not reaped yet, so the number still is theirs.
-            let _ = kill(pid, Signal::SIGKILL);
-            let _ = waitpid(pid, None);
+            let _ = process::kill(pid);
+            let _ = process::reap(pid);
         }
         for (dir, link) in self.links.drain(..) {
             if let Ok(remains) = Remains::of(&dir, &link) {
@@ -60,11 +59,8 @@ impl Session {
     /// Begins. Call it before there are other threads: signals must be blocked in all of them.
     pub(crate) fn begin() -> Result<Self> {
         let duties = Arc::new(Mutex::new(Duties::default()));
-        let mut signals = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            signals.add(signal);
-        }
-        signals.thread_block().context("cannot block signals")?;
+        let signals = Awaited::block(&[Signal::Interrupt, Signal::Terminate, Signal::HangUp])
+            .context("cannot block signals")?;
         let shared = Arc::clone(&duties);
         let wait = move || {
             if signals.wait().is_ok() {
@@ -129,7 +125,7 @@ impl Session {
         command.arg(subcommand).arg(serde_json::to_string(spec)?).stdin(stdin).stdout(Stdio::piped());
         let mut duties = locked(&self.duties);
         let mut child = command.spawn().context("cannot start a process")?;
-        let pid = Pid::from_raw(i32::try_from(child.id())?);
+        let pid = child.id();
         duties.children.push(pid);
         let stdout = child.stdout.take().context("a process without output")?;
         Ok(Child { pid, lines: lines_of(stdout)?, duties: Arc::clone(&self.duties), ended: false })
@@ -162,7 +158,7 @@ fn lines_of(stdout: ChildStdout) -> Result<Receiver<String>> {
 /// One of our processes. It says what it found as lines of JSON; its complaints go to our standard error.
 #[derive(Debug)]
 pub(crate) struct Child {
-    pid: Pid,
+    pid: u32,
     lines: Receiver<String>,
     duties: Arc<Mutex<Duties>>,
     ended: bool,
@@ -171,7 +167,7 @@ pub(crate) struct Child {
 impl Child {
     /// Its process id.
     pub(crate) fn pid(&self) -> u32 {
-        self.pid.as_raw().cast_unsigned()
+        self.pid
     }
 
     /// The next thing that it says, waiting until `deadline`; calls `tick` meanwhile.
@@ -194,14 +190,12 @@ impl Child {
 
     /// Stops it where it is, and waits until it stands.
     pub(crate) fn stop(&self) -> Result<()> {
-        kill(self.pid, Signal::SIGSTOP).context("cannot stop a process")?;
-        waitpid(self.pid, Some(WaitPidFlag::WUNTRACED)).context("cannot wait for a process")?;
-        Ok(())
+        process::stop(self.pid).context("cannot stop a process")
     }
 
     /// Kills it at whatever instruction it is.
     pub(crate) fn kill(&mut self) {
-        let _ = kill(self.pid, Signal::SIGKILL);
+        let _ = process::kill(self.pid);
         self.reap();
     }
 
@@ -213,16 +207,17 @@ impl Child {
             _ => bail!("process {} does not end", self.pid),
         }
         match self.reap() {
-            Some(nix::sys::wait::WaitStatus::Exited(_, 0)) => Ok(()),
+            Some(true) => Ok(()),
             _ => bail!("process {} failed; its message is above", self.pid),
         }
     }
 
-    fn reap(&mut self) -> Option<nix::sys::wait::WaitStatus> {
+    /// Whether it ended well; `None` if that cannot be known.
+    fn reap(&mut self) -> Option<bool> {
         let mut duties = locked(&self.duties);
         self.ended = true;
         duties.children.retain(|&pid| pid != self.pid);
-        waitpid(self.pid, None).ok()
+        process::reap(self.pid).ok()
     }
 }
 
@@ -236,7 +231,7 @@ impl Drop for Child {
 
 /// For a process that was started by [`Session::spawn`]: ends it with its parent.
 pub(crate) fn die_with_parent() -> Result<()> {
-    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).context("cannot ask for the parent's death")
+    process::die_with_parent().context("cannot ask for the parent's death")
 }
 
 /// For such a process: says something to its parent.

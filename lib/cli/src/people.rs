@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use shmesh::Side;
 use shmesh::inspect::SeatView;
-use shmesh::sys::process::Liveness;
+use shmesh_sys::process::Liveness;
 
 /// `alive`, `dead`, `unknown` or `evicted`.
 pub(crate) fn state(seat: &SeatView) -> &'static str {

@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{SigSet, Signal};
 use shmesh::config::LinkName;
 use shmesh::device::{BareTgid, DeviceKey, ExportFlags, HostMemory, Session};
 use shmesh::{Link, LinkOptions, Side};
+use shmesh_sys::signal::{Awaited, Signal};
 
 use crate::args::{Dir, seconds};
 
@@ -109,16 +109,12 @@ fn incarnation() -> u64 {
 
 /// As the first process of a container it gets no signal that it does not ask for.
 pub(crate) fn signals() -> Result<Receiver<()>> {
-    let mut asked = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        asked.add(signal);
-    }
-    asked.thread_block().context("cannot block signals")?;
+    let asked = Awaited::block(&[Signal::Interrupt, Signal::Terminate]).context("cannot block signals")?;
     let (told, is_told) = channel();
     let wait = move || {
         let _ = asked.wait().map(|_| told.send(()));
         // Who is told twice does not come to look: it waits for something else, as for the reader of a pipe.
-        let _ = asked.wait().map(|signal| std::process::exit(128 + signal as i32));
+        let _ = asked.wait().map(|signal| std::process::exit(128 + signal));
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
     Ok(is_told)

@@ -8,8 +8,7 @@
 mod asymmetric {
     use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 
-    const PRIVATE_EXPEDITED: libc::c_int = 8;
-    const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 16;
+    use shmesh_sys::barrier;
 
     const UNKNOWN: u8 = 0;
     const ASYMMETRIC: u8 = 1;
@@ -17,15 +16,10 @@ mod asymmetric {
 
     static KIND: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-    fn membarrier(command: libc::c_int) -> bool {
-        // SAFETY: it takes numbers and touches no memory of ours.
-        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
-    }
-
     /// Before the first barrier of a gate.
     pub(crate) fn prepare() {
         if KIND.load(Ordering::Relaxed) == UNKNOWN {
-            let kind = if membarrier(REGISTER_PRIVATE_EXPEDITED) { ASYMMETRIC } else { SYMMETRIC };
+            let kind = if barrier::register() { ASYMMETRIC } else { SYMMETRIC };
             // Of two that come at once both have found out the same.
             let _ = KIND.compare_exchange(UNKNOWN, kind, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -43,13 +37,13 @@ mod asymmetric {
 
     pub(crate) fn heavy() {
         fence(Ordering::SeqCst);
-        if KIND.load(Ordering::Relaxed) != ASYMMETRIC || membarrier(PRIVATE_EXPEDITED) {
+        if KIND.load(Ordering::Relaxed) != ASYMMETRIC || barrier::expedited() {
             return;
         }
         // Another process image: a child, whose kernel has forgotten. Refused again, a filter came after the registration,
         // and there is no other way to reach the other threads.
         assert!(
-            membarrier(REGISTER_PRIVATE_EXPEDITED) && membarrier(PRIVATE_EXPEDITED),
+            barrier::register() && barrier::expedited(),
             "membarrier(2) was permitted and is refused now: permit it in the seccomp filter"
         );
     }

@@ -10,18 +10,24 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use shmesh::sys::socket;
-use shmesh_identity::pidfd::Pidfd;
+use shmesh_sys::pidfd::Pidfd;
+use shmesh_sys::poll::{self, Watch};
+use shmesh_sys::{eventfd, socket};
 
 use crate::memory::AtomicU32;
 
-use crate::{Error, Result, sys};
+use crate::{Error, Result};
 
 /// How long to wait before looking for the primary again.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// What comes over the connection after the exchange, from ours alone.
 const GOODBYE: u8 = b'.';
+/// How long the other end of a connection may take for its half of the exchange. NVIPC has no limit, and a primary serves
+/// one at a time, so a silent one must not keep the others for ever.
+const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
+/// Descriptors that may come along with the exchange; NVIPC sends one.
+const FDS_MAX: usize = 8;
 /// How long who goes on without a peer frees those that still wait to write to it.
 const FREE_LIMIT: Duration = Duration::from_secs(1);
 
@@ -78,7 +84,7 @@ impl Peer {
 
     /// Whether it has said goodbye, for who found the connection readable.
     pub(crate) fn has_left(&self) -> bool {
-        match sys::hear(&self.connection) {
+        match socket::receive_byte(&self.connection) {
             Ok(None) => false,
             Ok(Some(GOODBYE)) => true,
             // NVIPC hangs up after the exchange, and lives on.
@@ -91,7 +97,7 @@ impl Peer {
 
     /// Says that this side will not touch the link any more. Who does not listen does not hear it.
     pub(crate) fn say_goodbye(&self) {
-        let _ = sys::say(&self.connection, GOODBYE);
+        let _ = socket::send_now(&self.connection, &[GOODBYE], &[]);
     }
 
     /// Readable when it has ended; none where that cannot be known.
@@ -123,17 +129,17 @@ impl Peer {
         if self.full.load(SeqCst) {
             return Ok(());
         }
-        if !sys::has_room(&self.eventfd)? {
+        if !eventfd::has_room(&self.eventfd)? {
             // Who reads has plenty to wake up for.
             self.full.store(true, SeqCst);
             return Ok(());
         }
-        sys::post(&self.eventfd)
+        eventfd::post(&self.eventfd)
     }
 
     /// Whether a thread of ours waits to write, as far as one look tells.
     pub(crate) fn keeps_somebody(&self) -> bool {
-        self.posting.load(Relaxed) > 0 && !sys::has_room(&self.eventfd).unwrap_or(true)
+        self.posting.load(Relaxed) > 0 && !eventfd::has_room(&self.eventfd).unwrap_or(true)
     }
 
     /// Frees the threads that wait to write: by taking from a counter that is full, of which the peer does not miss one.
@@ -141,8 +147,8 @@ impl Peer {
         self.full.store(true, SeqCst);
         let start = Instant::now();
         while self.posting.load(SeqCst) > 0 && start.elapsed() < FREE_LIMIT {
-            if !sys::has_room(&self.eventfd).unwrap_or(true) {
-                let _ = sys::take(&self.eventfd);
+            if !eventfd::has_room(&self.eventfd).unwrap_or(true) {
+                let _ = eventfd::take(&self.eventfd);
             }
             std::thread::yield_now();
         }
@@ -162,27 +168,58 @@ impl Caller {
     }
 
     pub(crate) fn accepted(listener: &OwnedFd) -> io::Result<Self> {
-        Ok(Self::of(sys::accept(listener)?))
+        let connection = socket::accept(listener)?;
+        socket::limit_wait(&connection, EXCHANGE_LIMIT)?;
+        Ok(Self::of(connection))
     }
 
     /// Whether it waits no longer: it has gone, or has given up to try again.
     pub(crate) fn has_hung_up(&self) -> bool {
-        sys::has_hung_up(&self.connection)
+        // The kernel reports it without being asked.
+        poll::wait(&mut [Watch::hung_up(&self.connection)], Some(Instant::now())).is_ok_and(|ready| ready > 0)
     }
 
     /// Gives our eventfd and takes the other's.
     pub(crate) fn exchange(self, ours: &OwnedFd) -> io::Result<Peer> {
-        sys::send_fd(&self.connection, ours.as_fd())?;
-        let eventfd = sys::receive_eventfd(&self.connection)?;
+        // Two bytes, "nothing" and "well", and the descriptor beside them.
+        socket::send(&self.connection, &[0, 0], &[ours.as_fd()])?;
+        let eventfd = receive_eventfd(&self.connection)?;
         Ok(Peer::new(self.process, self.connection, eventfd))
     }
+}
+
+/// Receives the eventfd of the other end, and nothing but an eventfd.
+fn receive_eventfd(from: &OwnedFd) -> io::Result<OwnedFd> {
+    let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
+    let mut bytes = [0xff_u8; 2];
+    let (mut read, mut fds) = (0, Vec::new());
+    while read < bytes.len() {
+        let (len, more) = socket::receive_part(from, &mut bytes[read..])?;
+        fds.extend(more);
+        if len == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if fds.len() > FDS_MAX {
+            return Err(bad("the peer sends more descriptors than an exchange has"));
+        }
+        read += len;
+    }
+    if bytes != [0, 0] {
+        return Err(bad("the peer has no eventfd to give"));
+    }
+    let fd = fds.pop().ok_or_else(|| bad("no descriptor came with it"))?;
+    if !eventfd::is_eventfd(&fd)? {
+        return Err(bad("what the peer gave is no eventfd"));
+    }
+    Ok(fd)
 }
 
 /// Finds the primary and exchanges eventfds with it.
 pub(crate) fn meet(path: &Path, ours: &OwnedFd, patience: Option<Duration>) -> Result<Peer> {
     let start = Instant::now();
     loop {
-        let met = sys::connect_to(path).and_then(|connection| Caller::of(connection).exchange(ours));
+        let met = socket::connect_stream(path, EXCHANGE_LIMIT)
+            .and_then(|connection| Caller::of(connection).exchange(ours));
         let error = match met {
             Ok(peer) => return Ok(peer),
             Err(error) => error,
@@ -227,7 +264,7 @@ mod tests {
 
     fn connected() -> (Peer, OwnedFd, OwnedFd) {
         let (connection, other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (connection, eventfd) = (OwnedFd::from(connection), sys::eventfd().unwrap());
+        let (connection, eventfd) = (OwnedFd::from(connection), eventfd::blocking().unwrap());
         let ours = eventfd.try_clone().unwrap();
         (Peer::new(Process::of(&connection), connection, ours), other.into(), eventfd)
     }
@@ -236,14 +273,14 @@ mod tests {
     fn only_a_goodbye_is_one() {
         let (peer, other, _eventfd) = connected();
         assert!(!peer.has_left() && peer.connection().is_some());
-        sys::say(&other, GOODBYE).unwrap();
+        socket::send(&other, &[GOODBYE], &[]).unwrap();
         assert!(peer.has_left());
         // As NVIPC does at once.
         drop(other);
         assert!(!peer.has_left() && peer.connection().is_none());
         peer.say_goodbye();
         let (peer, other, _eventfd) = connected();
-        sys::say(&other, 0).unwrap();
+        socket::send(&other, &[0], &[]).unwrap();
         assert!(!peer.has_left() && peer.connection().is_none(), "whoever it is, it is none of ours");
     }
 
@@ -275,7 +312,7 @@ mod tests {
     fn a_full_counter_keeps_nobody() {
         let (peer, theirs) = peer();
         peer.post().unwrap();
-        assert!(sys::take(&theirs).unwrap());
+        assert!(eventfd::take(&theirs).unwrap());
         fill(&theirs);
         peer.post().unwrap();
         assert!(!peer.keeps_somebody());
@@ -291,7 +328,7 @@ mod tests {
             let waiters = [(); 3].map(|()| {
                 scope.spawn(|| {
                     peer.posting.fetch_add(1, SeqCst);
-                    sys::post(&peer.eventfd).unwrap();
+                    eventfd::post(&peer.eventfd).unwrap();
                     peer.posting.fetch_sub(1, SeqCst);
                 })
             });

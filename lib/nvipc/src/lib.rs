@@ -48,7 +48,6 @@ mod held;
 mod layout;
 mod memory;
 mod queue;
-mod sys;
 pub mod udp;
 
 pub use endpoint::{Buffers, Endpoint, Message, Options, Recovered};

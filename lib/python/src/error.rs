@@ -5,6 +5,7 @@ use std::fmt::Display;
 use pyo3::prelude::*;
 use pyo3::types::PyAnyMethods;
 use shmesh::ErrorKind;
+use shmesh_sys::errno;
 
 /// An instance of a class of `shmesh._errors`.
 pub(crate) fn error(class: &str, text: impl Display) -> PyErr {
@@ -20,17 +21,17 @@ pub(crate) fn error(class: &str, text: impl Display) -> PyErr {
 /// What the kernel said, and to what.
 pub(crate) fn system(doing: &str, source: &std::io::Error) -> PyErr {
     let class = match source.raw_os_error() {
-        Some(libc::EACCES | libc::EPERM) => "Denied",
-        Some(libc::ENOENT) => "NotFound",
-        Some(libc::ENOSPC | libc::ENOMEM) => "NoSpace",
+        Some(errno::EACCES | errno::EPERM) => "Denied",
+        Some(errno::ENOENT) => "NotFound",
+        Some(errno::ENOSPC | errno::ENOMEM) => "NoSpace",
         _ => "System",
     };
     let class = if source.kind() == std::io::ErrorKind::OutOfMemory { "NoSpace" } else { class };
     let remedy = match source.raw_os_error() {
-        Some(libc::EMFILE) => {
+        Some(errno::EMFILE) => {
             "; each array takes one: raise the limit (`ulimit -n`), or share one array and pass slices of it"
         }
-        Some(libc::ENAMETOOLONG) => "; the path of a socket has at most 107 bytes: use a shorter directory",
+        Some(errno::ENAMETOOLONG) => "; the path of a socket has at most 107 bytes: use a shorter directory",
         _ => "",
     };
     error(class, format_args!("cannot {doing}: {source}{remedy}"))

@@ -25,7 +25,6 @@ mod link;
 mod memory;
 mod session;
 mod share;
-mod sysv;
 mod view;
 
 use pyo3::prelude::*;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use shmesh::config::{PoolId, from_yaml};
-use shmesh::sys::process::{Liveness, ProcessIdentity};
 use shmesh::{ErrorKind, LinkOptions, Side};
+use shmesh_sys::process::{Liveness, ProcessIdentity};
 
 use crate::error::{error, forked, of_link, system};
 use crate::fork::Made;

@@ -2,22 +2,20 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use pyo3::prelude::*;
-use shmesh::sys::reserve;
+use shmesh_sys::file::{Seals, memfd, reserve};
+use shmesh_sys::{cgroup, errno, sysv};
 
 use crate::error::{error, system};
 use crate::link::duration_of;
 use crate::share::{self, Published};
-use crate::sysv::Attached;
 use crate::{device, view};
 
 /// Who keeps the bytes.
@@ -25,7 +23,7 @@ use crate::{device, view};
 #[expect(dead_code, reason = "they are kept, and dropped")]
 pub(crate) enum Kept {
     Memfd(MmapRaw),
-    SysV(Attached),
+    SysV(sysv::Segment),
     Region(Arc<device::Region>),
 }
 
@@ -87,12 +85,9 @@ impl Mapping {
     /// Maps a memfd that came from somewhere else.
     pub(crate) fn import(fd: OwnedFd, writable: bool) -> io::Result<Self> {
         let file = File::from(fd);
-        let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
-        let seals =
-            fcntl(&file, FcntlArg::F_GET_SEALS).map_or(SealFlag::empty(), SealFlag::from_bits_truncate);
         let len = usize::try_from(file.metadata()?.len()).unwrap_or(0);
         // One that can still be truncated would be a bus error later.
-        if !seals.contains(wanted) || len == 0 {
+        if !shmesh_sys::file::is_size_sealed(&file) || len == 0 {
             return Err(io::Error::other("what came is no sealed memory"));
         }
         Self::of_file(file, len, writable, false)
@@ -103,7 +98,7 @@ impl Mapping {
 fn create(len: usize, readers_write: bool) -> PyResult<Mapping> {
     // Nothing can be mapped of nothing.
     let len = len.max(1);
-    if let Some(room) = shmesh::sys::cgroup::room_bytes().filter(|room| *room < len as u64) {
+    if let Some(room) = cgroup::room_bytes().filter(|room| *room < len as u64) {
         return Err(error(
             "NoSpace",
             format_args!(
@@ -112,27 +107,24 @@ fn create(len: usize, readers_write: bool) -> PyResult<Mapping> {
             ),
         ));
     }
-    let failed = |source: io::Error| match source.raw_os_error() {
-        Some(libc::ENOSPC | libc::ENOMEM | libc::EFBIG) => error(
+    let failed = |source: io::Error| match errno::is_no_space(&source) {
+        true => error(
             "NoSpace",
             format_args!(
                 "{len} bytes of shared memory: there is no room ({source}); make the array smaller, or give this machine or container more memory"
             ),
         ),
-        _ => system("make shared memory", &source),
+        false => system("make shared memory", &source),
     };
     let make = || -> io::Result<Mapping> {
-        let file =
-            File::from(memfd_create(c"shmesh-array", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+        let file = memfd("shmesh-array", false)?;
         file.set_len(len as u64)?;
         reserve(&file, len as u64)?;
         let mapping = Mapping::of_file(file, len, true, true)?;
-        let mut seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        if !readers_write {
-            seals |= SealFlag::F_SEAL_FUTURE_WRITE;
-        }
+        let size = Seals::SIZE.and(Seals::FINAL);
+        let seals = if readers_write { size } else { size.and(Seals::FUTURE_WRITE) };
         if let Some(file) = &mapping.file {
-            fcntl(file.as_fd(), FcntlArg::F_ADD_SEALS(seals))?;
+            seals.add_to(file)?;
         }
         Ok(mapping)
     };
@@ -207,7 +199,7 @@ impl Memory {
     #[staticmethod]
     #[pyo3(signature = (*, shmid=None, key=None, writable=false))]
     fn attach_sysv(shmid: Option<i32>, key: Option<i32>, writable: bool) -> PyResult<Self> {
-        let attached = Attached::new(shmid, key, writable)?;
+        let attached = attach_sysv(shmid, key, writable)?;
         let (start, len) = (attached.start(), attached.len());
         Ok(Self::over(Mapping::new(start, len, writable, None, Kept::SysV(attached))))
     }
@@ -319,9 +311,8 @@ impl Memory {
     fn readers_write(&self) -> PyResult<bool> {
         let mapping = self.mapping()?;
         let Some(file) = &mapping.file else { return Ok(mapping.writable) };
-        let seals = fcntl(file.as_fd(), FcntlArg::F_GET_SEALS)
-            .map_err(|errno| system("read the seals of the memory", &errno.into()))?;
-        Ok(!SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_FUTURE_WRITE))
+        let seals = Seals::of(file).map_err(|source| system("read the seals of the memory", &source))?;
+        Ok(!seals.contains(Seals::FUTURE_WRITE))
     }
 
     #[getter]
@@ -350,10 +341,38 @@ impl Memory {
 
 fn import(fd: OwnedFd, writable: bool) -> PyResult<Mapping> {
     Mapping::import(fd, writable).map_err(|source| match source.raw_os_error() {
-        Some(libc::EPERM) if writable => error(
+        Some(errno::EPERM) if writable => error(
             "ReadOnly",
             "only its owner may write this memory; open it read-only, or create it with `readers_write=True`",
         ),
         _ => system("map the memory", &source),
     })
+}
+
+/// Attaches the System V segment with this id, or with this key.
+fn attach_sysv(shmid: Option<i32>, key: Option<i32>, writable: bool) -> PyResult<sysv::Segment> {
+    let shmid = match (shmid, key) {
+        (Some(shmid), None) => shmid,
+        (None, Some(sysv::IPC_PRIVATE)) => {
+            return Err(error("Invalid", "key 0 is IPC_PRIVATE, which names no segment; pass the shmid"));
+        }
+        (None, Some(key)) => {
+            sysv::find(key).map_err(|source| no_segment(&format!("key {key:#x}"), &source))?
+        }
+        _ => return Err(error("Invalid", "pass either shmid or key")),
+    };
+    sysv::Segment::attach(shmid, writable).map_err(|source| no_segment(&format!("shmid {shmid}"), &source))
+}
+
+#[cold]
+fn no_segment(what: &str, source: &io::Error) -> PyErr {
+    match source.raw_os_error() {
+        Some(errno::EINVAL | errno::ENOENT | errno::EIDRM) => error(
+            "NotFound",
+            format_args!(
+                "there is no System V segment with {what} in this IPC namespace; look with `ipcs -m`"
+            ),
+        ),
+        _ => system(&format!("attach the System V segment with {what}"), source),
+    }
 }

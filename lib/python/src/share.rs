@@ -7,23 +7,19 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{Flock, FlockArg};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::signal::{SigSet, SigmaskHow};
-use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, setsockopt, socket, sockopt,
-};
-use nix::sys::time::TimeVal;
 use pyo3::{PyResult, Python};
-use shmesh::sys::socket as packets;
+use shmesh_sys::eventfd::Doorbell;
+use shmesh_sys::file::{Locked, random};
+use shmesh_sys::poll::{self, Watch};
+use shmesh_sys::signal::Blocked;
+use shmesh_sys::{errno, socket as packets, user};
 
 use crate::error::{error, system};
 use crate::fork::Made;
@@ -88,7 +84,7 @@ struct Server {
     made: Made,
     address: String,
     listener: OwnedFd,
-    wake: EventFd,
+    wake: Doorbell,
     state: Mutex<State>,
 }
 
@@ -110,25 +106,8 @@ pub(crate) fn after_fork_in_child() {
     std::mem::forget(lock(&SERVER).take());
     for listener in lock(&LISTENERS).drain(..) {
         // SAFETY: what owns it belongs to the parent's server, which was just forgotten.
-        unsafe { libc::close(listener) };
+        drop(unsafe { OwnedFd::from_raw_fd(listener) });
     }
-}
-
-fn random() -> io::Result<Token> {
-    let mut token = Token::default();
-    File::open("/dev/urandom")?.read_exact(&mut token)?;
-    Ok(token)
-}
-
-fn seqpacket() -> io::Result<OwnedFd> {
-    Ok(socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?)
-}
-
-fn limit_wait(fd: &impl AsFd) -> io::Result<()> {
-    let limit = TimeVal::new(0, SLICE.subsec_micros().into());
-    setsockopt(&fd.as_fd(), sockopt::ReceiveTimeout, &limit)?;
-    setsockopt(&fd.as_fd(), sockopt::SendTimeout, &limit)?;
-    Ok(())
 }
 
 fn server() -> io::Result<Arc<Server>> {
@@ -139,19 +118,15 @@ fn server() -> io::Result<Arc<Server>> {
     // One of before a fork that Python did not make.
     std::mem::forget(place.take());
     let address = format!("shmesh-{:032x}", u128::from_ne_bytes(random()?));
-    let listener = seqpacket()?;
-    bind(listener.as_raw_fd(), &UnixAddr::new_abstract(address.as_bytes())?)?;
-    listen(&listener, Backlog::new(64)?)?;
+    let listener = packets::listen_abstract(&address)?;
     let number = listener.as_raw_fd();
-    let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+    let wake = Doorbell::new()?;
     let server = Arc::new(Server { made: Made::here(), address, listener, wake, state: Mutex::default() });
-    let ours = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+    let blocked = Blocked::all();
     let its = Arc::clone(&server);
     let thread = std::thread::Builder::new().name("shmesh-share".into()).stack_size(STACK_BYTES);
     let started = thread.spawn(move || its.run());
-    if let Ok(ours) = ours {
-        let _ = ours.thread_set_mask();
-    }
+    drop(blocked);
     started?;
     lock(&LISTENERS).push(number);
     *place = Some(Arc::clone(&server));
@@ -169,20 +144,17 @@ impl Server {
         let mut clients: Vec<Client> = Vec::new();
         loop {
             let named: Vec<_> = lock(&self.state).named.iter().map(|(fd, _)| Arc::clone(fd)).collect();
-            let mut fds = vec![
-                PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
-                PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
-            ];
-            fds.extend(named.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
-            fds.extend(clients.iter().map(|client| PollFd::new(client.fd.as_fd(), PollFlags::POLLIN)));
-            let limit = if clients.is_empty() { None } else { PollTimeout::try_from(SLICE).ok() };
-            if poll(&mut fds, limit.unwrap_or(PollTimeout::NONE)).is_err() {
+            let mut fds = vec![Watch::readable(&self.wake), Watch::readable(&self.listener)];
+            fds.extend(named.iter().map(|fd| Watch::readable(fd.as_ref())));
+            fds.extend(clients.iter().map(|client| Watch::readable(&client.fd)));
+            let limit = (!clients.is_empty()).then_some(SLICE);
+            if poll::wait_once(&mut fds, limit).is_err() {
                 continue;
             }
-            let ready: Vec<_> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
+            let ready: Vec<_> = fds.iter().map(Watch::is_ready).collect();
             let (of_named, of_clients) = ready[2..].split_at(named.len());
             if ready[0] {
-                let _ = self.wake.read();
+                let _ = self.wake.take();
             }
             for (listener, _) in named.iter().zip(of_named).filter(|(_, ready)| **ready) {
                 // Whatever a client does wrong is its own loss.
@@ -211,12 +183,12 @@ impl Server {
     fn admit(&self) -> io::Result<Option<Client>> {
         let fd = accept(&self.listener)?;
         let uid = packets::peer(&fd)?.uid;
-        let admitted = uid == 0 || uid == nix::unistd::geteuid().as_raw();
+        let admitted = uid == 0 || uid == user::effective();
         Ok(admitted.then(|| Client { fd, since: Instant::now() }))
     }
 
     fn answer_token(&self, client: &OwnedFd) -> io::Result<()> {
-        limit_wait(client)?;
+        packets::limit_wait(&client, SLICE)?;
         let (bytes, _) = packets::receive(client)?;
         let file = Token::try_from(bytes.as_slice()).ok().and_then(|token| self.redeem(token));
         match file {
@@ -241,7 +213,7 @@ impl Server {
 
     fn answer_name(&self, listener: &Arc<OwnedFd>) -> io::Result<()> {
         let client = accept(listener)?;
-        limit_wait(&client)?;
+        packets::limit_wait(&client, SLICE)?;
         let found = {
             let state = lock(&self.state);
             let named = state.named.iter().find(|(fd, _)| Arc::ptr_eq(fd, listener));
@@ -257,8 +229,7 @@ impl Server {
 /// Accepts a connection. Without a number for it, it stays where it is, and so must not be looked at again at once.
 fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
     packets::accept(listener).inspect_err(|failed| {
-        let full = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
-        if failed.raw_os_error().is_some_and(|number| full.contains(&number)) {
+        if errno::is_exhausted(failed) {
             std::thread::sleep(SLICE);
         }
     })
@@ -297,7 +268,7 @@ fn ask(
                 Some(fd) => fd,
                 None => {
                     let fd = connect()?;
-                    limit_wait(&fd)?;
+                    packets::limit_wait(&fd, SLICE)?;
                     if !question.is_empty() {
                         packets::send(&fd, question, &[])?;
                     }
@@ -338,19 +309,17 @@ pub(crate) fn fetch(py: Python<'_>, address: &str, token: Token) -> PyResult<Own
              this handle; keep it there until it has arrived (another network namespace, or user? give the array a name)",
         )
     };
-    let connect = || -> io::Result<OwnedFd> {
-        let fd = seqpacket()?;
-        limit_wait(&fd)?;
-        connect(fd.as_raw_fd(), &UnixAddr::new_abstract(address.as_bytes())?)?;
-        Ok(fd)
-    };
+    let connect = || -> io::Result<OwnedFd> { packets::connect_abstract(address, SLICE) };
     match ask(py, connect, &token, PATIENCE)? {
         Ok((_, fds)) => fds.into_iter().next().ok_or_else(gone),
         Err(source) if source.kind() == io::ErrorKind::TimedOut => {
             Err(silent("the array of this handle", PATIENCE))
         }
         Err(source)
-            if matches!(source.raw_os_error(), Some(libc::ECONNREFUSED | libc::ECONNRESET | libc::EPIPE)) =>
+            if matches!(
+                source.raw_os_error(),
+                Some(errno::ECONNREFUSED | errno::ECONNRESET | errno::EPIPE)
+            ) =>
         {
             Err(gone())
         }
@@ -366,9 +335,9 @@ fn socket_path(directory: &Path, name: &str) -> PyResult<PathBuf> {
 }
 
 /// One process at a time adds or removes names in a directory.
-fn lock_directory(py: Python<'_>, directory: &Path) -> PyResult<Flock<File>> {
+fn lock_directory(py: Python<'_>, directory: &Path) -> PyResult<Locked> {
     let failed = |source: &io::Error| match source.raw_os_error() {
-        Some(libc::ENOENT | libc::ENOTDIR) => error(
+        Some(errno::ENOENT | errno::ENOTDIR) => error(
             "NotFound",
             format_args!(
                 "there is no IPC directory {}; make it (in a pod: mount a volume there), or name another with SHMESH_DIR",
@@ -380,13 +349,17 @@ fn lock_directory(py: Python<'_>, directory: &Path) -> PyResult<Flock<File>> {
     let start = Instant::now();
     let mut file = File::open(directory).map_err(|source| failed(&source))?;
     loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        match Locked::try_lock(file) {
             Ok(lock) => return Ok(lock),
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) if start.elapsed() > PATIENCE => {
+            Err((_, error)) if error.kind() == io::ErrorKind::WouldBlock && start.elapsed() > PATIENCE => {
                 return Err(silent(&format!("the lock of {}", directory.display()), PATIENCE));
             }
-            Err((same, nix::errno::Errno::EWOULDBLOCK | nix::errno::Errno::EINTR)) => file = same,
-            Err((_, errno)) => return Err(failed(&errno.into())),
+            Err((same, error))
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
+            {
+                file = same;
+            }
+            Err((_, error)) => return Err(failed(&error)),
         }
         py.detach(|| std::thread::sleep(Duration::from_millis(1)));
         py.check_signals()?;
@@ -395,10 +368,9 @@ fn lock_directory(py: Python<'_>, directory: &Path) -> PyResult<Flock<File>> {
 
 /// Removes the name of this user at `path`, if nobody listens there any more. With the directory locked.
 fn remove_stale(directory: &Path, path: &Path) {
-    let is_ours = |metadata: std::fs::Metadata| {
-        metadata.file_type().is_socket() && metadata.uid() == nix::unistd::geteuid().as_raw()
-    };
-    let refused = |source: io::Error| source.raw_os_error() == Some(libc::ECONNREFUSED);
+    let is_ours =
+        |metadata: std::fs::Metadata| metadata.file_type().is_socket() && metadata.uid() == user::effective();
+    let refused = |source: io::Error| source.raw_os_error() == Some(errno::ECONNREFUSED);
     // Not followed: where a symbolic link leads is nobody's name. Who connects to a file is refused, too.
     if std::fs::symlink_metadata(path).is_ok_and(is_ours) && packets::connect_now(path).is_err_and(refused) {
         let _ = std::fs::remove_file(path);
@@ -419,7 +391,7 @@ fn sweep(directory: &Path) {
 fn forget_queue(directory: &Path, file: &str) {
     let Ok(name) = file.trim_end_matches(SUFFIX).parse() else { return };
     if let Ok(remains) = shmesh::inspect::Remains::of(directory, &name) {
-        let dead = |seat: &shmesh::inspect::SeatView| seat.liveness == shmesh::sys::process::Liveness::Dead;
+        let dead = |seat: &shmesh::inspect::SeatView| seat.liveness == shmesh::Liveness::Dead;
         // One with segments in files is no queue's, and what waits in it is for who comes again.
         if !remains.is_held && remains.queued.is_none() && remains.seats.iter().all(dead) {
             let _ = remains.remove();
@@ -461,7 +433,7 @@ pub(crate) fn publish(
         let listening = packets::listen_on(&path, mode);
         let listening = listening.and_then(|listener| Ok((listener, Place::of(path.clone())?)));
         listening.map_err(|source| match source.raw_os_error() {
-            Some(libc::EADDRINUSE) => error(
+            Some(errno::EADDRINUSE) => error(
                 "AlreadyExists",
                 format_args!(
                     "an array named {name} is there already ({}); open it, or use another name",
@@ -475,7 +447,7 @@ pub(crate) fn publish(
     lock(&LISTENERS).push(listener.as_raw_fd());
     let named = Named { file: Arc::downgrade(file), meta, place: place.clone() };
     lock(&server.state).named.push((Arc::clone(&listener), named));
-    let _ = server.wake.write(1);
+    let _ = server.wake.signal();
     Ok(Published { place, made: Made::here(), listener })
 }
 
@@ -493,7 +465,8 @@ impl Published {
 /// Whether anybody answers for a name.
 pub(crate) fn is_answered(directory: &Path, name: &str) -> PyResult<bool> {
     let path = socket_path(directory, name)?;
-    let nobody = |source: io::Error| matches!(source.raw_os_error(), Some(libc::ECONNREFUSED | libc::ENOENT));
+    let nobody =
+        |source: io::Error| matches!(source.raw_os_error(), Some(errno::ECONNREFUSED | errno::ENOENT));
     Ok(!packets::connect_now(&path).is_err_and(nobody))
 }
 
@@ -508,7 +481,7 @@ impl Drop for Published {
         lock(&LISTENERS).retain(|listener| *listener != self.listener.as_raw_fd());
         if let Some(server) = lock(&SERVER).clone() {
             lock(&server.state).named.retain(|(listener, _)| !Arc::ptr_eq(listener, &self.listener));
-            let _ = server.wake.write(1);
+            let _ = server.wake.signal();
         }
     }
 }
@@ -536,7 +509,7 @@ pub(crate) fn open(
             Err(silent(&format!("the array at {}", path.display()), patience))
         }
         Err(source) => Err(match source.raw_os_error() {
-            Some(libc::ECONNREFUSED) => {
+            Some(errno::ECONNREFUSED) => {
                 // What a kill left: an empty file.
                 if let Ok(_locked) = lock_directory(py, directory) {
                     py.detach(|| remove_stale(directory, &path));
@@ -544,8 +517,8 @@ pub(crate) fn open(
                 absent()
             }
             // It ended, or dropped the array, before it had answered.
-            Some(libc::ECONNRESET) => absent(),
-            Some(libc::ENOENT) => absent(),
+            Some(errno::ECONNRESET) => absent(),
+            Some(errno::ENOENT) => absent(),
             _ => system(&format!("open the array at {}", path.display()), &source),
         }),
     }

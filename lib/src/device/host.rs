@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use shmesh_proto::broker::Mechanism;
+use shmesh_sys::{cgroup, file};
 
 use super::DeviceMemory;
-use crate::sys::{cgroup, file};
 
 /// Bytes of a memfd whose size is sealed.
 ///

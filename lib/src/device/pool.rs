@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use shmesh_proto::broker::Mechanism;
+use shmesh_sys::file;
 
 use super::{CudaMemory, CudaTimeline, DeviceMemory, HostMemory};
 use crate::config::PoolId;
@@ -11,7 +12,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::link::device::{DeviceLayout, Lent};
 use crate::link::{Link, Loan, Message};
 use crate::participant::Side;
-use crate::sys::file;
 
 /// Device memory that the buffers of a pool can be in.
 ///
@@ -229,7 +229,7 @@ fn offer<M: PoolMemory>(memory: &M, layout: DeviceLayout) -> io::Result<Lent> {
     }
     let fd = memory.fd().ok_or_else(|| io::Error::other("memory of this mechanism has no descriptor"))?;
     Ok(Lent {
-        id: file::random()?.max(1),
+        id: u64::from_ne_bytes(file::random()?).max(1),
         size: memory.size(),
         mechanism: M::MECHANISM,
         handle: memory.handle(),

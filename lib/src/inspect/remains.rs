@@ -5,6 +5,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use shmesh_sys::process::ProcessIdentity;
+
 use super::View;
 use super::segments::{Place, is_ours};
 use super::snapshot::{SeatView, seats};
@@ -13,8 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::link::holder::Holder;
 use crate::participant::{SEAT_LINES, Seats};
 use crate::segment::layout::LinkLayout;
-use crate::sys::file::Lock;
-use crate::sys::process::ProcessIdentity;
+use crate::segment::lock::Lock;
 
 /// The files of a link, and what speaks against removing them.
 ///

@@ -7,6 +7,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use shmesh_sys::process::ProcessIdentity;
+use shmesh_sys::{errno, file};
+
 use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::Shared;
@@ -16,8 +19,6 @@ use crate::segment::Memory;
 use crate::segment::header::{Header, Unusable};
 use crate::segment::layout::{LinkLayout, PoolLayout};
 use crate::segment::store::{Store, file_name};
-use crate::sys::file;
-use crate::sys::process::ProcessIdentity;
 
 /// Names of the links that something lies of in `dir`, sorted: whole ones, damaged ones, and what only looks like one.
 ///
@@ -74,7 +75,7 @@ fn read_header(path: &Path) -> Option<std::result::Result<Header, Unusable>> {
 pub(super) fn is_ours(path: &Path) -> io::Result<bool> {
     let file = match file::open(path, false) {
         Ok(file) => file,
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => return Ok(false),
+        Err(error) if matches!(error.raw_os_error(), Some(errno::ELOOP | errno::ENXIO)) => return Ok(false),
         Err(error) => return Err(error),
     };
     Ok(!matches!(Header::of_file(&file)?, Err(Unusable::NotOurs)))
@@ -111,7 +112,7 @@ impl Place {
         match file::open(&path, false) {
             Ok(file) => self.check(&file, what, pool).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => {
+            Err(error) if matches!(error.raw_os_error(), Some(errno::ELOOP | errno::ENXIO)) => {
                 Err(ErrorKind::NotOurs { link: self.link(), what }.into())
             }
             Err(error) => Err(self.store.refused(&what, error)),

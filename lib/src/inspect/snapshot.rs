@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use shmesh_sys::process::{Liveness, ProcessIdentity};
+
 use super::View;
 use crate::config::PoolId;
 use crate::link::core::{INLINE, unpack};
@@ -12,7 +14,6 @@ use crate::ring::entry::Entry;
 use crate::ring::{Ring, SLEEPERS, Wild};
 use crate::segment::layout::{LinkLayout, PoolLayout};
 use crate::sync::{LINE_BYTES, Line, Ordering, WORDS_PER_LINE};
-use crate::sys::process::{Liveness, ProcessIdentity};
 
 /// One taken seat.
 ///
@@ -23,7 +24,7 @@ use crate::sys::process::{Liveness, ProcessIdentity};
 /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
 /// let me = view.seats()[0];
 /// assert_eq!(me.participant.seat, link.seat());
-/// assert_eq!(me.liveness, shmesh::sys::process::Liveness::Alive);
+/// assert_eq!(me.liveness, shmesh::Liveness::Alive);
 /// assert!(!me.asleep);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

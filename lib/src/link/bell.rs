@@ -8,16 +8,17 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use shmesh_sys::fifo::{self, Ringer};
+use shmesh_sys::{errno, futex};
+
 use super::Shared;
 use crate::notify::{self, Waiting};
 use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::ring::Ring;
-use crate::sys::fifo::Fifo;
-use crate::sys::futex;
 
 /// The bells of other participants that this process has opened.
 #[derive(Debug, Default)]
-pub(super) struct Bells(Mutex<HashMap<SeatIndex, (SeatWord, Fifo)>>);
+pub(super) struct Bells(Mutex<HashMap<SeatIndex, (SeatWord, Ringer)>>);
 
 /// What the names of all bells of a link begin with.
 pub(crate) fn prefix(link: &str) -> String {
@@ -34,16 +35,17 @@ impl Shared {
     }
 
     /// Creates the bell of a participant of this process.
-    pub(super) fn make_bell(&self, me: &Participant) -> io::Result<Fifo> {
+    pub(super) fn make_bell(&self, me: &Participant) -> io::Result<Ringer> {
         let path = self.bell_path(me);
-        match Fifo::create(&path, self.store.file_mode) {
-            // 65,536 participants ago somebody in this seat was killed, and nobody has recovered it.
+        match fifo::make(&path, self.store.file_mode) {
+            // 65,536 participants ago, one in this seat was killed with its bell, and it was not removed.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 std::fs::remove_file(&path)?;
-                Fifo::create(&path, self.store.file_mode)
+                fifo::make(&path, self.store.file_mode)?;
             }
-            made => made,
+            made => made?,
         }
+        fifo::open_ringer(&path)
     }
 
     /// Removes the bell of a participant, if it has one and this user may.
@@ -55,7 +57,9 @@ impl Shared {
     #[cold]
     pub(super) fn wake(&self, ring: &Ring, waiting: Waiting) -> io::Result<()> {
         if waiting.is_any_asleep(&self.core.seats) {
-            futex::wake_all(notify::wake(ring));
+            notify::wake(ring);
+            // Refused for an address that is none only.
+            let _ = futex::wake(notify::futex(ring), u32::MAX);
         }
         let mut done = Ok(());
         for receiver in waiting.bells(&self.core.seats) {
@@ -74,17 +78,13 @@ impl Bells {
         {
             return bell.ring();
         }
-        match Fifo::open(&path()) {
+        match fifo::open_ringer(&path()) {
             Ok(bell) => {
                 let rung = bell.ring();
                 bells.insert(receiver.seat, (receiver.word, bell));
                 rung
             }
-            Err(error)
-                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
-            {
-                Err(error)
-            }
+            Err(error) if errno::is_exhausted(&error) => Err(error),
             // It has just left, or has said that it has a bell where there is none. Not remembered: a newcomer in the seat
             // may create one later.
             Err(_) => Ok(()),

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use shmesh_proto::broker::{self, Mechanism, PoolMemory, Reply, Request, reply, request};
 use shmesh_proto::packet;
+use shmesh_sys::{file, socket};
 
 use super::holder::{ASKED, Holder, answer_of};
 use super::{Link, Shared};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::Side;
-use crate::sys::{file, socket};
 
 /// Buffers begin at multiples of so many bytes, as a GPU's own allocations do.
 const ALIGNMENT: u64 = 256;

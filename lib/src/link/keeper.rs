@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use shmesh_proto::broker::PoolMemory;
+use shmesh_sys::socket;
 
 use super::holder;
 use super::open::{Entered, LinkOptions};
@@ -17,7 +18,6 @@ use crate::config::LinkConfig;
 use crate::error::{Error, Result};
 use crate::inspect::View;
 use crate::participant::{Participant, SeatIndex, SeatWord};
-use crate::sys::socket;
 
 /// Keeps one link: its segments, and the socket at which participants ask for them.
 ///
@@ -114,7 +114,7 @@ impl Keeper {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// use shmesh::sys::socket;
+    /// use shmesh_sys::socket;
     /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// // Who comes before anybody has looked at the listener is known, too.
     /// let client = socket::connect_to(&dir.path().join("fronthaul.broker"))?;

@@ -37,6 +37,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shmesh_proto::broker::{Request, Seated, request};
 use shmesh_proto::packet;
+use shmesh_sys::fifo::Ringer;
+use shmesh_sys::process::{Liveness, ProcessIdentity};
+use shmesh_sys::socket;
 
 use crate::config::{Backing, PoolId};
 use crate::error::{Error, ErrorKind, Result};
@@ -44,11 +47,8 @@ use crate::participant::{MAX_SEATS, Participant, SeatIndex, Side};
 use crate::ring::{Ring, Wild, spsc};
 use crate::segment::Memory;
 use crate::segment::layout::PoolLayout;
+use crate::segment::lock::Lock;
 use crate::segment::store::{Segment, Store};
-use crate::sys::fifo::Fifo;
-use crate::sys::file::Lock;
-use crate::sys::process::{Liveness, ProcessIdentity};
-use crate::sys::socket;
 use core::Core;
 pub use core::Recovered;
 use desk::Desk;
@@ -176,7 +176,7 @@ pub struct Link {
     desk: Desk,
     slab: slab::Slab,
     /// What `fd` has handed out: every notification must reach it.
-    bell: OnceCell<Fifo>,
+    bell: OnceCell<Ringer>,
     shared: Arc<Shared>,
     /// Keeps the descriptors available to newcomers; after `shared`, so that the last handle stops it first.
     holder: Arc<holder::Holder>,

@@ -12,17 +12,16 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
-use nix::sys::signal::{SigSet, SigmaskHow};
 use shmesh_proto::broker::{self, Reply, Request, reply, request};
 use shmesh_proto::packet;
+use shmesh_sys::eventfd::Doorbell;
+use shmesh_sys::inotify::{self, Watcher};
+use shmesh_sys::signal::Blocked;
+use shmesh_sys::{poll, socket};
 
 use super::Shared;
 use super::holder::{ASKED, Reap, lock_path, proof, reap, socket_path};
 use crate::error::{Error, Result};
-use crate::sys::eventfd::Doorbell;
-use crate::sys::socket;
 
 const STACK_BYTES: usize = 128 * 1024;
 /// How often to look for the dead where inotify is not to be had: a user has 128 instances, unless the node says otherwise.
@@ -136,9 +135,8 @@ impl Watch {
 }
 
 fn spawn(thread: &Arc<Thread>) -> std::io::Result<()> {
-    // The application's signals are for its own threads, which have a stack for its handlers. The new thread inherits what
-    // is blocked here.
-    let ours = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+    // The application's signals are for its own threads, which have a stack for its handlers.
+    let _blocked = Blocked::all();
     let thread = Arc::clone(thread);
     let builder = std::thread::Builder::new().name("shmesh-monitor".into()).stack_size(STACK_BYTES);
     let spawned = builder.spawn(move || {
@@ -146,9 +144,6 @@ fn spawn(thread: &Arc<Thread>) -> std::io::Result<()> {
         *lock(&thread.ended) = true;
         thread.end.notify_all();
     });
-    if let Ok(ours) = ours {
-        let _ = ours.thread_set_mask();
-    }
     spawned.map(drop)
 }
 
@@ -156,20 +151,19 @@ fn spawn(thread: &Arc<Thread>) -> std::io::Result<()> {
 struct Watched {
     id: u64,
     shared: Weak<Shared>,
-    watch: Option<WatchDescriptor>,
+    watch: Option<inotify::File>,
     reap: Reap,
     sidecar: Option<Arc<OwnedFd>>,
 }
 
 struct Watching {
-    inotify: Option<Inotify>,
+    inotify: Option<Watcher>,
     links: Vec<Watched>,
 }
 
 impl Watching {
     fn new() -> Self {
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok();
-        Self { inotify, links: Vec::new() }
+        Self { inotify: Watcher::new().ok(), links: Vec::new() }
     }
 
     fn run(&mut self, thread: &Thread) {
@@ -191,19 +185,16 @@ impl Watching {
     /// Sleeps until something has happened, or a link is to be looked at.
     fn wait(&self, thread: &Thread) {
         let sidecars = self.links.iter().filter_map(|link| link.sidecar.as_ref());
-        let mut fds: Vec<_> = std::iter::once(thread.wake.as_fd())
+        let fds: Vec<_> = std::iter::once(thread.wake.as_fd())
             .chain(self.inotify.iter().map(AsFd::as_fd))
             .chain(sidecars.map(|sidecar| sidecar.as_fd()))
-            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
             .collect();
+        let mut watches: Vec<_> = fds.iter().map(poll::Watch::readable).collect();
         let pauses = self.links.iter().filter_map(|link| link.reap.pause());
         let blind = self.links.iter().any(|link| link.watch.is_none()).then_some(PERIOD);
-        let pause = pauses.chain(blind).min();
-        // Rounded up: to come a moment too early would be to come again and again.
-        let timeout = pause.map_or(PollTimeout::NONE, |pause| {
-            PollTimeout::try_from(pause + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
-        });
-        if poll(&mut fds, timeout).is_err_and(|error| error != nix::errno::Errno::EINTR) {
+        let limit = pauses.chain(blind).min();
+        let waited = poll::wait_once(&mut watches, limit);
+        if waited.is_err_and(|error| error.kind() != std::io::ErrorKind::Interrupted) {
             // A process may lower its limit of descriptors below what it has.
             std::thread::sleep(PERIOD);
         }
@@ -226,29 +217,26 @@ impl Watching {
             if !self.links.iter().any(|link| link.watch == Some(watch))
                 && let Some(inotify) = &self.inotify
             {
-                let _ = inotify.rm_watch(watch);
+                inotify.remove(watch);
             }
         }
     }
 
     fn read_events(&mut self) {
         let Some(inotify) = &self.inotify else { return };
-        while let Ok(events) = inotify.read_events() {
-            for event in &events {
-                let lost = event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
-                for link in self.links.iter_mut().filter(|link| lost || link.watch == Some(event.wd)) {
-                    link.reap.begin();
-                }
+        let Ok(touched) = inotify.touched() else { return };
+        for link in &mut self.links {
+            // All of them when some were lost.
+            if touched.as_ref().is_none_or(|files| link.watch.is_some_and(|watch| files.contains(&watch))) {
+                link.reap.begin();
             }
         }
     }
 }
 
 impl Watched {
-    fn new(id: u64, shared: &Weak<Shared>, inotify: Option<&Inotify>) -> Self {
-        let flags = AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE | AddWatchFlags::IN_DONT_FOLLOW;
-        let watch =
-            shared.upgrade().and_then(|shared| inotify?.add_watch(&lock_path(&shared.store), flags).ok());
+    fn new(id: u64, shared: &Weak<Shared>, inotify: Option<&Watcher>) -> Self {
+        let watch = shared.upgrade().and_then(|shared| inotify?.add(&lock_path(&shared.store)).ok());
         let mut reap = Reap::default();
         // Who died before we watched.
         reap.once();

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use shmesh_sys::process::ProcessIdentity;
+use shmesh_sys::{cgroup, file};
+
 use super::bell::Bells;
 use super::core::Core;
 use super::holder::{Holder, Offer, SILENT};
@@ -14,10 +17,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::participant::Side;
 use crate::segment::header::{Conduct, Header};
 use crate::segment::layout::Shape;
+use crate::segment::lock::Lock;
 use crate::segment::store::{Segment, Store};
-use crate::sys::file::Lock;
-use crate::sys::process::ProcessIdentity;
-use crate::sys::{cgroup, file};
 
 /// Environment variable that names the IPC directory.
 ///
@@ -449,7 +450,9 @@ impl LinkOptions {
     /// Makes the link's segments. Only for who has the lock and found no link.
     fn fresh(&self, store: &Store, config: &LinkConfig) -> Result<Vec<Segment>> {
         let shape = Shape::of(config);
-        let epoch = file::random().map_err(|error| Error::system(&store.link, "read /dev/urandom", error))?;
+        let epoch = file::random()
+            .map(u64::from_ne_bytes)
+            .map_err(|error| Error::system(&store.link, "read /dev/urandom", error))?;
         let conduct = Conduct { notify: config.notify, spin_us: config.spin_us };
         let header = |pool| Header { pool, epoch, shape, conduct };
         let pools = PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0);

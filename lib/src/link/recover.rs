@@ -1,10 +1,11 @@
 //! Recovery: taking back what dead participants held.
 
+use shmesh_sys::process::Liveness;
+
 use super::Link;
 use super::core::Recovered;
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{Participant, SeatIndex, SeatWord};
-use crate::sys::process::Liveness;
 
 impl Recovered {
     pub(super) fn add(&mut self, other: Self) {

@@ -3,13 +3,14 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use shmesh_sys::fifo::Ringer;
+use shmesh_sys::futex;
+
 use super::Link;
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify;
 use crate::ring::Ring;
 use crate::sync::spin;
-use crate::sys::fifo::Fifo;
-use crate::sys::futex;
 
 /// Looks at the ring between two looks at the clock, which costs as much as several of them.
 const LOOKS_PER_CLOCK: u32 = 16;
@@ -183,7 +184,7 @@ impl Link {
     /// ```
     pub fn value(&self) -> Result<Option<u64>> {
         self.check_notify()?;
-        let taken = self.bell.get().map_or(Ok(false), Fifo::take);
+        let taken = self.bell.get().map_or(Ok(false), Ringer::take);
         let taken = taken.map_err(|error| Error::system(&self.shared.store.link, "read the bell", error))?;
         Ok(taken.then_some(1))
     }
@@ -242,7 +243,7 @@ impl Link {
                 return Ok(false);
             }
             let limit = left.map_or(SLEEP_MAX, |left| left.min(SLEEP_MAX));
-            futex::wait(notify::futex(ring), wakes, limit).map_err(failed)?;
+            futex::wait(notify::futex(ring), wakes, Some(limit)).map_err(failed)?;
         }
     }
 }

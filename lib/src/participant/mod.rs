@@ -10,9 +10,10 @@ mod role;
 
 pub(crate) use role::Role;
 
+use shmesh_sys::process::{Liveness, ProcessIdentity};
+
 use crate::segment::Lines;
 use crate::sync::{AtomicU64, Ordering};
-use crate::sys::process::{Liveness, ProcessIdentity};
 
 /// Participants that can be attached to a link at the same time: one bit each in the word that says who sleeps.
 ///
@@ -329,7 +330,7 @@ impl Participant {
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// use shmesh::sys::process::{Liveness, ProcessIdentity};
+    /// use shmesh::{Liveness, ProcessIdentity};
     /// let me = link.participants().next().expect("this handle is attached");
     /// assert_eq!(me.liveness(&ProcessIdentity::me()?), Liveness::Alive);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,5 +1,7 @@
 //! What models and oracle share: a link on the heap, desks at it, and the steps of `Link` without files and doorbells.
 
+use shmesh_sys::process::ProcessIdentity;
+
 use crate::config::PoolId;
 use crate::link::core::{Core, DataRef};
 use crate::link::desk::Desk;
@@ -9,7 +11,6 @@ use crate::ring::entry::Entry;
 use crate::ring::{Ring, Wild};
 use crate::segment::layout::Shape;
 use crate::sync::{Line, Ordering};
-use crate::sys::process::ProcessIdentity;
 
 pub(super) const DATA: PoolId = PoolId::CpuData;
 

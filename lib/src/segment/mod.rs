@@ -5,11 +5,13 @@
 //! | [`lines`] | mapped or heap memory, and checked windows of cache lines over it |
 //! | [`header`] | the first lines of each segment: is it ours, whole, and of this version? |
 //! | [`layout`] | where each table lies, computed from the shape of the link alone |
+//! | [`lock`] | the lock file: who serves the link, who is on it, who sits in which seat |
 //! | [`store`] | files and memfds that hold segments: create, open, check |
 
 pub(crate) mod header;
 pub(crate) mod layout;
 pub(crate) mod lines;
+pub(crate) mod lock;
 pub(crate) mod store;
 
 pub(crate) use lines::{Lines, Memory};

@@ -9,11 +9,12 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use shmesh_sys::{errno, file, mount};
+
 use super::header::{Header, LAYOUT_VERSION, Unusable};
 use super::lines::Memory;
 use crate::config::{Backing, HugePages, LinkConfig, PoolId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::file;
 
 /// Name of a segment's file: as the seed has them, `<link>_shm` and `<link>_<pool>`.
 pub(crate) fn file_name(link: &str, pool: Option<PoolId>) -> String {
@@ -72,11 +73,11 @@ impl Store {
         }
         made.set_len(bytes).map_err(|source| self.refused(&name, source))?;
         file::reserve(&made, bytes).map_err(|source| match source.raw_os_error() {
-            Some(libc::ENOSPC | libc::ENOMEM | libc::EFBIG) => Error::from(ErrorKind::NoSpace {
+            Some(errno::ENOSPC | errno::ENOMEM | errno::EFBIG) => Error::from(ErrorKind::NoSpace {
                 link: Arc::clone(&self.link),
                 what: name.clone(),
                 needed: bytes,
-                free: file::free_bytes(&self.dir).unwrap_or(0),
+                free: mount::free_bytes(&self.dir).unwrap_or(0),
                 dir: self.dir.clone(),
             }),
             _ => self.refused(&name, source),
@@ -115,7 +116,9 @@ impl Store {
             Ok(file) => self.check(file, &path.display().to_string(), pool).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             // A link, a directory, a socket: whatever it is, we did not put it there.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
+            Err(error)
+                if matches!(error.raw_os_error(), Some(errno::ELOOP | errno::EISDIR | errno::ENXIO)) =>
+            {
                 Err(Error::from(ErrorKind::NotOurs {
                     link: Arc::clone(&self.link),
                     what: path.display().to_string(),
@@ -184,13 +187,13 @@ impl Store {
     pub(crate) fn refused(&self, what: &str, source: io::Error) -> Error {
         let link = Arc::clone(&self.link);
         match source.raw_os_error() {
-            Some(libc::EACCES | libc::EPERM) => {
+            Some(errno::EACCES | errno::EPERM) => {
                 Error::from(ErrorKind::Permission { link, what: what.to_owned(), source })
             }
-            Some(libc::ENOENT | libc::ENOTDIR) if !self.dir.is_dir() => {
+            Some(errno::ENOENT | errno::ENOTDIR) if !self.dir.is_dir() => {
                 Error::from(ErrorKind::NoDirectory { link, dir: self.dir.clone() })
             }
-            Some(libc::ENOENT) => Error::from(ErrorKind::NotFound { link, dir: self.dir.clone() }),
+            Some(errno::ENOENT) => Error::from(ErrorKind::NotFound { link, dir: self.dir.clone() }),
             _ => Error::from(ErrorKind::System { link, doing: format!("use {what}"), source }),
         }
     }

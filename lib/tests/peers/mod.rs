@@ -19,8 +19,8 @@ use nix::sys::time::TimeVal;
 use shmesh::client::Happened;
 use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, RingMode};
 use shmesh::device::{BareTgid, DeviceKey, DevicePool, ExportFlags, HostMemory, PoolMemory, Session};
-use shmesh::sys::socket;
 use shmesh::{Error, Link, LinkOptions, Side};
+use shmesh_sys::socket;
 
 /// Longer than any one step here takes, on the slowest machine: only something that hangs lasts so long.
 pub(crate) const HANGS: Duration = Duration::from_secs(60);

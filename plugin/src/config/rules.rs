@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
-use nix::unistd::{AccessFlags, access};
-
 use super::{Budget, Bytes, Config, Pool, Problem, Registration, UserNamespaces};
 use crate::devices::{Accelerator, Kind, Numa, fake};
 use crate::resource::{self, MAX_LIST_BYTES, name};
@@ -352,7 +350,7 @@ fn writable(dir: &Path) -> Result<(), String> {
     if !found.is_dir() {
         return Err("is no directory".into());
     }
-    access(dir, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|error| error.desc().to_owned())
+    shmesh_sys::user::may_write_in(dir).map_err(|error| error.desc().to_owned())
 }
 
 fn pool_path(pool: &Pool) -> String {

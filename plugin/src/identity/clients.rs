@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -122,7 +121,7 @@ pub(crate) struct Closing {
 impl Closing {
     /// Closes descriptors of which nobody knows how long that takes: a socket that lingers, a file of a client's own file
     /// system. So not in the thread that serves.
-    pub(crate) fn close(self, fds: Vec<OwnedFd>) {
+    pub(crate) fn close<T: Send + 'static>(self, fds: Vec<T>) {
         if fds.is_empty() {
             return;
         }

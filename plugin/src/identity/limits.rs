@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use shmesh_sys::socket::MAX_RECEIVED_FDS;
+
 /// Connections at the same time.
 pub(super) const MAX_CONNECTIONS: usize = 1024;
 
@@ -13,10 +15,6 @@ pub(super) const MAX_CLOSINGS: usize = 32;
 
 /// The same for one client, so that one alone cannot stop the others.
 pub(super) const MAX_CLOSINGS_PER_CLIENT: usize = 2;
-
-/// Descriptors with one packet that the kernel lets anybody send (`SCM_MAX_FD`). All are taken, so that it is never the
-/// kernel that closes what is too much, in our thread and for as long as it takes.
-pub(super) const MAX_RECEIVED_FDS: usize = 253;
 
 /// Descriptors that the service needs besides its connections.
 pub(super) const RESERVED_FDS: usize = 2 * MAX_RECEIVED_FDS + 64;

@@ -6,7 +6,7 @@
 //! | `socket.rs` | the socket with a name, and packets with descriptors |
 //! | `clients.rs` | who is connected, and how much of the service each may take |
 //! | `service.rs` | connections, questions and answers |
-//! | `process.rs` | from a pidfd to an identity with its pod; the kernel's part is `lib/identity` |
+//! | `process.rs` | from a pidfd to an identity with its pod; the kernel's part is `lib/sys` |
 //! | `cgroup.rs` | from a cgroup path to pod and container |
 //! | `pods.rs` | who knows the pods |
 //! | `count.rs` | what was done and what was refused |
@@ -24,15 +24,14 @@ mod socket;
 mod tests;
 
 use std::cell::RefCell;
-use std::io;
 use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::Context;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use shmesh_identity::namespace::Namespaces;
-use shmesh_identity::pidfd::PeerPidfd;
-use shmesh_identity::procfs;
+use shmesh_sys::namespace::Namespaces;
+use shmesh_sys::pidfd::PeerPidfd;
+use shmesh_sys::rlimit::OpenFiles;
+use shmesh_sys::{procfs, rlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -63,7 +62,7 @@ pub(crate) fn serve(args: &Identity) -> Result<(), Failure> {
 /// Whether a service answers.
 pub(crate) fn check(args: &Identity) -> Result<(), Failure> {
     let named = args.socket.display();
-    match socket::answers(&args.socket) {
+    match shmesh_sys::socket::answers(&args.socket) {
         Ok(true) => Ok(()),
         Ok(false) => Err(Failure::Failed(anyhow::anyhow!("nobody answers on {named}"))),
         Err(error) => Err(Failure::Failed(anyhow::Error::new(error).context(format!("cannot try {named}")))),
@@ -128,7 +127,7 @@ impl Listening {
 fn look_around(must_be_initial: bool) -> anyhow::Result<()> {
     let ours = Namespaces::own().context("cannot look at /proc/self/ns")?;
     let is_initial = ours.is_initial_pid();
-    let own = shmesh_identity::process::own_start_time().context("cannot read /proc/self/stat")?;
+    let own = shmesh_sys::identify::own_start_time().context("cannot read /proc/self/stat")?;
     anyhow::ensure!(own.is_some(), "/proc is of another pid namespace: its numbers are not ours");
     info!(
         pid_namespace = ours.pid,
@@ -170,11 +169,11 @@ async fn reload<P>(mut hup: Signal, path: Option<std::path::PathBuf>, service: R
 
 /// Raises the limit of descriptors as far as it goes, and tells for how many connections that is enough.
 fn descriptors() -> anyhow::Result<usize> {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let OpenFiles { soft, hard } = rlimit::open_files()?;
     let wanted = (RESERVED_FDS + MAX_CONNECTIONS) as u64;
     let limit = if soft < wanted { hard.min(wanted) } else { soft };
     if limit != soft {
-        setrlimit(Resource::RLIMIT_NOFILE, limit, hard).map_err(io::Error::from)?;
+        rlimit::set_open_files(limit)?;
     }
     let room = usize::try_from(limit)?.saturating_sub(RESERVED_FDS);
     anyhow::ensure!(

@@ -1,9 +1,9 @@
 //! From a pidfd to an identity with its pod.
 
-use shmesh_identity::pidfd::Pidfd;
-use shmesh_identity::process;
-use shmesh_identity::procfs::Proc;
 use shmesh_proto::identity::{PeerIdentity, Pod, Unknown};
+use shmesh_sys::identify;
+use shmesh_sys::pidfd::Pidfd;
+use shmesh_sys::procfs::Proc;
 use tracing::{debug, warn};
 
 use super::cgroup::Roots;
@@ -26,7 +26,7 @@ impl<P: Proc> Resolver<P> {
         latest_start: u64,
         pods: &dyn Pods,
     ) -> Result<PeerIdentity, Unknown> {
-        let peer = process::identify(&self.proc, pidfd, |cgroup| self.pod(cgroup, pods))?;
+        let peer = identify::identify(&self.proc, pidfd, |cgroup| self.pod(cgroup, pods))?;
         if latest_start != 0 && peer.start_time > latest_start {
             debug!(tgid = peer.bare_tgid, "started after the connection was made: not who connected");
             return Err(Unknown::Gone);

@@ -10,13 +10,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use nix::errno::Errno;
 use shmesh_daemon::descriptor::watched;
-use shmesh_identity::pidfd::{PeerPidfd, Pidfd};
-use shmesh_identity::procfs::Proc;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
 use shmesh_proto::limits::VERSION;
 use shmesh_proto::packet;
+use shmesh_sys::errno;
+use shmesh_sys::pidfd::{PeerPidfd, Pidfd};
+use shmesh_sys::procfs::Proc;
+use shmesh_sys::socket::{self, Packet};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -29,7 +30,7 @@ use super::count::Counters;
 use super::limits::{DRAIN, EXHAUSTED, REPORT, SEND};
 use super::pods::Pods;
 use super::process::Resolver;
-use super::socket::{self, Listener, Received};
+use super::socket::Listener;
 
 /// The service: who asks, who is asked about, and what is counted.
 #[derive(Debug)]
@@ -100,15 +101,15 @@ impl<P: Proc + 'static> Service<P> {
     }
 
     async fn not_accepted(&self, error: io::Error) -> io::Result<()> {
-        match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
-            Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM => {
-                Counters::add(&self.counters.exhausted);
-                warn!(%error, "no descriptor for another connection");
-                // It stays ready: without a pause this would be all that we do.
-                sleep(EXHAUSTED).await;
-                Ok(())
-            }
-            Errno::ECONNABORTED | Errno::EINTR => Ok(()),
+        if errno::is_exhausted(&error) {
+            Counters::add(&self.counters.exhausted);
+            warn!(%error, "no descriptor for another connection");
+            // It stays ready: without a pause this would be all that we do.
+            sleep(EXHAUSTED).await;
+            return Ok(());
+        }
+        match error.kind() {
+            io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => Ok(()),
             _ => Err(error),
         }
     }
@@ -133,10 +134,10 @@ impl<P: Proc + 'static> Service<P> {
     }
 
     fn turn_away(&self, fd: OwnedFd) {
-        if let Some(fd) = socket::hang_up(fd)
+        if let Some(unread) = socket::hang_up(fd)
             && let Some(closing) = self.clients.turned_away()
         {
-            closing.close(vec![fd]);
+            closing.close(vec![unread]);
         }
     }
 
@@ -146,8 +147,8 @@ impl<P: Proc + 'static> Service<P> {
         };
         self.converse(&fd, &seat, stopping).await;
         // The seat is its client's until all is closed that waits there.
-        if let Some(fd) = socket::hang_up(fd.into_inner()) {
-            seat.closing().await.close(vec![fd]);
+        if let Some(unread) = socket::hang_up(fd.into_inner()) {
+            seat.closing().await.close(vec![unread]);
         }
     }
 
@@ -157,7 +158,8 @@ impl<P: Proc + 'static> Service<P> {
             closing.close(reply.leftovers);
             let bytes = packet::encode(&reply.answer);
             let pidfd = reply.pidfd.as_ref().map(AsFd::as_fd);
-            let sent = fd.async_io(Interest::WRITABLE, |fd| socket::send(fd.as_fd(), &bytes, pidfd));
+            let fds = pidfd.as_slice();
+            let sent = fd.async_io(Interest::WRITABLE, |fd| socket::send_now(fd, &bytes, fds));
             match timeout(SEND, sent).await {
                 Ok(Ok(())) if reply.is_last => return,
                 Ok(Ok(())) => {}
@@ -174,14 +176,14 @@ impl<P: Proc + 'static> Service<P> {
         fd: &AsyncFd<OwnedFd>,
         seat: &Seat,
         stopping: &mut watch::Receiver<bool>,
-    ) -> Option<(Received, Closing)> {
+    ) -> Option<(Packet, Closing)> {
         loop {
             let is_last_look = *stopping.borrow();
             if !is_last_look {
                 tokio::select! {
                     biased;
                     // Readiness is remembered from the last packet: that there is another one must be seen.
-                    ready = fd.async_io(Interest::READABLE, |fd| socket::has_packet(fd.as_fd())) => ready.ok()?,
+                    ready = fd.async_io(Interest::READABLE, socket::has_packet) => ready.ok()?,
                     _ = stopping.changed() => continue,
                     () = sleep(self.idle) => {
                         Counters::add(&self.counters.too_slow);
@@ -195,7 +197,7 @@ impl<P: Proc + 'static> Service<P> {
                 return None;
             };
             // Nobody else takes from this socket: what was seen is there still. At the end it may be that nothing is.
-            let received = socket::receive(fd.get_ref().as_fd())
+            let received = socket::receive_now(fd.get_ref())
                 .inspect_err(|error| debug!(%error, "nothing to receive"))
                 .ok()?;
             if received.bytes.is_empty() {
@@ -206,8 +208,8 @@ impl<P: Proc + 'static> Service<P> {
         }
     }
 
-    fn reply(&self, received: Received) -> Reply {
-        let Received { bytes, fds, bytes_cut, fds_cut } = received;
+    fn reply(&self, received: Packet) -> Reply {
+        let Packet { bytes, fds, bytes_cut, fds_cut, .. } = received;
         let Some(question) = packet::decode::<Question>(&bytes).ok().filter(|_| !bytes_cut) else {
             // Whoever speaks another language is told once.
             return self.refusal(0, Unknown::BadQuestion, fds, true);

@@ -1,14 +1,14 @@
 //! A socket with a name, and what is served there.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::fcntl::{Flock, FlockArg};
 use shmesh_kubelet_api::deviceplugin::device_plugin_server::DevicePluginServer;
 use shmesh_kubelet_api::pluginregistration::registration_server::RegistrationServer;
+use shmesh_sys::file::Locked;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -104,7 +104,7 @@ impl Drop for Server {
 /// Keeps a second plugin of the same domain away.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: Flock<File>,
+    _file: Locked,
 }
 
 impl Lock {
@@ -112,10 +112,10 @@ impl Lock {
     pub(crate) fn take(dir: &Path, domain: &str) -> io::Result<Option<Self>> {
         let path = dir.join(format!(".{domain}.lock"));
         let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        match Locked::try_lock(file) {
             Ok(file) => Ok(Some(Self { _file: file })),
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
-            Err((_, error)) => Err(error.into()),
+            Err((_, error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err((_, error)) => Err(error),
         }
     }
 }

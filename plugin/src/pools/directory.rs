@@ -1,13 +1,12 @@
 //! Making the directory of a pool, and looking at what it holds.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::statvfs::statvfs;
-use nix::unistd::geteuid;
+use shmesh_sys::{dir, mount, user};
 
 use super::tree;
 
@@ -15,6 +14,8 @@ use super::tree;
 const FOR_ITS_GROUP: u32 = 0o3770;
 /// Where containers cannot be given a group: everybody who has the mount.
 const FOR_ALL: u32 = 0o1777;
+/// Only the owner of a file in the directory can remove it.
+const STICKY: u32 = 0o1000;
 
 /// Makes the directory, or makes it right.
 pub(crate) fn prepare(directory: &Path, gid: u32, has_group: bool) -> Result<()> {
@@ -25,17 +26,16 @@ pub(crate) fn prepare(directory: &Path, gid: u32, has_group: bool) -> Result<()>
             .mode(0o755)
             .create(parent)
             .with_context(|| format!("cannot make {}", parent.display()))?;
-        trust(parent, geteuid().as_raw()).with_context(named)?;
+        trust(parent, user::effective()).with_context(named)?;
     }
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error).with_context(named),
         _ => {}
     }
     // By descriptor: the name may be in a directory where others can put a link.
-    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(directory).with_context(named)?;
+    let opened = dir::open_as_file(directory).with_context(named)?;
     let (mode, gid) = if has_group { (FOR_ITS_GROUP, Some(gid)) } else { (FOR_ALL, None) };
-    own(&opened, mode, gid, geteuid().as_raw()).with_context(named)
+    own(&opened, mode, gid, user::effective()).with_context(named)
 }
 
 /// Who can swap the directory for another must be us or root.
@@ -51,7 +51,7 @@ fn trust(parent: &Path, uid: u32) -> Result<()> {
     );
     let mode = found.mode();
     ensure!(
-        mode & 0o022 == 0 || mode & libc::S_ISVTX != 0,
+        mode & 0o022 == 0 || mode & STICKY != 0,
         "{} has mode {:o}, and others could put another directory there: take their right to write, or set the sticky bit",
         parent.display(),
         mode & 0o7777
@@ -86,8 +86,7 @@ pub(super) fn own(directory: &File, mode: u32, gid: Option<u32>, uid: u32) -> Re
 
 /// Bytes that are free where the directory is.
 pub(crate) fn free(directory: &Path) -> Result<u64> {
-    let stat = statvfs(directory).with_context(|| format!("cannot look at {}", directory.display()))?;
-    Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+    mount::free_bytes(directory).with_context(|| format!("cannot look at {}", directory.display()))
 }
 
 /// Bytes that the files in it take, and how many there are. What cannot be looked at counts as empty.

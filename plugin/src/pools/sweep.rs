@@ -60,7 +60,7 @@ pub(crate) fn sweep(directory: &Path, before: SystemTime, goes_on: impl Fn() -> 
         return Swept::default();
     };
     // Of the entry itself: a link is taken away, not followed.
-    let swept = remover.run(|found| !u64::try_from(found.st_ctime).is_ok_and(|changed| changed >= seconds));
+    let swept = remover.run(|found| !u64::try_from(found.changed).is_ok_and(|changed| changed >= seconds));
     let failures = remover.failures + u64::from(swept.is_err());
     Swept { files: remover.gone.files, bytes: remover.gone.bytes, failures }
 }

@@ -3,14 +3,11 @@
 //! opened but directories, and what is needed has a bound: a few descriptors, a flat stack.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use nix::dir::Dir;
-use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use shmesh_sys::dir::{self, Entry, look_at, names, open_at, remove_dir_at, remove_file_at, rename_at};
+use shmesh_sys::errno::Errno;
 
 /// Deeper directories are not counted: links are made of files.
 const MAX_DEPTH: u32 = 16;
@@ -28,74 +25,39 @@ pub(super) struct Sum {
 
 impl Sum {
     /// It is there. A file takes its bytes once, however many names it has.
-    fn add(&mut self, found: &FileStat) {
+    fn add(&mut self, found: &Entry) {
         self.files += 1;
-        self.bytes += bytes(found) / names(found);
+        self.bytes += found.bytes / names_of(found);
     }
 
     /// It is gone, and its bytes with its last name.
-    fn add_gone(&mut self, found: &FileStat) {
+    fn add_gone(&mut self, found: &Entry) {
         self.files += 1;
-        self.bytes += if names(found) == 1 { bytes(found) } else { 0 };
+        self.bytes += if names_of(found) == 1 { found.bytes } else { 0 };
     }
 }
 
-fn bytes(found: &FileStat) -> u64 {
-    u64::try_from(found.st_blocks).unwrap_or(0) * 512
-}
-
-#[allow(clippy::unnecessary_cast, reason = "on other machines it has 32 bits")]
-fn names(found: &FileStat) -> u64 {
-    if is_dir(found) { 1 } else { found.st_nlink.max(1) as u64 }
-}
-
-/// Opens a directory, and not what a link there leads to.
-pub(super) fn open(at: impl AsFd, name: &(impl nix::NixPath + ?Sized)) -> nix::Result<OwnedFd> {
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    openat(at, name, flags, Mode::empty())
-}
-
-fn look(at: impl AsFd, name: &CStr) -> nix::Result<FileStat> {
-    fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)
-}
-
-fn is_dir(found: &FileStat) -> bool {
-    SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR
-}
-
-/// What is in a directory, until `each` has enough.
-fn entries(directory: &OwnedFd, mut each: impl FnMut(&CStr) -> bool) {
-    let Ok(mut listing) =
-        openat(directory, c".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
-            .and_then(Dir::from_fd)
-    else {
-        return;
-    };
-    for entry in listing.iter() {
-        let Ok(entry) = entry else { return };
-        let name = entry.file_name();
-        if name != c"." && name != c".." && !each(name) {
-            return;
-        }
-    }
+/// A directory has more names than one: its own, and "." and "..".
+fn names_of(found: &Entry) -> u64 {
+    if found.is_dir { 1 } else { found.names.max(1) }
 }
 
 /// What is in it, but for what is very deep or very much.
 pub(super) fn count(directory: &Path) -> Sum {
     let mut sum = Sum::default();
-    if let Ok(top) = open(AT_FDCWD, directory) {
+    if let Ok(top) = dir::open(directory) {
         count_below(&top, 1, &mut sum);
     }
     sum
 }
 
 fn count_below(directory: &OwnedFd, depth: u32, sum: &mut Sum) {
-    entries(directory, |name| {
-        if let Ok(found) = look(directory, name) {
+    names(directory, |name| {
+        if let Ok(found) = look_at(directory, name) {
             sum.add(&found);
-            if is_dir(&found)
+            if found.is_dir
                 && depth < MAX_DEPTH
-                && let Ok(below) = open(directory, name)
+                && let Ok(below) = open_at(directory, name)
             {
                 count_below(&below, depth + 1, sum);
             }
@@ -120,23 +82,23 @@ pub(super) struct Remover<F> {
 
 impl<F: Fn() -> bool> Remover<F> {
     /// `stamp` makes names that nobody else has.
-    pub(super) fn new(directory: &Path, stamp: u128, goes_on: F) -> nix::Result<Self> {
-        let top = open(AT_FDCWD, directory)?;
-        let device = fstat(&top)?.st_dev;
+    pub(super) fn new(directory: &Path, stamp: u128, goes_on: F) -> Result<Self, Errno> {
+        let top = dir::open(directory)?;
+        let device = dir::look(&top)?.device;
         let (gone, failures) = (Sum::default(), 0);
         Ok(Self { top, device, goes_on, seen: 0, moved: 0, emptied: 0, stamp, gone, failures })
     }
 
     /// Takes away everything of which `is_old` holds.
-    pub(super) fn run(&mut self, is_old: impl Fn(&FileStat) -> bool) -> nix::Result<()> {
+    pub(super) fn run(&mut self, is_old: impl Fn(&Entry) -> bool) -> Result<(), Errno> {
         let top = self.top.try_clone().map_err(|_| Errno::EMFILE)?;
-        entries(&top, |name| {
+        names(&top, |name| {
             if !self.may_go_on() {
                 return false;
             }
-            match look(&top, name) {
+            match look_at(&top, name) {
                 Ok(found) if is_old(&found) => {
-                    if is_dir(&found) && found.st_dev == self.device {
+                    if found.is_dir && found.device == self.device {
                         self.empty(name);
                         self.empty_moved();
                     } else {
@@ -170,9 +132,9 @@ impl<F: Fn() -> bool> Remover<F> {
 
     /// Takes away a directory of the top.
     fn empty(&mut self, name: &CStr) {
-        let Ok(found) = look(&self.top, name) else { return };
-        match open(&self.top, name) {
-            Ok(directory) => entries(&directory, |below| {
+        let Ok(found) = look_at(&self.top, name) else { return };
+        match open_at(&self.top, name) {
+            Ok(directory) => names(&directory, |below| {
                 let goes_on = self.may_go_on();
                 if goes_on {
                     self.take(&directory, below);
@@ -181,7 +143,7 @@ impl<F: Fn() -> bool> Remover<F> {
             }),
             Err(error) => tracing::debug!(?name, %error, "cannot be opened"),
         }
-        match unlinkat(&self.top, name, UnlinkatFlags::RemoveDir) {
+        match remove_dir_at(&self.top, name) {
             Ok(()) => self.gone.add_gone(&found),
             Err(error) => self.stays(name, error),
         }
@@ -190,16 +152,16 @@ impl<F: Fn() -> bool> Remover<F> {
     /// Takes away a file or an empty directory. One that is not empty is moved to the top: emptied there, it takes no
     /// descriptor for each directory that it was in.
     fn take(&mut self, directory: &OwnedFd, name: &CStr) {
-        let Ok(found) = look(directory, name) else { return };
-        let outcome = if found.st_dev != self.device {
+        let Ok(found) = look_at(directory, name) else { return };
+        let outcome = if found.device != self.device {
             Err(Errno::EXDEV)
-        } else if !is_dir(&found) {
-            unlinkat(directory, name, UnlinkatFlags::NoRemoveDir).map(|()| self.gone.add_gone(&found))
+        } else if !found.is_dir {
+            remove_file_at(directory, name).map(|()| self.gone.add_gone(&found))
         } else {
-            match unlinkat(directory, name, UnlinkatFlags::RemoveDir) {
+            match remove_dir_at(directory, name) {
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
                     let above = self.name(self.moved);
-                    renameat(directory, name, &self.top, above.as_c_str()).map(|()| self.moved += 1)
+                    rename_at(directory, name, &self.top, &above).map(|()| self.moved += 1)
                 }
                 outcome => outcome.map(|()| self.gone.add_gone(&found)),
             }

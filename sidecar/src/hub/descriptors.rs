@@ -2,9 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::stat::{SFlag, fstat, major};
 use shmesh_proto::broker::Mechanism;
+use shmesh_sys::file::{self, Kind};
 
 /// Of the character devices whose descriptors are memory of a GPU.
 const NVIDIA_MAJOR: u64 = 195;
@@ -23,15 +22,13 @@ impl Descriptors {
     pub(super) fn is_memory_of(self, fd: &OwnedFd, mechanism: Mechanism, size: u64) -> bool {
         if mechanism != Mechanism::Host {
             // A device's, where the mechanism has one at all.
-            return fstat(fd).is_ok_and(|stat| {
-                let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
-                kind == SFlag::S_IFCHR && major(stat.st_rdev) == NVIDIA_MAJOR
-                    || self.memfds_for_devices && kind == SFlag::S_IFREG
-            });
+            return match file::kind(fd) {
+                Ok(Kind::CharDevice { major }) => major == NVIDIA_MAJOR,
+                Ok(Kind::Regular { .. }) => self.memfds_for_devices,
+                _ => false,
+            };
         }
-        let wanted = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
-        let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
-        let found = fstat(fd).ok().and_then(|stat| u64::try_from(stat.st_size).ok());
-        seals.is_ok_and(|seals| seals.contains(wanted)) && found.is_some_and(|found| found >= size)
+        let is_large = matches!(file::kind(fd), Ok(Kind::Regular { size: found }) if found >= size);
+        file::is_size_sealed(fd) && is_large
     }
 }

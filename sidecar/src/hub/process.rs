@@ -1,15 +1,14 @@
 //! The processes that have connected: what they have, who asks about them, and their end.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::geteuid;
 use shmesh::{Participant, Recovered, SeatIndex, SeatWord};
 use shmesh_daemon::descriptor::watched;
 use shmesh_proto::broker::{Code, Processes, Reply, event, reply};
 use shmesh_proto::identity::PeerIdentity;
+use shmesh_sys::{poll, user};
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 
@@ -40,8 +39,7 @@ struct Watch {
 impl Watch {
     /// Now, whether it was told already or not.
     fn has_ended(&self) -> bool {
-        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ended| ended > 0)
+        poll::is_readable(&*self.pidfd).unwrap_or(false)
     }
 }
 
@@ -101,7 +99,7 @@ impl Hub {
         answer: impl FnOnce(&Self) -> reply::Result,
     ) {
         let credentials = self.sessions.get(&session).and_then(|known| known.credentials);
-        if inspect::is_operator(credentials, geteuid().as_raw()) {
+        if inspect::is_operator(credentials, user::effective()) {
             let reply = Reply::new(id, answer(self));
             return self.send(session, &reply, Vec::new());
         }

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use shmesh_cancel::Uncancelled;
+use shmesh_sys::cancel::Uncancelled;
 
 use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
 use crate::cancel::{self, SLICE};

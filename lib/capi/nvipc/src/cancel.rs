@@ -1,6 +1,6 @@
 //! Threads that are cancelled.
 //!
-//! A call is not cancelled ([`shmesh_cancel`]), and who waits comes out of it now and then to be cancelled there.
+//! A call is not cancelled ([`shmesh_sys::cancel`]), and who waits comes out of it now and then to be cancelled there.
 
 use std::ffi::c_int;
 

@@ -4,6 +4,9 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::time::{Duration, UNIX_EPOCH};
 
+use shmesh_sys::errno;
+use shmesh_sys::time::timespec;
+
 use crate::backend::Failure;
 use crate::calls::{self, Given, null, waiting, with};
 use crate::cancel;
@@ -93,10 +96,7 @@ pub unsafe extern "C-unwind" fn nvipc_fw_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
 /// # Safety
 /// As [`nvipc_fw_start`]; `ts_abs` is NULL or points to a time.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn nvipc_fw_sem_timedwait(
-    ipc: *mut nv_ipc_t,
-    ts_abs: *const libc::timespec,
-) -> c_int {
+pub unsafe extern "C-unwind" fn nvipc_fw_sem_timedwait(ipc: *mut nv_ipc_t, ts_abs: *const timespec) -> c_int {
     let slice = || {
         waiting("nvipc_fw_sem_timedwait", ipc, |open| {
             // SAFETY: the caller's promise.
@@ -113,8 +113,7 @@ pub unsafe extern "C-unwind" fn nvipc_fw_sem_timedwait(
             });
             let there = tap_of(open)?.wait(until.transpose()?.flatten())?;
             if there == Some(false) {
-                // SAFETY: the place of this thread's own.
-                unsafe { *libc::__errno_location() = libc::ETIMEDOUT };
+                errno::set(errno::ETIMEDOUT);
             }
             Ok(there.map(|there| if there { 0 } else { -1 }))
         })

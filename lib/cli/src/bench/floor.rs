@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
+use shmesh_sys::sched;
 
 use super::measure::{Dist, Rx, STOP, Tx, echo, ping};
 
@@ -21,15 +20,12 @@ const LOOKS: u32 = 300;
 
 /// Ties the calling thread to `core`.
 pub(super) fn pin(core: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(core).with_context(|| format!("there can be no core {core}"))?;
-    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("cannot run on core {core}"))
+    sched::pin(core).with_context(|| format!("cannot run on core {core}"))
 }
 
 /// The cores that this process may use.
 pub(super) fn cores() -> Result<Vec<usize>> {
-    let set = sched_getaffinity(Pid::from_raw(0)).context("cannot tell which cores may be used")?;
-    Ok((0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap_or(false)).collect())
+    sched::cores().context("cannot tell which cores may be used")
 }
 
 /// A counter that one side writes and the other polls, on a pair of lines of its own.

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use shmesh::config::{LinkConfig, PoolConfig, PoolId};
 use shmesh::{LinkOptions, Side};
+use shmesh_sys::rlimit;
 
 use super::report::{Row, single};
 use crate::child::{Session, die_with_parent, say};
@@ -46,8 +46,8 @@ fn config(i: usize) -> Result<LinkConfig> {
 /// Runs one side: opens all links, says what it found, and closes them when told to.
 pub(super) fn run(spec: &Spec) -> Result<()> {
     die_with_parent()?;
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("cannot read the limit of open files")?;
-    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("cannot raise the limit of open files")?;
+    let hard = rlimit::open_files().context("cannot read the limit of open files")?.hard;
+    rlimit::set_open_files(hard).context("cannot raise the limit of open files")?;
     let before = Usage::now()?;
     let options = LinkOptions::new().dir(&spec.dir).timeout(Duration::from_secs(10));
     let (mut links, mut open_us) = (Vec::new(), Vec::new());

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode};
 use shmesh::{Link, LinkOptions, Loan, Message, Side};
+use shmesh_sys::poll::{self, Watch};
 
 use super::measure::{Dist, Rx, Tx, consume, echo, ping, produce};
 use super::{floor, payload};
@@ -166,9 +166,8 @@ fn wait<const HOW: u8>(link: &Link) -> Result<()> {
             link.wait(None)?;
         }
         _ => {
-            let mut fds = [PollFd::new(link.fd()?, PollFlags::POLLIN)];
             // An interrupted poll finds nothing, and the caller comes again.
-            let _ = poll(&mut fds, PollTimeout::NONE);
+            let _ = poll::wait_once(&mut [Watch::readable(&link.fd()?)], None);
             link.value()?;
         }
     }

@@ -371,10 +371,7 @@ impl Stage<'_> {
 
 /// Two counts that outlive who writes them.
 fn ledger() -> Result<File> {
-    let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
-    let file = File::from(
-        nix::sys::memfd::memfd_create(c"shmesh-demo-ledger", flags).context("cannot make a memfd")?,
-    );
+    let file = shmesh_sys::file::memfd("shmesh-demo-ledger", false).context("cannot make a memfd")?;
     file.set_len(16).context("cannot size a memfd")?;
     Ok(file)
 }

@@ -431,8 +431,7 @@ impl Ledger {
     }
 
     fn note(&self, at: i64, count: u64) -> Result<()> {
-        nix::sys::uio::pwrite(&self.0, &count.to_le_bytes(), at).context("cannot write the ledger")?;
-        Ok(())
+        shmesh_sys::file::write_at(&self.0, &count.to_le_bytes(), at).context("cannot write the ledger")
     }
 
     fn sent(&self, count: u64) -> Result<()> {

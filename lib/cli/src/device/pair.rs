@@ -1,12 +1,12 @@
 //! Two processes with the driver, and this one between them.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use shmesh_sys::poll::{self, Watch};
+use shmesh_sys::socket;
 
 use super::wire::{Answer, How, Order, receive, send};
 
@@ -37,9 +37,7 @@ impl Side {
     }
 
     fn start_behind(namespaces: &[&str], shell: &[&str], args: &[&str]) -> Result<Self> {
-        let (ours, theirs) =
-            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
-                .context("cannot make a socket")?;
+        let (ours, theirs) = socket::pair().context("cannot make a socket")?;
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut command = if namespaces.is_empty() {
             Command::new(program)
@@ -61,15 +59,9 @@ impl Side {
     /// The answer to the last order.
     pub(super) fn answer(&self) -> Result<(Answer, Option<OwnedFd>)> {
         let deadline = Instant::now() + LIMIT;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
-                Ok(0) => bail!("the driver did not come back within {} s", LIMIT.as_secs()),
-                Ok(_) => break,
-                Err(nix::errno::Errno::EINTR) => {}
-                Err(error) => return Err(error).context("cannot wait for a process"),
-            }
+        let ready = poll::wait(&mut [Watch::readable(&self.socket)], Some(deadline));
+        if ready.context("cannot wait for a process")? == 0 {
+            bail!("the driver did not come back within {} s", LIMIT.as_secs());
         }
         match receive(&self.socket).context("a process of this check has ended")? {
             Some((Answer::Refused(text), _)) => bail!(text),

@@ -30,10 +30,8 @@ pub(crate) struct SideArgs {
 
 /// Serves until nobody asks.
 pub(crate) fn run(args: &SideArgs) -> anyhow::Result<()> {
-    if let Some(user) = args.user.map(nix::unistd::Uid::from_raw) {
-        nix::unistd::setresuid(user, user, user)?;
-        // Or the files that a driver reads of its own process would be root's.
-        nix::sys::prctl::set_dumpable(true)?;
+    if let Some(user) = args.user {
+        shmesh_sys::user::become_user(user)?;
     }
     crate::child::die_with_parent()?;
     let socket = io::stdin().as_fd().try_clone_to_owned()?;

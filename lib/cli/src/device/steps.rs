@@ -303,8 +303,8 @@ impl Plan<'_> {
         let after = pair.importer.number(&Order::Descriptors)?;
         let order = || Order::Import { how: How::Vmm, size: offer.size, handle: offer.handle.clone() };
         let mut refusals = Vec::new();
-        let (pipe, _other) = nix::unistd::pipe()?;
-        for wrong in [std::fs::File::open("/dev/null")?.into(), pipe] {
+        let (pipe, _other) = std::io::pipe()?;
+        for wrong in [std::fs::File::open("/dev/null")?.into(), std::os::fd::OwnedFd::from(pipe)] {
             pair.importer.order(&order(), Some(&wrong))?;
             match pair.importer.answer() {
                 Ok(_) => bail!("something that is no memory was imported"),

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use shmesh::sys::socket;
+use shmesh_sys::socket;
 
 /// How memory travels.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
+use shmesh_sys::cgroup::{Level, Version};
 
 use super::mounts::{self, Mount};
 use super::source::{Source, Unknown, field, human};
@@ -11,8 +12,6 @@ use super::{Finding, Status};
 
 /// Below this, even a default link may not fit.
 const LITTLE: u64 = 64 << 20;
-/// v1 writes "no limit" as the largest page-aligned number; anything near it is none.
-const V1_NO_LIMIT: u64 = 1 << 62;
 
 /// Where one controller's files of this process lie, as far as they can be seen from here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,24 +72,6 @@ pub(super) fn locate(source: &Source, controller: &str) -> Result<Place, Unknown
     Ok(Place { version, path: path.to_owned(), dirs })
 }
 
-/// One level of the memory hierarchy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Level {
-    /// The limit, if there is one.
-    limit: Option<u64>,
-    /// What is charged.
-    used: u64,
-    /// Page cache in it that the kernel gives up before it kills.
-    reclaimable: u64,
-}
-
-impl Level {
-    /// What may still be charged before the kernel kills.
-    fn room(&self) -> Option<u64> {
-        Some(self.limit?.saturating_sub(self.used.saturating_sub(self.reclaimable)))
-    }
-}
-
 /// The memory cgroup of this process, as far as it can be seen.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
@@ -112,36 +93,11 @@ impl Memory {
     }
 }
 
-/// A limit as the kernel writes it: `max` (v2) or a number.
-fn parse_limit(text: &str) -> Option<u64> {
-    text.trim().parse().ok().filter(|limit| *limit < V1_NO_LIMIT)
-}
-
-/// `key value` in `memory.stat`.
-fn stat(text: &str, key: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
-}
-
-/// Reads one level; `None` where it has no memory files (the root of v2).
-fn level(source: &Source, version: u8, dir: &Path) -> Option<Level> {
-    let (limit, used, cache) = match version {
-        1 => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        _ => ("memory.max", "memory.current", "inactive_file"),
-    };
-    let details = source.text(dir.join("memory.stat")).unwrap_or_default();
-    let mut limit = parse_limit(&source.text(dir.join(limit)).ok()?);
-    // v1 tells the smallest limit of all ancestors, also of those that cannot be seen from here: the pod's.
-    if let Some(above) = stat(&details, "hierarchical_memory_limit").filter(|limit| *limit < V1_NO_LIMIT) {
-        limit = Some(limit.map_or(above, |own| own.min(above)));
-    }
-    let used = source.number(dir.join(used)).ok()?;
-    Some(Level { limit, used, reclaimable: stat(&details, cache).unwrap_or_default() })
-}
-
 /// Reads the memory cgroup and its visible ancestors.
 pub(super) fn memory(source: &Source) -> Result<Memory, Unknown> {
     let place = locate(source, "memory")?;
-    let levels = place.dirs.iter().filter_map(|dir| level(source, place.version, dir)).collect();
+    let version = if place.version == 1 { Version::V1 } else { Version::V2 };
+    let levels = place.dirs.iter().filter_map(|dir| Level::read(&source.place(dir), version)).collect();
     Ok(Memory { place, levels })
 }
 

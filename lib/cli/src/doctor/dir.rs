@@ -4,10 +4,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
-use nix::sys::stat::Mode;
-use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, statfs};
+use shmesh_sys::errno::{self, Errno};
+use shmesh_sys::file;
+use shmesh_sys::mount::{Kind, file_system};
 
 use super::mounts::{self, Mount};
 use super::source::{Source, Unknown};
@@ -88,21 +87,19 @@ fn owner(dir: &Path) -> Result<Owner, Unknown> {
 
 /// Asks the file system.
 fn space(dir: &Path) -> Result<Space, Unknown> {
-    let stat = statfs(dir).map_err(|why| Unknown(format!("statfs: {}", why.desc())))?;
-    let block =
-        u64::try_from(stat.block_size()).map_err(|_| Unknown("statfs: negative block size".into()))?;
-    let kind = match stat.filesystem_type() {
-        TMPFS_MAGIC => "tmpfs".to_owned(),
-        HUGETLBFS_MAGIC => "hugetlbfs".to_owned(),
-        other => format!("{:#x}", other.0),
+    let found = file_system(dir).map_err(|why| Unknown(format!("statfs: {}", why.desc())))?;
+    let kind = match found.kind {
+        Kind::Tmpfs => "tmpfs".to_owned(),
+        Kind::Hugetlbfs => "hugetlbfs".to_owned(),
+        Kind::Other(magic) => format!("{magic:#x}"),
     };
     // tmpfs mounted with size=0 or nr_inodes=0 has no limit and says 0 for the total.
     let limited = |total: u64, amount: u64| (total > 0).then_some(amount);
     Ok(Space {
         kind,
-        size: limited(stat.blocks(), stat.blocks().saturating_mul(block)),
-        free: limited(stat.blocks(), stat.blocks_available().saturating_mul(block)),
-        inodes: limited(stat.files(), stat.files_free()),
+        size: limited(found.total_bytes, found.total_bytes),
+        free: limited(found.total_bytes, found.available_bytes),
+        inodes: limited(found.files, found.files_free),
     })
 }
 
@@ -117,13 +114,12 @@ fn seen(source: &Source, dir: &Path) -> Result<(Mount, usize), Unknown> {
 
 /// Makes a file that has no name; where that cannot be, one whose name is removed at once.
 fn scratch(dir: &Path) -> Scratch {
-    let (write, mode) = (OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::S_IRUSR | Mode::S_IWUSR);
-    let why = match open(dir, write | OFlag::O_TMPFILE, mode) {
-        Ok(file) => return Scratch { file: Ok(file), anonymous: Ok(()) },
-        Err(why) => why,
+    let why = match file::unnamed(dir, 0o600) {
+        Ok(file) => return Scratch { file: Ok(file.into()), anonymous: Ok(()) },
+        Err(why) => errno::of(&why),
     };
     let name = dir.join(format!(".shmesh-doctor-{}", std::process::id()));
-    let file = open(&name, write | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW, mode);
+    let file = file::create_empty(&name, 0o600).map(OwnedFd::from).map_err(|why| errno::of(&why));
     if file.is_ok() {
         // A failure leaves one empty file, which is no reason to stop.
         let _ = std::fs::remove_file(&name);

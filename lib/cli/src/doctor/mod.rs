@@ -27,7 +27,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use source::{Source, Unknown};
 
-/// A way to open a pidfd by number. nix has none and this crate has no unsafe code, so the caller lends one.
+/// A way to open a pidfd by number, for tests that refuse it.
 pub(crate) type PidfdOpen = fn(u32) -> std::io::Result<OwnedFd>;
 
 /// What `shmesh doctor` is asked.

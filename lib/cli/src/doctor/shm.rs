@@ -1,7 +1,7 @@
 //! What the IPC directory means for links: how much fits, who may write, what to do about it.
 
-use nix::errno::Errno;
 use serde_json::json;
+use shmesh_sys::errno::Errno;
 
 use super::dir::{Facts, Owner, Space};
 use super::mounts::Mount;

@@ -27,7 +27,7 @@ impl Source {
     }
 
     /// Where an absolute `path` lies below the root.
-    fn place(&self, path: &Path) -> PathBuf {
+    pub(super) fn place(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 

@@ -1,19 +1,14 @@
 //! The system calls links stand on, each really tried: a seccomp profile is known by what it refuses.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 
-use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::sockopt::PeerPidfd;
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, getsockopt, recvmsg,
-    sendmsg, socketpair,
-};
-use nix::unistd::{close, ftruncate};
 use serde_json::json;
+use shmesh_sys::errno::{self, Errno};
+use shmesh_sys::eventfd::Doorbell;
+use shmesh_sys::file::{self, ByteLock, Seals};
+use shmesh_sys::socket;
 
 use super::dir::Scratch;
 use super::source::{Source, Unknown, field};
@@ -121,42 +116,47 @@ pub(super) fn findings(
     pidfd_open: Option<PidfdOpen>,
 ) -> Vec<Finding> {
     let memfd = memfd();
-    let mut findings = vec![MEMFD.judge(memfd.as_ref().map(drop).map_err(|why| *why))];
+    let mut findings = vec![MEMFD.judge(memfd.as_ref().map(drop).map_err(errno::of))];
     if let Ok(memfd) = &memfd {
         findings.push(SEALS.judge(seals(memfd)));
     }
     if let Ok(file) = &scratch.file {
-        findings.push(FALLOCATE.judge(fallocate(file, FallocateFlags::empty(), 0, 4096)));
-        findings.push(LOCK.judge(ofd_lock(file)));
+        findings.push(FALLOCATE.judge(said(reserve(file))));
+        findings.push(LOCK.judge(said(ofd_lock(file))));
         findings.push(TMPFILE.judge(scratch.anonymous));
     }
-    findings.push(EVENTFD.judge(eventfd()));
-    findings.push(SCM_RIGHTS.judge(scm_rights()));
-    findings.push(PEER_PIDFD.judge(peer_pidfd()));
+    findings.push(EVENTFD.judge(said(eventfd())));
+    findings.push(SCM_RIGHTS.judge(said(scm_rights())));
+    findings.push(PEER_PIDFD.judge(said(peer_pidfd())));
     findings.push(match pidfd_open {
-        Some(open) => PIDFD_OPEN.judge(
-            open(std::process::id())
-                .map(drop)
-                .map_err(|why| Errno::from_raw(why.raw_os_error().unwrap_or_default())),
-        ),
+        Some(open) => PIDFD_OPEN.judge(open(std::process::id()).map(drop).map_err(|why| errno::of(&why))),
         None => inferred(source, status),
     });
     findings
 }
 
+/// The error number of a trial that failed.
+fn said(outcome: io::Result<()>) -> Result<(), Errno> {
+    outcome.map_err(|why| errno::of(&why))
+}
+
+/// Reserves a page of a file.
+fn reserve(file: &OwnedFd) -> io::Result<()> {
+    file::reserve(&File::from(file.try_clone()?), 4096)
+}
+
 /// A small memfd that may be sealed.
-fn memfd() -> Result<OwnedFd, Errno> {
-    let fd = memfd_create("shmesh-doctor", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
-    ftruncate(&fd, 4096)?;
-    Ok(fd)
+fn memfd() -> io::Result<File> {
+    let file = file::memfd("shmesh-doctor", false)?;
+    file.set_len(4096)?;
+    Ok(file)
 }
 
 /// Seals it and makes sure that the seal holds.
-fn seals(memfd: &OwnedFd) -> Result<(), Errno> {
-    fcntl(memfd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_FUTURE_WRITE))?;
-    let all = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-    fcntl(memfd, FcntlArg::F_ADD_SEALS(all))?;
-    match ftruncate(memfd, 0) {
+fn seals(memfd: &File) -> Result<(), Errno> {
+    Seals::FUTURE_WRITE.add_to(memfd)?;
+    Seals::SIZE.and(Seals::FINAL).add_to(memfd)?;
+    match memfd.set_len(0).map_err(|why| errno::of(&why)) {
         Err(Errno::EPERM) => Ok(()),
         Err(other) => Err(other),
         Ok(()) => Err(Errno::ENOTSUP),
@@ -164,56 +164,32 @@ fn seals(memfd: &OwnedFd) -> Result<(), Errno> {
 }
 
 /// Takes a lock, as the maker of a link does.
-fn ofd_lock(file: &OwnedFd) -> Result<(), Errno> {
-    // Zeroes are valid: the whole file, for the open file description.
-    let exclusive = libc::c_short::try_from(libc::F_WRLCK).unwrap_or(1);
-    let range = libc::flock { l_type: exclusive, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
-    fcntl(file, FcntlArg::F_OFD_SETLK(&range)).map(drop)
+fn ofd_lock(file: &impl AsFd) -> io::Result<()> {
+    file::try_lock_byte(file, 0, ByteLock::Exclusive)?;
+    Ok(())
 }
 
 /// Rings a doorbell and hears it.
-fn eventfd() -> Result<(), Errno> {
-    let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-    bell.write(1)?;
-    bell.read().map(drop)
+fn eventfd() -> io::Result<()> {
+    let bell = Doorbell::new()?;
+    bell.signal()?;
+    if bell.take()? { Ok(()) } else { Err(Errno::EAGAIN.into()) }
 }
 
-/// Two connected ends, as between a broker and a participant.
-fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
-    socketpair(
-        AddressFamily::Unix,
-        SockType::SeqPacket,
-        None,
-        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
-    )
-}
-
-/// Passes a descriptor through a socket.
-fn scm_rights() -> Result<(), Errno> {
-    let (near, far) = pair()?;
-    let fds = [near.as_raw_fd()];
-    let rights = [ControlMessage::ScmRights(&fds)];
-    sendmsg::<()>(near.as_raw_fd(), &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None)?;
-    let (mut byte, mut space) = ([0u8; 1], nix::cmsg_space!([std::os::fd::RawFd; 1]));
-    let mut parts = [IoSliceMut::new(&mut byte)];
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-    let message = recvmsg::<()>(far.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
-    let mut arrived = 0;
-    for one in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(fds) = one {
-            for fd in fds {
-                arrived += 1;
-                close(fd)?;
-            }
-        }
+/// Passes a descriptor through a socket, as between a broker and a participant.
+fn scm_rights() -> io::Result<()> {
+    let (near, far) = socket::pair()?;
+    socket::send_now(&near, b"x", &[near.as_fd()])?;
+    match socket::receive_now(&far)?.fds.len() {
+        1 => Ok(()),
+        _ => Err(Errno::EMFILE.into()),
     }
-    if arrived == 1 { Ok(()) } else { Err(Errno::EMFILE) }
 }
 
 /// Asks who is at the other end.
-fn peer_pidfd() -> Result<(), Errno> {
-    let (near, _far) = pair()?;
-    getsockopt(&near.as_fd(), PeerPidfd).map(drop)
+fn peer_pidfd() -> io::Result<()> {
+    let (near, _far) = socket::pair()?;
+    socket::peer_pidfd(&near).map(drop)
 }
 
 /// What can be said of `pidfd_open` without trying it.

@@ -14,9 +14,9 @@ fn verdicts() {
 #[test]
 fn trials_that_need_no_luck() {
     assert_eq!(seals(&memfd().unwrap()), Ok(()));
-    assert_eq!(eventfd(), Ok(()));
-    assert_eq!(scm_rights(), Ok(()));
-    assert_eq!(ofd_lock(&memfd().unwrap()), Ok(()));
+    eventfd().unwrap();
+    scm_rights().unwrap();
+    ofd_lock(&memfd().unwrap()).unwrap();
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn pidfd_open_tried_and_inferred() {
     tree.file("proc/sys/kernel/osrelease", "4.18.0\n");
     assert_eq!(inferred(&tree.source(), &status(0)).value["errno"], "ENOSYS");
     let scratch = Scratch { file: Err(Errno::ENOENT), anonymous: Err(Errno::ENOENT) };
-    let refuse: PidfdOpen = |_| Err(std::io::Error::from_raw_os_error(Errno::EPERM as i32));
+    let refuse: PidfdOpen = |_| Err(io::Error::from_raw_os_error(Errno::EPERM as i32));
     let found = findings(&tree.source(), &status(2), &scratch, Some(refuse));
     assert_eq!(found.last().unwrap().value["errno"], "EPERM");
 }

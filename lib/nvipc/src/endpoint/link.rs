@@ -6,19 +6,21 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
 use shmesh_gate::{Closed, Gate, Passing};
+use shmesh_sys::file::Locked;
 
+use super::open::lock_dir;
 use super::{Buffers, Recovered};
 use crate::exchange::Peer;
 use crate::held::{Attached, DataBuffer, Held};
 use crate::layout::{INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES, INFO_WORDS, Names, Shape, TIME_BYTES};
 use crate::memory::{AtomicU32, AtomicU64, Memory, Words};
 use crate::queue::Queue;
-use crate::{Error, Result, sys};
+use crate::{Error, Result};
 
 /// How long who ends waits for who begins in the same directory.
 const FILES_LIMIT: Duration = Duration::from_secs(5);
@@ -247,7 +249,8 @@ impl Shared {
 
     /// Notes when a message was sent, where NVIPC's programs look for it.
     pub(super) fn stamp(&self, index: u32) {
-        let (seconds, nanos) = sys::now();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (seconds, nanos) = (now.as_secs(), u64::from(now.subsec_nanos()));
         let [to_seconds, to_nanos] = self.time_of_send(index);
         to_seconds.store(seconds, Relaxed);
         to_nanos.store(nanos, Relaxed);
@@ -301,9 +304,9 @@ impl Shared {
     }
 
     /// Keeps successors off a primary's files; not for ever.
-    pub(super) fn lock_files(&self) -> Option<nix::fcntl::Flock<std::fs::File>> {
+    pub(super) fn lock_files(&self) -> Option<Locked> {
         let dir = self.files.first()?.parent()?;
-        sys::lock_dir(dir, FILES_LIMIT).ok()
+        lock_dir(dir, FILES_LIMIT).ok()
     }
 
     /// Removes what a primary made: what says whose the rest is goes last, for the case that this ends half way.

@@ -18,16 +18,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags};
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
+use shmesh_sys::eventfd;
+use shmesh_sys::poll::{self, Watch};
 
 use crate::held::DataBuffer;
 use crate::layout::{
     INFO_CELL_ID, INFO_DATA_LEN, INFO_DIRECTION, INFO_MSG_ID, INFO_MSG_LEN, INFO_REFERENCES,
 };
 use crate::queue::Queue;
-use crate::{Error, Result, sys};
+use crate::{Error, Result};
 use link::{Pool, Shared};
 pub use open::Options;
 pub use recover::Recovered;
@@ -461,13 +462,8 @@ impl Endpoint {
                 return Ok(true);
             }
             shared.living()?;
-            let ready = sys::wait_for(
-                &mut [
-                    PollFd::new(shared.eventfd.as_fd(), PollFlags::POLLIN),
-                    PollFd::new(shared.over.as_fd(), PollFlags::POLLIN),
-                ],
-                deadline,
-            );
+            let ready =
+                poll::wait(&mut [Watch::readable(&shared.eventfd), Watch::readable(&shared.over)], deadline);
             if ready.map_err(|error| Error::system("wait for the peer", error))? == 0 {
                 return Ok(false);
             }
@@ -487,7 +483,7 @@ impl Endpoint {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn take(&self) -> Result<bool> {
-        sys::take(&self.shared.eventfd).map_err(|error| Error::system("take a notification", error))
+        eventfd::take(&self.shared.eventfd).map_err(|error| Error::system("take a notification", error))
     }
 
     /// What becomes readable when the other side notifies, for `poll` and `epoll`. Blocking, as NVIPC's is.
@@ -609,7 +605,7 @@ impl Endpoint {
         }
         // The listener ends with its thread: until the files are gone too, nobody may take them for left behind.
         let _no_successor = shared.lock_files();
-        let _ = sys::post(&shared.over);
+        let _ = eventfd::post(&shared.over);
         let service = self.service.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         // What the application is asked may close the endpoint: that thread ends by itself.
         if let Some(service) = service.filter(|service| service.thread().id() != std::thread::current().id())

@@ -5,11 +5,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
 use shmesh_gate::Gate;
+use shmesh_sys::file::{self, Locked};
+use shmesh_sys::{errno, eventfd, socket};
 
 use super::link::{Pool, Shared};
 use super::{Endpoint, peer};
@@ -22,16 +24,35 @@ use crate::layout::{
 };
 use crate::memory::{AtomicU32, Memory};
 use crate::queue::Queue;
-use crate::{Error, Result, sys};
+use crate::{Error, Result};
 
 /// How long another of us may take to make a link in the same directory.
 const DIR_LIMIT: Duration = Duration::from_secs(30);
+
+/// Locks a directory, so that no other of us creates files in it meanwhile.
+pub(super) fn lock_dir(dir: &Path, limit: Duration) -> io::Result<Locked> {
+    let mut file = File::open(dir)?;
+    let start = Instant::now();
+    loop {
+        match Locked::try_lock(file) {
+            Ok(lock) => return Ok(lock),
+            Err((back, error))
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+                    && start.elapsed() < limit =>
+            {
+                file = back;
+            }
+            Err((_, error)) => return Err(error),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
 
 /// How to find links, and how to make them.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
-/// use std::time::Duration;
+/// use std::time::{Duration, Instant};
 /// let options = shmesh_nvipc_wire::Options::new().dir(dir.path()).patience(Duration::ZERO);
 /// let nobody = options.attach("nvipc").unwrap_err();
 /// assert!(matches!(nobody, shmesh_nvipc_wire::Error::NoPrimary { .. }), "{nobody}");
@@ -166,8 +187,7 @@ impl Options {
             }
         }
         let system = |doing: &str, error| Error::system(format!("{doing} {}", self.dir.display()), error);
-        let _alone =
-            sys::lock_dir(&self.dir, DIR_LIMIT).map_err(|error| system("lock the directory", error))?;
+        let _alone = lock_dir(&self.dir, DIR_LIMIT).map_err(|error| system("lock the directory", error))?;
         self.clear(&names)?;
         let mut made = Made { files: Vec::new(), options: self };
         let debug = made.segment(&names.of("debug"), debug_bytes(shape.msg_len()) as u64)?;
@@ -194,7 +214,7 @@ impl Options {
         shared.rings.iter().for_each(|ring| ring.refill([]));
         shared.pools.iter().flatten().for_each(|pool| pool.free.refill(0..pool.config.pool_len));
         let path = self.dir.join(shared.names.server());
-        let listener = sys::listen_on(&path, self.mode)
+        let listener = socket::listen_stream(&path, self.mode)
             .map_err(|error| Error::system(format!("listen at {}", path.display()), error))?;
         made.files.push(path);
         // NVIPC's secondaries leave theirs behind.
@@ -206,7 +226,7 @@ impl Options {
     /// Removes what a primary left that has ended.
     fn clear(&self, names: &Names) -> Result<()> {
         let server = self.dir.join(names.server());
-        let served = sys::is_served(&server);
+        let served = socket::is_bound(&server);
         if served.map_err(|error| Error::system(format!("look at {}", server.display()), error))? {
             return Err(Error::InUse { path: server });
         }
@@ -247,7 +267,7 @@ impl Options {
     /// ```
     pub fn attach(&self, prefix: &str) -> Result<Endpoint> {
         let names = Names::new(prefix)?;
-        let eventfd = sys::eventfd().map_err(|error| Error::system("make an eventfd", error))?;
+        let eventfd = eventfd::blocking().map_err(|error| Error::system("make an eventfd", error))?;
         // First, as theirs do: a primary of theirs may put its queues in order before it answers.
         let peer = exchange::meet(&self.dir.join(names.server()), &eventfd, self.patience)?;
         let debug = self.open(&names.of("debug"))?;
@@ -283,7 +303,7 @@ impl Options {
             io::ErrorKind::NotFound => Error::Damaged { what: what(), why: "it is missing" },
             _ => Error::system(format!("open {}", what()), error),
         };
-        let file = sys::open(&path).map_err(refused)?;
+        let file = file::open(&path, true).map_err(refused)?;
         let metadata = file.metadata().map_err(refused)?;
         if !metadata.is_file() || metadata.len() == 0 {
             return Err(Error::Damaged { what: what(), why: "it is empty, or no file" });
@@ -317,7 +337,7 @@ impl Options {
                 memory,
             });
         }
-        let eventfd = || sys::eventfd().map_err(|error| Error::system("make an eventfd", error));
+        let eventfd = || eventfd::blocking().map_err(|error| Error::system("make an eventfd", error));
         Ok(Shared {
             side,
             rings: [queue(shm, 0, len)?, queue(shm, queue_bytes(len), len)?],
@@ -353,11 +373,13 @@ impl Made<'_> {
     fn segment(&mut self, name: &str, bytes: u64) -> Result<Arc<Memory>> {
         let path = self.options.dir.join(name);
         let file =
-            sys::create(&path, self.options.mode, bytes).map_err(|error| match error.raw_os_error() {
-                Some(libc::ENOSPC | libc::ENOMEM | libc::EFBIG) => {
-                    Error::NoSpace { what: name.to_owned(), needed: bytes, dir: self.options.dir.clone() }
+            file::create(&path, self.options.mode, bytes).map_err(|error| {
+                match errno::is_no_space(&error) {
+                    true => {
+                        Error::NoSpace { what: name.to_owned(), needed: bytes, dir: self.options.dir.clone() }
+                    }
+                    false => Error::system(format!("make {}", path.display()), error),
                 }
-                _ => Error::system(format!("make {}", path.display()), error),
             })?;
         self.files.push(path.clone());
         map(&file, &path)
@@ -388,7 +410,8 @@ fn start(
 }
 
 fn map(file: &File, path: &Path) -> Result<Arc<Memory>> {
-    let map = sys::map(file).map_err(|error| Error::system(format!("map {}", path.display()), error))?;
+    let map = memmap2::MmapOptions::new().map_raw(file);
+    let map = map.map_err(|error| Error::system(format!("map {}", path.display()), error))?;
     Ok(Memory::mapped(map))
 }
 

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags};
+use shmesh_sys::eventfd;
+use shmesh_sys::poll::{self, Watch};
 
 use super::link::Shared;
 use crate::exchange::{Caller, Peer};
-use crate::sys;
 
 /// What the application says when a secondary connects again; `false` refuses it.
 pub(super) type Reconnecting = Box<dyn Fn() -> bool + Send>;
@@ -41,15 +41,14 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
             None => (None, None),
         };
         let watched = [Some(shared.over.as_fd()), listener.map(AsFd::as_fd), pidfd, connection];
-        let mut fds: Vec<_> =
-            watched.iter().flatten().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+        let mut fds: Vec<_> = watched.iter().flatten().map(Watch::readable).collect();
         let look = peer.as_ref().and_then(|_| Instant::now().checked_add(LOOK));
-        if sys::wait_for(&mut fds, look).is_err() {
+        if poll::wait(&mut fds, look).is_err() {
             // Not the end: without a listener the link would look like one that was left behind.
             std::thread::sleep(AGAIN);
             continue;
         }
-        let mut ready = fds.iter().map(|fd| fd.any() == Some(true));
+        let mut ready = fds.iter().map(Watch::is_ready);
         let [_, called, ended, said] = watched.map(|fd| fd.is_some() && ready.next() == Some(true));
         drop(ready);
         drop(fds);
@@ -106,7 +105,7 @@ impl Shared {
         let alone = self.alone();
         self.primary_ended.store(true, Release);
         drop(alone);
-        let _ = sys::post(&self.over);
+        let _ = eventfd::post(&self.over);
     }
 
     /// Whether another secondary lives.

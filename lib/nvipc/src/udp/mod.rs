@@ -16,20 +16,19 @@ mod wire;
 
 use std::io::{self, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags};
-use nix::sys::socket::{MsgFlags, recv, sendmsg, setsockopt, sockopt};
 use shmesh::config::{PoolConfig, PoolId};
+use shmesh_sys::poll::{self, Watch};
+use shmesh_sys::{eventfd, file, udp as datagrams};
 
 use crate::endpoint::{Buffers, Message};
 use crate::memory::AtomicU32;
-use crate::{Error, Result, sys};
+use crate::{Error, Result};
 use assemble::Assembler;
 use pool::Pool;
 use wire::{HEADER_BYTES, Header};
@@ -40,6 +39,11 @@ const DATAGRAM_MAX: usize = 65_507;
 const KEPT_BYTES: usize = 8 << 20;
 /// Datagrams that one call reads at most, so that a flood does not keep it.
 const READ_MAX: usize = 4096;
+
+/// Whether an error says nothing of this call: a signal came, or nobody received an earlier datagram.
+fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionRefused)
+}
 
 /// What datagrams look like.
 ///
@@ -207,16 +211,16 @@ impl Endpoint {
         let refused = |doing: &str, error| Error::system(format!("{doing} {} over udp", config.local), error);
         let socket = UdpSocket::bind(config.local).map_err(|error| refused("listen at", error))?;
         socket.connect(config.remote).map_err(|error| refused("reach the peer from", error))?;
-        // The first gives what is permitted; the second gives all, to who has the capability.
-        let _ = setsockopt(&socket, sockopt::RcvBuf, &KEPT_BYTES);
-        let _ = setsockopt(&socket, sockopt::RcvBufForce, &KEPT_BYTES);
-        let over = sys::eventfd().map_err(|error| Error::system("make an eventfd", error))?;
+        datagrams::set_receive_buffer(&socket, KEPT_BYTES);
+        let over = eventfd::blocking().map_err(|error| Error::system("make an eventfd", error))?;
         Ok(Self {
             socket,
             form: config.form,
             datagram_bytes: config.datagram_bytes,
             pools: Pools(pools),
-            session: sys::random().map_err(|error| Error::system("read /dev/urandom", error))?,
+            session: file::random()
+                .map(u32::from_ne_bytes)
+                .map_err(|error| Error::system("read /dev/urandom", error))?,
             number: AtomicU32::new(0),
             arriving: Mutex::new(Arriving {
                 datagram: vec![0; DATAGRAM_MAX].into(),
@@ -359,12 +363,12 @@ impl Endpoint {
 
     fn put(&self, parts: &[IoSlice<'_>]) -> Result<()> {
         loop {
-            match sendmsg::<()>(self.socket.as_raw_fd(), parts, &[], MsgFlags::MSG_NOSIGNAL, None) {
+            match datagrams::send_parts(&self.socket, parts) {
                 // Refused: of an earlier datagram, to a peer that is not there yet. It says nothing of this one, and is
                 // taken away by being told.
-                Err(Errno::EINTR | Errno::ECONNREFUSED) => {}
-                Ok(_) => return Ok(()),
-                Err(errno) => return Err(Error::system("send a datagram", errno)),
+                Err(error) if is_nothing(&error) => {}
+                Ok(()) => return Ok(()),
+                Err(error) => return Err(Error::system("send a datagram", error)),
             }
         }
     }
@@ -385,11 +389,11 @@ impl Endpoint {
         let mut arriving = self.arriving();
         let Arriving { datagram, assembler } = &mut *arriving;
         for _ in 0..READ_MAX {
-            let len = match recv(self.socket.as_raw_fd(), datagram, MsgFlags::MSG_DONTWAIT) {
+            let len = match datagrams::receive_now(&self.socket, datagram) {
                 Ok(len) => len,
-                Err(Errno::EAGAIN) => return Ok(None),
-                Err(Errno::EINTR | Errno::ECONNREFUSED) => continue,
-                Err(errno) => return Err(Error::system("receive a datagram", errno)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if is_nothing(&error) => continue,
+                Err(error) => return Err(Error::system("receive a datagram", error)),
             };
             let message = match self.form {
                 Form::Shmesh => match Header::parse(&datagram[..len]) {
@@ -489,8 +493,7 @@ impl Endpoint {
     /// ```
     pub fn wait(&self, limit: Option<Duration>) -> Result<bool> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let fds = [self.socket.as_fd(), self.over.as_fd()];
-        let ready = sys::wait_for(&mut fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)), deadline);
+        let ready = poll::wait(&mut [Watch::readable(&self.socket), Watch::readable(&self.over)], deadline);
         self.living()?;
         Ok(ready.map_err(|error: io::Error| Error::system("wait for a datagram", error))? > 0)
     }
@@ -559,7 +562,7 @@ impl Endpoint {
     /// ```
     pub fn close(&self) {
         if !self.closed.swap(true, AcqRel) {
-            let _ = sys::post(&self.over);
+            let _ = eventfd::post(&self.over);
         }
     }
 }

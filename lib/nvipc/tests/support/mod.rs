@@ -41,7 +41,7 @@ pub(crate) fn options(dir: &Path) -> Options {
 /// Whether this kernel tells when a peer ends: Linux 6.5. Before that there is nothing of it to test.
 pub(crate) fn notices_deaths() -> bool {
     let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    let notices = shmesh::sys::socket::peer_pidfd(&one).is_ok();
+    let notices = shmesh_sys::socket::peer_pidfd(&one).is_ok();
     if !notices {
         eprintln!("skipped: this kernel gives no pidfd of a peer");
     }

@@ -278,7 +278,7 @@ fn export(handle: &Handle) -> io::Result<OwnedFd> {
     // SAFETY: the driver has just made it, and nobody else knows it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // A child process that inherited it would keep the memory.
-    nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
+    shmesh_sys::file::set_close_on_exec(&fd)?;
     Ok(fd)
 }
 

@@ -23,20 +23,20 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nix::sys::signal::{SigSet, SigmaskHow};
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
 use shmesh_proto::packet;
+use shmesh_sys::eventfd::Doorbell;
+use shmesh_sys::process::ProcessIdentity;
+use shmesh_sys::signal::Blocked;
+use shmesh_sys::{errno, socket};
 
 use super::Shared;
 use super::monitor::Watch;
 use crate::config::{Backing, PoolId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::segment::header::LAYOUT_VERSION;
+use crate::segment::lock::Lock;
 use crate::segment::store::Store;
-use crate::sys::eventfd::Doorbell;
-use crate::sys::file::Lock;
-use crate::sys::process::ProcessIdentity;
-use crate::sys::socket;
 use service::{End, Service, Woken, wait_any};
 pub(super) use service::{Reap, listen, offer, reap, take_back};
 
@@ -122,12 +122,12 @@ impl Holder {
             Err(error) => {
                 return match error.raw_os_error() {
                     // Nobody listens (any more).
-                    Some(libc::ENOENT | libc::ECONNREFUSED | libc::EAGAIN) => Ok(None),
-                    Some(libc::ENAMETOOLONG) => {
+                    Some(errno::ENOENT | errno::ECONNREFUSED | errno::EAGAIN) => Ok(None),
+                    Some(errno::ENAMETOOLONG) => {
                         Err(holder("has a path too long for a socket; use a shorter directory"))
                     }
                     // A socket of another kind.
-                    Some(libc::EPROTOTYPE) => Err(holder(STRANGER)),
+                    Some(errno::EPROTOTYPE) => Err(holder(STRANGER)),
                     _ => Err(store.refused(&path.display().to_string(), error)),
                 };
             }
@@ -140,7 +140,7 @@ impl Holder {
             Ok((bytes, _)) if bytes.is_empty() => return Ok(None),
             Ok(answer) => answer,
             // It ends just now; somebody else will take its place.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EPIPE | libc::ECONNRESET)) => {
+            Err(error) if matches!(error.raw_os_error(), Some(errno::EPIPE | errno::ECONNRESET)) => {
                 return Ok(None);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -244,7 +244,7 @@ impl Holder {
         let me = shared.me;
         // The application's signals are for its own threads, which have a stack for its handlers. The new thread inherits
         // what is blocked here.
-        let ours = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+        let blocked = Blocked::all();
         let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
         let thread = std::thread::Builder::new().name("shmesh-holder".into()).stack_size(STACK_BYTES).spawn(
             move || {
@@ -252,9 +252,7 @@ impl Holder {
                 retire(&shared);
             },
         );
-        if let Ok(ours) = ours {
-            let _ = ours.thread_set_mask();
-        }
+        drop(blocked);
         let thread = thread.map_err(|error| failed("start a thread", error))?;
         Ok(Self { me, thread: Some((stop, thread)), idle: None })
     }

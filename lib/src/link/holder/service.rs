@@ -8,20 +8,19 @@ use std::time::{Duration, Instant};
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
 use shmesh_proto::limits::VERSION;
 use shmesh_proto::packet;
+use shmesh_sys::eventfd::Doorbell;
+use shmesh_sys::poll::{self, Watch};
+use shmesh_sys::{errno, socket, user};
 
 use super::{ANSWER_LIMIT, FULL_PAUSE, HAND_OVER_LIMIT, REAP_ROUNDS, SESSIONS_MAX, socket_path};
 use crate::config::Backing;
 use crate::link::{Recovered, Shared, device};
 use crate::participant::{Participant, Side};
 use crate::segment::header::LAYOUT_VERSION;
-use crate::sys::eventfd::Doorbell;
-use crate::sys::file::Lock;
-use crate::sys::socket;
+use crate::segment::lock::Lock;
 
 /// What ended a wait.
 pub(super) enum Woken {
@@ -30,22 +29,20 @@ pub(super) enum Woken {
 }
 
 pub(super) fn wait_any(stop: &Doorbell, others: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Woken {
-    let mut fds: Vec<_> = std::iter::once(stop.as_fd())
-        .chain(others.iter().copied())
-        .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
-        .collect();
-    let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(t).unwrap_or(PollTimeout::MAX));
+    let mut watches: Vec<_> =
+        std::iter::once(Watch::readable(stop)).chain(others.iter().map(Watch::readable)).collect();
     // An interrupted or refused poll finds nothing, and the caller comes again.
-    if poll(&mut fds, timeout).is_err_and(|error| error != Errno::EINTR) {
+    if poll::wait_once(&mut watches, timeout).is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
         // A process may lower its limit of descriptors below what it has, and must be able to leave all the same.
         std::thread::sleep(FULL_PAUSE);
         return if stop.take().unwrap_or(false) { Woken::Stop } else { Woken::Ready(Vec::new()) };
     }
-    let ready = |fd: &PollFd<'_>| fd.revents().is_some_and(|events| !events.is_empty());
-    if ready(&fds[0]) {
+    if watches[0].is_ready() {
         return Woken::Stop;
     }
-    Woken::Ready(fds[1..].iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(i, _)| i).collect())
+    Woken::Ready(
+        watches[1..].iter().enumerate().filter(|(_, watch)| watch.is_ready()).map(|(i, _)| i).collect(),
+    )
 }
 
 /// Looking for the dead again and again after a connection closed, each time twice as long after the last. By the clock:
@@ -183,8 +180,7 @@ impl Service {
         let connection = match socket::accept(&self.listener) {
             Ok(connection) => connection,
             Err(error) => {
-                let of_us = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
-                self.is_full = error.raw_os_error().is_some_and(|code| of_us.contains(&code));
+                self.is_full = errno::is_exhausted(&error);
                 return;
             }
         };
@@ -284,7 +280,7 @@ fn tell(session: &OwnedFd, id: u64, told: &device::Answer) -> io::Result<()> {
 
 /// Whoever may end this process anyway, and whoever made the link.
 fn may_take_over(shared: &Shared, session: &OwnedFd) -> bool {
-    let ours = nix::unistd::geteuid().as_raw();
+    let ours = user::effective();
     let maker = shared.segments.first().and_then(|segment| Some(segment.file.metadata().ok()?.uid()));
     socket::peer(session).is_ok_and(|peer| peer.uid == 0 || peer.uid == ours || Some(peer.uid) == maker)
 }

@@ -11,9 +11,9 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, socket, socketpair,
 };
 use nix::unistd::Pid;
-use shmesh_identity::pidfd::{PeerPidfd, Pidfd};
-use shmesh_identity::procfs::{File, Kernel, Proc};
 use shmesh_proto::identity::{PeerIdentity, Unknown};
+use shmesh_sys::pidfd::{PeerPidfd, Pidfd};
+use shmesh_sys::procfs::{File, Kernel, Proc};
 
 use super::cgroup::Roots;
 use super::pods::{Nobody, Pods};

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use shmesh::device::PageLocked;
 use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
-use shmesh_cancel::Uncancelled;
+use shmesh_sys::cancel::Uncancelled;
 
 use super::device::{self, DeviceMemory, DevicePools, Maker};
 use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result};

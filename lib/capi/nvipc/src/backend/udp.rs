@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use shmesh_cancel::Uncancelled;
 use shmesh_nvipc_wire::udp::{Config, Endpoint, Form};
+use shmesh_sys::cancel::Uncancelled;
 
 use super::wire::{allocated, failed, given, named, taken};
 use super::{Backend, Buffers, Failure, Fields, PoolId, Received, Result};

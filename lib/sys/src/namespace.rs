@@ -12,7 +12,7 @@ const INITIAL_CGROUP: u64 = 0xefff_fffb;
 /// What was found.
 ///
 /// ```
-/// use shmesh_identity::namespace::Namespaces;
+/// use shmesh_sys::namespace::Namespaces;
 /// let ours = Namespaces::own()?;
 /// println!("process ids are {}the machine's", if ours.is_initial_pid() { "" } else { "not " });
 /// # Ok::<(), std::io::Error>(())
@@ -32,7 +32,7 @@ impl Namespaces {
     /// `/proc` is not there.
     ///
     /// ```
-    /// assert!(shmesh_identity::namespace::Namespaces::own()?.pid > 0);
+    /// assert!(shmesh_sys::namespace::Namespaces::own()?.pid > 0);
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn own() -> io::Result<Self> {
@@ -43,7 +43,7 @@ impl Namespaces {
     /// Whether our numbers are the machine's. In kind they are the node's, which is as far out as its pods get.
     ///
     /// ```
-    /// use shmesh_identity::namespace::Namespaces;
+    /// use shmesh_sys::namespace::Namespaces;
     /// let nested = Namespaces { pid: 4_026_532_001, cgroup: 0xefff_fffb };
     /// assert!(!nested.is_initial_pid());
     /// ```
@@ -55,7 +55,7 @@ impl Namespaces {
     /// Whether cgroup paths begin at the machine's root.
     ///
     /// ```
-    /// use shmesh_identity::namespace::Namespaces;
+    /// use shmesh_sys::namespace::Namespaces;
     /// let nested = Namespaces { pid: 4_026_532_001, cgroup: 0xefff_fffb };
     /// assert!(nested.is_initial_cgroup());
     /// ```

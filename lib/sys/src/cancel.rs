@@ -1,7 +1,6 @@
 //! `pthread_cancel` unwinds a thread out of the system call that it is in, and nothing may unwind through a library in Rust:
 //! that ends the process. So the C interfaces keep a thread from being cancelled while it is in a call.
-// Unsafe: calls the C library.
-#![expect(unsafe_code, reason = "pthread_setcancelstate")]
+#![expect(unsafe_code, reason = "libc has no pthread_setcancelstate")]
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -15,7 +14,7 @@ unsafe extern "C" {
 /// While it lives, this thread is not cancelled.
 ///
 /// ```
-/// let uncancelled = shmesh_cancel::Uncancelled::new();
+/// let uncancelled = shmesh_sys::cancel::Uncancelled::new();
 /// println!("a system call in which nobody ends this thread");
 /// drop(uncancelled);
 /// ```
@@ -30,7 +29,7 @@ impl Uncancelled {
     /// From now on.
     ///
     /// ```
-    /// let (once, again) = (shmesh_cancel::Uncancelled::new(), shmesh_cancel::Uncancelled::new());
+    /// let (once, again) = (shmesh_sys::cancel::Uncancelled::new(), shmesh_sys::cancel::Uncancelled::new());
     /// drop((again, once));
     /// ```
     #[expect(clippy::new_without_default, reason = "a guard is made on purpose")]

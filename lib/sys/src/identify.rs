@@ -1,4 +1,8 @@
-//! From a pidfd to an identity.
+//! From a pidfd to an identity, never a mixture of two processes.
+//!
+//! A number of a process means nothing by itself: it may be another's by the time it is used. But while a process lives, its
+//! number is its own. So everything starts from a pidfd, all facts are read first, and then the pidfd is asked whether the
+//! process lives still: if it does, all that was read was read of it; if not, nothing of it is given out.
 
 use std::io;
 
@@ -15,7 +19,7 @@ use crate::procfs::{self, File, PidfdSays, Proc, start_time, status};
 /// `/proc` hides it, or no descriptor is left.
 ///
 /// ```
-/// use shmesh_identity::{pidfd::Pidfd, process::identify, procfs::Kernel};
+/// use shmesh_sys::{identify::identify, pidfd::Pidfd, procfs::Kernel};
 /// let me = Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
 /// let identity = identify(&Kernel, &me, |_cgroup| None).expect("it can be seen");
 /// assert_eq!(identity.bare_tgid, std::process::id().cast_signed());
@@ -67,31 +71,12 @@ fn read(
 /// `/proc` is not there.
 ///
 /// ```
-/// assert!(shmesh_identity::process::own_start_time()?.is_some());
+/// assert!(shmesh_sys::identify::own_start_time()?.is_some());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn own_start_time() -> io::Result<Option<u64>> {
     let stat = procfs::own(File::Stat)?;
-    let is_ours = stat.split(' ').next() == Some(std::process::id().to_string().as_str());
-    Ok(if is_ours { start_time(&stat) } else { None })
-}
-
-/// Now, in the ticks that start times are in: what has started by now has no greater one.
-///
-/// # Errors
-/// The kernel has no such clock.
-///
-/// ```
-/// use shmesh_identity::process::{now, own_start_time};
-/// let now = now()?;
-/// assert!(own_start_time()?.is_none_or(|start| start <= now));
-/// # Ok::<(), std::io::Error>(())
-/// ```
-pub fn now() -> io::Result<u64> {
-    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)?;
-    let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.unwrap_or(100).max(1);
-    let ticks = time.tv_sec() * ticks + time.tv_nsec() * ticks / 1_000_000_000;
-    u64::try_from(ticks).map_err(io::Error::other)
+    Ok(if procfs::is_pid(&stat, std::process::id()) { start_time(&stat) } else { None })
 }
 
 #[cfg(test)]

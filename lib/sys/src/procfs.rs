@@ -13,7 +13,7 @@ const MAX_CGROUP_BYTES: usize = 65_536;
 /// A file of `/proc/PID`. None of them waits for the process's memory map, which a hostile process could keep locked.
 ///
 /// ```
-/// use shmesh_identity::procfs::{File, Kernel, Proc, start_time};
+/// use shmesh_sys::procfs::{File, Kernel, Proc, start_time};
 /// let stat = Kernel.read(std::process::id().cast_signed(), File::Stat)?;
 /// assert!(start_time(&stat).is_some());
 /// # Ok::<(), std::io::Error>(())
@@ -31,7 +31,7 @@ pub enum File {
 /// Where facts come from; tests let processes end between two of them.
 ///
 /// ```
-/// use shmesh_identity::procfs::{File, Proc};
+/// use shmesh_sys::procfs::{File, Proc};
 /// /// Has one file for everybody.
 /// struct Made;
 /// impl Proc for Made {
@@ -51,7 +51,7 @@ pub trait Proc {
 /// The real `/proc`.
 ///
 /// ```
-/// use shmesh_identity::procfs::{File, Kernel, Proc};
+/// use shmesh_sys::procfs::{File, Kernel, Proc};
 /// assert!(Kernel.read(-1, File::Status).is_err());
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ impl Proc for Kernel {
 /// `/proc` is not there.
 ///
 /// ```
-/// use shmesh_identity::procfs::{File, own};
+/// use shmesh_sys::procfs::{File, own};
 /// assert!(own(File::Status)?.contains("Tgid:"));
 /// # Ok::<(), std::io::Error>(())
 /// ```
@@ -146,16 +146,27 @@ pub(crate) fn status(text: &str) -> Option<Status> {
     })
 }
 
-/// Field 22 of `/proc/PID/stat`: clock ticks after boot.
+/// When a process started, in clock ticks after boot, from its `stat`; `None` when it has ended and only waits to be reaped.
 ///
 /// ```
 /// let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 777 1 2 3";
-/// assert_eq!(shmesh_identity::procfs::start_time(stat), Some(777));
+/// assert_eq!(shmesh_sys::procfs::start_time(stat), Some(777));
 /// ```
 #[must_use]
 pub fn start_time(stat: &str) -> Option<u64> {
     // The name, field 2, may hold spaces and parentheses: count from the last one.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+    let after_name = stat.rsplit_once(')')?.1;
+    let mut fields = after_name.split_ascii_whitespace();
+    let state = fields.next()?;
+    let threads: u64 = fields.nth(16)?.parse().ok()?;
+    let start_time = fields.nth(1)?.parse().ok()?;
+    // The first thread may end before the others: the process is dead when it is the last one.
+    if matches!(state, "Z" | "X" | "x") && threads <= 1 { None } else { Some(start_time) }
+}
+
+/// Whether a `stat` is of the process with this number.
+pub(crate) fn is_pid(stat: &str, pid: u32) -> bool {
+    stat.split(' ').next() == Some(pid.to_string().as_str())
 }
 
 fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
@@ -187,11 +198,20 @@ mod tests {
         assert_eq!(status("Tgid:\t42\nUid:\t1\n"), None);
     }
 
+    const STAT: &str = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 777 1 2 3";
+
     #[test]
-    fn the_start_time_stands_behind_any_name() {
-        let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 777 1 2 3";
-        assert_eq!(start_time(stat), Some(777));
+    fn start_time_is_read_behind_any_name() {
+        assert_eq!(start_time(STAT), Some(777));
+        assert_eq!(start_time(""), None);
         assert_eq!(start_time("1 (x) S"), None);
+    }
+
+    #[test]
+    fn zombie_has_no_start_time_unless_other_threads_run() {
+        let zombie = STAT.replace(" S ", " Z ");
+        assert_eq!(start_time(&zombie), Some(777));
+        assert_eq!(start_time(&zombie.replace(" 3 0 777", " 1 0 777")), None);
     }
 
     #[test]

@@ -5,16 +5,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockType, getsockopt, sockopt};
 pub use shmesh_proto::identity::Unknown;
 
-use crate::procfs;
+use crate::{poll, procfs};
 
 /// How the kernel is asked for the other end of a socket.
 ///
 /// ```
-/// use shmesh_identity::pidfd::PeerPidfd;
+/// use shmesh_sys::pidfd::PeerPidfd;
 /// assert_eq!(PeerPidfd::default(), PeerPidfd::Newest);
 /// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -29,7 +28,7 @@ pub enum PeerPidfd {
 /// A process by its pidfd.
 ///
 /// ```
-/// use shmesh_identity::pidfd::Pidfd;
+/// use shmesh_sys::pidfd::Pidfd;
 /// let me = Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
 /// assert!(!me.has_ended()?);
 /// # Ok::<(), std::io::Error>(())
@@ -49,7 +48,7 @@ impl Pidfd {
     /// Another descriptor comes back with the reason.
     ///
     /// ```
-    /// use shmesh_identity::pidfd::{Pidfd, Unknown};
+    /// use shmesh_sys::pidfd::{Pidfd, Unknown};
     /// let (_file, why) = Pidfd::given(std::fs::File::open("/dev/null")?.into()).unwrap_err();
     /// assert_eq!(why, Unknown::BadDescriptor);
     /// # Ok::<(), std::io::Error>(())
@@ -69,7 +68,7 @@ impl Pidfd {
     ///
     /// ```
     /// use std::os::fd::AsFd;
-    /// use shmesh_identity::pidfd::{PeerPidfd, Pidfd};
+    /// use shmesh_sys::pidfd::{PeerPidfd, Pidfd};
     /// let (one, _other) = std::os::unix::net::UnixStream::pair()?;
     /// assert!(Pidfd::of_peer(one.as_fd(), PeerPidfd::Newest).is_ok());
     /// # Ok::<(), std::io::Error>(())
@@ -99,7 +98,7 @@ impl Pidfd {
     /// [`Unknown::Gone`]: none has; [`Unknown::Unavailable`].
     ///
     /// ```
-    /// use shmesh_identity::pidfd::{Pidfd, Unknown};
+    /// use shmesh_sys::pidfd::{Pidfd, Unknown};
     /// assert_eq!(Pidfd::of_number(-1).unwrap_err(), Unknown::Gone);
     /// ```
     pub fn of_number(pid: i32) -> Result<Self, Unknown> {
@@ -114,7 +113,7 @@ impl Pidfd {
     /// Whether it was opened by a number: then it means who has that number now, which need not be who made the connection.
     ///
     /// ```
-    /// use shmesh_identity::pidfd::Pidfd;
+    /// use shmesh_sys::pidfd::Pidfd;
     /// let me = Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
     /// assert!(me.is_by_number());
     /// ```
@@ -134,7 +133,7 @@ impl Pidfd {
     /// No memory left.
     ///
     /// ```
-    /// use shmesh_identity::pidfd::Pidfd;
+    /// use shmesh_sys::pidfd::Pidfd;
     /// let mut child = std::process::Command::new("true").spawn()?;
     /// let pidfd = Pidfd::of_number(child.id().cast_signed()).expect("it is not reaped yet");
     /// child.wait()?;
@@ -142,19 +141,13 @@ impl Pidfd {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn has_ended(&self) -> io::Result<bool> {
-        let mut polled = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
-        loop {
-            match poll(&mut polled, PollTimeout::ZERO) {
-                Err(Errno::EINTR) => {}
-                done => return Ok(done? > 0),
-            }
-        }
+        poll::is_readable(self)
     }
 
     /// The inode, which is the process's own since Linux 6.9, and 0 before: then all pidfds share one.
     ///
     /// ```
-    /// use shmesh_identity::pidfd::Pidfd;
+    /// use shmesh_sys::pidfd::Pidfd;
     /// let me = || Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
     /// assert_eq!(me().inode(), me().inode());
     /// ```

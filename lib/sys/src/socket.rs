@@ -1,7 +1,7 @@
 //! `SOCK_SEQPACKET` sockets in the IPC directory, and descriptors over them. All ancillary-data arithmetic is here.
 //!
 //! ```
-//! use shmesh::sys::socket;
+//! use shmesh_sys::socket;
 //! # let dir = tempfile::tempdir()?;
 //! let listener = socket::listen_on(&dir.path().join("link.broker"), 0o600)?;
 //! let client = socket::connect_to(&dir.path().join("link.broker"))?;
@@ -14,27 +14,36 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
-    listen, sendmsg, setsockopt, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, accept4, bind,
+    connect, listen, recv, sendmsg, setsockopt, shutdown, socket, socketpair, sockopt,
 };
 use nix::sys::time::TimeVal;
 use shmesh_proto::limits::{MAX_FDS, MAX_PACKET_BYTES};
 
 /// How long connecting, and until somebody says otherwise sending and receiving, may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// Room for as many descriptors as the kernel lets anybody send with one packet, 253, and for who sent it beside them.
-const CONTROL_WORDS: usize = (253 * size_of::<RawFd>()).div_ceil(8) + 16;
+/// Descriptors that the kernel lets anybody send with one packet (`SCM_MAX_FD`). Each receive has room for all of them, so that
+/// it is never the kernel that closes what is too much, in our thread and for as long as that takes.
+pub const MAX_RECEIVED_FDS: usize = 253;
+/// Room for those descriptors, and for the sender beside them.
+const CONTROL_WORDS: usize = (MAX_RECEIVED_FDS * size_of::<RawFd>()).div_ceil(8) + 16;
+/// Connections that may wait at a listener.
+const BACKLOG: i32 = 64;
+/// Connections that may wait at a listener of NVIPC, as its own has.
+const STREAM_BACKLOG: i32 = 20;
 /// Linux 6.5; libc does not have it yet.
 const SCM_PIDFD: i32 = 4;
 /// How long a call is repeated that signals interrupt.
 const INTERRUPTED_LIMIT: Duration = Duration::from_secs(1);
 
-fn unix_socket() -> io::Result<OwnedFd> {
-    Ok(socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?)
+fn unix_socket(kind: SockType, flags: SockFlag) -> io::Result<OwnedFd> {
+    Ok(socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC | flags, None)?)
 }
 
 /// Listens on `path`, which must not exist, with the file mode `mode`.
@@ -45,12 +54,47 @@ fn unix_socket() -> io::Result<OwnedFd> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// let path = dir.path().join("link.broker");
-/// let listener = shmesh::sys::socket::listen_on(&path, 0o600)?;
-/// assert!(shmesh::sys::socket::listen_on(&path, 0o600).is_err(), "the place is taken");
+/// let listener = shmesh_sys::socket::listen_on(&path, 0o600)?;
+/// assert!(shmesh_sys::socket::listen_on(&path, 0o600).is_err(), "the place is taken");
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
-    listening(path, mode, |_| Ok(()))
+    listening(unix_socket(SockType::SeqPacket, SockFlag::empty())?, path, mode, BACKLOG)
+}
+
+/// As [`listen_on`], for a listener that does not block, at which `backlog` connections may wait.
+///
+/// # Errors
+/// As [`listen_on`].
+pub fn listen_nonblocking(path: &Path, mode: u32, backlog: i32) -> io::Result<OwnedFd> {
+    listening(unix_socket(SockType::SeqPacket, SockFlag::SOCK_NONBLOCK)?, path, mode, backlog)
+}
+
+/// As [`listen_on`], for a stream socket.
+///
+/// # Errors
+/// As [`listen_on`].
+pub fn listen_stream(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    listening(unix_socket(SockType::Stream, SockFlag::empty())?, path, mode, STREAM_BACKLOG)
+}
+
+/// Listens on an abstract address: one without a file, that vanishes with its socket, in this network namespace.
+///
+/// # Errors
+/// The address is taken, or longer than 107 bytes.
+pub fn listen_abstract(address: &str) -> io::Result<OwnedFd> {
+    let fd = unix_socket(SockType::SeqPacket, SockFlag::empty())?;
+    bind(fd.as_raw_fd(), &UnixAddr::new_abstract(address.as_bytes())?)?;
+    listen(&fd, Backlog::new(BACKLOG)?)?;
+    Ok(fd)
+}
+
+/// Two connected packet sockets.
+///
+/// # Errors
+/// No descriptors are left.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?)
 }
 
 /// As [`listen_on`], and each packet of each connection says who sent it: also those that come at once, because a connection
@@ -62,7 +106,7 @@ pub fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("link.broker");
-/// use shmesh::sys::socket;
+/// use shmesh_sys::socket;
 /// let listener = socket::listen_for_senders(&path, 0o600)?;
 /// let client = socket::connect_to(&path)?;
 /// socket::send(&client, b"hello", &[])?;
@@ -70,15 +114,15 @@ pub fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn listen_for_senders(path: &Path, mode: u32) -> io::Result<OwnedFd> {
-    listening(path, mode, |fd| ask_for_senders(fd, true))
+    let fd = unix_socket(SockType::SeqPacket, SockFlag::empty())?;
+    ask_for_senders(&fd, true)?;
+    listening(fd, path, mode, BACKLOG)
 }
 
-fn listening(path: &Path, mode: u32, prepare: impl Fn(&OwnedFd) -> io::Result<()>) -> io::Result<OwnedFd> {
-    let fd = unix_socket()?;
-    prepare(&fd)?;
+fn listening(fd: OwnedFd, path: &Path, mode: u32, backlog: i32) -> io::Result<OwnedFd> {
     bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
-    listen(&fd, Backlog::new(64)?)?;
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode))?;
+    listen(&fd, Backlog::new(backlog)?)?;
     Ok(fd)
 }
 
@@ -90,7 +134,7 @@ fn listening(path: &Path, mode: u32, prepare: impl Fn(&OwnedFd) -> io::Result<()
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("link.broker");
-/// use shmesh::sys::socket;
+/// use shmesh_sys::socket;
 /// let listener = socket::listen_on(&path, 0o600)?;
 /// let client = socket::connect_to(&path)?;
 /// let server = socket::accept(&listener)?;
@@ -102,6 +146,15 @@ pub fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
     Ok(own(fd))
 }
 
+/// The next connection, which does not block, if there is one.
+///
+/// # Errors
+/// `WouldBlock` for a listener that does not block; `Interrupted`; what `accept4(2)` says.
+pub fn accept_nonblocking(listener: &impl AsFd) -> io::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    Ok(own(accept4(listener.as_fd().as_raw_fd(), flags)?))
+}
+
 /// Connects to `path`.
 ///
 /// # Errors
@@ -109,17 +162,69 @@ pub fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
-/// let nobody = shmesh::sys::socket::connect_to(&dir.path().join("link.broker")).unwrap_err();
+/// let nobody = shmesh_sys::socket::connect_to(&dir.path().join("link.broker")).unwrap_err();
 /// assert_eq!(nobody.kind(), std::io::ErrorKind::NotFound);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
-    let fd = unix_socket()?;
-    // Who is stopped accepts nobody, and a full queue would keep us for ever.
+    let fd = unix_socket(SockType::SeqPacket, SockFlag::empty())?;
+    // A process that is stopped accepts nobody, and a full queue would keep us for ever.
     limit_wait(&fd, CONNECT_LIMIT)?;
     let address = UnixAddr::new(path)?;
     uninterrupted(|| Ok(connect(fd.as_raw_fd(), &address)?))?;
     Ok(fd)
+}
+
+/// As [`connect_to`], over a stream socket. Connecting, and then each send and each receive, may take `limit`.
+///
+/// # Errors
+/// As [`connect_to`].
+pub fn connect_stream(path: &Path, limit: Duration) -> io::Result<OwnedFd> {
+    let fd = unix_socket(SockType::Stream, SockFlag::empty())?;
+    limit_wait(&fd, limit)?;
+    connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(fd)
+}
+
+/// As [`connect_to`], to the abstract address `address`, with a limit of its own.
+///
+/// # Errors
+/// As [`connect_to`].
+pub fn connect_abstract(address: &str, limit: Duration) -> io::Result<OwnedFd> {
+    let fd = unix_socket(SockType::SeqPacket, SockFlag::empty())?;
+    limit_wait(&fd, limit)?;
+    connect(fd.as_raw_fd(), &UnixAddr::new_abstract(address.as_bytes())?)?;
+    Ok(fd)
+}
+
+/// Whether a process has a stream or packet socket at `path`, without connecting to it: a socket of another kind cannot connect,
+/// and is told so only if there is one.
+///
+/// # Errors
+/// What `connect(2)` says: no right to the path, a file that is no socket.
+pub fn is_bound(path: &Path) -> io::Result<bool> {
+    let probe = unix_socket(SockType::Datagram, SockFlag::empty())?;
+    match connect(probe.as_raw_fd(), &UnixAddr::new(path)?) {
+        Err(Errno::ENOENT | Errno::ECONNREFUSED) => Ok(false),
+        Ok(()) | Err(Errno::EPROTOTYPE) => Ok(true),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Whether a process listens on the packet socket at `path`.
+///
+/// # Errors
+/// There is nothing at `path`, or no right to it.
+pub fn answers(path: &Path) -> io::Result<bool> {
+    match connect_now(path) {
+        Ok(_) => Ok(true),
+        Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ECONNREFUSED) => Ok(false),
+            // The backlog is full; another socket type, but live. Either way the path is in use.
+            Some(Errno::EAGAIN | Errno::EPROTOTYPE) => Ok(true),
+            _ => Err(error),
+        },
+    }
 }
 
 /// Who made a connection, as the kernel says.
@@ -127,7 +232,7 @@ pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("link.broker");
-/// use shmesh::sys::socket::{self, Peer};
+/// use shmesh_sys::socket::{self, Peer};
 /// let listener = socket::listen_on(&path, 0o600)?;
 /// let client = socket::connect_to(&path)?;
 /// let Peer { pid, .. } = socket::peer(&socket::accept(&listener)?)?;
@@ -151,7 +256,7 @@ pub struct Peer {
 ///
 /// ```
 /// let file = std::fs::File::open("/dev/null")?;
-/// assert!(shmesh::sys::socket::peer(&file).is_err());
+/// assert!(shmesh_sys::socket::peer(&file).is_err());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn peer(fd: &impl AsFd) -> io::Result<Peer> {
@@ -167,7 +272,7 @@ pub fn peer(fd: &impl AsFd) -> io::Result<Peer> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("link.broker");
-/// use shmesh::sys::socket;
+/// use shmesh_sys::socket;
 /// let listener = socket::listen_on(&path, 0o600)?;
 /// let client = socket::connect_to(&path)?;
 /// let pidfd = socket::peer_pidfd(&socket::accept(&listener)?);
@@ -186,21 +291,24 @@ pub fn peer_pidfd(fd: &impl AsFd) -> io::Result<OwnedFd> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("link.broker");
-/// use shmesh::sys::socket;
+/// use shmesh_sys::socket;
 /// let listener = socket::listen_on(&path, 0o600)?;
 /// let client = socket::connect_now(&path)?;
 /// assert_eq!(socket::receive(&client).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn connect_now(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    let fd = unix_socket(SockType::SeqPacket, SockFlag::SOCK_NONBLOCK)?;
     connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
     Ok(fd)
 }
 
 /// Makes receiving and sending give up after `limit`.
-pub(crate) fn limit_wait(fd: &OwnedFd, limit: Duration) -> io::Result<()> {
+///
+/// # Errors
+/// `fd` is no socket.
+pub fn limit_wait(fd: &impl AsFd, limit: Duration) -> io::Result<()> {
+    let fd = &fd.as_fd();
     let limit = TimeVal::new(limit.as_secs().cast_signed(), i64::from(limit.subsec_micros()));
     setsockopt(fd, sockopt::ReceiveTimeout, &limit)?;
     setsockopt(fd, sockopt::SendTimeout, &limit)?;
@@ -215,7 +323,7 @@ pub(crate) fn limit_wait(fd: &OwnedFd, limit: Duration) -> io::Result<()> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("link.broker");
-/// use shmesh::sys::socket;
+/// use shmesh_sys::socket;
 /// let listener = socket::listen_on(&path, 0o600)?;
 /// let client = socket::connect_to(&path)?;
 /// drop(socket::accept(&listener)?);
@@ -223,13 +331,23 @@ pub(crate) fn limit_wait(fd: &OwnedFd, limit: Duration) -> io::Result<()> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn send(fd: &impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    uninterrupted(|| send_once(fd, bytes, fds, MsgFlags::empty()))
+}
+
+/// As [`send`], without waiting.
+///
+/// # Errors
+/// As [`send`]; `WouldBlock`; `Interrupted`.
+pub fn send_now(fd: &impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_once(fd, bytes, fds, MsgFlags::MSG_DONTWAIT)
+}
+
+fn send_once(fd: &impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: MsgFlags) -> io::Result<()> {
     let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
     let control: &[_] = if raw.is_empty() { &[] } else { &rights };
-    let packet = [IoSlice::new(bytes)];
-    uninterrupted(|| {
-        Ok(sendmsg::<UnixAddr>(fd.as_fd().as_raw_fd(), &packet, control, MsgFlags::MSG_NOSIGNAL, None)?)
-    })?;
+    let flags = flags | MsgFlags::MSG_NOSIGNAL;
+    sendmsg::<UnixAddr>(fd.as_fd().as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)?;
     Ok(())
 }
 
@@ -258,7 +376,7 @@ fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("link.broker");
-/// use shmesh::sys::socket;
+/// use shmesh_sys::socket;
 /// let listener = socket::listen_on(&path, 0o600)?;
 /// drop(socket::connect_to(&path)?);
 /// let (bytes, fds) = socket::receive(&socket::accept(&listener)?)?;
@@ -274,7 +392,7 @@ pub fn receive(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("link.broker");
-/// use shmesh::sys::socket;
+/// use shmesh_sys::socket;
 /// let listener = socket::listen_on(&path, 0o600)?;
 /// socket::ask_for_senders(&listener, true)?; // what comes through it says who sent it
 /// let client = socket::connect_to(&path)?;
@@ -293,6 +411,10 @@ pub struct Packet {
     pub sender_pid: u32,
     /// A pidfd of who sent it, since Linux 6.5; `None` also where no descriptor was left for it.
     pub sender_pidfd: Option<OwnedFd>,
+    /// There were more bytes than any packet of the protocol has; the rest is lost.
+    pub bytes_cut: bool,
+    /// There were more descriptors than this process had numbers for; the rest is closed.
+    pub fds_cut: bool,
 }
 
 /// Has the kernel say with each packet which process sent it: the connection says only who made it, and may be another's
@@ -303,14 +425,14 @@ pub struct Packet {
 ///
 /// ```
 /// let file = std::fs::File::open("/dev/null")?;
-/// assert!(shmesh::sys::socket::ask_for_senders(&file, true).is_err());
+/// assert!(shmesh_sys::socket::ask_for_senders(&file, true).is_err());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn ask_for_senders(fd: &impl AsFd, by_pidfd: bool) -> io::Result<()> {
     setsockopt(&fd.as_fd(), sockopt::PassCred, &true)?;
     match set_pass_pidfd(fd.as_fd(), by_pidfd) {
         // Linux before 6.5.
-        Err(nix::errno::Errno::ENOPROTOOPT) => Ok(()),
+        Err(Errno::ENOPROTOOPT) => Ok(()),
         done => Ok(done?),
     }
 }
@@ -323,7 +445,7 @@ fn set_pass_pidfd(fd: BorrowedFd<'_>, on: bool) -> nix::Result<()> {
     let result = unsafe {
         libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PASSPIDFD, (&raw const on).cast(), len)
     };
-    nix::errno::Errno::result(result).map(drop)
+    Errno::result(result).map(drop)
 }
 
 /// As [`receive`], and says who sent it, where [`ask_for_senders`] was said before.
@@ -334,7 +456,7 @@ fn set_pass_pidfd(fd: BorrowedFd<'_>, on: bool) -> nix::Result<()> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("link.broker");
-/// use shmesh::sys::socket;
+/// use shmesh_sys::socket;
 /// let listener = socket::listen_on(&path, 0o600)?;
 /// let client = socket::connect_to(&path)?;
 /// socket::send(&client, b"hello", &[])?;
@@ -355,7 +477,7 @@ pub fn receive_from(fd: &impl AsFd) -> io::Result<Packet> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("link.broker");
-/// use shmesh::sys::socket;
+/// use shmesh_sys::socket;
 /// use std::os::fd::AsFd;
 /// let listener = socket::listen_on(&path, 0o600)?;
 /// let client = socket::connect_to(&path)?;
@@ -365,22 +487,127 @@ pub fn receive_from(fd: &impl AsFd) -> io::Result<Packet> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn receive_all(fd: &impl AsFd) -> io::Result<(Packet, io::Result<()>)> {
-    uninterrupted(|| receive_once(fd))
-}
-
-fn receive_once(fd: &impl AsFd) -> io::Result<(Packet, io::Result<()>)> {
-    let mut bytes = vec![0; MAX_PACKET_BYTES];
-    let Received { len, flags, fds, sender_pid, sender_pidfd } = receive_into(fd, &mut bytes)?;
-    let is_whole = if flags & libc::MSG_TRUNC != 0 || fds.len() > MAX_FDS {
+    let packet = uninterrupted(|| receive_once(fd, 0))?;
+    let is_whole = if packet.bytes_cut || packet.fds.len() > MAX_FDS {
         Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any of this protocol"))
-    } else if flags & libc::MSG_CTRUNC != 0 {
+    } else if packet.fds_cut {
         // There is room for as many as anybody can send, so some were lost for want of numbers to give them.
         Err(io::Error::from_raw_os_error(libc::EMFILE))
     } else {
         Ok(())
     };
+    Ok((packet, is_whole))
+}
+
+/// Takes one packet as it came, without waiting, however many descriptors it has.
+///
+/// # Errors
+/// `WouldBlock`; what `recvmsg(2)` says.
+pub fn receive_now(fd: &impl AsFd) -> io::Result<Packet> {
+    loop {
+        match receive_once(fd, libc::MSG_DONTWAIT) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
+fn receive_once(fd: &impl AsFd, flags: i32) -> io::Result<Packet> {
+    let mut bytes = vec![0; MAX_PACKET_BYTES];
+    let Received { len, flags, fds, sender_pid, sender_pidfd } = receive_into(fd, &mut bytes, flags)?;
     bytes.truncate(len);
-    Ok((Packet { bytes, fds, sender_pid, sender_pidfd }, is_whole))
+    let (bytes_cut, fds_cut) = (flags & libc::MSG_TRUNC != 0, flags & libc::MSG_CTRUNC != 0);
+    Ok(Packet { bytes, fds, sender_pid, sender_pidfd, bytes_cut, fds_cut })
+}
+
+/// Receives the next bytes of a stream, with the descriptors that came along; 0 bytes mean that the other end is closed.
+///
+/// # Errors
+/// `WouldBlock` after the limit of the connection; what `recvmsg(2)` says.
+pub fn receive_part(fd: &impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    receive_into(fd, bytes, 0).map(|received| (received.len, received.fds))
+}
+
+/// Receives one byte without waiting; `None` when there is none.
+///
+/// # Errors
+/// `UnexpectedEof`: the other end is closed.
+pub fn receive_byte(fd: &impl AsFd) -> io::Result<Option<u8>> {
+    let mut byte = [0];
+    match recv(fd.as_fd().as_raw_fd(), &mut byte, MsgFlags::MSG_DONTWAIT) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(_) => Ok(Some(byte[0])),
+        Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Whether there is a packet, or the other end is closed. What comes with the packet stays where it is.
+///
+/// # Errors
+/// `WouldBlock`: neither; what `recv(2)` says.
+pub fn has_packet(fd: &impl AsFd) -> io::Result<()> {
+    recv(fd.as_fd().as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)?;
+    Ok(())
+}
+
+/// A connection that is over, and in whose queue something waits. Closing it may take as long as the other end likes, because in
+/// the queue there may be a descriptor that does not let itself be closed: drop it where nobody waits. It is emptied before it
+/// is closed; otherwise the other end would get a reset, and not what was last sent to it.
+#[derive(Debug)]
+pub struct Unread(OwnedFd);
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        while is_unread(&self.0) && receive_all(&self.0).is_ok() {}
+    }
+}
+
+/// Ends a connection. It is closed if nothing waits in its queue; otherwise it comes back, to be dropped where nobody waits.
+///
+/// ```
+/// use shmesh_sys::socket::{hang_up, pair, receive, send};
+/// let (ours, theirs) = pair()?;
+/// send(&theirs, b"", &[])?; // an empty packet is one, too
+/// let unread = hang_up(ours).expect("something waits");
+/// assert!(receive(&theirs)?.0.is_empty(), "the other end need not wait for the close");
+/// drop(unread);
+/// let (ours, _theirs) = pair()?;
+/// assert!(hang_up(ours).is_none());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[must_use = "closing it may block"]
+pub fn hang_up(connection: OwnedFd) -> Option<Unread> {
+    // Nothing more comes in from now on.
+    let _ = shutdown(connection.as_raw_fd(), Shutdown::Read);
+    // From now on every packet says who sent it, and so an empty one is told from the end.
+    let _ = setsockopt(&connection, sockopt::PassCred, &true);
+    if !is_unread(&connection) {
+        return None;
+    }
+    // The other end need not wait for the close.
+    let _ = shutdown(connection.as_raw_fd(), Shutdown::Write);
+    Some(Unread(connection))
+}
+
+/// Whether there is a packet. There is no room for what comes along with one, so that none of it is taken, and the kernel says
+/// that something was left out: with an empty packet at least its sender, at the end nothing.
+fn is_unread(connection: &OwnedFd) -> bool {
+    peek(connection).is_ok_and(|(len, flags)| len > 0 || flags & libc::MSG_CTRUNC != 0)
+}
+
+#[expect(unsafe_code, reason = "nix reserves room for control messages only by their type")]
+fn peek(fd: &OwnedFd) -> io::Result<(usize, i32)> {
+    let mut byte = 0_u8;
+    let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // SAFETY: all zeroes are a message header: no name, no buffers.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    // SAFETY: one part of one byte, which lives until the call returns.
+    let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+    let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+    Ok((len, message.msg_flags))
 }
 
 /// What one call has brought.
@@ -396,7 +623,7 @@ struct Received {
 /// One packet, with the descriptors of one that was cut off, too. That is why this is not left to nix: it hides them, and
 /// nobody would ever close them.
 #[expect(unsafe_code, reason = "nix does not tell of descriptors that came with a packet that was cut off")]
-fn receive_into(fd: &impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
+fn receive_into(fd: &impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<Received> {
     let mut space = [0_u64; CONTROL_WORDS];
     let mut packet = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: all zeroes are a message header: no name, no buffers.
@@ -406,7 +633,8 @@ fn receive_into(fd: &impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
     message.msg_control = space.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&space) as _;
     // SAFETY: both buffers live until the end of this function, and their lengths are theirs.
-    let len = unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    let len =
+        unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &raw mut message, flags | libc::MSG_CMSG_CLOEXEC) };
     let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
     let mut received = Received { len, flags: message.msg_flags, ..Received::default() };
     // SAFETY: the kernel has filled `message`, and its control buffer is aligned for the headers in it.
@@ -445,4 +673,60 @@ fn receive_into(fd: &impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
 fn own(fd: RawFd) -> OwnedFd {
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
     unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+
+    fn send_with(fd: &OwnedFd, bytes: &[u8], count: usize) {
+        send(fd, bytes, &vec![fd.as_fd(); count]).unwrap();
+    }
+
+    #[test]
+    fn all_descriptors_that_can_be_sent_are_taken_and_owned() {
+        let (ours, theirs) = pair().unwrap();
+        for count in [1, 2, MAX_RECEIVED_FDS] {
+            send_with(&theirs, b"x", count);
+            let received = receive_now(&ours).unwrap();
+            assert_eq!((received.fds.len(), received.fds_cut, received.bytes_cut), (count, false, false));
+            for fd in &received.fds {
+                let flags = nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_GETFD).unwrap();
+                assert_eq!(flags, libc::FD_CLOEXEC);
+            }
+        }
+        assert_eq!(receive_now(&ours).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn too_long_a_packet_is_cut_and_said_to_be() {
+        let (ours, theirs) = pair().unwrap();
+        send_with(&theirs, &[7; MAX_PACKET_BYTES], 1);
+        send_with(&theirs, &[7; MAX_PACKET_BYTES + 1], 1);
+        assert!(!receive_now(&ours).unwrap().bytes_cut);
+        let cut = receive_now(&ours).unwrap();
+        assert!(cut.bytes_cut);
+        assert_eq!((cut.bytes.len(), cut.fds.len()), (MAX_PACKET_BYTES, 1));
+        // The descriptor that came along is a copy of the other end.
+        drop((theirs, cut));
+        assert!(receive_now(&ours).unwrap().bytes.is_empty());
+    }
+
+    #[test]
+    fn hanging_up_leaves_descriptors_in_the_queue() {
+        // Behind an empty packet that says nothing there is one with a descriptor.
+        let (ours, theirs) = pair().unwrap();
+        send(&theirs, b"", &[]).unwrap();
+        let (reader, writer) = io::pipe().unwrap();
+        send(&theirs, b"x", &[writer.as_fd()]).unwrap();
+        drop(writer);
+        let unread = hang_up(ours).expect("two packets wait");
+        // The pipe hangs up when the last copy of its writer is closed.
+        let hung_up =
+            |deadline| crate::poll::wait(&mut [crate::poll::Watch::hung_up(&reader)], deadline).unwrap();
+        assert_eq!(hung_up(Some(Instant::now())), 0, "it waits in the queue still");
+        drop(unread);
+        assert_eq!(hung_up(None), 1);
+    }
 }

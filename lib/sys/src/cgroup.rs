@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// `None` when nothing of it can be read.
 ///
 /// ```
-/// match shmesh::sys::cgroup::room_bytes() {
+/// match shmesh_sys::cgroup::room_bytes() {
 ///     Some(room) => println!("{room} bytes until somebody is killed"),
 ///     None => println!("no limit"),
 /// }
@@ -40,9 +40,9 @@ fn room_below(root: &Path, membership: &str) -> Option<u64> {
             let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
             let path = path.trim_start_matches('/');
             if controllers.is_empty() {
-                tightest(root.to_path_buf(), path, "memory.max", "memory.current")
+                tightest(root.to_path_buf(), path, Version::V2)
             } else if controllers.split(',').any(|controller| controller == "memory") {
-                tightest(root.join("memory"), path, "memory.limit_in_bytes", "memory.usage_in_bytes")
+                tightest(root.join("memory"), path, Version::V1)
             } else {
                 None
             }
@@ -51,39 +51,74 @@ fn room_below(root: &Path, membership: &str) -> Option<u64> {
 }
 
 /// The least room on the way from `root` to `root/path`. Levels that a private cgroup namespace hides are skipped.
-fn tightest(root: PathBuf, path: &str, limit: &str, usage: &str) -> Option<u64> {
+fn tightest(root: PathBuf, path: &str, version: Version) -> Option<u64> {
     let mut levels = vec![root.clone()];
     let mut level = root;
     for part in path.split('/').filter(|part| !part.is_empty() && *part != "..") {
         level.push(part);
         levels.push(level.clone());
     }
-    levels
-        .iter()
-        .filter_map(|level| {
-            let used = number(&level.join(usage))?.saturating_sub(page_cache(&level.join("memory.stat")));
-            Some(number(&level.join(limit))?.saturating_sub(used))
-        })
-        .min()
+    levels.iter().filter_map(|level| Level::read(level, version)?.room()).min()
 }
 
-/// Bytes of files that were only read: the kernel drops them before it refuses anything. Shared memory is not among them.
-fn page_cache(stat: &Path) -> u64 {
-    let text = fs::read_to_string(stat).unwrap_or_default();
-    let value = |name: &str| {
-        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
-    };
-    // Version 1 counts those below this level under "total_".
-    ["active_file", "inactive_file"]
-        .iter()
-        .map(|name| value(&format!("total_{name}")).or_else(|| value(name)).unwrap_or(0))
-        .sum()
+/// The two layouts of the memory controller.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Version {
+    /// A tree of its own for each controller.
+    V1,
+    /// The unified tree.
+    V2,
 }
 
-/// A number in a file; `None` for "max", for cgroup v1's "no limit", and for what is not there.
-fn number(path: &Path) -> Option<u64> {
-    let value: u64 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
-    (value < 1 << 60).then_some(value)
+/// One level of the memory hierarchy.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Level {
+    /// The limit, if there is one.
+    pub limit: Option<u64>,
+    /// Bytes that are charged.
+    pub used: u64,
+    /// Page cache among them, which the kernel drops before it kills. Shared memory is not among it.
+    pub reclaimable: u64,
+}
+
+impl Level {
+    /// Reads the level with this directory; `None` where it has no memory files, as the root of version 2.
+    #[must_use]
+    pub fn read(dir: &Path, version: Version) -> Option<Self> {
+        let text = |name: &str| fs::read_to_string(dir.join(name)).ok();
+        let (limit, used) = match version {
+            Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            Version::V2 => ("memory.max", "memory.current"),
+        };
+        let details = text("memory.stat").unwrap_or_default();
+        // Version 1 tells the smallest limit of all ancestors, also of those that cannot be seen from here: the pod's.
+        let above = stat(&details, "hierarchical_memory_limit").filter(|limit| *limit < NO_LIMIT);
+        let limit = parse_limit(&text(limit)?).into_iter().chain(above).min();
+        // Version 1 counts those below this level under "total_".
+        let cache = ["active_file", "inactive_file"].iter().map(|name| {
+            stat(&details, &format!("total_{name}")).or_else(|| stat(&details, name)).unwrap_or(0)
+        });
+        Some(Self { limit, used: text(used)?.trim().parse().ok()?, reclaimable: cache.sum() })
+    }
+
+    /// What may still be charged before the kernel kills; `None` without a limit.
+    #[must_use]
+    pub fn room(&self) -> Option<u64> {
+        Some(self.limit?.saturating_sub(self.used.saturating_sub(self.reclaimable)))
+    }
+}
+
+/// Version 1 writes "no limit" as the largest page-aligned number; anything near it is none.
+const NO_LIMIT: u64 = 1 << 60;
+
+/// A limit as the kernel writes it: `max` (version 2) or a number.
+fn parse_limit(text: &str) -> Option<u64> {
+    text.trim().parse().ok().filter(|limit| *limit < NO_LIMIT)
+}
+
+/// `key value` in `memory.stat`.
+fn stat(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 #[cfg(test)]
@@ -134,5 +169,25 @@ mod tests {
         ]);
         assert_eq!(room_below(root.path(), "4:memory:/pod\n0::/pod\n"), None);
         assert_eq!(room_below(root.path(), "4:cpu,memory:/pod/c\n"), Some(0));
+    }
+
+    #[test]
+    fn limits_and_statistics() {
+        assert_eq!(parse_limit("max\n"), None);
+        assert_eq!(parse_limit("9223372036854771712"), None);
+        assert_eq!(parse_limit("4096\n"), Some(4096));
+        assert_eq!(stat("inactive_file_x 3\ninactive_file 4\n", "inactive_file"), Some(4));
+        let full = Level { limit: Some(10), used: 30, reclaimable: 5 };
+        assert_eq!(full.room(), Some(0));
+    }
+
+    #[test]
+    fn version_1_tells_of_the_limit_above() {
+        let root = tree(&[
+            ("memory/c/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("memory/c/memory.usage_in_bytes", "30\n"),
+            ("memory/c/memory.stat", "hierarchical_memory_limit 100\ntotal_active_file 5\nactive_file 2\n"),
+        ]);
+        assert_eq!(room_below(root.path(), "4:memory:/c\n"), Some(75));
     }
 }

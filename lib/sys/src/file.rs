@@ -1,0 +1,404 @@
+//! Files that hold segments, named ones on tmpfs and memfds: made, reserved, sealed, mapped and locked.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, FcntlArg, FdFlag, OFlag, SealFlag, fallocate, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::{SFlag, fstat, major};
+
+use crate::errno::Errno;
+use crate::signal::Blocked;
+
+/// A file without a name in `dir`, for [`publish`]: it disappears with us unless it is finished.
+///
+/// # Errors
+/// The file system has no `O_TMPFILE`, or the directory cannot be written.
+pub fn unnamed(dir: &Path, mode: u32) -> io::Result<File> {
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .mode(mode)
+        .custom_flags(libc::O_TMPFILE | libc::O_CLOEXEC)
+        .open(dir)?;
+    set_mode(&file, mode)?;
+    Ok(file)
+}
+
+/// Gives an unnamed file its name, unless that name is taken (`EEXIST`): `O_EXCL`, but with the content already complete.
+///
+/// # Errors
+/// The name is taken (`AlreadyExists`); the file is of another file system.
+pub fn publish(file: &File, path: &Path) -> io::Result<()> {
+    let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    nix::unistd::linkat(AT_FDCWD, from.as_c_str(), AT_FDCWD, path, AtFlags::AT_SYMLINK_FOLLOW)?;
+    Ok(())
+}
+
+/// Makes a file that must not exist yet, of `bytes` that are reserved at once. When that fails, no file stays.
+///
+/// # Errors
+/// The name is taken (`AlreadyExists`); no room; what `open(2)` says.
+pub fn create(path: &Path, mode: u32, bytes: u64) -> io::Result<File> {
+    let file = create_empty(path, mode)?;
+    let fill = || {
+        set_mode(&file, mode)?;
+        file.set_len(bytes)?;
+        reserve(&file, bytes)
+    };
+    if let Err(error) = fill() {
+        let _ = std::fs::remove_file(path);
+        return Err(error);
+    }
+    Ok(file)
+}
+
+/// Makes an empty file that must not exist yet.
+///
+/// # Errors
+/// The name is taken (`AlreadyExists`); what `open(2)` says.
+pub fn create_empty(path: &Path, mode: u32) -> io::Result<File> {
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
+        .open(path)
+}
+
+/// Makes or opens the file of a lock. A symbolic link is refused: it could lead anywhere.
+///
+/// # Errors
+/// What `open(2)` says.
+pub fn open_lock_file(path: &Path, mode: u32) -> io::Result<File> {
+    std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(mode)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(path)
+}
+
+/// Opens an existing file, without waiting for anything. A symbolic link is refused: it could lead anywhere.
+///
+/// # Errors
+/// What `open(2)` says; `ELOOP` for a link, `ENXIO` for a socket.
+pub fn open(path: &Path, write: bool) -> io::Result<File> {
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(write)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+}
+
+/// Reserves `len` bytes: a full tmpfs is an error here and not a bus error later.
+///
+/// # Errors
+/// What `fallocate(2)` says; `EFBIG` for more than a file can have.
+///
+/// ```
+/// let file = tempfile::tempfile()?;
+/// shmesh_sys::file::reserve(&file, 4096)?;
+/// assert_eq!(file.metadata()?.len(), 4096);
+/// assert!(shmesh_sys::file::reserve(&file, u64::MAX).is_err());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn reserve(file: &File, len: u64) -> io::Result<()> {
+    let len = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // The kernel undoes all of a request that a signal interrupts, so in a process with a fast timer a large one would never
+    // end. Signals of this thread wait meanwhile.
+    let _blocked = Blocked::all();
+    loop {
+        match fallocate(file, FallocateFlags::empty(), 0, len) {
+            Err(Errno::EINTR) => {}
+            done => return Ok(done?),
+        }
+    }
+}
+
+/// A memfd that can be sealed.
+///
+/// # Errors
+/// A seccomp filter refuses, or no huge pages are there.
+pub fn memfd(name: &str, hugetlb: bool) -> io::Result<File> {
+    let mut flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    if hugetlb {
+        flags |= MFdFlags::MFD_HUGETLB;
+    }
+    Ok(File::from(memfd_create(CString::new(name)?.as_c_str(), flags)?))
+}
+
+/// What can never be done any more to a memfd, for anybody.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Seals(SealFlag);
+
+impl Seals {
+    /// Neither shrinking nor growing: the size is fixed, so that no peer can make readers fault.
+    pub const SIZE: Self = Self(SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW));
+    /// No new writable mappings and no writes; mappings that exist stay writable. Since Linux 5.1.
+    pub const FUTURE_WRITE: Self = Self(SealFlag::F_SEAL_FUTURE_WRITE);
+    /// No more seals.
+    pub const FINAL: Self = Self(SealFlag::F_SEAL_SEAL);
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0.union(other.0))
+    }
+
+    /// Adds these seals to a memfd.
+    ///
+    /// # Errors
+    /// It is no memfd that can be sealed, or has [`FINAL`](Self::FINAL).
+    pub fn add_to(self, file: &impl AsFd) -> Result<(), Errno> {
+        fcntl(file, FcntlArg::F_ADD_SEALS(self.0)).map(drop)
+    }
+
+    /// The seals of a file.
+    ///
+    /// # Errors
+    /// It is no file that can have seals.
+    pub fn of(file: &impl AsFd) -> io::Result<Self> {
+        Ok(Self(SealFlag::from_bits_truncate(fcntl(file, FcntlArg::F_GET_SEALS)?)))
+    }
+
+    /// Whether all of `others` are among these.
+    #[must_use]
+    pub const fn contains(self, others: Self) -> bool {
+        self.0.contains(others.0)
+    }
+}
+
+/// Fixes the size of a memfd for good, so that no peer can make its readers fault.
+///
+/// # Errors
+/// As [`Seals::add_to`].
+pub fn seal_size(file: &File) -> io::Result<()> {
+    Ok(Seals::SIZE.and(Seals::FINAL).add_to(file)?)
+}
+
+/// Whether the size of a memfd can no longer change.
+#[must_use]
+pub fn is_size_sealed(fd: &impl AsFd) -> bool {
+    Seals::of(fd).is_ok_and(|seals| seals.contains(Seals::SIZE))
+}
+
+/// What an open descriptor is, as far as memory is concerned.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// A file or a memfd of so many bytes.
+    Regular {
+        /// Its bytes.
+        size: u64,
+    },
+    /// A character device with this major number.
+    CharDevice {
+        /// The major number.
+        major: u64,
+    },
+    /// Anything else.
+    Other,
+}
+
+/// What an open descriptor is.
+///
+/// # Errors
+/// Its file system cannot tell.
+pub fn kind(fd: &impl AsFd) -> io::Result<Kind> {
+    let stat = fstat(fd)?;
+    Ok(match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
+        SFlag::S_IFREG => Kind::Regular { size: u64::try_from(stat.st_size).unwrap_or(0) },
+        SFlag::S_IFCHR => Kind::CharDevice { major: major(stat.st_rdev) },
+        _ => Kind::Other,
+    })
+}
+
+/// The inode of an open descriptor.
+///
+/// # Errors
+/// Its file system cannot tell.
+pub fn inode(fd: &impl AsFd) -> io::Result<u64> {
+    Ok(fstat(fd)?.st_ino)
+}
+
+/// Whether a descriptor can be memory: one that can have seals, or a device. Unlike [`kind`], this asks no file system, which
+/// could be a stranger's own and never answer; and such a descriptor is closed at once.
+#[must_use]
+pub fn may_be_memory(fd: &OwnedFd) -> bool {
+    Seals::of(fd).is_ok() || is_device(fd.as_fd())
+}
+
+#[expect(unsafe_code, reason = "nix has no statx, and fstat asks the file system")]
+fn is_device(fd: BorrowedFd<'_>) -> bool {
+    let mut stat = MaybeUninit::<libc::statx>::zeroed();
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: the path is empty and ends with a zero; `stat` is as large as what the kernel fills, and lives until then.
+    let done =
+        unsafe { libc::statx(fd.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_TYPE, stat.as_mut_ptr()) };
+    // SAFETY: all zeroes are a value, and what the kernel fills are numbers.
+    let mode = u32::from(unsafe { stat.assume_init() }.stx_mode);
+    done == 0 && mode & libc::S_IFMT == libc::S_IFCHR
+}
+
+/// Makes reads and writes of a descriptor return at once. It is the open file that changes, for all who share it.
+///
+/// # Errors
+/// None in normal use.
+pub fn set_nonblocking(fd: &impl AsFd) -> io::Result<()> {
+    fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    Ok(())
+}
+
+/// Closes a descriptor in programs that this process executes.
+///
+/// # Errors
+/// None in normal use.
+pub fn set_close_on_exec(fd: &impl AsFd) -> io::Result<()> {
+    fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    Ok(())
+}
+
+/// Writes all of `bytes` at an offset, where the descriptor stays where it was.
+///
+/// # Errors
+/// What `pwrite(2)` says.
+pub fn write_at(fd: &impl AsFd, bytes: &[u8], offset: i64) -> io::Result<()> {
+    let written = nix::sys::uio::pwrite(fd, bytes, offset)?;
+    if written == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// Maps a whole file, shared and writable.
+///
+/// # Errors
+/// No room for the mapping; `EFBIG` for more than an address space has.
+pub fn map(file: impl AsFd, len: u64, populate: bool) -> io::Result<memmap2::MmapRaw> {
+    let len = usize::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    let mut options = memmap2::MmapOptions::new();
+    options.len(len);
+    if populate {
+        options.populate();
+    }
+    options.map_raw(file.as_fd().as_raw_fd())
+}
+
+/// `N` random bytes from the kernel.
+///
+/// # Errors
+/// `/dev/urandom` is not there, or no descriptor is left.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    use std::io::Read;
+    let mut bytes = [0; N];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Gives a file its mode, whatever the umask of this process is.
+///
+/// # Errors
+/// The file is not ours.
+pub fn set_mode(file: &File, mode: u32) -> io::Result<()> {
+    file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode))
+}
+
+/// The permission bits of an open file.
+///
+/// # Errors
+/// Its file system cannot tell.
+pub fn mode_of(file: &File) -> io::Result<u32> {
+    Ok(file.metadata()?.mode() & 0o777)
+}
+
+/// A file that is locked as a whole (`flock`), by this process and the children that share it. Unlocked when this is dropped.
+#[derive(Debug)]
+pub struct Locked(File);
+
+impl Locked {
+    /// Locks a file that no other opening has locked. Otherwise it comes back, with `WouldBlock`.
+    ///
+    /// # Errors
+    /// Another opening of the file has the lock (`WouldBlock`); `Interrupted`; what `flock(2)` says.
+    ///
+    /// ```
+    /// use shmesh_sys::file::Locked;
+    /// use std::fs::File;
+    /// # let dir = tempfile::tempdir()?;
+    /// let locked = Locked::try_lock(File::open(dir.path())?).map_err(|(_, error)| error)?;
+    /// let (_file, error) = Locked::try_lock(File::open(dir.path())?).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// drop(locked);
+    /// assert!(Locked::try_lock(File::open(dir.path())?).is_ok());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn try_lock(file: File) -> Result<Self, (File, io::Error)> {
+        match file.try_lock() {
+            Ok(()) => Ok(Self(file)),
+            Err(error) => Err((file, error.into())),
+        }
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
+}
+
+/// Who may have the lock of a byte at the same time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ByteLock {
+    /// One opening of the file.
+    Exclusive,
+    /// As many as like.
+    Shared,
+}
+
+/// Locks one byte of a file, or changes the lock that this opening has on it; `false` if another opening's lock is in the way.
+/// The kernel frees it when the last descriptor of this opening is closed, however that happens.
+///
+/// # Errors
+/// What `fcntl(F_OFD_SETLK)` says.
+pub fn try_lock_byte(file: &impl AsFd, at: u32, lock: ByteLock) -> io::Result<bool> {
+    let kind = match lock {
+        ByteLock::Exclusive => libc::F_WRLCK,
+        ByteLock::Shared => libc::F_RDLCK,
+    };
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&byte(at, kind))) {
+        Ok(_) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Frees the lock of a byte.
+pub fn unlock_byte(file: &impl AsFd, at: u32) {
+    let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&byte(at, libc::F_UNLCK)));
+}
+
+/// Whether another opening of the file has a lock on a byte.
+///
+/// # Errors
+/// What `fcntl(F_OFD_GETLK)` says.
+pub fn is_byte_locked(file: &impl AsFd, at: u32) -> io::Result<bool> {
+    let mut lock = byte(at, libc::F_WRLCK);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+fn byte(at: u32, kind: i32) -> libc::flock {
+    let short = |value: i32| libc::c_short::try_from(value).unwrap_or(0);
+    libc::flock {
+        l_type: short(kind),
+        l_whence: short(libc::SEEK_SET),
+        l_start: at.into(),
+        l_len: 1,
+        // The kernel wants 0 for locks that belong to the open file and not to the process.
+        l_pid: 0,
+    }
+}

@@ -1,0 +1,78 @@
+//! Learning that files are opened and closed, by any process.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+
+/// A file that a [`Watcher`] watches. Two watches of one file are equal.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct File(WatchDescriptor);
+
+/// An inotify instance. Readable when files have been opened or closed.
+///
+/// ```
+/// let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("link.lock");
+/// let file = std::fs::File::create(&path)?;
+/// let watcher = shmesh_sys::inotify::Watcher::new()?;
+/// let watched = watcher.add(&path)?;
+/// drop(file); // here, or in any other process, however that ends
+/// assert_eq!(watcher.touched()?, Some(vec![watched]));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Watcher(Inotify);
+
+impl Watcher {
+    /// A new one.
+    ///
+    /// # Errors
+    /// This user has `fs.inotify.max_user_instances` already (128 unless configured), or the process no descriptors left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?))
+    }
+
+    /// Watches a file from now on.
+    ///
+    /// # Errors
+    /// There is no such file or it cannot be read; this user has `fs.inotify.max_user_watches` already.
+    pub fn add(&self, path: &Path) -> io::Result<File> {
+        let flags = AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE | AddWatchFlags::IN_DONT_FOLLOW;
+        Ok(File(self.0.add_watch(path, flags)?))
+    }
+
+    /// Ends a watch.
+    pub fn remove(&self, file: File) {
+        let _ = self.0.rm_watch(file.0);
+    }
+
+    /// The files that were opened or closed since the last call. `None`: so many that the kernel has dropped some; it could be
+    /// any.
+    ///
+    /// # Errors
+    /// None in normal use.
+    pub fn touched(&self) -> io::Result<Option<Vec<File>>> {
+        let mut files = Vec::new();
+        match self.0.read_events() {
+            Ok(events) if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW)) => {
+                return Ok(None);
+            }
+            Ok(events) => {
+                files.extend(events.iter().map(|event| File(event.wd)));
+                files.dedup();
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        Ok(Some(files))
+    }
+}
+
+impl AsFd for Watcher {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,70 @@
+//! Which file system a path is on, and how much is free there.
+
+use std::path::Path;
+
+use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, statfs};
+
+use crate::errno::Errno;
+
+/// The file systems that links can be in, and all others by their magic number.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// tmpfs.
+    Tmpfs,
+    /// hugetlbfs.
+    Hugetlbfs,
+    /// Another one.
+    Other(i64),
+}
+
+/// What `statfs(2)` says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct FileSystem {
+    /// Which one it is.
+    pub kind: Kind,
+    /// Bytes in all; 0 where a tmpfs has no limit.
+    pub total_bytes: u64,
+    /// Bytes that are free for this user.
+    pub available_bytes: u64,
+    /// Inodes in all; 0 where a tmpfs has no limit.
+    pub files: u64,
+    /// Inodes that are free.
+    pub files_free: u64,
+}
+
+/// Looks at the file system of a path.
+///
+/// # Errors
+/// There is no such path.
+///
+/// ```
+/// use shmesh_sys::mount::{Kind, file_system};
+/// assert!(matches!(file_system("/proc".as_ref())?.kind, Kind::Other(0x9fa0)));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn file_system(path: &Path) -> Result<FileSystem, Errno> {
+    let stat = statfs(path)?;
+    let block = u64::try_from(stat.block_size()).map_err(|_| Errno::EOVERFLOW)?;
+    let kind = match stat.filesystem_type() {
+        TMPFS_MAGIC => Kind::Tmpfs,
+        HUGETLBFS_MAGIC => Kind::Hugetlbfs,
+        #[allow(clippy::unnecessary_cast, clippy::cast_lossless, reason = "musl has another type")]
+        other => Kind::Other(other.0 as i64),
+    };
+    Ok(FileSystem {
+        kind,
+        total_bytes: stat.blocks().saturating_mul(block),
+        available_bytes: stat.blocks_available().saturating_mul(block),
+        files: stat.files(),
+        files_free: stat.files_free(),
+    })
+}
+
+/// Bytes that are free for this user on the file system of `path`.
+///
+/// # Errors
+/// There is no such path.
+pub fn free_bytes(path: &Path) -> Result<u64, Errno> {
+    let stat = nix::sys::statvfs::statvfs(path)?;
+    Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+}

@@ -1,0 +1,133 @@
+//! Signals: which ones a thread has blocked, and waiting for them.
+
+use std::io;
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal as Number};
+use nix::sys::time::TimeSpec;
+
+/// All signals of this thread stay pending while this lives. Threads that it starts meanwhile inherit the mask, so that an
+/// application's handlers run in the application's own threads.
+#[derive(Debug)]
+pub struct Blocked(Option<SigSet>);
+
+impl Blocked {
+    /// Blocks all signals of this thread.
+    #[must_use]
+    pub fn all() -> Self {
+        Self(SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).ok())
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            let _ = before.thread_set_mask();
+        }
+    }
+}
+
+/// A signal that asks a program to end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Signal {
+    /// `SIGINT`, from a terminal.
+    Interrupt,
+    /// `SIGTERM`.
+    Terminate,
+    /// `SIGHUP`: the terminal is gone.
+    HangUp,
+}
+
+impl Signal {
+    const ALL: [(Self, Number); 3] = [
+        (Self::Interrupt, Number::SIGINT),
+        (Self::Terminate, Number::SIGTERM),
+        (Self::HangUp, Number::SIGHUP),
+    ];
+}
+
+/// Signals that are blocked in this thread for good, and in those that it starts from now on, to be waited for instead.
+#[derive(Debug)]
+pub struct Awaited(SigSet);
+
+impl Awaited {
+    /// Blocks these signals.
+    ///
+    /// # Errors
+    /// None in normal use.
+    pub fn block(signals: &[Signal]) -> io::Result<Self> {
+        let mut set = SigSet::empty();
+        for (signal, number) in Signal::ALL {
+            if signals.contains(&signal) {
+                set.add(number);
+            }
+        }
+        set.thread_block()?;
+        Ok(Self(set))
+    }
+
+    /// Waits for one of them and gives its number.
+    ///
+    /// # Errors
+    /// None in normal use.
+    pub fn wait(&self) -> io::Result<i32> {
+        Ok(self.0.wait()? as i32)
+    }
+}
+
+/// Runs `write`, which may write to a pipe that nobody reads any more, without the `SIGPIPE` that the kernel would send to this
+/// thread for that.
+pub fn without_sigpipe(write: impl FnOnce() -> io::Result<()>) {
+    let mut pipe = SigSet::empty();
+    pipe.add(Number::SIGPIPE);
+    let Ok(before) = pipe.thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return };
+    let is_others = is_pending(Number::SIGPIPE);
+    if write().is_err() && !is_others {
+        take_pending(&pipe);
+    }
+    let _ = before.thread_set_mask();
+}
+
+#[expect(unsafe_code, reason = "nix has no sigpending")]
+fn is_pending(signal: Number) -> bool {
+    let mut pending = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the set is this function's own, and zeroes are an empty one.
+    unsafe {
+        libc::sigpending(pending.as_mut_ptr());
+        libc::sigismember(pending.as_ptr(), signal as i32) == 1
+    }
+}
+
+#[expect(unsafe_code, reason = "nix has no sigtimedwait")]
+fn take_pending(set: &SigSet) {
+    let at_once = TimeSpec::new(0, 0);
+    // SAFETY: both pointers are to values that live until the call returns; no information is asked for.
+    unsafe { libc::sigtimedwait(set.as_ref(), std::ptr::null_mut(), at_once.as_ref()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn broken_pipe_leaves_no_signal_behind() {
+        // Rust ignores SIGPIPE at start, so what is checked is that nothing stays pending and the mask comes back.
+        let mask = SigSet::thread_get_mask().unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut failed = false;
+        without_sigpipe(|| writer.write_all(b"x").inspect_err(|_| failed = true));
+        assert!(failed && !is_pending(Number::SIGPIPE));
+        assert_eq!(SigSet::thread_get_mask().unwrap(), mask);
+    }
+
+    #[test]
+    fn mask_comes_back() {
+        let before = SigSet::thread_get_mask().unwrap();
+        let blocked = Blocked::all();
+        assert!(SigSet::thread_get_mask().unwrap().contains(Number::SIGTERM));
+        drop(blocked);
+        assert_eq!(SigSet::thread_get_mask().unwrap(), before);
+    }
+}

@@ -1,0 +1,81 @@
+//! System V segments of others: attached, never created, never removed.
+
+use std::io;
+
+/// The key that names no segment.
+pub const IPC_PRIVATE: i32 = libc::IPC_PRIVATE;
+
+/// An attached segment; detached when this is dropped.
+#[derive(Debug)]
+pub struct Segment {
+    start: *mut u8,
+    len: usize,
+}
+
+#[expect(unsafe_code, reason = "an address that is valid in the whole process")]
+// SAFETY: the segment is attached to the process, not to a thread.
+unsafe impl Send for Segment {}
+#[expect(unsafe_code, reason = "as above")]
+// SAFETY: nothing here reads or writes the bytes.
+unsafe impl Sync for Segment {}
+
+/// The id of the segment with this key.
+///
+/// # Errors
+/// There is none (`ENOENT`).
+#[expect(unsafe_code, reason = "nix has no System V calls")]
+pub fn find(key: i32) -> io::Result<i32> {
+    // SAFETY: numbers go in and a number comes out. No size and no flags: it finds what is there, and makes nothing.
+    match unsafe { libc::shmget(key, 0, 0) } {
+        -1 => Err(io::Error::last_os_error()),
+        found => Ok(found),
+    }
+}
+
+#[expect(unsafe_code, reason = "as above")]
+impl Segment {
+    /// Attaches the segment with this id at an address that the kernel chooses.
+    ///
+    /// # Errors
+    /// There is no such segment (`EINVAL`, `EIDRM`), or this user may not use it.
+    pub fn attach(shmid: i32, writable: bool) -> io::Result<Self> {
+        // No address: a fixed one could lie over memory that is in use, which is how data vanish with SHM_REMAP.
+        // SAFETY: the kernel chooses a free range.
+        let start =
+            unsafe { libc::shmat(shmid, std::ptr::null(), if writable { 0 } else { libc::SHM_RDONLY }) };
+        if start.addr() == usize::MAX {
+            return Err(io::Error::last_os_error());
+        }
+        let mut attached = Self { start: start.cast(), len: 0 };
+        // SAFETY: all zeroes are a value of this plain structure.
+        let mut stat: libc::shmid_ds = unsafe { std::mem::zeroed() };
+        // Asked when it is attached: until then the id could be another segment's.
+        // SAFETY: the kernel fills the structure, which lives until the call returns.
+        if unsafe { libc::shmctl(shmid, libc::IPC_STAT, &raw mut stat) } == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        attached.len = stat.shm_segsz;
+        Ok(attached)
+    }
+
+    /// Where it is attached.
+    #[must_use]
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Its bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "no segment is empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+#[expect(unsafe_code, reason = "as above")]
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: it is attached there, and whoever reads the bytes keeps this value.
+        unsafe { libc::shmdt(self.start.cast()) };
+    }
+}

@@ -1,0 +1,34 @@
+//! Clocks and sizes that the kernel fixes.
+
+use std::io;
+
+/// A time as C has it.
+pub use libc::timespec;
+
+/// The time since boot, in the clock ticks that start times of processes are in: a process that has started by now has no
+/// greater start time.
+///
+/// # Errors
+/// The kernel has no such clock.
+///
+/// ```
+/// use shmesh_sys::{identify::own_start_time, time::boot_ticks};
+/// let now = boot_ticks()?;
+/// assert!(own_start_time()?.is_none_or(|start| start <= now));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn boot_ticks() -> io::Result<u64> {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)?;
+    let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.unwrap_or(100).max(1);
+    let ticks = time.tv_sec() * ticks + time.tv_nsec() * ticks / 1_000_000_000;
+    u64::try_from(ticks).map_err(io::Error::other)
+}
+
+/// Bytes of a page of memory.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn page_bytes() -> io::Result<u64> {
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?;
+    page.and_then(|page| u64::try_from(page).ok()).ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
