@@ -197,11 +197,11 @@ fn what_cannot_be_is_told() {
     let dir = ipc_dir();
     let at = dir.path().to_str().unwrap();
     let (code, said) = fails(&["--dir", at]);
-    assert!(code == Some(2) && said.contains("--link NAME"), "{code:?} {said}");
+    assert!(code == Some(64) && said.contains("--link NAME"), "{code:?} {said}");
     let (code, said) = fails(&["--link", "a/b", "--dir", at]);
     assert!(code == Some(2) && said.contains("a/b"), "{code:?} {said}");
     let (code, said) = fails(&["--link", "a", "--dir", "/proc"]);
-    assert!(code == Some(2) && said.contains("not on a tmpfs"), "{code:?} {said}");
+    assert!(code == Some(64) && said.contains("not on a tmpfs"), "{code:?} {said}");
     // Another keeper has it.
     let _sidecar = Sidecar::start(dir.path(), "mpmc");
     let config = dir.path().join("links.yaml");
