@@ -56,8 +56,32 @@ fn what_is_refused_writes_nothing() {
             && said.contains("(line 1, column 9)"),
         "{said}"
     );
+    assert!(said.starts_with("error: Pod radio/p: "), "{said}");
     assert_eq!(inject(&["-f", "/nonexistent"], "").status.code(), Some(1));
     assert_eq!(inject(&[], "").status.code(), Some(2), "a file must be named");
+}
+
+#[test]
+fn output_that_is_not_read_to_its_end_is_no_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let pod = dir.path().join("pod.yaml");
+    std::fs::write(&pod, POD).unwrap();
+    for args in [&["schema"][..], &["inject", "-f", pod.to_str().unwrap()]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin"));
+        let output = command.args(args).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{args:?}: {output:?}");
+    }
+}
+
+#[test]
+fn text_logs_have_colours_on_terminals_alone() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin"));
+    let output =
+        command.args(["run", "--set", "nonsense=1", "--check", "--log-format", "text"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("nonsense") && !said.contains('\x1b'), "{said:?}");
 }
 
 #[test]

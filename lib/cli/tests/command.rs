@@ -97,6 +97,14 @@ fn every_subcommand_explains_itself_with_examples() {
         "{top}"
     );
     assert!(ok(dir.path(), &["bench", "links", "--help"]).contains("--counts"));
+    // The injector's name of the container.
+    for name in ["who", "keys"] {
+        assert!(ok(dir.path(), &[name, "--help"]).contains("kubectl exec my-pod -c shmesh --"));
+    }
+    for typo in ["demo-", "demo-sid", "benchside", "device-sides"] {
+        let complaint = fails(dir.path(), &[typo], 2);
+        assert!(!complaint.contains("-side'"), "{complaint}");
+    }
 }
 
 #[test]
@@ -105,7 +113,8 @@ fn exit_statuses_tell_what_kind_of_failure_it_was() {
     let dir = dir.path();
     fails(dir, &["frobnicate"], 2);
     fails(dir, &["dump"], 2);
-    fails(dir, &["rm"], 2);
+    assert!(fails(dir, &["rm"], 2).contains("--stale"));
+    fails(dir, &["rm", "a", "--stale"], 2);
     assert!(fails(dir, &["dump", "../etc"], 2).contains("link name"));
     fails(dir, &["demo", "--seconds", "-1"], 2);
     fails(dir, &["bench", "--sizes", "7"], 2);

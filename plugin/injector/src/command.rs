@@ -144,7 +144,11 @@ pub fn inject(args: &Inject, out: &mut impl Write) -> Result<(), Failure> {
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    out.write_all(text.as_bytes()).context("cannot write").map_err(Failure::Failed)
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // The reader has seen enough, as `head` has.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write").map_err(Failure::Failed),
+    }
 }
 
 /// Serves the webhook until it is told to end.
