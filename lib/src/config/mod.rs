@@ -35,6 +35,7 @@ mod nvipc;
 mod parse;
 mod pod;
 mod pool;
+mod quantity;
 // Miri has no files here, and there is no unsafe code for it to look at.
 #[cfg(test)]
 #[cfg(not(miri))]
@@ -55,6 +56,7 @@ pub use link::{Backing, HugePages, LinkConfig, MAX_RING_LEN, MAX_SPIN_US, MIN_RI
 pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};
 pub use pod::{PodLink, PodPlaces, Scope, pod_links};
 pub use pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
+pub use quantity::{QuantityError, parse_bytes};
 
 /// Largest configuration text in bytes (1 MiB), above what a Kubernetes ConfigMap can hold.
 ///
