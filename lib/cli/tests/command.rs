@@ -135,7 +135,12 @@ fn exit_statuses_tell_what_kind_of_failure_it_was() {
     let bad = dir.join("bad.yaml");
     fs::write(&bad, "version: 1\nlinks:\n  - name: x\n    frobnicate: 1\n").unwrap();
     let complaint = fails(dir, &["demo", "--config", bad.to_str().unwrap()], 64);
-    assert!(complaint.starts_with("error: ") && complaint.contains("frobnicate"), "{complaint}");
+    assert!(
+        complaint.starts_with("error: ") && complaint.contains("unknown key \"frobnicate\""),
+        "{complaint}"
+    );
+    let snippet = format!("\n --> {}:4:5\n  |\n4 |     frobnicate: 1\n  |     ^\n", bad.display());
+    assert!(complaint.ends_with(&snippet) && !complaint.contains("line 4"), "{complaint}");
     fails(dir, &["demo", "--config", "/nonexistent.yaml"], 64);
 }
 

@@ -1,6 +1,7 @@
 //! Pods and pod templates in YAML and JSON documents, for people who inject by hand or in CI.
 
 use serde_json::{Value, json};
+use shmesh::config::show_yaml_error;
 use thiserror::Error;
 
 use crate::config::Config;
@@ -51,7 +52,7 @@ pub struct Written {
 #[derive(Debug, Error)]
 pub enum ManifestError {
     /// No YAML.
-    #[error("document {document} is no YAML: {why}")]
+    #[error("document {document} is not YAML: {why}")]
     Yaml {
         /// Which, from 1.
         document: usize,
@@ -88,7 +89,8 @@ pub fn injected(text: &str, namespace: &str, config: &Config, form: Form) -> Res
     let mut all = Vec::new();
     let mut work = Work { namespace, config, pods: 0, warnings: Vec::new(), refused: Vec::new() };
     for (at, document) in documents(text).into_iter().enumerate() {
-        let value: Value = parse(document).map_err(|why| ManifestError::Yaml { document: at + 1, why })?;
+        let value: Value =
+            parse(at + 1, document).map_err(|why| ManifestError::Yaml { document: at + 1, why })?;
         let mut changed = value.clone();
         work.object(&mut changed);
         all.push((document, (changed != value).then_some(changed), value));
@@ -257,14 +259,15 @@ fn joined(documents: &[String]) -> String {
 }
 
 /// As Kubernetes reads YAML where it matters: `0644` is octal, and `yes` stays a word.
-fn parse(text: &str) -> Result<Value, String> {
+fn parse(number: usize, text: &str) -> Result<Value, String> {
     let options = serde_saphyr::options! {
         strict_booleans: true,
         legacy_octal_numbers: true,
         emit_comments: false,
         with_snippet: false,
     };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
+    serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| show_yaml_error(&format!("document {number}"), text, &error))
 }
 
 fn yaml(value: &Value) -> Result<String, String> {
