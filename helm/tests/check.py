@@ -202,6 +202,9 @@ def check_refusals():
         ({"config": {"cdi": {"enabled": False}}}, NAMESPACE, "config.shm.budget=0"),
         # By the schema:
         ({"config": {"pool": []}}, NAMESPACE, "pool"),
+        ({"config": {"pools": [{**POOL, "name": "a/b"}]}}, NAMESPACE, "pattern"),
+        ({"config": {"pools": [{**POOL, "name": "-a"}]}}, NAMESPACE, "pattern"),
+        ({"config": {"shm": {"unit": "64MB"}}}, NAMESPACE, "pattern"),
         ({"config": {"pools": [{**POOL, "giid": 1}]}}, NAMESPACE, "giid"),
         ({"injecter": {}}, NAMESPACE, "injecter"),
         ({"injector": {"mode": "both"}}, NAMESPACE, "mode"),
@@ -219,6 +222,7 @@ def check_refusals():
             problems.append(f"{json.dumps(values)} in {namespace} was not refused")
         except Exception as error:  # noqa: BLE001 - the library's own kinds
             expect(said in str(error), f"{json.dumps(values)} in {namespace}: {said!r} is not in: {error}")
+            expect("anyOf" not in str(error), f"{json.dumps(values)}: what is wrong is buried in anyOf: {error}")
     return len(cases)
 
 

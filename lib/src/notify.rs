@@ -39,10 +39,15 @@ pub(crate) fn arm(ring: &Ring, seat: SeatIndex) {
     fence(Ordering::SeqCst);
 }
 
+/// Takes back what [`arm`] said.
+pub(crate) fn disarm(ring: &Ring, seat: SeatIndex) {
+    ring.words().beside(SLEEPERS, BELLS).fetch_and(!seat.bit(), Ordering::Relaxed);
+}
+
 /// Clears what an earlier participant may have left at `seat`.
 pub(crate) fn reset(ring: &Ring, seat: SeatIndex) {
     wake_up(ring, seat);
-    ring.words().beside(SLEEPERS, BELLS).fetch_and(!seat.bit(), Ordering::Relaxed);
+    disarm(ring, seat);
 }
 
 fn word(ring: &Ring) -> &AtomicU64 {

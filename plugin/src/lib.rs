@@ -43,7 +43,6 @@ use clap::Parser;
 use shmesh_daemon::seldom::Seldom;
 use shmesh_daemon::telemetry;
 use shmesh_injector::command as injector;
-use thiserror::Error;
 
 use args::{Cli, Command};
 
@@ -62,17 +61,25 @@ const BAD_CONFIG: u8 = 64;
 const BAD_PLACE: u8 = 69;
 
 /// Why it did not start, or ended.
-#[derive(Debug, Error)]
+#[derive(Debug)]
 pub(crate) enum Failure {
-    /// What it was told is wrong.
-    #[error("the configuration is wrong")]
-    Config(#[source] anyhow::Error),
-    /// Here it cannot work.
-    #[error("this is not the place for it")]
-    Place(#[source] anyhow::Error),
-    /// It tried.
-    #[error("it failed")]
-    Failed(#[source] anyhow::Error),
+    /// The configuration is wrong.
+    Config(anyhow::Error),
+    /// The environment does not let it work.
+    Place(anyhow::Error),
+    /// Something was tried and failed.
+    Failed(anyhow::Error),
+}
+
+impl Failure {
+    /// The failure with its causes, for a log or a terminal.
+    fn text(&self) -> String {
+        match self {
+            Self::Config(error) => format!("the configuration is wrong: {error:#}"),
+            Self::Place(error) => format!("the environment does not let it work: {error:#}"),
+            Self::Failed(error) => format!("{error:#}"),
+        }
+    }
 }
 
 impl From<injector::Failure> for Failure {
@@ -125,11 +132,11 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
                 Failure::Place(_) => BAD_PLACE,
                 Failure::Failed(_) => FAILED,
             };
-            let error = anyhow::Error::from(failure);
+            let text = failure.text();
             if is_command {
-                eprintln!("error: {error:#}");
+                eprintln!("error: {text}");
             } else {
-                tracing::error!(code, "{error:#}");
+                tracing::error!(code, "{text}");
             }
             code
         }

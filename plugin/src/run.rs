@@ -33,7 +33,11 @@ const MANY: usize = 1000;
 pub(crate) fn print_schema() -> Result<(), Failure> {
     let print = || {
         let text = serde_json::to_string_pretty(&schema())?;
-        writeln!(std::io::stdout(), "{text}").context("cannot print")
+        match writeln!(std::io::stdout(), "{text}") {
+            // The reader has seen enough, as `head` has.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            printed => printed.context("cannot print"),
+        }
     };
     print().map_err(Failure::Failed)
 }

@@ -56,8 +56,57 @@ fn what_is_refused_writes_nothing() {
             && said.contains("(line 1, column 9)"),
         "{said}"
     );
+    assert!(said.starts_with("error: Pod radio/p: "), "{said}");
     assert_eq!(inject(&["-f", "/nonexistent"], "").status.code(), Some(1));
     assert_eq!(inject(&[], "").status.code(), Some(2), "a file must be named");
+}
+
+#[test]
+fn output_that_is_not_read_to_its_end_is_no_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let pod = dir.path().join("pod.yaml");
+    std::fs::write(&pod, POD).unwrap();
+    for args in [&["schema"][..], &["inject", "-f", pod.to_str().unwrap()]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin"));
+        let output = command.args(args).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{args:?}: {output:?}");
+    }
+}
+
+#[test]
+fn text_logs_have_colours_on_terminals_alone() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin"));
+    let output =
+        command.args(["run", "--set", "nonsense=1", "--check", "--log-format", "text"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("nonsense") && !said.contains('\x1b'), "{said:?}");
+}
+
+/// How a mistake at line 2 and column 5 of a file is shown.
+fn snippet(name: &str, line: &str) -> String {
+    format!("\n --> {name}:2:5\n  |\n2 | {line}\n  |     ^")
+}
+
+#[test]
+fn a_mistake_in_yaml_is_shown_in_one_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    let path = file.to_str().unwrap();
+    let (text, line) = ("domain: x\n - a: b\n", " - a: b");
+    std::fs::write(&file, text).unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin"));
+    let log = run.args(["run", "--check", "--config", path]).output().unwrap().stderr;
+    let log: serde_json::Value = serde_json::from_slice(&log).unwrap();
+    let commands = [inject(&["-f", "-", "--config", path], POD), inject(&["-f", "-"], text)];
+    let said = commands.map(|output| String::from_utf8(output.stderr).unwrap());
+    let [config, document] = said;
+    for (name, said) in [(path, log["message"].as_str().unwrap()), (path, &config), ("document 1", &document)]
+    {
+        assert!(said.contains(&snippet(name, line)), "{said}");
+        assert!(said.matches(":2:5").count() == 1 && !said.contains("line 2"), "{said}");
+    }
 }
 
 #[test]

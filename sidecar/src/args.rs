@@ -16,7 +16,8 @@ const AFTER: &str = "\
 Example, on a workstation:
   shmesh-sidecar --link fronthaul --admin 127.0.0.1:9900
 
-Exit codes: 0 it was told to end; 1 something failed while it ran; 2 flags, file or annotation are wrong.";
+Exit status: 0 it was told to end, 1 something failed while it ran, 2 the command line is wrong, 64 the configuration (a
+file, the annotation, the log filter, the IPC directory) is wrong.";
 
 /// Flags of `shmesh-sidecar`; its `--help` has the words.
 ///

@@ -56,7 +56,13 @@ pub fn links(args: &Args) -> Result<Vec<LinkConfig>> {
 fn annotated(path: &Path) -> Result<Vec<LinkConfig>> {
     let named = || format!("annotation shmesh.io/links in {}", path.display());
     let text = std::fs::read_to_string(path).with_context(named)?;
-    Ok(from_annotation(&text).with_context(named)?.links)
+    match from_annotation(&text) {
+        Ok(loaded) => Ok(loaded.links),
+        Err(error) => {
+            let shown = error.shown_in(&path.display().to_string(), &text);
+            bail!("annotation shmesh.io/links: {shown}")
+        }
+    }
 }
 
 fn check_file_system(dir: &Path) -> Result<()> {

@@ -8,18 +8,19 @@ use shmesh_daemon::telemetry::LogFilter;
 use shmesh_sidecar::args::Args;
 use shmesh_sidecar::{config, run};
 
-/// What was asked for cannot be: flags, files, annotation.
-const USAGE: u8 = 2;
+/// Exit status for a wrong configuration: a file, the annotation, the IPC directory, the log filter (`EX_USAGE` of sysexits,
+/// as in the other programs). clap exits with 2 where the command line itself is wrong.
+const BAD_CONFIG: u8 = 64;
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let links = match config::links(&args) {
         Ok(links) => links,
-        Err(error) => return failed(&error, USAGE),
+        Err(error) => return failed(&error, BAD_CONFIG),
     };
     let filter = match shmesh_daemon::telemetry::init(&args.daemon.log, args.daemon.log_format) {
         Ok(filter) => filter,
-        Err(error) => return failed(&error, USAGE),
+        Err(error) => return failed(&error, BAD_CONFIG),
     };
     match start(&args, &links, filter) {
         Ok(()) => ExitCode::SUCCESS,

@@ -388,14 +388,14 @@ fn keys_that_are_none_and_closes_that_cannot_be() {
 }
 
 #[test]
-fn a_log_filter_that_is_none_is_a_wrong_flag() {
+fn an_invalid_log_filter_is_a_wrong_configuration() {
     let dir = ipc_dir();
     let output = Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar"))
         .args(["--link", "link", "--any-file-system", "--log", "a=b=c", "--dir"])
         .arg(dir.path())
         .output()
         .unwrap();
-    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(64), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// A pipe that is full, with nobody at the other end who reads.

@@ -197,11 +197,28 @@ fn what_cannot_be_is_told() {
     let dir = ipc_dir();
     let at = dir.path().to_str().unwrap();
     let (code, said) = fails(&["--dir", at]);
-    assert!(code == Some(2) && said.contains("--link NAME"), "{code:?} {said}");
+    assert!(code == Some(64) && said.contains("--link NAME"), "{code:?} {said}");
     let (code, said) = fails(&["--link", "a/b", "--dir", at]);
     assert!(code == Some(2) && said.contains("a/b"), "{code:?} {said}");
     let (code, said) = fails(&["--link", "a", "--dir", "/proc"]);
-    assert!(code == Some(2) && said.contains("not on a tmpfs"), "{code:?} {said}");
+    assert!(code == Some(64) && said.contains("not on a tmpfs"), "{code:?} {said}");
+    let file = dir.path().join("links.yaml");
+    let shown = "unknown key \"frobnicate\"; known here: name, ring, pools, backing, memory, notify";
+    for (flag, text, at) in [
+        (
+            "--config",
+            "links:\n  - name: x\n    frobnicate: 1\n",
+            "3:5\n  |\n3 |     frobnicate: 1\n  |     ^\n",
+        ),
+        ("--annotation", "- name: x\n  frobnicate: 1\n", "2:3\n  |\n2 |   frobnicate: 1\n  |   ^\n"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let (code, said) = fails(&[flag, file.to_str().unwrap(), "--dir", dir.path().to_str().unwrap()]);
+        let snippet = format!("\n --> {}:{at}", file.display());
+        assert!(code == Some(64) && said.contains(shown) && said.ends_with(&snippet), "{code:?} {said}");
+        assert!(!said.contains("(line"), "{said}");
+    }
+    std::fs::remove_file(&file).unwrap();
     // Another keeper has it.
     let _sidecar = Sidecar::start(dir.path(), "mpmc");
     let config = dir.path().join("links.yaml");

@@ -17,7 +17,7 @@ what the audit log has; nobody is ever shown a key. An exporter that waits for i
 is `closing`; `open` keys are for everybody who knows them.
 
 The sidecar answers processes that it can see, of its own user or root. In a pod, ask from its container:
-  kubectl exec my-pod -c shmesh-sidecar -- shmesh keys fronthaul
+  kubectl exec my-pod -c shmesh -- shmesh keys fronthaul
 
 Examples:
   shmesh keys fronthaul

@@ -99,18 +99,39 @@ enum Command {
     Doctor(doctor::Args),
     /// Tries whether memory of devices can be shared
     Device(device::Args),
+}
+
+/// The same program as a process that a subcommand starts. Apart from [`Cli`], because clap suggests hidden subcommands too.
+#[derive(Parser, Debug)]
+#[command(name = "shmesh", disable_help_subcommand = true)]
+struct SideCli {
+    #[command(subcommand)]
+    side: SideCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum SideCommand {
     /// One side of the demo, in a process of its own
-    #[command(hide = true)]
-    DemoSide(demo::SideArgs),
+    #[command(name = "demo-side")]
+    Demo(demo::SideArgs),
     /// One side of a benchmark, in a process of its own
-    #[command(hide = true)]
-    BenchSide(bench::SideArgs),
+    #[command(name = "bench-side")]
+    Bench(bench::SideArgs),
     /// One side of a check of a device, in a process of its own
-    #[command(hide = true)]
-    DeviceSide(device::SideArgs),
+    #[command(name = "device-side")]
+    Device(device::SideArgs),
 }
 
 fn main() -> ExitCode {
+    let is_side = |first: std::ffi::OsString| first.to_str().is_some_and(SideCommand::has_subcommand);
+    if std::env::args_os().nth(1).is_some_and(is_side) {
+        let done = match SideCli::parse().side {
+            SideCommand::Demo(args) => demo::side(&args),
+            SideCommand::Bench(args) => bench::side(&args),
+            SideCommand::Device(args) => device::side(&args),
+        };
+        return done.map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS);
+    }
     let cli = Cli::parse();
     // Printing may be slow (a pager); what is measured is never printed meanwhile.
     let mut out = io::BufWriter::new(io::stdout());
@@ -130,10 +151,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> 
         Command::Rm(args) => rm::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Talk(args) => talk::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(args, out).map(ExitCode::from),
-        Command::DemoSide(args) => demo::side(args).map(|()| ExitCode::SUCCESS),
         Command::Device(args) => device::run(args, out),
-        Command::BenchSide(args) => bench::side(args).map(|()| ExitCode::SUCCESS),
-        Command::DeviceSide(args) => device::side(args).map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -187,5 +205,6 @@ mod tests {
     fn the_command_line_is_well_formed() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+        SideCli::command().debug_assert();
     }
 }

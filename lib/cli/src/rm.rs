@@ -29,7 +29,7 @@ The exit status is 1 if anything that was asked for was refused.";
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Names of the links
-    #[arg(value_name = "LINK", required_unless_present = "stale", conflicts_with = "stale")]
+    #[arg(value_name = "LINK", conflicts_with = "stale")]
     links: Vec<LinkName>,
     /// Remove all links without living participants
     #[arg(long)]
@@ -43,7 +43,14 @@ pub(crate) struct Args {
 
 /// Removes links.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    if args.stale { stale(args, out) } else { named(args, out) }
+    if args.stale {
+        return stale(args, out);
+    }
+    if args.links.is_empty() {
+        let what = "name the links to remove, or give --stale to remove all that no process uses";
+        return Err(crate::Refusal::Request(what.to_owned()).into());
+    }
+    named(args, out)
 }
 
 fn named(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -19,7 +19,7 @@ namespace, which is what is admitted to device keys. Without a sidecar it shows 
 there pids are what each process has written of itself.
 
 The sidecar answers processes that it can see, of its own user or root. In a pod, ask from its container:
-  kubectl exec my-pod -c shmesh-sidecar -- shmesh who fronthaul
+  kubectl exec my-pod -c shmesh -- shmesh who fronthaul
 
 Examples:
   shmesh who fronthaul

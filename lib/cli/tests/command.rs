@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
@@ -97,6 +97,14 @@ fn every_subcommand_explains_itself_with_examples() {
         "{top}"
     );
     assert!(ok(dir.path(), &["bench", "links", "--help"]).contains("--counts"));
+    // The injector's name of the container.
+    for name in ["who", "keys"] {
+        assert!(ok(dir.path(), &[name, "--help"]).contains("kubectl exec my-pod -c shmesh --"));
+    }
+    for typo in ["demo-", "demo-sid", "benchside", "device-sides"] {
+        let complaint = fails(dir.path(), &[typo], 2);
+        assert!(!complaint.contains("-side'"), "{complaint}");
+    }
 }
 
 #[test]
@@ -105,7 +113,8 @@ fn exit_statuses_tell_what_kind_of_failure_it_was() {
     let dir = dir.path();
     fails(dir, &["frobnicate"], 2);
     fails(dir, &["dump"], 2);
-    fails(dir, &["rm"], 2);
+    assert!(fails(dir, &["rm"], 2).contains("--stale"));
+    fails(dir, &["rm", "a", "--stale"], 2);
     assert!(fails(dir, &["dump", "../etc"], 2).contains("link name"));
     fails(dir, &["demo", "--seconds", "-1"], 2);
     fails(dir, &["bench", "--sizes", "7"], 2);
@@ -126,7 +135,12 @@ fn exit_statuses_tell_what_kind_of_failure_it_was() {
     let bad = dir.join("bad.yaml");
     fs::write(&bad, "version: 1\nlinks:\n  - name: x\n    frobnicate: 1\n").unwrap();
     let complaint = fails(dir, &["demo", "--config", bad.to_str().unwrap()], 64);
-    assert!(complaint.starts_with("error: ") && complaint.contains("frobnicate"), "{complaint}");
+    assert!(
+        complaint.starts_with("error: ") && complaint.contains("unknown key \"frobnicate\""),
+        "{complaint}"
+    );
+    let snippet = format!("\n --> {}:4:5\n  |\n4 |     frobnicate: 1\n  |     ^\n", bad.display());
+    assert!(complaint.ends_with(&snippet) && !complaint.contains("line 4"), "{complaint}");
     fails(dir, &["demo", "--config", "/nonexistent.yaml"], 64);
 }
 
@@ -500,4 +514,71 @@ fn the_doctor_is_wired() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let expected = if report["verdict"] == "works" { 0 } else { 1 };
     assert_eq!(status(&output), expected, "{report}");
+}
+
+/// Every Markdown file below `dir`, without what is built.
+fn markdown(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
+        let is_built = name == "target" || (name.starts_with('.') && name != ".github");
+        if entry.file_type().unwrap().is_dir() && !is_built {
+            markdown(&path, found);
+        } else if name.ends_with(".md") {
+            found.push(path);
+        }
+    }
+}
+
+/// The text of a Markdown file without its code.
+fn prose(path: &Path) -> String {
+    let whole = fs::read_to_string(path).unwrap();
+    let mut is_code = false;
+    let lines = whole.lines().filter(|line| {
+        is_code ^= line.trim_start().starts_with("```");
+        !is_code
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The anchors that GitHub makes of the headings.
+fn anchors(path: &Path) -> Vec<String> {
+    let text = prose(path);
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+    headings
+        .map(|line| {
+            line.trim_start_matches('#').trim().to_lowercase().chars().filter(kept).collect::<String>()
+        })
+        .map(|anchor| anchor.replace(' ', "-"))
+        .collect()
+}
+
+#[test]
+fn links_of_documents_resolve_and_no_document_is_a_dead_end() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = Vec::new();
+    markdown(&root, &mut files);
+    assert!(files.len() > 15, "{files:?}");
+    let mut wrong = Vec::new();
+    for file in &files {
+        let text = prose(file);
+        // In code between backticks there are no links.
+        let text = text.split('`').step_by(2).collect::<String>();
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+        let targets: Vec<_> =
+            targets.map(|(target, _)| target).filter(|target| !target.contains("://")).collect();
+        for target in &targets {
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let there = if path.is_empty() { file.clone() } else { file.parent().unwrap().join(path) };
+            let has_anchor = || anchor.is_empty() || anchors(&there).iter().any(|found| found == anchor);
+            if !there.exists() || !has_anchor() {
+                wrong.push(format!("{}: {target}", file.display()));
+            }
+        }
+        let is_document = file.parent().is_some_and(|parent| parent.ends_with("docs"));
+        if is_document && !targets.iter().any(|target| target.contains(".md")) {
+            wrong.push(format!("{} links to no other document", file.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }

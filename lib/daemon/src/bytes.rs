@@ -6,17 +6,22 @@ use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use shmesh::config::parse_bytes;
 
 const UNITS: [(&str, u32); 7] =
     [("Ei", 60), ("Pi", 50), ("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10), ("", 0)];
 
-/// A number of bytes: `64Mi`, `1Gi`, or a plain number. Shown in the largest unit that is exact: no two have one text.
+/// The pattern of a quantity of Kubernetes that is not below zero, for schemas.
+pub const PATTERN: &str = r"\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?";
+
+/// A number of bytes, as any quantity of Kubernetes: `64Mi`, `64M`, `1.5Gi`, or a plain number. Shown in the largest binary unit
+/// that is exact: no two have one text.
 ///
 /// ```
 /// use shmesh_daemon::bytes::Bytes;
 /// assert_eq!("64Mi".parse(), Ok(Bytes(64 << 20)));
 /// assert_eq!(Bytes(1536 << 20).to_string(), "1536Mi");
-/// assert!("64M".parse::<Bytes>().is_err(), "nobody knows which million that is");
+/// assert_eq!("64M".parse(), Ok(Bytes(64_000_000)));
 /// ```
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Bytes(pub u64);
@@ -25,16 +30,7 @@ impl FromStr for Bytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (suffix, shift) = UNITS.into_iter().find(|(suffix, _)| text.ends_with(suffix)).unwrap_or(("", 0));
-        let digits = text.strip_suffix(suffix).unwrap_or(text);
-        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        let number = digits.parse::<u64>().ok().filter(|_| is_number);
-        let number =
-            number.ok_or_else(|| format!("{text:?} is no number of bytes; write 64Mi or 67108864"))?;
-        number
-            .checked_mul(1 << shift)
-            .map(Self)
-            .ok_or_else(|| format!("{text:?} is more than 64 bits can count"))
+        parse_bytes(text).map(Self).map_err(|error| error.to_string())
     }
 }
 
@@ -51,6 +47,8 @@ impl fmt::Display for Bytes {
 #[serde(untagged)]
 enum Written {
     Number(u64),
+    /// `1e9`, which YAML takes for a number with a point.
+    Float(f64),
     Text(String),
 }
 
@@ -68,6 +66,7 @@ enum Written {
 pub fn written<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     let text = match Written::deserialize(from)? {
         Written::Number(number) => number.to_string(),
+        Written::Float(number) => number.to_string(),
         Written::Text(text) => text,
     };
     text.parse().map_err(de::Error::custom)
@@ -91,7 +90,7 @@ impl JsonSchema for Bytes {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["string", "integer"], "pattern": "^[0-9]+([KMGTPE]i)?$", "minimum": 0 })
+        json_schema!({ "type": ["string", "number"], "pattern": format!("^{PATTERN}$"), "minimum": 0 })
     }
 }
 
@@ -114,23 +113,17 @@ mod tests {
             assert_eq!(text.parse(), Ok(Bytes(bytes)));
             assert_eq!(Bytes(bytes).to_string(), text);
         }
+        assert_eq!("1.5Gi".parse(), Ok(Bytes(3 << 29)));
+        for written in ["1e9", "\"1G\"", "1000000000", "1000000000.0"] {
+            assert_eq!(serde_json::from_str::<Bytes>(written).ok(), Some(Bytes(1_000_000_000)), "{written}");
+        }
         assert_eq!("2048Mi".parse::<Bytes>().map(|bytes| bytes.to_string()), Ok("2Gi".into()));
     }
 
     #[test]
     fn what_is_no_number_of_bytes_is_refused() {
-        for wrong in [
-            "",
-            "Mi",
-            "-1",
-            "+1",
-            "1.5Gi",
-            "64M",
-            "64mi",
-            " 1",
-            "18446744073709551615Ki",
-            "99999999999999999999",
-        ] {
+        for wrong in ["", "Mi", "-1", "64MB", "64mi", " 1", "18446744073709551615Ki", "99999999999999999999"]
+        {
             assert!(wrong.parse::<Bytes>().is_err(), "{wrong:?}");
         }
     }

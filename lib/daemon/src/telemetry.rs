@@ -1,5 +1,7 @@
 //! Logs: structured, on standard error, with a filter that can be changed while the daemon runs.
 
+use std::io::IsTerminal;
+
 use anyhow::{Context, Result};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -59,7 +61,11 @@ pub fn init(filter: &str, format: LogFormat) -> Result<LogFilter> {
         LogFormat::Json => {
             registry.with(fmt::layer().json().flatten_event(true).with_writer(std::io::stderr)).try_init()
         }
-        LogFormat::Text => registry.with(fmt::layer().with_writer(std::io::stderr)).try_init(),
+        LogFormat::Text => {
+            // Colours are for a terminal: in a file they are noise.
+            let layer = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+            registry.with(layer).try_init()
+        }
     }
     .context("cannot start logging")?;
     Ok(LogFilter(handle))

@@ -63,6 +63,31 @@ pub(super) fn shown(text: &str) -> String {
     }
 }
 
+/// A message about a text, with the line and column that it is about below it. Every program shows a mistake in a YAML text in
+/// this form, which is that of the parser; the position stands in it once.
+///
+/// ```
+/// let shown = shmesh::config::show_mistake("a.yaml", "a: 1\nb: [\n", "unclosed bracket", Some((2, 4)));
+/// assert_eq!(shown, "unclosed bracket\n --> a.yaml:2:4\n  |\n2 | b: [\n  |    ^");
+/// ```
+pub fn show_mistake(name: &str, text: &str, message: &str, location: Option<(u64, u64)>) -> String {
+    /// Longest part of a line that is shown.
+    const WIDTH: usize = 120;
+    let Some((line, column)) = location else { return format!("{name}: {message}") };
+    let at = |number: u64| usize::try_from(number - 1).unwrap_or(usize::MAX);
+    let source = text.lines().nth(at(line.max(1))).unwrap_or_default();
+    // A long line is shown from shortly before the column. What a terminal could take for a command is not shown.
+    let skipped = if at(column.max(1)) < WIDTH { 0 } else { at(column) - WIDTH / 2 };
+    let printable = |c: char| if c.is_control() { ' ' } else { c };
+    let source: String = source.chars().skip(skipped).take(WIDTH).map(printable).collect();
+    let (number, caret) = (line.to_string(), " ".repeat((at(column.max(1)) - skipped).min(WIDTH)));
+    let margin = " ".repeat(number.len());
+    format!(
+        "{message}\n{margin}--> {name}:{line}:{column}\n{margin} |\n{number} | {}\n{margin} | {caret}^",
+        source.trim_end()
+    )
+}
+
 /// Why a configuration is refused. Each message names the field, the value, the limit and the remedy.
 ///
 /// ```
@@ -78,9 +103,9 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration file {path:?}")]
     Read { path: PathBuf, source: io::Error },
-    /// The file was read and its content is refused; the source says why.
-    #[error("cannot use the configuration file {path:?}{}", .source.place())]
-    File { path: PathBuf, source: Box<ConfigError> },
+    /// The file was read and its content is refused; `shown` is `error` with the line that it is about.
+    #[error("cannot use the configuration file {path:?}: {shown}")]
+    File { path: PathBuf, error: Box<ConfigError>, shown: String },
     /// The text is larger than [`MAX_FILE_BYTES`].
     #[error("the configuration has more than {MAX_FILE_BYTES} bytes; split it into several files")]
     TextTooLarge,
@@ -210,10 +235,24 @@ impl ConfigError {
         self.place().line_column()
     }
 
+    /// The error with the line of `text` that it is about, in the form of [`show_mistake`]. `name` is where the text is from.
+    ///
+    /// ```
+    /// let text = "links:\n  - name: a\n    ring: { len: 0 }\n";
+    /// let error = shmesh::config::from_yaml(text).unwrap_err();
+    /// let shown = error.shown_in("links.yaml", text);
+    /// assert!(shown.ends_with("\n --> links.yaml:3:18\n  |\n3 |     ring: { len: 0 }\n  |                  ^"), "{shown}");
+    /// ```
+    pub fn shown_in(&self, name: &str, text: &str) -> String {
+        let whole = self.to_string();
+        let message = whole.strip_suffix(&self.place().to_string()).unwrap_or(&whole);
+        show_mistake(name, text, message, self.location())
+    }
+
     pub(super) fn place(&self) -> Place {
         match self {
             Self::Read { .. } | Self::TextTooLarge | Self::UnknownForm | Self::NothingKept => Place::UNKNOWN,
-            Self::File { source, .. } => source.place(),
+            Self::File { error, .. } => error.place(),
             Self::NotUtf8 { place }
             | Self::Yaml { place, .. }
             | Self::TooComplex { place, .. }

@@ -10,6 +10,7 @@ use serde_saphyr::Spanned;
 use super::error::{ConfigError, Place, shown};
 use super::link::{LinkConfig, PoolPlaces};
 use super::pool::PoolId;
+use super::quantity::{QuantityError, parse_bytes};
 
 impl Place {
     /// Where a value is written; for an alias, where the anchored value is.
@@ -137,6 +138,28 @@ impl Given<Leaf> {
         }
     }
 
+    /// The value as a number of bytes, with its place: a whole number, or a quantity as Kubernetes writes it.
+    pub(super) fn bytes(&self, field: impl fmt::Display) -> Result<Option<(u64, Place)>, ConfigError> {
+        let Some(given) = &self.0 else { return Ok(None) };
+        let text = match &given.value {
+            Leaf::Text(text) => text.as_str(),
+            // Without quotes the parser makes 10 of 010, which is 8 for other readers; so these are refused.
+            Leaf::Float(value) if value.abs() < TWO_TO_63 => "",
+            _ => return self.whole(field),
+        };
+        let place = Place::of(given);
+        match parse_bytes(text) {
+            Ok(value) => Ok(Some((value, place))),
+            Err(QuantityError::TooLarge(found)) => {
+                Err(ConfigError::NumberTooLarge { field: field.to_string(), found, place })
+            }
+            Err(QuantityError::Malformed(_)) => {
+                let expected = "a number of bytes such as 65536, 64Ki or 64k; in quotes if it has a point or an exponent only";
+                Err(wrong_type(field, expected, &given.value, place))
+            }
+        }
+    }
+
     /// Stores the value as a boolean, if it was given.
     pub(super) fn flag_into(&self, field: impl fmt::Display, target: &mut bool) -> Result<(), ConfigError> {
         match self.0.as_ref().map(|given| (&given.value, Place::of(given))) {
@@ -190,7 +213,11 @@ impl PoolLeaves {
         places: &mut PoolPlaces,
     ) -> Result<(), ConfigError> {
         let size = &mut link.pools[pool.index()];
-        if let Some((value, place)) = self.buf_size.whole(format_args!("{field}.{pool}.{size_key}"))? {
+        let name = format_args!("{field}.{pool}.{size_key}");
+        // NVIPC reads whole numbers alone, and its files are read as it reads them.
+        let given =
+            if size_key == "buf_size" { self.buf_size.whole(name) } else { self.buf_size.bytes(name) };
+        if let Some((value, place)) = given? {
             places.buf_size = place;
             size.buf_size_bytes = u32::try_from(value).map_err(|_| {
                 let link = link.name.clone();

@@ -35,6 +35,7 @@ mod nvipc;
 mod parse;
 mod pod;
 mod pool;
+mod quantity;
 // Miri has no files here, and there is no unsafe code for it to look at.
 #[cfg(test)]
 #[cfg(not(miri))]
@@ -50,11 +51,13 @@ use serde_saphyr::Spanned;
 
 use leaf::{Given, KnownKeys, Leaf, Open};
 
-pub use error::{ConfigError, Place};
+pub use error::{ConfigError, Place, show_mistake};
 pub use link::{Backing, HugePages, LinkConfig, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN, RingMode};
 pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};
+pub use parse::show_yaml_error;
 pub use pod::{PodLink, PodPlaces, Scope, pod_links};
 pub use pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
+pub use quantity::{QuantityError, parse_bytes};
 
 /// Largest configuration text in bytes (1 MiB), above what a Kubernetes ConfigMap can hold.
 ///
@@ -222,15 +225,18 @@ pub fn from_annotation(text: &str) -> Result<LoadedConfig, ConfigError> {
 /// ```
 pub fn from_file(path: &Path) -> Result<LoadedConfig, ConfigError> {
     let bytes = read_limited(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let in_file = |error| ConfigError::File { path: path.to_owned(), source: Box::new(error) };
+    let in_file = |error: ConfigError, text: &str| {
+        let shown = error.shown_in(&path.display().to_string(), text);
+        ConfigError::File { path: path.to_owned(), error: Box::new(error), shown }
+    };
     if bytes.len() > MAX_FILE_BYTES {
-        return Err(in_file(ConfigError::TextTooLarge));
+        return Err(in_file(ConfigError::TextTooLarge, ""));
     }
     let text = std::str::from_utf8(&bytes).map_err(|error| {
         let place = place_after(&bytes[..error.valid_up_to()]);
-        in_file(ConfigError::NotUtf8 { place })
+        in_file(ConfigError::NotUtf8 { place }, &String::from_utf8_lossy(&bytes))
     })?;
-    from_yaml(text).map_err(in_file)
+    from_yaml(text).map_err(|error| in_file(error, text))
 }
 
 /// At most one byte more than is allowed: enough to see that it is too much, of a file that may never end.

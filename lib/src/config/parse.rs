@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_saphyr::localizer::Localizer;
 use serde_saphyr::{MessageFormatter, Options, UserMessageFormatter};
 
-use super::error::{ConfigError, Place, shown};
+use super::error::{ConfigError, Place, show_mistake, shown};
 
 /// Parses one document within limits that no real configuration comes near.
 ///
@@ -59,6 +59,21 @@ impl Localizer for BareMessage {
     fn attach_location<'a>(&self, base: Cow<'a, str>, _: serde_saphyr::Location) -> Cow<'a, str> {
         base
     }
+}
+
+/// An error of the parser about `text`, in the form of [`show_mistake`]. `name` is where the text is from.
+///
+/// ```
+/// let text = "a: 1\nb: [\n";
+/// let error = serde_saphyr::from_str::<std::collections::BTreeMap<String, u8>>(text).unwrap_err();
+/// let shown = shmesh::config::show_yaml_error("a.yaml", text, &error);
+/// assert!(shown.contains("--> a.yaml:2:") && shown.contains("2 | b: ["), "{shown}");
+/// ```
+pub fn show_yaml_error(name: &str, text: &str, error: &serde_saphyr::Error) -> String {
+    let inner = error.without_snippet();
+    let location = inner.location().or(error.location()).filter(|at| at.line() > 0);
+    let message: String = inner.render_with_formatter(&BareMessage).chars().take(300).collect();
+    show_mistake(name, text, &message, location.map(|at| (at.line(), at.column())))
 }
 
 fn convert(error: &serde_saphyr::Error) -> ConfigError {

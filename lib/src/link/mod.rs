@@ -30,7 +30,7 @@ mod recover;
 mod slab;
 mod wait;
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -175,8 +175,10 @@ impl Shared {
 pub struct Link {
     desk: Desk,
     slab: slab::Slab,
-    /// What `fd` has handed out: every notification must reach it.
+    /// Readable after each notification, while its bit is set.
     bell: OnceCell<Ringer>,
+    /// `fd` has handed the bell out, so every notification must reach it.
+    has_fd: Cell<bool>,
     shared: Arc<Shared>,
     /// Keeps the descriptors available to newcomers; after `shared`, so that the last handle stops it first.
     holder: Arc<holder::Holder>,
@@ -320,6 +322,7 @@ impl Link {
             desk: Desk::new(&shared.core, me),
             slab: slab::Slab::default(),
             bell: OnceCell::new(),
+            has_fd: Cell::new(false),
             shared,
             holder,
         })

@@ -129,6 +129,69 @@ impl Link {
         self.wait_for(timeout, notify::take_post)
     }
 
+    /// Prepares to sleep until the other side posts, for callers that must sleep in a system call of their own. `Some`: nothing
+    /// was posted; poll this descriptor for reading, then call [`end_sleep`](Self::end_sleep). `None`: a post was taken.
+    ///
+    /// Spins first, as [`wait_tti`](Self::wait_tti) does. A descriptor that is readable does not promise a post.
+    ///
+    /// # Errors
+    /// As [`wait_tti`](Self::wait_tti).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// assert!(phy.begin_sleep()?.is_some(), "nothing was posted");
+    /// mac.post()?;
+    /// phy.end_sleep();
+    /// assert!(phy.begin_sleep()?.is_none(), "the post was taken");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_sleep(&self) -> Result<Option<BorrowedFd<'_>>> {
+        let spin = Duration::from_micros(u64::from(self.shared.spin_us));
+        // With no more time than the spinning takes it never sleeps.
+        if self.wait_tti(Some(spin))? {
+            return Ok(None);
+        }
+        let ring = self.incoming();
+        let bell = self.bell()?;
+        notify::arm(ring, self.desk.me.seat);
+        // Old signals are taken, and the ring is read after each. A peer that signals for ever must not keep the caller here.
+        for _ in 0..1_000 {
+            let step = match notify::take_post(ring) {
+                true => Ok(None),
+                false => match bell.take() {
+                    Ok(true) => continue,
+                    Ok(false) => return Ok(Some(bell.as_fd())),
+                    Err(error) => Err(Error::system(&self.shared.store.link, "read the bell", error)),
+                },
+            };
+            self.end_sleep();
+            return step;
+        }
+        Ok(Some(bell.as_fd()))
+    }
+
+    /// Ends what [`begin_sleep`](Self::begin_sleep) began: the other side no longer signals for it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// phy.begin_sleep()?;
+    /// phy.end_sleep();
+    /// mac.notify()?;
+    /// assert_eq!(phy.value()?, None, "nothing was signalled");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn end_sleep(&self) {
+        if !self.has_fd.get() {
+            notify::disarm(self.incoming(), self.desk.me.seat);
+        }
+    }
+
     /// The doorbell of this side, for select, poll, epoll or tokio: readable after each [`notify`](Self::notify) and
     /// [`post`](Self::post) of the other side, from now on. Take the signals with [`value`](Self::value).
     ///
@@ -150,18 +213,10 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
-        self.check_notify()?;
-        if let Some(bell) = self.bell.get() {
-            return Ok(bell.as_fd());
+        let bell = self.bell()?;
+        if !self.has_fd.replace(true) {
+            notify::arm(self.incoming(), self.desk.me.seat);
         }
-        self.check_seated()?;
-        let made = self.shared.make_bell(&self.desk.me);
-        let made = made.map_err(|error| {
-            let path = self.shared.bell_path(&self.desk.me);
-            Error::system(&self.shared.store.link, format!("create the bell {}", path.display()), error)
-        })?;
-        let bell = self.bell.get_or_init(|| made);
-        notify::arm(self.incoming(), self.desk.me.seat);
         Ok(bell.as_fd())
     }
 
@@ -187,6 +242,20 @@ impl Link {
         let taken = self.bell.get().map_or(Ok(false), Ringer::take);
         let taken = taken.map_err(|error| Error::system(&self.shared.store.link, "read the bell", error))?;
         Ok(taken.then_some(1))
+    }
+
+    /// The bell of this participant, created at the first call.
+    fn bell(&self) -> Result<&Ringer> {
+        self.check_notify()?;
+        if let Some(bell) = self.bell.get() {
+            return Ok(bell);
+        }
+        self.check_seated()?;
+        let made = self.shared.make_bell(&self.desk.me).map_err(|error| {
+            let path = self.shared.bell_path(&self.desk.me);
+            Error::system(&self.shared.store.link, format!("create the bell {}", path.display()), error)
+        })?;
+        Ok(self.bell.get_or_init(|| made))
     }
 
     #[inline]

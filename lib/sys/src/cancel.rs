@@ -5,6 +5,9 @@
 use std::ffi::c_int;
 use std::marker::PhantomData;
 
+/// What `poll(2)` takes, for interfaces that sleep in it where a thread may be cancelled, and its event "readable".
+pub use libc::{POLLIN, pollfd as PollFd};
+
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
 unsafe extern "C" {

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::Args;
+use shmesh::config::show_yaml_error;
 use shmesh_daemon::telemetry::LogFilter;
 
 use crate::config::Config;
@@ -144,7 +145,11 @@ pub fn inject(args: &Inject, out: &mut impl Write) -> Result<(), Failure> {
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    out.write_all(text.as_bytes()).context("cannot write").map_err(Failure::Failed)
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // The reader has seen enough, as `head` has.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write").map_err(Failure::Failed),
+    }
 }
 
 /// Serves the webhook until it is told to end.
@@ -188,5 +193,6 @@ fn config(file: Option<&Path>) -> Result<Config> {
     if text.trim().is_empty() {
         return Ok(Config::default());
     }
-    serde_saphyr::from_str(&text).with_context(named)
+    let shown = |error| show_yaml_error(&path.display().to_string(), &text, &error);
+    serde_saphyr::from_str(&text).map_err(|error| anyhow!("the injector's configuration: {}", shown(error)))
 }

@@ -1,6 +1,7 @@
 //! Pods and pod templates in YAML and JSON documents, for people who inject by hand or in CI.
 
 use serde_json::{Value, json};
+use shmesh::config::show_yaml_error;
 use thiserror::Error;
 
 use crate::config::Config;
@@ -51,7 +52,7 @@ pub struct Written {
 #[derive(Debug, Error)]
 pub enum ManifestError {
     /// No YAML.
-    #[error("document {document} is no YAML: {why}")]
+    #[error("document {document} is not YAML: {why}")]
     Yaml {
         /// Which, from 1.
         document: usize,
@@ -88,7 +89,8 @@ pub fn injected(text: &str, namespace: &str, config: &Config, form: Form) -> Res
     let mut all = Vec::new();
     let mut work = Work { namespace, config, pods: 0, warnings: Vec::new(), refused: Vec::new() };
     for (at, document) in documents(text).into_iter().enumerate() {
-        let value: Value = parse(document).map_err(|why| ManifestError::Yaml { document: at + 1, why })?;
+        let value: Value =
+            parse(at + 1, document).map_err(|why| ManifestError::Yaml { document: at + 1, why })?;
         let mut changed = value.clone();
         work.object(&mut changed);
         all.push((document, (changed != value).then_some(changed), value));
@@ -143,6 +145,9 @@ impl Work<'_> {
             return;
         }
         let group = text(object, "/apiVersion").unwrap_or("").split_once('/').map_or("", |(group, _)| group);
+        let namespace = text(object, "/metadata/namespace").unwrap_or(self.namespace).to_owned();
+        let name = text(object, "/metadata/name").or(text(object, "/metadata/generateName")).unwrap_or("?");
+        let named = format!("{kind} {namespace}/{name}");
         let path = match (group, kind.as_str()) {
             ("", "Pod") => "",
             ("", "PodTemplate") => "/template",
@@ -150,20 +155,67 @@ impl Work<'_> {
             | ("apps", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet")
             | ("batch", "Job") => "/spec/template",
             ("batch", "CronJob") => "/spec/jobTemplate/spec/template",
-            _ => return,
+            // Of another kind: its templates are found by their form.
+            _ => return self.search(object, "", &namespace, &named),
         };
-        let namespace = text(object, "/metadata/namespace").unwrap_or(self.namespace).to_owned();
-        let name = text(object, "/metadata/name").or(text(object, "/metadata/generateName")).unwrap_or("?");
-        let named = format!("{kind} {namespace}/{name}");
-        let Some(pod) = object.pointer_mut(path) else { return };
-        match inject(pod, &namespace, self.config) {
+        if !path.is_empty() && text(object, &self.annotation_pointer()).is_some() {
+            self.misplaced(&named, "");
+        }
+        if let Some(pod) = object.pointer_mut(path) {
+            self.pod(pod, &namespace, &named);
+        }
+    }
+
+    fn pod(&mut self, pod: &mut Value, namespace: &str, named: &str) {
+        match inject(pod, namespace, self.config) {
             Ok(injected) => {
                 self.pods += usize::from(!injected.operations.is_empty());
                 self.warnings.extend(injected.warnings.iter().map(|warning| format!("{named}: {warning}")));
                 *pod = injected.pod;
             }
-            Err(refusal) => self.refused.push((named, refusal)),
+            Err(refusal) => self.refused.push((named.to_owned(), refusal)),
         }
+    }
+
+    /// Injects whatever has the annotation and looks like a pod, at any depth. `path` is that of `value`.
+    fn search(&mut self, value: &mut Value, path: &str, namespace: &str, named: &str) {
+        if text(value, &self.annotation_pointer()).is_some() {
+            if value.pointer("/spec/containers").is_some_and(Value::is_array) {
+                let place = if path.is_empty() { named.to_owned() } else { format!("{named}, {path}") };
+                return self.pod(value, namespace, &place);
+            }
+            self.misplaced(named, path);
+        }
+        let below = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+        match value {
+            Value::Object(map) => {
+                for (key, inner) in map {
+                    self.search(inner, &below(key), namespace, named);
+                }
+            }
+            Value::Array(list) => {
+                for (at, inner) in list.iter_mut().enumerate() {
+                    self.search(inner, &format!("{path}[{at}]"), namespace, named);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The pointer to the annotation in an object.
+    fn annotation_pointer(&self) -> String {
+        format!(
+            "/metadata/annotations/{}",
+            self.config.annotation("links").replace('~', "~0").replace('/', "~1")
+        )
+    }
+
+    fn misplaced(&mut self, named: &str, path: &str) {
+        let (annotation, dot) = (self.config.annotation("links"), if path.is_empty() { "" } else { "." });
+        self.warnings.push(format!(
+            "{named}: {path}{dot}metadata has the annotation {annotation} and is not that of a pod or pod template; \
+             nothing was added for it: annotate the template that has the containers"
+        ));
     }
 }
 
@@ -207,14 +259,15 @@ fn joined(documents: &[String]) -> String {
 }
 
 /// As Kubernetes reads YAML where it matters: `0644` is octal, and `yes` stays a word.
-fn parse(text: &str) -> Result<Value, String> {
+fn parse(number: usize, text: &str) -> Result<Value, String> {
     let options = serde_saphyr::options! {
         strict_booleans: true,
         legacy_octal_numbers: true,
         emit_comments: false,
         with_snippet: false,
     };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
+    serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| show_yaml_error(&format!("document {number}"), text, &error))
 }
 
 fn yaml(value: &Value) -> Result<String, String> {
@@ -269,11 +322,48 @@ mod tests {
             let list = format!("apiVersion: v1\nkind: List\nitems:\n- {}", text.replace('\n', "\n  "));
             assert_eq!(yaml_of(&list).pods, 1, "a list of {kind}");
         }
-        assert_eq!(
-            yaml_of(&format!("apiVersion: argoproj.io/v1\nkind: Job\nspec:\n  template:\n{}", indent(4)))
-                .pods,
-            0
-        );
+    }
+
+    #[test]
+    fn pod_templates_are_found_in_any_kind() {
+        let indent =
+            |by: usize| POD.lines().map(|line| format!("{}{line}\n", " ".repeat(by))).collect::<String>();
+        for (version, kind, head, by) in [
+            (
+                "kubeflow.org/v1",
+                "PyTorchJob",
+                "spec:\n  pytorchReplicaSpecs:\n    Master:\n      template:\n",
+                8,
+            ),
+            (
+                "leaderworkerset.x-k8s.io/v1",
+                "LeaderWorkerSet",
+                "spec:\n  leaderWorkerTemplate:\n    workerTemplate:\n",
+                6,
+            ),
+            ("ray.io/v1", "RayCluster", "spec:\n  workerGroupSpecs:\n  - template:\n", 6),
+            ("argoproj.io/v1", "Job", "spec:\n  template:\n", 4),
+        ] {
+            let written = yaml_of(&format!("apiVersion: {version}\nkind: {kind}\n{head}{}", indent(by)));
+            assert_eq!((written.pods, written.warnings.len()), (1, 0), "{kind}");
+        }
+    }
+
+    #[test]
+    fn annotations_outside_of_templates_are_reported() {
+        for (version, kind) in [("apps/v1", "Deployment"), ("ray.io/v1", "RayCluster")] {
+            let text = format!(
+                "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: d, annotations: {{shmesh.io/links: '- name: a'}}}}\n\
+                 spec: {{template: {{spec: {{containers: [{{name: a, image: a}}]}}}}}}\n"
+            );
+            let written = yaml_of(&text);
+            assert_eq!((written.pods, written.text.as_str()), (0, text.as_str()));
+            let [warning] = &written.warnings[..] else { panic!("{:?}", written.warnings) };
+            assert!(
+                warning.starts_with(&format!("{kind} default/d: metadata has the annotation")),
+                "{warning}"
+            );
+        }
     }
 
     #[test]

@@ -109,7 +109,8 @@ pub(crate) struct Shm {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Pool {
-    /// After the `/` in the resource's name.
+    /// After the `/` in the resource's name: up to 63 letters and digits, with `-`, `_` and `.` between them.
+    #[schemars(regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"))]
     pub(crate) name: String,
     /// How many containers of the node may have it at once.
     #[serde(default = "Pool::attachments")]

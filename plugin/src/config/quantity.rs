@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use shmesh_daemon::bytes::{Bytes, written};
+use shmesh_daemon::bytes::{Bytes, PATTERN, written};
 
 /// How much of the node's memory: bytes, or a share of it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -68,8 +68,8 @@ impl JsonSchema for Budget {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let pattern = "^([0-9]+([KMGTPE]i)?|[0-9]{1,3}%)$";
-        json_schema!({ "type": ["string", "integer"], "pattern": pattern, "minimum": 0 })
+        let pattern = format!("^({PATTERN}|[0-9]{{1,3}}%)$");
+        json_schema!({ "type": ["string", "number"], "pattern": pattern, "minimum": 0 })
     }
 }
 

@@ -75,13 +75,15 @@ impl<'a> Shape<'a> {
     }
 
     fn quantity(&mut self, value: &Value, schema: &Value, path: &str) -> bool {
-        // The two patterns that there are stand for these two types, which say better what is wrong.
+        // Two patterns stand for these two types, which say better what is wrong. The other is that of names: `rules.rs`.
         let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return true };
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let wrong = if pattern.contains('%') {
             text.parse::<super::Budget>().err()
-        } else {
+        } else if pattern.contains(shmesh_daemon::bytes::PATTERN) {
             text.parse::<super::Bytes>().err()
+        } else {
+            None
         };
         wrong.is_none_or(|what| self.say(path, what))
     }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use serde_json::{Map, Value};
+use shmesh::config::show_yaml_error;
 
 use super::Problem;
 
@@ -28,14 +29,14 @@ impl FromStr for Setting {
         if path.iter().any(String::is_empty) {
             return Err("the key has an empty part; write it as in shm.unit or pools.0.name".into());
         }
-        let value = if value.is_empty() { Value::String(String::new()) } else { yaml(value)? };
+        let value = if value.is_empty() { Value::String(String::new()) } else { yaml("--set", value)? };
         Ok(Self { path, value })
     }
 }
 
-fn yaml(text: &str) -> Result<Value, String> {
+fn yaml(name: &str, text: &str) -> Result<Value, String> {
     serde_saphyr::from_str_with_options(text, serde_saphyr::options! { strict_booleans: true })
-        .map_err(|error| error.to_string())
+        .map_err(|error| show_yaml_error(name, text, &error))
 }
 
 /// What the file says, and then the settings. Only what could be understood is in it.
@@ -76,7 +77,7 @@ fn read(file: &Path) -> Result<Value, String> {
         return Err(format!("has {size} bytes, and a configuration at most {MAX_BYTES}"));
     }
     let text = fs::read_to_string(file).map_err(|error| format!("cannot be read: {error}"))?;
-    if text.trim().is_empty() { Ok(Value::Null) } else { yaml(&text) }
+    if text.trim().is_empty() { Ok(Value::Null) } else { yaml(&file.display().to_string(), &text) }
 }
 
 fn place(at: &mut Value, path: &[String], value: Value) -> Result<(), String> {

@@ -133,11 +133,11 @@ fn where_nothing_can_be_made_is_named() {
 
 #[test]
 fn all_problems_at_once_also_when_one_hides_another() {
-    let text = "shm: {unit: 64M, budget: 99999Gi}\npools:\n- {name: a, giid: 5, attachments: -1}\n- {attachments: 3}\n\
+    let text = "shm: {unit: 64MB, budget: 99999Gi}\npools:\n- {name: a, giid: 5, attachments: -1}\n- {attachments: 3}\n\
                 - {name: c, gid: 0}\nregistration: legacy\nhealth: 5\nkubelet: {registration: both}\n";
     let found = problems(text, &["shm.numa=1", "shm.numa=2"]);
     for part in [
-        "shm.unit: \"64M\" is no number of bytes",
+        "shm.unit: \"64MB\" is not a number of bytes",
         "shm.budget: 99999Gi is more than",
         "shm.numa: set twice",
         "shm.numa: 1 is no boolean",

@@ -31,8 +31,10 @@ struct Device {
 pub(crate) fn read(file: &Path) -> Result<Vec<Accelerator>, String> {
     let named = file.display();
     let text = fs::read_to_string(file).map_err(|error| format!("{named} cannot be read: {error}"))?;
-    let inventory: Inventory =
-        serde_saphyr::from_str(&text).map_err(|error| format!("{named} is no inventory: {error}"))?;
+    let inventory: Inventory = serde_saphyr::from_str(&text).map_err(|error| {
+        let shown = shmesh::config::show_yaml_error(&named.to_string(), &text, &error);
+        format!("{named} is no inventory: {shown}")
+    })?;
     let of = |kind| move |Device { uuid: id, numa_node: numa, file }| Accelerator { kind, id, file, numa };
     let gpus = inventory.gpus.into_iter().map(of(Kind::Gpu));
     let all: Vec<_> = gpus.chain(inventory.npus.into_iter().map(of(Kind::Npu))).collect();

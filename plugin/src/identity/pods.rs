@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use shmesh::config::show_yaml_error;
 use shmesh_proto::identity::Pod;
 use thiserror::Error;
 
@@ -45,8 +46,8 @@ pub(crate) enum PodsError {
     #[error("the pods in {0} are more than {MAX_PODS_BYTES} bytes")]
     TooLong(PathBuf),
     /// It says something else.
-    #[error("{0} is no file of pods")]
-    Parse(PathBuf, #[source] Box<serde_saphyr::Error>),
+    #[error("{0} is no file of pods: {1}")]
+    Parse(PathBuf, String),
     /// It has more containers than any node.
     #[error("{0} has more than {MAX_CONTAINERS} containers")]
     TooMany(PathBuf),
@@ -92,7 +93,8 @@ impl FromFile {
             return Err(PodsError::TooLong(path.to_owned()));
         }
         let document: Document = serde_saphyr::from_str(&text)
-            .map_err(|error| PodsError::Parse(path.to_owned(), Box::new(error)))?;
+            .map_err(|error| show_yaml_error(&path.display().to_string(), &text, &error))
+            .map_err(|shown| PodsError::Parse(path.to_owned(), shown))?;
         Self::index(document, path)
     }
 

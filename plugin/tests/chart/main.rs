@@ -57,6 +57,16 @@ fn the_schema_of_the_values_is_that_of_the_configuration() {
     );
 }
 
+#[test]
+fn mistakes_in_values_are_not_buried_in_alternatives() {
+    let schema = values::schema(plugin_schema());
+    let text = schema.to_string();
+    assert!(!text.contains("anyOf") && !text.contains("oneOf"), "{text}");
+    assert_eq!(schema["$defs"]["CountOrShare"]["type"], serde_json::json!(["integer", "string"]));
+    assert_eq!(schema["$defs"]["Mode"]["type"], "string");
+    assert!(schema["$defs"]["Pool"]["properties"]["name"]["pattern"].is_string());
+}
+
 /// Every key of `values.yaml` is known, and every key that is known is in `values.yaml`.
 #[test]
 fn the_values_are_all_there_is() {
@@ -64,7 +74,7 @@ fn the_values_are_all_there_is() {
     let values: Value = serde_saphyr::from_str(&text).unwrap();
     let schema = values::schema(plugin_schema());
     fn compare(path: &str, values: &Value, schema: &Value, whole: &Value) {
-        let schema = match schema["$ref"].as_str().or_else(|| schema["anyOf"][0]["$ref"].as_str()) {
+        let schema = match schema["$ref"].as_str() {
             Some(name) => &whole["$defs"][name.trim_start_matches("#/$defs/")],
             None => schema,
         };

@@ -256,5 +256,39 @@ pub(crate) fn schema(plugin: Value) -> Value {
         }
     }
     schema["properties"]["config"] = Value::Object(plugin);
+    flatten(&mut schema);
     schema
+}
+
+/// Writes alternatives as one schema each. Helm reports a value that fits no branch of `anyOf` or `oneOf` without saying what
+/// would fit; `type` and `enum` are reported by name.
+fn flatten(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            map.values_mut().for_each(flatten);
+            if let Some(Value::Array(branches)) = map.remove("anyOf") {
+                let branches = branches.iter().map(|branch| branch.as_object().unwrap());
+                // Helm removes keys whose value is null before it looks at the schema.
+                let branches: Vec<_> =
+                    branches.filter(|branch| branch.get("type") != Some(&"null".into())).collect();
+                if branches.len() > 1 {
+                    // Branches of different types: a keyword of one says nothing of the other's values.
+                    map.insert("type".into(), branches.iter().map(|branch| branch["type"].clone()).collect());
+                }
+                for (key, value) in branches.into_iter().flatten().filter(|(key, _)| *key != "format") {
+                    map.entry(key.clone()).or_insert_with(|| value.clone());
+                }
+            }
+            if let Some(Value::Array(branches)) = map.remove("oneOf") {
+                let words = |branch: &Value| match &branch["enum"] {
+                    Value::Array(words) => words.clone(),
+                    _ => vec![branch["const"].clone()],
+                };
+                map.insert("type".into(), "string".into());
+                map.insert("enum".into(), branches.iter().flat_map(words).collect());
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(flatten),
+        _ => {}
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use shmesh_sys::cancel::Uncancelled;
 
 use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
-use crate::cancel::{self, SLICE};
+use crate::cancel::{self, Step};
 use crate::instance::{Instance, Open};
 use crate::log::{ordinary, say};
 use crate::tap::Forwarded;
@@ -117,24 +117,27 @@ where
     })
 }
 
-/// As [`with`], for what may wait, for a while: the instance can be destroyed meanwhile. `None`: once more.
-pub(crate) fn waiting(
+/// As [`with`], for what may wait: the instance can be destroyed meanwhile.
+pub(crate) fn waiting<T: Copy>(
     what: &str,
     ipc: *const nv_ipc_t,
-    act: impl FnOnce(&Open) -> Result<Option<c_int>, Failure>,
-) -> Option<c_int> {
-    guarded(what, Some(-1), || {
+    failed: T,
+    act: impl FnOnce(&Open) -> Result<T, Failure>,
+) -> T {
+    guarded(what, failed, || {
+        // Of the sleep before.
+        cancel::awake();
         let Some(instance) = Instance::of(ipc) else {
             no_instance(what, ipc);
-            return Some(-1);
+            return failed;
         };
         let Some(open) = instance.open().as_ref().map(Arc::clone) else {
             destroyed(what);
-            return Some(-1);
+            return failed;
         };
         act(&open).unwrap_or_else(|failure| {
             refused(what, &failure);
-            Some(-1)
+            failed
         })
     })
 }
@@ -212,15 +215,19 @@ impl Given {
 }
 
 unsafe extern "C" fn ipc_destroy(ipc: *mut nv_ipc_t) -> c_int {
-    guarded("ipc_destroy", -1, || match Instance::of(ipc) {
-        Some(instance) if instance.close() => 0,
-        Some(_) => {
-            destroyed("ipc_destroy");
-            -1
-        }
-        None => {
-            no_instance("ipc_destroy", ipc);
-            -1
+    guarded("ipc_destroy", -1, || {
+        // A cleanup handler of a thread that was cancelled in a wait may call this: destroying waits until nobody sleeps.
+        cancel::awake();
+        match Instance::of(ipc) {
+            Some(instance) if instance.close() => 0,
+            Some(_) => {
+                destroyed("ipc_destroy");
+                -1
+            }
+            None => {
+                no_instance("ipc_destroy", ipc);
+                -1
+            }
         }
     })
 }
@@ -291,12 +298,28 @@ unsafe extern "C" fn notify(ipc: *mut nv_ipc_t, _value: c_int) -> c_int {
     with("notify", ipc, -1, |backend| backend.post().map(|()| 0))
 }
 
+/// One step of a wait: takes what is there, or prepares this thread to sleep. `done` is what the caller gets.
+fn take_or_sleep(
+    what: &str,
+    ipc: *const nv_ipc_t,
+    done: c_int,
+    take: impl Fn(&Open) -> Result<bool, Failure>,
+) -> Step {
+    waiting(what, ipc, Step::Done(-1), |open| {
+        if take(open)? {
+            return Ok(Step::Done(done));
+        }
+        let sleep = open.backend().sleep()?;
+        Ok(sleep.map_or(Step::Done(done), cancel::asleep))
+    })
+}
+
 unsafe extern "C-unwind" fn rx_tti_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
-    cancel::again(|| waiting("rx_tti_sem_wait", ipc, |backend| Ok(backend.take(SLICE)?.then_some(0))))
+    cancel::sleeping(|| take_or_sleep("rx_tti_sem_wait", ipc, 0, |open| open.take()))
 }
 
 unsafe extern "C-unwind" fn get_value(ipc: *mut nv_ipc_t) -> c_int {
-    cancel::again(|| waiting("get_value", ipc, |backend| Ok(backend.take_signal(SLICE)?.then_some(1))))
+    cancel::sleeping(|| take_or_sleep("get_value", ipc, 1, |open| open.take_signal()))
 }
 
 unsafe extern "C" fn get_fd(ipc: *mut nv_ipc_t) -> c_int {

@@ -88,7 +88,9 @@ pub unsafe extern "C" fn nvipc_fw_get_lost(ipc: *mut nv_ipc_t) -> u32 {
 /// As [`nvipc_fw_start`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn nvipc_fw_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
-    cancel::again(|| waiting("nvipc_fw_sem_wait", ipc, |open| Ok(tap_of(open)?.wait(None)?.map(|_| 0))))
+    cancel::again(|| {
+        waiting("nvipc_fw_sem_wait", ipc, Some(-1), |open| Ok(tap_of(open)?.wait(None)?.map(|_| 0)))
+    })
 }
 
 /// As [`nvipc_fw_sem_wait`], until a time of the real-time clock; NULL: without a limit. -1 with `errno` ETIMEDOUT after it.
@@ -98,7 +100,7 @@ pub unsafe extern "C-unwind" fn nvipc_fw_sem_wait(ipc: *mut nv_ipc_t) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn nvipc_fw_sem_timedwait(ipc: *mut nv_ipc_t, ts_abs: *const timespec) -> c_int {
     let slice = || {
-        waiting("nvipc_fw_sem_timedwait", ipc, |open| {
+        waiting("nvipc_fw_sem_timedwait", ipc, Some(-1), |open| {
             // SAFETY: the caller's promise.
             let until = unsafe { ts_abs.as_ref() }.map(|time| {
                 let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000);

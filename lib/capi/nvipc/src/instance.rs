@@ -38,6 +38,13 @@ pub(crate) struct Open {
     pub(crate) forward: Forward,
 }
 
+impl Open {
+    /// What carries the messages, for longer than a call.
+    pub(crate) fn backend(&self) -> Arc<dyn Backend> {
+        Arc::clone(&self.backend)
+    }
+}
+
 impl Deref for Open {
     type Target = dyn Backend;
 

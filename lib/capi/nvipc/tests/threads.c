@@ -1,4 +1,5 @@
 /* Any thread of an endpoint may call anything: two that send, two that receive, and one that gives back what those got. */
+
 #include "check.h"
 
 #define SENDERS 2
@@ -125,6 +126,84 @@ static void *cancelled(void *way)
     }
 }
 
+static int waiting_thread;
+
+static void *idle(void *way)
+{
+    __atomic_store_n(&waiting_thread, (int)syscall(SYS_gettid), __ATOMIC_RELEASE);
+    for (;;)
+        CHECK((way ? phy->get_value(phy) : phy->rx_tti_sem_wait(phy)) == -1);
+}
+
+/* How often a thread of this process has gone to sleep. */
+static long sleeps_of(int thread)
+{
+    char line[256];
+    long sleeps = -1;
+    snprintf(line, sizeof(line), "/proc/self/task/%d/status", thread);
+    FILE *status = fopen(line, "r");
+    CHECK(status != NULL);
+    while (fgets(line, sizeof(line), status) != NULL)
+        sscanf(line, "voluntary_ctxt_switches: %ld", &sleeps);
+    CHECK(fclose(status) == 0 && sleeps >= 0);
+    return sleeps;
+}
+
+/* A thread that waits does not wake up within a second of its own accord, and is cancelled all the same. */
+static void idle_threads(void)
+{
+    for (intptr_t way = 0; way < 2; way++) {
+        pthread_t thread;
+        void *ended;
+        int number;
+        __atomic_store_n(&waiting_thread, 0, __ATOMIC_RELEASE);
+        CHECK(pthread_create(&thread, NULL, idle, (void *)way) == 0);
+        while ((number = __atomic_load_n(&waiting_thread, __ATOMIC_ACQUIRE)) == 0)
+            sched_yield();
+        /* In the first seconds it may still be on its way to sleep. */
+        int quiet = 0;
+        for (int second = 0; second < 20 && !quiet; second++) {
+            long before = sleeps_of(number);
+            sleep(1);
+            quiet = before > 0 && sleeps_of(number) == before;
+        }
+        CHECK(quiet);
+        CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &ended) == 0 && ended == PTHREAD_CANCELED);
+    }
+}
+
+static nv_ipc_t *own;
+
+static void destroy(void *arg)
+{
+    (void)arg;
+    CHECK(own->ipc_destroy(own) == 0);
+}
+
+static void *owner(void *arg)
+{
+    (void)arg;
+    pthread_cleanup_push(destroy, NULL);
+    __atomic_store_n(&waiting, 1, __ATOMIC_RELEASE);
+    for (;;)
+        CHECK(own->rx_tti_sem_wait(own) == 0);
+    pthread_cleanup_pop(1);
+    return NULL;
+}
+
+/* A cleanup handler of a thread that is cancelled in a wait destroys the instance that it waited on. */
+static void cancel_owner(void)
+{
+    pthread_t thread;
+    void *ended;
+    own = opened("owner", NV_IPC_MODULE_PRIMARY);
+    CHECK(pthread_create(&thread, NULL, owner, NULL) == 0);
+    while (__atomic_load_n(&waiting, __ATOMIC_ACQUIRE) < 1)
+        sched_yield();
+    CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &ended) == 0 && ended == PTHREAD_CANCELED);
+    __atomic_store_n(&waiting, 0, __ATOMIC_RELEASE);
+}
+
 static void cancel_threads(void)
 {
     for (intptr_t turn = 0; turn < 25; turn++) {
@@ -163,6 +242,8 @@ int main(void)
         CHECK(seen[i] == 1);
 
     cancel_threads();
+    idle_threads();
+    cancel_owner();
 
     /* Destroyed while others wait. */
     for (intptr_t i = 0; i < 2; i++)

@@ -88,25 +88,11 @@ pub(super) fn human(bytes: u64) -> String {
     if tenth == 0 { format!("{whole} {name}") } else { format!("{whole}.{tenth} {name}") }
 }
 
-/// A byte count as a person or a pod spec writes it: `1048576`, `64Mi`, `64MiB`, `2Gi`, `1G` (decimal).
+/// A byte count as a pod spec or a person writes it: a quantity of Kubernetes, or `64 MiB`.
 pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(end);
-    let factor: u64 = match unit.trim().trim_end_matches('B') {
-        "" => 1,
-        "k" => 1_000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
-        "T" => 1_000_000_000_000,
-        "Ki" => 1 << 10,
-        "Mi" => 1 << 20,
-        "Gi" => 1 << 30,
-        "Ti" => 1 << 40,
-        _ => return Err(format!("unknown unit in {text:?}; write bytes, or 512Mi, 2Gi")),
-    };
-    let number: u64 = digits.parse().map_err(|_| format!("{text:?} is not a number of bytes"))?;
-    number.checked_mul(factor).ok_or_else(|| format!("{text:?} is too large"))
+    let compact: String = text.split_whitespace().collect();
+    let quantity = compact.strip_suffix("iB").map_or(compact.clone(), |number| format!("{number}i"));
+    shmesh::config::parse_bytes(&quantity).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -128,7 +114,9 @@ mod tests {
         assert_eq!(parse_bytes("64Mi"), Ok(64 << 20));
         assert_eq!(parse_bytes("64 MiB"), Ok(64 << 20));
         assert_eq!(parse_bytes("1G"), Ok(1_000_000_000));
-        for bad in ["", "Mi", "-1", "1.5Gi", "12 parsecs", "99999999999999999999", "18446744073709551615Ki"] {
+        assert_eq!(parse_bytes("1.5Gi"), Ok(3 << 29));
+        assert_eq!(parse_bytes("1e9"), Ok(1_000_000_000));
+        for bad in ["", "Mi", "-1", "12 parsecs", "99999999999999999999", "18446744073709551615Ki"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
     }

@@ -462,8 +462,8 @@ impl Endpoint {
                 return Ok(true);
             }
             shared.living()?;
-            let ready =
-                poll::wait(&mut [Watch::readable(&shared.eventfd), Watch::readable(&shared.over)], deadline);
+            let [rung, over] = self.waits_on();
+            let ready = poll::wait(&mut [Watch::readable(&rung), Watch::readable(&over)], deadline);
             if ready.map_err(|error| Error::system("wait for the peer", error))? == 0 {
                 return Ok(false);
             }
@@ -499,6 +499,22 @@ impl Endpoint {
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.shared.eventfd.as_fd()
+    }
+
+    /// The two descriptors that [`wait`](Self::wait) polls: one is readable when the other side notified, the other when the
+    /// link ended or this endpoint was closed.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// use std::os::fd::AsRawFd;
+    /// assert_eq!(phy.waits_on()[0].as_raw_fd(), phy.fd().as_raw_fd());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn waits_on(&self) -> [BorrowedFd<'_>; 2] {
+        [self.shared.eventfd.as_fd(), self.shared.over.as_fd()]
     }
 
     /// Whether a process is at the other end, as far as is known: one has connected, and has not ended.

@@ -493,7 +493,8 @@ impl Endpoint {
     /// ```
     pub fn wait(&self, limit: Option<Duration>) -> Result<bool> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let ready = poll::wait(&mut [Watch::readable(&self.socket), Watch::readable(&self.over)], deadline);
+        let [socket, over] = self.waits_on();
+        let ready = poll::wait(&mut [Watch::readable(&socket), Watch::readable(&over)], deadline);
         self.living()?;
         Ok(ready.map_err(|error: io::Error| Error::system("wait for a datagram", error))? > 0)
     }
@@ -510,6 +511,20 @@ impl Endpoint {
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// The two descriptors that [`wait`](Self::wait) polls: the socket, and one that is readable once this endpoint was closed.
+    ///
+    /// ```
+    /// # use shmesh_nvipc_wire::udp;
+    /// # use std::os::fd::AsRawFd;
+    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
+    /// assert_eq!(link.waits_on()[0].as_raw_fd(), link.fd().as_raw_fd());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn waits_on(&self) -> [BorrowedFd<'_>; 2] {
+        [self.socket.as_fd(), self.over.as_fd()]
     }
 
     /// Whether an address lies in a buffer of this endpoint.

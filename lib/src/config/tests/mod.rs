@@ -110,13 +110,18 @@ fn limits_are_inclusive() {
 }
 
 #[test]
-fn a_file_error_names_the_path_and_keeps_the_cause_in_the_source() {
+fn a_file_error_names_the_path_and_shows_the_line() {
     let path = examples().join("shmesh_bad.yaml");
     let error = from_file(&path).unwrap_err();
     assert_eq!(error.location(), Some((6, 15)));
-    assert_eq!(error.to_string(), format!("cannot use the configuration file {path:?} (line 6, column 15)"));
-    let source = std::error::Error::source(&error).unwrap().to_string();
-    assert!(source.starts_with("link midhaul: spin_us is 5000000, the limit is 1000000"), "{source}");
+    let text = error.to_string();
+    let start = format!(
+        "cannot use the configuration file {path:?}: link midhaul: spin_us is 5000000, the limit is 1000000; lower it\n \
+         --> {}:6:15\n  |\n6 | ",
+        path.display()
+    );
+    assert!(text.starts_with(&start) && text.ends_with(&format!("\n  | {}^", " ".repeat(14))), "{text}");
+    assert!(std::error::Error::source(&error).is_none(), "it would say the same once more");
 
     let error = from_file("/nowhere/x.yaml".as_ref()).unwrap_err();
     assert_eq!(error.to_string(), r#"cannot read the configuration file "/nowhere/x.yaml""#);
@@ -127,7 +132,7 @@ fn a_file_error_names_the_path_and_keeps_the_cause_in_the_source() {
 fn a_file_that_is_too_large_or_not_utf8_is_refused() {
     // It never ends; only the limit stops the reading.
     let inner = |error: ConfigError| match error {
-        ConfigError::File { source, .. } => *source,
+        ConfigError::File { error, .. } => *error,
         other => panic!("{other:?}"),
     };
     assert!(matches!(inner(from_file("/dev/zero".as_ref()).unwrap_err()), ConfigError::TextTooLarge));

@@ -87,7 +87,6 @@ fn unknown_missing_and_repeated_keys_are_refused() {
 fn numbers_are_whole_positive_and_of_sane_size() {
     for (leaf, field) in [
         ("ring: { len: % }", "ring.len"),
-        ("pools: { cpu_data: { buf_size_bytes: % } }", "pools.cpu_data.buf_size_bytes"),
         ("pools: { cpu_data: { pool_len: % } }", "pools.cpu_data.pool_len"),
         ("notify: { spin_us: % }", "notify.spin_us"),
     ] {
@@ -108,6 +107,37 @@ fn numbers_are_whole_positive_and_of_sane_size() {
         }
     }
     assert_eq!(loaded("ring: { len: 0x10 }").ring_len, 16);
+}
+
+#[test]
+fn bytes_are_quantities_of_kubernetes() {
+    let field = "pools.cpu_data.buf_size_bytes";
+    let text = |value: &str| link(&format!("pools: {{ cpu_data: {{ buf_size_bytes: @{value} }} }}"));
+    for (written, bytes) in [
+        ("64Ki", 65_536),
+        ("64k", 64_000),
+        ("1.5Mi", 3 << 19),
+        ("\"1e3\"", 1000),
+        ("\"8.5\"", 9),
+        ("\"8\"", 8),
+        ("0x10", 16),
+    ] {
+        let config = loaded(&format!("pools: {{ cpu_data: {{ buf_size_bytes: {written}, pool_len: 1 }} }}"));
+        assert_eq!(config.pool(PoolId::CpuData).buf_size_bytes, bytes, "{written}");
+    }
+    assert_refused!(text("-1"), ConfigError::Negative { value: -1, .. }, field, "is -1");
+    for wrong in ["64KB", "64 Ki", "-1Ki", "-1.5", "010", "1e3", "8.5", "many"] {
+        assert_refused!(text(wrong), ConfigError::WrongType { .. }, field, "needs a number of bytes");
+    }
+    for wrong in ["true", "~", "[1]", "{ a: 1 }"] {
+        assert_refused!(text(wrong), ConfigError::WrongType { .. }, field, "needs a whole number");
+    }
+    for huge in ["18446744073709551616", "-9223372036854775809", "99Ei"] {
+        assert_refused!(text(huge), ConfigError::NumberTooLarge { .. }, field, "64 bits");
+    }
+    for too_much in ["18446744073709551615", "4294967296", "4Gi"] {
+        assert_refused!(text(too_much), ConfigError::BufSizeTooLarge { .. }, "cpu_data", "2147483647");
+    }
 }
 
 #[test]

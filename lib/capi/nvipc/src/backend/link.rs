@@ -7,10 +7,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::io::{PipeReader, PipeWriter, Write};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use shmesh::device::PageLocked;
@@ -18,7 +19,7 @@ use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
 use shmesh_sys::cancel::Uncancelled;
 
 use super::device::{self, DeviceMemory, DevicePools, Maker};
-use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result};
+use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result, Sleep};
 use crate::tap::Copied;
 
 /// Between two searches for the dead while a pool is empty: each asks the kernel for every participant.
@@ -41,22 +42,34 @@ pub struct LinkBackend {
     asleep: Mutex<usize>,
     all_up: Condvar,
     closed: AtomicBool,
+    /// Readable once it is closed; what `close` writes to.
+    over: PipeReader,
+    end: PipeWriter,
 }
 
 /// One thread that sleeps on a handle of its own.
-struct Asleep<'a>(&'a LinkBackend);
+#[derive(Debug)]
+struct Asleep {
+    backend: Arc<LinkBackend>,
+    link: Option<Link>,
+}
 
-impl<'a> Asleep<'a> {
-    fn of(backend: &'a LinkBackend) -> Self {
+impl Asleep {
+    fn of(backend: Arc<LinkBackend>) -> Self {
         *backend.asleep.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Self(backend)
+        Self { backend, link: None }
     }
 }
 
-impl Drop for Asleep<'_> {
+impl Drop for Asleep {
     fn drop(&mut self) {
-        *self.0.asleep.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.0.all_up.notify_all();
+        if let Some(link) = self.link.take() {
+            link.end_sleep();
+            // `close` drops what is here once nobody is asleep.
+            self.backend.sleepers.lock().unwrap_or_else(PoisonError::into_inner).push(link);
+        }
+        *self.backend.asleep.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.backend.all_up.notify_all();
     }
 }
 
@@ -153,6 +166,9 @@ impl LinkBackend {
         let devices = DeviceMemory::all(&link, maker)?;
         let locked =
             device::locked(&link, devices.iter().flatten().map(DeviceMemory::ordinal).fold(gpu, c_int::max));
+        let (over, end) = std::io::pipe().map_err(|error| {
+            Failure::Refused(format!("link {}: cannot make a pipe: {error}", link.name()))
+        })?;
         let mut pools = [None; PoolId::COUNT];
         for id in PoolId::ALL {
             pools[id.index()] = link.pool(id);
@@ -175,6 +191,8 @@ impl LinkBackend {
             asleep: Mutex::new(0),
             all_up: Condvar::new(),
             closed: AtomicBool::new(false),
+            over,
+            end,
         })
     }
 
@@ -550,46 +568,42 @@ impl Backend for LinkBackend {
         self.with(|desk| desk.link().post().map_err(|error| failed(&error)))
     }
 
-    fn take(&self, limit: Duration) -> Result<bool> {
-        let at_once = self.with(|desk| {
+    fn take(&self) -> Result<bool> {
+        self.with(|desk| {
             let link = desk.link();
             let posted = link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))?;
             // Who has the descriptor must not find a signal there of a post that was taken. Or it is one without a post: a
             // peer's that uses the other library, and does not post.
             let rung = desk.armed && link.value().map_err(|error| failed(&error))?.is_some();
             Ok(posted || rung)
-        })?;
-        if at_once {
-            return Ok(true);
+        })
+    }
+
+    fn sleep(self: Arc<Self>) -> Result<Option<Sleep>> {
+        let mut asleep = Asleep::of(self);
+        let backend = Arc::clone(&asleep.backend);
+        if backend.closed.load(Ordering::Acquire) {
+            return Err(backend.was_closed());
         }
-        // Before the handle, which has to go first.
-        let _asleep = Asleep::of(self);
-        if self.closed.load(Ordering::Acquire) {
-            return Err(self.was_closed());
-        }
-        let sleepers = || self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        let spare = sleepers().pop();
+        let spare = backend.sleepers.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let sleeper = match spare {
             Some(sleeper) => sleeper,
-            None => self.with(|desk| desk.link().try_clone().map_err(|error| failed(&error)))?,
+            None => backend.with(|desk| desk.link().try_clone().map_err(|error| failed(&error)))?,
         };
-        let slept = sleeper.wait_tti(Some(limit)).map_err(|error| failed(&error));
-        if self.closed.load(Ordering::Acquire) {
-            return if matches!(slept, Ok(true)) { slept } else { Err(self.was_closed()) };
-        }
-        if slept.is_ok() {
-            sleepers().push(sleeper);
-        }
-        if matches!(slept, Ok(true)) {
+        // A handle on which this fails is not kept for others.
+        let bell = sleeper.begin_sleep().map_err(|error| failed(&error))?.map(|fd| fd.as_raw_fd());
+        asleep.link = Some(sleeper);
+        let Some(bell) = bell else {
             // The signal of that post, unless the sleep took it.
-            let _ = self.with(|desk| {
+            let _ = backend.with(|desk| {
                 if desk.armed {
                     let _ = desk.link().value();
                 }
                 Ok(())
             });
-        }
-        slept
+            return Ok(None);
+        };
+        Ok(Some(Sleep { fds: [bell, backend.over.as_raw_fd()], guard: Box::new(asleep) }))
     }
 
     fn fd(&self) -> Result<c_int> {
@@ -653,7 +667,9 @@ impl Backend for LinkBackend {
     }
 
     fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            let _ = (&self.end).write(&[0]);
+        }
         let desk = self.lock().take();
         // Leaving may have to remove the link: not with the lock.
         drop(desk);

@@ -17,9 +17,9 @@ mod udp;
 mod wire;
 
 use std::ffi::c_int;
-use std::fmt;
+use std::fmt::{self, Debug};
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::sync::Arc;
 
 use crate::tap::Copied;
 pub(crate) use device::Maker;
@@ -97,11 +97,20 @@ pub struct Received {
     pub buffers: Buffers,
 }
 
+/// A sleep that was prepared: the thread polls the descriptors for reading, and drops this when it is awake.
+#[derive(Debug)]
+pub struct Sleep {
+    /// What to poll. Open for as long as `guard` lives.
+    pub fds: [c_int; 2],
+    /// Ends the sleep when it is dropped, in the thread that slept.
+    pub guard: Box<dyn Debug>,
+}
+
 /// Says whether another secondary may come.
-pub type Agrees = std::sync::Arc<dyn Fn() -> bool + Send + Sync>;
+pub type Agrees = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// One endpoint of a connection. Dropping it ends that; who waits is told by [`close`](Self::close) before.
-pub trait Backend: Send + Sync + fmt::Debug {
+pub trait Backend: Send + Sync + Debug {
     /// Bytes of a buffer of `pool` and how many there are; `None` when there is no such pool.
     fn pool(&self, pool: PoolId) -> Option<(u32, u32)>;
 
@@ -144,19 +153,26 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// When the kernel refuses.
     fn post(&self) -> Result<()>;
 
-    /// Takes one post, and waits so long for it; `false`: none has come.
+    /// Takes one post; `false`: there is none. Never waits.
     ///
     /// # Errors
     /// After [`close`](Self::close); when the kernel refuses.
-    fn take(&self, limit: Duration) -> Result<bool>;
+    fn take(&self) -> Result<bool>;
 
-    /// As [`take`](Self::take), for who found the descriptor readable.
+    /// As [`take`](Self::take), for a caller that found the descriptor readable.
     ///
     /// # Errors
     /// As there.
-    fn take_signal(&self, limit: Duration) -> Result<bool> {
-        self.take(limit)
+    fn take_signal(&self) -> Result<bool> {
+        self.take()
     }
+
+    /// Prepares a thread to sleep until something may be there to take, or the backend is closed. `None`: a post came
+    /// meanwhile, and was taken.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    fn sleep(self: Arc<Self>) -> Result<Option<Sleep>>;
 
     /// A descriptor that is readable while there are posts.
     ///

@@ -4,13 +4,14 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Duration;
 
 use shmesh_nvipc_wire::udp::{Config, Endpoint, Form};
 use shmesh_sys::cancel::Uncancelled;
 
 use super::wire::{allocated, failed, given, named, taken};
-use super::{Backend, Buffers, Failure, Fields, PoolId, Received, Result};
+use super::{Backend, Buffers, Failure, Fields, PoolId, Received, Result, Sleep};
 
 /// An endpoint that talks by datagrams.
 #[derive(Debug)]
@@ -76,14 +77,19 @@ impl Backend for UdpBackend {
         self.0.notify().map_err(failed)
     }
 
-    /// Waits for a datagram, and leaves it there.
-    fn take(&self, limit: Duration) -> Result<bool> {
-        self.0.wait(Some(limit)).map_err(failed)
+    /// Whether a datagram is there; it stays.
+    fn take(&self) -> Result<bool> {
+        self.0.wait(Some(Duration::ZERO)).map_err(failed)
     }
 
     /// Nothing to take: the descriptor is readable until the datagrams are received.
-    fn take_signal(&self, _: Duration) -> Result<bool> {
+    fn take_signal(&self) -> Result<bool> {
         self.0.notify().map(|()| true).map_err(failed)
+    }
+
+    fn sleep(self: Arc<Self>) -> Result<Option<Sleep>> {
+        let fds = self.0.waits_on().map(|fd| fd.as_raw_fd());
+        Ok(Some(Sleep { fds, guard: Box::new(self) }))
     }
 
     fn fd(&self) -> Result<c_int> {

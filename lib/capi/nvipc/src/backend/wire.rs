@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use shmesh_nvipc_wire::{self as wire, Endpoint, Options};
 
-use super::{Agrees, Backend, Buffers, Failure, Fields, PoolId, Received, Result};
+use super::{Agrees, Backend, Buffers, Failure, Fields, PoolId, Received, Result, Sleep};
 use crate::tap::Copied;
 
 /// An endpoint in NVIPC's layout.
@@ -147,8 +147,13 @@ impl Backend for WireBackend {
         self.endpoint.notify().map_err(failed)
     }
 
-    fn take(&self, limit: Duration) -> Result<bool> {
-        self.endpoint.wait(Some(limit)).map_err(failed)
+    fn take(&self) -> Result<bool> {
+        self.endpoint.wait(Some(Duration::ZERO)).map_err(failed)
+    }
+
+    fn sleep(self: Arc<Self>) -> Result<Option<Sleep>> {
+        let fds = self.endpoint.waits_on().map(|fd| fd.as_raw_fd());
+        Ok(Some(Sleep { fds, guard: Box::new(self) }))
     }
 
     fn fd(&self) -> Result<c_int> {
