@@ -1,23 +1,11 @@
 //! The command line tool asks a running sidecar.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
-use peers::{Peer, Watchdog, ipc_dir, is_root, until};
+use crate::support::{Daemon, program};
 use serde_json::Value;
-use support::{Daemon, program};
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 fn shmesh(dir: &Path, args: &[&str]) -> Output {
     Command::new(program("shmesh")).args(args).env("SHMESH_DIR", dir).output().unwrap()

@@ -1,22 +1,10 @@
 //! A sidecar that cannot see its clients, and the identity service of the node that can: each client, and the sidecar, is
 //! process 1 of a pid namespace of its own, as in pods.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
 use std::process::Command;
 
-use peers::{Peer, Watchdog, ipc_dir, is_root, until};
-use support::{Daemon, child_of};
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use crate::support::{Daemon, child_of};
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 /// Both ways in which a kernel says who connected.
 const KERNELS: [&[&str]; 2] = [&[], &["--old-kernel"]];

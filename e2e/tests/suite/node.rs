@@ -2,26 +2,14 @@
 //! of its answers by `unshare`, and the sidecar and applications run in them, as users of their own and in namespaces of their
 //! own. It takes root; not tried here are a real container runtime, cgroups and the API server.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use peers::{Peer, Watchdog, is_root, until};
+use crate::support::container::tool;
+use crate::support::machine::{Machine, POOL, Running, SHM, drain};
+use crate::support::program;
 use serde_json::Value;
-use support::container::tool;
-use support::machine::{Machine, POOL, Running, SHM, drain};
-use support::program;
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, is_root, until};
 
 /// Two pods of different users: one with a sidecar and an application, one with an application.
 const DU: u32 = 10_001;

@@ -1,19 +1,15 @@
 //! The samples below the cluster: a sidecar with the pod's annotation, and the containers' own commands, as processes. What
 //! injection and the kubelet add is not tried here.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::support::program;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use support::program;
 
 /// Ended with the test, however that ends.
 struct Running(Child);

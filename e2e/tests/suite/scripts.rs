@@ -1,7 +1,5 @@
 //! What the tool's pod runs on a node, run here: real processes are killed, whose `/proc` is a copy that says whose they are.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};

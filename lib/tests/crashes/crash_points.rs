@@ -5,34 +5,27 @@
 //! nothing in shared memory, its predecessor's verdict holds for it. Then the operation is run again and really
 //! killed: at each instruction around a change, and at every so many others (`SHMESH_CRASH_STRIDE`).
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crashpoint::{Options, Point};
-use scenes::{Case, Scene, cases};
+use crate::crashpoint::{self, Options, Point};
+use crate::harness::{self, long, quick};
+use crate::scenes::{self, Case, Extent, Scene};
+use crate::world::{self, Base, Class, Order, Progress, Snapshot, verify};
 use shmesh::Side;
 use shmesh::config::RingMode;
-use world::{Base, Class, Order, Progress, Snapshot, verify};
 
-#[path = "support/crashpoint.rs"]
-mod crashpoint;
-#[path = "support/layout.rs"]
-mod layout;
-#[path = "support/scenes.rs"]
-mod scenes;
-#[path = "support/world.rs"]
-mod world;
-
-fn main() -> ExitCode {
-    crashpoint::main(&[("mpmc", mpmc), ("spsc", spsc), ("attach_by_name", attach_by_name)])
-}
+pub(crate) const CASES: &[harness::Case] = &[
+    quick("crash_points::mpmc", || all(RingMode::Mpmc, Extent::Few)),
+    quick("crash_points::spsc", || all(RingMode::Spsc, Extent::Few)),
+    long("crash_points::mpmc_every_operation", || all(RingMode::Mpmc, Extent::All)),
+    long("crash_points::spsc_every_operation", || all(RingMode::Spsc, Extent::All)),
+    long("crash_points::attach_by_name", attach_by_name),
+];
 
 /// One line of the table.
 #[derive(Default)]
@@ -80,28 +73,17 @@ fn header() {
     );
 }
 
-fn mpmc() {
-    all(RingMode::Mpmc);
-}
-
-fn spsc() {
-    all(RingMode::Spsc);
-}
-
 /// Points between two real kills where nothing changes.
 fn stride() -> u64 {
     std::env::var("SHMESH_CRASH_STRIDE").ok().and_then(|text| text.parse().ok()).unwrap_or(2_000)
 }
 
-fn all(mode: RingMode) {
+fn all(mode: RingMode, extent: Extent) {
     let (original, copy) = (Base::new(mode), Base::new(mode));
     let empty = original.save();
     header();
-    let only = std::env::var("SHMESH_CRASH_ONLY").ok();
     let mut failed = Vec::new();
-    for case in
-        cases(mode).iter().filter(|case| only.as_ref().is_none_or(|only| case.name.contains(only.as_str())))
-    {
+    for case in &scenes::chosen(mode, extent) {
         original.restore(&empty);
         let good = one(mode, case, &original, &copy, true);
         if !good {

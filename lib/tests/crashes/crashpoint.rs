@@ -17,8 +17,8 @@
 //!
 //! Rules for the caller:
 //!
-//! - The process must have one thread, for `fork`: a test uses `harness = false` and hands its cases to
-//!   [`main`]. More than one thread is refused with a panic.
+//! - The process must have one thread, for `fork`: a test is a case of
+//!   [`harness`](crate::harness). More than one thread is refused with a panic.
 //! - The world must be reached through `MAP_SHARED` memory and inherited descriptors; all else is the child's
 //!   own copy, of which the parent sees nothing. Captured variables of `operation` therefore do not change in
 //!   the parent.
@@ -34,7 +34,6 @@
 // UNSAFETY: fork, ptrace and an entry point in assembly: no safe interface stops a process between two
 // instructions.
 #![expect(unsafe_code, reason = "fork, raw ptrace and waitpid, an interval timer and two labels in assembly")]
-#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("crash points are single-stepped on x86_64 Linux only");
@@ -47,7 +46,7 @@ use std::mem::{MaybeUninit, offset_of};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -1059,41 +1058,4 @@ pub(crate) fn fork_child(work: impl FnOnce() -> c_int) -> Pid {
             unsafe { libc::_exit(code) }
         }
     }
-}
-
-/// The `main` of a test with `harness = false`: runs the cases one after the other in this thread, and speaks
-/// as much of libtest's command line as `cargo test` and nextest use (`--list`, `--exact`, `--skip`,
-/// `--ignored`, filters).
-pub(crate) fn main(cases: &[(&str, fn())]) -> ExitCode {
-    let (mut filters, mut skipped) = (Vec::new(), Vec::new());
-    let (mut list, mut exact, mut ignored) = (false, false, false);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--list" => list = true,
-            "--exact" => exact = true,
-            "--ignored" => ignored = true,
-            "--skip" => skipped.extend(arguments.next()),
-            "--format" | "--test-threads" | "--color" | "-Z" | "--logfile" => drop(arguments.next()),
-            option if option.starts_with('-') => {}
-            _ => filters.push(argument),
-        }
-    }
-    let fits = |name: &str, pattern: &String| if exact { name == pattern } else { name.contains(pattern) };
-    let chosen = cases.iter().filter(|(name, _)| {
-        !ignored
-            && (filters.is_empty() || filters.iter().any(|filter| fits(name, filter)))
-            && !skipped.iter().any(|skip| fits(name, skip))
-    });
-    let mut failed = 0_u32;
-    for (name, case) in chosen {
-        if list {
-            println!("{name}: test");
-        } else {
-            let passed = catch_unwind(case).is_ok();
-            println!("test {name} ... {}", if passed { "ok" } else { "FAILED" });
-            failed += u32::from(!passed);
-        }
-    }
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }

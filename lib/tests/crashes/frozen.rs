@@ -8,50 +8,39 @@
 //! at those around a change of shared memory and a few hundred others (`SHMESH_FREEZE_POINTS`). And by SIGSTOP at
 //! random instants of real traffic (`SHMESH_FREEZE_SEED`, `SHMESH_FREEZES`).
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crashpoint::{Options, Point};
+use crate::crashpoint::{self, Options, Point};
+use crate::harness::{self, long, quick};
+use crate::random::Random;
+use crate::scenes::{self, Case, Extent, Scene};
+use crate::shared::Words;
+use crate::world::{
+    self, Base, DATA_LEN, Expect, Kind, MSG_LEN, Order, Snapshot, Tag, drop_leaked, inline, msg, msg_data,
+    verify,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use random::Random;
-use scenes::{Case, Scene, cases};
-use shared::Words;
 use shmesh::config::{PoolId, RingMode};
 use shmesh::{Error, ErrorKind, Link, Loan, Side};
-use world::{
-    Base, DATA_LEN, Expect, Kind, MSG_LEN, Order, Snapshot, Tag, drop_leaked, inline, msg, msg_data, verify,
-};
 
-#[path = "support/crashpoint.rs"]
-mod crashpoint;
-#[path = "support/layout.rs"]
-mod layout;
-#[path = "support/random.rs"]
-mod random;
-#[path = "support/scenes.rs"]
-mod scenes;
-#[path = "support/shared.rs"]
-mod shared;
-#[path = "support/world.rs"]
-mod world;
-
-fn main() -> ExitCode {
-    crashpoint::main(&[
-        ("paused_mpmc", || paused(RingMode::Mpmc)),
-        ("paused_spsc", || paused(RingMode::Spsc)),
-        ("evicted", evicted),
-        ("evicted_in_traffic", evicted_in_traffic),
-        ("a_living_one_stays_in_spsc", a_living_one_stays_in_spsc),
-    ])
-}
+pub(crate) const CASES: &[harness::Case] = &[
+    quick("frozen::paused_mpmc", || paused(RingMode::Mpmc, Extent::Few)),
+    quick("frozen::paused_spsc", || paused(RingMode::Spsc, Extent::Few)),
+    quick("frozen::evicted", || evicted(Extent::Few)),
+    quick("frozen::evicted_in_traffic", || evicted_in_traffic(40)),
+    quick("frozen::a_living_one_stays_in_spsc", a_living_one_stays_in_spsc),
+    // The longest first.
+    long("frozen::evicted_in_every_operation", || evicted(Extent::All)),
+    long("frozen::paused_in_every_operation_mpmc", || paused(RingMode::Mpmc, Extent::All)),
+    long("frozen::paused_in_every_operation_spsc", || paused(RingMode::Spsc, Extent::All)),
+    long("frozen::evicted_in_much_traffic", || evicted_in_traffic(200)),
+];
 
 /// What the child says of itself: the result of the operation, what it received, and how its later calls ended.
 struct Report(Words);
@@ -152,13 +141,12 @@ fn points_max() -> u64 {
         .unwrap_or(if cfg!(debug_assertions) { 16 } else { 400 })
 }
 
-fn chosen(mode: RingMode, skip: &[&str]) -> Vec<Case> {
-    let only = std::env::var("SHMESH_CRASH_ONLY").ok();
-    let fits = |case: &Case| {
-        only.as_ref().is_none_or(|only| case.name.contains(only.as_str()))
-            && !skip.iter().any(|skip| case.name.contains(skip))
-    };
-    cases(mode).into_iter().filter(fits).collect()
+/// Without those that undo what others do meanwhile, on another's behalf: `crash_points` has them.
+fn chosen(mode: RingMode, extent: Extent) -> Vec<Case> {
+    let mut cases = scenes::chosen(mode, extent);
+    cases
+        .retain(|case| !["recover", "evict", "detach", "attach"].iter().any(|skip| case.name.contains(skip)));
+    cases
 }
 
 /// The points at which to stop: all, if there are not too many; else those around changes and a selection.
@@ -222,12 +210,11 @@ fn receive_all(link: &Link, got: &mut Vec<Tag>) -> Result<(), String> {
     Err(format!("messages without end: {got:?}"))
 }
 
-fn paused(mode: RingMode) {
+fn paused(mode: RingMode, extent: Extent) {
     let base = Base::new(mode);
     let empty = base.save();
     let mut failed = Vec::new();
-    // Those two undo what others do meanwhile, on another's behalf: crash_points has them.
-    for case in chosen(mode, &["recover", "evict", "detach", "attach"]) {
+    for case in chosen(mode, extent) {
         base.restore(&empty);
         let scene = Rc::new(RefCell::new((case.prepare)(&base)));
         let before = base.save();
@@ -362,12 +349,12 @@ fn sorted(tags: &[Tag]) -> Vec<Tag> {
     tags
 }
 
-fn evicted() {
+fn evicted(extent: Extent) {
     let base = Base::new(RingMode::Mpmc);
     let empty = base.save();
     let mut failed = Vec::new();
     println!("operation                         points  damaged-window  ok-but-dropped  failed");
-    for case in chosen(RingMode::Mpmc, &["recover", "evict", "detach", "attach"]) {
+    for case in chosen(RingMode::Mpmc, extent) {
         base.restore(&empty);
         let scene = Rc::new(RefCell::new((case.prepare)(&base)));
         let before = base.save();
@@ -539,8 +526,8 @@ const DONE: usize = 2;
 /// The exit code of a child all of whose calls said what they should.
 const AS_EXPECTED: i32 = 42;
 
-fn evicted_in_traffic() {
-    let (seed, freezes) = (count("SHMESH_FREEZE_SEED", 1), count("SHMESH_FREEZES", 200));
+fn evicted_in_traffic(freezes: u64) {
+    let (seed, freezes) = (count("SHMESH_FREEZE_SEED", 1), count("SHMESH_FREEZES", freezes));
     println!("  seed {seed}, {freezes} freezes");
     let mut random = Random::new(seed);
     let base = Base::new(RingMode::Mpmc);
@@ -707,7 +694,6 @@ fn inmate(base: &Base, flags: &Words, seed: u64) -> i32 {
         messages: Vec::new(),
         third: None,
         options: base.options(),
-        received: Vec::new(),
         result: Ok(()),
     };
     drop((loans, messages));

@@ -6,44 +6,34 @@
 //! - *While it runs*: one process writes random and plausible words all the time, another calls the API.
 //!
 //! The victims are processes of their own, so a crash or a hang is seen from outside. `SHMESH_HOSTILE_SEED` and
-//! `SHMESH_HOSTILE_SECONDS` (3, for each ring mode).
+//! `SHMESH_HOSTILE_SECONDS` (for each ring mode).
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use layout::Table;
+use crate::crashpoint;
+use crate::harness::{self, long, quick};
+use crate::layout::Table;
+use crate::random::Random;
+use crate::shared::Words;
+use crate::world::{self, Base, DATA_LEN, MSG_LEN, RING_LEN, msg_data};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use random::Random;
-use shared::Words;
 use shmesh::config::{PoolId, RingMode};
 use shmesh::{Link, Side};
-use world::{Base, DATA_LEN, MSG_LEN, RING_LEN, msg_data};
 
-#[path = "support/crashpoint.rs"]
-mod crashpoint;
-#[path = "support/layout.rs"]
-mod layout;
-#[path = "support/random.rs"]
-mod random;
-#[path = "support/shared.rs"]
-mod shared;
-#[path = "support/world.rs"]
-mod world;
-
-fn main() -> ExitCode {
-    crashpoint::main(&[
-        ("word_by_word_mpmc", || word_by_word(RingMode::Mpmc)),
-        ("word_by_word_spsc", || word_by_word(RingMode::Spsc)),
-        ("while_it_runs_mpmc", || while_it_runs(RingMode::Mpmc)),
-        ("while_it_runs_spsc", || while_it_runs(RingMode::Spsc)),
-        ("a_doorbell_that_never_ends", a_doorbell_that_never_ends),
-    ])
-}
+pub(crate) const CASES: &[harness::Case] = &[
+    quick("hostile::word_by_word_mpmc", || word_by_word(RingMode::Mpmc, 10)),
+    quick("hostile::word_by_word_spsc", || word_by_word(RingMode::Spsc, 10)),
+    quick("hostile::while_it_runs_mpmc", || while_it_runs(RingMode::Mpmc, 1)),
+    quick("hostile::while_it_runs_spsc", || while_it_runs(RingMode::Spsc, 1)),
+    quick("hostile::a_doorbell_that_never_ends", a_doorbell_that_never_ends),
+    long("hostile::every_word_mpmc", || word_by_word(RingMode::Mpmc, 1)),
+    long("hostile::every_word_spsc", || word_by_word(RingMode::Spsc, 1)),
+    long("hostile::for_seconds_mpmc", || while_it_runs(RingMode::Mpmc, 3)),
+    long("hostile::for_seconds_spsc", || while_it_runs(RingMode::Spsc, 3)),
+];
 
 /// What the victim says of itself.
 const CALLS: usize = 0;
@@ -227,7 +217,7 @@ fn place(log: &Words) -> String {
     )
 }
 
-fn word_by_word(mode: RingMode) {
+fn word_by_word(mode: RingMode, every: usize) {
     let base = Base::new(mode);
     furnish(&base);
     let before = base.save();
@@ -237,7 +227,7 @@ fn word_by_word(mode: RingMode) {
     // One child goes through all of them; after a crash, the next one goes on behind it.
     let pid = crashpoint::fork_child(|| {
         let victim = Victim { base: &base, log: &log };
-        for (i, &(segment, offset)) in words.iter().enumerate() {
+        for (i, &(segment, offset)) in words.iter().enumerate().step_by(every) {
             let old = base.segments[segment].word(offset).load(Relaxed);
             // Where there is nothing but zeroes (bitmaps of seats that nobody had), some values will do.
             let boring = old == 0 && i % 16 != 0;
@@ -254,7 +244,7 @@ fn word_by_word(mode: RingMode) {
     });
     watch(pid, &log, "word by word");
     println!(
-        "  {mode:?}: {} words, {} calls, {} errors, slowest round {} us, in {:.1} s",
+        "  {mode:?}: every {every} of {} words, {} calls, {} errors, slowest round {} us, in {:.1} s",
         words.len(),
         log[CALLS].load(Relaxed),
         log[ERRORS].load(Relaxed),
@@ -291,9 +281,9 @@ fn plausible(random: &mut Random, old: u64) -> u64 {
     }
 }
 
-fn while_it_runs(mode: RingMode) {
+fn while_it_runs(mode: RingMode, seconds: u64) {
     let seed = from_env("SHMESH_HOSTILE_SEED", 1);
-    let limit = Duration::from_secs(from_env("SHMESH_HOSTILE_SECONDS", 3));
+    let limit = Duration::from_secs(from_env("SHMESH_HOSTILE_SECONDS", seconds));
     let base = Base::new(mode);
     furnish(&base);
     let before = base.save();

@@ -5,7 +5,7 @@
 //! once, or lost in the hands of a receiver that died in its call; never twice, in order, intact. In the end one
 //! process recovers what is left, and all buffers, slots and seats must be there.
 //!
-//! `SHMESH_KILLS` (1000) says how many kills, `SHMESH_KILL_SEED` (the time) repeats a run's choices.
+//! `SHMESH_KILLS` (1000) says how many kills a long run has, `SHMESH_KILL_SEED` (the time) repeats a run's choices.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -13,26 +13,19 @@
     reason = "small numbers; two sides side by side"
 )]
 #![allow(clippy::disallowed_types, reason = "the ledger is words as the machine has them")]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode};
+use std::process::{Child, Command};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use crate::harness::{self, long, quick};
+use crate::random::Random;
+use crate::shared::Words;
 use nix::sys::signal::Signal;
-use random::Random;
-use shared::Words;
 use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, RingMode};
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Loan, Message, Side};
-
-#[path = "support/crashpoint.rs"]
-mod crashpoint;
-#[path = "support/random.rs"]
-mod random;
-#[path = "support/shared.rs"]
-mod shared;
 
 const NAME: &str = "killed";
 const WORKER: &str = "SHMESH_KILLER_WORKER";
@@ -45,18 +38,31 @@ const DATA_LEN: u32 = 16;
 const STALL: Duration = Duration::from_secs(60);
 const ROUNDS_BETWEEN_PAUSES: u64 = 8;
 
-fn main() -> ExitCode {
-    if let Ok(worker) = std::env::var(WORKER) {
-        return ExitCode::from(Worker::start(&worker).run());
-    }
-    crashpoint::main(&[
-        ("mpmc_named_polled", || scenario(0, 3)),
-        ("spsc_named_polled", || scenario(1, 3)),
-        ("mpmc_named_notified", || scenario(2, 1)),
-        ("spsc_memfd_notified", || scenario(3, 2)),
-        ("mpmc_memfd_notified", || scenario(4, 1)),
-        ("a_sender_dies_before_it_rings", a_sender_dies_before_it_rings),
-    ])
+pub(crate) const CASES: &[harness::Case] = &[
+    quick("killer::mpmc_named_polled", || scenario(0, QUICK_KILLS)),
+    quick("killer::spsc_named_polled", || scenario(1, QUICK_KILLS)),
+    quick("killer::mpmc_named_notified", || scenario(2, QUICK_KILLS)),
+    quick("killer::spsc_memfd_notified", || scenario(3, QUICK_KILLS)),
+    quick("killer::mpmc_memfd_notified", || scenario(4, QUICK_KILLS)),
+    quick("killer::a_sender_dies_before_it_rings", a_sender_dies_before_it_rings),
+    long("killer::a_thousand_kills_mpmc_named_polled", || scenario(0, thousandths(300))),
+    long("killer::a_thousand_kills_spsc_named_polled", || scenario(1, thousandths(300))),
+    long("killer::a_thousand_kills_mpmc_named_notified", || scenario(2, thousandths(100))),
+    long("killer::a_thousand_kills_spsc_memfd_notified", || scenario(3, thousandths(200))),
+    long("killer::a_thousand_kills_mpmc_memfd_notified", || scenario(4, thousandths(100))),
+];
+
+/// As many as it takes to see that messages arrive all the while.
+const QUICK_KILLS: u64 = 50;
+
+/// This part of all kills of a long run.
+fn thousandths(part: u64) -> u64 {
+    from_env("SHMESH_KILLS").unwrap_or(1_000) * part / 1_000
+}
+
+/// The worker that this process is, if it is one.
+pub(crate) fn worker() -> Option<Worker> {
+    std::env::var(WORKER).ok().map(|worker| Worker::start(&worker))
 }
 
 /// Kinds of links, and how many workers each has.
@@ -133,7 +139,7 @@ impl Ledger {
 }
 
 /// One process under fire.
-struct Worker {
+pub(crate) struct Worker {
     scenario: usize,
     me: usize,
     side: Side,
@@ -183,7 +189,7 @@ impl Worker {
         }
     }
 
-    fn run(mut self) -> u8 {
+    pub(crate) fn run(mut self) -> u8 {
         match self.work() {
             Ok(()) => 0,
             Err(error) => {
@@ -416,11 +422,10 @@ fn from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-fn scenario(scenario: usize, tenths: u64) {
+fn scenario(scenario: usize, kills: u64) {
     let (mode, backing, notify, workers) = SCENARIOS[scenario];
     let now = std::time::UNIX_EPOCH.elapsed().expect("a time").as_micros() as u64;
     let seed = from_env("SHMESH_KILL_SEED").unwrap_or(now % 1_000_000_007);
-    let kills = from_env("SHMESH_KILLS").unwrap_or(1_000) * tenths / 10;
     println!("  {mode:?} {backing:?} notify {notify}: SHMESH_KILL_SEED={seed}, {kills} kills");
     let dir = tempfile::Builder::new().prefix("shmesh-kill-").tempdir_in("/dev/shm").expect("a directory");
     let mut field = Battlefield {

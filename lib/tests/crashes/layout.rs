@@ -2,8 +2,6 @@
 //!
 //! Counted here once more from `docs/memory-layout.md`, and checked against a living link by [`Layout::check`].
 
-#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
-
 use std::ops::Range;
 
 /// Bytes of a line and of a word.
@@ -15,14 +13,8 @@ const SEATS: usize = 64;
 const CONTROL_LINES: usize = 14;
 const PAGE: usize = 4096;
 
-/// The words of a ring's control lines, in lines.
-pub(crate) const TAIL: usize = 0;
+/// The word of the next message to take, in lines from a ring's control lines.
 pub(crate) const HEAD: usize = 2;
-pub(crate) const PRODUCER_ROLE: usize = 4;
-pub(crate) const CONSUMER_ROLE: usize = 6;
-pub(crate) const SLEEPERS: usize = 8;
-pub(crate) const POSTS: usize = 10;
-pub(crate) const POSTS_TAKEN: usize = 12;
 
 /// Lines of the bitmaps of a table of `len` cells.
 fn hint_lines(len: usize) -> usize {
@@ -43,10 +35,6 @@ impl Layout {
 
     pub(crate) fn seat(self, seat: usize) -> usize {
         (HEADER_LINES + 2 + seat) * LINE
-    }
-
-    pub(crate) fn seats_used(self) -> usize {
-        self.seat(SEATS)
     }
 
     /// A control word of ring 0 (`m2s`) or 1 (`s2m`).
@@ -121,5 +109,4 @@ pub(crate) fn msg_owner(word: u64) -> (u64, u64) {
     (word & 3, word >> 2 & 0xff)
 }
 
-pub(crate) const LOANED: u64 = 1;
 pub(crate) const BORROWED: u64 = 2;

@@ -1,7 +1,5 @@
 //! Numbers that a seed repeats: xorshift64*.
 
-#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
-
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 

@@ -1,12 +1,10 @@
 //! The operations that a participant is stopped in: what there was before, and what must be found after.
 
-#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
-
 use shmesh::config::{PoolId, RingMode};
 use shmesh::{Link, Loan, Message, Side};
 
-use super::layout;
-use super::world::{Base, Expect, RING_LEN, TO_PRIMARY, TO_SECONDARY, Tag, inline, msg, msg_data};
+use crate::layout;
+use crate::world::{self, Base, Expect, RING_LEN, TO_PRIMARY, TO_SECONDARY, Tag, inline, msg, msg_data};
 
 /// What the participant has in its hands.
 ///
@@ -21,8 +19,6 @@ pub(crate) struct Scene {
     pub(crate) third: Option<&'static Link>,
     /// For attaching.
     pub(crate) options: (shmesh::LinkOptions, &'static str),
-    /// What the operation received, with its result.
-    pub(crate) received: Vec<Tag>,
     pub(crate) result: shmesh::Result<()>,
 }
 
@@ -38,7 +34,6 @@ impl Scene {
             messages: Vec::with_capacity(8),
             third: None,
             options: base.options(),
-            received: Vec::with_capacity(8),
             result: Ok(()),
         }
     }
@@ -203,8 +198,29 @@ fn hoarded(base_single: bool) -> Expect {
     Expect { waiting, held: 6, ..Expect::default() }
 }
 
+/// How much of the operations a test goes through.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Extent {
+    /// One of each kind, all of which together take a second or two.
+    Few,
+    All,
+}
+
+/// The operations of this extent, or those that `SHMESH_CRASH_ONLY` names.
+pub(crate) fn chosen(mode: RingMode, extent: Extent) -> Vec<Case> {
+    const FEW: [&str; 4] = ["send MSG+DATA", "send inline", "receive MSG+DATA", "release MSG+DATA"];
+    let mut cases = cases(mode);
+    match std::env::var("SHMESH_CRASH_ONLY") {
+        Ok(only) => cases.retain(|case| case.name.contains(&only)),
+        Err(_) if extent == Extent::Few => cases.retain(|case| FEW.contains(&case.name)),
+        Err(_) => return cases,
+    }
+    assert!(!cases.is_empty(), "no operation has such a name");
+    cases
+}
+
 /// All operations on mapped memory.
-pub(crate) fn cases(mode: RingMode) -> Vec<Case> {
+fn cases(mode: RingMode) -> Vec<Case> {
     let single = mode == RingMode::Spsc;
     let mut cases = vec![
         loans("loan MSG", Scene::new, |s| {
@@ -363,7 +379,7 @@ pub(crate) fn cases(mode: RingMode) -> Vec<Case> {
             operation: |s| {
                 // Reads the handle out of its place: it is dropped here and nowhere else.
                 if let Some(third) = s.third.take() {
-                    super::world::drop_leaked(third);
+                    world::drop_leaked(third);
                 }
             },
         },

@@ -1,7 +1,6 @@
 //! Does the crash-point harness find what it is for? Protocols with known holes must fail at the right
 //! points, a sound one nowhere, and an operation that does not end must not hang the test.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![expect(
     unsafe_code,
     reason = "UNSAFETY: anonymous shared memory and raw system calls for the harness to work on"
@@ -9,40 +8,35 @@
 
 use std::num::NonZeroUsize;
 use std::ops::{ControlFlow, Deref};
-use std::process::ExitCode;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
 
-use crashpoint::{Failures, Kind, Options, Point, Report};
+use crate::crashpoint::{self, Failures, Kind, Options, Point, Report};
+use crate::harness::{self, quick};
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use nix::sys::signal::kill;
 use nix::sys::wait::wait;
 use nix::unistd::Pid;
 
-#[path = "support/crashpoint.rs"]
-mod crashpoint;
-
-fn main() -> ExitCode {
-    crashpoint::main(&[
-        ("busy_flag_is_left_behind", busy_flag_is_left_behind),
-        ("vyukov_push_wedges_the_consumer", vyukov_push_wedges_the_consumer),
-        ("single_cas_has_no_bad_point", single_cas_has_no_bad_point),
-        ("runs_of_different_length_are_survived", runs_of_different_length_are_survived),
-        ("shards_cover_all_points", shards_cover_all_points),
-        ("steps_jumps_and_walk_agree", steps_jumps_and_walk_agree),
-        ("walk_stops_early", walk_stops_early),
-        ("endless_operation_is_reported", endless_operation_is_reported),
-        ("blocked_operation_is_reported", blocked_operation_is_reported),
-        ("panic_and_death_are_reported", panic_and_death_are_reported),
-        ("system_calls_are_single_steps", system_calls_are_single_steps),
-        ("panicking_check_is_a_failure", panicking_check_is_a_failure),
-        ("signal_handlers_run", signal_handlers_run),
-        ("threads_are_refused", threads_are_refused),
-    ])
-}
+pub(crate) const CASES: &[harness::Case] = &[
+    quick("selftest::busy_flag_is_left_behind", busy_flag_is_left_behind),
+    quick("selftest::vyukov_push_wedges_the_consumer", vyukov_push_wedges_the_consumer),
+    quick("selftest::single_cas_has_no_bad_point", single_cas_has_no_bad_point),
+    quick("selftest::runs_of_different_length_are_survived", runs_of_different_length_are_survived),
+    quick("selftest::shards_cover_all_points", shards_cover_all_points),
+    quick("selftest::steps_jumps_and_walk_agree", steps_jumps_and_walk_agree),
+    quick("selftest::walk_stops_early", walk_stops_early),
+    quick("selftest::endless_operation_is_reported", endless_operation_is_reported),
+    quick("selftest::blocked_operation_is_reported", blocked_operation_is_reported),
+    quick("selftest::panic_and_death_are_reported", panic_and_death_are_reported),
+    quick("selftest::system_calls_are_single_steps", system_calls_are_single_steps),
+    quick("selftest::panicking_check_is_a_failure", panicking_check_is_a_failure),
+    quick("selftest::signal_handlers_run", signal_handlers_run),
+    quick("selftest::threads_are_refused", threads_are_refused),
+];
 
 /// Words in shared anonymous memory, all zero at first.
 struct Words<const N: usize>(NonNull<[AtomicUsize; N]>);
@@ -127,7 +121,7 @@ fn busy_flag_is_left_behind() {
     assert_eq!(finished_points, 1);
     assert!(failures.report.points > failures.total && busy_points[0] > 0);
     let text = failures.to_string();
-    assert!(text.contains("crashpoint_selftest"), "no module and offset in {text}");
+    assert!(text.contains("crashes"), "no module and offset in {text}");
 }
 
 /// Bounded queue after Vyukov: two slots of (sequence, value), then tail and head.

@@ -1,8 +1,6 @@
 //! A few words of memory that parents and their forked children share.
 
 #![allow(clippy::disallowed_types, reason = "a test looks at the words as the machine has them")]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
 // UNSAFETY: words in a shared mapping.
 #![expect(unsafe_code, reason = "atomics in a mapping")]
 

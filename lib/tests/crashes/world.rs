@@ -6,8 +6,6 @@
 //! disturbs what is examined.
 
 #![allow(clippy::disallowed_types, reason = "a test looks at the words as the machine has them")]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
 // UNSAFETY: looks at, and copies, the memory of segments behind the library's back.
 #![expect(unsafe_code, reason = "maps segments a second time, as bytes")]
 
@@ -19,7 +17,7 @@ use std::time::{Duration, Instant};
 use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode};
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Loan, Message, SeatIndex, Side};
 
-use super::layout::{self, Layout, Table};
+use crate::layout::{self, Layout, Table};
 
 pub(crate) const RING_LEN: u32 = 4;
 pub(crate) const MSG_LEN: u32 = 6;

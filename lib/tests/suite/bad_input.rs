@@ -1,9 +1,6 @@
 //! Everything that can be wrong has an error of its own, which names the link, the limit or the thing, and the remedy.
 
 #![allow(clippy::type_complexity, reason = "tables of cases")]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod peers;
 
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -15,18 +12,12 @@ use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, listen, recv,
     send as send_on, socket,
 };
-use peers::{Peer, config, ipc_dir, is_root, kind_of, refused, send, until};
 use shmesh::config::PoolId;
 use shmesh::{Error, Link, LinkOptions, MAX_SEATS, Side};
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
 use shmesh_proto::limits::MAX_PACKET_BYTES;
 use shmesh_proto::packet;
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, config, ipc_dir, is_root, kind_of, refused, send, until};
 
 /// The error is of this kind, and its text has all of these parts.
 #[track_caller]
@@ -266,7 +257,7 @@ fn a_directory_of_another_user() {
     let mut stranger = Peer::start(dir.path());
     stranger.tell("prepare user 65534 65534");
     said(&stranger.ask("create link"), &["err Permission link link: ", &dir.path().display().to_string()]);
-    assert_eq!(peers::files(dir.path()), [""; 0]);
+    assert_eq!(shmesh_testing::files(dir.path()), [""; 0]);
 }
 
 #[test]
@@ -308,7 +299,7 @@ fn what_a_dead_creator_left_needs_no_room() {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", peer.pid())).unwrap();
     let seen = tasks
         .map(|task| task.unwrap().path().join("root").join(dir.path().strip_prefix("/").unwrap()))
-        .find(|seen| !peers::files(seen).is_empty())
+        .find(|seen| !shmesh_testing::files(seen).is_empty())
         .unwrap();
     let pool = seen.join("link_cpu_data");
     let left = std::fs::read(&pool).unwrap();
@@ -318,7 +309,7 @@ fn what_a_dead_creator_left_needs_no_room() {
     std::fs::write(&pool, left).unwrap();
     peer.tell("create link data=8192x64");
     peer.tell("close");
-    assert_eq!(peers::files(&seen), [""; 0]);
+    assert_eq!(shmesh_testing::files(&seen), [""; 0]);
 }
 
 #[test]
@@ -333,7 +324,10 @@ fn a_memory_limit() {
     for backing in ["", "backing=memfd"] {
         let answer = peer.ask(&format!("create link data=65536x64 {backing}"));
         said(&answer, &["err MemoryLimit link link: ", "leaves 2000000", "resources.limits.memory"]);
-        assert_eq!(peers::files(dir.path()).into_iter().filter(|file| file != "link.lock").count(), 0);
+        assert_eq!(
+            shmesh_testing::files(dir.path()).into_iter().filter(|file| file != "link.lock").count(),
+            0
+        );
     }
     peer.tell("create link data=4096x64");
 }
@@ -353,7 +347,7 @@ fn names() {
     for (name, parts) in cases {
         says(&refused(options(dir.path()).attach(name, Side::Secondary)), "Name", &parts);
     }
-    assert_eq!(peers::files(dir.path()), [""; 0]);
+    assert_eq!(shmesh_testing::files(dir.path()), [""; 0]);
     let name = "a".repeat(31);
     let link = options(dir.path()).create(&config(&name, "")).unwrap();
     options(dir.path()).attach(&name, Side::Secondary).unwrap();
@@ -392,7 +386,7 @@ fn a_missing_link() {
     assert!(error.is_retryable());
     let waited = options(dir.path()).timeout(Duration::from_millis(20)).attach("link", Side::Secondary);
     says(&refused(waited), "NotFound", &["link link: "]);
-    assert_eq!(peers::files(dir.path()), [""; 0], "looking leaves nothing behind");
+    assert_eq!(shmesh_testing::files(dir.path()), [""; 0], "looking leaves nothing behind");
 }
 
 #[test]
@@ -502,7 +496,7 @@ fn configurations_out_of_bounds() {
     for (change, parts) in cases {
         says(&refused(create(dir.path(), change)), "Config", &["link link: ", parts[0], parts[1]]);
     }
-    assert_eq!(peers::files(dir.path()), [""; 0]);
+    assert_eq!(shmesh_testing::files(dir.path()), [""; 0]);
 }
 
 #[test]

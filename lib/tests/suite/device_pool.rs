@@ -1,16 +1,11 @@
 //! Pools in device memory, over host memory in its place: real processes, real deaths.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod peers;
-
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Barrier};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use peers::{Peer, Watchdog, config, ipc_dir, kind_of, refused, stranger, until};
 use shmesh::config::PoolId;
 use shmesh::device::{DeviceMemory, DevicePool, HostMemory};
 use shmesh::inspect::View;
@@ -18,12 +13,7 @@ use shmesh::sys::socket;
 use shmesh::{Link, LinkOptions, Side};
 use shmesh_proto::broker::{Attach, Mechanism, PoolMemory, Reply, Request, reply, request};
 use shmesh_proto::packet;
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, config, ipc_dir, kind_of, refused, stranger, until};
 
 const KINDS: [&str; 5] =
     ["mode=mpmc", "mode=spsc", "backing=memfd", "mode=spsc backing=memfd notify=off", "notify=off"];
@@ -34,7 +24,7 @@ fn create(dir: &Path, changes: &str) -> Link {
 }
 
 fn attach(dir: &Path) -> Link {
-    LinkOptions::new().dir(dir).timeout(peers::HANGS).attach("link", Side::Secondary).unwrap()
+    LinkOptions::new().dir(dir).timeout(shmesh_testing::HANGS).attach("link", Side::Secondary).unwrap()
 }
 
 fn open(link: &Link) -> DevicePool<HostMemory> {
@@ -400,7 +390,7 @@ fn a_payload_that_was_lost_is_told() {
         assert_eq!(phy.ask("pool open"), "made");
         phy.tell("pool send 1 lost");
         phy.kill();
-        let mac = LinkOptions::new().dir(dir.path()).timeout(peers::HANGS);
+        let mac = LinkOptions::new().dir(dir.path()).timeout(shmesh_testing::HANGS);
         let mac = mac.attach("link", Side::Secondary).unwrap();
         let pool = open(&mac);
         let message = mac.receive().unwrap().expect("it waits");

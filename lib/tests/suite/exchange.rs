@@ -1,14 +1,10 @@
 //! What can be sent arrives as it was sent: each kind of message, in both directions, on each kind of link.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod peers;
-
 use std::collections::BTreeSet;
 
-use peers::{config, ipc_dir, kind_of, receive, refused, send};
 use shmesh::config::PoolId;
 use shmesh::{INLINE_MAX_BYTES, Link, LinkOptions, Side};
+use shmesh_testing::{config, ipc_dir, kind_of, receive, refused, send};
 
 /// Each kind of link on which messages travel differently.
 const KINDS: [&str; 4] = ["mode=mpmc", "mode=spsc", "mode=mpmc backing=memfd", "mode=spsc backing=memfd"];

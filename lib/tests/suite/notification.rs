@@ -1,9 +1,5 @@
 //! Waiting and waking: no wake-up is lost, and none costs a system call while the peer is awake.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod peers;
-
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,14 +9,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::select::{FdSet, select};
 use nix::sys::time::TimeVal;
-use peers::{Peer, Watchdog, config, ipc_dir, send, until};
 use shmesh::{Link, LinkOptions, Side};
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, config, ipc_dir, send, until};
 
 const KINDS: [&str; 4] = ["mode=mpmc", "mode=spsc", "mode=mpmc backing=memfd", "mode=spsc backing=memfd"];
 
@@ -116,7 +106,16 @@ fn a_peer_that_is_awake_is_not_rung_for() {
 
 #[test]
 fn messages_between_two_that_are_awake_cost_no_system_call() {
-    const TRIPS: i32 = 20_000;
+    exchange_without_system_calls(500);
+}
+
+#[test]
+#[ignore = "long: 20,000 round trips of each kind"]
+fn messages_between_two_that_are_awake_cost_no_system_call_in_thousands_of_trips() {
+    exchange_without_system_calls(20_000);
+}
+
+fn exchange_without_system_calls(trips: i32) {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         let dir = ipc_dir();
@@ -124,8 +123,8 @@ fn messages_between_two_that_are_awake_cost_no_system_call() {
         let mut peer = Peer::start(dir.path());
         peer.tell("attach link secondary 0");
         // From here on the kernel kills it for any system call but read and write: and a write to the doorbell shows.
-        peer.order(&format!("strict {TRIPS}"));
-        for i in [-1].into_iter().chain(-1..TRIPS) {
+        peer.order(&format!("strict {trips}"));
+        for i in [-1].into_iter().chain(-1..trips) {
             let message = loop {
                 match primary.receive().unwrap() {
                     Some(message) => break message,

@@ -1,22 +1,12 @@
 //! A tap on links in use, on what a crash left, and beside somebody who writes what he likes.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
-
-mod peers;
-
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use peers::{Peer, Watchdog, config, ipc_dir, receive, send};
 use shmesh::config::PoolId;
 use shmesh::inspect::{Filter, Lost, Tap, View};
 use shmesh::{Link, LinkOptions, Side};
-
-#[test]
-#[ignore = "what a peer runs"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, config, ipc_dir, receive, send};
 
 fn tap(dir: &std::path::Path, name: &str) -> Tap {
     Tap::new(View::open(dir, &name.parse().unwrap()).unwrap(), Filter::default())
@@ -85,13 +75,22 @@ fn every_message_is_seen_once_with_its_bytes_by_who_looks_often() {
 
 #[test]
 fn a_tap_sees_whole_messages_or_counts_them_while_threads_send() {
+    tap_while_threads_send(2_000);
+}
+
+#[test]
+#[ignore = "long: 30,000 messages of each kind"]
+fn a_tap_sees_whole_messages_or_counts_them_while_threads_send_for_long() {
+    tap_while_threads_send(30_000);
+}
+
+fn tap_while_threads_send(total: u32) {
     let _watchdog = Watchdog::start();
     for (mode, inline) in [("spsc", true), ("spsc", false), ("mpmc", true), ("mpmc", false)] {
         let dir = ipc_dir();
         let (phy, mac) = pair(dir.path(), &format!("mode={mode}"));
         let mut tap = tap(dir.path(), "tapped");
         let over = AtomicBool::new(false);
-        let total = 30_000_u32;
         let (mut shown, mut last) = (0_u64, -1);
         std::thread::scope(|scope| {
             let over = &over;

@@ -1,13 +1,9 @@
 //! Threads: any number per side, each with a handle of its own.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod peers;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use peers::{Watchdog, config, ipc_dir, kind_of, refused};
 use shmesh::{Link, LinkOptions, Side};
+use shmesh_testing::{Watchdog, config, ipc_dir, kind_of, refused};
 
 /// Sends as soon as there is room.
 fn send_patiently(link: &Link, msg_id: i32, cell_id: i32, small: bool) {
@@ -30,9 +26,18 @@ fn send_patiently(link: &Link, msg_id: i32, cell_id: i32, small: bool) {
 
 #[test]
 fn many_to_many_each_message_arrives_once_and_in_the_order_of_its_producer() {
+    exchange_many_to_many(5_000);
+}
+
+#[test]
+#[ignore = "long: 50,000 messages of each thread"]
+fn many_to_many_each_message_arrives_once_and_in_the_order_of_its_producer_for_long() {
+    exchange_many_to_many(50_000);
+}
+
+fn exchange_many_to_many(each: i32) {
     const PRODUCERS: i32 = 4;
     const CONSUMERS: usize = 4;
-    const EACH: i32 = 50_000;
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let options = LinkOptions::new().dir(dir.path());
@@ -40,12 +45,12 @@ fn many_to_many_each_message_arrives_once_and_in_the_order_of_its_producer() {
     let primary = options.create(&config("link", "mode=mpmc ring=64 msg=64x96")).unwrap();
     let secondary = options.attach("link", Side::Secondary).unwrap();
     let received = AtomicUsize::new(0);
-    let total = (PRODUCERS * EACH) as usize;
+    let total = (PRODUCERS * each) as usize;
     let heard: Vec<Vec<(i32, i32)>> = std::thread::scope(|scope| {
         for producer in 0..PRODUCERS {
             let link = secondary.try_clone().unwrap();
             scope.spawn(move || {
-                for i in 0..EACH {
+                for i in 0..each {
                     send_patiently(&link, i, producer, i % 5 == 0);
                 }
             });
@@ -84,7 +89,7 @@ fn many_to_many_each_message_arrives_once_and_in_the_order_of_its_producer() {
     }
     let mut all: Vec<_> = heard.into_iter().flatten().collect();
     all.sort_unstable();
-    let expected: Vec<_> = (0..PRODUCERS).flat_map(|from| (0..EACH).map(move |id| (from, id))).collect();
+    let expected: Vec<_> = (0..PRODUCERS).flat_map(|from| (0..each).map(move |id| (from, id))).collect();
     assert!(all == expected, "each message once");
     // Nothing leaked: every buffer is free again.
     assert_eq!((0..96).map(|_| primary.loan().unwrap()).collect::<Vec<_>>().len(), 96);
@@ -92,7 +97,16 @@ fn many_to_many_each_message_arrives_once_and_in_the_order_of_its_producer() {
 
 #[test]
 fn one_thread_sends_and_one_receives_on_each_side() {
-    const EACH: i32 = 50_000;
+    exchange_between_two_threads_each(5_000);
+}
+
+#[test]
+#[ignore = "long: 50,000 messages of each thread"]
+fn one_thread_sends_and_one_receives_on_each_side_for_long() {
+    exchange_between_two_threads_each(50_000);
+}
+
+fn exchange_between_two_threads_each(each: i32) {
     let _watchdog = Watchdog::start();
     for mode in ["mode=spsc", "mode=mpmc"] {
         let dir = ipc_dir();
@@ -103,12 +117,12 @@ fn one_thread_sends_and_one_receives_on_each_side() {
             for link in [&primary, &secondary] {
                 let (sender, receiver) = (link.try_clone().unwrap(), link.try_clone().unwrap());
                 scope.spawn(move || {
-                    for i in 0..EACH {
+                    for i in 0..each {
                         send_patiently(&sender, i, 7, i % 3 == 0);
                     }
                 });
                 scope.spawn(move || {
-                    for i in 0..EACH {
+                    for i in 0..each {
                         let message = loop {
                             match receiver.receive().unwrap() {
                                 Some(message) => break message,
@@ -176,6 +190,6 @@ fn clones_keep_the_link_when_the_first_handle_goes() {
         secondary.send_inline(1, 0, b"hello").unwrap();
         assert_eq!(clone.receive().unwrap().unwrap().msg(), b"hello", "{changes}");
         drop((clone, secondary));
-        assert_eq!(peers::files(dir.path()), [""; 0], "{changes}");
+        assert_eq!(shmesh_testing::files(dir.path()), [""; 0], "{changes}");
     }
 }

@@ -2,7 +2,6 @@
 //! holds no address, which would mean something in one of the two mappings only.
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
 use std::ops::Range;

@@ -6,8 +6,9 @@ use shmesh::{Error, Link, LinkOptions, Loan, Message};
 
 /// What the compiler says when a loan, a message or a link is used after its end is part of the library.
 ///
-/// After a change of the compiler: `TRYBUILD=overwrite cargo test -p shmesh --test ui`, and read the difference.
+/// After a change of the compiler: `TRYBUILD=overwrite cargo test -p shmesh --test suite ui -- --ignored`, and read the difference.
 #[test]
+#[ignore = "long: builds the dependencies once more"]
 fn mistakes_do_not_compile() {
     // Nothing that compiles is among them, so that they are checked and never linked.
     trybuild::TestCases::new().compile_fail("tests/ui/*.rs");

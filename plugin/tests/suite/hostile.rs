@@ -1,13 +1,10 @@
 //! Clients that do what no client should. Whatever they do, the service goes on, counts it, and keeps no descriptor.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
-
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Command;
 
+use crate::support::*;
 use nix::errno::Errno;
 use nix::sys::eventfd::EventFd;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -19,7 +16,7 @@ use proptest::test_runner::TestRunner;
 use shmesh_proto::identity::{Question, Subject, Unknown, answer};
 use shmesh_proto::limits::{MAX_PACKET_BYTES, VERSION};
 use shmesh_proto::packet;
-use support::*;
+use shmesh_testing::own_process;
 
 /// Descriptors with one packet that the kernel lets anybody send.
 const MOST_FDS: usize = 253;
@@ -183,42 +180,33 @@ fn who_never_asks_is_let_go() {
 
 #[test]
 fn ten_thousand_connections_of_one_client_leave_room_for_others() {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    if setrlimit(Resource::RLIMIT_NOFILE, hard.max(12_000), hard.max(12_000)).is_err() {
-        eprintln!("skipped: not so many descriptors here ({soft})");
-        return;
-    }
-    let service = Service::start();
-    let before = service.open_fds();
-    let mut asker = service.asker();
-    assert!(asker.ask(Subject::Pidfd, &me()).is_ok());
-    let many: Vec<Asker> = (0..10_000).map(|_| service.asker()).collect();
-    // The last of them has been seen when it is refused.
-    assert_eq!(many.last().unwrap().answer(), None);
-    assert!(service.open_fds() <= before + CONNECTIONS_PER_CLIENT);
-    assert!(asker.ask(Subject::Pidfd, &me()).is_ok(), "who is connected goes on");
-    // Another process is another client.
-    if is_root() {
-        let mut other = Helper::start("asks", "", false);
-        other.say(service.path().to_str().unwrap());
-        assert_eq!(other.hear(), "identified");
-    }
-    drop((many, asker));
-    back_to(&service, before);
-    assert!(service.asker().ask(Subject::Pidfd, &me()).is_ok());
-    assert_eq!(service.stop()["connections_refused"], 10_001 - CONNECTIONS_PER_CLIENT);
-}
-
-/// A client in a process of its own. As a test it does nothing.
-#[test]
-fn helper() {
-    if std::env::var(ROLE).as_deref() == Ok("asks") {
-        tell("ready");
-        let path = told().unwrap();
-        let mut asker = Asker::new(path.as_ref());
-        asker.ask(Subject::Pidfd, &me()).unwrap();
-        tell("identified");
-    }
+    // It raises the limit of this process, and counts against the one client that this process is.
+    own_process(|| {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        if setrlimit(Resource::RLIMIT_NOFILE, hard.max(12_000), hard.max(12_000)).is_err() {
+            eprintln!("skipped: not so many descriptors here ({soft})");
+            return;
+        }
+        let service = Service::start();
+        let before = service.open_fds();
+        let mut asker = service.asker();
+        assert!(asker.ask(Subject::Pidfd, &me()).is_ok());
+        let many: Vec<Asker> = (0..10_000).map(|_| service.asker()).collect();
+        // The last of them has been seen when it is refused.
+        assert_eq!(many.last().unwrap().answer(), None);
+        assert!(service.open_fds() <= before + CONNECTIONS_PER_CLIENT);
+        assert!(asker.ask(Subject::Pidfd, &me()).is_ok(), "who is connected goes on");
+        // Another process is another client.
+        if is_root() {
+            let mut other = Helper::start("asks", "", false);
+            other.say(service.path().to_str().unwrap());
+            assert_eq!(other.hear(), "identified");
+        }
+        drop((many, asker));
+        back_to(&service, before);
+        assert!(service.asker().ask(Subject::Pidfd, &me()).is_ok());
+        assert_eq!(service.stop()["connections_refused"], 10_001 - CONNECTIONS_PER_CLIENT);
+    });
 }
 
 #[expect(unsafe_code, reason = "prlimit of another process")]

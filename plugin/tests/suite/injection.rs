@@ -1,7 +1,5 @@
 //! `shmesh-plugin inject` and `shmesh-plugin webhook`, as they are called.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;

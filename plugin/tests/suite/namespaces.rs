@@ -1,14 +1,11 @@
 //! Clients, sidecars and the service in real namespaces.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
-
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::support::*;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
@@ -16,22 +13,9 @@ use nix::sys::socket::{getsockopt, sockopt};
 use nix::sys::stat::fstat;
 use nix::unistd::ForkResult;
 use shmesh_proto::identity::{PeerIdentity, Subject, Unknown};
-use support::*;
-
-/// What helpers do. As a test it does nothing.
-#[test]
-fn helper() {
-    match std::env::var(ROLE).as_deref() {
-        Ok("client") => client(),
-        Ok("sidecar") => sidecar(),
-        Ok("forks") => forks(),
-        Ok("arena") => arena(),
-        _ => {}
-    }
-}
 
 /// Connects wherever it is told to, and holds the connections until the end.
-fn client() {
+pub(crate) fn client() {
     tell("ready");
     let mut held = Vec::new();
     while let Some(path) = told() {
@@ -41,7 +25,7 @@ fn client() {
 }
 
 /// Accepts one client, sees no pid of it, and asks the service: first about the pidfd, then about the socket.
-fn sidecar() {
+pub(crate) fn sidecar() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sidecar.sock");
     let listener = listen_on(&path);
@@ -206,7 +190,7 @@ fn a_socket_passed_on_still_names_who_connected() {
 
 /// Connects, forks, and ends: the child lives on with the connection.
 #[expect(unsafe_code, reason = "fork")]
-fn forks() {
+pub(crate) fn forks() {
     tell("ready");
     let connection = connect_to(Path::new(&told().unwrap()));
     tell("connected");
@@ -255,7 +239,7 @@ fn after_a_fork_the_connection_names_the_parent_and_nobody_once_that_is_gone() {
 }
 
 /// A pid namespace of its own with its own `/proc`: here nobody else takes numbers. It is the node, as kind's is.
-fn arena() {
+pub(crate) fn arena() {
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
     mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>).unwrap();
     tell("ready");

@@ -1,7 +1,5 @@
 //! The two users of the DaemonSet's pod: uid 0 without capabilities makes the directory, uid 65532 serves in it.
 
-#![expect(clippy::unwrap_used, reason = "in a test that is how it fails")]
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -1,16 +1,10 @@
 //! The attacks, one by one, on a running sidecar: each is refused, counted and written down, and two others who share a link and
 //! a key do not notice.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use peers::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
+use crate::support::{Sidecar, audited};
 use serde_json::Value;
 use shmesh::device::{DeviceMemory, HostMemory};
 use shmesh::sys::socket;
@@ -20,13 +14,9 @@ use shmesh_proto::broker::{
 };
 use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_SESSIONS_PER_PROCESS};
 use shmesh_proto::packet;
-use support::{Sidecar, audited};
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{
+    Peer, Watchdog, ipc_dir, is_root, key_of, own_process_by, passed, stranger, this_test, until,
+};
 
 /// Two who share a link and a key, and a socket for whoever comes.
 struct Scene {
@@ -249,11 +239,20 @@ fn a_grant_used_twice() {
 /// Each guess is counted. The log has as many as a sound program never causes, and how many more there were.
 #[test]
 fn guessing_keys() {
-    const GUESSES: u64 = 2000;
+    guess_keys(300);
+}
+
+#[test]
+#[ignore = "long: 2,000 guesses"]
+fn guessing_keys_for_long() {
+    guess_keys(2000);
+}
+
+fn guess_keys(guesses: u64) {
     let _watchdog = Watchdog::start();
     let mut scene = Scene::new();
     let fd = scene.connect();
-    for n in 0..GUESSES {
+    for n in 0..guesses {
         let refused = refusal(ask(&fd, import(&format!("{n:064x}")), &[]));
         assert_eq!(refused.text, "no such key, or not for you");
         if n % 500 == 0 {
@@ -262,7 +261,7 @@ fn guessing_keys() {
     }
     // One that there is.
     assert_eq!(refusal(ask(&fd, import(&scene.key), &[])).text, "no such key, or not for you");
-    assert_eq!(scene.denied("unknown_key"), GUESSES);
+    assert_eq!(scene.denied("unknown_key"), guesses);
     drop(fd);
     scene.others_are_undisturbed();
     let audit = scene.audit();
@@ -278,7 +277,7 @@ fn guessing_keys() {
         .inspect(|record| assert!(by_me(record), "{record}"))
         .map(|record| record["suppressed"].as_u64().unwrap())
         .sum();
-    assert_eq!(written as u64 + said, GUESSES + 1, "each is in it, or counted in it");
+    assert_eq!(written as u64 + said, guesses + 1, "each is in it, or counted in it");
     assert!((100..200).contains(&written), "{written}");
 }
 
@@ -342,46 +341,38 @@ fn a_listed_process_that_was_replaced() {
     if !is_root() {
         return;
     }
-    let mut unshare = std::process::Command::new("unshare");
-    unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(std::env::current_exe().unwrap());
-    unshare.args(["replaced_in_a_namespace", "--exact", "--ignored", "--nocapture"]);
-    let output = unshare.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && said.contains("1 passed"),
-        "{said}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-#[test]
-#[ignore = "the body of a_listed_process_that_was_replaced"]
-fn replaced_in_a_namespace() {
-    let _watchdog = Watchdog::start();
-    let mut scene = Scene::new();
-    let key = scene.key.clone();
-    let mut victim = Peer::start(scene.dir.path());
-    victim.tell("device connect");
-    let tgid: u32 = victim.ask("device tgid").parse().unwrap();
-    assert_eq!(tgid, victim.pid());
-    scene.phy.tell(&format!("device admit {key} {tgid}"));
-    let started = start_time(tgid);
-    victim.kill();
-    let mut replacement = None;
-    until("its number is given again", || {
-        std::fs::write("/proc/sys/kernel/ns_last_pid", (tgid - 1).to_string()).unwrap();
-        let peer = Peer::start(scene.dir.path());
-        let is_it = peer.pid() == tgid && start_time(tgid) != started;
-        replacement = is_it.then_some(peer);
-        is_it
+    let in_a_namespace = || {
+        let mut unshare = std::process::Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(this_test().get_program());
+        unshare
+    };
+    let output = own_process_by(in_a_namespace, || {
+        let mut scene = Scene::new();
+        let key = scene.key.clone();
+        let mut victim = Peer::start(scene.dir.path());
+        victim.tell("device connect");
+        let tgid: u32 = victim.ask("device tgid").parse().unwrap();
+        assert_eq!(tgid, victim.pid());
+        scene.phy.tell(&format!("device admit {key} {tgid}"));
+        let started = start_time(tgid);
+        victim.kill();
+        let mut replacement = None;
+        until("its number is given again", || {
+            std::fs::write("/proc/sys/kernel/ns_last_pid", (tgid - 1).to_string()).unwrap();
+            let peer = Peer::start(scene.dir.path());
+            let is_it = peer.pid() == tgid && start_time(tgid) != started;
+            replacement = is_it.then_some(peer);
+            is_it
+        });
+        let mut replacement = replacement.unwrap();
+        replacement.tell("device connect");
+        assert_eq!(replacement.ask("device tgid"), tgid.to_string());
+        assert!(replacement.ask(&format!("device import {key}")).starts_with("err Denied"));
+        scene.was_refused("import", "process_replaced", 1, |record| record["caller"]["bare_tgid"] == tgid);
+        drop(replacement);
+        scene.ends();
     });
-    let mut replacement = replacement.unwrap();
-    replacement.tell("device connect");
-    assert_eq!(replacement.ask("device tgid"), tgid.to_string());
-    assert!(replacement.ask(&format!("device import {key}")).starts_with("err Denied"));
-    scene.was_refused("import", "process_replaced", 1, |record| record["caller"]["bare_tgid"] == tgid);
-    drop(replacement);
-    scene.ends();
+    assert!(output.is_none_or(|output| passed(&output)));
 }
 
 fn start_time(pid: u32) -> String {

@@ -1,24 +1,12 @@
 //! Device keys between real processes, brokered by a real sidecar, over memfds in the place of device memory.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
 use std::os::fd::{AsFd, OwnedFd};
 
-use peers::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
+use crate::support::Sidecar;
 use shmesh::sys::socket;
 use shmesh_proto::broker::{Code, ExportKey, ImportByKey, Mechanism, Reply, Request, reply, request};
 use shmesh_proto::packet;
-use support::Sidecar;
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
 
 /// A sidecar, an exporter, and an importer.
 fn three(dir: &std::path::Path, flags: &[&str]) -> (Sidecar, Peer, Peer) {

@@ -1,28 +1,16 @@
 //! Pools in device memory that a sidecar keeps, over host memory in its place.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use peers::{Peer, Watchdog, ipc_dir, is_root, stranger, until};
+use crate::support::{Sidecar, audited};
 use shmesh::config::PoolId;
 use shmesh::device::{DeviceMemory, HostMemory};
 use shmesh::sys::socket;
 use shmesh::{LinkOptions, Side};
 use shmesh_proto::broker::{Attach, Code, Mechanism, PoolMemory, Reply, Request, reply, request};
 use shmesh_proto::packet;
-use support::{Sidecar, audited};
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, stranger, until};
 
 const KINDS: [&str; 5] = ["mpmc", "spsc", "mpmc memfd", "spsc memfd", "mpmc notify=off"];
 

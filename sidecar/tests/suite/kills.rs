@@ -2,23 +2,11 @@
 //!
 //! `SHMESH_KILLS` says how often, `SHMESH_SEED` repeats a run.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
 use std::time::Duration;
 
-use peers::{Peer, Watchdog, ipc_dir, until};
+use crate::support::Sidecar;
 use shmesh::{LinkOptions, Side};
-use support::Sidecar;
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, ipc_dir, until};
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
@@ -40,6 +28,16 @@ impl Random {
 /// An exporter and an importer go through their steps; one of them is killed in the middle of a step.
 #[test]
 fn exporters_and_importers() {
+    kill_exporters_and_importers(20);
+}
+
+#[test]
+#[ignore = "long: 1,000 kills"]
+fn exporters_and_importers_a_thousand_times() {
+    kill_exporters_and_importers(number("SHMESH_KILLS", 1000));
+}
+
+fn kill_exporters_and_importers(kills: u64) {
     let _watchdog = Watchdog::start();
     let seed = number("SHMESH_SEED", u64::from(std::process::id()));
     println!("SHMESH_SEED={seed}");
@@ -47,7 +45,7 @@ fn exporters_and_importers() {
     let dir = ipc_dir();
     let sidecar = Sidecar::start(dir.path(), "mpmc");
     let before = sidecar.fds();
-    for kill in 0..number("SHMESH_KILLS", 1000) {
+    for kill in 0..kills {
         let (mut exporter, mut importer) = (Peer::start(dir.path()), Peer::start(dir.path()));
         exporter.tell("device connect");
         importer.tell("device connect");
@@ -85,6 +83,16 @@ fn exporters_and_importers() {
 /// The sidecar is killed while messages flow between two other processes and this one.
 #[test]
 fn sidecars() {
+    kill_sidecars(20);
+}
+
+#[test]
+#[ignore = "long: 1,000 kills"]
+fn sidecars_a_thousand_times() {
+    kill_sidecars(number("SHMESH_KILLS", 1000));
+}
+
+fn kill_sidecars(kills: u64) {
     let _watchdog = Watchdog::start();
     let seed = number("SHMESH_SEED", u64::from(std::process::id()));
     println!("SHMESH_SEED={seed}");
@@ -96,7 +104,7 @@ fn sidecars() {
         let phy = options.attach("link", Side::Primary).unwrap();
         let mac = options.attach("link", Side::Secondary).unwrap();
         let (mut sent, mut received) = (0, 0);
-        for _ in 0..number("SHMESH_KILLS", 1000) / 2 {
+        for _ in 0..kills / 2 {
             for _ in 0..random.below(200) {
                 if mac.send_inline(sent, 0, b"").is_ok() {
                     sent += 1;

@@ -1,23 +1,11 @@
 //! Links that a sidecar keeps: real processes, real deaths.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
 use std::process::Command;
 use std::time::Duration;
 
-use peers::{Peer, Watchdog, files, ipc_dir, is_root, kind_of, refused, until};
+use crate::support::Sidecar;
 use shmesh::{Link, LinkOptions, Side};
-use support::Sidecar;
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, files, ipc_dir, is_root, kind_of, refused, until};
 
 const KINDS: [&str; 6] = ["mpmc", "spsc", "mpmc memfd", "spsc memfd", "mpmc notify=off", "spsc notify=off"];
 

@@ -1,21 +1,9 @@
 //! What `/metrics` shows of the links: read in shared memory when somebody asks.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
-use peers::{Peer, Watchdog, ipc_dir, until};
+use crate::support::Sidecar;
 use shmesh::config::PoolId;
 use shmesh::{LinkOptions, Side};
-use support::Sidecar;
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, ipc_dir, until};
 
 fn of_link(sidecar: &Sidecar, name: &str, label: &str) -> u64 {
     let label = if label.is_empty() { String::new() } else { format!(",{label}") };

@@ -1,23 +1,17 @@
 //! Whoever comes to the socket, and whatever they say: refused, counted, and nobody else notices.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 
-use peers::{Watchdog, ipc_dir, stranger, until};
+use crate::support::Sidecar;
 use shmesh::client::Client;
 use shmesh::sys::socket;
 use shmesh::{LinkOptions, Side};
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
 use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_SESSIONS};
 use shmesh_proto::packet;
-use support::Sidecar;
+use shmesh_testing::{Watchdog, ipc_dir, stranger, until};
 
 fn ask(fd: &OwnedFd, op: request::Op, fds: &[std::os::fd::BorrowedFd<'_>]) -> reply::Result {
     socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();

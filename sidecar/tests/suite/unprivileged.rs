@@ -1,22 +1,10 @@
 //! As in a restricted pod: user 65532, no capabilities, no new privileges, a root that cannot be written.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
 
-use peers::{Peer, Watchdog, ipc_dir, is_root, until};
-use support::Sidecar;
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use crate::support::Sidecar;
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 const NOBODY: u32 = 65_532;
 

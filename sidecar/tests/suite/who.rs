@@ -1,21 +1,9 @@
 //! What an operator sees of a running sidecar, and that nobody else sees it.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../lib/tests/peers/mod.rs"]
-mod peers;
-mod support;
-
-use peers::{Peer, Watchdog, ipc_dir, is_root, until};
+use crate::support::Sidecar;
 use shmesh::client::{Client, Mechanism, Process};
 use shmesh_proto::broker::Side;
-use support::Sidecar;
-
-#[test]
-#[ignore = "the body of other processes"]
-fn peer_process() {
-    peers::serve();
-}
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 fn of(all: &[Process], tgid: &str) -> Process {
     let tgid: i32 = tgid.parse().unwrap();
@@ -97,7 +85,7 @@ fn nobody_else_may_ask() {
         assert!(said.contains("for the operator"), "{said}");
     }
     assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"not_operator\"}"), 2);
-    until("it is written down", || support::audited(&audit, "inspect", "not_operator").len() == 2);
-    let record = &support::audited(&audit, "inspect", "not_operator")[0];
+    until("it is written down", || crate::support::audited(&audit, "inspect", "not_operator").len() == 2);
+    let record = &crate::support::audited(&audit, "inspect", "not_operator")[0];
     assert_eq!((&record["socket"]["pid"], &record["socket"]["uid"]), (&0.into(), &0.into()), "{record}");
 }

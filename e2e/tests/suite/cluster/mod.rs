@@ -1,8 +1,6 @@
 //! `shmesh-e2e` itself, without a cluster: the real program talks HTTP to an API server's double. `helm`, `kind` and `docker` are
 //! scripts that write down how they were called. What a cluster would do is not shown here; that the program sees it, is.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 mod server;
 
 use std::fs;
@@ -11,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use self::server::{Server, Wrong};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Deserialize;
 use serde_json::Value;
-use server::{Server, Wrong};
 use tempfile::TempDir;
 
 /// Commands of others, a kubeconfig, and a server.

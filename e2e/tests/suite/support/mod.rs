@@ -1,7 +1,5 @@
 //! Programs of the workspace, for tests.
 
-#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
-
 pub(crate) mod container;
 pub(crate) mod machine;
 

@@ -1,15 +1,11 @@
-//! Builds the libraries, compiles the C programs beside this file and runs them: as C and as C++, and under the address and
+//! Builds the libraries, compiles the C programs in `tests` and runs them: as C and as C++, and under the address and
 //! undefined-behaviour sanitizers; and installs all of it, to be found by pkg-config.
-
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod programs;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use programs::{run, succeed};
+use shmesh_testing::{run_program, succeed};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -52,7 +48,7 @@ fn check(program: &str) {
     for (compiler, flags) in ways {
         let out = folder.path().join(program);
         compiled(compiler, program, flags, &out);
-        run(&out, |_| {});
+        run_program(&out, |_| {});
     }
 }
 
@@ -72,7 +68,7 @@ fn what_is_in_device_memory_has_no_address() {
     let out = folder.path().join("devices");
     let headers = format!("-I{HERE}/nvipc/include");
     compiled("cc", "devices", &["-std=c11", &headers, "-Wl,--no-as-needed", "-lshmesh_nvipc"], &out);
-    run(&out, |_| {});
+    run_program(&out, |_| {});
 }
 
 #[test]
@@ -105,7 +101,7 @@ fn pkg_config_finds_what_was_installed() {
         let mut command = Command::new("cc");
         command.arg("-o").arg(&out).arg(program).args(flags.split_whitespace()).arg("-pthread");
         succeed(&mut command);
-        run(&out, |command| {
+        run_program(&out, |command| {
             command.env("LD_LIBRARY_PATH", prefix.path().join("lib"));
         });
     }

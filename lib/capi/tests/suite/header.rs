@@ -1,7 +1,5 @@
 //! The header is what cbindgen makes of the sources. If it is not, it is written anew and this fails once.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::path::Path;
 
 #[test]

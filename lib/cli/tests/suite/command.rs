@@ -1,7 +1,5 @@
 //! The real command, as users and scripts call it.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
-
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -312,7 +310,7 @@ fn pid(child: &Child) -> Pid {
 fn leave_a_crash(dir: &Path) -> u32 {
     use std::io::{BufRead, BufReader};
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "victim", "--ignored", "--nocapture"]).env(VICTIM_DIR, dir);
+    command.args(["--exact", "command::victim", "--ignored", "--nocapture"]).env(VICTIM_DIR, dir);
     let mut victim = command.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.contains("ready")));

@@ -1,7 +1,5 @@
 //! `shmesh device check` with a double of the driver, and without any.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};

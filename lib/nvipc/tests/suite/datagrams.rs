@@ -1,6 +1,5 @@
 //! The UDP transport: whole messages, in order, and what is missing is counted.
 #![expect(unsafe_code, reason = "buffers are addresses, and who writes there says why it may")]
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -8,6 +7,7 @@ use std::time::Duration;
 use shmesh::config::PoolId;
 use shmesh_nvipc_wire::udp::{Config, Endpoint, Form, Lost};
 use shmesh_nvipc_wire::{Error, Message};
+use shmesh_testing::own_process;
 
 const HANGS: Duration = Duration::from_secs(120);
 
@@ -338,17 +338,19 @@ fn pools_run_out_and_recover() {
 
 #[test]
 fn a_pool_takes_memory_as_it_is_used() {
-    let resident_bytes = || {
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-        let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
-        pages * 4096
-    };
-    let before = resident_bytes();
-    let (a, b) = pair(|config| config.pools[PoolId::CpuData.index()].buf_size_bytes = 4 << 20);
-    // Twice 1 GiB, of which these are two buffers; other tests have some as well.
-    send(&a, 1, 10, Some(20_000)).unwrap();
-    check(&b, next(&b), 10, 20_000);
-    assert!(resident_bytes().saturating_sub(before) < 512 << 20);
+    own_process(|| {
+        let resident_bytes = || {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
+            pages * 4096
+        };
+        let before = resident_bytes();
+        let (a, b) = pair(|config| config.pools[PoolId::CpuData.index()].buf_size_bytes = 4 << 20);
+        // Twice 1 GiB, of which these are two buffers.
+        send(&a, 1, 10, Some(20_000)).unwrap();
+        check(&b, next(&b), 10, 20_000);
+        assert!(resident_bytes().saturating_sub(before) < 512 << 20);
+    });
 }
 
 #[test]

@@ -1,21 +1,13 @@
 //! Either side ends at any time, and the link goes on, or says so.
 
-mod support;
-
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 
-use shmesh::config::PoolId;
-use shmesh_nvipc_wire::{Error, Options};
-use support::{
+use crate::support::{
     HANGS, Peer, count_free, ipc_dir, is_root, notices_deaths, options, pools, receive, send, until,
 };
-
-#[test]
-#[ignore = "what a peer runs"]
-fn peer_process() {
-    support::serve();
-}
+use shmesh::config::PoolId;
+use shmesh_nvipc_wire::{Error, Options, Recovered};
 
 #[test]
 fn what_a_dead_secondary_held_comes_back_and_what_waits_stays() {
@@ -36,7 +28,7 @@ fn what_a_dead_secondary_held_comes_back_and_what_waits_stays() {
     assert_eq!(count_free(&link, None), 3);
     peer.kill();
     until("its death is noticed", || link.recovered().peers == 1);
-    assert_eq!((link.recovered().msg_buffers, link.recovered().data_buffers), (2, 2));
+    assert_eq!(link.recovered(), Recovered { peers: 1, msg_buffers: 2, data_buffers: 2 });
     assert!(matches!(link.notify(), Err(Error::NoPeer)));
     // One is ours, and two wait, one in each direction.
     assert_eq!(count_free(&link, None), 5);

@@ -1,23 +1,14 @@
 //! A peer that writes what it likes into every word that it shares with us.
 #![expect(unsafe_code, reason = "the hostile side maps the files as they are")]
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 #![expect(clippy::disallowed_types, reason = "the hostile side has atomics of its own")]
-
-mod support;
 
 use std::path::Path;
 use std::sync::atomic::AtomicU32;
 
+use crate::support::{Peer, ipc_dir, options, pools, send};
 use proptest::prelude::*;
 use shmesh::config::PoolId;
 use shmesh_nvipc_wire::{Endpoint, Error};
-use support::{Peer, ipc_dir, options, pools, send};
-
-#[test]
-#[ignore = "what a peer runs"]
-fn peer_process() {
-    support::serve();
-}
 
 /// A file of the link, as a hostile peer maps it: in words of 32 bits.
 struct Mapped(memmap2::MmapRaw);
@@ -161,7 +152,7 @@ fn a_flood_of_writes_while_it_is_used() {
 
 #[test]
 fn a_link_is_whole_again_after_a_hostile_secondary() {
-    if !support::notices_deaths() {
+    if !crate::support::notices_deaths() {
         return;
     }
     let dir = ipc_dir();
@@ -173,9 +164,9 @@ fn a_link_is_whole_again_after_a_hostile_secondary() {
     }
     use_it(&phy, 20);
     peer.kill();
-    support::until("its death is noticed", || phy.recovered().peers == 1);
+    crate::support::until("its death is noticed", || phy.recovered().peers == 1);
     // What was held here when the words were wild is ours still.
-    let free = support::count_free(&phy, None);
+    let free = crate::support::count_free(&phy, None);
     let mut next = Peer::start(dir.path());
     next.tell("attach fapi");
     while next.ask("receive") != "none" {}
@@ -183,7 +174,7 @@ fn a_link_is_whole_again_after_a_hostile_secondary() {
         .receive()
         .is_ok_and(|message| message.is_some_and(|message| phy.release(message.buffers).is_ok()))
     {}
-    assert!(support::count_free(&phy, None) >= free);
+    assert!(crate::support::count_free(&phy, None) >= free);
     send(&phy, 4, 10, None).unwrap();
     assert_eq!(next.ask("receive"), "4");
 }
@@ -195,7 +186,7 @@ fn a_peer_that_fills_its_counter_keeps_nobody_who_notifies() {
         let dir = ipc_dir();
         let phy = options(dir.path()).create("fapi", pools()).unwrap();
         let mac = options(dir.path()).attach("fapi").unwrap();
-        support::until("they have met", || phy.has_peer());
+        crate::support::until("they have met", || phy.has_peer());
         nix::unistd::write(mac.fd(), &(u64::MAX - 2).to_ne_bytes()).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -236,7 +227,7 @@ fn descriptors_that_are_not_eventfds_are_refused() {
     ];
     let mut peer = Peer::start(dir.path());
     peer.tell("attach fapi");
-    support::until("the honest one has connected", || phy.has_peer());
+    crate::support::until("the honest one has connected", || phy.has_peer());
     phy.notify().unwrap();
     assert_eq!(peer.ask("wait"), "true");
 }

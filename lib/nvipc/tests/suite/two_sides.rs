@@ -1,16 +1,10 @@
 //! Both our sides, in separate processes, over NVIPC's layout.
 
-mod support;
-
+use crate::support::{
+    HANGS, Peer, check, count_free, default_pools, ipc_dir, options, pools, receive, send, until,
+};
 use shmesh::config::PoolId;
 use shmesh_nvipc_wire::{Buffers, Error, Message};
-use support::{HANGS, Peer, check, count_free, default_pools, ipc_dir, options, pools, receive, send, until};
-
-#[test]
-#[ignore = "what a peer runs"]
-fn peer_process() {
-    support::serve();
-}
 
 #[test]
 fn files_are_those_of_nvipc() {

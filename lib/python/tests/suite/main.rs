@@ -1,13 +1,16 @@
-//! Runs what tests the Python package: pytest, doctests of the README, and the check of the stubs against the module.
+//! Runs what tests the Python package: pytest with the module that Cargo has just built; and, as a long test, the wheel,
+//! and the check of the stubs against the module.
 //!
-//! In a virtual environment below `target/`, which it makes and fills from PyPI. Where that cannot be, it says what it
+//! In virtual environments below `target/`, which it makes and fills from PyPI. Where that cannot be, it says what it
 //! skipped; with `SHMESH_REQUIRE_PYTHON=1` that is a failure. `SHMESH_PYTHON` names another interpreter.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What the environment has beside the wheel. Whoever changes it gets a new environment.
-const PACKAGES: [&str; 4] = ["maturin>=1.9.4,<2", "mypy>=1.18", "numpy>=1.23", "pytest>=8"];
+/// What the environment has. Whoever changes it gets a new environment.
+const PACKAGES: [&str; 2] = ["numpy>=1.23", "pytest>=8"];
+/// The same of the long test.
+const PACKAGES_OF_THE_WHEEL: [&str; 4] = ["maturin>=1.9.4,<2", "mypy>=1.18", "numpy>=1.23", "pytest>=8"];
 
 enum Failure {
     /// The machine has not what is needed.
@@ -19,9 +22,18 @@ enum Failure {
 use Failure::{Skipped, Wrong};
 
 #[test]
-fn pytest_and_stubtest() {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    match check(here) {
+fn pytest() {
+    or_skipped(test_module());
+}
+
+#[test]
+#[ignore = "long: builds the wheel, installs it, and checks the types"]
+fn the_wheel_and_its_stubs() {
+    or_skipped(test_wheel());
+}
+
+fn or_skipped(result: Result<(), Failure>) {
+    match result {
         Ok(()) => {}
         Err(Skipped(why)) if !is_required() => {
             // Not `eprintln`, which the test harness would keep to itself.
@@ -39,18 +51,46 @@ fn is_required() -> bool {
     std::env::var_os("SHMESH_REQUIRE_PYTHON").is_some_and(|value| value == "1")
 }
 
-fn check(here: &Path) -> Result<(), Failure> {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap_or(here);
-    let python = environment(&target.join("python"))?;
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn target() -> &'static Path {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap_or(here())
+}
+
+/// The package as it is in the sources, with the module that Cargo has built for this test.
+fn test_module() -> Result<(), Failure> {
+    let python = environment(&target().join("python/module"), &PACKAGES)?;
+    let package = target().join("python/package");
+    let _ = std::fs::remove_dir_all(&package);
+    let io = |error: std::io::Error| Wrong(error.to_string());
+    std::fs::create_dir_all(package.join("shmesh")).map_err(io)?;
+    for entry in std::fs::read_dir(here().join("python/shmesh")).map_err(io)? {
+        let source = entry.map_err(io)?.path();
+        if let (true, Some(name)) = (source.is_file(), source.file_name()) {
+            std::fs::copy(&source, package.join("shmesh").join(name)).map_err(io)?;
+        }
+    }
+    let test = std::env::current_exe().map_err(io)?;
+    let module = test.with_file_name("lib_shmesh.so");
+    std::fs::copy(&module, package.join("shmesh/_shmesh.abi3.so"))
+        .map_err(|error| Wrong(format!("{}: {error}", module.display())))?;
+    pytest_with(&python, Some(&package))
+}
+
+/// The package as it is installed.
+fn test_wheel() -> Result<(), Failure> {
+    let (here, target) = (here(), target());
+    let python = environment(&target.join("python/wheel"), &PACKAGES_OF_THE_WHEEL)?;
     let programs = python.parent().unwrap_or(here);
 
     let wheels = target.join("python/wheels");
     let _ = std::fs::remove_dir_all(&wheels);
-    // In the same folder and profile as this test, so that most is compiled already.
+    // In the same folder and profile as this test, so that most is compiled already. It may have to download crates of
+    // other platforms, for what is in the lock file.
     let mut maturin = Command::new(programs.join("maturin"));
-    maturin
-        .args(["build", "--quiet", "--locked", "--offline", "--profile", "dev", "--interpreter"])
-        .arg(&python);
+    maturin.args(["build", "--quiet", "--locked", "--profile", "dev", "--interpreter"]).arg(&python);
     maturin.arg("--out").arg(&wheels).arg("--target-dir").arg(target).current_dir(here);
     succeed(&mut maturin, Wrong)?;
     let wheel = std::fs::read_dir(&wheels).into_iter().flatten().flatten().map(|entry| entry.path()).next();
@@ -61,20 +101,7 @@ fn check(here: &Path) -> Result<(), Failure> {
     }
     let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"];
     succeed(Command::new(&python).args(install).arg(&wheel), Wrong)?;
-
-    // Device keys are brokered by the sidecar, which `cargo test --workspace` has built.
-    let sidecar = target.join("debug/shmesh-sidecar");
-    if !sidecar.exists() && is_required() {
-        return Err(Skipped("device keys take a sidecar: cargo build -p shmesh-sidecar".into()));
-    }
-
-    let mut pytest = Command::new(&python);
-    pytest.args(["-m", "pytest"]).current_dir(here).env("PYTHONDONTWRITEBYTECODE", "1");
-    pytest.env("SHMESH_SIDECAR", sidecar).env("SHMESH_CUDA_LIBRARY", shmesh_fake_cuda::library());
-    let tested = succeed(&mut pytest, Wrong)?;
-    // What was skipped, and how many passed.
-    let text = String::from_utf8_lossy(&tested.stdout).into_owned();
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+    pytest_with(&python, None)?;
 
     let mut stubs = Command::new(&python);
     stubs.args(["-m", "mypy.stubtest", "shmesh._shmesh"]).current_dir(target);
@@ -85,8 +112,28 @@ fn check(here: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Runs the tests, with the package in a folder, or with the installed one.
+fn pytest_with(python: &Path, package: Option<&Path>) -> Result<(), Failure> {
+    // Device keys are brokered by the sidecar, which `cargo test --workspace` has built.
+    let sidecar = target().join("debug/shmesh-sidecar");
+    if !sidecar.exists() && is_required() {
+        return Err(Skipped("device keys take a sidecar: cargo build -p shmesh-sidecar".into()));
+    }
+    let mut pytest = Command::new(python);
+    pytest.args(["-m", "pytest"]).current_dir(here()).env("PYTHONDONTWRITEBYTECODE", "1");
+    pytest.env("SHMESH_SIDECAR", sidecar).env("SHMESH_CUDA_LIBRARY", shmesh_fake_cuda::library());
+    if let Some(package) = package {
+        pytest.env("PYTHONPATH", package);
+    }
+    let tested = succeed(&mut pytest, Wrong)?;
+    // What was skipped, and how many passed.
+    let text = String::from_utf8_lossy(&tested.stdout).into_owned();
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+    Ok(())
+}
+
 /// The interpreter of a virtual environment with what the tests need.
-fn environment(place: &Path) -> Result<PathBuf, Failure> {
+fn environment(place: &Path, packages: &[&str]) -> Result<PathBuf, Failure> {
     let chosen = std::env::var("SHMESH_PYTHON").unwrap_or_else(|_| "python3".into());
     let version = "import sys; sys.exit(sys.version_info < (3, 10))";
     let found = Command::new(&chosen).args(["-c", version]).output();
@@ -105,18 +152,19 @@ fn environment(place: &Path) -> Result<PathBuf, Failure> {
     }
     let (venv, stamp) = (place.join("venv"), place.join("packages"));
     let python = venv.join("bin/python");
-    let wanted = format!("{chosen}\n{}\n", PACKAGES.join("\n"));
+    let wanted = format!("{chosen}\n{}\n", packages.join("\n"));
     if std::fs::read_to_string(&stamp).is_ok_and(|made| made == wanted) && python.exists() {
         return Ok(python);
     }
     let _ = std::fs::remove_file(&stamp);
     let _ = std::fs::remove_dir_all(&venv);
+    std::fs::create_dir_all(place).map_err(|error| Wrong(error.to_string()))?;
     let without_venv =
         |why| Skipped(format!("no virtual environment (on Debian: apt-get install python3-venv): {why}"));
     succeed(Command::new(&chosen).args(["-m", "venv"]).arg(&venv), without_venv)?;
     let without_index = |why| Skipped(format!("PyPI does not give what they need: {why}"));
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--prefer-binary"];
-    succeed(Command::new(&python).args(install).args(PACKAGES), without_index)?;
+    succeed(Command::new(&python).args(install).args(packages), without_index)?;
     std::fs::write(&stamp, wanted).map_err(|error| Wrong(error.to_string()))?;
     Ok(python)
 }

@@ -1,7 +1,5 @@
 //! The store in a cluster, against an API server that has only what matters: versions, conflicts, 404.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};

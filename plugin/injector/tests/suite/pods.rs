@@ -1,13 +1,9 @@
-//! Pods in and out, as files. `SHMESH_UPDATE=1 cargo test -p shmesh-injector --test pods` writes what comes out.
+//! Pods in and out, as files. `SHMESH_UPDATE=1 cargo test -p shmesh-injector --test suite pods` writes what comes out.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
-
+use crate::support::{check_patch, config, files, pod_of, pods, violations};
 use serde_json::{Value, json};
 use shmesh_injector::manifest::{Form, injected};
 use shmesh_injector::{bytes_of, inject};
-use support::{check_patch, config, files, pod_of, pods, violations};
 
 fn object(text: &str) -> Value {
     serde_saphyr::from_str(text).unwrap()
@@ -176,7 +172,7 @@ fn the_size_limit_is_exact() {
         eprintln!("skipped: nothing can be mounted here");
         return;
     }
-    let keeper = format!("{} --exact keeper", std::env::current_exe().unwrap().display());
+    let keeper = format!("{} --exact pods::keeper", std::env::current_exe().unwrap().display());
     assert!(run(size, &keeper).unwrap().success(), "{size}");
     assert!(!run(size - 4096, &keeper).unwrap().success(), "{size} is more than is needed");
 }

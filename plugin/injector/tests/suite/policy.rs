@@ -4,19 +4,15 @@
 //! The interpreter is `cel`; what Kubernetes adds to the language is added here: `quantity`, objects, and the two kinds of
 //! patches. It checks no types, so that the API server takes the expressions is not shown here.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::support::{pod_of, violations};
 use cel::common::ast::{EntryExpr, Expr, IdedEntryExpr, IdedExpr, LiteralValue, MapEntryExpr, MapExpr};
 use cel::{Context, Env, Program};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use shmesh_injector::{Bytes, Config, bytes_of, inject, policy};
-use support::{pod_of, violations};
 
 /// Objects of Kubernetes are maps here.
 fn untyped(mut expr: IdedExpr) -> IdedExpr {
@@ -349,7 +345,7 @@ fn what_the_policies_cannot_do_they_refuse_with_words() {
 #[test]
 fn who_asks_for_nothing_gets_nothing() {
     let policies = Policies::of(&Config::default());
-    for file in support::files(&support::pods(), "nothing.in.yaml") {
+    for file in crate::support::files(&crate::support::pods(), "nothing.in.yaml") {
         let object: Value = serde_saphyr::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         assert_eq!(policies.admit(pod_of(&object)).unwrap(), object);
     }

@@ -1,15 +1,11 @@
 //! Whatever pod comes: no panic, what is refused says where and what to do, and twice is once.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
-
+use crate::support::{check_patch, config, violations};
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proptest::strategy::Union;
 use serde_json::{Value, json};
 use shmesh_injector::inject;
-use support::{check_patch, config, violations};
 
 /// The first most of the time, else any of the others: a pod with ten odd things says nothing of any of them.
 fn mostly<T: Clone + std::fmt::Debug + 'static>(values: Vec<T>) -> impl Strategy<Value = T> {
@@ -175,25 +171,42 @@ fn holds(pod: &Value) -> bool {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+/// Three properties, in so many cases each.
+macro_rules! properties {
+    ($($(#[$attribute:meta])* $module:ident: $cases:expr;)+) => {$(
+        mod $module {
+            use super::*;
 
-    #[test]
-    fn any_pod(pod in pod()) {
-        holds(&pod);
-    }
+            proptest! {
+                #![proptest_config(ProptestConfig { cases: $cases, ..ProptestConfig::default() })]
 
-    #[test]
-    fn any_document(pod in nonsense()) {
-        holds(&pod);
-    }
+                $(#[$attribute])*
+                #[test]
+                fn any_pod(pod in pod()) {
+                    holds(&pod);
+                }
 
-    #[test]
-    fn injection_adds_no_violation(pod in pod()) {
-        if let Ok(injected) = inject(&pod, "default", &config()) {
-            prop_assert_eq!(violations(&injected.pod), violations(&pod));
+                $(#[$attribute])*
+                #[test]
+                fn any_document(pod in nonsense()) {
+                    holds(&pod);
+                }
+
+                $(#[$attribute])*
+                #[test]
+                fn injection_adds_no_violation(pod in pod()) {
+                    if let Ok(injected) = inject(&pod, "default", &config()) {
+                        prop_assert_eq!(violations(&injected.pod), violations(&pod));
+                    }
+                }
+            }
         }
-    }
+    )+};
+}
+
+properties! {
+    quick: 100;
+    #[ignore = "long: 1,000 pods of each kind"] long: 1000;
 }
 
 /// The generator makes pods of both kinds; else the properties above would say little.

@@ -1,7 +1,5 @@
 //! The server over TLS, as an API server asks it.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use serde_json::{Value, json};
 
-use crate::plugin::*;
+use crate::kubelet::plugin::*;
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 

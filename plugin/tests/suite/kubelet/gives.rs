@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 
 use shmesh_kubelet::{Container, Phase, Pod};
 
-use crate::plugin::*;
+use crate::kubelet::plugin::*;
 
 #[tokio::test]
 async fn memory_a_pool_and_slots() {
@@ -235,24 +235,34 @@ async fn one_slow_command_does_not_delay_another() {
 }
 
 #[tokio::test]
+async fn as_many_pods_as_there_are_attachments() {
+    give_to_pods(30).await;
+}
+
+#[tokio::test]
+#[ignore = "long: 300 pods, twice"]
 async fn hundreds_of_pods() {
+    give_to_pods(300).await;
+}
+
+async fn give_to_pods(pods: usize) {
     let place = Place::with_kubelet().await;
-    let pool = Place::pool("").replace("attachments: 8", "attachments: 300");
+    let pool = Place::pool("").replace("attachments: 8", &format!("attachments: {pods}"));
     let plugin = place.start_with(&[&pool]);
-    place.allocatable(POOL, 300).await;
+    place.allocatable(POOL, pods as u64).await;
     for round in 0..2 {
-        for at in 0..300 {
+        for at in 0..pods {
             let status = place.node.add_pod(pod(&format!("p{round}-{at}"), &[(POOL, 1)])).await;
             assert_eq!(status.phase, Phase::Running, "{status:?}");
         }
         let devices: std::collections::BTreeSet<_> =
             place.node.holders(POOL).into_iter().map(|holder| holder.device).collect();
-        assert_eq!(devices.len(), 300, "none twice");
-        plugin.shows("shmesh_plugin_held{resource=\"shmesh.io/a\"}", |units| units == 300.0).await;
+        assert_eq!(devices.len(), pods, "none twice");
+        plugin.shows("shmesh_plugin_held{resource=\"shmesh.io/a\"}", |units| units == pods as f64).await;
         let status = place.node.add_pod(pod(&format!("one-more{round}"), &[(POOL, 1)])).await;
         assert_eq!(status.phase, Phase::Failed, "{status:?}");
         place.node.delete_pod(&format!("one-more{round}"));
-        for at in 0..300 {
+        for at in 0..pods {
             place.node.delete_pod(&format!("p{round}-{at}"));
         }
     }

@@ -11,7 +11,7 @@ use shmesh_kubelet_api::deviceplugin::{
 };
 use tonic::Code;
 
-use crate::plugin::*;
+use crate::kubelet::plugin::*;
 
 fn request(ids: impl IntoIterator<Item = String>) -> AllocateRequest {
     AllocateRequest {

@@ -1,7 +1,5 @@
 //! The device plugin as a process, and a kubelet double. Real sockets, real time.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 mod events;
 mod gives;
 mod hostile;

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use shmesh_kubelet::Phase;
 
-use crate::plugin::*;
+use crate::kubelet::plugin::*;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -38,20 +38,26 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Steps of one test run; more with `SHMESH_STEPS`.
-fn steps() -> usize {
-    std::env::var("SHMESH_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(60)
-}
-
 #[test]
 fn any_order() {
+    steps_in_any_order(15);
+}
+
+/// `SHMESH_STEPS` says how many.
+#[test]
+#[ignore = "long: 60 steps"]
+fn any_order_for_long() {
+    steps_in_any_order(std::env::var("SHMESH_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(60));
+}
+
+fn steps_in_any_order(steps_count: usize) {
     let mut runner = TestRunner::new(Config {
         cases: 1,
         failure_persistence: None,
         max_shrink_iters: 0,
         ..Config::default()
     });
-    let steps = proptest::collection::vec(step(), steps());
+    let steps = proptest::collection::vec(step(), steps_count);
     runner
         .run(&steps, |steps| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::process::Command;
 
-use crate::plugin::*;
+use crate::kubelet::plugin::*;
 
 /// Status and log of a plugin that should not start.
 fn refused(place: &Place, settings: &[&str]) -> (Option<i32>, String) {

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use nix::sys::signal::Signal;
 use shmesh_kubelet::{Event, Phase};
 
-use crate::plugin::*;
+use crate::kubelet::plugin::*;
 
 #[tokio::test]
 async fn a_kubelet_that_comes_later() {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::plugin::*;
+use crate::kubelet::plugin::*;
 
 #[tokio::test]
 async fn left_by_the_dead_and_used_by_the_living() {

@@ -1,6 +1,4 @@
 //! A service as a process, clients in namespaces, and what they say to each other.
-#![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{BufRead, BufReader, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -235,6 +233,15 @@ impl Drop for Service {
     }
 }
 
+/// A client in a process of its own, by the role `asks`.
+pub(crate) fn asks() {
+    tell("ready");
+    let path = told().unwrap();
+    let mut asker = Asker::new(path.as_ref());
+    asker.ask(Subject::Pidfd, &me()).unwrap();
+    tell("identified");
+}
+
 /// What a helper is to do; it is this test's own executable once more.
 pub(crate) const ROLE: &str = "SHMESH_TEST_ROLE";
 /// Something that only one helper has in its environment.
@@ -259,7 +266,7 @@ impl Helper {
         nested: bool,
         prepare: impl FnOnce(&mut Command),
     ) -> Self {
-        let mut command = this_test();
+        let mut command = this_helper();
         command.env(ROLE, role);
         if nested {
             as_process_1(&mut command);
@@ -303,8 +310,8 @@ impl Drop for Helper {
 }
 
 /// This test's executable, to run only the helper in it.
-pub(crate) fn this_test() -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+fn this_helper() -> Command {
+    let mut command = shmesh_testing::this_test();
     command.args(["--exact", "helper", "--nocapture", "--test-threads=1"]);
     command
 }

@@ -7,7 +7,7 @@ use shmesh_proto::broker::{
 use shmesh_proto::identity::{PeerIdentity, Pod};
 use shmesh_sidecar::broker::{Command, Effect, FdToken, Policy, Reason, SessionId};
 
-use crate::town::*;
+use crate::broker::town::*;
 
 /// An exporter, an importer that it admits, and a stranger.
 struct Scene {

@@ -3,7 +3,7 @@
 use shmesh_proto::broker::Code;
 use shmesh_sidecar::broker::{Command, Effect, Policy, Reason, SessionId};
 
-use crate::town::*;
+use crate::broker::town::*;
 
 fn limit(town: &mut Town, session: SessionId, op: shmesh_proto::broker::request::Op, reason: Reason) {
     let refused = town.refuses(session, op, Code::Limit, reason);

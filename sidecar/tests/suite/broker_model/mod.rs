@@ -5,7 +5,7 @@ mod oracle;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use oracle::{Entropy, Oracle, Out};
+use self::oracle::{Entropy, Oracle, Out};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use shmesh_proto::broker::{
@@ -507,16 +507,26 @@ fn run(policy: Policy, steps: Vec<Step>) -> Result<BTreeSet<Reason>, TestCaseErr
     Ok(world.seen)
 }
 
-proptest! {
-    #![proptest_config(Config { cases: 5000, failure_persistence: None, ..Config::default() })]
-    #[test]
-    fn the_broker_does_what_the_oracle_does((policy, steps) in cases()) {
-        run(policy, steps)?;
-    }
+fn random_sequences(cases_count: u32) {
+    let config = Config { cases: cases_count, failure_persistence: None, ..Config::default() };
+    let result = TestRunner::new(config).run(&cases(), |(policy, steps)| run(policy, steps).map(drop));
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn the_broker_does_what_the_oracle_does() {
+    random_sequences(200);
+}
+
+#[test]
+#[ignore = "long: 5,000 sequences"]
+fn the_broker_does_what_the_oracle_does_in_thousands_of_sequences() {
+    random_sequences(5000);
 }
 
 /// What the sequences never reach they do not test. The same sequences every time, so that this fails or passes for ever.
 #[test]
+#[ignore = "long: 1,500 sequences"]
 fn the_sequences_reach_every_reason() {
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let config = Config { cases: 1500, failure_persistence: None, ..Config::default() };

@@ -1,7 +1,5 @@
 //! A running sidecar, for tests.
 
-#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;

@@ -6,9 +6,9 @@ use std::path::Path;
 use shmesh::device::{AscendDevice, AscendMemory, BareTgid, DeviceMemory, ExportFlags};
 use shmesh_fake_ascend::{Framework, Npud};
 
-use crate::peer::{NAMESPACES, USER, import, imports, library_without, start};
-use crate::peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use crate::support::Sidecar;
+use crate::vendors::peer::{NAMESPACES, USER, import, imports, library_without, start};
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 const PAGE: u64 = 2 << 20;
 

@@ -6,9 +6,9 @@ use std::path::Path;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use shmesh::device::{CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory, DeviceUuid};
 
-use crate::peer::{NAMESPACES, USER, imports, library_without, start};
-use crate::peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use crate::support::Sidecar;
+use crate::vendors::peer::{NAMESPACES, USER, imports, library_without, start};
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 const BLOCK: u64 = 2 << 20;
 

@@ -2,11 +2,11 @@
 
 use shmesh_fake_ascend::Npud;
 
-use crate::ascend::npud;
-use crate::cuda::{device_of, library};
-use crate::peer::start;
-use crate::peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use crate::support::Sidecar;
+use crate::vendors::ascend::npud;
+use crate::vendors::cuda::{device_of, library};
+use crate::vendors::peer::start;
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 /// Rounds of each kind; `SHMESH_DEVICE_KILLS` for more.
 fn rounds() -> u32 {
@@ -83,6 +83,16 @@ fn random() -> Random {
 
 #[test]
 fn of_gpu_memory() {
+    kill_over_gpu_memory(15);
+}
+
+#[test]
+#[ignore = "long: 500 deaths"]
+fn of_gpu_memory_at_length() {
+    kill_over_gpu_memory(rounds());
+}
+
+fn kill_over_gpu_memory(rounds: u32) {
     if !is_root() {
         return;
     }
@@ -97,7 +107,7 @@ fn of_gpu_memory() {
     };
     let (all, fds) = (free(), sidecar.fds());
     let mut random = random();
-    for _ in 0..rounds() {
+    for _ in 0..rounds {
         let _watchdog = Watchdog::start();
         let [exporter, importer] = [(), ()].map(|()| start(dir.path(), "cuda", &variables, &[]));
         round(&mut random, exporter, importer);
@@ -109,13 +119,23 @@ fn of_gpu_memory() {
 
 #[test]
 fn of_npu_memory() {
+    kill_over_npu_memory(15);
+}
+
+#[test]
+#[ignore = "long: 500 deaths"]
+fn of_npu_memory_at_length() {
+    kill_over_npu_memory(rounds());
+}
+
+fn kill_over_npu_memory(rounds: u32) {
     let dir = ipc_dir();
     let (daemon, variables): (Npud, _) = npud(dir.path());
     let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let sidecar = Sidecar::start(dir.path(), "mpmc");
     let fds = sidecar.fds();
     let mut random = random();
-    for _ in 0..rounds() {
+    for _ in 0..rounds {
         let _watchdog = Watchdog::start();
         let [exporter, importer] = [(), ()].map(|()| start(dir.path(), "ascend", &variables, &[]));
         round(&mut random, exporter, importer);

@@ -1,4 +1,4 @@
-//! Processes that obey lines, as those of `peers` do, with memory of a device that their environment names.
+//! Peers with memory of a device that their environment names.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +14,7 @@ use shmesh::device::{
 };
 use shmesh::{Link, LinkOptions, Side};
 
-use crate::peers::{self, HANGS, OnDevice, Peer, event_text, key_of, key_text, kind_of, until};
+use shmesh_testing::{HANGS, OnDevice, Peer, event_text, key_of, key_text, kind_of, until};
 
 /// Which memory a peer has.
 const MECHANISM: &str = "PEER_MECHANISM";
@@ -47,9 +47,9 @@ impl Memory for CudaMemory {
 
     fn other(order: &[&str], imported: Option<&Self>) -> io::Result<String> {
         match *order {
-            ["misuse"] => crate::cuda::misuse(),
-            ["contexts"] => crate::cuda::contexts(),
-            ["work"] => crate::cuda::work(),
+            ["misuse"] => crate::vendors::cuda::misuse(),
+            ["contexts"] => crate::vendors::cuda::contexts(),
+            ["work"] => crate::vendors::cuda::work(),
             // Gives the stream a wait for the word behind the text, and a copy of the text behind the wait.
             ["follow", value] => {
                 let memory = imported.expect("imported");
@@ -115,8 +115,8 @@ impl Memory for AscendMemory {
 
     fn other(order: &[&str], _imported: Option<&Self>) -> io::Result<String> {
         match *order {
-            ["misuse"] => crate::ascend::misuse(),
-            ["contexts"] => crate::ascend::contexts(),
+            ["misuse"] => crate::vendors::ascend::misuse(),
+            ["contexts"] => crate::vendors::ascend::contexts(),
             // By a vendor's key that it was not given.
             ["steal", key] => {
                 let key: Vec<u8> = key.bytes().chain([0]).collect();
@@ -134,7 +134,8 @@ pub(crate) fn serve() {
         Ok("legacy") => obey::<CudaLegacyMemory>(),
         Ok("ascend") => obey::<AscendMemory>(),
         Ok("pool") => obey_with_a_pool(),
-        other => panic!("no such mechanism: {other:?}"),
+        Ok(other) => panic!("no such mechanism: {other}"),
+        Err(_) => shmesh_testing::serve(),
     }
 }
 
@@ -142,7 +143,7 @@ pub(crate) fn serve() {
 fn obey_with_a_pool() {
     // The pool before the link that it is of.
     let (mut pool, mut link) = (OnDevice::<CudaMemory>(None), None::<Link>);
-    peers::serve_by(|line| {
+    shmesh_testing::serve_by(|line| {
         let words: Vec<&str> = line.split(' ').collect();
         let obeyed = match (&words[..], &link) {
             (["attach", side], _) => {
@@ -198,7 +199,7 @@ struct Obedient<M: DeviceMemory> {
 
 fn obey<M: Memory>() {
     let mut obedient = Obedient::<M> { session: None, imported: HashMap::new() };
-    peers::serve_by(|line| {
+    shmesh_testing::serve_by(|line| {
         let words: Vec<&str> = line.split(' ').collect();
         obedient.obey(&words).unwrap_or_else(|error| {
             // What the driver said is the cause of some.

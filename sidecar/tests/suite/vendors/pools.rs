@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::cuda::library;
-use crate::peer::{NAMESPACES, start};
-use crate::peers::{Peer, Watchdog, ipc_dir, is_root, until};
 use crate::support::Sidecar;
+use crate::vendors::cuda::library;
+use crate::vendors::peer::{NAMESPACES, start};
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 fn attached(dir: &Path, side: &str, namespaces: &[&str]) -> Peer {
     let mut peer = start(dir, "pool", &[("SHMESH_CUDA_LIBRARY", &library())], namespaces);

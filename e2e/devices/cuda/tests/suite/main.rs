@@ -4,10 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
-use std::process::Command;
+use std::os::unix::process::ExitStatusExt;
 
 use libloading::Library;
 use shmesh_fake_cuda::library;
+use shmesh_testing::{own_process_by, passed, this_test};
 
 const BLOCK: usize = 2 << 20;
 
@@ -176,43 +177,43 @@ fn a_primary_context_is_there_while_somebody_retains_it() {
 #[test]
 fn old_handles() {
     let dir = tempfile::tempdir().unwrap();
-    let body = ["open_old_handles", "--exact", "--ignored", "--nocapture"];
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    assert!(command.args(body).env("FAKE_CUDA_DIR", dir.path()).status().unwrap().success());
-}
-
-#[test]
-#[ignore = "the body of another process"]
-fn open_old_handles() {
-    let cuda = started();
-    let mut memory = 0_u64;
-    assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut memory => *mut u64, BLOCK => usize)), 0);
-    assert_eq!(write(&cuda, memory, b"weights"), 0);
-    let mut handle = [0_u8; 64];
-    assert_eq!(call!(cuda.cuIpcGetMemHandle(handle.as_mut_ptr() => *mut u8, memory => u64)), 0);
-    let open = |handle: [u8; 64], flags: c_uint| {
-        let mut address = 0_u64;
-        let code = call!(cuda.cuIpcOpenMemHandle_v2(
-            &raw mut address => *mut u64, Bytes(handle) => Bytes, flags => c_uint
-        ));
-        (code, address)
+    let command = || {
+        let mut command = this_test();
+        command.env("FAKE_CUDA_DIR", dir.path());
+        command
     };
-    assert_eq!(open(handle, 1).0, 201, "it takes who has its number for itself");
-    // As if it came from a process with another number.
-    handle[4..8].copy_from_slice(&(std::process::id() + 1).to_le_bytes());
-    assert_eq!((open(handle, 0).0, open([7; 64], 1).0), (1, 1));
-    let (code, opened) = open(handle, 1);
-    assert_eq!(code, 0);
-    assert_eq!(open(handle, 1), (0, opened), "once for a process, and counted");
-    assert_eq!(read(&cuda, opened, 7).unwrap(), b"weights");
-    assert_eq!(call!(cuda.cuMemFree_v2(opened => u64)), 1, "it is closed, not freed");
-    let close = || call!(cuda.cuIpcCloseMemHandle(opened => u64));
-    assert_eq!(close(), 0);
-    assert_eq!(read(&cuda, opened, 7).unwrap(), b"weights");
-    assert_eq!((close(), close(), read(&cuda, opened, 7)), (0, 1, Err(1)));
-    // Memory of the other kind has no old handle.
-    let mapped = map(&cuda, create(&cuda, BLOCK, 0).unwrap(), BLOCK);
-    assert_eq!(call!(cuda.cuIpcGetMemHandle(handle.as_mut_ptr() => *mut u8, mapped => u64)), 1);
+    let output = own_process_by(command, || {
+        let cuda = started();
+        let mut memory = 0_u64;
+        assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut memory => *mut u64, BLOCK => usize)), 0);
+        assert_eq!(write(&cuda, memory, b"weights"), 0);
+        let mut handle = [0_u8; 64];
+        assert_eq!(call!(cuda.cuIpcGetMemHandle(handle.as_mut_ptr() => *mut u8, memory => u64)), 0);
+        let open = |handle: [u8; 64], flags: c_uint| {
+            let mut address = 0_u64;
+            let code = call!(cuda.cuIpcOpenMemHandle_v2(
+                &raw mut address => *mut u64, Bytes(handle) => Bytes, flags => c_uint
+            ));
+            (code, address)
+        };
+        assert_eq!(open(handle, 1).0, 201, "it takes who has its number for itself");
+        // As if it came from a process with another number.
+        handle[4..8].copy_from_slice(&(std::process::id() + 1).to_le_bytes());
+        assert_eq!((open(handle, 0).0, open([7; 64], 1).0), (1, 1));
+        let (code, opened) = open(handle, 1);
+        assert_eq!(code, 0);
+        assert_eq!(open(handle, 1), (0, opened), "once for a process, and counted");
+        assert_eq!(read(&cuda, opened, 7).unwrap(), b"weights");
+        assert_eq!(call!(cuda.cuMemFree_v2(opened => u64)), 1, "it is closed, not freed");
+        let close = || call!(cuda.cuIpcCloseMemHandle(opened => u64));
+        assert_eq!(close(), 0);
+        assert_eq!(read(&cuda, opened, 7).unwrap(), b"weights");
+        assert_eq!((close(), close(), read(&cuda, opened, 7)), (0, 1, Err(1)));
+        // Memory of the other kind has no old handle.
+        let mapped = map(&cuda, create(&cuda, BLOCK, 0).unwrap(), BLOCK);
+        assert_eq!(call!(cuda.cuIpcGetMemHandle(handle.as_mut_ptr() => *mut u8, mapped => u64)), 1);
+    });
+    assert!(output.is_none_or(|output| passed(&output)));
 }
 
 /// 64 bytes that go by value.
@@ -371,112 +372,103 @@ fn a_stream_waits_for_a_word() {
     assert_eq!(call!(cuda.cuStreamDestroy_v2(consumer => usize)), 400);
 }
 
-/// Runs a test of this file that is the body of another process.
-fn in_another_process(body: &str) {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([body, "--exact", "--ignored", "--nocapture"]).env("FAKE_CUDA_LAZY_COPIES", "1");
-    assert!(command.status().unwrap().success(), "{body}");
+/// Runs the body in a process of its own.
+#[track_caller]
+fn in_another_process<F: FnOnce()>(body: F) {
+    let command = || {
+        let mut command = this_test();
+        command.env("FAKE_CUDA_LAZY_COPIES", "1");
+        command
+    };
+    assert!(own_process_by(command, body).is_none_or(|output| passed(&output)));
 }
 
 #[test]
 fn memory_that_goes_too_early_is_a_fault() {
-    in_another_process("unmap_too_early");
-}
-
-#[test]
-#[ignore = "the body of another process"]
-fn unmap_too_early() {
-    let cuda = started();
-    let handle = create(&cuda, BLOCK, 0).unwrap();
-    let fill = || {
-        let memory = map(&cuda, handle, BLOCK);
-        allow(&cuda, memory, BLOCK, 3);
-        assert_eq!(call!(cuda.cuMemsetD32_v2(memory => u64, 7 => c_uint, BLOCK / 4 => usize)), 0);
-        memory
-    };
-    let unmap = |memory: u64| call!(cuda.cuMemUnmap(memory => u64, BLOCK => usize));
-    let memory = fill();
-    assert_eq!(call!(cuda.cuStreamSynchronize(0 => usize)), 0);
-    assert_eq!((unmap(memory), call!(cuda.cuCtxSynchronize())), (0, 0), "it was waited for");
-    let memory = fill();
-    assert_eq!((unmap(memory), call!(cuda.cuCtxSynchronize())), (0, 700));
-    let mut address = 0_u64;
-    assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut address => *mut u64, 4 => usize)), 700, "for good");
+    in_another_process(|| {
+        let cuda = started();
+        let handle = create(&cuda, BLOCK, 0).unwrap();
+        let fill = || {
+            let memory = map(&cuda, handle, BLOCK);
+            allow(&cuda, memory, BLOCK, 3);
+            assert_eq!(call!(cuda.cuMemsetD32_v2(memory => u64, 7 => c_uint, BLOCK / 4 => usize)), 0);
+            memory
+        };
+        let unmap = |memory: u64| call!(cuda.cuMemUnmap(memory => u64, BLOCK => usize));
+        let memory = fill();
+        assert_eq!(call!(cuda.cuStreamSynchronize(0 => usize)), 0);
+        assert_eq!((unmap(memory), call!(cuda.cuCtxSynchronize())), (0, 0), "it was waited for");
+        let memory = fill();
+        assert_eq!((unmap(memory), call!(cuda.cuCtxSynchronize())), (0, 700));
+        let mut address = 0_u64;
+        assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut address => *mut u64, 4 => usize)), 700, "for good");
+    });
 }
 
 #[test]
 fn a_child_of_a_fork_has_no_driver() {
-    in_another_process("fork");
-}
-
-#[test]
-#[ignore = "the body of another process"]
-fn fork() {
-    let cuda = started();
-    let mut address = 0_u64;
-    // SAFETY: the child calls the double, which takes no lock before it knows that it is in a child, and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let codes = [
-            call!(cuda.cuInit(0 => c_uint)),
+    in_another_process(|| {
+        let cuda = started();
+        let mut address = 0_u64;
+        // SAFETY: the child calls the double, which takes no lock before it knows that it is in a child, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let codes = [
+                call!(cuda.cuInit(0 => c_uint)),
+                call!(cuda.cuMemAlloc_v2(&raw mut address => *mut u64, 4 => usize)),
+            ];
+            // SAFETY: nothing of the parent's is run.
+            unsafe { libc::_exit(c_int::from(codes != [3, 3])) };
+        }
+        let mut status = 0;
+        // SAFETY: there is room for the status.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(
             call!(cuda.cuMemAlloc_v2(&raw mut address => *mut u64, 4 => usize)),
-        ];
-        // SAFETY: nothing of the parent's is run.
-        unsafe { libc::_exit(c_int::from(codes != [3, 3])) };
-    }
-    let mut status = 0;
-    // SAFETY: there is room for the status.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
-    assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut address => *mut u64, 4 => usize)), 0, "the parent has it");
+            0,
+            "the parent has it"
+        );
+    });
 }
 
 /// `cuMemSetAccess` is called for the device that the memory is on. The others do not reach it.
 #[test]
 fn devices_do_not_reach_each_others_memory() {
-    in_another_process("reach_across");
-}
-
-#[test]
-#[ignore = "the body of another process"]
-fn reach_across() {
-    let cuda = started();
-    let handle = create(&cuda, BLOCK, 0).unwrap();
-    let memory = map(&cuda, handle, BLOCK);
-    let access = [1, 1, 3];
-    let set = call!(cuda.cuMemSetAccess(
-        memory => u64, BLOCK => usize, &raw const access => *const [i32; 3], 1 => usize
-    ));
-    assert_eq!(set, 101);
-    allow(&cuda, memory, BLOCK, 3);
-    let (mut before, mut other, mut stream) = (0_usize, 0_usize, 0_usize);
-    assert_eq!(call!(cuda.cuCtxGetCurrent(&raw mut before => *mut usize)), 0);
-    assert_eq!(call!(cuda.cuDevicePrimaryCtxRetain(&raw mut other => *mut usize, 1 => c_int)), 0);
-    assert_eq!(call!(cuda.cuCtxSetCurrent(other => usize)), 0);
-    assert_eq!(call!(cuda.cuStreamCreate(&raw mut stream => *mut usize, 2 => c_uint)), 1, "no such flag");
-    assert_eq!(call!(cuda.cuStreamCreate(&raw mut stream => *mut usize, 1 => c_uint)), 0);
-    let write = || call!(cuda.cuStreamWriteValue64_v2(stream => usize, memory => u64, 1 => u64, 0 => c_uint));
-    assert_eq!(write(), 1);
-    assert_eq!(call!(cuda.cuMemsetD32_v2(memory => u64, 7 => c_uint, 1 => usize)), 1);
-    assert_eq!(call!(cuda.cuCtxSetCurrent(before => usize)), 0);
-    assert_eq!(write(), 400, "that is a stream of another context");
+    in_another_process(|| {
+        let cuda = started();
+        let handle = create(&cuda, BLOCK, 0).unwrap();
+        let memory = map(&cuda, handle, BLOCK);
+        let access = [1, 1, 3];
+        let set = call!(cuda.cuMemSetAccess(
+            memory => u64, BLOCK => usize, &raw const access => *const [i32; 3], 1 => usize
+        ));
+        assert_eq!(set, 101);
+        allow(&cuda, memory, BLOCK, 3);
+        let (mut before, mut other, mut stream) = (0_usize, 0_usize, 0_usize);
+        assert_eq!(call!(cuda.cuCtxGetCurrent(&raw mut before => *mut usize)), 0);
+        assert_eq!(call!(cuda.cuDevicePrimaryCtxRetain(&raw mut other => *mut usize, 1 => c_int)), 0);
+        assert_eq!(call!(cuda.cuCtxSetCurrent(other => usize)), 0);
+        assert_eq!(call!(cuda.cuStreamCreate(&raw mut stream => *mut usize, 2 => c_uint)), 1, "no such flag");
+        assert_eq!(call!(cuda.cuStreamCreate(&raw mut stream => *mut usize, 1 => c_uint)), 0);
+        let write =
+            || call!(cuda.cuStreamWriteValue64_v2(stream => usize, memory => u64, 1 => u64, 0 => c_uint));
+        assert_eq!(write(), 1);
+        assert_eq!(call!(cuda.cuMemsetD32_v2(memory => u64, 7 => c_uint, 1 => usize)), 1);
+        assert_eq!(call!(cuda.cuCtxSetCurrent(before => usize)), 0);
+        assert_eq!(write(), 400, "that is a stream of another context");
+    });
 }
 
 #[test]
 fn the_cpu_cannot_read_device_memory() {
-    let body = ["read_as_the_cpu", "--exact", "--ignored"];
-    let status = Command::new(std::env::current_exe().unwrap()).args(body).status().unwrap();
-    assert!(!status.success());
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGSEGV));
-}
-
-#[test]
-#[ignore = "the body of another process"]
-fn read_as_the_cpu() {
-    let cuda = started();
-    let handle = create(&cuda, BLOCK, 0).unwrap();
-    let memory = map(&cuda, handle, BLOCK);
-    allow(&cuda, memory, BLOCK, 3);
-    // SAFETY: none: that it ends this process is what is tested.
-    unsafe { (memory as *const u8).read_volatile() };
+    let output = own_process_by(this_test, || {
+        let cuda = started();
+        let handle = create(&cuda, BLOCK, 0).unwrap();
+        let memory = map(&cuda, handle, BLOCK);
+        allow(&cuda, memory, BLOCK, 3);
+        // SAFETY: none: that it ends this process is what is tested.
+        unsafe { (memory as *const u8).read_volatile() };
+    });
+    assert!(output.is_none_or(|output| output.status.signal() == Some(libc::SIGSEGV)));
 }

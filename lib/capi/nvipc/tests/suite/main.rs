@@ -1,15 +1,12 @@
-//! Compiles the C programs beside this file, links them with the library that cargo has just built, and runs them: as they
+//! Compiles the C programs in `tests`, links them with the library that cargo has just built, and runs them: as they
 //! are, as C++, with the static library, and under the address and undefined-behaviour sanitizers.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../tests/programs/mod.rs"]
-mod programs;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use programs::succeed;
+use shmesh_testing::{run_program, succeed};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -43,7 +40,7 @@ fn run(program: &Path, args: &[&str], layout: &str) {
 /// Runs a program over a layout; over that of the configuration, if it is empty.
 #[track_caller]
 fn run_with(program: &Path, args: &[&str], layout: &str, variables: &[(&str, &Path)]) {
-    programs::run(program, |command| {
+    run_program(program, |command| {
         command.args(args).env("SHMESH_NVIPC_LAYOUT", layout).env_remove("SHMESH_NVIPC_TIMEOUT_S");
         command.envs(variables.iter().copied());
     });

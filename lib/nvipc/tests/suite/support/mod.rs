@@ -2,17 +2,12 @@
 //!
 //! Peers are those of the transport's tests, which obey what is said here.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
-#![allow(dead_code, reason = "each test binary includes this module and uses a part of it")]
 #![allow(unsafe_code, reason = "buffers are addresses, and who writes there says why it may")]
-
-#[path = "../../../tests/peers/mod.rs"]
-mod peers;
 
 use std::path::Path;
 use std::time::Duration;
 
-pub(crate) use peers::{Peer, ipc_dir, until};
+pub(crate) use shmesh_testing::{Peer, ipc_dir, is_root, until};
 
 use shmesh::config::{LinkConfig, PoolConfig, PoolId};
 use shmesh_nvipc_wire::{Buffers, Endpoint, Error, Message, Options};
@@ -46,11 +41,6 @@ pub(crate) fn notices_deaths() -> bool {
         eprintln!("skipped: this kernel gives no pidfd of a peer");
     }
     notices
-}
-
-/// Whether peers can be put into pid namespaces of their own; says so if not.
-pub(crate) fn is_root() -> bool {
-    peers::is_root()
 }
 
 /// The byte at place `i` of a message with this id.
@@ -120,7 +110,7 @@ pub(crate) fn serve() {
     let dir = std::env::var("SHMESH_DIR").unwrap();
     let mut link = None;
     let mut held: Vec<Buffers> = Vec::new();
-    peers::serve_by(|line| {
+    shmesh_testing::serve_by(|line| {
         obey(Path::new(&dir), &mut link, &mut held, line).unwrap_or_else(|error| format!("err {error}"))
     });
 }

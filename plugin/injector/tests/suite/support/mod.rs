@@ -1,7 +1,5 @@
 //! Pods in files, and the rules of Pod Security *restricted*.
 
-#![allow(dead_code, reason = "each test uses a part")]
-
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
