@@ -45,7 +45,7 @@ fn exchange_many_to_many(each: i32) {
     let primary = options.create(&config("link", "mode=mpmc ring=64 msg=64x96")).unwrap();
     let secondary = options.attach("link", Side::Secondary).unwrap();
     let received = AtomicUsize::new(0);
-    let total = (PRODUCERS * each) as usize;
+    let total = usize::try_from(PRODUCERS * each).unwrap();
     let heard: Vec<Vec<(i32, i32)>> = std::thread::scope(|scope| {
         for producer in 0..PRODUCERS {
             let link = secondary.try_clone().unwrap();

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// What the environment has. Whoever changes it gets a new environment.
-const PACKAGES: [&str; 2] = ["numpy>=1.23", "pytest>=8"];
+const PACKAGES: [&str; 3] = ["numpy>=1.23", "pytest>=8", "pytest-xdist>=3"];
 /// The same of the long test.
-const PACKAGES_OF_THE_WHEEL: [&str; 4] = ["maturin>=1.9.4,<2", "mypy>=1.18", "numpy>=1.23", "pytest>=8"];
+const PACKAGES_OF_THE_WHEEL: [&str; 5] =
+    ["maturin>=1.9.4,<2", "mypy>=1.18", "numpy>=1.23", "pytest>=8", "pytest-xdist>=3"];
 
 enum Failure {
     /// The machine has not what is needed.
@@ -120,7 +121,7 @@ fn pytest_with(python: &Path, package: Option<&Path>) -> Result<(), Failure> {
         return Err(Skipped("device keys take a sidecar: cargo build -p shmesh-sidecar".into()));
     }
     let mut pytest = Command::new(python);
-    pytest.args(["-m", "pytest"]).current_dir(here()).env("PYTHONDONTWRITEBYTECODE", "1");
+    pytest.args(["-m", "pytest", "-n", "auto"]).current_dir(here()).env("PYTHONDONTWRITEBYTECODE", "1");
     pytest.env("SHMESH_SIDECAR", sidecar).env("SHMESH_CUDA_LIBRARY", shmesh_fake_cuda::library());
     if let Some(package) = package {
         pytest.env("PYTHONPATH", package);
