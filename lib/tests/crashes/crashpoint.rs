@@ -244,12 +244,12 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// At most 2,000,000 steps, at most 10 s for one step, all points.
+    /// At most 2,000,000 steps, at most a minute for one step, all points.
     pub(crate) fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
             max_steps: 2_000_000,
-            step_timeout: Duration::from_secs(10),
+            step_timeout: Duration::from_secs(60),
             shard: (0, 1),
             only: None,
             stepwise: false,

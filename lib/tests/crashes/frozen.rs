@@ -32,7 +32,8 @@ use shmesh::{Error, ErrorKind, Link, Loan, Side};
 pub(crate) const CASES: &[harness::Case] = &[
     quick("frozen::paused_mpmc", || paused(RingMode::Mpmc, Extent::Few)),
     quick("frozen::paused_spsc", || paused(RingMode::Spsc, Extent::Few)),
-    quick("frozen::evicted", || evicted(Extent::Few)),
+    // Each operation is followed by every other call, so one takes seconds.
+    quick("frozen::evicted", || evicted(Extent::One)),
     quick("frozen::evicted_in_traffic", || evicted_in_traffic(40)),
     quick("frozen::a_living_one_stays_in_spsc", a_living_one_stays_in_spsc),
     // The longest first.

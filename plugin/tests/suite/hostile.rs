@@ -156,7 +156,7 @@ fn who_does_not_read_its_answers_is_let_go_and_holds_nobody_up() {
     let service = Service::start();
     let (me, before) = (me(), service.open_fds());
     let lazy = service.asker();
-    setsockopt(&lazy.fd, sockopt::SendTimeout, &nix::sys::time::TimeVal::new(20, 0)).unwrap();
+    setsockopt(&lazy.fd, sockopt::SendTimeout, &nix::sys::time::TimeVal::new(60, 0)).unwrap();
     let question = packet::encode(&Question::new(1, Subject::Pidfd));
     // Until the answers fill its queue, then its questions fill the service's, then the service has enough of it.
     let end = loop {

@@ -69,7 +69,7 @@ fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
         let signal = |signal| kill(Pid::from_raw(sidecar.pid().cast_signed()), signal).unwrap();
         let mut stubborn = Stubborn::new();
         let other = stranger(dir.path());
-        setsockopt(&other, sockopt::ReceiveTimeout, &TimeVal::new(20, 0)).unwrap();
+        setsockopt(&other, sockopt::ReceiveTimeout, &TimeVal::new(60, 0)).unwrap();
         assert!(is_welcome(&other));
 
         let ways: [(&str, &Way); 7] = [
