@@ -6,7 +6,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a bench may panic")]
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/suite/support/mod.rs"]
+#[allow(dead_code, reason = "it uses a part of what the tests do")]
 mod support;
 
 use std::io::{BufRead, BufReader};

@@ -17,12 +17,12 @@
 //!
 //! | place | what it tests |
 //! |---|---|
-//! | `tests/cluster` | this program against an API server's double, with `helm`, `kind` and `docker` that only say that they were called |
-//! | `tests/scripts.rs` | what the tool's pod runs |
-//! | `tests/node.rs` | a node below the cluster: kubelet double, real plugin, containers made by `unshare` of what was allocated, sidecar and applications in them; kills of each |
-//! | `tests/identity.rs` | the sidecar and the node's identity service, in pid namespaces as in pods |
-//! | `tests/command.rs` | the command line tool with a running sidecar |
-//! | `tests/samples.rs` | the samples' own commands and links, as processes |
+//! | `tests/suite/cluster` | this program against an API server's double, with `helm`, `kind` and `docker` that only say that they were called |
+//! | `tests/suite/scripts.rs` | what the tool's pod runs |
+//! | `tests/suite/node.rs` | a node below the cluster: kubelet double, real plugin, containers made by `unshare` of what was allocated, sidecar and applications in them; kills of each |
+//! | `tests/suite/identity.rs` | the sidecar and the node's identity service, in pid namespaces as in pods |
+//! | `tests/suite/command.rs` | the command line tool with a running sidecar |
+//! | `tests/suite/samples.rs` | the samples' own commands and links, as processes |
 //! | `kubelet/` | a crate of its own: the kubelet double, for tests of any device plugin |
 //!
 //! They need root where they make namespaces, and say so where they skip. This crate is not a default member of the workspace.

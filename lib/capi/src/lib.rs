@@ -7,7 +7,7 @@
 //! | `link.rs` | a participant; waiting and waking |
 //! | `message.rs` | loans and messages |
 //!
-//! `include/shmesh.h` is generated from here and checked in; `tests/header.rs` fails when it is not what it should be, and
+//! `include/shmesh.h` is generated from here and checked in; `tests/suite/header.rs` fails when it is not what it should be, and
 //! repairs it.
 // Unsafe: C calls it, with pointers that nobody can check further than by NULL.
 #![expect(unsafe_code, reason = "the edge to C")]

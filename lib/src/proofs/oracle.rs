@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 
 use super::stage::{
     self, DATA, Got, Held, Refused, abandon, attach, link, loan, loan_with, receive_batch, release,
@@ -410,19 +411,17 @@ fn what_was_stolen_does_not_exhaust_a_pool() {
     assert!(loan(&b).is_some(), "one buffer, and it is free");
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
-
-    #[test]
-    #[cfg_attr(miri, ignore = "too many cases")]
-    fn links_do_what_the_model_does(
-        single in any::<bool>(),
-        capacity in (0..4_u32).prop_map(|shift| 1 << shift),
-        msg in 1..71_u32,
-        data in 0..71_u32,
-        small in any::<bool>(),
-        operations in prop::collection::vec(operation(), 1..400),
-    ) {
+fn random_links(cases_count: u32) {
+    let links = (
+        any::<bool>(),
+        (0..4_u32).prop_map(|shift| 1 << shift),
+        1..71_u32,
+        0..71_u32,
+        any::<bool>(),
+        prop::collection::vec(operation(), 1..400),
+    );
+    let config = Config { cases: cases_count, failure_persistence: None, ..Config::default() };
+    let result = TestRunner::new(config).run(&links, |(single, capacity, msg, data, small, operations)| {
         // Half of the cases run out of buffers all the time.
         let (msg, data) = if small { (msg % 4 + 1, data % 4) } else { (msg, data) };
         let mut world = World::new(single, capacity, msg, data);
@@ -431,5 +430,19 @@ proptest! {
             world.check();
         }
         world.finish();
-    }
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too many cases")]
+fn links_do_what_the_model_does() {
+    random_links(32);
+}
+
+#[test]
+#[ignore = "long: 256 cases"]
+fn links_do_what_the_model_does_in_many_cases() {
+    random_links(256);
 }

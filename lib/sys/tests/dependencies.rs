@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-/// Doubles of kubelet and drivers, which no product contains.
-const FAKES: [&str; 3] = ["e2e/devices/ascend", "e2e/devices/cuda", "e2e/kubelet"];
+/// What no product contains: doubles of kubelet and drivers, and what tests share.
+const FAKES: [&str; 4] = ["e2e/devices/ascend", "e2e/devices/cuda", "e2e/kubelet", "lib/testing"];
 /// What only this crate may depend on.
 const KERNEL: [&str; 3] = ["libc", "nix", "rustix"];
 

@@ -7,7 +7,7 @@
 //! | [`pluginregistration`] | `Registration` | a plugin, at a socket in [`PLUGINS_REGISTRY_DIR`] |
 //! | [`podresources`] | `PodResourcesLister` | the kubelet, at [`POD_RESOURCES_SOCKET`] |
 //!
-//! The Rust in `src/generated` is checked in, so that nobody needs `protoc`. `tests/generated.rs` makes it again from
+//! The Rust in `src/generated` is checked in, so that nobody needs `protoc`. `tests/suite` makes it again from
 //! `proto/` in memory; where they differ it repairs the file and fails once.
 //!
 //! Clients and servers are generic over the transport. With tonic's `transport` feature, a channel over a unix socket is made

@@ -2,7 +2,7 @@
 //!
 //! A state machine: [`Command`]s in, [`Effect`]s out, in the order in which they are to be done. It opens nothing, waits for
 //! nothing and asks no clock; the socket around it does. So it can be tried with random sequences by the thousand
-//! (`tests/broker_model.rs`), and read alone.
+//! (`tests/suite/broker_model`), and read alone.
 //!
 //! | file | concept |
 //! |---|---|

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use shmesh::Side;
@@ -104,8 +104,8 @@ pub(super) struct Shared {
     pub(super) primary_ended: AtomicBool,
     /// Files to remove at the end.
     pub(super) files: Vec<PathBuf>,
-    /// Peers, MSG buffers, DATA buffers.
-    pub(super) taken_back: [AtomicU64; 3],
+    /// What was taken back so far. Written by `recover` alone.
+    pub(super) recovered: Mutex<Recovered>,
 }
 
 impl Shared {
@@ -299,8 +299,7 @@ impl Shared {
     }
 
     pub(super) fn recovered(&self) -> Recovered {
-        let [peers, msg, data] = self.taken_back.each_ref().map(|count| count.load(Relaxed));
-        Recovered { peers, msg_buffers: msg, data_buffers: data }
+        *self.recovered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps successors off a primary's files; not for ever.

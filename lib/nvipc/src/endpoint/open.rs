@@ -356,7 +356,7 @@ impl Options {
             closed: AtomicBool::new(false),
             primary_ended: AtomicBool::new(false),
             files: Vec::new(),
-            taken_back: Default::default(),
+            recovered: Default::default(),
             names,
             shape,
         })

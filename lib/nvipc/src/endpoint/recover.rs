@@ -5,6 +5,7 @@
 //! queues that it died in the middle of are written anew. Nobody else is there meanwhile: the dead one does not come back,
 //! the next one waits for our half of the exchange, and our own calls wait at the gate.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
 use shmesh::config::PoolId;
@@ -59,14 +60,21 @@ impl Shared {
             }
             ring.refill(waiting);
         }
-        self.taken_back[0].fetch_add(1, Relaxed);
+        let mut recovered = self.recovered();
+        recovered.peers += 1;
         for (pool, used) in self.pools.iter().flatten().zip(self.pools.iter().zip(&used).filter_map(some)) {
             let before = pool.free.values().len() as u64;
             let free: Vec<_> = (0..pool.config.pool_len).filter(|index| !used[*index as usize]).collect();
             let back = (free.len() as u64).saturating_sub(before);
-            self.taken_back[if pool.id == PoolId::CpuMsg { 1 } else { 2 }].fetch_add(back, Relaxed);
+            *if pool.id == PoolId::CpuMsg {
+                &mut recovered.msg_buffers
+            } else {
+                &mut recovered.data_buffers
+            } += back;
             pool.free.refill(free);
         }
+        // Once and last: a reader sees all of a recovery or nothing.
+        *self.recovered.lock().unwrap_or_else(PoisonError::into_inner) = recovered;
     }
 }
 

@@ -218,12 +218,30 @@ async fn play(steps: Vec<Step>, seed: u64) {
     assert!(world.sockets().is_empty());
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 200, ..ProptestConfig::default() })]
-
-    #[test]
-    fn right_again_within_three_seconds(steps in proptest::collection::vec(step(), 150..250), seed: u64) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+fn random_sequences(cases_count: u32) {
+    let config = ProptestConfig {
+        cases: cases_count,
+        failure_persistence: None,
+        max_shrink_iters: 200,
+        ..ProptestConfig::default()
+    };
+    let sequences = (proptest::collection::vec(step(), 150..250), any::<u64>());
+    let result = proptest::test_runner::TestRunner::new(config).run(&sequences, |(steps, seed)| {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(play(steps, seed));
-    }
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn right_again_within_three_seconds() {
+    random_sequences(1);
+}
+
+#[test]
+#[ignore = "long: 16 sequences"]
+fn right_again_within_three_seconds_in_many_sequences() {
+    random_sequences(16);
 }

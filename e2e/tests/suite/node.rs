@@ -1,0 +1,243 @@
+//! What happens on a node, below the cluster: the kubelet double hands out what the real plugin advertises, containers are made
+//! of its answers by `unshare`, and the sidecar and applications run in them, as users of their own and in namespaces of their
+//! own. It takes root; not tried here are a real container runtime, cgroups and the API server.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::support::container::tool;
+use crate::support::machine::{Machine, POOL, Running, SHM, drain};
+use crate::support::program;
+use serde_json::Value;
+use shmesh_testing::{Peer, Watchdog, is_root, until};
+
+/// Two pods of different users: one with a sidecar and an application, one with an application.
+const DU: u32 = 10_001;
+const RIC: u32 = 20_002;
+
+const LINK: &str = "- name: link\n  ring: { len: 64 }\n  memory: { file_mode: \"0660\" }\n  notify: { spin_us: 0 }\n  pools:\n    \
+                    cpu_msg: { buf_size_bytes: 256, pool_len: 64 }\n    cpu_data: { buf_size_bytes: 4096, pool_len: 16 }\n";
+
+/// Ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn sidecar(machine: &Machine, pod: &Running) -> Killed {
+    let links = machine.shared.path().join("links");
+    std::fs::write(&links, LINK).unwrap();
+    let mut command = machine.runtime(pod, "sidecar").command(&program("shmesh-sidecar"));
+    // The directory and the identity service's socket are the container's by the environment of the answer.
+    command.args(["--log-format", "json", "--annotation"]).arg(links);
+    ready(command)
+}
+
+/// A sidecar that has said so.
+fn ready(mut command: Command) -> Killed {
+    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    drain(child.stderr.take().unwrap(), "\"ready\"");
+    Killed(child)
+}
+
+fn app(machine: &Machine, pod: &Running, container: &str) -> Peer {
+    let command = machine.runtime(pod, container).command(&std::env::current_exe().unwrap());
+    Peer::start_by(command, Path::new("/dev/shm"))
+}
+
+async fn du_and_ric(machine: &Machine) -> (Running, Running) {
+    let du = machine.pod("du", &["sidecar", "app"], (POOL, 1), DU).await;
+    let ric = machine.pod("ric", &["app"], (POOL, 1), RIC).await;
+    (du, ric)
+}
+
+/// Sends one way and the other, and counts.
+fn talk(phy: &mut Peer, mac: &mut Peer, from: u32) {
+    for i in from..from + 10 {
+        phy.tell(&format!("send {i} down"));
+        mac.tell(&format!("send {i} up"));
+        assert_eq!(mac.ask("receive"), format!("{i} down"));
+        assert_eq!(phy.ask("receive"), format!("{i} up"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_pods_exchange_messages_through_a_pool() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let machine = Machine::start().await;
+    let (du, ric) = du_and_ric(&machine).await;
+    let _sidecar = sidecar(&machine, &du);
+    let (mut phy, mut mac) = (app(&machine, &du, "app"), app(&machine, &ric, "app"));
+    phy.tell("attach link primary 0");
+    mac.tell("attach link secondary 0");
+    talk(&mut phy, &mut mac, 0);
+    phy.tell("data 7 4096");
+    assert_eq!(mac.ask("receive-data"), "7 4096 true");
+
+    // Both processes are number 1 where they are, and somebody else to the node.
+    for peer in [&mut phy, &mut mac] {
+        peer.tell("device connect");
+    }
+    assert_ne!(phy.ask("device tgid"), mac.ask("device tgid"));
+
+    // A death in one pod is noticed in the other; nothing that was sent is lost.
+    mac.tell("hold-loan");
+    mac.tell("send 9 last");
+    mac.kill();
+    until("it is taken back", || phy.ask("participants") == "1");
+    assert_eq!(phy.ask("receive"), "9 last");
+
+    // Pods end, and the node is as it was.
+    drop(phy);
+    assert!(!machine.pool_files().is_empty());
+    machine.node.delete_pod(&du.uid);
+    machine.node.delete_pod(&ric.uid);
+    until("the pool is swept", || machine.pool_files().is_empty());
+}
+
+/// The sample's own pods, with what injection adds, as the kubelet would start them: nothing here says what they need.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sample_of_two_pods_runs_as_it_is_injected() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let machine = Machine::start().await;
+    let config = machine.path("injector.yaml");
+    std::fs::write(&config, "pools: [{name: fronthaul}]").unwrap();
+    let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/samples/two-pods.yaml");
+    let mut inject = Command::new(program("shmesh-plugin"));
+    inject.args(["inject", "--output", "json", "-f"]).arg(sample).arg("--config").arg(config);
+    let injected = inject.stderr(Stdio::inherit()).output().unwrap();
+    assert!(injected.status.success());
+    let list: Value = serde_json::from_slice(&injected.stdout).unwrap();
+    let pods: Vec<_> = list["items"].as_array().unwrap().iter().filter(|one| one["kind"] == "Pod").collect();
+    let [phy, mac] = pods[..] else { panic!("{list}") };
+
+    // The secondary first: it waits.
+    let running = machine.pod_of(mac).await;
+    let mut mac = started(&machine, &running, &mac["spec"]["containers"][0]);
+    let running = machine.pod_of(phy).await;
+    let name = phy["spec"]["initContainers"][0]["name"].as_str().unwrap();
+    let _sidecar = ready(machine.runtime(&running, name).command(&program("shmesh-sidecar")));
+    let mut phy = started(&machine, &running, &phy["spec"]["containers"][0]);
+    for side in [&mut phy, &mut mac] {
+        drain(side.0.stdout.take().unwrap(), "lost or twice 0");
+    }
+}
+
+/// A container's own command.
+fn started(machine: &Machine, pod: &Running, container: &Value) -> Killed {
+    let words: Vec<_> =
+        container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    let mut command = machine.runtime(pod, container["name"].as_str().unwrap()).command(&program(words[0]));
+    command.args(&words[1..]);
+    Killed(command.stdout(Stdio::piped()).spawn().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_is_for_whom_its_exporter_named() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let machine = Machine::start().await;
+    let (du, ric) = du_and_ric(&machine).await;
+    let wrong = machine.pod("wrong", &["app"], (POOL, 1), RIC).await;
+    let _sidecar = sidecar(&machine, &du);
+    let mut exporter = app(&machine, &du, "app");
+    let (mut importer, mut other) = (app(&machine, &ric, "app"), app(&machine, &wrong, "app"));
+    for peer in [&mut exporter, &mut importer, &mut other] {
+        peer.tell("device connect");
+    }
+    let tgid = importer.ask("device tgid");
+    let key = exporter.ask("device export weights 0");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    let refused = other.ask(&format!("device import {key}"));
+    assert!(refused.starts_with("err Denied"), "of the same user, and another pod: {refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_is_killed_nothing_is_lost() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let mut machine = Machine::start().await;
+    let (du, ric) = du_and_ric(&machine).await;
+    let keeper = sidecar(&machine, &du);
+    let (mut phy, mut mac) = (app(&machine, &du, "app"), app(&machine, &ric, "app"));
+    phy.tell("attach link primary 0");
+    mac.tell("attach link secondary 0");
+    talk(&mut phy, &mut mac, 0);
+
+    // The sidecar, with a message on its way.
+    phy.tell("send 100 waits");
+    drop(keeper);
+    talk_after(&mut phy, &mut mac, "100 waits", 101);
+    let keeper = sidecar(&machine, &du);
+    talk(&mut phy, &mut mac, 120);
+
+    // An application.
+    phy.tell("send 200 waits");
+    mac.kill();
+    machine.node.restart_container(&ric.uid, "app").await.unwrap();
+    let mut mac = app(&machine, &ric, "app");
+    mac.tell("attach link secondary 10000");
+    talk_after(&mut phy, &mut mac, "200 waits", 201);
+
+    // The plugin, and the identity service with it; who is in stays in, and who comes later gets in when it is back.
+    machine.kill_plugin();
+    talk(&mut phy, &mut mac, 300);
+    machine.start_plugin().await;
+    mac.kill();
+    let mut mac = app(&machine, &ric, "app");
+    mac.tell("attach link secondary 10000");
+    talk(&mut phy, &mut mac, 320);
+
+    // The kubelet.
+    machine.node.restart_kubelet().await.unwrap();
+    talk(&mut phy, &mut mac, 400);
+    machine.all_there().await;
+    let late = machine.pod("late", &["app"], (POOL, 1), RIC).await;
+    mac.kill();
+    let mut mac = app(&machine, &late, "app");
+    mac.tell("attach link secondary 10000");
+    talk(&mut phy, &mut mac, 420);
+    drop(keeper);
+}
+
+fn talk_after(phy: &mut Peer, mac: &mut Peer, waits: &str, from: u32) {
+    assert_eq!(mac.ask("receive"), waits);
+    talk(phy, mac, from);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_gets_shared_memory_of_exactly_its_units() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let machine = Machine::start().await;
+    let pod = machine.pod("sized", &["app"], (SHM, 2), DU).await;
+    let in_it = |script: &str| {
+        let mut command = machine.runtime(&pod, "app").command(&tool("sh"));
+        let done = command.args(["-c", script]).output().unwrap();
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let size = in_it("df --block-size=1 --output=size /dev/shm | tail -n 1");
+    assert_eq!(size.trim(), (2_u64 << 26).to_string());
+    let full = in_it(
+        "fallocate -l 134217728 /dev/shm/all && echo all; fallocate -l 4096 /dev/shm/more || echo full",
+    );
+    assert_eq!(full.trim(), "all\nfull");
+    assert_eq!(in_it("id -u").trim(), DU.to_string());
+}

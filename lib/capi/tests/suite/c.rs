@@ -1,0 +1,108 @@
+//! Builds the libraries, compiles the C programs in `tests` and runs them: as C and as C++, and under the address and
+//! undefined-behaviour sanitizers; and installs all of it, to be found by pkg-config.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use shmesh_testing::{run_program, succeed};
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// The folder with the libraries. Cargo builds none for a test that it cannot link with them.
+fn libraries() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--locked", "--offline", "-p", "shmesh-capi", "-p", "shmesh-nvipc-capi"]);
+        cargo.arg("--target-dir").arg(target).current_dir(HERE);
+        // This test is one of another crate's to that cargo.
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy();
+            if name.starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" || name == "LD_LIBRARY_PATH" {
+                cargo.env_remove(&*name);
+            }
+        }
+        succeed(&mut cargo);
+        target.join("debug")
+    })
+}
+
+#[track_caller]
+fn compiled(compiler: &str, program: &str, flags: &[&str], out: &Path) {
+    let libraries = libraries();
+    let mut command = Command::new(compiler);
+    command.args(flags).args(["-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]);
+    command.arg(format!("{HERE}/include")).arg("-o").arg(out).arg(format!("{HERE}/tests/{program}.c"));
+    command.args(["-x", "none", "-L"]).arg(libraries).arg("-lshmesh");
+    succeed(command.arg(format!("-Wl,-rpath,{}", libraries.display())));
+}
+
+#[track_caller]
+fn check(program: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let sanitizers = ["-std=c11", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    let ways: [(&str, &[&str]); 3] =
+        [("cc", &["-std=c11"]), ("c++", &["-std=c++11", "-x", "c++"]), ("cc", &sanitizers)];
+    for (compiler, flags) in ways {
+        let out = folder.path().join(program);
+        compiled(compiler, program, flags, &out);
+        run_program(&out, |_| {});
+    }
+}
+
+#[test]
+fn messages_flow_between_processes() {
+    check("flow");
+}
+
+#[test]
+fn what_must_be_refused_is() {
+    check("refusals");
+}
+
+#[test]
+fn what_is_in_device_memory_has_no_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("devices");
+    let headers = format!("-I{HERE}/nvipc/include");
+    compiled("cc", "devices", &["-std=c11", &headers, "-Wl,--no-as-needed", "-lshmesh_nvipc"], &out);
+    run_program(&out, |_| {});
+}
+
+#[test]
+fn pkg_config_finds_what_was_installed() {
+    let prefix = tempfile::tempdir().unwrap();
+    succeed(Command::new(format!("{HERE}/install")).arg(prefix.path()).arg(libraries()));
+    let ask = |what: &[&str], library: &str| {
+        let mut command = Command::new("pkg-config");
+        command.args(what).arg(library).env("PKG_CONFIG_PATH", prefix.path().join("lib/pkgconfig"));
+        command.env("PKG_CONFIG_ALLOW_SYSTEM_LIBS", "1");
+        match command.output() {
+            Ok(output) => {
+                assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+                Some(String::from_utf8(output.stdout).unwrap())
+            }
+            // What it says is in the file all the same.
+            Err(_) => None,
+        }
+    };
+    for (library, program) in
+        [("shmesh", format!("{HERE}/tests/flow.c")), ("shmesh_nvipc", format!("{HERE}/nvipc/tests/layout.c"))]
+    {
+        let pc = std::fs::read_to_string(prefix.path().join(format!("lib/pkgconfig/{library}.pc"))).unwrap();
+        assert!(!pc.contains('@') && pc.contains(env!("CARGO_PKG_VERSION")), "{pc}");
+        let Some(flags) = ask(&["--cflags", "--libs"], library) else {
+            eprintln!("skipped: there is no pkg-config");
+            continue;
+        };
+        let out = prefix.path().join("program");
+        let mut command = Command::new("cc");
+        command.arg("-o").arg(&out).arg(program).args(flags.split_whitespace()).arg("-pthread");
+        succeed(&mut command);
+        run_program(&out, |command| {
+            command.env("LD_LIBRARY_PATH", prefix.path().join("lib"));
+        });
+    }
+}

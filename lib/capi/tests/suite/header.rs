@@ -1,0 +1,46 @@
+//! The header is what cbindgen makes of the sources. If it is not, it is written anew and this fails once.
+
+use std::path::Path;
+
+#[test]
+fn the_header_is_that_of_the_sources() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    // By file: the crate itself is named like its dependency, which has nothing for C.
+    for source in ["error", "config", "link", "message"] {
+        builder = builder.with_src(here.join(format!("src/{source}.rs")));
+    }
+    let mut generated = Vec::new();
+    builder.generate().unwrap().write(&mut generated);
+    // What promises are made to Rust is no text for C.
+    let text = String::from_utf8(generated).unwrap();
+    let mut lines = Vec::new();
+    let mut skipping = false;
+    for line in text.lines() {
+        match line.trim() {
+            " * # Safety" | "* # Safety" => skipping = true,
+            "*/" => {
+                if skipping {
+                    while lines.last().is_some_and(|line: &&str| line.trim() == "*") {
+                        lines.pop();
+                    }
+                }
+                skipping = false;
+            }
+            _ => {}
+        }
+        if !skipping {
+            lines.push(line);
+        }
+    }
+    let wanted = lines.join("\n") + "\n";
+    let path = here.join("include/shmesh.h");
+    if std::fs::read_to_string(&path).unwrap_or_default() != wanted {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, wanted).unwrap();
+        panic!(
+            "include/shmesh.h was not that of the sources; it has been written anew: look at it and commit it"
+        );
+    }
+}

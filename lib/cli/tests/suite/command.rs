@@ -1,0 +1,582 @@
+//! The real command, as users and scripts call it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use shmesh::config::{LinkConfig, PoolId, RingMode};
+use shmesh::{Link, LinkOptions, Side};
+
+/// Where a process that this test starts again finds the directory of its link.
+const VICTIM_DIR: &str = "SHMESH_TEST_VICTIM_DIR";
+
+fn shmesh(dir: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh"));
+    command.args(args).env("SHMESH_DIR", dir).stdin(Stdio::null()).output().unwrap()
+}
+
+fn status(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Runs it, expects success, and returns what it printed.
+fn ok(dir: &Path, args: &[&str]) -> String {
+    let output = shmesh(dir, args);
+    assert_eq!(status(&output), 0, "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Runs it, expects this exit status, and returns its complaint.
+fn fails(dir: &Path, args: &[&str], expected: i32) -> String {
+    let output = shmesh(dir, args);
+    let complaint = text(&output.stderr);
+    assert_eq!(status(&output), expected, "{args:?}: {complaint}{}", text(&output.stdout));
+    complaint
+}
+
+fn json(dir: &Path, args: &[&str]) -> Value {
+    serde_json::from_str(&ok(dir, args)).unwrap()
+}
+
+fn files(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Names and contents: what looking must not touch.
+fn state(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let content = |name: String| (name.clone(), fs::read(dir.join(&name)).unwrap_or_default());
+    files(dir).into_iter().map(content).collect()
+}
+
+fn config(name: &str, mode: RingMode) -> LinkConfig {
+    let mut config = LinkConfig::new(name.parse().unwrap());
+    config.ring_mode = mode;
+    config.ring_len = 16;
+    config.pools[PoolId::CpuMsg.index()].pool_len = 32;
+    config.pools[PoolId::CpuMsg.index()].buf_size_bytes = 1000;
+    config.pools[PoolId::CpuData.index()].pool_len = 8;
+    config
+}
+
+/// Three messages to the primary: with a DATA part, in a MSG buffer, and inline.
+fn fill(sender: &Link) {
+    let mut loan = sender.loan_with(PoolId::CpuData).unwrap();
+    loan.msg_mut(5).unwrap().copy_from_slice(b"first");
+    loan.data_mut(3000).unwrap().fill(0xd1);
+    loan.with_msg_id(101).with_cell_id(-1).send().unwrap();
+    let mut loan = sender.loan().unwrap();
+    loan.msg_mut(900).unwrap().fill(0x5a);
+    loan.with_msg_id(102).send().unwrap();
+    sender.send_inline(103, 7, b"inline").unwrap();
+}
+
+#[test]
+fn every_subcommand_explains_itself_with_examples() {
+    let dir = tempfile::tempdir().unwrap();
+    let top = ok(dir.path(), &["--help"]);
+    for name in ["demo", "bench", "ls", "dump", "capture", "who", "keys", "rm", "talk", "doctor"] {
+        assert!(top.contains(name), "{top}");
+        let help = ok(dir.path(), &[name, "--help"]);
+        assert!(help.contains("--dir"), "{help}");
+        assert!(name == "doctor" || help.contains("Examples:"), "{help}");
+    }
+    assert!(
+        top.contains("Exit status") && !top.contains("demo-side") && !top.contains("bench-side"),
+        "{top}"
+    );
+    assert!(ok(dir.path(), &["bench", "links", "--help"]).contains("--counts"));
+    // The injector's name of the container.
+    for name in ["who", "keys"] {
+        assert!(ok(dir.path(), &[name, "--help"]).contains("kubectl exec my-pod -c shmesh --"));
+    }
+    for typo in ["demo-", "demo-sid", "benchside", "device-sides"] {
+        let complaint = fails(dir.path(), &[typo], 2);
+        assert!(!complaint.contains("-side'"), "{complaint}");
+    }
+}
+
+#[test]
+fn exit_statuses_tell_what_kind_of_failure_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fails(dir, &["frobnicate"], 2);
+    fails(dir, &["dump"], 2);
+    assert!(fails(dir, &["rm"], 2).contains("--stale"));
+    fails(dir, &["rm", "a", "--stale"], 2);
+    assert!(fails(dir, &["dump", "../etc"], 2).contains("link name"));
+    fails(dir, &["demo", "--seconds", "-1"], 2);
+    fails(dir, &["bench", "--sizes", "7"], 2);
+    fails(dir, &["bench", "--cores", "0,0"], 2);
+    fails(dir, &["bench", "--floor", "9,1"], 2);
+    fails(dir, &["bench", "--form", "inline", "--sizes", "64"], 2);
+    assert!(fails(dir, &["dump", "nobody"], 1).starts_with("error: link nobody: not found"));
+    assert!(fails(dir, &["rm", "nobody"], 1).contains("not found"));
+    assert!(fails(dir, &["who", "nobody"], 1).starts_with("error: link nobody: not found"));
+    assert!(fails(dir, &["keys", "nobody"], 1).contains("nobody serves"));
+    for name in ["who", "keys"] {
+        fails(dir, &[name], 2);
+        fails(dir, &[name, "../etc"], 2);
+    }
+    let missing = fails(dir, &["ls", "--dir", "/nonexistent"], 1);
+    assert_eq!(missing.matches("caused by:").count(), 1, "{missing}");
+
+    let bad = dir.join("bad.yaml");
+    fs::write(&bad, "version: 1\nlinks:\n  - name: x\n    frobnicate: 1\n").unwrap();
+    let complaint = fails(dir, &["demo", "--config", bad.to_str().unwrap()], 64);
+    assert!(
+        complaint.starts_with("error: ") && complaint.contains("unknown key \"frobnicate\""),
+        "{complaint}"
+    );
+    let snippet = format!("\n --> {}:4:5\n  |\n4 |     frobnicate: 1\n  |     ^\n", bad.display());
+    assert!(complaint.ends_with(&snippet) && !complaint.contains("line 4"), "{complaint}");
+    fails(dir, &["demo", "--config", "/nonexistent.yaml"], 64);
+}
+
+#[test]
+fn the_demo_verifies_and_leaves_nothing() {
+    for kill in ["secondary", "primary"] {
+        let dir = tempfile::tempdir().unwrap();
+        let report = json(dir.path(), &["demo", "--seconds", "1", "--kill", kill, "--output", "json"]);
+        assert_eq!(report["verdict"], "verified", "{report}");
+        assert!(report["messages_checked"].as_u64().unwrap() > 100);
+        assert_eq!(files(dir.path()), [""; 0]);
+    }
+}
+
+#[test]
+fn the_demo_takes_the_shape_of_a_configured_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("links.yaml");
+    let pools = "pools: { cpu_msg: { buf_size_bytes: 100, pool_len: 6 }, cpu_data: { buf_size_bytes: 0, pool_len: 0 }, cpu_large: { buf_size_bytes: 99, pool_len: 3 } }";
+    let link =
+        |name, more| format!("  - name: {name}\n    {pools}\n    ring: {{ len: 4, mode: spsc }}\n{more}");
+    let links = [
+        link("other", ""),
+        link("small", "    notify: { enabled: false }\n"),
+        link("hidden", "    backing: memfd\n"),
+    ];
+    fs::write(&file, format!("version: 1\nlinks:\n{}", links.concat())).unwrap();
+    for name in ["small", "hidden"] {
+        let out =
+            ok(dir.path(), &["demo", "--seconds", "1", "--config", file.to_str().unwrap(), "--link", name]);
+        assert!(out.contains("ring spsc 4, cpu_msg 6 x 100 B, cpu_large 3 x 99 B"), "{out}");
+        assert!(out.contains("none lost, none doubled"), "{out}");
+        assert_eq!(files(dir.path()), ["links.yaml"]);
+    }
+    let complaint = fails(dir.path(), &["demo", "--config", file.to_str().unwrap(), "--link", "none"], 64);
+    assert!(complaint.contains("no link none"), "{complaint}");
+}
+
+#[test]
+fn an_interrupted_demo_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh"));
+    command.args(["demo", "--seconds", "60"]).env("SHMESH_DIR", dir.path()).stdout(Stdio::null());
+    let mut demo = command.spawn().unwrap();
+    while files(dir.path()).len() < 3 {
+        assert!(demo.try_wait().unwrap().is_none(), "it ended early");
+        std::thread::yield_now();
+    }
+    kill(pid(&demo), Signal::SIGINT).unwrap();
+    assert_eq!(demo.wait().unwrap().code(), Some(130));
+    assert_eq!(files(dir.path()), [""; 0]);
+}
+
+#[test]
+fn a_demo_that_is_kept_can_be_looked_at_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let out = ok(dir, &["demo", "--seconds", "1", "--keep"]);
+    assert!(out.contains("left behind"), "{out}");
+    let listed = json(dir, &["ls", "--output", "json"]);
+    let name = listed["links"][0]["name"].as_str().unwrap();
+    let dump = json(dir, &["dump", name, "--output", "json"]);
+    assert!(dump["participants"].as_array().unwrap().iter().all(|one| one["state"] == "dead"), "{dump}");
+    assert!(dump["rings"].as_array().unwrap().iter().any(|ring| ring["queued"].as_u64() > Some(0)), "{dump}");
+    assert!(ok(dir, &["rm", "--stale"]).contains("kept"));
+    assert!(ok(dir, &["rm", name]).contains("waiting messages"));
+    assert_eq!(files(dir), [""; 0]);
+}
+
+/// Nobody gives back what such a demo leaves, so pools this small have no room for all of it.
+#[test]
+fn a_demo_that_is_kept_leaves_what_there_is_room_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let file = dir.join("links.yaml");
+    let pools =
+        "{ cpu_msg: { buf_size_bytes: 100, pool_len: 6 }, cpu_data: { buf_size_bytes: 64, pool_len: 1 } }";
+    fs::write(
+        &file,
+        format!("version: 1\nlinks:\n  - name: small\n    pools: {pools}\n    ring: {{ len: 4 }}\n"),
+    )
+    .unwrap();
+    let out = ok(dir, &["demo", "--seconds", "1", "--keep", "--config", file.to_str().unwrap()]);
+    assert!(out.contains("none lost, none doubled") && out.contains("left behind"), "{out}");
+    let link = &json(dir, &["ls", "--output", "json"])["links"][0];
+    assert!(["m2s", "s2m"].iter().any(|ring| link["queued"][ring].as_u64() > Some(0)), "{link}");
+    assert!(ok(dir, &["rm", "--stale", "--force"]).contains("1 link removed"));
+}
+
+#[test]
+fn a_live_link_is_shown_whole_and_not_touched() {
+    for mode in [RingMode::Spsc, RingMode::Mpmc] {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let primary = options.create(&config("fronthaul", mode)).unwrap();
+        let secondary = options.attach("fronthaul", Side::Secondary).unwrap();
+        fill(&secondary);
+        let received = primary.receive().unwrap().unwrap();
+        let loan = primary.loan().unwrap();
+        let dir = dir.path();
+        let before = state(dir);
+
+        let link = &json(dir, &["ls", "--output", "json"])["links"][0];
+        assert_eq!((&link["name"], &link["usable"]), (&"fronthaul".into(), &true.into()));
+        assert_eq!((&link["queued"]["m2s"], &link["queued"]["s2m"]), (&0.into(), &2.into()), "{link}");
+        let me = std::process::id();
+        for participant in link["participants"].as_array().unwrap() {
+            assert_eq!((&participant["pid"], &participant["state"]), (&me.into(), &"alive".into()));
+        }
+        let table = ok(dir, &["ls"]);
+        assert!(table.contains("fronthaul") && table.contains("cpu_msg 32x1000B"), "{table}");
+
+        let dump = json(dir, &["dump", "fronthaul", "--output", "json", "--payload", "8"]);
+        let messages = dump["rings"][1]["messages"].as_array().unwrap();
+        assert_eq!((&messages[0]["msg_id"], &messages[0]["msg_len"]), (&102.into(), &900.into()));
+        assert_eq!(messages[0]["msg_hex"], "5a5a5a5a5a5a5a5a");
+        assert_eq!((&messages[1]["inline"], &messages[1]["cell_id"]), (&true.into(), &7.into()));
+        assert_eq!(messages[1]["msg_hex"], "696e6c696e65");
+        let pool = |i: usize| &dump["pool_use"][i];
+        let counts =
+            |i: usize| ["free", "loaned", "queued", "borrowed"].map(|what| pool(i)[what].as_u64().unwrap());
+        assert_eq!((&pool(0)["pool"], counts(0)), (&"cpu_msg".into(), [29, 1, 1, 1]), "{dump}");
+        assert_eq!((&pool(1)["pool"], counts(1)), (&"cpu_data".into(), [7, 0, 0, 1]), "{dump}");
+
+        let shown = ok(dir, &["dump", "fronthaul", "--limit", "1", "--payload", "16"]);
+        assert!(shown.contains("and 1 more") && shown.contains("|ZZZZZZZZZZZZZZZZ|"), "{shown}");
+        assert!(fails(dir, &["rm", "fronthaul"], 1).contains(&format!("process {me}")));
+        assert!(ok(dir, &["rm", "--stale"]).contains("kept    fronthaul"));
+        assert_eq!(state(dir), before, "somebody wrote");
+
+        drop((loan, received));
+        assert_eq!(primary.receive().unwrap().unwrap().msg_id(), 102, "the link still works");
+        assert!(ok(dir, &["rm", "fronthaul", "--force"]).starts_with("removed fronthaul"));
+        assert_eq!(files(dir), [""; 0]);
+    }
+}
+
+#[test]
+fn without_a_sidecar_who_is_there_is_read_in_shared_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LinkOptions::new().dir(dir.path());
+    let primary = options.create(&config("fronthaul", RingMode::Mpmc)).unwrap();
+    let secondary = options.attach("fronthaul", Side::Secondary).unwrap();
+    let dir = dir.path();
+    let me = std::process::id();
+    let who = json(dir, &["who", "fronthaul", "--output", "json"]);
+    assert_eq!(who["served_by"], "participant", "{who}");
+    let sides: Vec<&Value> = who["participants"].as_array().unwrap().iter().map(|one| &one["side"]).collect();
+    assert_eq!(sides, ["primary", "secondary"]);
+    assert!(who["participants"].as_array().unwrap().iter().all(|one| one["pid"] == me), "{who}");
+    let shown = ok(dir, &["who", "fronthaul"]);
+    assert!(shown.contains("no sidecar keeps it") && shown.contains(&me.to_string()), "{shown}");
+    assert!(ok(dir, &["keys", "fronthaul"]).contains("no sidecar"));
+    let keys = json(dir, &["keys", "fronthaul", "--output", "json"]);
+    assert_eq!((&keys["served_by"], keys["keys"].as_array().unwrap().len()), (&"participant".into(), 0));
+    drop((primary, secondary));
+    leave_a_crash(dir);
+    let shown = ok(dir, &["who", "fronthaul"]);
+    assert!(shown.contains("served by nobody") && shown.contains("dead"), "{shown}");
+}
+
+/// Not a test: the process that `after_a_kill_…` starts and kills. It says that it is ready, and waits.
+#[test]
+#[ignore = "the victim of another test"]
+fn victim() {
+    let Ok(dir) = std::env::var(VICTIM_DIR) else { return };
+    let options = LinkOptions::new().dir(dir);
+    let primary = options.create(&config("fronthaul", RingMode::Mpmc)).unwrap();
+    let secondary = options.attach("fronthaul", Side::Secondary).unwrap();
+    fill(&secondary);
+    let _received = primary.receive().unwrap();
+    let _loan = secondary.loan_with(PoolId::CpuData).unwrap();
+    println!("ready");
+    loop {
+        std::thread::park();
+    }
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_raw(child.id().cast_signed())
+}
+
+fn leave_a_crash(dir: &Path) -> u32 {
+    use std::io::{BufRead, BufReader};
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "command::victim", "--ignored", "--nocapture"]).env(VICTIM_DIR, dir);
+    let mut victim = command.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.contains("ready")));
+    kill(pid(&victim), Signal::SIGKILL).unwrap();
+    victim.wait().unwrap();
+    victim.id()
+}
+
+#[test]
+fn after_a_kill_what_it_held_is_shown_and_can_be_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let dead = leave_a_crash(dir);
+    let before = state(dir);
+    let table = ok(dir, &["ls"]);
+    assert!(table.contains(&format!("{dead} dead")), "{table}");
+    let dump = json(dir, &["dump", "fronthaul", "--output", "json"]);
+    let pool = |i: usize, what: &str| dump["pool_use"][i][what].as_u64().unwrap();
+    assert_eq!((pool(0, "queued"), pool(0, "orphaned"), pool(0, "loaned")), (1, 2, 0), "{dump}");
+    assert_eq!((pool(1, "orphaned"), pool(2, "queued")), (2, 1), "{dump}");
+    let shown = ok(dir, &["dump", "fronthaul"]);
+    assert!(shown.contains(&format!("pid {dead} dead")), "{shown}");
+    assert_eq!(state(dir), before, "somebody wrote");
+
+    assert!(ok(dir, &["rm", "--stale"]).contains("kept    fronthaul: 2 waiting messages"));
+    assert!(ok(dir, &["rm", "--stale", "--force"]).contains("removed fronthaul"));
+    assert_eq!(files(dir), [""; 0]);
+    leave_a_crash(dir);
+    assert!(ok(dir, &["rm", "fronthaul"]).contains("2 waiting messages"));
+    assert_eq!(files(dir), [""; 0]);
+}
+
+#[test]
+fn what_is_not_a_usable_link_is_named_and_not_fatal() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let options = LinkOptions::new().dir(dir);
+    let good = options.create(&config("good", RingMode::Mpmc)).unwrap();
+    let shm = fs::read(dir.join("good_shm")).unwrap();
+    let mut other = shm.clone();
+    other[6] = 99;
+    let mut damaged = shm.clone();
+    damaged[33] ^= 1;
+    fs::write(dir.join("version_shm"), &other).unwrap();
+    fs::write(dir.join("damaged_shm"), &damaged).unwrap();
+    fs::write(dir.join("short_shm"), &shm[..shm.len() - 4096]).unwrap();
+    fs::write(dir.join("alone_shm"), &shm).unwrap();
+    fs::write(dir.join("text_shm"), "not a segment at all").unwrap();
+    fs::write(dir.join("empty_shm"), "").unwrap();
+    fs::create_dir(dir.join("folder_shm")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", dir.join("symlink_shm")).unwrap();
+    fs::write(dir.join("bystander"), "nothing of ours").unwrap();
+    drop(std::os::unix::net::UnixListener::bind(dir.join("gone.broker")).unwrap());
+
+    let table = ok(dir, &["ls"]);
+    let listed = json(dir, &["ls", "--output", "json"]);
+    let error = |name: &str| {
+        let links = listed["links"].as_array().unwrap();
+        let link =
+            links.iter().find(|link| link["name"] == name).unwrap_or_else(|| panic!("{name}: {listed}"));
+        link["error"].as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!(error("good"), "");
+    for (name, what) in [
+        ("version", "layout version 99"),
+        ("damaged", "damaged"),
+        ("short", "truncated"),
+        ("alone", "is missing"),
+        ("text", "not a shmesh segment"),
+        ("empty", "not a shmesh segment"),
+        ("folder", "not a shmesh segment"),
+        ("symlink", "not a shmesh segment"),
+        ("gone", "nobody behind it"),
+    ] {
+        assert!(error(name).contains(what), "{name}: {}", error(name));
+        assert!(table.contains(name), "{table}");
+        assert!(fails(dir, &["dump", name], 1).contains(what), "{name}");
+    }
+    assert!(!table.contains("bystander"), "{table}");
+
+    for foreign in ["text", "empty", "folder", "symlink"] {
+        for force in [&["rm", foreign][..], &["rm", foreign, "--force"]] {
+            assert!(fails(dir, force, 1).contains("is not a file of a shmesh link"), "{foreign}");
+        }
+    }
+    for ours in ["version", "damaged", "short", "gone"] {
+        ok(dir, &["rm", ours]);
+    }
+    // Its pools are gone, but its own segment tells who lives.
+    assert!(fails(dir, &["rm", "alone"], 1).contains("uses it"));
+    ok(dir, &["rm", "alone", "--force"]);
+    drop(good);
+    assert_eq!(files(dir), ["bystander", "empty_shm", "folder_shm", "symlink_shm", "text_shm"]);
+    assert!(!fs::read_to_string("/etc/passwd").unwrap().is_empty());
+}
+
+#[test]
+fn a_link_of_memfds_is_asked_of_its_holder() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config("hidden", RingMode::Spsc);
+    config.backing = shmesh::config::Backing::Memfd;
+    let primary = LinkOptions::new().dir(dir.path()).create(&config).unwrap();
+    primary.send_inline(5, 0, b"x").unwrap();
+    let link = &json(dir.path(), &["ls", "--output", "json"])["links"][0];
+    assert_eq!((&link["backing"], &link["queued"]["m2s"]), (&"memfd".into(), &1.into()));
+    assert!(fails(dir.path(), &["rm", "hidden"], 1).contains("uses it"));
+}
+
+#[test]
+fn who_stops_reading_is_no_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let _link = LinkOptions::new().dir(dir.path()).create(&config("fronthaul", RingMode::Mpmc)).unwrap();
+    for args in [&["ls"][..], &["dump", "fronthaul"], &["doctor"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh"));
+        command.args(args).env("SHMESH_DIR", dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = command.stdout(writer).output().unwrap();
+        assert_eq!((status(&output), text(&output.stderr).as_str()), (0, ""), "{args:?}");
+    }
+}
+
+#[test]
+fn benchmarks_measure_and_clean_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    assert_eq!(
+        ok(dir, &["bench", "--list", "--metric", "rtt", "--sizes", "64", "--ring", "spsc", "--wait", "spin"])
+            .trim(),
+        "pooled-rtt-64-spsc-spin"
+    );
+    let quick = ["--seconds", "0.1", "--repeat", "1", "--output", "json"];
+    let grid = [
+        "bench",
+        "--ring",
+        "mpmc",
+        "--sizes",
+        "64",
+        "--form",
+        "pooled,data",
+        "--wait",
+        "spin,fd",
+        "--batch",
+        "16",
+    ];
+    let rows = json(dir, &[&grid[..], &quick].concat());
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 8, "{rows:?}");
+    for row in rows {
+        assert_eq!((&row["group"], &row["processes"]), (&"shmesh".into(), &2.into()));
+        assert!(row["p50"].as_f64().unwrap() > 0.0 && row["floor_ns"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let ops = json(dir, &[&["bench", "ops", "--ring", "spsc"][..], &quick].concat());
+    assert_eq!(ops.as_array().unwrap().len(), 6);
+    let links = json(dir, &["bench", "links", "--counts", "2", "--output", "json"]);
+    assert!(
+        links.as_array().unwrap().iter().any(|row| row["metric"] == "fds" && row["p50"].as_f64() > Some(1.0))
+    );
+    assert_eq!(files(dir), [""; 0]);
+}
+
+#[test]
+fn benchmarks_between_namespaces() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let asked = ["bench", "--apart", "--metric", "rtt", "--sizes", "48", "--ring", "spsc", "--wait", "poll"];
+    let quick = ["--seconds", "0.1", "--repeat", "1", "--output", "json"];
+    let can = Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).output();
+    if !can.is_ok_and(|ran| ran.status.success()) {
+        eprintln!("skipped: no right to make namespaces here; and it says so");
+        fails(dir, &asked, 2);
+        return;
+    }
+    let rows = json(dir, &[&asked[..], &quick].concat());
+    let names: Vec<_> = rows.as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["inline-rtt-48-spsc-poll", "inline-rtt-48-spsc-poll-apart"]);
+    assert!(rows[1]["p50"].as_f64().unwrap() > 0.0);
+    assert_eq!(files(dir), [""; 0]);
+}
+
+#[test]
+fn the_doctor_is_wired() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = shmesh(dir.path(), &["doctor", "--output", "json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let expected = if report["verdict"] == "works" { 0 } else { 1 };
+    assert_eq!(status(&output), expected, "{report}");
+}
+
+/// Every Markdown file below `dir`, without what is built.
+fn markdown(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
+        let is_built = name == "target" || (name.starts_with('.') && name != ".github");
+        if entry.file_type().unwrap().is_dir() && !is_built {
+            markdown(&path, found);
+        } else if name.ends_with(".md") {
+            found.push(path);
+        }
+    }
+}
+
+/// The text of a Markdown file without its code.
+fn prose(path: &Path) -> String {
+    let whole = fs::read_to_string(path).unwrap();
+    let mut is_code = false;
+    let lines = whole.lines().filter(|line| {
+        is_code ^= line.trim_start().starts_with("```");
+        !is_code
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The anchors that GitHub makes of the headings.
+fn anchors(path: &Path) -> Vec<String> {
+    let text = prose(path);
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+    headings
+        .map(|line| {
+            line.trim_start_matches('#').trim().to_lowercase().chars().filter(kept).collect::<String>()
+        })
+        .map(|anchor| anchor.replace(' ', "-"))
+        .collect()
+}
+
+#[test]
+fn links_of_documents_resolve_and_no_document_is_a_dead_end() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = Vec::new();
+    markdown(&root, &mut files);
+    assert!(files.len() > 15, "{files:?}");
+    let mut wrong = Vec::new();
+    for file in &files {
+        let text = prose(file);
+        // In code between backticks there are no links.
+        let text = text.split('`').step_by(2).collect::<String>();
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+        let targets: Vec<_> =
+            targets.map(|(target, _)| target).filter(|target| !target.contains("://")).collect();
+        for target in &targets {
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let there = if path.is_empty() { file.clone() } else { file.parent().unwrap().join(path) };
+            let has_anchor = || anchor.is_empty() || anchors(&there).iter().any(|found| found == anchor);
+            if !there.exists() || !has_anchor() {
+                wrong.push(format!("{}: {target}", file.display()));
+            }
+        }
+        let is_document = file.parent().is_some_and(|parent| parent.ends_with("docs"));
+        if is_document && !targets.iter().any(|target| target.contains(".md")) {
+            wrong.push(format!("{} links to no other document", file.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

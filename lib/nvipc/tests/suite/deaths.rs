@@ -1,0 +1,352 @@
+//! Either side ends at any time, and the link goes on, or says so.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+
+use crate::support::{
+    HANGS, Peer, count_free, ipc_dir, is_root, notices_deaths, options, pools, receive, send, until,
+};
+use shmesh::config::PoolId;
+use shmesh_nvipc_wire::{Error, Options, Recovered};
+
+#[test]
+fn what_a_dead_secondary_held_comes_back_and_what_waits_stays() {
+    if !notices_deaths() {
+        return;
+    }
+    let dir = ipc_dir();
+    let link = options(dir.path()).create("fapi", pools()).unwrap();
+    let mut peer = Peer::start(dir.path());
+    peer.tell("attach fapi");
+    until("the peer has connected", || link.has_peer());
+    send(&link, 1, 10, Some((PoolId::CpuData, 10))).unwrap();
+    send(&link, 2, 10, None).unwrap();
+    peer.tell("keep");
+    peer.tell("hold");
+    peer.tell("send 3 10 1 50");
+    let ours = link.allocate(None).unwrap();
+    assert_eq!(count_free(&link, None), 3);
+    peer.kill();
+    until("its death is noticed", || link.recovered().peers == 1);
+    assert_eq!(link.recovered(), Recovered { peers: 1, msg_buffers: 2, data_buffers: 2 });
+    assert!(matches!(link.notify(), Err(Error::NoPeer)));
+    // One is ours, and two wait, one in each direction.
+    assert_eq!(count_free(&link, None), 5);
+
+    let mut next = Peer::start(dir.path());
+    next.tell("attach fapi");
+    assert_eq!(next.ask("receive"), "2", "sent before it came, and not lost");
+    assert_eq!(receive(&link).unwrap(), Some(3), "sent by the dead one");
+    link.release(ours).unwrap();
+    assert_eq!(next.ask("free"), "8");
+    assert_eq!(count_free(&link, Some(PoolId::CpuData)), 4);
+    until("the next has connected", || link.has_peer());
+    link.notify().unwrap();
+    assert_eq!(next.ask("wait"), "true");
+}
+
+#[test]
+fn deaths_at_any_point_cost_nothing_of_ours() {
+    if !notices_deaths() {
+        return;
+    }
+    let dir = ipc_dir();
+    let link = options(dir.path()).create("fapi", pools()).unwrap();
+    for turn in 1..=30_u32 {
+        let mut peer = Peer::start(dir.path());
+        peer.tell("attach fapi");
+        until("the peer has connected", || link.has_peer());
+        peer.order("echo 1000000");
+        // As far as it gets; how often we turn is different each time.
+        for i in 0..turn * 17 {
+            match send(&link, 7, 20, (i % 2 == 0).then_some((PoolId::CpuData, 20))) {
+                Ok(()) => drop(link.notify()),
+                Err(Error::Empty { .. }) => {}
+                Err(other) => panic!("{other}"),
+            }
+            while receive(&link).unwrap().is_some() {}
+        }
+        peer.kill();
+        until("its death is noticed", || link.recovered().peers == u64::from(2 * turn - 1));
+        while receive(&link).unwrap().is_some() {}
+        // What still waits for the next secondary is all that is missing.
+        let mut reader = Peer::start(dir.path());
+        reader.tell("attach fapi");
+        while reader.ask("receive") != "none" {}
+        assert_eq!(count_free(&link, None), 8, "turn {turn}");
+        assert_eq!(count_free(&link, Some(PoolId::CpuData)), 4, "turn {turn}");
+        reader.kill();
+        until("the reader's too", || link.recovered().peers == u64::from(2 * turn));
+    }
+}
+
+#[test]
+fn a_second_secondary_waits_until_the_first_has_ended() {
+    if !notices_deaths() {
+        return;
+    }
+    let dir = ipc_dir();
+    let link = options(dir.path()).create("fapi", pools()).unwrap();
+    let mut first = Peer::start(dir.path());
+    first.tell("attach fapi");
+    first.tell("hold");
+    let mut second = Peer::start(dir.path());
+    second.order("attach fapi");
+    // It has called, and waits for the answer.
+    second.until_in(&[libc::SYS_recvmsg]);
+    // Others after it, until one finds too many waiting and is sent away: then the primary has looked at all before it.
+    let server = dir.path().join("fapi_un_sock_server");
+    let mut others: Vec<_> = (0..8).map(|_| UnixStream::connect(&server).unwrap()).collect();
+    let sent_away = others.pop().unwrap().read(&mut [0]);
+    assert!(matches!(sent_away, Ok(0)), "{sent_away:?}");
+    assert_eq!(second.answered(), None);
+    send(&link, 1, 10, None).unwrap();
+    link.notify().unwrap();
+    assert_eq!(first.ask("wait"), "true", "it is still the one who is told");
+    assert_eq!(first.ask("receive"), "1");
+    assert_eq!(count_free(&link, None), 7, "nothing was wiped under the first");
+    drop(others);
+    first.kill();
+    assert_eq!(second.answer(), "ok");
+    assert_eq!(second.ask("free"), "8");
+}
+
+#[test]
+fn who_comes_back_is_not_kept_behind_those_who_wait_for_it() {
+    if !notices_deaths() {
+        return;
+    }
+    let dir = ipc_dir();
+    let link = options(dir.path()).create("fapi", pools()).unwrap();
+    let mut first = Peer::start(dir.path());
+    first.tell("attach fapi");
+    let mut second = Peer::start(dir.path());
+    second.order("attach fapi");
+    // It has called before the first calls again.
+    second.until_in(&[libc::SYS_recvmsg]);
+    first.tell("forget");
+    first.tell("attach fapi");
+    assert_eq!(second.answered(), None);
+    send(&link, 1, 10, None).unwrap();
+    assert_eq!(first.ask("receive"), "1");
+    first.kill();
+    assert_eq!(second.answer(), "ok");
+}
+
+#[test]
+fn who_has_gone_keeps_nobodys_place() {
+    if !notices_deaths() {
+        return;
+    }
+    let dir = ipc_dir();
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counter = std::sync::Arc::clone(&asked);
+    let count = move || counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst) < usize::MAX;
+    let _link = options(dir.path()).create_with("fapi", pools(), count).unwrap();
+    let mut first = Peer::start(dir.path());
+    first.tell("attach fapi");
+    let server = dir.path().join("fapi_un_sock_server");
+    for _ in 0..20 {
+        drop(UnixStream::connect(&server).unwrap());
+    }
+    let mut waits = UnixStream::connect(&server).unwrap();
+    first.kill();
+    assert_eq!(waits.read(&mut [0; 8]).unwrap(), 2, "it is let in, and given a descriptor");
+    assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 1, "of those who have gone nobody is asked");
+}
+
+#[test]
+fn who_closes_and_lives_on_says_so() {
+    let dir = ipc_dir();
+    let link = options(dir.path()).create("fapi", pools()).unwrap();
+    let mut first = Peer::start(dir.path());
+    first.tell("attach fapi");
+    until("they have met", || link.has_peer());
+    first.tell("hold");
+    let mut second = Peer::start(dir.path());
+    second.order("attach fapi");
+    first.tell("close");
+    assert_eq!(second.answer(), "ok", "there is room for it");
+    assert_eq!(second.ask("free"), "8");
+    send(&link, 1, 10, None).unwrap();
+    until("the second is told", || link.notify().is_ok());
+    assert_eq!(second.ask("wait"), "true");
+
+    // A primary likewise: its secondary need not wait for the end of its process.
+    second.tell("close");
+    until("it has gone", || !link.has_peer());
+    drop(link);
+    let mut primary = Peer::start(dir.path());
+    primary.tell("create fapi");
+    let link = options(dir.path()).attach("fapi").unwrap();
+    primary.tell("send 1 10");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| link.wait(Some(HANGS)));
+        primary.tell("close");
+        assert!(matches!(waiter.join().unwrap(), Err(Error::PrimaryEnded)), "who waits is woken");
+    });
+    assert_eq!(receive(&link).unwrap(), Some(1), "what was sent can be received");
+    assert!(matches!(link.receive(), Err(Error::PrimaryEnded)));
+    primary.tell("create fapi");
+    drop(link);
+    let link = options(dir.path()).attach("fapi").unwrap();
+    assert_eq!(count_free(&link, None), 8);
+}
+
+/// Neither sees the other's processes: the kernel's word for either is number 0.
+#[test]
+fn a_secondary_of_another_pid_namespace_closes_and_comes_back() {
+    if !notices_deaths() || !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let (mut primary, mut secondary) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
+    primary.tell("create fapi");
+    for id in ["1", "2", "3"] {
+        secondary.tell("attach fapi");
+        secondary.tell(&format!("send {id} 10"));
+        assert_eq!(primary.ask("receive"), id);
+        secondary.tell("close");
+    }
+    assert_eq!(primary.ask("free"), "8");
+}
+
+#[test]
+fn a_secondary_hears_that_its_primary_has_ended() {
+    if !notices_deaths() {
+        return;
+    }
+    let dir = ipc_dir();
+    let mut primary = Peer::start(dir.path());
+    primary.tell("create fapi");
+    let link = options(dir.path()).attach("fapi").unwrap();
+    primary.tell("send 1 10 1 10");
+    let held = link.allocate(None).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| link.wait(Some(HANGS)));
+        primary.kill();
+        assert!(matches!(waiter.join().unwrap(), Err(Error::PrimaryEnded)), "who waits is woken");
+    });
+    assert!(matches!(link.allocate(None), Err(Error::PrimaryEnded)));
+    assert!(matches!(link.notify(), Err(Error::PrimaryEnded)));
+    assert!(!link.has_peer());
+    assert_eq!(receive(&link).unwrap(), Some(1), "what was sent can be received");
+    assert!(matches!(link.receive(), Err(Error::PrimaryEnded)));
+    link.release(held).unwrap();
+
+    // Its successor makes new files; the old ones are not touched under us.
+    let mut next = Peer::start(dir.path());
+    next.tell("create fapi");
+    assert_eq!(next.ask("free"), "8");
+    drop(link);
+    let link = options(dir.path()).attach("fapi").unwrap();
+    assert_eq!(count_free(&link, None), 8);
+    send(&link, 9, 10, None).unwrap();
+    assert_eq!(next.ask("receive"), "9");
+}
+
+#[test]
+fn the_application_may_refuse_one_that_connects_again() {
+    if !notices_deaths() {
+        return;
+    }
+    let dir = ipc_dir();
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counter = std::sync::Arc::clone(&asked);
+    let count = move || asked.load(std::sync::atomic::Ordering::SeqCst);
+    let link = options(dir.path())
+        .create_with("fapi", pools(), move || counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst) > 0)
+        .unwrap();
+    let mut first = Peer::start(dir.path());
+    first.tell("attach fapi");
+    assert_eq!(count(), 0, "the first is not asked about");
+    first.kill();
+    until("its death is noticed", || !link.has_peer());
+    let mut second = Peer::start(dir.path());
+    second.tell("attach fapi");
+    assert!(count() >= 2, "refused once, and let in when it came again");
+}
+
+#[test]
+fn a_second_primary_does_not_touch_the_link_of_the_first() {
+    let dir = ipc_dir();
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counter = std::sync::Arc::clone(&asked);
+    let agrees = move || counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst) < 1000;
+    let link = options(dir.path()).create_with("fapi", pools(), agrees).unwrap();
+    let mut peer = Peer::start(dir.path());
+    peer.tell("attach fapi");
+    peer.tell("hold");
+    for _ in 0..20 {
+        assert!(matches!(options(dir.path()).create("fapi", pools()), Err(Error::InUse { .. })));
+    }
+    send(&link, 1, 10, None).unwrap();
+    link.notify().unwrap();
+    assert_eq!(peer.ask("wait"), "true");
+    assert_eq!(peer.ask("receive"), "1");
+    assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 0, "nobody has connected");
+    assert_eq!(count_free(&link, None), 7);
+}
+
+#[test]
+fn files_that_are_not_a_whole_link_are_refused_with_the_remedy() {
+    let dir = ipc_dir();
+    let now = Options::new().dir(dir.path()).patience(std::time::Duration::ZERO);
+    let error = now.attach("fapi").unwrap_err();
+    assert!(error.to_string().contains("no primary listens there; start it"), "{error}");
+
+    // Of a primary that was killed: files, and a socket at which nobody listens.
+    let mut dead = Peer::start(dir.path());
+    dead.tell("create fapi");
+    dead.kill();
+    assert!(matches!(now.attach("fapi"), Err(Error::NoPrimary { .. })));
+    let link = now.create("fapi", pools()).unwrap();
+
+    // Half-written, shortened, of another version, missing: while somebody listens.
+    let debug = dir.path().join("fapi_debug");
+    let whole = std::fs::read(&debug).unwrap();
+    let expect = |what: &str, kind: fn(&Error) -> bool| {
+        let error = now.attach("fapi").unwrap_err();
+        assert!(kind(&error), "{what}: {error}");
+        assert!(
+            error.to_string().contains("restart") || error.to_string().contains("2530"),
+            "{what}: {error}"
+        );
+    };
+    let replace = |path: &std::path::Path, bytes: &[u8]| {
+        // Another file: a mapped one that shrinks is a bus error for who has it.
+        std::fs::remove_file(path).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    };
+    replace(&debug, &whole[..300]);
+    expect("short", |error| matches!(error, Error::Truncated { .. }));
+    replace(&debug, &[]);
+    expect("empty", |error| matches!(error, Error::Damaged { .. }));
+    let mut other = whole.clone();
+    other[200] ^= 1;
+    replace(&debug, &other);
+    expect("version", |error| matches!(error, Error::Version { .. }));
+    let mut other = whole.clone();
+    other[44] = 0;
+    replace(&debug, &other);
+    expect("transport", |error| matches!(error, Error::Damaged { .. }));
+    let mut other = whole.clone();
+    other[60] = 200;
+    replace(&debug, &other);
+    expect("more buffers than there are", |error| matches!(error, Error::Truncated { .. }));
+    replace(&debug, &whole);
+    let msg = dir.path().join("fapi_cpu_msg");
+    std::fs::remove_file(&msg).unwrap();
+    expect("missing", |error| matches!(error, Error::Damaged { .. }));
+    std::os::unix::fs::symlink("/etc/passwd", &msg).unwrap();
+    assert!(now.attach("fapi").is_err());
+    drop(link);
+    std::fs::remove_file(&debug).ok();
+
+    // A link of another layout has the same names.
+    let options = shmesh::LinkOptions::new().dir(dir.path());
+    let native = options.create(&shmesh::config::LinkConfig::new("native".parse().unwrap())).unwrap();
+    let error = now.create("native", pools()).unwrap_err();
+    assert!(matches!(error, Error::NotTheirs { .. }), "{error}");
+    drop(native);
+}

@@ -1,0 +1,163 @@
+//! What the tests of the workspace share: directories, configurations, a watchdog, peers that are processes of
+//! their own ([`Peer`]), and tests that need a process of their own ([`own_process`]).
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(missing_docs, missing_debug_implementations, reason = "used by tests only")]
+
+mod device;
+mod orders;
+mod peer;
+mod process;
+mod programs;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::TimeVal;
+use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, RingMode};
+use shmesh::{Error, Link};
+use shmesh_sys::socket;
+
+pub use device::{OnDevice, event_text, key_of, key_text};
+pub use orders::serve;
+pub use peer::{Peer, is_peer, serve_by};
+pub use process::{own_process, own_process_by, passed, this_test};
+pub use programs::{run_program, succeed};
+
+/// Longer than any one step here takes, on the slowest machine: only something that hangs lasts so long.
+pub const HANGS: Duration = Duration::from_secs(60);
+/// The same of a whole test.
+const TEST_HANGS: Duration = Duration::from_secs(600);
+
+/// An IPC directory of its own: on tmpfs where there is one, because that is where links live.
+pub fn ipc_dir() -> tempfile::TempDir {
+    let shm = Path::new("/dev/shm");
+    tempfile::Builder::new()
+        .prefix("shmesh-test-")
+        .tempdir_in(shm)
+        .or_else(|_| tempfile::tempdir())
+        .expect("a directory for the test")
+}
+
+/// Ends the process if the test has not ended in time.
+pub struct Watchdog(Option<mpsc::Sender<()>>);
+
+impl Watchdog {
+    pub fn start() -> Self {
+        let (ended, watch) = mpsc::channel();
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        std::thread::spawn(move || {
+            if watch.recv_timeout(TEST_HANGS) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("watchdog: {test} hangs");
+                std::process::abort();
+            }
+        });
+        Self(Some(ended))
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
+/// Looks again and again until it is so.
+pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < HANGS, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Connects to the broker of the link `link` as a stranger would, and waits for its answers as long as any step here may take.
+pub fn stranger(dir: &Path) -> OwnedFd {
+    let fd = socket::connect_to(&dir.join("link.broker")).unwrap();
+    let limit = TimeVal::new(HANGS.as_secs().cast_signed(), 0);
+    setsockopt(&fd, sockopt::ReceiveTimeout, &limit).unwrap();
+    setsockopt(&fd, sockopt::SendTimeout, &limit).unwrap();
+    fd
+}
+
+/// A small link, with changes as `key=value` words: what peers and tests both understand.
+pub fn config(name: &str, changes: &str) -> LinkConfig {
+    let mut config = LinkConfig::new(name.parse().expect("the name of a link"));
+    config.ring_len = 16;
+    config.spin_us = 0;
+    config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 256, pool_len: 32 };
+    config.pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
+    for change in changes.split_whitespace() {
+        let (key, value) = change.split_once('=').expect("key=value");
+        let number = || value.parse::<u32>().expect("a number");
+        let pool = || {
+            let (size, len) = value.split_once('x').expect("size x len");
+            PoolConfig {
+                buf_size_bytes: size.parse().expect("a size"),
+                pool_len: len.parse().expect("a number"),
+            }
+        };
+        match key {
+            "ring" => config.ring_len = number(),
+            "spin" => config.spin_us = number(),
+            "mode" => config.ring_mode = if value == "spsc" { RingMode::Spsc } else { RingMode::Mpmc },
+            "backing" => config.backing = if value == "memfd" { Backing::Memfd } else { Backing::Named },
+            "notify" => config.notify = value == "on",
+            "file_mode" => config.file_mode = u32::from_str_radix(value, 8).expect("an octal number"),
+            "msg" => config.pools[PoolId::CpuMsg.index()] = pool(),
+            "data" => config.pools[PoolId::CpuData.index()] = pool(),
+            "large" => config.pools[PoolId::CpuLarge.index()] = pool(),
+            "gpu" => config.pools[PoolId::GpuData.index()] = pool(),
+            "cuda" => config.pools[PoolId::CudaData.index()] = pool(),
+            _ => panic!("no such change: {change}"),
+        }
+    }
+    config
+}
+
+/// The name of an error's kind, as in `ErrorKind`.
+pub fn kind_of(error: &Error) -> String {
+    format!("{error:?}").split([' ', '(']).next().unwrap_or_default().to_owned()
+}
+
+/// The error of a call that must fail.
+#[track_caller]
+pub fn refused<T>(result: shmesh::Result<T>) -> Error {
+    match result {
+        Ok(_) => panic!("this must be refused"),
+        Err(error) => error,
+    }
+}
+
+/// Sends one text.
+pub fn send(link: &Link, msg_id: i32, text: &str) -> shmesh::Result<()> {
+    let mut loan = link.loan()?;
+    loan.msg_mut(text.len())?.copy_from_slice(text.as_bytes());
+    loan.with_msg_id(msg_id).send()
+}
+
+/// Receives one text.
+pub fn receive(link: &Link) -> shmesh::Result<Option<(i32, String)>> {
+    Ok(link.receive()?.map(|message| (message.msg_id(), String::from_utf8_lossy(message.msg()).into_owned())))
+}
+
+/// Whether this process may change users and mount; says so if it may not.
+pub fn is_root() -> bool {
+    let root = nix::unistd::Uid::effective().is_root();
+    if !root {
+        println!("skipped: it takes root to change the user and to mount");
+    }
+    root
+}
+
+/// Names of the files in `dir`, sorted.
+pub fn files(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).expect("the directory");
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}

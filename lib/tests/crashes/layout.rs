@@ -1,0 +1,112 @@
+//! Where the words of a link lie, for tests that look behind the library's back.
+//!
+//! Counted here once more from `docs/memory-layout.md`, and checked against a living link by [`Layout::check`].
+
+use std::ops::Range;
+
+/// Bytes of a line and of a word.
+pub(crate) const LINE: usize = 64;
+pub(crate) const WORD: usize = 8;
+
+const HEADER_LINES: usize = 2;
+const SEATS: usize = 64;
+const CONTROL_LINES: usize = 14;
+const PAGE: usize = 4096;
+
+/// The word of the next message to take, in lines from a ring's control lines.
+pub(crate) const HEAD: usize = 2;
+
+/// Lines of the bitmaps of a table of `len` cells.
+fn hint_lines(len: usize) -> usize {
+    (SEATS + 1) * len.div_ceil(512)
+}
+
+/// Byte offsets in the link's own segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) ring_len: usize,
+    pub(crate) single: bool,
+}
+
+impl Layout {
+    pub(crate) fn primary_role(self) -> usize {
+        HEADER_LINES * LINE
+    }
+
+    pub(crate) fn seat(self, seat: usize) -> usize {
+        (HEADER_LINES + 2 + seat) * LINE
+    }
+
+    /// A control word of ring 0 (`m2s`) or 1 (`s2m`).
+    pub(crate) fn control(self, ring: usize, line: usize) -> usize {
+        self.seat(SEATS + 2) + (ring * CONTROL_LINES + line) * LINE
+    }
+
+    pub(crate) fn slots(self, ring: usize) -> Range<usize> {
+        let lines = if self.single { self.ring_len } else { self.ring_len.div_ceil(8) };
+        let start = self.control(2, 0) + ring * lines * LINE;
+        start..start + lines * LINE
+    }
+
+    /// The table of inline cells; empty with one producer.
+    pub(crate) fn inline(self) -> Table {
+        let start = self.slots(1).end;
+        Table { start, len: if self.single { 0 } else { 2 * self.ring_len } }
+    }
+
+    /// Everything that participants write.
+    pub(crate) fn mutable(self) -> Range<usize> {
+        let table = self.inline();
+        self.primary_role()..table.cells().end
+    }
+
+    /// Panics unless `segment` is laid out like this: the seat of this process is where it should be.
+    pub(crate) fn check(self, segment: &[u64], seat: usize) {
+        let word = segment[self.seat(seat) / WORD];
+        let pid = word >> 3 & ((1 << 22) - 1);
+        assert!(word & 1 == 1 && pid == u64::from(std::process::id()), "the layout has changed: {word:#x}");
+    }
+}
+
+/// A table: bitmaps, then cells.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Table {
+    start: usize,
+    len: usize,
+}
+
+impl Table {
+    /// The table of a pool, in the pool's segment.
+    pub(crate) fn of_pool(len: usize) -> Self {
+        Self { start: HEADER_LINES * LINE, len }
+    }
+
+    pub(crate) fn hints(self) -> Range<usize> {
+        self.start..self.start + if self.len == 0 { 0 } else { hint_lines(self.len) * LINE }
+    }
+
+    pub(crate) fn cells(self) -> Range<usize> {
+        let start = self.hints().end;
+        start..start + self.len * LINE
+    }
+
+    /// The owner word of a cell; the descriptor follows it.
+    pub(crate) fn owner(self, cell: usize) -> usize {
+        assert!(cell < self.len);
+        self.cells().start + cell * LINE
+    }
+
+    /// A buffer of the pool whose table this is.
+    pub(crate) fn buffer(self, cell: usize, buf_size: usize) -> usize {
+        let stride = buf_size.next_multiple_of(LINE);
+        assert!(!stride.is_multiple_of(PAGE), "the stride of such buffers is another");
+        self.cells().end.next_multiple_of(PAGE) + cell * stride
+    }
+}
+
+/// What an owner word of a MSG buffer says: state and seat.
+pub(crate) fn msg_owner(word: u64) -> (u64, u64) {
+    (word & 3, word >> 2 & 0xff)
+}
+
+pub(crate) const BORROWED: u64 = 2;

@@ -1,0 +1,26 @@
+//! Participants that die, stand still or write what they like, at any instruction and under load. What survives must
+//! not notice.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod crash_points;
+mod crashpoint;
+mod frozen;
+mod harness;
+mod hostile;
+mod killer;
+mod layout;
+mod random;
+mod scenes;
+mod selftest;
+mod shared;
+mod world;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    if let Some(worker) = killer::worker() {
+        return ExitCode::from(worker.run());
+    }
+    harness::main(&[selftest::CASES, crash_points::CASES, frozen::CASES, hostile::CASES, killer::CASES])
+}

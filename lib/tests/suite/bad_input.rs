@@ -1,0 +1,894 @@
+//! Everything that can be wrong has an error of its own, which names the link, the limit or the thing, and the remedy.
+
+#![allow(clippy::type_complexity, reason = "tables of cases")]
+
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, listen, recv,
+    send as send_on, socket,
+};
+use shmesh::config::PoolId;
+use shmesh::{Error, Link, LinkOptions, MAX_SEATS, Side};
+use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
+use shmesh_proto::limits::MAX_PACKET_BYTES;
+use shmesh_proto::packet;
+use shmesh_testing::{Peer, config, ipc_dir, is_root, kind_of, refused, send, until};
+
+/// The error is of this kind, and its text has all of these parts.
+#[track_caller]
+fn says(error: &Error, kind: &str, parts: &[&str]) {
+    let text = error.to_string();
+    assert_eq!(kind_of(error), kind, "{text}");
+    said(&text, parts);
+}
+
+#[track_caller]
+fn said(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is missing in: {text}");
+    }
+    assert!(!text.contains('\n'), "one line: {text}");
+}
+
+fn options(dir: &Path) -> LinkOptions {
+    LinkOptions::new().dir(dir)
+}
+
+fn attach(dir: &Path) -> shmesh::Result<Link> {
+    options(dir).attach("link", Side::Secondary)
+}
+
+fn create(dir: &Path, changes: &str) -> shmesh::Result<Link> {
+    options(dir).create(&config("link", changes))
+}
+
+/// The files of a link that nobody is on: its process was killed. A message waits in it.
+fn abandoned(dir: &Path, changes: &str) {
+    let mut peer = Peer::start(dir);
+    peer.tell(&format!("create link {changes}"));
+    peer.tell("send 1 waits");
+    peer.kill();
+}
+
+/// Both ways in find the same fault.
+#[track_caller]
+fn both_say(dir: &Path, kind: &str, parts: &[&str]) {
+    says(&refused(attach(dir)), kind, parts);
+    says(&refused(create(dir, "")), kind, parts);
+}
+
+/// As [`both_say`], of a link whose memory has no names: only that asks at the holder's socket.
+fn both_say_without_names(dir: &Path, kind: &str, parts: &[&str]) {
+    says(&refused(attach(dir)), kind, parts);
+    says(&refused(create(dir, MEMFD)), kind, parts);
+}
+
+const MEMFD: &str = "backing=memfd";
+
+#[test]
+fn files_that_are_not_ours() {
+    let text_of = |dir: &Path| dir.join("link_shm").display().to_string();
+    let random: Vec<u8> =
+        (0..8192_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24).to_le_bytes()[0]).collect();
+    for content in [&random[..], &random[..100], &[0; 8192], &[]] {
+        let dir = ipc_dir();
+        std::fs::write(dir.path().join("link_shm"), content).unwrap();
+        both_say(dir.path(), "NotOurs", &["link link: ", &text_of(dir.path()), "move it away"]);
+        assert_eq!(std::fs::read(dir.path().join("link_shm")).unwrap(), content, "it is left as it was");
+    }
+    let make: [(&str, fn(&Path)); 4] = [
+        ("directory", |path| std::fs::create_dir(path).unwrap()),
+        ("fifo", |path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRUSR).unwrap()),
+        ("symlink", |path| std::os::unix::fs::symlink("/etc/passwd", path).unwrap()),
+        ("socket", |path| drop(std::os::unix::net::UnixListener::bind(path).unwrap())),
+    ];
+    for (what, make) in make {
+        let dir = ipc_dir();
+        make(&dir.path().join("link_shm"));
+        let error = refused(attach(dir.path()));
+        says(&error, "NotOurs", &["link link: ", &text_of(dir.path()), "move it away"]);
+        says(&refused(create(dir.path(), "")), "NotOurs", &["link link: "]);
+        assert!(std::fs::symlink_metadata(dir.path().join("link_shm")).is_ok(), "the {what} is left there");
+    }
+}
+
+#[test]
+fn a_symlink_to_a_link_is_not_followed() {
+    let (real, dir) = (ipc_dir(), ipc_dir());
+    abandoned(real.path(), "");
+    for file in ["link_shm", "link_cpu_msg", "link_cpu_data"] {
+        std::os::unix::fs::symlink(real.path().join(file), dir.path().join(file)).unwrap();
+    }
+    both_say(dir.path(), "NotOurs", &["link link: ", "link_shm"]);
+}
+
+#[test]
+fn a_truncated_file() {
+    for (file, len) in [("link_shm", 4096), ("link_cpu_msg", 8192), ("link_cpu_data", 4096)] {
+        let dir = ipc_dir();
+        abandoned(dir.path(), "");
+        let path = dir.path().join(file);
+        let whole = std::fs::metadata(&path).unwrap().len();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(len).unwrap();
+        let parts = [path.display().to_string(), len.to_string(), whole.to_string()];
+        both_say(
+            dir.path(),
+            "Truncated",
+            &["link link: ", &parts[0], &parts[1], &parts[2], "shmesh rm link"],
+        );
+    }
+}
+
+#[test]
+fn a_file_of_another_size() {
+    let dir = ipc_dir();
+    abandoned(dir.path(), "");
+    let path = dir.path().join("link_shm");
+    let whole = std::fs::metadata(&path).unwrap().len();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(whole + 4096).unwrap();
+    both_say(dir.path(), "Truncated", &["link link: ", &whole.to_string(), &(whole + 4096).to_string()]);
+    // Less than a header is no segment at all.
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(64).unwrap();
+    both_say(dir.path(), "NotOurs", &["link link: "]);
+}
+
+/// The words of a header, to be changed and written back with a checksum that fits.
+fn patch_header(path: &Path, change: impl Fn(&mut [u64; 16])) {
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut bytes = [0; 128];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    let mut words: [u64; 16] =
+        std::array::from_fn(|i| u64::from_le_bytes(bytes[i * 8..][..8].try_into().unwrap()));
+    change(&mut words);
+    words[15] = words[..15]
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, word| (sum ^ word).wrapping_mul(0x0100_0000_01b3));
+    for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    file.write_all_at(&bytes, 0).unwrap();
+}
+
+#[test]
+fn another_layout_version() {
+    for file in ["link_shm", "link_cpu_msg"] {
+        let dir = ipc_dir();
+        abandoned(dir.path(), "");
+        patch_header(&dir.path().join(file), |words| words[0] = words[0] & ((1 << 48) - 1) | 77 << 48);
+        both_say(dir.path(), "Version", &["link link: ", file, "version 77", "speaks 2", "shmesh rm link"]);
+    }
+}
+
+#[test]
+fn headers_that_contradict_themselves() {
+    let changes: [fn(&mut [u64; 16]); 8] = [
+        |words| words[4] = 3,        // a ring whose length is no power of two
+        |words| words[4] = 0,        // none
+        |words| words[4] = 1 << 30,  // one too long
+        |words| words[5] = 0,        // no MSG pool
+        |words| words[6] = 5 << 32,  // buffers but none of them
+        |words| words[7] = u64::MAX, // too many and too large
+        |words| words[1] = 99,       // no such pool
+        |words| words[1] = u64::MAX, // nor that
+    ];
+    for (i, change) in changes.into_iter().enumerate() {
+        let dir = ipc_dir();
+        abandoned(dir.path(), "");
+        patch_header(&dir.path().join("link_shm"), change);
+        let error = refused(attach(dir.path()));
+        says(
+            &error,
+            "Damaged",
+            &["link link: ", "link_shm", "its header contradicts itself", "shmesh rm link"],
+        );
+        assert_eq!(kind_of(&refused(create(dir.path(), ""))), "Damaged", "change {i}");
+    }
+    // Without a checksum that fits.
+    let dir = ipc_dir();
+    abandoned(dir.path(), "");
+    let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("link_shm")).unwrap();
+    file.write_all_at(&[1], 3 * 8).unwrap();
+    both_say(dir.path(), "Damaged", &["link link: ", "its header contradicts itself"]);
+}
+
+#[test]
+fn a_segment_in_the_place_of_another() {
+    let dir = ipc_dir();
+    abandoned(dir.path(), "");
+    std::fs::copy(dir.path().join("link_cpu_msg"), dir.path().join("link_shm")).unwrap();
+    both_say(dir.path(), "Damaged", &["link link: ", "link_shm", "it holds another segment"]);
+}
+
+#[test]
+fn a_pool_of_another_link_of_the_same_name() {
+    let (dir, other) = (ipc_dir(), ipc_dir());
+    abandoned(dir.path(), "");
+    abandoned(other.path(), "");
+    std::fs::copy(other.path().join("link_cpu_msg"), dir.path().join("link_cpu_msg")).unwrap();
+    both_say(dir.path(), "Damaged", &["link link: ", "link_cpu_msg", "another link of the same name"]);
+}
+
+#[test]
+fn a_missing_pool() {
+    let dir = ipc_dir();
+    abandoned(dir.path(), "");
+    std::fs::remove_file(dir.path().join("link_cpu_data")).unwrap();
+    both_say(dir.path(), "Damaged", &["link link: ", "link_cpu_data", "it is missing", "shmesh rm link"]);
+}
+
+#[test]
+fn a_pool_left_over_that_is_not_ours_is_not_removed() {
+    let dir = ipc_dir();
+    std::fs::write(dir.path().join("link_cpu_msg"), "somebody's").unwrap();
+    says(&refused(create(dir.path(), "")), "NotOurs", &["link link: ", "link_cpu_msg", "move it away"]);
+    assert_eq!(std::fs::read(dir.path().join("link_cpu_msg")).unwrap(), b"somebody's");
+}
+
+#[test]
+fn a_link_of_another_user() {
+    if !is_root() {
+        return;
+    }
+    for changes in ["", "backing=memfd", "notify=off"] {
+        let dir = ipc_dir();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        let mut owner = Peer::start(dir.path());
+        owner.tell(&format!("create link {changes}"));
+        let mut stranger = Peer::start(dir.path());
+        stranger.tell("prepare user 65534 65534");
+        for order in ["attach link secondary 0", "attach link primary 0", "create link"] {
+            let answer = stranger.ask(&format!("{order}{}", if order == "create link" { " " } else { "" }));
+            let parts = ["err Permission link link: ", &dir.path().display().to_string(), "file_mode 0660"];
+            said(&answer, &parts);
+        }
+        // Also when its owner has gone.
+        if changes.is_empty() {
+            owner.tell("send 1 waits");
+            owner.kill();
+            said(&stranger.ask("attach link secondary 0"), &["err Permission link link: ", "file_mode 0660"]);
+        }
+    }
+}
+
+#[test]
+fn a_directory_of_another_user() {
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let mut stranger = Peer::start(dir.path());
+    stranger.tell("prepare user 65534 65534");
+    said(&stranger.ask("create link"), &["err Permission link link: ", &dir.path().display().to_string()]);
+    assert_eq!(shmesh_testing::files(dir.path()), [""; 0]);
+}
+
+#[test]
+fn a_full_file_system() {
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let mut peer = Peer::start(dir.path());
+    peer.tell(&format!("prepare tmpfs {} 1m", dir.path().display()));
+    let answer = peer.ask("create link data=65536x64");
+    let parts = [
+        "err NoSpace link link: ",
+        "link_cpu_data",
+        "bytes",
+        "free",
+        &dir.path().display().to_string(),
+        "sizeLimit",
+    ];
+    said(&answer, &parts);
+    // It took nothing, so a smaller one fits, again and again.
+    for _ in 0..3 {
+        peer.tell("create link data=4096x64");
+        peer.tell("close");
+        said(&peer.ask("create link data=65536x64"), &["err NoSpace"]);
+    }
+}
+
+#[test]
+fn what_a_dead_creator_left_needs_no_room() {
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let mut peer = Peer::start(dir.path());
+    peer.tell(&format!("prepare tmpfs {} 1m", dir.path().display()));
+    peer.tell("create link data=8192x64");
+    // Threads of the peer alone see that file system: the one that mounted it, and those that came from it.
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", peer.pid())).unwrap();
+    let seen = tasks
+        .map(|task| task.unwrap().path().join("root").join(dir.path().strip_prefix("/").unwrap()))
+        .find(|seen| !shmesh_testing::files(seen).is_empty())
+        .unwrap();
+    let pool = seen.join("link_cpu_data");
+    let left = std::fs::read(&pool).unwrap();
+    peer.tell("close");
+    assert!(!pool.exists());
+    // It died when the pool had its name and the link had not.
+    std::fs::write(&pool, left).unwrap();
+    peer.tell("create link data=8192x64");
+    peer.tell("close");
+    assert_eq!(shmesh_testing::files(&seen), [""; 0]);
+}
+
+#[test]
+fn a_memory_limit() {
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let mut peer = Peer::start(dir.path());
+    // The kernel would kill the process, so the library has to look before: at files that only this process sees.
+    peer.tell("prepare memory 3000000 1000000");
+    for backing in ["", "backing=memfd"] {
+        let answer = peer.ask(&format!("create link data=65536x64 {backing}"));
+        said(&answer, &["err MemoryLimit link link: ", "leaves 2000000", "resources.limits.memory"]);
+        assert_eq!(
+            shmesh_testing::files(dir.path()).into_iter().filter(|file| file != "link.lock").count(),
+            0
+        );
+    }
+    peer.tell("create link data=4096x64");
+}
+
+#[test]
+fn names() {
+    let long = "a".repeat(32);
+    let cases = [
+        (&*long, vec!["has 32 bytes", "the limit is 31", "shorten it"]),
+        ("a/b", vec!["\"a/b\"", "0x2f at position 1", "use only ASCII letters"]),
+        ("", vec!["must not be empty", "1 to 31"]),
+        ("..", vec!["starts with '.'"]),
+        ("a\nb", vec!["0x0a"]),
+        ("ä", vec!["use only ASCII letters"]),
+    ];
+    let dir = ipc_dir();
+    for (name, parts) in cases {
+        says(&refused(options(dir.path()).attach(name, Side::Secondary)), "Name", &parts);
+    }
+    assert_eq!(shmesh_testing::files(dir.path()), [""; 0]);
+    let name = "a".repeat(31);
+    let link = options(dir.path()).create(&config(&name, "")).unwrap();
+    options(dir.path()).attach(&name, Side::Secondary).unwrap();
+    drop(link);
+}
+
+#[test]
+fn a_directory_too_deep_for_a_socket() {
+    let dir = ipc_dir();
+    let deep = dir.path().join("d".repeat(100));
+    std::fs::create_dir(&deep).unwrap();
+    says(
+        &refused(create(&deep, MEMFD)),
+        "Holder",
+        &["link link: ", "too long for a socket", "use a shorter directory"],
+    );
+    // A link with names needs no socket.
+    let phy = create(&deep, "").unwrap();
+    send(&attach(&deep).unwrap(), 1, "deep").unwrap();
+    assert!(phy.receive().unwrap().is_some());
+}
+
+#[test]
+fn a_missing_directory() {
+    let dir = ipc_dir();
+    let missing = dir.path().join("no");
+    both_say(&missing, "NoDirectory", &["link link: ", &missing.display().to_string(), "SHMESH_DIR"]);
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    both_say(&dir.path().join("file"), "NoDirectory", &["link link: ", "SHMESH_DIR"]);
+    // As the environment names it.
+    let mut peer = Peer::start(&missing);
+    said(&peer.ask("create link"), &["err NoDirectory link link: ", &missing.display().to_string()]);
+}
+
+#[test]
+fn a_missing_link() {
+    let dir = ipc_dir();
+    let error = refused(attach(dir.path()));
+    says(&error, "NotFound", &["link link: ", &dir.path().display().to_string(), "start its primary"]);
+    assert!(error.is_retryable());
+    let waited = options(dir.path()).timeout(Duration::from_millis(20)).attach("link", Side::Secondary);
+    says(&refused(waited), "NotFound", &["link link: "]);
+    assert_eq!(shmesh_testing::files(dir.path()), [""; 0], "looking leaves nothing behind");
+}
+
+#[test]
+fn messages_larger_than_their_buffers() {
+    let dir = ipc_dir();
+    let link = create(dir.path(), "large=8192x1").unwrap();
+    let mut loan = link.loan_with(PoolId::CpuData).unwrap();
+    let error = refused(loan.msg_mut(257).map(|_| ()));
+    says(&error, "TooLong", &["link link: ", "257 bytes", "pool cpu_msg", "256", "raise its buf_size_bytes"]);
+    let error = refused(loan.data_mut(4097).map(|_| ()));
+    says(&error, "TooLong", &["link link: ", "4097 bytes", "pool cpu_data", "4096"]);
+    refused(loan.data_mut(usize::MAX).map(|_| ()));
+    refused(loan.data_mut(1 << 32).map(|_| ()));
+    let mut loan = link.loan_with(PoolId::CpuLarge).unwrap();
+    let error = refused(loan.data_mut(8193).map(|_| ()));
+    says(&error, "TooLong", &["link link: ", "8193 bytes", "pool cpu_large", "8192"]);
+    let error = refused(link.loan().unwrap().data_mut(1).map(|_| ()));
+    says(&error, "NoDataPart", &["link link: ", "`loan_with`"]);
+    let error = refused(link.send_inline(0, 0, &[0; 49]));
+    says(&error, "InlineTooLong", &["link link: ", "at most 48 bytes", "not 49", "loan a buffer"]);
+    assert!(!error.is_retryable());
+}
+
+#[test]
+fn everything_in_use() {
+    for mode in ["mode=mpmc", "mode=spsc"] {
+        let dir = ipc_dir();
+        let link = create(dir.path(), &format!("{mode} ring=4 msg=64x8 data=64x2")).unwrap();
+        let peer = attach(dir.path()).unwrap();
+        let loans: Vec<_> = (0..8).map(|_| link.loan().unwrap()).collect();
+        let error = refused(link.loan());
+        says(&error, "Exhausted", &["link link: ", "all 8 buffers", "pool cpu_msg", "raise its pool_len"]);
+        assert!(error.is_retryable());
+        drop(loans);
+        let loans: Vec<_> = (0..2).map(|_| link.loan_with(PoolId::CpuData).unwrap()).collect();
+        says(&refused(link.loan_with(PoolId::CpuData)), "Exhausted", &["all 2 buffers", "pool cpu_data"]);
+        drop(loans);
+
+        for _ in 0..4 {
+            send(&link, 0, "x").unwrap();
+        }
+        let error = refused(send(&link, 0, "x"));
+        says(&error, "Full", &["link link: ", "4 messages are queued", "raise the ring's len"]);
+        assert!(error.is_retryable());
+        let failed = link.loan().unwrap().send_or_return().unwrap_err();
+        says(&failed.error, "Full", &["link link: "]);
+        drop(failed);
+        while peer.receive().unwrap().is_some() {}
+    }
+}
+
+#[test]
+fn all_inline_cells_in_use() {
+    let dir = ipc_dir();
+    let link = create(dir.path(), "mode=mpmc ring=4").unwrap();
+    let peer = attach(dir.path()).unwrap();
+    // Both directions share them.
+    for _ in 0..4 {
+        link.send_inline(0, 0, b"").unwrap();
+        peer.send_inline(0, 0, b"").unwrap();
+    }
+    let error = refused(link.send_inline(0, 0, b""));
+    says(&error, "InlineExhausted", &["link link: ", "all 8 inline cells", "raise the ring's len"]);
+    assert!(error.is_retryable());
+    while peer.receive().unwrap().is_some() {}
+    link.send_inline(0, 0, b"").unwrap();
+}
+
+#[test]
+fn pools_that_are_not_there() {
+    let dir = ipc_dir();
+    let link = create(dir.path(), "").unwrap();
+    says(&refused(link.loan_with(PoolId::CpuMsg)), "MsgPool", &["link link: ", "cpu_msg", "another pool"]);
+    for pool in [PoolId::CpuLarge, PoolId::CudaData, PoolId::GpuData] {
+        let error = refused(link.loan_with(pool));
+        says(&error, "NoPool", &["link link: ", pool.name(), "buf_size_bytes and pool_len"]);
+        assert!(!error.is_retryable());
+    }
+}
+
+#[test]
+fn device_pools_and_the_cpu() {
+    for (change, pool, name) in
+        [("gpu=64x4", PoolId::GpuData, "gpu_data"), ("cuda=64x4", PoolId::CudaData, "cuda_data")]
+    {
+        let dir = ipc_dir();
+        let link = create(dir.path(), change).unwrap();
+        let error = refused(link.loan_with(pool).unwrap().data_mut(1).map(drop));
+        says(&error, "OnDevice", &["link link: ", name, "Link::device_pool"]);
+        let error = refused(link.device_pool(PoolId::CpuData, shmesh::device::HostMemory::new));
+        says(&error, "NotOnDevice", &["link link: ", "cpu_data", "cuda_data and gpu_data"]);
+    }
+}
+
+#[test]
+fn configurations_out_of_bounds() {
+    let dir = ipc_dir();
+    let cases = [
+        ("ring=0", ["ring length is 0", "1 to 1048576"]),
+        ("ring=1048577", ["ring length is 1048577", "1 to 1048576"]),
+        ("msg=64x0", ["cpu_msg is mandatory", "above 0"]),
+        ("data=64x524289", ["pool_len 524289", "the limit is 524288"]),
+        ("data=2147483648x1", ["2147483648 bytes", "the limit is 2147483647"]),
+        ("spin=1000001", ["spin_us is 1000001", "the limit is 1000000"]),
+        ("file_mode=644", ["file_mode is 0644", "\"0660\""]),
+    ];
+    for (change, parts) in cases {
+        says(&refused(create(dir.path(), change)), "Config", &["link link: ", parts[0], parts[1]]);
+    }
+    assert_eq!(shmesh_testing::files(dir.path()), [""; 0]);
+}
+
+#[test]
+fn no_notification() {
+    let dir = ipc_dir();
+    let link = create(dir.path(), "notify=off").unwrap();
+    let parts = ["link link: ", "no notification", "poll with receive()"];
+    says(&refused(link.notify()), "NoNotification", &parts);
+    says(&refused(link.post()), "NoNotification", &parts);
+    says(&refused(link.fd()), "NoNotification", &parts);
+    says(&refused(link.value()), "NoNotification", &parts);
+    says(&refused(link.wait_tti(Some(Duration::ZERO))), "NoNotification", &parts);
+}
+
+#[test]
+fn a_configuration_that_differs_from_the_link() {
+    for living in [true, false] {
+        let cases = [
+            ("ring=32", "ring.len", "16", "32"),
+            ("mode=spsc", "ring.mode", "mpmc", "spsc"),
+            ("msg=512x32", "pools.cpu_msg", "256 bytes x 32", "512 bytes x 32"),
+            ("data=4096x8", "pools.cpu_data", "4096 bytes x 16", "4096 bytes x 8"),
+            ("large=64x1", "pools.cpu_large", "0 bytes x 0", "64 bytes x 1"),
+            ("backing=memfd", "backing", "named", "memfd"),
+            ("notify=off", "notify.enabled", "true", "false"),
+            ("spin=7", "notify.spin_us", "0", "7"),
+        ];
+        let dir = ipc_dir();
+        let link = if living {
+            Some(create(dir.path(), "").unwrap())
+        } else {
+            abandoned(dir.path(), "");
+            None
+        };
+        for (change, field, existing, asked) in cases {
+            let error = refused(create(dir.path(), change));
+            let parts = ["link link: ", field, existing, asked, "the same configuration", "shmesh rm link"];
+            says(&error, "Differs", &parts);
+        }
+        // None of them did any harm.
+        drop(link);
+        create(dir.path(), "").unwrap();
+    }
+    let dir = ipc_dir();
+    let _link = create(dir.path(), "backing=memfd").unwrap();
+    says(&refused(create(dir.path(), "")), "Differs", &["backing", "memfd", "named"]);
+}
+
+#[test]
+fn a_primary_that_lives() {
+    for changes in ["", "backing=memfd", "notify=off", "mode=spsc"] {
+        let dir = ipc_dir();
+        let mut owner = Peer::start(dir.path());
+        owner.tell(&format!("create link {changes}"));
+        owner.tell("send 1 waits");
+        let pid = owner.pid().to_string();
+        let parts = ["link link: ", "primary already", "stop it first", &pid];
+        let error = refused(create(dir.path(), changes));
+        says(&error, "AlreadyOwned", &parts);
+        assert!(error.is_retryable());
+        says(&refused(options(dir.path()).attach("link", Side::Primary)), "AlreadyOwned", &parts);
+        // Nor was anything taken from it.
+        assert_eq!(attach(dir.path()).unwrap().receive().unwrap().unwrap().msg(), b"waits", "{changes}");
+    }
+}
+
+#[test]
+fn a_second_secondary_with_one_producer() {
+    let dir = ipc_dir();
+    let _primary = create(dir.path(), "mode=spsc").unwrap();
+    let mut first = Peer::start(dir.path());
+    first.tell("attach link secondary 0");
+    let pid = first.pid().to_string();
+    says(
+        &refused(attach(dir.path())),
+        "AlreadyOwned",
+        &["link link: ", "secondary already", "stop it first", &pid],
+    );
+    first.kill();
+    options(dir.path()).timeout(Duration::from_secs(10)).attach("link", Side::Secondary).unwrap();
+}
+
+#[test]
+fn a_role_that_is_taken() {
+    let dir = ipc_dir();
+    let _primary = create(dir.path(), "mode=spsc").unwrap();
+    let first = attach(dir.path()).unwrap();
+    let second = first.try_clone().unwrap();
+    first.send_inline(0, 0, b"").unwrap();
+    let (pid, seat) = (std::process::id().to_string(), format!("participant {}", first.seat()));
+    let parts = ["link link: ", &pid, &seat, "ring mode spsc", "ring mode mpmc"];
+    let error = refused(second.send_inline(0, 0, b""));
+    says(&error, "RoleTaken", &parts);
+    said(&error.to_string(), &["producer"]);
+    let failed = second.loan().unwrap().send_or_return().unwrap_err();
+    says(&failed.error, "RoleTaken", &parts);
+    drop(failed);
+    assert!(first.receive().unwrap().is_none());
+    let error = refused(second.receive());
+    says(&error, "RoleTaken", &parts);
+    said(&error.to_string(), &["consumer"]);
+}
+
+#[test]
+fn all_seats_taken() {
+    let dir = ipc_dir();
+    let primary = create(dir.path(), "").unwrap();
+    let mut clones: Vec<_> = (1..MAX_SEATS).map(|_| primary.try_clone().unwrap()).collect();
+    let parts = ["link link: ", "all 64 participants", "detach one", "recover()"];
+    let error = refused(primary.try_clone());
+    says(&error, "Crowded", &parts);
+    assert!(error.is_retryable());
+    says(&refused(attach(dir.path())), "Crowded", &parts);
+    clones.pop();
+    attach(dir.path()).unwrap();
+}
+
+/// Something that listens where the holder of a link does, and answers each newcomer so; `None`: not at all.
+fn impostor(dir: &Path, answer: Option<Vec<u8>>) {
+    let listener = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
+    bind(listener.as_raw_fd(), &UnixAddr::new(&dir.join("link.broker")).unwrap()).unwrap();
+    listen(&listener, Backlog::new(8).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        // Until the test ends.
+        while let Ok(connection) = accept4(listener.as_raw_fd(), SockFlag::empty()) {
+            let mut packet = [0; 64];
+            let _ = recv(connection, &mut packet, MsgFlags::empty());
+            if let Some(answer) = &answer {
+                let _ = send_on(connection, answer, MsgFlags::MSG_NOSIGNAL);
+            }
+        }
+    });
+}
+
+/// What a holder says to a newcomer: layout version, and so many segments.
+fn attached(layout: u32, segments: u32) -> Vec<u8> {
+    let attached = broker::Attached { layout, segments };
+    packet::encode(&Reply::new(1, reply::Result::Attached(attached)))
+}
+
+#[test]
+fn a_holder_of_another_protocol() {
+    let dir = ipc_dir();
+    impostor(dir.path(), Some(packet::encode(&Reply::refused(1, Code::Version, "version 2"))));
+    both_say_without_names(
+        dir.path(),
+        "Holder",
+        &["link link: ", "link.broker", "version of the protocol", "one version on both"],
+    );
+    let dir = ipc_dir();
+    impostor(dir.path(), Some(packet::encode(&Reply::refused(1, Code::Denied, "who are you"))));
+    both_say_without_names(
+        dir.path(),
+        "Holder",
+        &["link link: ", "link.broker", "does not let this process in", "log"],
+    );
+}
+
+#[test]
+fn a_holder_of_another_version() {
+    let dir = ipc_dir();
+    impostor(dir.path(), Some(attached(77, 6)));
+    both_say_without_names(
+        dir.path(),
+        "Version",
+        &["link link: ", "link.broker", "version 77", "speaks 2", "one version on both"],
+    );
+}
+
+#[test]
+fn holders_that_are_none() {
+    let socket = |dir: &Path| dir.join("link.broker").display().to_string();
+    let other_answer = packet::encode(&Reply::new(2, reply::Result::Done(broker::Done {})));
+    for answer in [&b"HTTP/1.1 400 Bad Request"[..], b"SHMESH!", b"x", &other_answer] {
+        let dir = ipc_dir();
+        impostor(dir.path(), Some(answer.to_vec()));
+        both_say_without_names(
+            dir.path(),
+            "Holder",
+            &["link link: ", &socket(dir.path()), "is not a shmesh holder"],
+        );
+    }
+    // Of our version, but it promises six segments and sends nothing.
+    let dir = ipc_dir();
+    impostor(dir.path(), Some(attached(2, 6)));
+    both_say_without_names(
+        dir.path(),
+        "Holder",
+        &["link link: ", &socket(dir.path()), "other descriptors than it announced"],
+    );
+    // Longer than any packet.
+    let dir = ipc_dir();
+    impostor(dir.path(), Some(vec![b'S'; MAX_PACKET_BYTES + 1]));
+    both_say_without_names(
+        dir.path(),
+        "Holder",
+        &["link link: ", &socket(dir.path()), "is not a shmesh holder"],
+    );
+}
+
+#[test]
+fn a_holder_that_never_answers() {
+    let dir = ipc_dir();
+    impostor(dir.path(), None);
+    let parts = ["link link: ", "link.broker", "does not answer", "stopped or stuck"];
+    says(&refused(attach(dir.path())), "Holder", &parts);
+}
+
+#[test]
+fn a_stream_socket_where_the_holder_should_be() {
+    let dir = ipc_dir();
+    let _listener = std::os::unix::net::UnixListener::bind(dir.path().join("link.broker")).unwrap();
+    both_say_without_names(dir.path(), "Holder", &["link link: ", "link.broker", "is not a shmesh holder"]);
+}
+
+#[test]
+fn a_file_where_the_holder_should_be_is_left_alone() {
+    let dir = ipc_dir();
+    std::fs::write(dir.path().join("link.broker"), "somebody's").unwrap();
+    let error = refused(create(dir.path(), MEMFD));
+    said(&error.to_string(), &["link link: "]);
+    assert_eq!(std::fs::read(dir.path().join("link.broker")).unwrap(), b"somebody's");
+}
+
+#[test]
+fn a_link_with_names_does_not_care_who_has_the_socket() {
+    let occupants: [fn(&Path); 4] = [
+        |dir| impostor(dir, None),
+        |dir| impostor(dir, Some(b"HTTP/1.1 400 Bad Request".to_vec())),
+        |dir| std::fs::write(dir.join("link.broker"), "somebody's").unwrap(),
+        |dir| std::mem::forget(std::os::unix::net::UnixListener::bind(dir.join("link.broker")).unwrap()),
+    ];
+    for occupy in occupants {
+        let dir = ipc_dir();
+        occupy(dir.path());
+        let phy = create(dir.path(), "").unwrap();
+        let mac = attach(dir.path()).unwrap();
+        send(&mac, 1, "hello").unwrap();
+        assert!(phy.receive().unwrap().is_some());
+        assert!(dir.path().join("link.broker").exists(), "it is not ours to remove");
+    }
+}
+
+#[test]
+fn a_stopped_primary_is_told_from_a_missing_one() {
+    let dir = ipc_dir();
+    let mut owner = Peer::start(dir.path());
+    owner.tell("create link backing=memfd");
+    owner.stop();
+    says(&refused(attach(dir.path())), "Holder", &["link link: ", "does not answer", "stopped"]);
+    owner.go_on();
+    until("the primary answers again", || attach(dir.path()).is_ok());
+}
+
+#[test]
+fn who_has_time_waits_for_a_holder_that_does_not_answer_yet() {
+    let dir = ipc_dir();
+    let (mut owner, mut other) = (Peer::start(dir.path()), Peer::start(dir.path()));
+    owner.tell("create link backing=memfd");
+    owner.stop();
+    other.order("attach link secondary 60000");
+    // Longer than one question waits for its answer.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(other.answered(), None, "it asks again");
+    owner.go_on();
+    assert_eq!(other.answer(), "ok");
+}
+
+#[test]
+fn strangers_at_the_holders_socket_do_no_harm() {
+    let dir = ipc_dir();
+    let mut owner = Peer::start(dir.path());
+    owner.tell("create link backing=memfd");
+    let address = UnixAddr::new(&dir.path().join("link.broker")).unwrap();
+    let stranger = |packet: Option<&[u8]>| {
+        let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
+        nix::sys::socket::connect(fd.as_raw_fd(), &address).unwrap();
+        if let Some(packet) = packet {
+            send_on(fd.as_raw_fd(), packet, MsgFlags::MSG_NOSIGNAL).unwrap();
+        }
+        fd
+    };
+    let mut kept: Vec<_> = (0..40).map(|_| stranger(None)).collect();
+    kept.push(stranger(Some(b"GET / HTTP/1.1")));
+    kept.push(stranger(Some(&[0; 4096])));
+    let marked = dir.path().join("marked");
+    let file = std::fs::File::create(&marked).unwrap();
+    let many: Vec<_> = std::iter::repeat_n(file.as_raw_fd(), 253).collect();
+    let gives = stranger(None);
+    let rights = [nix::sys::socket::ControlMessage::ScmRights(&many)];
+    let bytes = [std::io::IoSlice::new(b"take these")];
+    nix::sys::socket::sendmsg::<UnixAddr>(gives.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None)
+        .unwrap();
+    assert_eq!(recv(gives.as_raw_fd(), &mut [0; 8], MsgFlags::empty()).unwrap_or(0), 0, "it is closed");
+    let of_holder = std::fs::read_dir(format!("/proc/{}/fd", owner.pid())).unwrap();
+    let is_marked = |fd: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_link(fd.unwrap().path()).is_ok_and(|to| to == marked)
+    };
+    assert_eq!(of_holder.map(is_marked).filter(|&still| still).count(), 0, "and so are they");
+    // Decodes to nothing; of another version; asks for what only a sidecar has.
+    kept.push(stranger(Some(b"")));
+    let list = Request::new(1, request::Op::List(broker::List { skip: 0 }));
+    kept.push(stranger(Some(&packet::encode(&Request { version: 9, ..list.clone() }))));
+    let refused = |fd: &std::os::fd::OwnedFd, code: Code| {
+        let mut bytes = [0; MAX_PACKET_BYTES];
+        let len = recv(fd.as_raw_fd(), &mut bytes, MsgFlags::empty()).unwrap();
+        let reply: Reply = packet::decode(&bytes[..len]).unwrap();
+        assert!(matches!(reply.result, Some(reply::Result::Refused(refused)) if refused.code() == code));
+    };
+    refused(&kept[kept.len() - 1], Code::Version);
+    let asks = stranger(Some(&packet::encode(&list)));
+    refused(&asks, Code::Unsupported);
+    let newcomer = Request::new(1, request::Op::Attach(broker::Attach { side: 2 }));
+    drop(stranger(Some(&packet::encode(&newcomer))));
+    let link = attach(dir.path()).unwrap();
+    send(&link, 1, "hello").unwrap();
+    assert_eq!(owner.ask("receive"), "1 hello");
+}
+
+#[test]
+fn a_holder_out_of_descriptors_waits_for_some() {
+    let dir = ipc_dir();
+    let mut owner = Peer::start(dir.path());
+    owner.tell("create link backing=memfd");
+    owner.tell("prepare descriptors none");
+    let before = owner.ticks();
+    says(&refused(attach(dir.path())), "Holder", &["link link: ", "does not answer"]);
+    let spent = owner.ticks() - before;
+    assert!(spent < 20, "it was tried for a second, and the holder was busy for {spent} hundredths of it");
+    owner.tell("prepare descriptors most");
+    until("the primary answers again", || attach(dir.path()).is_ok());
+}
+
+#[test]
+fn who_lowers_its_limit_of_descriptors_can_leave() {
+    let dir = ipc_dir();
+    let mut owner = Peer::start(dir.path());
+    owner.tell("create link");
+    owner.tell("prepare limit 1");
+    owner.tell("close");
+}
+
+#[test]
+fn a_loan_of_another_handle() {
+    let dir = ipc_dir();
+    let link = create(dir.path(), "").unwrap();
+    let other = link.try_clone().unwrap();
+    let mut loans = vec![link.loan().unwrap(), other.loan().unwrap()];
+    says(&refused(link.send_batch(&mut loans)), "ForeignLoan", &["link link: ", "another handle", "made it"]);
+    assert_eq!((loans.len(), link.queued()), (2, 0), "all of them stay with the caller");
+}
+
+#[test]
+fn a_lock_file_that_is_none() {
+    let dir = ipc_dir();
+    std::fs::create_dir(dir.path().join("link.lock")).unwrap();
+    let error = refused(create(dir.path(), ""));
+    said(&error.to_string(), &["link link: ", "link.lock"]);
+    // Nobody's secrets are opened through it either.
+    let dir = ipc_dir();
+    std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link.lock")).unwrap();
+    let error = refused(create(dir.path(), ""));
+    said(&error.to_string(), &["link link: ", "link.lock"]);
+}
+
+#[test]
+fn the_text_of_a_system_error_comes_from_its_source() {
+    let dir = ipc_dir();
+    let mut file = std::fs::OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(dir.path().join("x"))
+        .unwrap();
+    file.write_all(b"x").unwrap();
+    // A path through a file.
+    let error = refused(create(&dir.path().join("x/y"), ""));
+    says(&error, "NoDirectory", &["link link: "]);
+    std::fs::create_dir(dir.path().join("link.lock")).unwrap();
+    let error = refused(create(dir.path(), ""));
+    assert!(std::error::Error::source(&error).is_some(), "{error}");
+}

@@ -1,0 +1,47 @@
+//! Descriptors for which there are no numbers left.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use shmesh_sys::socket;
+use shmesh_testing::own_process;
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("/proc").count()
+}
+
+#[test]
+fn a_packet_whose_descriptors_do_not_fit_leaks_none_of_them() {
+    // The limit is that of the whole process.
+    own_process(|| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("link.broker");
+        let listener = socket::listen_on(&path, 0o600).expect("a listener");
+        let client = socket::connect_to(&path).expect("a connection");
+        let server = socket::accept(&listener).expect("a connection");
+        let file = std::fs::File::open("/dev/null").expect("a file");
+        let eight: [BorrowedFd<'_>; 8] = [file.as_fd(); 8];
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit");
+        for room in 0..8 {
+            socket::send(&client, b"take these", &eight).expect("sent");
+            let before = open_descriptors();
+            // Numbers are given from the lowest that is free: as many as `room` below the limit, with one for counting.
+            let highest = std::fs::read_dir("/proc/self/fd")
+                .expect("/proc")
+                .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok())
+                .max()
+                .expect("some");
+            let holes: Vec<_> = (0..highest).filter_map(|_| file.try_clone().ok()).collect();
+            let taken = open_descriptors() as u64 - 1;
+            setrlimit(Resource::RLIMIT_NOFILE, taken + room, hard).expect("a lower limit");
+            let received = socket::receive(&server);
+            setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("the limit again");
+            drop(holes);
+            let error = received.expect_err("some do not fit");
+            assert_eq!(error.raw_os_error(), Some(libc::EMFILE), "{room}");
+            assert_eq!(open_descriptors(), before, "{room}: those that came are closed");
+        }
+        socket::send(&client, b"take these", &eight).expect("sent");
+        assert_eq!(socket::receive(&server).expect("all fit").1.len(), 8);
+    });
+}

@@ -1,0 +1,16 @@
+//! Links between processes and threads, through the public API.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod bad_input;
+mod descriptors;
+mod device_pool;
+mod exchange;
+mod notification;
+mod restart;
+mod tap;
+mod threads;
+mod two_mappings;
+mod ui;
+
+shmesh_testing::peer_process!(shmesh_testing::serve);

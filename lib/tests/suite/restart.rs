@@ -1,0 +1,649 @@
+//! Processes come and go, by themselves or by `kill -9`; the link stays, and so does everything in it.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use shmesh::{LinkOptions, Side};
+use shmesh_testing::{Peer, Watchdog, config, files, ipc_dir, is_root, until};
+
+/// Each kind of link that restarts differently.
+const KINDS: [&str; 6] = [
+    "mode=mpmc",
+    "mode=spsc",
+    "mode=mpmc backing=memfd",
+    "mode=spsc backing=memfd",
+    "mode=mpmc notify=off",
+    "mode=spsc notify=off",
+];
+
+/// How a process ends.
+const ENDS: [fn(Peer); 2] = [Peer::kill, Peer::exit];
+
+fn named(kinds: &[&'static str]) -> Vec<&'static str> {
+    kinds.iter().copied().filter(|kind| !kind.contains("memfd")).collect()
+}
+
+#[test]
+fn the_primary_may_start_first() {
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        primary.tell(&format!("create link {kind}"));
+        secondary.tell("attach link secondary 0");
+        secondary.tell("send 1 up");
+        primary.tell("send 2 down");
+        assert_eq!(
+            (primary.ask("receive"), secondary.ask("receive")),
+            ("1 up".into(), "2 down".into()),
+            "{kind}"
+        );
+    }
+}
+
+#[test]
+fn the_secondary_may_start_first_and_waits() {
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        secondary.order("attach link secondary 100000");
+        assert_eq!(secondary.answered(), None, "nothing to attach to yet");
+        primary.tell(&format!("create link {kind}"));
+        assert_eq!(secondary.answer(), "ok", "{kind}");
+        secondary.tell("send 1 up");
+        assert_eq!(primary.ask("receive"), "1 up", "{kind}");
+    }
+}
+
+/// One side ends with messages queued in both directions, and comes back. The other side does nothing about it.
+fn restarts_alone(side: &str) {
+    for kind in KINDS {
+        for end in ENDS {
+            let dir = ipc_dir();
+            let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+            let create = format!("create link {kind}");
+            primary.tell(&create);
+            secondary.tell("attach link secondary 0");
+            for i in 0..5 {
+                primary.tell(&format!("send {i} down{i}"));
+                secondary.tell(&format!("send {i} up{i}"));
+            }
+            primary.tell("inline 5 down5");
+            secondary.tell("data 6 4096");
+            // Some are received before, so the ring is not at its start.
+            assert_eq!(
+                (primary.ask("receive"), secondary.ask("receive")),
+                ("0 up0".into(), "0 down0".into())
+            );
+
+            let gone = if side == "primary" { &mut primary } else { &mut secondary };
+            end(std::mem::replace(gone, Peer::start(dir.path())));
+            gone.tell(if side == "primary" { &create } else { "attach link secondary 10000" });
+
+            for i in 1..5 {
+                assert_eq!(primary.ask("receive"), format!("{i} up{i}"), "{kind}");
+                assert_eq!(secondary.ask("receive"), format!("{i} down{i}"), "{kind}");
+            }
+            assert_eq!(primary.ask("receive-data"), "6 4096 true", "{kind}");
+            assert_eq!(secondary.ask("receive"), "5 down5", "{kind}");
+            assert_eq!((primary.ask("receive"), secondary.ask("receive")), ("none".into(), "none".into()));
+            // Both go on with the same ring and the same pools.
+            for i in 0..40 {
+                primary.tell(&format!("send {i} again"));
+                secondary.tell(&format!("send {i} again"));
+                assert_eq!(primary.ask("receive"), format!("{i} again"), "{kind}");
+                assert_eq!(secondary.ask("receive"), format!("{i} again"), "{kind}");
+            }
+            assert_eq!(
+                primary.ask("participants"),
+                "2",
+                "{kind}: the seat of the one that ended was given free"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_primary_restarts_alone() {
+    let _watchdog = Watchdog::start();
+    restarts_alone("primary");
+}
+
+#[test]
+fn the_secondary_restarts_alone() {
+    let _watchdog = Watchdog::start();
+    restarts_alone("secondary");
+}
+
+#[test]
+fn what_the_dead_held_comes_back() {
+    let _watchdog = Watchdog::start();
+    comes_back(Peer::start);
+}
+
+/// Each is process 1 in its own eyes, and sees no other; nor is there a sidecar.
+#[test]
+fn what_the_dead_held_comes_back_across_pid_namespaces() {
+    let _watchdog = Watchdog::start();
+    if is_root() {
+        comes_back(Peer::start_alone);
+    }
+}
+
+fn comes_back(start: fn(&Path) -> Peer) {
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let (mut primary, mut secondary) = (start(dir.path()), start(dir.path()));
+        primary.tell(&format!("create link {kind} msg=64x4 data=64x4"));
+        secondary.tell("attach link secondary 0");
+        primary.tell("data 1 64");
+        secondary.tell("hold-message");
+        for _ in 0..3 {
+            secondary.tell("hold-loan");
+        }
+        assert!(primary.ask("data 2 64").starts_with("err Exhausted"), "{kind}: the secondary has all four");
+        secondary.kill();
+        let mut secondary = start(dir.path());
+        secondary.tell("attach link secondary 10000");
+        for _ in 0..4 {
+            primary.tell("data 2 64");
+        }
+        for _ in 0..4 {
+            assert_eq!(secondary.ask("receive-data"), "2 64 true", "{kind}");
+        }
+    }
+}
+
+#[test]
+fn both_ends_killed_leave_files_that_the_next_primary_adopts() {
+    for kind in named(&KINDS) {
+        let dir = ipc_dir();
+        let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        primary.tell(&format!("create link {kind}"));
+        secondary.tell("attach link secondary 0");
+        secondary.tell("send 7 kept");
+        secondary.kill();
+        primary.kill();
+        let inode = std::fs::metadata(dir.path().join("link_shm")).expect("the file stays").ino();
+
+        let mut primary = Peer::start(dir.path());
+        primary.tell(&format!("create link {kind}"));
+        assert_eq!(primary.ask("receive"), "7 kept", "{kind}");
+        assert_eq!(std::fs::metadata(dir.path().join("link_shm")).expect("the file").ino(), inode, "{kind}");
+    }
+}
+
+#[test]
+fn a_secondary_adopts_them_too() {
+    for kind in named(&KINDS) {
+        let dir = ipc_dir();
+        let mut primary = Peer::start(dir.path());
+        primary.tell(&format!("create link {kind}"));
+        primary.tell("send 1 kept");
+        primary.kill();
+        let mut secondary = Peer::start(dir.path());
+        secondary.tell("attach link secondary 0");
+        let mut primary = Peer::start(dir.path());
+        primary.tell(&format!("create link {kind}"));
+        assert_eq!(secondary.ask("receive"), "1 kept", "{kind}");
+        secondary.tell("send 2 up");
+        assert_eq!(primary.ask("receive"), "2 up", "{kind}");
+    }
+}
+
+#[test]
+fn the_last_to_leave_in_peace_removes_the_files() {
+    for kind in named(&KINDS) {
+        for primary_last in [false, true] {
+            let dir = ipc_dir();
+            let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+            primary.tell(&format!("create link {kind}"));
+            secondary.tell("attach link secondary 0");
+            let (first, last) = if primary_last { (secondary, primary) } else { (primary, secondary) };
+            first.exit();
+            assert!(files(dir.path()).contains(&"link_shm".to_owned()), "{kind}: one is still there");
+            last.exit();
+            assert_eq!(files(dir.path()), [""; 0], "{kind}");
+        }
+    }
+}
+
+#[test]
+fn both_leaving_at_once_remove_the_files() {
+    for kind in KINDS {
+        for _ in 0..10 {
+            let dir = ipc_dir();
+            let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+            primary.tell(&format!("create link {kind}"));
+            secondary.tell("attach link secondary 0");
+            primary.order("close");
+            secondary.order("close");
+            assert_eq!((primary.answer(), secondary.answer()), ("ok".into(), "ok".into()));
+            assert_eq!(files(dir.path()), [""; 0], "{kind}");
+        }
+    }
+}
+
+#[test]
+fn messages_that_wait_keep_the_files() {
+    for kind in named(&KINDS) {
+        let dir = ipc_dir();
+        let mut primary = Peer::start(dir.path());
+        primary.tell(&format!("create link {kind}"));
+        primary.tell("send 1 later");
+        primary.exit();
+        let mut secondary = Peer::start(dir.path());
+        secondary.tell("attach link secondary 0");
+        assert_eq!(secondary.ask("receive"), "1 later", "{kind}");
+        secondary.exit();
+        assert_eq!(files(dir.path()), [""; 0], "{kind}");
+    }
+}
+
+#[test]
+fn pools_without_a_link_are_replaced() {
+    let dir = ipc_dir();
+    {
+        let peer = Peer::start(dir.path());
+        let mut peer = peer;
+        peer.tell("create link data=128x8");
+        peer.kill();
+    }
+    // As a creator leaves them that dies before the last name.
+    std::fs::remove_file(dir.path().join("link_shm")).unwrap();
+    assert!(dir.path().join("link_cpu_data").exists());
+    let options = LinkOptions::new().dir(dir.path());
+    let link = options.create(&config("link", "data=4096x16")).unwrap();
+    assert_eq!(link.pool(shmesh::config::PoolId::CpuData), Some((4096, 16)));
+    options.attach("link", Side::Secondary).unwrap();
+}
+
+#[test]
+fn a_memfd_link_lives_as_long_as_any_of_its_processes() {
+    for mode in ["mode=mpmc", "mode=spsc"] {
+        let dir = ipc_dir();
+        let create = format!("create link {mode} backing=memfd");
+        let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        primary.tell(&create);
+        secondary.tell("attach link secondary 0");
+        // Each generation finds what the one before left, though each time the one that served the descriptors is killed.
+        for generation in 0..4 {
+            secondary.tell(&format!("send {generation} up"));
+            primary.kill();
+            primary = Peer::start(dir.path());
+            primary.tell(&create);
+            assert_eq!(primary.ask("receive"), format!("{generation} up"), "{mode}");
+            primary.tell(&format!("send {generation} down"));
+            secondary.kill();
+            secondary = Peer::start(dir.path());
+            secondary.tell("attach link secondary 10000");
+            assert_eq!(secondary.ask("receive"), format!("{generation} down"), "{mode}");
+        }
+        secondary.kill();
+        primary.kill();
+        // The kernel has it now: a new one is empty.
+        let mut primary = Peer::start(dir.path());
+        primary.tell(&create);
+        assert_eq!(primary.ask("receive"), "none");
+    }
+}
+
+/// The peer that stays sleeps all the while: in `wait`, or in a `poll` of its own.
+fn wakes_after_restart(side: &str, order: &str) {
+    for kind in KINDS.iter().filter(|kind| !kind.contains("notify=off")) {
+        for end in ENDS {
+            let dir = ipc_dir();
+            let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+            let create = format!("create link {kind}");
+            primary.tell(&create);
+            secondary.tell("attach link secondary 0");
+            let (gone, sleeper) = if side == "primary" {
+                (&mut primary, &mut secondary)
+            } else {
+                (&mut secondary, &mut primary)
+            };
+            sleeper.order(order);
+            sleeper.until_asleep();
+            end(std::mem::replace(gone, Peer::start(dir.path())));
+            gone.tell(if side == "primary" { &create } else { "attach link secondary 10000" });
+            let waits = order.starts_with("wait");
+            if waits {
+                assert_eq!(sleeper.answered(), None, "{kind}: asleep still");
+            }
+            gone.tell("send 1 wake");
+            gone.tell("notify");
+            assert_eq!(sleeper.answer(), "true", "{kind}");
+            let mut received = sleeper.ask("receive");
+            // A death rings for all who sleep. `wait` looks and sleeps on; who polls by itself looks, and polls again.
+            while !waits && received == "none" {
+                sleeper.order(order);
+                assert_eq!(sleeper.answer(), "true", "{kind}");
+                received = sleeper.ask("receive");
+            }
+            assert_eq!(received, "1 wake", "{kind}");
+            // And the other way.
+            gone.order("wait -1");
+            gone.until_asleep();
+            sleeper.tell("send 2 back");
+            sleeper.tell("notify");
+            assert_eq!(gone.answer(), "true", "{kind}");
+        }
+    }
+}
+
+#[test]
+fn a_sleeping_secondary_is_woken_by_the_restarted_primary() {
+    let _watchdog = Watchdog::start();
+    wakes_after_restart("primary", "wait -1");
+}
+
+#[test]
+fn a_sleeping_primary_is_woken_by_the_restarted_secondary() {
+    let _watchdog = Watchdog::start();
+    wakes_after_restart("secondary", "wait -1");
+}
+
+#[test]
+fn a_secondary_in_poll_is_woken_by_the_restarted_primary() {
+    let _watchdog = Watchdog::start();
+    wakes_after_restart("primary", "poll -1");
+}
+
+#[test]
+fn a_restart_while_the_other_side_is_stopped_makes_no_second_link() {
+    restart_while_the_other_side_is_stopped(&KINDS[2..3]);
+}
+
+#[test]
+#[ignore = "long: two seconds of each kind of link"]
+fn a_restart_while_the_other_side_is_stopped_makes_no_second_link_of_any_kind() {
+    restart_while_the_other_side_is_stopped(&KINDS);
+}
+
+fn restart_while_the_other_side_is_stopped(kinds: &[&str]) {
+    // The one that has the descriptors cannot hand them out just now, but it lives: whoever comes must wait for it, or be
+    // told, and must not make others.
+    for kind in kinds.iter().filter(|kind| kind.contains("memfd")) {
+        let dir = ipc_dir();
+        let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        let create = format!("create link {kind}");
+        primary.tell(&create);
+        secondary.tell("attach link secondary 0");
+        primary.tell("send 1 before");
+        secondary.stop();
+        primary.kill();
+        let mut primary = Peer::start(dir.path());
+        let refused = primary.ask(&create);
+        assert!(refused.starts_with("err Holder link link: "), "{kind}: {refused}");
+        assert!(refused.contains("stopped"), "{kind}: {refused}");
+
+        primary.order(&create);
+        secondary.go_on();
+        assert_eq!(primary.answer(), "ok", "{kind}");
+        assert_eq!(secondary.ask("receive"), "1 before", "{kind}");
+        secondary.order("wait -1");
+        secondary.until_asleep();
+        primary.tell("send 2 after");
+        primary.tell("notify");
+        assert_eq!(secondary.answer(), "true", "{kind}");
+    }
+}
+
+/// Users that share nothing but a group, in directories where one cannot remove the files of another.
+const DIR_MODES: [u32; 3] = [0o1777, 0o3770, 0o2770];
+
+fn dir_of_users(mode: u32) -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = ipc_dir();
+    std::os::unix::fs::chown(dir.path(), None, Some(60_001)).unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+    dir
+}
+
+fn user(dir: &Path, uid: u32) -> Peer {
+    let mut peer = Peer::start(dir);
+    peer.tell(&format!("prepare user {uid} 60001"));
+    peer
+}
+
+#[test]
+fn a_killed_primary_comes_back_whoever_else_is_there() {
+    if !is_root() {
+        eprintln!("skipped: this takes root, to be several users");
+        return;
+    }
+    let _watchdog = Watchdog::start();
+    for mode in DIR_MODES {
+        for kind in named(&KINDS) {
+            for stopped in [false, true] {
+                let dir = dir_of_users(mode);
+                let create = format!("create link {kind} file_mode=660");
+                let (mut primary, mut secondary) = (user(dir.path(), 10_001), user(dir.path(), 20_002));
+                primary.tell(&create);
+                secondary.tell("attach link secondary 0");
+                secondary.tell("send 1 before");
+                if !kind.contains("notify=off") {
+                    // So that there is a bell of the dead in the way of the next one.
+                    primary.tell("arm");
+                }
+                if stopped {
+                    secondary.stop();
+                }
+                primary.kill();
+                let mut primary = user(dir.path(), 10_001);
+                primary.tell(&create);
+                assert_eq!(primary.ask("receive"), "1 before", "{mode:o} {kind}");
+                primary.tell("send 2 after");
+                if stopped {
+                    secondary.go_on();
+                }
+                assert_eq!(secondary.ask("receive"), "2 after", "{mode:o} {kind}");
+                // And then as yet another user.
+                primary.kill();
+                let mut primary = user(dir.path(), 30_003);
+                primary.tell(&create);
+                if !kind.contains("notify=off") {
+                    primary.tell("arm");
+                    secondary.tell("notify");
+                }
+                secondary.tell("send 3 again");
+                assert_eq!(primary.ask("receive"), "3 again", "{mode:o} {kind}");
+            }
+        }
+    }
+}
+
+#[test]
+fn all_of_a_side_are_killed_at_once() {
+    if !is_root() {
+        eprintln!("skipped: this takes root, to be several users");
+        return;
+    }
+    let _watchdog = Watchdog::start();
+    for kind in named(&KINDS).into_iter().filter(|kind| kind.contains("mpmc")) {
+        let dir = dir_of_users(0o3770);
+        let create = format!("create link {kind} file_mode=660 msg=64x8");
+        let mut primary = user(dir.path(), 10_001);
+        primary.tell(&create);
+        let mut side: Vec<_> = (0..4).map(|i| user(dir.path(), 20_000 + i)).collect();
+        for (i, peer) in side.iter_mut().enumerate() {
+            peer.tell("attach link secondary 0");
+            peer.tell(&format!("send {i} x"));
+            peer.tell("hold-loan");
+        }
+        side.drain(..).for_each(Peer::kill);
+        let mut newcomer = user(dir.path(), 40_004);
+        newcomer.tell("attach link secondary 0");
+        for i in 0..4 {
+            assert_eq!(primary.ask("receive"), format!("{i} x"), "{kind}");
+        }
+        // All that they held is back.
+        for i in 0..8 {
+            newcomer.tell(&format!("send {i} y"));
+        }
+        assert_eq!(primary.ask("receive"), "0 y", "{kind}");
+    }
+}
+
+#[test]
+fn a_death_is_noticed_without_asking() {
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let primary = LinkOptions::new().dir(dir.path()).create(&config("link", kind)).unwrap();
+        let mut secondary = Peer::start(dir.path());
+        secondary.tell("attach link secondary 0");
+        secondary.tell("hold-loan");
+        secondary.kill();
+        until("the dead participant's seat is free", || primary.participants().count() == 1);
+    }
+}
+
+#[test]
+fn two_primaries_at_once_make_one_link() {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS {
+        for _ in 0..10 {
+            let dir = ipc_dir();
+            let mut racers: Vec<_> = (0..4).map(|_| Peer::start(dir.path())).collect();
+            for racer in &mut racers {
+                racer.order(&format!("create link {kind}"));
+            }
+            let answers: Vec<_> = racers.iter().map(Peer::answer).collect();
+            let won = answers.iter().position(|answer| answer == "ok").expect("one of them is the primary");
+            for (i, answer) in answers.iter().enumerate().filter(|&(i, _)| i != won) {
+                assert!(answer.starts_with("err AlreadyOwned"), "{kind}: racer {i}: {answer}");
+            }
+            let mut secondary = Peer::start(dir.path());
+            secondary.tell("attach link secondary 10000");
+            secondary.tell("send 1 hello");
+            assert_eq!(racers[won].ask("receive"), "1 hello", "{kind}");
+        }
+    }
+}
+
+#[test]
+fn two_secondaries_at_once_are_not_both_let_in_with_one_producer() {
+    for _ in 0..10 {
+        let dir = ipc_dir();
+        let mut primary = Peer::start(dir.path());
+        primary.tell("create link mode=spsc");
+        let mut racers: Vec<_> = (0..3).map(|_| Peer::start(dir.path())).collect();
+        for racer in &mut racers {
+            racer.order("attach link secondary 0");
+        }
+        let answers: Vec<_> = racers.iter().map(Peer::answer).collect();
+        assert!(answers.iter().filter(|answer| *answer == "ok").count() <= 1, "{answers:?}");
+        assert!(
+            answers.iter().all(|answer| answer == "ok" || answer.starts_with("err AlreadyOwned")),
+            "{answers:?}"
+        );
+        // Nobody who was refused is in the way of the next.
+        drop(racers);
+        Peer::start(dir.path()).tell("attach link secondary 10000");
+    }
+}
+
+#[test]
+fn many_attach_at_once() {
+    let _watchdog = Watchdog::start();
+    for backing in ["backing=named", "backing=memfd"] {
+        let dir = ipc_dir();
+        let mut primary = Peer::start(dir.path());
+        let mut many: Vec<_> = (0..12).map(|_| Peer::start(dir.path())).collect();
+        for one in &mut many {
+            one.order("attach link secondary 100000");
+        }
+        primary.tell(&format!("create link mode=mpmc ring=64 {backing}"));
+        for one in &many {
+            assert_eq!(one.answer(), "ok", "{backing}");
+        }
+        assert_eq!(primary.ask("participants"), "13", "{backing}");
+        for (i, one) in many.iter_mut().enumerate() {
+            one.tell(&format!("send {i} here"));
+        }
+        let mut heard: Vec<_> = many.iter().map(|_| primary.ask("receive")).collect();
+        heard.sort();
+        let mut expected: Vec<_> = (0..many.len()).map(|i| format!("{i} here")).collect();
+        expected.sort();
+        assert_eq!(heard, expected, "{backing}");
+        // All of them die at once, and the next finds every seat free.
+        for one in many {
+            one.kill();
+        }
+        Peer::start(dir.path()).tell("attach link secondary 10000");
+        until("the seats of the dead are free", || {
+            primary.ask("participants") == "2" || primary.ask("participants") == "1"
+        });
+    }
+}
+
+#[test]
+fn coming_and_going_never_leaves_somebody_on_a_link_that_is_gone() {
+    // One side leaves for good, as the last it thinks, while the other comes. Whatever happens first: the one that came
+    // must be on the link that the next one finds.
+    let _watchdog = Watchdog::start();
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        let create = format!("create link {kind}");
+        for round in 0..150 {
+            primary.tell(&create);
+            primary.order("close");
+            secondary.order("attach link secondary 0");
+            primary.answer();
+            let attached = secondary.answer();
+            if attached == "ok" {
+                secondary.tell("send 1 there");
+                primary.tell(&create);
+                assert_eq!(
+                    primary.ask("receive"),
+                    "1 there",
+                    "{kind}, round {round}: there are two links of one name"
+                );
+                primary.tell("close");
+                secondary.tell("close");
+            } else {
+                assert!(attached.starts_with("err NotFound"), "{kind}: {attached}");
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_serves_the_link_lets_in_whom_its_creator_lets_in() {
+    // The creator's umask and the defaults of who attaches must not decide it.
+    if !is_root() {
+        return;
+    }
+    for kind in ["backing=named", "backing=memfd"] {
+        let dir = ipc_dir();
+        std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o770)).unwrap();
+        nix::unistd::chown(dir.path(), None, Some(nix::unistd::Gid::from_raw(65534))).unwrap();
+        let started = |uid: u32| {
+            let mut peer = Peer::start(dir.path());
+            peer.tell(&format!("prepare user {uid} 65534"));
+            peer.tell("prepare umask 077");
+            peer
+        };
+        let create = format!("create link file_mode=660 {kind}");
+        let (mut primary, mut secondary) = (started(65533), started(65534));
+        primary.tell(&create);
+        secondary.tell("attach link secondary 0");
+        primary.tell("send 1 before");
+        primary.kill();
+        // The secondary serves now.
+        let mut primary = started(65532);
+        primary.tell(&create);
+        primary.tell("send 2 after");
+        assert_eq!(
+            (secondary.ask("receive"), secondary.ask("receive")),
+            ("1 before".into(), "2 after".into()),
+            "{kind}"
+        );
+        // A third user finds the link of a second that adopted it from the first.
+        secondary.kill();
+        let mut secondary = started(65531);
+        secondary.tell("attach link secondary 10000");
+        secondary.tell("send 3 up");
+        assert_eq!(primary.ask("receive"), "3 up", "{kind}");
+    }
+}

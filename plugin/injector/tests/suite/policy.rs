@@ -1,0 +1,352 @@
+//! The policies in CEL, interpreted: for what they support they give the pod that [`inject`] gives, and what they refuse has
+//! a message.
+//!
+//! The interpreter is `cel`; what Kubernetes adds to the language is added here: `quantity`, objects, and the two kinds of
+//! patches. It checks no types, so that the API server takes the expressions is not shown here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::support::{pod_of, violations};
+use cel::common::ast::{EntryExpr, Expr, IdedEntryExpr, IdedExpr, LiteralValue, MapEntryExpr, MapExpr};
+use cel::{Context, Env, Program};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value, json};
+use shmesh_injector::{Bytes, Config, bytes_of, inject, policy};
+
+/// Objects of Kubernetes are maps here.
+fn untyped(mut expr: IdedExpr) -> IdedExpr {
+    let each = |expr: &mut IdedExpr| *expr = untyped(std::mem::take(expr));
+    match &mut expr.expr {
+        Expr::Call(call) => {
+            call.target.iter_mut().for_each(|target| each(target));
+            call.args.iter_mut().for_each(each);
+        }
+        Expr::List(list) => list.elements.iter_mut().for_each(each),
+        Expr::Select(select) => each(&mut select.operand),
+        Expr::Comprehension(c) => {
+            for part in
+                [&mut c.iter_range, &mut c.accu_init, &mut c.loop_cond, &mut c.loop_step, &mut c.result]
+            {
+                each(part);
+            }
+        }
+        Expr::Map(map) => {
+            for entry in &mut map.entries {
+                if let EntryExpr::MapEntry(entry) = &mut entry.expr {
+                    each(&mut entry.value);
+                }
+            }
+        }
+        Expr::Struct(object) => {
+            let entries = std::mem::take(&mut object.entries).into_iter().map(|entry| {
+                let EntryExpr::StructField(field) = entry.expr else { panic!("a field") };
+                let name = LiteralValue::String(field.field.as_str().to_owned().into());
+                let key = IdedExpr { id: 0, expr: Expr::Literal(name) };
+                let entry = MapEntryExpr { key, value: untyped(field.value), optional: field.optional };
+                IdedEntryExpr { id: 0, expr: EntryExpr::MapEntry(entry) }
+            });
+            expr.expr = Expr::Map(MapExpr { entries: entries.collect() });
+        }
+        _ => {}
+    }
+    expr
+}
+
+/// A document whose whole numbers are signed, as in the API.
+struct Signed<'a>(&'a Value);
+
+impl Serialize for Signed<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Value::Array(list) => to.collect_seq(list.iter().map(Signed)),
+            Value::Object(map) => to.collect_map(map.iter().map(|(key, value)| (key, Signed(value)))),
+            Value::Number(number) => to.serialize_i64(number.as_i64().unwrap()),
+            other => other.serialize(to),
+        }
+    }
+}
+
+/// Evaluates as the API server does with these variables.
+fn evaluate(expression: &str, object: &Value, variables: &Value) -> Value {
+    let mut env = Env::stdlib();
+    cel::extensions::strings(&mut env).unwrap();
+    let mut context = Context::with_env(Arc::new(env));
+    let whole =
+        |text: Arc<String>| bytes_of(&Value::from(text.as_str())).and_then(|bytes| i64::try_from(bytes).ok());
+    context.add_function("isQuantity", move |text: Arc<String>| whole(text).is_some()).unwrap();
+    context.add_function("quantity", move |text: Arc<String>| whole(text).unwrap()).unwrap();
+    context
+        .add_function("asInteger", |cel::extractors::This(this): cel::extractors::This<i64>| this)
+        .unwrap();
+    context.add_variable("object", Signed(object)).unwrap();
+    context.add_variable("variables", Signed(variables)).unwrap();
+    let program = Program::compile(expression).unwrap_or_else(|error| panic!("{expression}: {error}"));
+    let expr = untyped(program.expression().clone());
+    let value = cel::Value::resolve(&expr, &context).unwrap_or_else(|error| panic!("{expression}: {error}"));
+    value.json().unwrap()
+}
+
+/// A list of server-side apply is a map by this key.
+fn merge_key(list: &str) -> Option<&'static str> {
+    match list {
+        "volumes" | "containers" | "env" => Some("name"),
+        "volumeMounts" => Some("mountPath"),
+        _ => None,
+    }
+}
+
+fn apply(target: &mut Value, name: &str, patch: Value) {
+    match (target, patch) {
+        (Value::Object(target), Value::Object(patch)) => {
+            assert_ne!(name, "fieldRef", "an ApplyConfiguration may not set an atomic structure");
+            for (key, value) in patch {
+                let empty = if value.is_array() { json!([]) } else { json!({}) };
+                // An empty list in an apply adds nothing.
+                if value != json!([]) {
+                    apply(target.entry(&key).or_insert(empty), &key, value);
+                }
+            }
+        }
+        (Value::Array(target), Value::Array(patch)) if merge_key(name).is_some() => {
+            let key = merge_key(name).unwrap();
+            for item in patch {
+                match target.iter_mut().find(|there| there[key] == item[key]) {
+                    Some(there) => apply(there, "", item),
+                    None => target.push(item),
+                }
+            }
+        }
+        (target, patch) => {
+            assert!(!patch.is_array(), "{name}: an ApplyConfiguration may not set an atomic list");
+            *target = patch;
+        }
+    }
+}
+
+struct Policies {
+    mutating: Value,
+    validating: Value,
+}
+
+impl Policies {
+    fn of(config: &Config) -> Self {
+        let text = policy(config, "shmesh");
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let of_kind =
+            |kind: &str| documents.iter().find(|document| document["kind"] == kind).unwrap().clone();
+        Self {
+            mutating: of_kind("MutatingAdmissionPolicy"),
+            validating: of_kind("ValidatingAdmissionPolicy"),
+        }
+    }
+
+    fn variables(policy: &Value, object: &Value) -> Value {
+        let mut variables = Map::new();
+        for variable in policy["spec"]["variables"].as_array().unwrap() {
+            let so_far = Value::Object(variables.clone());
+            let value = evaluate(variable["expression"].as_str().unwrap(), object, &so_far);
+            variables.insert(variable["name"].as_str().unwrap().to_owned(), value);
+        }
+        Value::Object(variables)
+    }
+
+    fn matches(policy: &Value, object: &Value) -> bool {
+        let conditions = policy["spec"]["matchConditions"].as_array().unwrap();
+        conditions
+            .iter()
+            .all(|condition| evaluate(condition["expression"].as_str().unwrap(), object, &json!({})) == true)
+    }
+
+    /// The pod, or all messages.
+    fn admit(&self, pod: &Value) -> Result<Value, Vec<String>> {
+        let mut object = pod.clone();
+        if Self::matches(&self.mutating, &object) {
+            for mutation in self.mutating["spec"]["mutations"].as_array().unwrap() {
+                // Each mutation sees what those before did.
+                let variables = Self::variables(&self.mutating, &object);
+                if mutation["patchType"] == "ApplyConfiguration" {
+                    let expression = mutation["applyConfiguration"]["expression"].as_str().unwrap();
+                    let patch = evaluate(expression, &object, &variables);
+                    apply(&mut object, "", patch);
+                } else {
+                    let patch =
+                        evaluate(mutation["jsonPatch"]["expression"].as_str().unwrap(), &object, &variables);
+                    let patch: json_patch::Patch = serde_json::from_value(patch).unwrap();
+                    json_patch::patch(&mut object, &patch).unwrap();
+                }
+            }
+        }
+        if !Self::matches(&self.validating, &object) {
+            return Ok(object);
+        }
+        let variables = Self::variables(&self.validating, &object);
+        let validations = self.validating["spec"]["validations"].as_array().unwrap().iter();
+        let broken: Vec<_> = validations
+            // The API server takes an evaluation error for a refusal, and there should be none after the first.
+            .scan(true, |goes_on, validation| {
+                let holds = evaluate(validation["expression"].as_str().unwrap(), &object, &variables) == true;
+                let looked = *goes_on;
+                *goes_on &= holds;
+                looked.then(|| (!holds).then(|| validation["message"].as_str().unwrap().to_owned()))
+            })
+            .flatten()
+            .collect();
+        if broken.is_empty() { Ok(object) } else { Err(broken) }
+    }
+}
+
+/// With quantities as numbers of bytes, whichever way they are written.
+fn normal(value: &Value) -> Value {
+    match value {
+        Value::Array(list) => list.iter().map(normal).collect(),
+        Value::Object(map) => {
+            let of = |(key, value): (&String, &Value)| {
+                let is_size = ["sizeLimit", "memory"].contains(&key.as_str());
+                let value = bytes_of(value).filter(|_| is_size).map_or_else(|| normal(value), Value::from);
+                (key.clone(), value)
+            };
+            map.iter().map(of).collect()
+        }
+        other => other.clone(),
+    }
+}
+
+fn pod(annotations: &Value, spec: &Value) -> Value {
+    let mut all: BTreeMap<String, Value> = [("shmesh.io/links".to_owned(), json!("- name: a\n"))].into();
+    all.extend(annotations.as_object().unwrap().clone());
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "annotations": all}, "spec": spec})
+}
+
+const SIZE: &str = "shmesh.io/size";
+
+#[test]
+fn both_ways_give_the_same_pod() {
+    let config = Config::default();
+    let policies = Policies::of(&config);
+    let secure = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+    let container = |name: &str| json!({"name": name, "image": "i", "securityContext": secure});
+    let with = |more: Value| {
+        let mut container = container("a");
+        container.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        container
+    };
+    let of_pod =
+        json!({"runAsUser": 1000, "runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
+    let spec = |containers: Value| json!({"securityContext": of_pod, "containers": containers});
+    let full = json!({"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "2", "memory": "1Gi"}});
+    let burst = json!({"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}});
+    let mut grouped = spec(json!([container("a"), container("b")]));
+    grouped["securityContext"]["fsGroup"] = 7.into();
+    let mut with_init = spec(json!([container("a")]));
+    with_init["initContainers"] = json!([container("prepare")]);
+    with_init["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+    let cases = [
+        (json!({SIZE: "32Mi"}), spec(json!([container("a")]))),
+        (json!({SIZE: "96Mi"}), spec(json!([container("a"), container("b")]))),
+        (json!({SIZE: "5Gi"}), spec(json!([with(json!({"resources": full}))]))),
+        (json!({SIZE: "100000001"}), spec(json!([with(json!({"resources": burst})), container("b")]))),
+        (
+            json!({SIZE: "64M", "shmesh.io/containers": " b , c"}),
+            spec(json!([container("a"), container("b"), container("c")])),
+        ),
+        (
+            json!({SIZE: "32Mi"}),
+            spec(json!([with(
+                json!({"env": [{"name": "A", "value": "1"}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]})
+            )])),
+        ),
+        (
+            json!({SIZE: "32Mi"}),
+            spec(json!([with(json!({"env": [{"name": "SHMESH_DIR", "value": "/mine"}]}))])),
+        ),
+        (json!({SIZE: "32Mi", "shmesh.io/links": "- name: a\n  memory: { file_mode: '0660' }\n"}), grouped),
+        (json!({SIZE: "32Mi"}), with_init),
+    ];
+    for (annotations, spec) in cases {
+        let pod = pod(&annotations, &spec);
+        let by_policy = policies.admit(&pod).unwrap_or_else(|broken| panic!("{pod}: {broken:?}"));
+        let by_webhook = inject(&pod, "default", &config).unwrap();
+        assert_eq!(normal(&by_policy), normal(&by_webhook.pod), "{annotations}");
+        assert_eq!(violations(&by_policy), [""; 0]);
+        assert_eq!(policies.admit(&by_policy).unwrap(), by_policy, "once is twice");
+        // One after the other, as when both are on.
+        assert!(inject(&by_policy, "default", &config).unwrap().operations.is_empty());
+        assert_eq!(policies.admit(&by_webhook.pod).unwrap(), by_webhook.pod);
+    }
+}
+
+#[test]
+fn another_configuration_is_followed() {
+    let mut config =
+        Config { domain: "mesh.example".into(), agent_resource: "identity".into(), ..Config::default() };
+    config.sidecar.image = "registry.example/sidecar:7".into();
+    (config.sidecar.cpu, config.sidecar.memory, config.sidecar.admin_port) =
+        ("1".into(), Bytes(64 << 20), 9000);
+    let pod = json!({
+        "metadata": {"annotations": {"mesh.example/links": "- name: a", "mesh.example/size": "64Mi"}},
+        "spec": {"securityContext": {"runAsUser": 1}, "containers": [{"name": "a"}]},
+    });
+    let by_policy = Policies::of(&config).admit(&pod).unwrap();
+    assert_eq!(normal(&by_policy), normal(&inject(&pod, "default", &config).unwrap().pod));
+}
+
+#[test]
+fn what_the_policies_cannot_do_they_refuse_with_words() {
+    let policies = Policies::of(&Config::default());
+    let plain = json!({"securityContext": {"runAsUser": 1}, "containers": [{"name": "a"}]});
+    let with = |key: &str, value: Value| {
+        let mut spec = plain.clone();
+        spec[key] = value;
+        spec
+    };
+    let sized = json!({SIZE: "32Mi"});
+    let links = |text: &str| json!({SIZE: "32Mi", "shmesh.io/links": text});
+    for (annotations, spec, words) in [
+        (json!({}), plain.clone(), "write what the links need"),
+        (json!({SIZE: "much"}), plain.clone(), "no size"),
+        (json!({SIZE: "0"}), plain.clone(), "no size"),
+        (links("- name: a\n  scope: pool/radio\n"), plain.clone(), "need the webhook"),
+        (links("- { \"name\": \"a\", \"containers\": [\"a\"] }"), plain.clone(), "need the webhook"),
+        (links("- name: a\n  backing: memfd\n"), plain.clone(), "need the webhook"),
+        (sized.clone(), with("hostPID", json!(true)), "remove hostPID"),
+        (sized.clone(), with("hostIPC", json!(true)), "remove hostIPC"),
+        (sized.clone(), with("initContainers", json!([{"name": "shmesh"}])), "rename it"),
+        (json!({SIZE: "32Mi", "shmesh.io/containers": "b"}), plain.clone(), "no container of that name"),
+        (
+            sized.clone(),
+            with(
+                "containers",
+                json!([{"name": "a", "volumeMounts": [{"name": "v", "mountPath": "/dev/shm"}]}]),
+            ),
+            "mounts something else",
+        ),
+        (
+            sized.clone(),
+            with("containers", json!([{"name": "a", "resources": {"limits": {"shmesh.io/shm": "1"}}}])),
+            "two things at /dev/shm",
+        ),
+        (
+            sized.clone(),
+            with("containers", json!([{"name": "a", "securityContext": {"runAsUser": 2}}])),
+            "one user owns the files",
+        ),
+        (sized, with("securityContext", json!({})), "one user owns the files"),
+    ] {
+        let pod = pod(&annotations, &spec);
+        let broken = policies.admit(&pod).expect_err(words);
+        assert!(broken.iter().any(|message| message.contains(words)), "{pod}: {broken:?}");
+        assert!(
+            broken.iter().all(|message| message.contains("; ") && message.ends_with("(line 1, column 1)"))
+        );
+    }
+}
+
+#[test]
+fn who_asks_for_nothing_gets_nothing() {
+    let policies = Policies::of(&Config::default());
+    for file in crate::support::files(&crate::support::pods(), "nothing.in.yaml") {
+        let object: Value = serde_saphyr::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        assert_eq!(policies.admit(pod_of(&object)).unwrap(), object);
+    }
+}

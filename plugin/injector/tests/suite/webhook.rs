@@ -1,0 +1,181 @@
+//! The server over TLS, as an API server asks it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value, json};
+use shmesh_injector::Config;
+use shmesh_injector::certificate::{Bundle, Keeper, Memory, Served, make};
+use shmesh_injector::webhook::{Metrics, serve};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+const NAME: &str = "shmesh-injector.shmesh.svc";
+const LIFE: Duration = Duration::from_secs(86_400);
+
+struct Server {
+    address: SocketAddr,
+    served: Served,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let served = Served::default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let (tls, config) = (served.server_config().unwrap(), Arc::new(Config::default()));
+        let task = tokio::spawn(serve(listener, tls, config, Metrics::default(), stop.clone(), LIFE));
+        Self { address, served, stop, task }
+    }
+
+    /// Connects as somebody who knows these authorities and nothing else.
+    async fn connect(&self, authorities: &str) -> std::io::Result<TlsStream<TcpStream>> {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
+            roots.add(certificate.unwrap()).unwrap();
+        }
+        let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let stream = TcpStream::connect(self.address).await?;
+        TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(NAME).unwrap(), stream).await
+    }
+}
+
+fn made() -> Bundle {
+    make(&[NAME.to_owned()], LIFE, SystemTime::now(), None).unwrap()
+}
+
+fn question(links: &str) -> String {
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE",
+            "namespace": "radio",
+            "object": {
+                "metadata": {"annotations": {"shmesh.io/links": links}},
+                "spec": {"securityContext": {"runAsUser": 1}, "containers": [{"name": "a"}]},
+            },
+        },
+    })
+    .to_string()
+}
+
+/// Asks on a connection that stays. The status, and the body.
+async fn ask(stream: &mut TlsStream<TcpStream>, method: &str, body: &str) -> (u16, String) {
+    let head = format!("{method} /inject HTTP/1.1\r\nHost: {NAME}\r\nContent-Length: {}\r\n\r\n", body.len());
+    stream.write_all((head + body).as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    loop {
+        let mut part = [0; 4096];
+        let read = stream.read(&mut part).await.unwrap();
+        answer.extend_from_slice(&part[..read]);
+        let text = String::from_utf8_lossy(&answer).into_owned();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else {
+            assert!(read > 0, "closed in the middle: {text}");
+            continue;
+        };
+        let length =
+            head.to_lowercase().lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+        if body.len() == length.unwrap_or(0) || read == 0 {
+            return (head[9..12].parse().unwrap(), body.to_owned());
+        }
+    }
+}
+
+#[tokio::test]
+async fn it_answers_over_tls() {
+    let server = Server::start().await;
+    server.connect(&made().authorities).await.expect_err("there is no certificate yet");
+    let bundle = made();
+    server.served.present(&bundle).unwrap();
+    let mut stream = server.connect(&bundle.authorities).await.unwrap();
+    let (status, body) = ask(&mut stream, "POST", &question("- name: a")).await;
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &answer["response"]["patchType"]), (200, &json!("JSONPatch")));
+    let (status, body) = ask(&mut stream, "POST", &question("- name: a/b")).await;
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &answer["response"]["allowed"]), (200, &json!(false)), "on the same connection");
+    assert_eq!(ask(&mut stream, "POST", "{}").await.0, 400);
+    assert_eq!(ask(&mut stream, "GET", "").await.0, 405);
+    server.connect(&made().authorities).await.expect_err("signed by somebody else");
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_refused_and_others_go_on() {
+    let server = Server::start().await;
+    let bundle = made();
+    server.served.present(&bundle).unwrap();
+    let mut stream = server.connect(&bundle.authorities).await.unwrap();
+    let head = "POST /inject HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 413");
+    // Somebody who speaks no TLS, and somebody who does not speak.
+    let mut garbage = TcpStream::connect(server.address).await.unwrap();
+    garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let _silent = TcpStream::connect(server.address).await.unwrap();
+    let mut stream = server.connect(&bundle.authorities).await.unwrap();
+    assert_eq!(ask(&mut stream, "POST", &question("- name: a")).await.0, 200);
+}
+
+#[tokio::test]
+async fn the_end_waits_for_who_has_asked() {
+    let server = Server::start().await;
+    let bundle = made();
+    server.served.present(&bundle).unwrap();
+    let mut idle = server.connect(&bundle.authorities).await.unwrap();
+    assert_eq!(ask(&mut idle, "POST", &question("- name: a")).await.0, 200);
+    let mut asking = server.connect(&bundle.authorities).await.unwrap();
+    let body = question("- name: a");
+    let head = format!(
+        "POST /inject HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\nExpect: 100-continue\r\n\r\n",
+        body.len()
+    );
+    asking.write_all(head.as_bytes()).await.unwrap();
+    let mut go_on = [0; 12];
+    asking.read_exact(&mut go_on).await.unwrap();
+    assert_eq!(&go_on, b"HTTP/1.1 100", "the question is being read");
+    server.stop.cancel();
+    assert_eq!(idle.read(&mut [0; 64]).await.unwrap_or(0), 0, "who asks nothing is let go");
+    asking.write_all(body.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let _ = asking.read_to_string(&mut answer).await;
+    assert!(answer.contains("HTTP/1.1 200"), "{answer}");
+    server.task.await.unwrap();
+    TcpStream::connect(server.address).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_certificate_is_replaced_and_no_client_is_lost() {
+    let (store, server) = (Memory::default(), Server::start().await);
+    let mut keeper = Keeper::new(store.clone(), server.served.clone(), vec![NAME.to_owned()], LIFE);
+    keeper.step(SystemTime::now()).await.unwrap();
+    let before = store.published();
+    let mut kept = server.connect(&before).await.unwrap();
+    // Two thirds of its life later, but the client's clock, which this machine's is, has not moved.
+    let due = SystemTime::now() + LIFE * 2 / 3;
+    assert!(keeper.step(due).await.unwrap().published);
+    let between = store.published();
+    server.connect(&before).await.expect("an API server that does not know yet");
+    server.connect(&between).await.expect("one that knows");
+    assert!(keeper.step(due).await.unwrap().presented);
+    server.connect(&before).await.expect_err("by now all know");
+    // The new one begins later than now; that it is presented is what counts.
+    let error = server.connect(&between).await.expect_err("not valid yet").to_string();
+    assert!(error.contains("NotValidYet") || error.contains("not valid yet"), "{error}");
+    assert_eq!(ask(&mut kept, "POST", &question("- name: a")).await.0, 200, "connections stay");
+}

@@ -1,0 +1,10 @@
+//! The device plugin as a process, and a kubelet double. Real sockets, real time.
+
+mod events;
+mod gives;
+mod hostile;
+mod plugin;
+mod random;
+mod refuses;
+mod survives;
+mod sweeps;

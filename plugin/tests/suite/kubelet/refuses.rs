@@ -1,0 +1,90 @@
+//! What is wrong is said at start, all of it, before anything is bound or made.
+
+use std::fs;
+use std::io::Read;
+use std::process::Command;
+
+use crate::kubelet::plugin::*;
+
+/// Status and log of a plugin that should not start.
+fn refused(place: &Place, settings: &[&str]) -> (Option<i32>, String) {
+    let mut child = Plugin::command(&place.settings(), settings, None).spawn().unwrap();
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    (child.wait().unwrap().code(), said)
+}
+
+#[test]
+fn every_problem_at_once_and_64() {
+    let place = Place::new();
+    let wrong = [
+        "domain=kubernetes.io",
+        "shm.unit=0",
+        "shm.budget=99999Ti",
+        "pools=[{name: a}, {name: a}, {name: b/c}]",
+        "gpuIpc.slotsPerDevice=many",
+        "cdi.directory=/fake.yaml/cdi",
+    ];
+    let (code, said) = refused(&place, &wrong);
+    assert_eq!(code, Some(64), "{said}");
+    for part in [
+        "domain: ",
+        "shm.unit: ",
+        "shm.budget: ",
+        "pools[a]: two pools",
+        "pools[b/c].name: ",
+        "gpuIpc.slotsPerDevice: ",
+        "cdi.directory: ",
+    ] {
+        assert!(said.contains(part), "{part} is in {said}");
+    }
+    assert!(said.contains("7 problems"), "{said}");
+    assert_eq!(fs::read_dir(place.sockets()).unwrap().count(), 0);
+    for path in ["var/run", "dev/shm/shmesh", "run/shmesh"] {
+        assert!(!place.path(path).exists(), "{path} was made");
+    }
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_64() {
+    let place = Place::new();
+    fs::remove_dir(place.sockets()).unwrap();
+    let (code, said) = refused(&place, &[]);
+    assert_eq!(code, Some(64), "{said}");
+    assert!(said.contains("mount the kubelet's directory there"), "{said}");
+}
+
+#[test]
+fn flags_that_contradict_each_other_are_64() {
+    let place = Place::new();
+    let (code, said) = refused(&place, &["cdi.enabled=false"]);
+    assert_eq!(code, Some(64), "{said}");
+    assert!(said.contains("shm.budget: ") && said.contains("pools[a].gid: "), "{said}");
+    let twice = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin"))
+        .args(["run", "--check", "--set", "shm.unit=1Mi", "--set", "shm.unit=2Mi"])
+        .output()
+        .unwrap();
+    assert_eq!(twice.status.code(), Some(64));
+    assert!(String::from_utf8(twice.stderr).unwrap().contains("set twice"));
+}
+
+#[tokio::test]
+async fn a_second_plugin_of_the_node_is_69() {
+    let place = Place::with_kubelet().await;
+    let plugin = place.start();
+    place.all_there().await;
+    let sockets = place.plugin_sockets();
+    let (code, said) = refused(&place, &[]);
+    assert_eq!(code, Some(69), "{said}");
+    assert!(said.contains("another plugin of shmesh.io"), "{said}");
+    assert_eq!(place.plugin_sockets(), sockets, "and the first keeps its sockets");
+    drop(plugin);
+}
+
+#[test]
+fn the_schema_is_printed() {
+    let output = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin")).arg("schema").output().unwrap();
+    let schema: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(schema["additionalProperties"], false);
+    assert!(schema["properties"]["pools"]["description"].is_string());
+}

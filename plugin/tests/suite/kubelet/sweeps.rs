@@ -1,0 +1,50 @@
+//! What dead pods left is taken away, and nothing else.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::kubelet::plugin::*;
+
+#[tokio::test]
+async fn left_by_the_dead_and_used_by_the_living() {
+    let place = Place::with_kubelet().await;
+    let plugin = place.start();
+    place.all_there().await;
+    let pool = place.path("dev/shm/shmesh/a");
+    for name in ["p", "q"] {
+        place.node.add_pod(pod(name, &[(POOL, 1)])).await;
+    }
+    fs::write(pool.join("link_shm"), vec![0; 100_000]).unwrap();
+    plugin.shows("shmesh_plugin_pool_used_bytes{pool=\"a\"}", |bytes| bytes >= 100_000.0).await;
+    // One is dead, the other may use what it left.
+    place.node.delete_pod("p");
+    plugin.shows("shmesh_plugin_held{resource=\"shmesh.io/a\"}", |units| units == 1.0).await;
+    // Three times the grace: looks that would have swept.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(pool.join("link_shm").exists());
+
+    place.node.delete_pod("q");
+    plugin.shows("shmesh_plugin_swept_total{pool=\"a\"}", |files| files == 1.0).await;
+    assert!(!pool.join("link_shm").exists() && pool.exists());
+    plugin.shows("shmesh_plugin_pool_used_bytes{pool=\"a\"}", |bytes| bytes == 0.0).await;
+    // And the pool is as good as before.
+    place.node.add_pod(pod("r", &[(POOL, 1)])).await;
+    assert_eq!(place.node.holders(POOL).len(), 1);
+}
+
+#[tokio::test]
+async fn nobody_is_dead_because_the_kubelet_does_not_say() {
+    let place = Place::with_kubelet().await;
+    let plugin = place.start();
+    place.all_there().await;
+    place.node.add_pod(pod("p", &[(POOL, 1)])).await;
+    let file = place.path("dev/shm/shmesh/a/link_shm");
+    fs::write(&file, "x").unwrap();
+    place.node.kill_kubelet().await;
+    plugin.shows("shmesh_plugin_pod_lists_failed_total", |count| count >= 4.0).await;
+    assert!(file.exists());
+    place.node.start_kubelet().await.unwrap();
+    place.all_there().await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(file.exists(), "the pod lives");
+}

@@ -1,0 +1,252 @@
+//! Device keys between real processes, brokered by a real sidecar, over memfds in the place of device memory.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use crate::support::Sidecar;
+use shmesh_proto::broker::{Code, ExportKey, ImportByKey, Mechanism, Reply, Request, reply, request};
+use shmesh_proto::packet;
+use shmesh_sys::socket;
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
+
+/// A sidecar, an exporter, and an importer.
+fn three(dir: &std::path::Path, flags: &[&str]) -> (Sidecar, Peer, Peer) {
+    let sidecar = Sidecar::start_with(dir, "mpmc", flags);
+    let (mut exporter, mut importer) = (Peer::start(dir), Peer::start(dir));
+    exporter.tell("device connect");
+    importer.tell("device connect");
+    // Let in, and not only in the queue: tests count descriptors from here on.
+    assert_ne!(exporter.ask("device tgid"), importer.ask("device tgid"));
+    (sidecar, exporter, importer)
+}
+
+#[test]
+fn memory_reaches_exactly_who_is_admitted() {
+    let _watchdog = Watchdog::start();
+    let kernels: [&[&str]; 2] = [&[], &["--old-kernel"]];
+    for kernel in kernels {
+        reaches_who_is_admitted(kernel);
+    }
+}
+
+fn reaches_who_is_admitted(flags: &[&str]) {
+    let dir = ipc_dir();
+    let (sidecar, mut exporter, mut importer) = three(dir.path(), flags);
+    let mut other = Peer::start(dir.path());
+    other.tell("device connect");
+    let key = exporter.ask("device export weights 0");
+    assert_eq!(key.len(), 64);
+    // Not admitted yet, and no such key: the same words.
+    let refused = importer.ask(&format!("device import {key}"));
+    let unknown = importer.ask(&format!("device import {}", "0".repeat(64)));
+    assert!(refused.starts_with("err Denied") && refused == unknown, "{refused} / {unknown}");
+
+    let tgid = importer.ask("device tgid");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    assert!(other.ask(&format!("device import {key}")).starts_with("err Denied"), "the third one is not");
+    until("it is counted", || sidecar.metric("shmesh_sidecar_keys") == 1);
+
+    // Importers close before the exporter.
+    let busy = exporter.ask(&format!("device close {key}"));
+    assert!(busy.starts_with("err Busy") && busy.contains(&tgid), "{busy}");
+    importer.tell(&format!("device close {key}"));
+    assert!(importer.ask(&format!("device close {key}")).starts_with("err"), "twice");
+    until("the exporter hears of it", || exporter.ask("device event") == "unused");
+    exporter.tell(&format!("device close {key}"));
+    until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
+    assert!(importer.ask(&format!("device import {key}")).starts_with("err Denied"));
+}
+
+#[test]
+fn a_dead_importer_has_closed() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
+    let key = exporter.ask("device export weights 0");
+    let tgid = importer.ask("device tgid");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    importer.kill();
+    until("its death is its close", || exporter.ask(&format!("device close {key}")) == "ok");
+}
+
+#[test]
+fn a_dead_exporter_is_told() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
+    let before = sidecar.fds();
+    let key = exporter.ask("device export weights 0");
+    let tgid = importer.ask("device tgid");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    exporter.kill();
+    until("the importer hears of it", || importer.ask("device event") == "lost");
+    until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
+    until("and its descriptor", || sidecar.fds() < before);
+    importer.tell(&format!("device close {key}"));
+    assert!(importer.ask(&format!("device close {key}")).starts_with("err Denied"), "twice");
+}
+
+#[test]
+fn a_forced_close_tells_the_importers() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
+    let key = exporter.ask("device export weights 0");
+    let tgid = importer.ask("device tgid");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    exporter.tell(&format!("device force {key}"));
+    until("it is told", || importer.ask("device event") == "closing");
+    importer.tell(&format!("device close {key}"));
+    until("the exporter may free it", || exporter.ask("device event") == "unused");
+}
+
+/// Who was the last importer once is not who is the last now.
+#[test]
+fn a_forced_close_waits_for_who_imports_now() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
+    let key = exporter.ask("device export weights 0");
+    let tgid = importer.ask("device tgid");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    importer.tell(&format!("device close {key}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    // The exporter has not looked at its events: the first says that nobody imports.
+    exporter.tell(&format!("device force {key}"));
+    assert_eq!(exporter.ask("device event"), "none");
+    importer.tell(&format!("device close {key}"));
+    until("the exporter may free it", || exporter.ask("device event") == "unused");
+}
+
+#[test]
+fn a_forced_close_of_what_nobody_imports_frees_it() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_sidecar, mut exporter, _importer) = three(dir.path(), &[]);
+    let fds = format!("/proc/{}/fd", exporter.pid());
+    let before = std::fs::read_dir(&fds).unwrap().count();
+    let key = exporter.ask("device export weights 0");
+    assert!(std::fs::read_dir(&fds).unwrap().count() > before);
+    exporter.tell(&format!("device force {key}"));
+    assert_eq!(std::fs::read_dir(&fds).unwrap().count(), before);
+    assert!(exporter.ask(&format!("device close {key}")).starts_with("err Denied"));
+}
+
+/// A session that ends says nothing of memory that is still mapped.
+#[test]
+fn what_outlives_its_session_is_still_imported() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
+    let key = exporter.ask("device export weights 0");
+    let tgid = importer.ask("device tgid");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    importer.tell("device drop");
+    assert!(exporter.ask(&format!("device close {key}")).starts_with("err Busy"));
+    importer.kill();
+    until("its death is a close", || exporter.ask(&format!("device close {key}")) == "ok");
+}
+
+#[test]
+fn keys_for_everybody_only_where_the_operator_permits_them() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (_sidecar, mut exporter, _importer) = three(dir.path(), &[]);
+    let refused = exporter.ask("device export weights 1");
+    assert!(refused.starts_with("err Denied") && refused.contains("polic"), "{refused}");
+    assert!(exporter.ask("device export weights 2").starts_with("err Refused"), "a flag that does not exist");
+    let dir = ipc_dir();
+    let (_sidecar, mut exporter, mut importer) = three(dir.path(), &["--allow-open-keys"]);
+    let key = exporter.ask("device export weights 1");
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+}
+
+/// Both are process 1 of their own pid namespace. What each knows of itself admits nobody; what the sidecar says does.
+#[test]
+fn numbers_of_other_pid_namespaces_admit_nobody() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let dir = ipc_dir();
+    let _sidecar = Sidecar::start(dir.path(), "mpmc");
+    let (mut exporter, mut importer) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
+    exporter.tell("device connect");
+    importer.tell("device connect");
+    let key = exporter.ask("device export weights 0");
+    // 1 is the importer in its own eyes, and the init process of the machine in the sidecar's.
+    let _ = exporter.ask(&format!("device admit {key} 1"));
+    assert!(importer.ask(&format!("device import {key}")).starts_with("err Denied"));
+    let tgid = importer.ask("device tgid");
+    assert_ne!(tgid, "1");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+}
+
+fn ask(fd: &OwnedFd, op: request::Op, fds: &[std::os::fd::BorrowedFd<'_>]) -> reply::Result {
+    socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();
+    let (bytes, _) = socket::receive(fd).unwrap();
+    packet::decode::<Reply>(&bytes).unwrap().result.unwrap()
+}
+
+#[test]
+fn what_is_no_memory_is_not_exported() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = Sidecar::start(dir.path(), "mpmc");
+    let before = sidecar.fds();
+    let connection = stranger(dir.path());
+    let export = |size| {
+        let mechanism = Mechanism::Host.into();
+        request::Op::ExportKey(ExportKey { size, flags: 0, mechanism, handle: Vec::new() })
+    };
+    let refused = |result| match result {
+        reply::Result::Refused(refused) => refused.code(),
+        other => panic!("this must be refused: {other:?}"),
+    };
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(8192).unwrap();
+    let memory = shmesh::device::HostMemory::new(4096).unwrap();
+    let memfd = shmesh::device::DeviceMemory::fd(&memory).unwrap();
+    assert_eq!(refused(ask(&connection, export(4096), &[file.as_fd()])), Code::Invalid, "a plain file");
+    assert_eq!(refused(ask(&connection, export(4096), &[connection.as_fd()])), Code::Invalid, "a socket");
+    assert_eq!(refused(ask(&connection, export(4097), &[memfd])), Code::Invalid, "more than there is");
+    assert_eq!(refused(ask(&connection, export(0), &[memfd])), Code::Invalid, "nothing");
+    assert_eq!(refused(ask(&connection, export(4096), &[])), Code::Invalid, "no descriptor");
+    assert_eq!(refused(ask(&connection, export(4096), &[memfd, memfd])), Code::Invalid, "two");
+    let short = request::Op::ImportByKey(ImportByKey { key: b"short".to_vec() });
+    assert!(matches!(refused(ask(&connection, short, &[])), Code::Invalid | Code::Denied));
+    let reply::Result::Exported(exported) = ask(&connection, export(4096), &[memfd]) else {
+        panic!("it is fine")
+    };
+    assert_eq!(exported.key.len(), 65);
+    let _ = key_of(std::str::from_utf8(&exported.key[..64]).unwrap());
+    drop(connection);
+    until("what is left is the key of a process that lives", || sidecar.fds() <= before + 2);
+    assert!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"bad_descriptors\"}") >= 3);
+}
+
+/// One death, more events than any queue of packets to one session should need; the one that reads keeps its session.
+#[test]
+fn many_keys_end_at_once() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let (sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
+    let tgid = importer.ask("device tgid");
+    for _ in 0..200 {
+        let key = exporter.ask("device export weights 0");
+        exporter.tell(&format!("device admit {key} {tgid}"));
+        assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    }
+    exporter.kill();
+    for _ in 0..200 {
+        until("each is told", || importer.ask("device event") == "lost");
+    }
+    assert_eq!(importer.ask("device tgid"), tgid, "it still has its session");
+    assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"slow\"}"), 0);
+}

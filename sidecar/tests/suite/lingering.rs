@@ -1,0 +1,121 @@
+//! Descriptors that do not let themselves be closed.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::support::Sidecar;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::TimeVal;
+use nix::unistd::Pid;
+use shmesh_proto::broker::{ExportKey, Hello, Mechanism, Reply, Request, reply, request::Op};
+use shmesh_proto::limits::MAX_FDS;
+use shmesh_proto::packet;
+use shmesh_sys::socket;
+use shmesh_testing::{Watchdog, ipc_dir, own_process, stranger, until};
+
+const HELLO: Op = Op::Hello(Hello {});
+
+fn tell(fd: &OwnedFd, op: Op, fds: &[BorrowedFd<'_>]) {
+    socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();
+}
+
+fn is_welcome(fd: &OwnedFd) -> bool {
+    tell(fd, HELLO, &[]);
+    let Ok((bytes, _)) = socket::receive(fd) else { return false };
+    matches!(packet::decode::<Reply>(&bytes).unwrap().result, Some(reply::Result::Welcome(_)))
+}
+
+fn export(mechanism: Mechanism) -> Op {
+    Op::ExportKey(ExportKey { size: 1, flags: 0, mechanism: mechanism.into(), handle: Vec::new() })
+}
+
+/// How a connection sends a descriptor.
+type Way = dyn Fn(&OwnedFd, BorrowedFd<'_>);
+
+/// Bytes that nobody reads, and a close that waits for them for ten minutes.
+struct Stubborn {
+    listener: TcpListener,
+    others: Vec<TcpStream>,
+}
+
+impl Stubborn {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // What is sent has no room at the other end, not even later.
+        setsockopt(&listener, sockopt::RcvBuf, &4096).unwrap();
+        Self { listener, others: Vec::new() }
+    }
+
+    fn one(&mut self) -> TcpStream {
+        let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+        self.others.push(self.listener.accept().unwrap().0);
+        setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 600 }).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut &stream, &[0; 65_536]).is_ok() {}
+        stream
+    }
+}
+
+#[test]
+fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
+    // Children that other tests start have copies of every descriptor for a moment, and the sidecar must have the
+    // last one.
+    own_process(|| {
+        let _watchdog = Watchdog::start();
+        let dir = ipc_dir();
+        let sidecar = Sidecar::start_with_limit(dir.path(), "mpmc", 640, &[]);
+        let before = sidecar.fds();
+        let signal = |signal| kill(Pid::from_raw(sidecar.pid().cast_signed()), signal).unwrap();
+        let mut stubborn = Stubborn::new();
+        let other = stranger(dir.path());
+        setsockopt(&other, sockopt::ReceiveTimeout, &TimeVal::new(60, 0)).unwrap();
+        assert!(is_welcome(&other));
+
+        let ways: [(&str, &Way); 7] = [
+            ("with nothing", &|fd, stream| socket::send(fd, &[], &[stream]).unwrap()),
+            ("with nothing, behind a packet that is none", &|fd, stream| {
+                socket::send(fd, &[0xff; 100], &[]).unwrap();
+                socket::send(fd, &[], &[stream]).unwrap();
+            }),
+            ("with a request that takes none", &|fd, stream| tell(fd, HELLO, &[stream])),
+            ("as memory", &|fd, stream| tell(fd, export(Mechanism::Host), &[stream])),
+            ("as a device", &|fd, stream| tell(fd, export(Mechanism::CudaVmm), &[stream])),
+            ("with too many", &|fd, stream| tell(fd, HELLO, &[stream; MAX_FDS + 1])),
+            ("behind a packet that is none", &|fd, stream| {
+                socket::send(fd, &[0xff; 100], &[]).unwrap();
+                tell(fd, HELLO, &[stream]);
+            }),
+        ];
+        for (way, send) in ways {
+            let attacker = stranger(dir.path());
+            assert!(is_welcome(&attacker));
+            // While the sidecar is stopped this test closes its own descriptor: then the sidecar has the last.
+            let stream = stubborn.one();
+            signal(Signal::SIGSTOP);
+            send(&attacker, stream.as_fd());
+            drop((stream, attacker));
+            signal(Signal::SIGCONT);
+            assert!(is_welcome(&other), "{way}: another one does not notice");
+        }
+
+        // Who finds no place is closed with all that it has sent.
+        let mut crowd = Vec::new();
+        until("there is no more room", || {
+            crowd.push(stranger(dir.path()));
+            sidecar.metric("shmesh_sidecar_refused_connections_total") > 0
+        });
+        let stream = stubborn.one();
+        signal(Signal::SIGSTOP);
+        let one_more = stranger(dir.path());
+        tell(&one_more, HELLO, &[stream.as_fd()]);
+        drop((stream, one_more));
+        signal(Signal::SIGCONT);
+        assert!(is_welcome(&other), "one too many: another one does not notice");
+
+        // Their other ends close: so do they.
+        drop((stubborn, crowd, other));
+        until("all descriptors are closed", || sidecar.fds() <= before);
+        sidecar.stop();
+    });
+}

@@ -1,0 +1,258 @@
+//! Links that a sidecar keeps: real processes, real deaths.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::support::Sidecar;
+use shmesh::{Link, LinkOptions, Side};
+use shmesh_testing::{Peer, Watchdog, files, ipc_dir, is_root, kind_of, refused, until};
+
+const KINDS: [&str; 6] = ["mpmc", "spsc", "mpmc memfd", "spsc memfd", "mpmc notify=off", "spsc notify=off"];
+
+fn attach(dir: &std::path::Path, side: Side) -> shmesh::Result<Link> {
+    LinkOptions::new().dir(dir).timeout(Duration::from_secs(60)).attach("link", side)
+}
+
+#[test]
+fn participants_attach_through_it() {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let sidecar = Sidecar::start(dir.path(), kind);
+        assert!(sidecar.get("/readyz").starts_with("HTTP/1.1 200"), "{kind}");
+        let phy = attach(dir.path(), Side::Primary).unwrap();
+        let mut mac = Peer::start(dir.path());
+        mac.tell("attach link secondary 0");
+        mac.tell("send 1 up");
+        assert_eq!(phy.receive().unwrap().unwrap().msg(), b"up", "{kind}");
+        if !kind.contains("notify=off") {
+            phy.send_inline(2, 0, b"down").unwrap();
+            phy.notify().unwrap();
+            assert_eq!(mac.ask("wait -1"), "true", "{kind}");
+        }
+        until("both are known", || sidecar.metric("shmesh_sidecar_attached_total") == 2);
+        until("both are seen", || sidecar.metric("shmesh_sidecar_participants{link=\"link\"}") == 2);
+    }
+}
+
+#[test]
+fn a_link_outlives_its_processes() {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let _sidecar = Sidecar::start(dir.path(), kind);
+        let mut mac = Peer::start(dir.path());
+        mac.tell("attach link secondary 0");
+        mac.tell("send 7 waits");
+        mac.exit();
+        let phy = attach(dir.path(), Side::Primary).unwrap();
+        assert_eq!(phy.receive().unwrap().unwrap().msg(), b"waits", "{kind}");
+    }
+}
+
+#[test]
+fn a_sidecar_that_restarts_adopts_what_it_finds() {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS {
+        for is_killed in [true, false] {
+            let dir = ipc_dir();
+            let sidecar = Sidecar::start(dir.path(), kind);
+            let phy = attach(dir.path(), Side::Primary).unwrap();
+            let mut mac = Peer::start(dir.path());
+            mac.tell("attach link secondary 0");
+            mac.tell("send 1 before");
+            if is_killed {
+                sidecar.kill()
+            } else {
+                sidecar.stop()
+            }
+            // They go on without it, and one of them serves newcomers.
+            mac.tell("send 2 without");
+            let mut other = Peer::start(dir.path());
+            if kind.starts_with("mpmc") {
+                until("a participant serves the link", || other.ask("attach link secondary 0") == "ok");
+                other.tell("send 3 newcomer");
+            }
+            let sidecar = Sidecar::start(dir.path(), kind);
+            mac.tell("send 4 after");
+            let mut ids = Vec::new();
+            while let Some(message) = phy.receive().unwrap() {
+                ids.push(message.msg_id());
+            }
+            let expected: &[i32] = if kind.starts_with("mpmc") { &[1, 2, 3, 4] } else { &[1, 2, 4] };
+            assert_eq!(ids, expected, "{kind}: nothing was lost");
+            // Each process comes back, so that its death will be noticed.
+            let processes = if kind.starts_with("mpmc") { 3 } else { 2 };
+            until("they have come back", || sidecar.metric("shmesh_sidecar_sessions") == processes);
+        }
+    }
+}
+
+#[test]
+fn what_the_dead_held_comes_back() {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let sidecar = Sidecar::start(dir.path(), kind);
+        let phy = attach(dir.path(), Side::Primary).unwrap();
+        let mut mac = Peer::start(dir.path());
+        mac.tell("attach link secondary 0");
+        for _ in 0..5 {
+            mac.tell("hold-loan");
+        }
+        mac.kill();
+        until("it is taken back", || phy.participants().count() == 1);
+        let all: Vec<_> = std::iter::from_fn(|| phy.loan().ok()).collect();
+        assert_eq!(all.len(), 32, "{kind}: every buffer");
+        until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total{link=\"link\"}") == 1);
+    }
+}
+
+/// The participants are each process 1 of a pid namespace of their own: only the sidecar can tell who has died.
+#[test]
+fn deaths_in_other_pid_namespaces_are_noticed() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let kernels: [&[&str]; 2] = [&[], &["--old-kernel"]];
+    for (kind, kernel) in KINDS.iter().zip(kernels.iter().cycle()) {
+        let dir = ipc_dir();
+        let sidecar = Sidecar::start_with(dir.path(), kind, kernel);
+        let (mut phy, mut mac) = (Peer::start_alone(dir.path()), Peer::start_alone(dir.path()));
+        phy.tell("attach link primary 0");
+        mac.tell("attach link secondary 0");
+        for _ in 0..5 {
+            mac.tell("hold-loan");
+        }
+        mac.tell("send 1 last");
+        mac.kill();
+        until("it is taken back", || phy.ask("participants") == "1");
+        assert_eq!(phy.ask("receive"), "1 last", "{kind}: what it had sent stays sent");
+        until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total{link=\"link\"}") == 1);
+        let mut mac = Peer::start_alone(dir.path());
+        mac.tell("attach link secondary 0");
+        mac.tell("send 2 again");
+        assert_eq!(phy.ask("receive"), "2 again", "{kind}");
+    }
+}
+
+#[test]
+fn who_died_while_no_sidecar_ran_is_noticed_by_the_next() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let sidecar = Sidecar::start(dir.path(), kind);
+        let mut mac = Peer::start_alone(dir.path());
+        mac.tell("attach link secondary 0");
+        mac.tell("hold-loan");
+        mac.tell("send 1 last");
+        sidecar.kill();
+        // On a memfd link it is the only one that has the memory: then nothing is left to take back.
+        let mut phy = Peer::start_alone(dir.path());
+        phy.tell("attach link primary 10000");
+        mac.kill();
+        let _sidecar = Sidecar::start(dir.path(), kind);
+        until("it is taken back", || phy.ask("participants") == "1");
+        assert_eq!(phy.ask("receive"), "1 last", "{kind}: what it had sent stays sent");
+    }
+}
+
+#[test]
+fn it_drains_and_leaves_the_link() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = Sidecar::start(dir.path(), "mpmc");
+    let before = files(dir.path());
+    assert!(before.contains(&"link.broker".to_owned()));
+    sidecar.stop();
+    let after: Vec<_> = before.into_iter().filter(|name| name != "link.broker").collect();
+    assert_eq!(files(dir.path()), after, "the link stays for whoever comes next");
+}
+
+/// The exit code and the words of a sidecar that does not start.
+fn fails(flags: &[&str]) -> (Option<i32>, String) {
+    let out = Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar")).args(flags).output().unwrap();
+    (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+}
+
+#[test]
+fn what_cannot_be_is_told() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let at = dir.path().to_str().unwrap();
+    let (code, said) = fails(&["--dir", at]);
+    assert!(code == Some(64) && said.contains("--link NAME"), "{code:?} {said}");
+    let (code, said) = fails(&["--link", "a/b", "--dir", at]);
+    assert!(code == Some(2) && said.contains("a/b"), "{code:?} {said}");
+    let (code, said) = fails(&["--link", "a", "--dir", "/proc"]);
+    assert!(code == Some(64) && said.contains("not on a tmpfs"), "{code:?} {said}");
+    let file = dir.path().join("links.yaml");
+    let shown = "unknown key \"frobnicate\"; known here: name, ring, pools, backing, memory, notify";
+    for (flag, text, at) in [
+        (
+            "--config",
+            "links:\n  - name: x\n    frobnicate: 1\n",
+            "3:5\n  |\n3 |     frobnicate: 1\n  |     ^\n",
+        ),
+        ("--annotation", "- name: x\n  frobnicate: 1\n", "2:3\n  |\n2 |   frobnicate: 1\n  |   ^\n"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let (code, said) = fails(&[flag, file.to_str().unwrap(), "--dir", dir.path().to_str().unwrap()]);
+        let snippet = format!("\n --> {}:{at}", file.display());
+        assert!(code == Some(64) && said.contains(shown) && said.ends_with(&snippet), "{code:?} {said}");
+        assert!(!said.contains("(line"), "{said}");
+    }
+    std::fs::remove_file(&file).unwrap();
+    // Another keeper has it.
+    let _sidecar = Sidecar::start(dir.path(), "mpmc");
+    let config = dir.path().join("links.yaml");
+    let (code, said) = fails(&["--annotation", config.to_str().unwrap(), "--dir", at, "--any-file-system"]);
+    assert!(
+        code == Some(1) && said.contains("link link") && said.contains("another keeper"),
+        "{code:?} {said}"
+    );
+}
+
+#[test]
+fn another_shape_is_told() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    Sidecar::start(dir.path(), "mpmc").stop();
+    let flags = ["--link", "link", "--dir", dir.path().to_str().unwrap(), "--any-file-system"];
+    let (code, said) = fails(&flags);
+    assert!(code == Some(1) && said.contains("link link") && said.contains("ring.len"), "{code:?} {said}");
+}
+
+#[test]
+fn without_an_identity_nobody_gets_in() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let absent = dir.path().join("absent.sock");
+    let sidecar = Sidecar::start_with(dir.path(), "mpmc memfd", &["--identity", absent.to_str().unwrap()]);
+    let error = refused(attach(dir.path(), Side::Secondary));
+    assert_eq!(kind_of(&error), "Holder");
+    assert!(error.to_string().contains("its log says why"), "{error}");
+    // When it came, and when it asked.
+    assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}"), 2);
+}
+
+#[test]
+fn peers_hear_of_a_death() {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let sidecar = Sidecar::start(dir.path(), kind);
+        let (mut phy, mut mac) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        phy.tell("attach link primary 0");
+        phy.tell("device connect");
+        mac.tell("attach link secondary 0");
+        until("both are known", || sidecar.metric("shmesh_sidecar_attached_total") == 2);
+        let pid = mac.pid();
+        mac.kill();
+        until("it is told", || phy.ask("device event") == format!("died {pid}"));
+    }
+}

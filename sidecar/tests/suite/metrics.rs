@@ -1,0 +1,124 @@
+//! What `/metrics` shows of the links: read in shared memory when somebody asks.
+
+use crate::support::Sidecar;
+use shmesh::config::PoolId;
+use shmesh::{LinkOptions, Side};
+use shmesh_testing::{Peer, Watchdog, ipc_dir, until};
+
+fn of_link(sidecar: &Sidecar, name: &str, label: &str) -> u64 {
+    let label = if label.is_empty() { String::new() } else { format!(",{label}") };
+    sidecar.metric(&format!("shmesh_sidecar_{name}{{link=\"link\"{label}}}"))
+}
+
+fn series(sidecar: &Sidecar, name: &str) -> usize {
+    let start = format!("shmesh_sidecar_{name}{{");
+    sidecar.get("/metrics").lines().filter(|line| line.starts_with(&start)).count()
+}
+
+#[test]
+fn messages_loans_and_buffers() {
+    let _watchdog = Watchdog::start();
+    for kind in ["mpmc", "spsc", "mpmc memfd"] {
+        let dir = ipc_dir();
+        let sidecar = Sidecar::start(dir.path(), kind);
+        assert_eq!(
+            (series(&sidecar, "loans"), of_link(&sidecar, "participants", "")),
+            (0, 0),
+            "nobody is there"
+        );
+        let options = LinkOptions::new().dir(dir.path());
+        let phy = options.attach("link", Side::Primary).unwrap();
+        let mac = options.attach("link", Side::Secondary).unwrap();
+        let number = |name, label: &str| of_link(&sidecar, name, label);
+        let m2s = |name| number(name, "direction=\"m2s\"");
+
+        // More than the ring holds, so that it goes round.
+        for n in 0..40 {
+            phy.send_inline(n, 0, b"hello").unwrap();
+            assert_eq!(m2s("messages_total"), u64::try_from(n).unwrap() + 1, "{kind}");
+            assert_eq!(m2s("queued"), 1, "{kind}");
+            assert!(mac.receive().unwrap().is_some());
+        }
+        assert_eq!((m2s("messages_total"), m2s("queued")), (40, 0), "{kind}");
+        assert_eq!(number("messages_total", "direction=\"s2m\""), 0, "{kind}");
+
+        let seat = |link: &shmesh::Link| format!("seat=\"{}\"", link.seat());
+        assert_eq!(number("free_buffers", "pool=\"cpu_msg\""), 32, "{kind}");
+        let (with_data, plain) = (phy.loan_with(PoolId::CpuData).unwrap(), phy.loan().unwrap());
+        let other = mac.loan().unwrap();
+        assert_eq!((number("loans", &seat(&phy)), number("loans", &seat(&mac))), (3, 1), "{kind}");
+        assert_eq!(number("free_buffers", "pool=\"cpu_msg\""), 29, "{kind}");
+        assert_eq!(number("free_buffers", "pool=\"cpu_data\""), 15, "{kind}");
+        assert_eq!(number("buffers", "pool=\"cpu_data\""), 16, "{kind}");
+        plain.send().unwrap();
+        assert_eq!(
+            (number("loans", &seat(&phy)), m2s("queued")),
+            (2, 1),
+            "{kind}: what was sent is nobody's loan"
+        );
+        drop((with_data, other));
+        let received = mac.receive().unwrap().unwrap();
+        assert_eq!(number("loans", &seat(&mac)), 1, "{kind}: received and not released");
+        drop(received);
+
+        assert_eq!((series(&sidecar, "loans"), number("participants", "")), (2, 2), "{kind}");
+        drop(mac);
+        assert_eq!(
+            (series(&sidecar, "loans"), number("participants", "")),
+            (1, 1),
+            "{kind}: who has left is gone"
+        );
+        drop(phy);
+        assert_eq!(
+            (series(&sidecar, "loans"), m2s("messages_total")),
+            (0, 41),
+            "{kind}: what was sent stays"
+        );
+    }
+}
+
+#[test]
+fn wake_ups() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = Sidecar::start(dir.path(), "mpmc");
+    let phy = LinkOptions::new().dir(dir.path()).attach("link", Side::Primary).unwrap();
+    let mut mac = Peer::start(dir.path());
+    mac.tell("attach link secondary 1000");
+    let wake_ups = || of_link(&sidecar, "wake_ups_total", "");
+    phy.send_inline(1, 0, b"").unwrap();
+    phy.notify().unwrap();
+    assert_eq!(wake_ups(), 0, "nobody sleeps");
+    mac.ask("receive");
+    for n in 1..=3 {
+        mac.order("wait -1");
+        mac.until_asleep();
+        phy.send_inline(1, 0, b"").unwrap();
+        phy.notify().unwrap();
+        assert_eq!(mac.answer(), "true");
+        assert_eq!(wake_ups(), n);
+        mac.ask("receive");
+    }
+    drop(phy);
+    mac.exit();
+    until("both have gone", || of_link(&sidecar, "participants", "") == 0);
+    assert_eq!(wake_ups(), 3, "the count is the link's");
+}
+
+/// What the dead held is theirs until it is taken back; it is never lost from sight.
+#[test]
+fn what_the_dead_held_comes_back() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = Sidecar::start(dir.path(), "mpmc");
+    let mut mac = Peer::start(dir.path());
+    mac.tell("attach link secondary 1000");
+    mac.tell("hold-loan");
+    assert_eq!(of_link(&sidecar, "free_buffers", "pool=\"cpu_data\""), 15);
+    mac.kill();
+    until("it is back", || of_link(&sidecar, "free_buffers", "pool=\"cpu_data\"") == 16);
+    assert_eq!(
+        (series(&sidecar, "loans"), sidecar.metric("shmesh_sidecar_reaped_total{link=\"link\"}")),
+        (0, 1)
+    );
+}
