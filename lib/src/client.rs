@@ -49,7 +49,9 @@ pub struct Everybody {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// # config.backing = shmesh::config::Backing::Memfd;
+/// # let phy = options.create(&config)?;
 /// use shmesh::client::Client;
 /// let mut client = Client::connect(dir.path(), "fronthaul")?;
 /// assert!(client.identity()?.is_none(), "a participant serves this link, and knows nobody; a sidecar does");
@@ -95,7 +97,9 @@ impl Client {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// assert_eq!(shmesh::client::Client::connect(dir.path(), "fronthaul")?.link(), "fronthaul");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -112,7 +116,9 @@ impl Client {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// # let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
     /// let tgid = client.identity()?.map(|me| me.bare_tgid); // what may be told to an exporter
     /// # assert_eq!(tgid, None);
@@ -137,7 +143,9 @@ impl Client {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
     /// assert!(client.everybody()?.is_none(), "there is no sidecar here");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -171,7 +179,9 @@ impl Client {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
     /// assert!(client.all_keys()?.is_none(), "keys are a sidecar's");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -210,7 +220,9 @@ impl Client {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// # let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
     /// assert!(client.event()?.is_none());
     /// drop(phy);

@@ -4,8 +4,10 @@ use std::io::Write;
 
 use anyhow::Context;
 use serde_json::{Value, json};
+use shmesh::ErrorKind;
 use shmesh::client::{Client, KeyInfo, Mechanism};
 use shmesh::config::LinkName;
+use shmesh::inspect::View;
 
 use crate::args::{Dir, Output};
 use crate::human;
@@ -40,12 +42,22 @@ pub(crate) struct Args {
 
 /// Shows the keys.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let keys = Client::connect(&args.dir.dir, args.link.as_str()).and_then(|mut client| client.all_keys());
-    let keys = keys.with_context(|| format!("cannot ask for the keys of link {}", args.link))?;
+    let dir = &args.dir.dir;
+    let asked = Client::connect(dir, args.link.as_str()).and_then(|mut client| client.all_keys());
+    let (keys, without) = match asked {
+        Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. }) => {
+            // A link without a sidecar has no keys; a link that is not there is a mistake.
+            View::open(dir, &args.link)?;
+            (None, "nobody")
+        }
+        asked => {
+            (asked.with_context(|| format!("cannot ask for the keys of link {}", args.link))?, "participant")
+        }
+    };
     match args.output {
         Output::Text => text(args, keys.as_deref(), out),
         Output::Json => {
-            let served_by = if keys.is_some() { "sidecar" } else { "participant" };
+            let served_by = if keys.is_some() { "sidecar" } else { without };
             let keys: Value = keys.iter().flatten().map(key_json).collect();
             let all = json!({ "link": args.link.as_str(), "served_by": served_by, "keys": keys });
             serde_json::to_writer_pretty(&mut *out, &all)?;

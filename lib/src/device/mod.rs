@@ -141,7 +141,9 @@ pub trait DeviceMemory: Sized {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// # config.backing = shmesh::config::Backing::Memfd;
+/// # let phy = options.create(&config)?;
 /// use shmesh::device::{ExportFlags, HostMemory, Session};
 /// let mut session = Session::connect(dir.path(), "fronthaul")?;
 /// let exported = session.export_key(HostMemory::new(4096)?, ExportFlags::DEFAULT);
@@ -191,7 +193,9 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// # use shmesh::device::{HostMemory, Session};
     /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
     /// match session.bare_tgid() {
@@ -215,7 +219,9 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// # use shmesh::device::{ExportFlags, HostMemory, Session};
     /// # let mut session = Session::connect(dir.path(), "fronthaul")?;
     /// let memory = HostMemory::new(1 << 21)?;
@@ -253,7 +259,9 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// # use shmesh::device::{BareTgid, DeviceKey, HostMemory, Session};
     /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
     /// let key = DeviceKey::from_entropy([7; 32]);
@@ -277,7 +285,9 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// # use shmesh::device::{DeviceKey, HostMemory, Session};
     /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
     /// assert!(session.import_by_key(&DeviceKey::from_entropy([7; 32])).is_err());
@@ -324,7 +334,9 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// # use shmesh::device::{DeviceKey, HostMemory, Session};
     /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
     /// assert!(session.close(&DeviceKey::from_entropy([7; 32])).is_err(), "it was never opened");
@@ -348,7 +360,9 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// # use shmesh::device::{DeviceKey, HostMemory, Session};
     /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
     /// assert!(session.force_close(&DeviceKey::from_entropy([7; 32])).is_err());
@@ -454,7 +468,9 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.backing = shmesh::config::Backing::Memfd;
+    /// # let phy = options.create(&config)?;
     /// # use shmesh::device::{HostMemory, Session};
     /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
     /// assert!(session.event()?.is_none());

@@ -68,6 +68,7 @@ pub struct LinkOptions {
     timeout: Duration,
     prefault: bool,
     beside: bool,
+    monitor: bool,
 }
 
 impl Default for LinkOptions {
@@ -98,6 +99,7 @@ impl LinkOptions {
             timeout: Duration::ZERO,
             prefault: true,
             beside: false,
+            monitor: true,
         }
     }
 
@@ -173,6 +175,26 @@ impl LinkOptions {
     #[must_use]
     pub fn beside(mut self, beside: bool) -> Self {
         self.beside = beside;
+        self
+    }
+
+    /// Whether a thread of this process watches the link, and recovers what dead participants held. On unless switched off:
+    /// one thread watches all links of a process. Without it, call [`recover`](Link::recover); other participants and the
+    /// sidecar recover as well.
+    ///
+    /// A link without names (`backing: memfd`), or with a pool in device memory, has a thread all the same.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::config::LinkConfig;
+    /// let link = options.monitor(false).create(&LinkConfig::new("fronthaul".parse()?))?;
+    /// assert_eq!(link.recover()?.participants, 0); // now and then, or when a pool is empty
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn monitor(mut self, monitor: bool) -> Self {
+        self.monitor = monitor;
         self
     }
 
@@ -266,7 +288,7 @@ impl LinkOptions {
     /// One attempt.
     fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Attempt<Link>> {
         self.try_enter(store, create, false)?.and_then(|Entered { shared, connection }| {
-            let holder = Arc::new(Holder::start(&shared, connection)?);
+            let holder = Arc::new(Holder::start(&shared, connection, self.monitor)?);
             self.admit(shared, holder, side)
         })
     }

@@ -215,7 +215,7 @@ impl Base {
         config.notify = false;
         config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: BUF_BYTES, pool_len: MSG_LEN };
         config.pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: BUF_BYTES, pool_len: DATA_LEN };
-        let options = LinkOptions::new().dir(dir.path());
+        let options = LinkOptions::new().monitor(false).dir(dir.path());
         let primary = options.create(&config).expect("create");
         let secondary = options.attach(NAME, Side::Secondary).expect("attach");
         let segments = ["shm", "cpu_msg", "cpu_data"]
@@ -238,7 +238,7 @@ impl Base {
     }
 
     pub(crate) fn options(&self) -> (LinkOptions, &'static str) {
-        (LinkOptions::new().dir(self.path()), NAME)
+        (LinkOptions::new().monitor(false).dir(self.path()), NAME)
     }
 
     pub(crate) fn path(&self) -> PathBuf {

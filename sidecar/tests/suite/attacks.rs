@@ -47,6 +47,7 @@ impl Scene {
         let key = phy.ask("device export weights 0");
         let tgid = mac.ask("device tgid");
         phy.tell(&format!("device admit {key} {tgid}"));
+        until("both are known", || sidecar.metric("shmesh_sidecar_attached_total") == 2);
         let fds = sidecar.fds();
         let mut scene = Self { dir, sidecar, phy, mac, key, fds, counted: 0 };
         scene.others_are_undisturbed();

@@ -285,7 +285,7 @@ fn without_a_sidecar_who_is_there_is_read_in_shared_memory() {
     let dir = dir.path();
     let me = std::process::id();
     let who = json(dir, &["who", "fronthaul", "--output", "json"]);
-    assert_eq!(who["served_by"], "participant", "{who}");
+    assert_eq!(who["served_by"], "nobody", "{who}");
     let sides: Vec<&Value> = who["participants"].as_array().unwrap().iter().map(|one| &one["side"]).collect();
     assert_eq!(sides, ["primary", "secondary"]);
     assert!(who["participants"].as_array().unwrap().iter().all(|one| one["pid"] == me), "{who}");
@@ -293,7 +293,7 @@ fn without_a_sidecar_who_is_there_is_read_in_shared_memory() {
     assert!(shown.contains("no sidecar keeps it") && shown.contains(&me.to_string()), "{shown}");
     assert!(ok(dir, &["keys", "fronthaul"]).contains("no sidecar"));
     let keys = json(dir, &["keys", "fronthaul", "--output", "json"]);
-    assert_eq!((&keys["served_by"], keys["keys"].as_array().unwrap().len()), (&"participant".into(), 0));
+    assert_eq!((&keys["served_by"], keys["keys"].as_array().unwrap().len()), (&"nobody".into(), 0));
     drop((primary, secondary));
     leave_a_crash(dir);
     let shown = ok(dir, &["who", "fronthaul"]);

@@ -78,7 +78,7 @@ pub(crate) struct Holder {
     /// What stops it, and its end.
     thread: Option<(Arc<Doorbell>, JoinHandle<()>)>,
     /// Without a thread: a link with names, and without device memory, has nothing to hand out.
-    idle: Option<(Arc<Shared>, Watch)>,
+    idle: Option<(Arc<Shared>, Option<Watch>)>,
 }
 
 pub(super) fn socket_path(store: &Store) -> PathBuf {
@@ -226,11 +226,11 @@ impl Holder {
 
     /// Starts serving, or keeping the connection to who serves. The lock must be joined, and without a connection it must
     /// have the duty.
-    pub(super) fn start(shared: &Arc<Shared>, connection: Option<OwnedFd>) -> Result<Self> {
+    pub(super) fn start(shared: &Arc<Shared>, connection: Option<OwnedFd>, monitor: bool) -> Result<Self> {
         let link = &shared.store.link;
         let failed = |doing: &str, error| Error::system(link, doing, error);
         if !shared.has_descriptors() {
-            let watch = Watch::start(shared)?;
+            let watch = monitor.then(|| Watch::start(shared)).transpose()?;
             return Ok(Self { me: shared.me, thread: None, idle: Some((Arc::clone(shared), watch)) });
         }
         let stop = Arc::new(Doorbell::new().map_err(|error| failed("make an eventfd", error))?);
@@ -270,7 +270,9 @@ impl Drop for Holder {
             let _ = thread.join();
         }
         if let Some((shared, watch)) = self.idle.take() {
-            watch.stop();
+            if let Some(watch) = watch {
+                watch.stop();
+            }
             retire(&shared);
         }
     }
