@@ -16,9 +16,14 @@
 //! Posts (the semaphore of TTI style) are two counters on lines of their own: what was posted, by senders, and what was
 //! taken, by receivers.
 
+use std::io;
+use std::time::Duration;
+
+use shmesh_sys::futex;
+
 use crate::participant::{Participant, SeatIndex, Seats};
 use crate::ring::{BELLS, POSTS, POSTS_TAKEN, Ring, SLEEPERS, WAKES};
-use crate::sync::{AtomicU64, Ordering, fence, futex_half};
+use crate::sync::{AtomicU64, Ordering, fence, machine_word};
 
 /// Says that `seat` will sleep. Look at the ring after this.
 pub(crate) fn fall_asleep(ring: &Ring, seat: SeatIndex) {
@@ -54,9 +59,15 @@ fn word(ring: &Ring) -> &AtomicU64 {
     ring.words().beside(SLEEPERS, WAKES)
 }
 
-/// The futex on which receivers of `ring` sleep.
-pub(crate) fn futex(ring: &Ring) -> *const u32 {
-    futex_half(word(ring))
+/// Sleeps until [`wake_all`], unless [`wakes`] no longer is `expected`. May return early: look at the ring.
+pub(crate) fn sleep(ring: &Ring, expected: u32, limit: Duration) -> io::Result<()> {
+    futex::wait(machine_word(word(ring)), expected, Some(limit)).map(drop)
+}
+
+/// Wakes all receivers that sleep. Call it after [`wake`].
+pub(crate) fn wake_all(ring: &Ring) {
+    // Refused for an address that is none only.
+    let _ = futex::wake(machine_word(word(ring)), u32::MAX);
 }
 
 /// What to expect of the futex word when going to sleep. Call it before the last look at the ring.

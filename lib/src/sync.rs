@@ -19,10 +19,9 @@ mod word {
     pub(crate) fn spin() {
         core::hint::spin_loop();
     }
-    /// The address of the low half of a word, which is what a futex compares.
-    pub(crate) fn futex_half(word: &AtomicU64) -> *const u32 {
-        let half = word.as_ptr().cast::<u32>().cast_const();
-        if cfg!(target_endian = "little") { half } else { half.wrapping_add(1) }
+    /// The word as the kernel sees it.
+    pub(crate) fn machine_word(word: &AtomicU64) -> &AtomicU64 {
+        word
     }
 }
 #[cfg(loom)]
@@ -128,15 +127,16 @@ mod word {
         loom::thread::yield_now();
     }
 
-    /// Models have a condition variable in place of the kernel.
-    pub(crate) fn futex_half(_word: &AtomicU64) -> *const u32 {
-        core::ptr::null()
+    /// The word as the kernel sees it: models have a condition variable in its place.
+    #[expect(clippy::disallowed_types, reason = "the machine's")]
+    pub(crate) fn machine_word(_word: &AtomicU64) -> &'static core::sync::atomic::AtomicU64 {
+        unreachable!("no model calls the kernel")
     }
 }
 
 pub(crate) use core::sync::atomic::Ordering;
 pub(crate) use word::AtomicU64;
-pub(crate) use word::{fence, futex_half, overwrite, spin};
+pub(crate) use word::{fence, machine_word, overwrite, spin};
 
 /// Words in a [`Line`].
 pub(crate) const WORDS_PER_LINE: usize = 8;

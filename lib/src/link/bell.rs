@@ -8,8 +8,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use shmesh_sys::errno;
 use shmesh_sys::fifo::{self, Ringer};
-use shmesh_sys::{errno, futex};
 
 use super::Shared;
 use crate::notify::{self, Waiting};
@@ -58,8 +58,7 @@ impl Shared {
     pub(super) fn wake(&self, ring: &Ring, waiting: Waiting) -> io::Result<()> {
         if waiting.is_any_asleep(&self.core.seats) {
             notify::wake(ring);
-            // Refused for an address that is none only.
-            let _ = futex::wake(notify::futex(ring), u32::MAX);
+            notify::wake_all(ring);
         }
         let mut done = Ok(());
         for receiver in waiting.bells(&self.core.seats) {

@@ -4,7 +4,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use shmesh_sys::fifo::Ringer;
-use shmesh_sys::futex;
 
 use super::Link;
 use crate::error::{Error, ErrorKind, Result};
@@ -312,7 +311,7 @@ impl Link {
                 return Ok(false);
             }
             let limit = left.map_or(SLEEP_MAX, |left| left.min(SLEEP_MAX));
-            futex::wait(notify::futex(ring), wakes, Some(limit)).map_err(failed)?;
+            notify::sleep(ring, wakes, limit).map_err(failed)?;
         }
     }
 }

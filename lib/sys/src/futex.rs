@@ -1,6 +1,8 @@
 //! Waiting for a word in shared memory to change, between threads of any processes that map it.
+#![expect(clippy::disallowed_types, reason = "the kernel waits for a word of the machine, not of loom")]
 
 use std::io;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Why [`wait`] returned.
@@ -16,7 +18,7 @@ pub enum Wait {
     Interrupted,
 }
 
-/// Sleeps while the word at `word` is `expected`, until a [`wake`], a signal or the end of `timeout`; `None` is without limit.
+/// Sleeps while the low half of `word` is `expected`, until a [`wake`], a signal or the end of `timeout`; `None` is without limit.
 ///
 /// The kernel compares and goes to sleep in one step, so a `wake` after a store to the word is never lost. The futex is shared
 /// (not `FUTEX_PRIVATE_FLAG`): the other side may be another process with another mapping of the same memory.
@@ -25,23 +27,23 @@ pub enum Wait {
 /// The kernel or a seccomp filter refuses, or the page of the word was truncated away (`EFAULT`).
 ///
 /// ```
-/// use std::{sync::atomic::AtomicU32, time::Duration};
+/// use std::{sync::atomic::AtomicU64, time::Duration};
 /// use shmesh_sys::futex::{Wait, wait};
-/// let word = AtomicU32::new(1);
-/// assert_eq!(wait(word.as_ptr(), 0, None)?, Wait::Changed);
-/// assert_eq!(wait(word.as_ptr(), 1, Some(Duration::from_millis(1)))?, Wait::TimedOut);
+/// let word = AtomicU64::new(1);
+/// assert_eq!(wait(&word, 0, None)?, Wait::Changed);
+/// assert_eq!(wait(&word, 1, Some(Duration::from_millis(1)))?, Wait::TimedOut);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[expect(unsafe_code, reason = "neither nix nor libc has a function for it")]
-pub fn wait(word: *const u32, expected: u32, timeout: Option<Duration>) -> io::Result<Wait> {
+pub fn wait(word: &AtomicU64, expected: u32, timeout: Option<Duration>) -> io::Result<Wait> {
     // A time that the kernel cannot express is no limit.
     let timeout = timeout.and_then(|timeout| {
         let (seconds, nanos) = (timeout.as_secs().try_into().ok()?, timeout.subsec_nanos().into());
         Some(libc::timespec { tv_sec: seconds, tv_nsec: nanos })
     });
     let limit = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the time lives until the call returns; the kernel only reads the word, and checks its address.
-    let result = unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, expected, limit) };
+    // SAFETY: the word and the time live until the call returns; the kernel only reads both.
+    let result = unsafe { libc::syscall(libc::SYS_futex, low_half(word), libc::FUTEX_WAIT, expected, limit) };
     if result == 0 {
         return Ok(Wait::Woken);
     }
@@ -54,15 +56,21 @@ pub fn wait(word: *const u32, expected: u32, timeout: Option<Duration>) -> io::R
     }
 }
 
+/// What the kernel compares.
+fn low_half(word: &AtomicU64) -> *const u32 {
+    let half = word.as_ptr().cast::<u32>().cast_const();
+    if cfg!(target_endian = "little") { half } else { half.wrapping_add(1) }
+}
+
 /// Wakes at most `count` threads that [`wait`] for the word, of any process; gives how many it woke.
 ///
 /// # Errors
 /// The kernel or a seccomp filter refuses, or the page of the word was truncated away (`EFAULT`).
 #[expect(unsafe_code, reason = "neither nix nor libc has a function for it")]
-pub fn wake(word: *const u32, count: u32) -> io::Result<u32> {
+pub fn wake(word: &AtomicU64, count: u32) -> io::Result<u32> {
     let count = i32::try_from(count).unwrap_or(i32::MAX);
-    // SAFETY: the kernel uses the address of the word only, and checks it.
-    let result = unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, count) };
+    // SAFETY: the word lives until the call returns; the kernel uses its address only.
+    let result = unsafe { libc::syscall(libc::SYS_futex, low_half(word), libc::FUTEX_WAKE, count) };
     u32::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
@@ -74,7 +82,6 @@ mod tests {
         reason = "the kernel waits for a word of the machine's, not of loom's"
     )]
 
-    use std::sync::atomic::AtomicU32;
     use std::sync::atomic::Ordering::SeqCst;
     use std::time::Instant;
 
@@ -85,28 +92,28 @@ mod tests {
 
     #[test]
     fn changed_word_does_not_sleep() {
-        let word = AtomicU32::new(7);
-        assert_eq!(wait(word.as_ptr(), 8, None).unwrap(), Wait::Changed);
-        assert_eq!(wake(word.as_ptr(), u32::MAX).unwrap(), 0, "nobody waits");
+        let word = AtomicU64::new(7);
+        assert_eq!(wait(&word, 8, None).unwrap(), Wait::Changed);
+        assert_eq!(wake(&word, u32::MAX).unwrap(), 0, "nobody waits");
     }
 
     #[test]
     fn timeout_passes() {
-        let (word, start) = (AtomicU32::new(0), Instant::now());
+        let (word, start) = (AtomicU64::new(0), Instant::now());
         let limit = Duration::from_millis(5);
-        assert_eq!(wait(word.as_ptr(), 0, Some(limit)).unwrap(), Wait::TimedOut);
+        assert_eq!(wait(&word, 0, Some(limit)).unwrap(), Wait::TimedOut);
         assert!(start.elapsed() >= limit);
     }
 
     #[test]
     fn wake_wakes_as_many_as_it_says() {
-        let word = AtomicU32::new(0);
+        let word = AtomicU64::new(0);
         std::thread::scope(|scope| {
-            let threads = [(); 3].map(|()| scope.spawn(|| wait(word.as_ptr(), 0, LONG).unwrap()));
+            let threads = [(); 3].map(|()| scope.spawn(|| wait(&word, 0, LONG).unwrap()));
             let mut woken = 0;
             // Each round wakes one that sleeps by then.
             while woken < 3 {
-                woken += wake(word.as_ptr(), 1).unwrap();
+                woken += wake(&word, 1).unwrap();
                 std::thread::yield_now();
             }
             assert!(threads.into_iter().all(|thread| thread.join().unwrap() == Wait::Woken));
@@ -120,14 +127,14 @@ mod tests {
         file.set_len(4096).unwrap();
         let map = crate::file::map(&file, 4096, false).unwrap();
         file.set_len(0).unwrap();
-        let error = wait(word_of(&map).as_ptr(), 0, LONG).unwrap_err();
+        let error = wait(word_of(&map), 0, LONG).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
     }
 
     #[expect(unsafe_code, reason = "a word in a mapping")]
-    fn word_of(map: &memmap2::MmapRaw) -> &AtomicU32 {
+    fn word_of(map: &memmap2::MmapRaw) -> &AtomicU64 {
         // SAFETY: the mapping is aligned, longer than a word, and outlives the reference.
-        unsafe { AtomicU32::from_ptr(map.as_mut_ptr().cast()) }
+        unsafe { AtomicU64::from_ptr(map.as_mut_ptr().cast()) }
     }
 
     /// This very test again, as the other process: it finds the memory as its standard input.
@@ -140,9 +147,9 @@ mod tests {
             let map = crate::file::map(io::stdin(), 4096, false).unwrap();
             let word = word_of(&map);
             word.store(1, SeqCst);
-            wake(word.as_ptr(), 1).unwrap();
+            wake(word, 1).unwrap();
             while word.load(SeqCst) == 1 {
-                assert_ne!(wait(word.as_ptr(), 1, LONG).unwrap(), Wait::TimedOut);
+                assert_ne!(wait(word, 1, LONG).unwrap(), Wait::TimedOut);
             }
             return;
         }
@@ -158,16 +165,16 @@ mod tests {
             .spawn()
             .unwrap();
         while word.load(SeqCst) == 0 {
-            assert_ne!(wait(word.as_ptr(), 0, LONG).unwrap(), Wait::TimedOut);
+            assert_ne!(wait(word, 0, LONG).unwrap(), Wait::TimedOut);
         }
         // Only once it sleeps: a wake that finds a sleeper proves that both mean the same futex.
         let start = Instant::now();
-        while wake(word.as_ptr(), 1).unwrap() == 0 {
+        while wake(word, 1).unwrap() == 0 {
             assert!(start.elapsed() < Duration::from_secs(60), "the other never slept");
             std::thread::yield_now();
         }
         word.store(2, SeqCst);
-        wake(word.as_ptr(), 1).unwrap();
+        wake(word, 1).unwrap();
         assert!(other.wait().unwrap().success());
     }
 }
