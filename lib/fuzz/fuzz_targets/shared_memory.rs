@@ -14,7 +14,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let flags = bytes.byte();
     clear();
     let options = LinkOptions::new().dir(dir());
-    // Doorbells take a thread and a socket each time: in one of eight.
+    // With notification in one of eight.
     let link = options.create(&config(flags & 1 != 0, flags & 0b1110 == 0b1110));
     let Ok(primary) = link else { panic!("{}", link.unwrap_err()) };
     let secondary = options.attach("link", Side::Secondary).expect("it was just created");

@@ -1,8 +1,8 @@
 //! Participants and the broker of a link.
 //!
 //! A session is one connection. The participant asks, the broker answers each request with one [`Reply`] of the same id,
-//! and may send an [`Event`] at any time. The holder that an application runs without a sidecar answers `Hello` and
-//! `Attach`, and refuses the rest as [`Code::Unsupported`].
+//! and may send an [`Event`] at any time. Without a sidecar, a participant of a link whose memory has no names is the holder: it
+//! answers `Hello`, `Attach`, `PoolMemory` and `Yield`, and refuses the rest as [`Code::Unsupported`].
 
 use prost::{Enumeration, Message, Oneof};
 

@@ -143,7 +143,7 @@ pub struct LinkConfig {
     pub prefault: bool,
     /// Keep the pages in memory (`mlock`).
     pub lock_memory: bool,
-    /// Have doorbells, so that a participant can sleep.
+    /// Whether receivers may sleep and senders wake them; without it, `wait` spins.
     pub notify: bool,
     /// How long `wait` polls before it sleeps, in microseconds, at most [`MAX_SPIN_US`].
     pub spin_us: u32,

@@ -19,7 +19,7 @@ use crate::segment::lock::Lock;
 
 /// The files of a link, and what speaks against removing them.
 ///
-/// While it exists, nobody can create the link anew or become its holder, unless somebody is already.
+/// While it exists, nobody can create, serve or keep the link, unless somebody is on it or keeps it already.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -38,7 +38,7 @@ pub struct Remains {
     pub foreign: Vec<PathBuf>,
     /// Who is attached, dead or alive, as far as the link can be read.
     pub seats: Vec<SeatView>,
-    /// A process keeps the link's descriptors: it lives, whatever its number says here.
+    /// A process is on the link or keeps it, whatever the seats say here.
     pub is_held: bool,
     /// Messages that wait; `None` when the link cannot be read.
     pub queued: Option<usize>,

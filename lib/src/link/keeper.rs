@@ -1,8 +1,9 @@
 //! Keeping a link without being on it: what a sidecar does.
 //!
-//! A keeper has the segments and the duty of the holder, and no seat. Whoever comes gets the descriptors from
-//! it. When it ends, one of the participants takes its place; when it comes back, it takes the duty over again, with the
-//! descriptors that they have. So a link lives as long as its keeper or one of its participants does.
+//! A keeper has the segments and the duty, and no seat. Of a link whose memory has no names, newcomers get the descriptors
+//! from it. When it ends, one of the participants takes its place; when it comes back, it takes the duty over again, with the
+//! descriptors that they have. So such a link lives as long as its keeper or one of its participants does. A link whose memory
+//! has names stays without it, and nobody takes its place.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -19,7 +20,8 @@ use crate::error::{Error, Result};
 use crate::inspect::View;
 use crate::participant::{Participant, SeatIndex, SeatWord};
 
-/// Keeps one link: its segments, and the socket at which participants ask for them.
+/// Keeps one link: its segments, and the socket at which participants ask for those that have no names, and say which seats
+/// are theirs.
 ///
 /// It does not answer there itself: a sidecar listens on [`listener`](Self::listener), decides who may attach, and gives
 /// them the [`offer`](Self::offer).
@@ -61,8 +63,8 @@ pub struct KeeperOffer<'a> {
 }
 
 impl LinkOptions {
-    /// Creates a link to keep it, or takes it over from the participant that serves it: then it, and everything that waits
-    /// in it, is as it was.
+    /// Creates a link to keep it, or adopts one: from its files, or from the participant that serves it if its memory has no
+    /// names. Then it, and everything that waits in it, is as it was.
     ///
     /// # Errors
     /// As [`create`](Self::create); [`Holder`](crate::ErrorKind::Holder) when another keeper has it.
@@ -74,7 +76,7 @@ impl LinkOptions {
     /// let config = LinkConfig::new("fronthaul".parse()?);
     /// let phy = options.create(&config)?;
     /// phy.send_inline(7, 0, b"waits")?;
-    /// let keeper = options.keep(&config)?; // takes over from `phy`, which goes on
+    /// let keeper = options.keep(&config)?; // adopts the link of `phy`, which goes on
     /// assert_eq!(keeper.participants().count(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

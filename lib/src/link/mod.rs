@@ -8,8 +8,8 @@
 //! | `device.rs` | the device memory of pools, from hand to hand |
 //! | `monitor.rs` | one thread that watches all links of the process |
 //! | `open.rs` | creating, attaching, adopting what a crash left |
-//! | `holder/` | who keeps the descriptors and hands them to newcomers |
-//! | `keeper.rs` | [`Keeper`]: the same, for who is not on the link |
+//! | `holder/` | serving a link whose memory has no names: who keeps the descriptors and hands them to newcomers |
+//! | `keeper.rs` | [`Keeper`]: keeping a link without being on it |
 //! | `loan.rs` | [`Loan`]: a message being written; sending |
 //! | `message.rs` | [`Message`]: a message received |
 //! | `slab.rs` | where the bytes of received inline messages stay |
@@ -180,7 +180,7 @@ pub struct Link {
     /// `fd` has handed the bell out, so every notification must reach it.
     has_fd: Cell<bool>,
     shared: Arc<Shared>,
-    /// Keeps the descriptors available to newcomers; after `shared`, so that the last handle stops it first.
+    /// Watches the link, or serves it where its memory has no names; after `shared`, so that the last handle stops it first.
     holder: Arc<holder::Holder>,
 }
 

@@ -44,7 +44,7 @@ pub const DIR_VARIABLE: &str = "SHMESH_DIR";
 /// assert!(matches!(missing.kind(), shmesh::ErrorKind::NotFound { dir, .. } if dir == there));
 /// ```
 pub const DEFAULT_DIR: &str = "/dev/shm";
-/// How long two processes that start or end at the same moment may need to agree on who holds the link.
+/// How long two processes that start or end at the same moment may need to agree on who creates, serves or removes the link.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Between two looks at a link that is not there yet.
 const RETRY: Duration = Duration::from_millis(2);
@@ -293,7 +293,7 @@ impl LinkOptions {
         })
     }
 
-    /// One attempt to have the link's memory and doorbells, and to be present. Without a connection to who serves it, or
+    /// One attempt to have the link's memory, and to be present. Without a connection to who serves it, or
     /// with `take_over`, the duty is ours as well.
     pub(super) fn try_enter(
         &self,
@@ -539,10 +539,11 @@ impl<T> Attempt<T> {
     }
 }
 
-/// A link whose memory and doorbells are here, and on which this process is present.
+/// A link whose memory is here, and on which this process is present.
 pub(super) struct Entered {
     pub(super) shared: Arc<Shared>,
-    /// To who serves the link, or has just handed it over. Who follows them does not notice before it is closed.
+    /// To the process that serves a link whose memory has no names, or has just handed it over. Processes that follow that one
+    /// do not notice before it is closed.
     pub(super) connection: Option<OwnedFd>,
 }
 

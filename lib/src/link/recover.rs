@@ -21,8 +21,8 @@ impl Link {
     /// Takes back what participants held that have ended: loans, received messages, their seats. What they had sent stays
     /// sent. Nobody else on the link waits for this, or notices it.
     ///
-    /// A process in another pid namespace cannot be judged from here and is left alone: the sidecar, which can, names it
-    /// with [`recover_participant`](Self::recover_participant).
+    /// Of a process in another pid namespace, the lock of its seat tells. One without that lock cannot be judged from here and
+    /// is left alone: whoever can names it with [`recover_participant`](Self::recover_participant).
     ///
     /// # Errors
     /// [`Evicted`](crate::ErrorKind::Evicted).

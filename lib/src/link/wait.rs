@@ -1,4 +1,4 @@
-//! Waiting for messages, and waking who waits.
+//! Waiting for messages, and waking receivers that wait.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -56,11 +56,12 @@ impl Link {
 
     /// Waits until a message is there to be received, at most `timeout` (`None`: for ever). `false`: the time is over.
     ///
-    /// Spins as long as the link's `spin_us` says, then sleeps on the doorbell: a sender must [`notify`](Self::notify).
+    /// Spins as long as the link's `spin_us` says, then sleeps on a futex in shared memory: a sender must
+    /// [`notify`](Self::notify), or the message is noticed up to a second later.
     /// On a link without notification it spins only.
     ///
     /// # Errors
-    /// [`Evicted`](crate::ErrorKind::Evicted); [`System`](crate::ErrorKind::System) when the kernel refuses to poll.
+    /// [`Evicted`](crate::ErrorKind::Evicted); [`System`](crate::ErrorKind::System) when the kernel refuses the futex.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -191,13 +192,16 @@ impl Link {
         }
     }
 
-    /// The doorbell of this side, for select, poll, epoll or tokio: readable after each [`notify`](Self::notify) and
+    /// The bell of this handle, for select, poll, epoll or tokio: readable after each [`notify`](Self::notify) and
     /// [`post`](Self::post) of the other side, from now on. Take the signals with [`value`](Self::value).
+    ///
+    /// It is a FIFO in the IPC directory, created by the first call and removed when the handle is dropped.
     ///
     /// Messages sent before the first call may not have rung: receive once after it.
     ///
     /// # Errors
-    /// [`NoNotification`](crate::ErrorKind::NoNotification).
+    /// [`NoNotification`](crate::ErrorKind::NoNotification); [`Evicted`](crate::ErrorKind::Evicted);
+    /// [`System`](crate::ErrorKind::System) when the FIFO cannot be created.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -219,7 +223,7 @@ impl Link {
         Ok(bell.as_fd())
     }
 
-    /// Takes one signal off the doorbell of this side: `Some(1)`, or `None` when there is none. Never waits.
+    /// Takes one signal off the bell of this handle: `Some(1)`, or `None` when there is none. Never waits.
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification).

@@ -1,4 +1,4 @@
-//! Eventfds in semaphore mode: the doorbells of a link.
+//! Eventfds in semaphore mode: they wake threads of this process, and NVIPC's peers.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -342,7 +342,7 @@ fn while_it_runs(mode: RingMode, seconds: u64) {
     assert!(log[CALLS].load(Relaxed) > 1_000);
 }
 
-/// The doorbell is shared too: a peer may add as many signals as it likes.
+/// A bell is a file of the link too: a peer may add as many signals as it likes.
 fn a_doorbell_that_never_ends() {
     let log = Words::new(16);
     let pid = crashpoint::fork_child(|| {

@@ -6,8 +6,8 @@ use super::identity::{self, CAP_IPC_LOCK};
 use super::source::{Source, Unknown, human};
 use super::{Finding, Status, isolation};
 
-/// Descriptors a participant holds per link: six segments, four doorbells, the broker's socket, pidfds, and
-/// some air.
+/// Descriptors a participant holds per link: six segments, the lock file, its bell and the sidecar's connection, and some
+/// room for the bells of others, or for what a link without names takes.
 const FDS_PER_LINK: u64 = 16;
 /// Fewer open files than this are soon used up.
 const FEW_FILES: u64 = 256;
@@ -88,7 +88,11 @@ fn nofile(limit: Result<Limit, Unknown>) -> Finding {
     let limit = match limit {
         Ok(limit) => limit,
         Err(why) => {
-            return Finding::unknown(ID, &why, "Each link takes about 16 descriptors in each participant.");
+            return Finding::unknown(
+                ID,
+                &why,
+                "Each link takes up to about 16 descriptors in each participant.",
+            );
         }
     };
     let value = json!({ "soft": limit.soft, "hard": limit.hard });
@@ -104,8 +108,8 @@ fn nofile(limit: Result<Limit, Unknown>) -> Finding {
     let links = soft / FDS_PER_LINK;
     let status = if soft < FEW_FILES { Status::Warn } else { Status::Ok };
     let mut means = format!(
-        "Room for about {links} links in one process, at {FDS_PER_LINK} descriptors each; descriptors beyond \
-         the limit are dropped by the kernel on arrival and the attach fails."
+        "Room for about {links} links in one process, at {FDS_PER_LINK} descriptors each; beyond the limit, \
+         creating and attaching fail."
     );
     if limit.hard != limit.soft {
         let hard = limit.hard.map_or("without bound".into(), |hard| format!("to {hard}"));

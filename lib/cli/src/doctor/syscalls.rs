@@ -69,16 +69,16 @@ const FALLOCATE: Call = Call {
 const EVENTFD: Call = Call {
     id: "syscall.eventfd2",
     refused: Status::Fail,
-    works: "Doorbells can wake sleepers and join epoll or asyncio loops.",
-    fails: "There are no doorbells and links cannot attach: allow eventfd2 in the seccomp profile \
-            (RuntimeDefault does).",
+    works: "The thread that watches this process's links can be woken.",
+    fails: "Links cannot attach, because the thread that watches them cannot start: allow eventfd2 in the \
+            seccomp profile (RuntimeDefault does).",
 };
 const SCM_RIGHTS: Call = Call {
     id: "syscall.scm_rights",
     refused: Status::Fail,
-    works: "A broker can hand over segments and doorbells.",
-    fails: "A broker cannot hand over anything, so no link can attach: allow sendmsg and recvmsg of \
-            SCM_RIGHTS, and raise RLIMIT_NOFILE if it is used up.",
+    works: "A broker can hand over segments without a name, and device memory.",
+    fails: "Links with `backing: memfd` or pools in device memory cannot attach, and there are no device keys: \
+            allow sendmsg and recvmsg of SCM_RIGHTS, and raise RLIMIT_NOFILE if it is used up.",
 };
 const PEER_PIDFD: Call = Call {
     id: "syscall.so_peerpidfd",
@@ -169,7 +169,7 @@ fn ofd_lock(file: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Rings a doorbell and hears it.
+/// Signals an eventfd and takes the signal.
 fn eventfd() -> io::Result<()> {
     let bell = Doorbell::new()?;
     bell.signal()?;

@@ -1,14 +1,17 @@
 //! The holder: the process that keeps a link's descriptors and hands them to newcomers.
 //!
-//! Eventfds and memfds have no names, so somebody who has them must give them to whoever comes. Every process on a link is
-//! ready to: the one that has the duty (a lock on `<link>.lock`) listens on `<link>.broker`, the others keep a connection to
-//! it. When it ends, however it ends, the kernel frees the lock and closes the connections, and one of the others takes its
-//! place with the descriptors that it has. So they live as long as any process of the link does, and either side may restart.
+//! A link whose memory has names has none: it is its files, and its processes need the lock file and the monitor only.
 //!
-//! All of them share a second lock on that file, the presence, from before they ask for the descriptors until they have
-//! left. Who comes and finds nobody serving, but somebody present, must not make descriptors of its own: there would be two
-//! links of one name. It waits until one of those takes over. And who goes removes the link only if it can shut the
-//! presence for all others, so nobody is left on a link without a name.
+//! Memfds and device memory have no names, so somebody who has them must give them to whoever comes. Every process on such
+//! a link is ready to: the one that has the duty (a lock on `<link>.lock`) listens on `<link>.broker`, the others keep a
+//! connection to it. When it ends, however it ends, the kernel frees the lock and closes the connections, and one of the
+//! others takes its place with the descriptors that it has. So they live as long as any process of the link does, and either
+//! side may restart.
+//!
+//! The processes of every link share a second lock on that file, the presence, from before they ask for the descriptors
+//! until they have left. Who comes and finds nobody serving, but somebody present, must not make descriptors of its own: there
+//! would be two links of one name. It waits until one of those takes over. And who goes removes the link only if it can shut
+//! the presence for all others, so nobody is left on a link without a name.
 //!
 //! A connection that closes also says that a process has gone: the holder then takes back what it held.
 
@@ -71,7 +74,7 @@ pub(crate) struct Offer {
     pub(crate) segments: Vec<File>,
 }
 
-/// This process's readiness to be the holder, in a thread of its own.
+/// This process's readiness to be the holder, in a thread of its own; or, of a link that needs none, what watches it.
 #[derive(Debug)]
 pub(crate) struct Holder {
     me: ProcessIdentity,
