@@ -430,7 +430,7 @@ pub enum ErrorKind {
         what: &'static str,
     },
     /// Nobody serves the link, or who did has gone.
-    #[error("link {link}: nobody serves it at {}; start a sidecar or a participant, or connect again", path.display())]
+    #[error("link {link}: nobody serves it at {}; start a sidecar, or connect again", path.display())]
     NoBroker {
         /// The link.
         link: Arc<str>,

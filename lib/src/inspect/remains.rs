@@ -77,6 +77,11 @@ impl Remains {
         }
         let is_socket = |path: &Path| Ok(std::fs::symlink_metadata(path)?.file_type().is_socket());
         sort(&place, place.beside("broker"), is_socket, &mut files, &mut foreign)?;
+        // What killed participants were woken through.
+        let is_fifo = |path: &Path| Ok(std::fs::symlink_metadata(path)?.file_type().is_fifo());
+        for bell in bells(dir, name) {
+            sort(&place, bell, is_fifo, &mut files, &mut foreign)?;
+        }
         let lock_path = place.beside("lock");
         let is_lock = |path: &Path| {
             let metadata = std::fs::symlink_metadata(path)?;
@@ -161,6 +166,16 @@ impl Drop for Remains {
     fn drop(&mut self) {
         self.forget_lock();
     }
+}
+
+/// The bells of a link, of whatever participants.
+fn bells(dir: &Path, name: &LinkName) -> Vec<PathBuf> {
+    let prefix = crate::link::bell::prefix(name.as_str());
+    let entries = std::fs::read_dir(dir).into_iter().flatten().filter_map(std::result::Result::ok);
+    entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)))
+        .map(|entry| entry.path())
+        .collect()
 }
 
 /// Puts a path among ours or the foreign ones. `false`: there is no such file.

@@ -205,10 +205,12 @@ impl Watching {
         let state = lock(&monitor().state);
         let (gone, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut self.links)
             .into_iter()
-            .partition(|link| !state.links.iter().any(|(id, _)| *id == link.id));
+            // In the order in which they came, which is that of their numbers.
+            .partition(|link| state.links.binary_search_by_key(&link.id, |(id, _)| *id).is_err());
         self.links = stay;
         let known = self.links.last().map_or(0, |link| link.id + 1);
-        for (id, shared) in state.links.iter().filter(|(id, _)| *id >= known) {
+        let new = state.links.partition_point(|(id, _)| *id < known);
+        for (id, shared) in &state.links[new..] {
             self.links.push(Watched::new(*id, shared, self.inotify.as_ref()));
         }
         drop(state);

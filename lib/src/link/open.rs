@@ -548,7 +548,7 @@ pub(super) struct Entered {
 }
 
 /// What all handles of this process on a link share.
-fn assemble(store: &Store, segments: Vec<Segment>, lock: Lock) -> Result<Arc<Shared>> {
+fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc<Shared>> {
     let me = ProcessIdentity::me()
         .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
     let mut pools = [const { None }; PoolId::COUNT];
@@ -565,11 +565,16 @@ fn assemble(store: &Store, segments: Vec<Segment>, lock: Lock) -> Result<Arc<Sha
         },
     ))?;
     let conduct = segments[0].header.conduct;
-    let file_mode = file::mode_of(&segments[0].file)
-        .map_err(|error| store.refused(&store.path(None).display().to_string(), error))?;
+    let mode = segments[0].file.as_ref().map_or(Ok(store.file_mode), file::mode_of);
+    let file_mode = mode.map_err(|error| store.refused(&store.path(None).display().to_string(), error))?;
+    let backing = segments_backing(&segments, store);
+    if backing == Backing::Named && core.shape.device_pools().next().is_none() {
+        // Mapped, and never handed out: a process may have thousands of links.
+        segments.iter_mut().for_each(|segment| segment.file = None);
+    }
     Ok(Arc::new(Shared {
         core,
-        store: Store { backing: segments_backing(&segments, store), file_mode, ..store.clone() },
+        store: Store { backing, file_mode, ..store.clone() },
         me,
         segments,
         notify: conduct.notify,
@@ -583,7 +588,7 @@ fn assemble(store: &Store, segments: Vec<Segment>, lock: Lock) -> Result<Arc<Sha
 
 /// What the segments really are: who attaches does not choose.
 fn segments_backing(segments: &[Segment], store: &Store) -> Backing {
-    if store.backing == Backing::Memfd || file::is_size_sealed(&segments[0].file) {
+    if store.backing == Backing::Memfd || segments[0].file.as_ref().is_some_and(file::is_size_sealed) {
         Backing::Memfd
     } else {
         Backing::Named

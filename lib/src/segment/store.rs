@@ -26,7 +26,8 @@ pub(crate) fn file_name(link: &str, pool: Option<PoolId>) -> String {
 pub(crate) struct Segment {
     pub(crate) memory: Arc<Memory>,
     pub(crate) header: Header,
-    pub(crate) file: File,
+    /// Until it is mapped, and as long as it may have to be handed to others.
+    pub(crate) file: Option<File>,
 }
 
 /// How segments are made and mapped in this process.
@@ -89,7 +90,7 @@ impl Store {
         if let Some(lines) = memory.window(0, super::layout::HEADER_LINES) {
             header.write(&lines);
         }
-        Ok(Segment { memory, header, file: made })
+        Ok(Segment { memory, header, file: Some(made) })
     }
 
     /// Huge pages come whole.
@@ -104,7 +105,10 @@ impl Store {
     /// Gives a named segment its name.
     pub(crate) fn publish(&self, segment: &Segment) -> io::Result<()> {
         match self.backing {
-            Backing::Named => file::publish(&segment.file, &self.path(segment.header.pool)),
+            Backing::Named => match &segment.file {
+                Some(file) => file::publish(file, &self.path(segment.header.pool)),
+                None => Ok(()),
+            },
             Backing::Memfd => Ok(()),
         }
     }
@@ -135,7 +139,7 @@ impl Store {
         // Costs nothing where pages exist; a sparse file on a full tmpfs would be a bus error later.
         file::reserve(&file, bytes).map_err(|source| self.refused(what, source))?;
         let memory = self.map(&file, what, bytes)?;
-        Ok(Segment { memory, header, file })
+        Ok(Segment { memory, header, file: Some(file) })
     }
 
     /// The header of the segment that a file should hold.

@@ -3,8 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use shmesh::LinkOptions;
 use shmesh_sys::socket;
-use shmesh_testing::own_process;
+use shmesh_testing::{config, ipc_dir, own_process};
 
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
@@ -43,5 +44,21 @@ fn a_packet_whose_descriptors_do_not_fit_leaks_none_of_them() {
         }
         socket::send(&client, b"take these", &eight).expect("sent");
         assert_eq!(socket::receive(&server).expect("all fit").1.len(), 8);
+    });
+}
+
+#[test]
+fn links_take_one_descriptor_each_and_one_thread_together() {
+    own_process(|| {
+        const LINKS: usize = 300;
+        let threads = || std::fs::read_dir("/proc/self/task").expect("/proc").count();
+        let dir = ipc_dir();
+        let options = LinkOptions::new().dir(dir.path());
+        let create = |i: usize| options.create(&config(&format!("link{i}"), "ring=2 msg=64x2 data=64x2"));
+        let first = create(0).expect("a link");
+        let (fds, before) = (open_descriptors(), threads());
+        let links: Vec<_> = (1..=LINKS).map(|i| create(i).expect("another link")).collect();
+        assert_eq!((open_descriptors() - fds, threads() - before), (LINKS, 0));
+        drop((first, links));
     });
 }

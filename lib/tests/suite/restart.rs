@@ -485,6 +485,26 @@ fn all_of_a_side_are_killed_at_once() {
 }
 
 #[test]
+fn removing_a_link_removes_the_bells_of_the_dead() {
+    let dir = ipc_dir();
+    let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+    primary.tell("create link");
+    secondary.tell("attach link secondary 0");
+    primary.tell("arm");
+    secondary.tell("arm");
+    let bells = || files(dir.path()).into_iter().filter(|name| name.starts_with("link.bell-")).count();
+    assert_eq!(bells(), 2);
+    // Both at once, as far as each other knows.
+    primary.stop();
+    secondary.kill();
+    primary.kill();
+    assert!(bells() > 0);
+    let remains = shmesh::inspect::Remains::of(dir.path(), &"link".parse().unwrap()).unwrap();
+    remains.remove().unwrap();
+    assert_eq!(files(dir.path()), [""; 0]);
+}
+
+#[test]
 fn a_death_is_noticed_without_asking() {
     for kind in KINDS {
         let dir = ipc_dir();

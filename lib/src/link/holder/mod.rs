@@ -402,6 +402,9 @@ fn remove(shared: &Shared) {
         if shared.core.rings().iter().any(|ring| ring.has_message()) {
             return;
         }
+        for dead in shared.core.seats.all() {
+            shared.remove_bell(&dead);
+        }
         // The link's own segment first: without it there is no link.
         for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
             let _ = std::fs::remove_file(shared.store.path(pool));

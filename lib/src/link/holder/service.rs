@@ -45,17 +45,24 @@ pub(super) fn wait_any(stop: &Doorbell, others: &[BorrowedFd<'_>], timeout: Opti
     )
 }
 
+/// Between two rounds at least.
+const ROUND_PAUSE: Duration = Duration::from_millis(5);
+
 /// Looking for the dead again and again after a connection closed, each time twice as long after the last. By the clock:
 /// whatever else wakes the holder meanwhile must not use the rounds up.
 #[derive(Default)]
 pub(in crate::link) struct Reap {
     /// The next round and its time.
     next: Option<(u32, Instant)>,
+    /// The last round's time.
+    last: Option<Instant>,
 }
 
 impl Reap {
     pub(in crate::link) fn begin(&mut self) {
-        self.next = Some((0, Instant::now()));
+        // However often something happens, or somebody makes it happen.
+        let now = Instant::now();
+        self.next = Some((0, self.last.map_or(now, |last| now.max(last + ROUND_PAUSE))));
     }
 
     /// One round now.
@@ -77,6 +84,7 @@ impl Reap {
         let now = Instant::now();
         let Some((round, _)) = self.next.filter(|&(_, at)| at <= now) else { return false };
         let after = Duration::from_millis(1 << round);
+        self.last = Some(now);
         self.next = (round + 1 < REAP_ROUNDS).then(|| (round + 1, now + after));
         true
     }
@@ -281,7 +289,8 @@ fn tell(session: &OwnedFd, id: u64, told: &device::Answer) -> io::Result<()> {
 /// Whoever may end this process anyway, and whoever made the link.
 fn may_take_over(shared: &Shared, session: &OwnedFd) -> bool {
     let ours = user::effective();
-    let maker = shared.segments.first().and_then(|segment| Some(segment.file.metadata().ok()?.uid()));
+    let maker =
+        shared.segments.first().and_then(|segment| Some(segment.file.as_ref()?.metadata().ok()?.uid()));
     socket::peer(session).is_ok_and(|peer| peer.uid == 0 || peer.uid == ours || Some(peer.uid) == maker)
 }
 
@@ -292,7 +301,7 @@ pub(in crate::link) fn offer(shared: &Shared) -> (broker::Attached, Vec<Borrowed
         layout: LAYOUT_VERSION.into(),
         segments: u32::try_from(segments.len()).unwrap_or(u32::MAX),
     };
-    (attached, segments.iter().map(|segment| segment.file.as_fd()).collect())
+    (attached, segments.iter().filter_map(|segment| segment.file.as_ref().map(AsFd::as_fd)).collect())
 }
 
 /// Takes back what participants held that have ended, as far as this process can see them.
@@ -333,6 +342,10 @@ mod tests {
         assert!(!reap.is_due() && reap.pause().is_none());
         reap.begin();
         assert!(reap.is_due(), "the first round is at once");
+        let first = Instant::now();
+        reap.begin();
+        while !reap.is_due() {}
+        assert!(first.elapsed() >= ROUND_PAUSE / 2, "however often it begins");
         // However often something else wakes the holder.
         while !reap.is_due() {}
         let (round, _) = reap.next.expect("ten more");
