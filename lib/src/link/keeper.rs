@@ -19,6 +19,7 @@ use crate::config::LinkConfig;
 use crate::error::{Error, Result};
 use crate::inspect::View;
 use crate::participant::{Participant, SeatIndex, SeatWord};
+use crate::segment::lock::Lock;
 
 /// Keeps one link: its segments, and the socket at which participants ask for those that have no names, and say which seats
 /// are theirs.
@@ -87,8 +88,9 @@ impl LinkOptions {
             self.try_enter(&store, Some(config), true)?.and_then(|Entered { shared, connection }| {
                 let (listener, path) = holder::listen(&shared, socket::listen_for_senders)
                     .map_err(|error| Error::system(&store.link, "listen for participants", error))?;
-                // Now: who followed the old holder finds us.
+                // Now: who followed the old holder finds us, and whoever watches the lock file sees that there is something new.
                 drop(connection);
+                drop(Lock::open(&holder::lock_path(&store)));
                 Ok(Keeper { shared, listener, path })
             })
         })

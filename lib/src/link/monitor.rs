@@ -137,10 +137,10 @@ impl Watch {
 fn spawn(thread: &Arc<Thread>) -> std::io::Result<()> {
     // The application's signals are for its own threads, which have a stack for its handlers.
     let _blocked = Blocked::all();
-    let thread = Arc::clone(thread);
+    let (thread, mut watching) = (Arc::clone(thread), Watching::new());
     let builder = std::thread::Builder::new().name("shmesh-monitor".into()).stack_size(STACK_BYTES);
     let spawned = builder.spawn(move || {
-        Watching::new().run(&thread);
+        watching.run(&thread);
         *lock(&thread.ended) = true;
         thread.end.notify_all();
     });

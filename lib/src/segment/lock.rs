@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use shmesh_sys::file::{self, ByteLock, is_byte_locked, try_lock_byte, unlock_byte};
+use shmesh_sys::fork::NotInherited;
 
 /// Byte of the lock file that whoever creates, serves or removes the link has for itself.
 const DUTY: u32 = 0;
@@ -15,10 +16,11 @@ const PRESENCE: u32 = 1;
 const SEATS: u32 = 2;
 
 /// The lock file of a link, with locks in it that the kernel gives up when their last descriptor is closed, however that
-/// happens and in whatever pid namespace: the duty, which one has, the presence, which all share, and one for each seat.
+/// happens and in whatever pid namespace: the duty, which one has, the presence, which all share, and one for each seat. A
+/// forked child has none of them.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    file: File,
+    file: NotInherited,
     path: PathBuf,
     number: u64,
 }
@@ -28,7 +30,7 @@ impl Lock {
         let metadata = file.metadata()?;
         // Inodes of two file systems may be the same: those of a tmpfs are counted from its beginning.
         let number = metadata.ino() ^ metadata.dev().wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Ok(Self { file, path: path.to_path_buf(), number })
+        Ok(Self { file: NotInherited::new(file), path: path.to_path_buf(), number })
     }
 
     /// Opens the lock file. `None`: there is none.
