@@ -26,8 +26,8 @@ pub(crate) fn prefix(link: &str) -> String {
 }
 
 impl Shared {
-    /// Where the bell of a participant is: a name that no other participant ever has, so that a stale one of another user is
-    /// in nobody's way.
+    /// Path of the bell of a participant. The name is unique to the participant, so a stale bell of another user does not
+    /// block a new one.
     pub(super) fn bell_path(&self, of: &Participant) -> PathBuf {
         let epoch = self.segments.first().map_or(0, |segment| segment.header.epoch);
         let name = format!("{}{epoch:016x}-{}-{}", prefix(&self.store.link), of.seat, of.word.epoch());

@@ -1,11 +1,11 @@
 //! The monitor: one thread of this process that watches all its links, and recovers what dead participants held.
 //!
-//! No process serves a link whose memory has names, so none is told when another ends. But the kernel closes the files of a
-//! dead process, and inotify reports that a link's lock file was opened or closed, by any process of any user and in any
+//! No process serves a link whose memory has names, so no connection closes when a participant dies. But the kernel closes the
+//! files of a dead process, and inotify reports that a link's lock file was opened or closed, by any process of any user and in any
 //! namespace. Then the monitor looks for the dead.
 //!
 //! It also keeps a connection to the sidecar of the link, if there is one: the sidecar learns which seat is whose, and sees
-//! deaths exactly. Nobody waits for the sidecar, or for the monitor.
+//! deaths exactly. No call waits for the sidecar or for the monitor.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -48,7 +48,7 @@ struct State {
     thread: Option<Arc<Thread>>,
 }
 
-/// What the thread shares with those who start and end it.
+/// State shared between the thread and the calls that start and stop it.
 #[derive(Debug)]
 struct Thread {
     wake: Doorbell,
@@ -72,10 +72,10 @@ fn monitor() -> &'static Monitor {
     }
     let new = Box::into_raw(Box::new(Monitor { process: std::process::id(), state: Mutex::default() }));
     match MONITOR.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: it was just leaked, and nobody frees it.
+        // SAFETY: it was just leaked, and is never freed.
         Ok(_) => unsafe { &*new },
         Err(other) => {
-            // SAFETY: nobody else has seen `new`; `other` is a box that another thread of this process has leaked here.
+            // SAFETY: `new` was not published; `other` is a box that another thread of this process has leaked here.
             unsafe {
                 drop(Box::from_raw(new));
                 &*other
@@ -205,7 +205,7 @@ impl Watching {
         let state = lock(&monitor().state);
         let (gone, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut self.links)
             .into_iter()
-            // In the order in which they came, which is that of their numbers.
+            // Sorted by id, because ids are given in order.
             .partition(|link| state.links.binary_search_by_key(&link.id, |(id, _)| *id).is_err());
         self.links = stay;
         let known = self.links.last().map_or(0, |link| link.id + 1);
@@ -240,7 +240,7 @@ impl Watched {
     fn new(id: u64, shared: &Weak<Shared>, inotify: Option<&Watcher>) -> Self {
         let watch = shared.upgrade().and_then(|shared| inotify?.add(&lock_path(&shared.store)).ok());
         let mut reap = Reap::default();
-        // Who died before we watched.
+        // Deaths before the watch began.
         reap.once();
         Self { id, shared: Weak::clone(shared), watch, reap, sidecar: None }
     }
@@ -289,7 +289,7 @@ fn hear(shared: &Shared, sidecar: &Arc<OwnedFd>) -> bool {
                 }
             }
             Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(_)) }) => {
-                // From now on it hears of each seat that this process takes, and now of those that it has.
+                // Later seats are announced when they are taken; these are taken already.
                 *shared.broker() = Some(Arc::clone(sidecar));
                 for mine in shared.core.seats.all().filter(|other| other.is_of(&shared.me)) {
                     shared.announce(&mine);

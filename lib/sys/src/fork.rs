@@ -127,7 +127,7 @@ impl Chunk {
             // SAFETY: it was just leaked.
             Ok(_) => unsafe { &*new },
             Err(other) => {
-                // SAFETY: nobody else has seen `new`; `other` was leaked by another thread.
+                // SAFETY: `new` was not published; `other` was leaked by another thread.
                 unsafe {
                     drop(Box::from_raw(new));
                     &*other
@@ -148,7 +148,7 @@ fn replace_all() {
             if fd == NONE {
                 continue;
             }
-            // SAFETY: the path ends with a zero; the numbers are those of open files of this process.
+            // SAFETY: the path ends with a zero; the numbers belong to open files of this process.
             unsafe {
                 if null == NONE {
                     null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
