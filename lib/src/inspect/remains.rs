@@ -78,9 +78,8 @@ impl Remains {
         let is_socket = |path: &Path| Ok(std::fs::symlink_metadata(path)?.file_type().is_socket());
         sort(&place, place.beside("broker"), is_socket, &mut files, &mut foreign)?;
         // What killed participants were woken through.
-        let is_fifo = |path: &Path| Ok(std::fs::symlink_metadata(path)?.file_type().is_fifo());
         for bell in bells(dir, name) {
-            sort(&place, bell, is_fifo, &mut files, &mut foreign)?;
+            sort(&place, bell, is_socket, &mut files, &mut foreign)?;
         }
         let lock_path = place.beside("lock");
         let is_lock = |path: &Path| {

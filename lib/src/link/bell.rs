@@ -1,15 +1,14 @@
-//! Bells: named FIFOs through which a receiver learns of notifications in poll, epoll or an event loop.
+//! Bells: named datagram sockets through which a receiver learns of notifications in poll, epoll or an event loop.
 //!
-//! A receiver that asks for a descriptor creates a FIFO for its seat, and every notification writes a byte to it. Each ringer
-//! opens the FIFO itself: flags belong to an opening, so no process can make another one block.
+//! A receiver that asks for a descriptor binds a socket for its seat, and every notification sends a byte to it. Each ringer
+//! has a socket of its own for each bell, so no process can make another one wait.
 
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use shmesh_sys::errno;
-use shmesh_sys::fifo::{self, Ringer};
+use shmesh_sys::bell::{Bell, Ringer, is_absent};
 
 use super::Shared;
 use crate::notify::{self, Waiting};
@@ -35,17 +34,17 @@ impl Shared {
     }
 
     /// Creates the bell of a participant of this process.
-    pub(super) fn make_bell(&self, me: &Participant) -> io::Result<Ringer> {
+    pub(super) fn make_bell(&self, me: &Participant) -> io::Result<Bell> {
         let path = self.bell_path(me);
-        match fifo::make(&path, self.store.file_mode) {
+        let create = || Bell::create(&path, self.store.file_mode, self.owner.map(|(_, gid)| gid));
+        match create() {
             // 65,536 participants ago, one in this seat was killed with its bell, and it was not removed.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 std::fs::remove_file(&path)?;
-                fifo::make(&path, self.store.file_mode)?;
+                create()
             }
-            made => made?,
+            made => made,
         }
-        fifo::open_ringer(&path)
     }
 
     /// Removes the bell of a participant, if it has one and this user may.
@@ -77,16 +76,16 @@ impl Bells {
         {
             return bell.ring();
         }
-        match fifo::open_ringer(&path()) {
+        match Ringer::open(&path()) {
             Ok(bell) => {
                 let rung = bell.ring();
                 bells.insert(receiver.seat, (receiver.word, bell));
                 rung
             }
-            Err(error) if errno::is_exhausted(&error) => Err(error),
-            // It has just left, or has said that it has a bell where there is none. Not remembered: a newcomer in the seat
-            // may create one later.
-            Err(_) => Ok(()),
+            // The receiver has just left, or claims a bell that it does not have. Not remembered: a newcomer in the seat may
+            // create one later.
+            Err(error) if is_absent(&error) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 }

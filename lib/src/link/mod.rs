@@ -2,7 +2,7 @@
 //!
 //! | file | concept |
 //! |---|---|
-//! | `bell.rs` | named FIFOs that wake receivers in poll and epoll |
+//! | `bell.rs` | named sockets that wake receivers in poll and epoll |
 //! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
 //! | `desk.rs` | the same, seen from one participant's seat |
 //! | `device.rs` | the device memory of pools, from hand to hand |
@@ -37,7 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shmesh_proto::broker::{Request, Seated, request};
 use shmesh_proto::packet;
-use shmesh_sys::fifo::Ringer;
+use shmesh_sys::bell::Bell;
 use shmesh_sys::process::{Liveness, ProcessIdentity};
 use shmesh_sys::socket;
 
@@ -68,6 +68,8 @@ pub(crate) struct Shared {
     /// Receivers may sleep, and senders wake them.
     pub(crate) notify: bool,
     bells: bell::Bells,
+    /// User and group of the link's own segment.
+    owner: Option<(u32, u32)>,
     pub(crate) spin_us: u32,
     /// The lock file: duty, presence, and the seats of this process.
     pub(crate) lock: Lock,
@@ -126,6 +128,14 @@ impl Shared {
         if has_lost { Liveness::Dead } else { Liveness::Unknown }
     }
 
+    /// Whether a participant's process has begun to end, and closed its files, and is not gone yet.
+    fn is_any_dying(&self) -> bool {
+        self.core.seats.all().any(|other| {
+            let is_taken = || self.lock.is_seat_taken(other.seat.value());
+            !other.is_of(&self.me) && self.core.seats.has_lost_lock(&other, self.lock.number(), is_taken)
+        })
+    }
+
     /// Everybody who has ended, as far as this process can see.
     fn dead(&self) -> impl Iterator<Item = Participant> + '_ {
         self.core.seats.all().filter(|other| self.liveness(other) == Liveness::Dead)
@@ -176,7 +186,7 @@ pub struct Link {
     desk: Desk,
     slab: slab::Slab,
     /// Readable after each notification, while its bit is set.
-    bell: OnceCell<Ringer>,
+    bell: OnceCell<Bell>,
     /// `fd` has handed the bell out, so every notification must reach it.
     has_fd: Cell<bool>,
     shared: Arc<Shared>,

@@ -10,14 +10,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shmesh_proto::broker::{self, Reply, Request, reply, request};
 use shmesh_proto::packet;
 use shmesh_sys::eventfd::Doorbell;
 use shmesh_sys::inotify::{self, Watcher};
 use shmesh_sys::signal::Blocked;
-use shmesh_sys::{poll, socket};
+use shmesh_sys::{poll, socket, user};
 
 use super::Shared;
 use super::holder::{ASKED, Reap, lock_path, proof, reap, socket_path};
@@ -26,6 +26,9 @@ use crate::error::{Error, Result};
 const STACK_BYTES: usize = 128 * 1024;
 /// How often to look for the dead where inotify is not to be had: a user has 128 instances, unless the node says otherwise.
 const PERIOD: Duration = Duration::from_secs(1);
+/// Between two connections that the sidecar ends, at least; each time twice as long, until it takes one.
+const RETRY_MIN: Duration = Duration::from_millis(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Packets of a sidecar that are read before other links have their turn.
 const PACKETS_MAX: usize = 16;
 /// How long the last link of a process waits for the thread, so that the library can be unloaded. It does not take that long
@@ -125,7 +128,9 @@ impl Watch {
         let thread = if last { state.thread.take() } else { state.thread.clone() };
         drop(state);
         let Some(thread) = thread else { return };
-        thread.stop.store(last, Ordering::Release);
+        if last {
+            thread.stop.store(true, Ordering::Release);
+        }
         let _ = thread.wake.signal();
         if last {
             let ended = lock(&thread.ended);
@@ -154,6 +159,8 @@ struct Watched {
     watch: Option<inotify::File>,
     reap: Reap,
     sidecar: Option<Arc<OwnedFd>>,
+    /// When to connect again, and how long to wait after the next refusal.
+    retry: (Instant, Duration),
 }
 
 struct Watching {
@@ -242,23 +249,38 @@ impl Watched {
         let mut reap = Reap::default();
         // Deaths before the watch began.
         reap.once();
-        Self { id, shared: Weak::clone(shared), watch, reap, sidecar: None }
+        Self {
+            id,
+            shared: Weak::clone(shared),
+            watch,
+            reap,
+            sidecar: None,
+            retry: (Instant::now(), RETRY_MIN),
+        }
     }
 
     fn look(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
-        if let Some(sidecar) = self.sidecar.clone()
-            && !hear(&shared, &sidecar)
-        {
-            *shared.broker() = None;
-            self.sidecar = None;
-            // It may be back soon.
-            self.reap.begin();
+        if let Some(sidecar) = self.sidecar.clone() {
+            match hear(&shared, &sidecar) {
+                Heard::Nothing => {}
+                Heard::Attached => self.retry.1 = RETRY_MIN,
+                Heard::Ended => {
+                    *shared.broker() = None;
+                    self.sidecar = None;
+                    self.retry = (Instant::now() + self.retry.1, (self.retry.1 * 2).min(RETRY_MAX));
+                    // It may be back soon.
+                    self.reap.begin();
+                }
+            }
         }
         if self.reap.is_due() {
             reap(&shared);
-            if self.sidecar.is_none() {
+            if self.sidecar.is_none() && Instant::now() >= self.retry.0 {
                 self.sidecar = connect(&shared);
+            }
+            if self.reap.pause().is_none() && shared.is_any_dying() {
+                self.reap.once_in(PERIOD);
             }
         } else if self.watch.is_none() && self.reap.pause().is_none() {
             self.reap.once_in(PERIOD);
@@ -267,37 +289,54 @@ impl Watched {
 }
 
 /// A connection to the sidecar that keeps a link, if there is one.
+///
+/// Any member of the link can take the name of its socket where no sidecar has it, so only root, this user and the user that
+/// created the link are trusted: a descriptor that another sends could keep this thread for as long as its sender likes.
 fn connect(shared: &Shared) -> Option<Arc<OwnedFd>> {
     let sidecar = socket::connect_now(&socket_path(&shared.store)).ok()?;
+    let uid = socket::peer(&sidecar).ok()?.uid;
+    if uid != 0 && uid != user::effective() && Some(uid) != shared.owner.map(|(uid, _)| uid) {
+        return None;
+    }
     let attach = Request::new(ASKED, request::Op::Attach(broker::Attach { side: 0 }));
     socket::send(&sidecar, &packet::encode(&attach), &[]).ok()?;
     Some(Arc::new(sidecar))
 }
 
-/// Reads what the sidecar says. `false`: it has gone, or is not one.
-fn hear(shared: &Shared, sidecar: &Arc<OwnedFd>) -> bool {
+/// What a sidecar has said.
+enum Heard {
+    Nothing,
+    /// It knows this process now.
+    Attached,
+    /// It has ended or refuses, or is not a sidecar.
+    Ended,
+}
+
+fn hear(shared: &Shared, sidecar: &Arc<OwnedFd>) -> Heard {
+    let mut heard = Heard::Nothing;
     for _ in 0..PACKETS_MAX {
         let (bytes, _) = match socket::receive(sidecar) {
             Ok((bytes, fds)) if !bytes.is_empty() => (bytes, fds),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
-            _ => return false,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return heard,
+            _ => return Heard::Ended,
         };
         match packet::decode::<Reply>(&bytes) {
             Ok(Reply { result: Some(reply::Result::Challenge(challenge)), .. }) => {
                 if socket::send(sidecar, &proof(challenge), &[]).is_err() {
-                    return false;
+                    return Heard::Ended;
                 }
             }
             Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(_)) }) => {
-                // Later seats are announced when they are taken; these are taken already.
                 *shared.broker() = Some(Arc::clone(sidecar));
+                heard = Heard::Attached;
+                // Later seats are announced when they are taken; these are taken already.
                 for mine in shared.core.seats.all().filter(|other| other.is_of(&shared.me)) {
                     shared.announce(&mine);
                 }
             }
-            Ok(Reply { result: Some(reply::Result::Refused(_)), .. }) | Err(_) => return false,
+            Ok(Reply { result: Some(reply::Result::Refused(_)), .. }) | Err(_) => return Heard::Ended,
             Ok(_) => {}
         }
     }
-    true
+    heard
 }

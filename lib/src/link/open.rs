@@ -1,6 +1,7 @@
 //! Creating a link, attaching to it, and adopting what a crash left.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -567,6 +568,8 @@ fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc
     let conduct = segments[0].header.conduct;
     let mode = segments[0].file.as_ref().map_or(Ok(store.file_mode), file::mode_of);
     let file_mode = mode.map_err(|error| store.refused(&store.path(None).display().to_string(), error))?;
+    let metadata = segments[0].file.as_ref().and_then(|file| file.metadata().ok());
+    let owner = metadata.map(|metadata| (metadata.uid(), metadata.gid()));
     let backing = segments_backing(&segments, store);
     if backing == Backing::Named && core.shape.device_pools().next().is_none() {
         // Mapped, and never handed out: a process may have thousands of links.
@@ -579,6 +582,7 @@ fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc
         segments,
         notify: conduct.notify,
         bells: Bells::default(),
+        owner,
         spin_us: conduct.spin_us,
         lock,
         broker: Mutex::new(None),

@@ -44,10 +44,12 @@ impl Link {
     }
 
     fn take_back(&self, other: &Participant, keep_seated: bool) -> Recovered {
-        self.shared.remove_bell(other);
         let done = self.core().reclaim(other, self.desk.me.seat, keep_seated);
         self.core().seats.count_recovered(done.participants);
         self.shared.wake_after_a_death();
+        if !keep_seated {
+            self.shared.remove_bell(other);
+        }
         done
     }
 

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use shmesh_sys::fifo::Ringer;
+use shmesh_sys::bell::Bell;
 
 use super::Link;
 use crate::error::{Error, ErrorKind, Result};
@@ -195,13 +195,13 @@ impl Link {
     /// The bell of this handle, for select, poll, epoll or tokio: readable after each [`notify`](Self::notify) and
     /// [`post`](Self::post) of the other side, from now on. Take the signals with [`value`](Self::value).
     ///
-    /// It is a FIFO in the IPC directory, created by the first call and removed when the handle is dropped.
+    /// It is a datagram socket with a name in the IPC directory, created by the first call and removed when the handle is dropped.
     ///
     /// Messages sent before the first call may not have rung: receive once after it.
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification); [`Evicted`](crate::ErrorKind::Evicted);
-    /// [`System`](crate::ErrorKind::System) when the FIFO cannot be created.
+    /// [`System`](crate::ErrorKind::System) when the socket cannot be created, for one because its path would be longer than 107 bytes.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -242,13 +242,13 @@ impl Link {
     /// ```
     pub fn value(&self) -> Result<Option<u64>> {
         self.check_notify()?;
-        let taken = self.bell.get().map_or(Ok(false), Ringer::take);
+        let taken = self.bell.get().map_or(Ok(false), Bell::take);
         let taken = taken.map_err(|error| Error::system(&self.shared.store.link, "read the bell", error))?;
         Ok(taken.then_some(1))
     }
 
     /// The bell of this participant, created at the first call.
-    fn bell(&self) -> Result<&Ringer> {
+    fn bell(&self) -> Result<&Bell> {
         self.check_notify()?;
         if let Some(bell) = self.bell.get() {
             return Ok(bell);

@@ -13,7 +13,7 @@
 //! | [`udp`] | datagrams between nodes |
 //! | [`eventfd`] | eventfds in semaphore mode |
 //! | [`poll`](mod@poll) | waiting for descriptors |
-//! | [`fifo`] | named pipes that only wake |
+//! | [`bell`] | named datagram sockets that only wake |
 //! | [`inotify`] | learning that files are opened and closed |
 //! | [`futex`] | waiting for a word in shared memory |
 //! | [`process`] | this process and others: identity, liveness, signals to children |
@@ -27,12 +27,12 @@
 //! | [`sysv`] | System V shared memory of others |
 
 pub mod barrier;
+pub mod bell;
 pub mod cancel;
 pub mod cgroup;
 pub mod dir;
 pub mod errno;
 pub mod eventfd;
-pub mod fifo;
 pub mod file;
 pub mod fork;
 pub mod futex;

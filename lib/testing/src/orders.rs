@@ -174,9 +174,13 @@ fn prepare(words: &[&str]) {
                 std::fs::write(root.join(file), value).expect("a file");
             }
         }
-        ["user", uid, gid] => {
+        // Its user, its group, and the groups that it is in beside that.
+        ["user", uid, gid, ref groups @ ..] => {
             let (uid, gid) = (uid.parse().expect("a uid"), gid.parse().expect("a gid"));
-            setgroups(&[Gid::from_raw(gid)]).expect("setgroups");
+            let mut groups: Vec<_> =
+                groups.iter().map(|group| Gid::from_raw(group.parse().expect("a gid"))).collect();
+            groups.push(Gid::from_raw(gid));
+            setgroups(&groups).expect("setgroups");
             setgid(Gid::from_raw(gid)).expect("setgid");
             setuid(Uid::from_raw(uid)).expect("setuid");
         }

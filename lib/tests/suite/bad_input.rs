@@ -734,6 +734,27 @@ fn a_file_where_the_holder_should_be_is_left_alone() {
 }
 
 #[test]
+fn a_socket_that_hangs_up_on_everybody_keeps_nobody_busy() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let dir = ipc_dir();
+    let path = dir.path().join("link.broker");
+    let listener = shmesh_sys::socket::listen_on(&path, 0o600).unwrap();
+    let connections = std::sync::Arc::new(AtomicUsize::new(0));
+    let counted = std::sync::Arc::clone(&connections);
+    // Until the test ends.
+    std::thread::spawn(move || {
+        while shmesh_sys::socket::accept(&listener).is_ok() {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let _link = create(dir.path(), "").unwrap();
+    until("it was tried", || connections.load(Ordering::Relaxed) > 0);
+    std::thread::sleep(Duration::from_secs(2));
+    let tried = connections.load(Ordering::Relaxed);
+    assert!(tried < 30, "connected {tried} times in two seconds");
+}
+
+#[test]
 fn a_link_with_names_does_not_care_who_has_the_socket() {
     let occupants: [fn(&Path); 4] = [
         |dir| impostor(dir, None),

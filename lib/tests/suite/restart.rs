@@ -485,6 +485,31 @@ fn all_of_a_side_are_killed_at_once() {
 }
 
 #[test]
+fn bells_ring_between_users_that_share_only_a_group() {
+    if !is_root() {
+        eprintln!("skipped: this takes root, to be several users");
+        return;
+    }
+    let _watchdog = Watchdog::start();
+    for mode in [0o1777, 0o3770] {
+        let dir = dir_of_users(mode);
+        let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        primary.tell("prepare user 10001 60001");
+        // Its own group is another one, so that its files would be, too.
+        secondary.tell("prepare user 20002 20002 60001");
+        primary.tell("create link file_mode=660");
+        secondary.tell("attach link secondary 0");
+        for (from, to) in [(0, 1), (1, 0)] {
+            let peers = [&mut primary, &mut secondary];
+            peers[to].tell("arm");
+            peers[from].tell("send 1 x");
+            peers[from].tell("notify");
+            assert_eq!(peers[to].ask("poll -1"), "true", "{mode:o}");
+        }
+    }
+}
+
+#[test]
 fn removing_a_link_removes_the_bells_of_the_dead() {
     let dir = ipc_dir();
     let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));

@@ -46,7 +46,7 @@ pub(super) fn wait_any(stop: &Doorbell, others: &[BorrowedFd<'_>], timeout: Opti
 }
 
 /// Between two rounds at least.
-const ROUND_PAUSE: Duration = Duration::from_millis(5);
+const ROUND_PAUSE: Duration = Duration::from_millis(10);
 
 /// Looking for the dead again and again after a connection closed, each time twice as long after the last. By the clock:
 /// whatever else wakes the holder meanwhile must not use the rounds up.
@@ -320,7 +320,6 @@ pub(in crate::link) fn take_back(shared: &Shared, dead: &[Participant]) -> Recov
     for other in dead {
         // With every seat taken it is done from their own.
         let seat = me.map_or(other.seat, |me| me.seat);
-        shared.remove_bell(other);
         done.add(shared.core.reclaim(other, seat, false));
     }
     if let Some(me) = me {
@@ -329,6 +328,9 @@ pub(in crate::link) fn take_back(shared: &Shared, dead: &[Participant]) -> Recov
     }
     shared.core.seats.count_recovered(done.participants);
     shared.wake_after_a_death();
+    for other in dead {
+        shared.remove_bell(other);
+    }
     done
 }
 

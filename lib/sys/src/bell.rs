@@ -1,0 +1,178 @@
+//! Bells: named datagram sockets that only wake. Each byte that waits in one is one signal.
+//!
+//! Neither end can make the other wait. A FIFO could: writing to one takes a lock that another writer holds for as long as
+//! it likes, by writing from a page of its own that does not arrive.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, recv, send, socket,
+};
+
+fn datagram_socket() -> io::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    Ok(socket(AddressFamily::Unix, SockType::Datagram, flags, None)?)
+}
+
+/// The end that is woken: readable while it has been rung.
+///
+/// ```
+/// use shmesh_sys::bell::{Bell, Ringer};
+/// use shmesh_sys::poll;
+/// # let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("bell");
+/// let bell = Bell::create(&path, 0o600, None)?;
+/// Ringer::open(&path)?.ring()?;
+/// assert!(poll::is_readable(&bell)?);
+/// assert!(bell.take()? && !bell.take()?);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// Creates the bell at `path`, for the users that `mode` and `group` let write. The name stays when the bell is dropped.
+    ///
+    /// # Errors
+    /// Something is at `path` already (`AddrInUse`), the path is longer than 107 bytes, the directory cannot be written, or the
+    /// caller is not in `group`.
+    pub fn create(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Self> {
+        let fd = datagram_socket()?;
+        bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+        let allowed = std::os::unix::fs::lchown(path, None, group).and_then(|()| {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))
+        });
+        if let Err(error) = allowed {
+            let _ = std::fs::remove_file(path);
+            return Err(error);
+        }
+        Ok(Self(fd))
+    }
+
+    /// Takes one signal; `false` if there is none.
+    ///
+    /// # Errors
+    /// None in normal use.
+    pub fn take(&self) -> io::Result<bool> {
+        match recv(self.0.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) {
+            Ok(_) => Ok(true),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The end that rings.
+#[derive(Debug)]
+pub struct Ringer(OwnedFd);
+
+impl Ringer {
+    /// Connects to the bell at `path`. `NotFound`, `ConnectionRefused` and a few others say that there is none
+    /// ([`is_absent`]).
+    ///
+    /// # Errors
+    /// There is no bell, this user may not ring it, or there are no descriptors left.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let fd = datagram_socket()?;
+        connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+        Ok(Self(fd))
+    }
+
+    /// Makes the bell readable. Never blocks: when signals wait there already that the bell has no room for more, this one
+    /// adds nothing. `net.unix.max_dgram_qlen` (10 unless configured) says how many it has room for.
+    ///
+    /// # Errors
+    /// None in normal use; a bell whose owner has ended is no error.
+    pub fn ring(&self) -> io::Result<()> {
+        loop {
+            match send(self.0.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
+                Err(Errno::EINTR) => {}
+                Ok(_)
+                | Err(
+                    Errno::EAGAIN | Errno::ECONNREFUSED | Errno::ECONNRESET | Errno::ENOTCONN | Errno::EPIPE,
+                ) => return Ok(()),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+/// Whether [`Ringer::open`] failed because there is no bell: its owner has ended, or something else is there.
+#[must_use]
+pub fn is_absent(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_raw(error.raw_os_error().unwrap_or(0)),
+        Errno::ENOENT | Errno::ECONNREFUSED | Errno::EPROTOTYPE | Errno::ELOOP | Errno::ENOTDIR
+    )
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::poll;
+
+    #[test]
+    fn each_ring_is_taken_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("bell");
+        let bell = Bell::create(&path, 0o660, None).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o660, "whatever the umask");
+        let ringer = Ringer::open(&path).unwrap();
+        assert!(!bell.take().unwrap());
+        ringer.ring().unwrap();
+        ringer.ring().unwrap();
+        assert!(bell.take().unwrap() && poll::is_readable(&bell).unwrap());
+        assert!(bell.take().unwrap() && !bell.take().unwrap());
+    }
+
+    #[test]
+    fn full_bell_does_not_block_and_stays_readable() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("bell");
+        let bell = Bell::create(&path, 0o600, None).unwrap();
+        let (ringer, other) = (Ringer::open(&path).unwrap(), Ringer::open(&path).unwrap());
+        for _ in 0..10_000 {
+            other.ring().unwrap();
+        }
+        ringer.ring().unwrap();
+        assert!(bell.take().unwrap());
+    }
+
+    #[test]
+    fn absent_bells_are_told_from_forbidden_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("bell");
+        assert!(is_absent(&Ringer::open(&path).unwrap_err()));
+        drop(Bell::create(&path, 0o600, None).unwrap());
+        assert!(is_absent(&Ringer::open(&path).unwrap_err()), "its owner has ended");
+        assert!(Bell::create(&path, 0o600, None).is_err(), "the name is taken");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        assert!(is_absent(&Ringer::open(&path).unwrap_err()), "it is no socket");
+        assert!(!is_absent(&io::Error::from_raw_os_error(libc::EACCES)));
+        assert!(!is_absent(&io::Error::from_raw_os_error(libc::EMFILE)));
+    }
+
+    #[test]
+    fn ringing_an_owner_that_has_ended_is_no_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("bell");
+        let bell = Bell::create(&path, 0o600, None).unwrap();
+        let ringer = Ringer::open(&path).unwrap();
+        drop(bell);
+        ringer.ring().unwrap();
+        ringer.ring().unwrap();
+    }
+}
