@@ -51,6 +51,7 @@ fn every_pool_in_both_directions_and_either_role() {
             options(dir.path()).attach("fapi").unwrap()
         };
         until("they have met", || link.has_peer());
+        peer.tell("meet");
         for round in 0..40 {
             let id = 0x80 + round;
             send(&link, id, 256, None).unwrap();

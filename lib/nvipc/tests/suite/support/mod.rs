@@ -131,6 +131,8 @@ fn obey(
         "close" => *link = None,
         // As NVIPC leaves: without a word.
         "forget" => std::mem::forget(link.take()),
+        // The primary learns of its peer in a thread of its own, perhaps after the peer knows.
+        "meet" => until("the other end is here", || link.as_ref().unwrap().has_peer()),
         "notify" => link.as_ref().unwrap().notify()?,
         "wait" => return Ok(link.as_ref().unwrap().wait(Some(HANGS))?.to_string()),
         "send" => {
