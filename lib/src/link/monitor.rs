@@ -197,9 +197,7 @@ impl Watching {
             .chain(sidecars.map(|sidecar| sidecar.as_fd()))
             .collect();
         let mut watches: Vec<_> = fds.iter().map(poll::Watch::readable).collect();
-        let pauses = self.links.iter().filter_map(|link| link.reap.pause());
-        let blind = self.links.iter().any(|link| link.watch.is_none()).then_some(PERIOD);
-        let limit = pauses.chain(blind).min();
+        let limit = self.links.iter().filter_map(|link| link.reap.pause()).min();
         let waited = poll::wait_once(&mut watches, limit);
         if waited.is_err_and(|error| error.kind() != std::io::ErrorKind::Interrupted) {
             // A process may lower its limit of descriptors below what it has.
@@ -279,11 +277,9 @@ impl Watched {
             if self.sidecar.is_none() && Instant::now() >= self.retry.0 {
                 self.sidecar = connect(&shared);
             }
-            if self.reap.pause().is_none() && shared.is_any_dying() {
+            if self.reap.pause().is_none() && (self.watch.is_none() || shared.is_any_dying()) {
                 self.reap.once_in(PERIOD);
             }
-        } else if self.watch.is_none() && self.reap.pause().is_none() {
-            self.reap.once_in(PERIOD);
         }
     }
 }

@@ -311,17 +311,13 @@ impl LinkOptions {
             ));
         }
         // 1. A link with names is its files.
-        match self.by_name(store, create, take_over, &lock)? {
-            Some(Attempt::Done(segments)) => {
+        if let Some(attempt) = self.by_name(store, create, take_over, &lock)? {
+            return attempt.and_then(|segments| {
                 if let Some(config) = create {
                     same_shape(store, config, &segments)?;
                 }
-                let shared = assemble(store, segments, lock)?;
-                return Ok(Attempt::Done(Entered { shared, connection: None }));
-            }
-            Some(Attempt::Absent) => return Ok(Attempt::Absent),
-            Some(Attempt::Unsettled(what)) => return Ok(Attempt::Unsettled(what)),
-            None => {}
+                Ok(Entered { shared: assemble(store, segments, lock)?, connection: None })
+            });
         }
         // 2. What has no name comes from the process that serves it.
         let (offer, connection) = match Holder::ask(store)? {

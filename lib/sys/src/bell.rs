@@ -34,17 +34,17 @@ fn datagram_socket() -> io::Result<OwnedFd> {
 pub struct Bell(OwnedFd);
 
 impl Bell {
-    /// Creates the bell at `path`, for the users that `mode` and `group` let write. The name stays when the bell is dropped.
+    /// Creates the bell at `path`, for the users that `mode` lets write. It belongs to `group` if the caller is in that group.
+    /// The name stays when the bell is dropped.
     ///
     /// # Errors
-    /// Something is at `path` already (`AddrInUse`), the path is longer than 107 bytes, the directory cannot be written, or the
-    /// caller is not in `group`.
+    /// Something is at `path` already (`AddrInUse`), the path is longer than 107 bytes, or the directory cannot be written.
     pub fn create(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Self> {
         let fd = datagram_socket()?;
         bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-        let allowed = std::os::unix::fs::lchown(path, None, group).and_then(|()| {
-            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))
-        });
+        // Refused where the group is not mapped in this user namespace: then `mode` alone says who may ring.
+        let _ = std::os::unix::fs::lchown(path, None, group);
+        let allowed = std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode));
         if let Err(error) = allowed {
             let _ = std::fs::remove_file(path);
             return Err(error);
