@@ -1,5 +1,5 @@
-//! Loom models. Each explores all interleavings of its threads, up to a number of pre-emptions where named, with all values
-//! that relaxed loads may return. `cargo test ... -- --nocapture` tells how many there were.
+//! Loom models. Each explores the interleavings of its threads with all values that relaxed loads may return: every one with
+//! at most one pre-emption, and those with more as far as the time allows. `cargo test ... -- --nocapture` says how far.
 
 mod notify;
 mod pool;
@@ -13,21 +13,28 @@ use std::time::{Duration, Instant};
 use super::stage::{self, Got, Held};
 use crate::link::desk::Desk;
 
-/// A model that takes longer is cut short, and says so.
-const LIMIT_S: u64 = 10;
+/// How long each deeper search of a model may take before it is cut short; `LOOM_MAX_DURATION` (seconds) allows more.
+const DEEPER_LIMIT: Duration = Duration::from_secs(10);
+/// How long the search with one pre-emption may take, which every model must finish.
+const FIRST_LIMIT: Duration = Duration::from_secs(180);
 
-/// Explores `model`, first all schedules with one pre-emption, then with two and so on, up to `preemptions` (`None`: all
-/// schedules there are). Few are enough for nearly every mistake, and a search cut short has not looked everywhere.
-fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
+/// Explores `model`: all schedules with one pre-emption, then with two and so on, up to `most` (`None`: then all there are).
+///
+/// Every model must finish the first search. A deeper one that takes too long is cut short, and the last line of the
+/// output names the bound up to which the model was explored in full.
+fn explore(name: &str, most: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let model = Arc::new(model);
-    let bounds = preemptions.map_or(vec![Some(1), None], |most| (1..=most).map(Some).collect());
+    let bounds = most.map_or(vec![Some(1), None], |most| (1..=most).map(Some).collect());
     let mut before = 0;
+    let mut finished = None;
     for bound in bounds {
         let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = builder.preemption_bound.or(bound);
+        builder.preemption_bound = bound;
         builder.max_branches = 20_000;
         builder.checkpoint_interval = 200;
-        let limit = *builder.max_duration.get_or_insert(Duration::from_secs(LIMIT_S));
+        let deeper = builder.max_duration.unwrap_or(DEEPER_LIMIT);
+        let limit = if finished.is_none() { deeper.max(FIRST_LIMIT) } else { deeper };
+        builder.max_duration = Some(limit);
         let count = Arc::new(AtomicUsize::new(0));
         let (counter, start) = (Arc::clone(&count), Instant::now());
         let model = Arc::clone(&model);
@@ -36,16 +43,23 @@ fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Sen
             let model = Arc::clone(&model);
             spawn(move || model()).join().unwrap();
         });
-        let (count, seconds) = (count.load(Ordering::Relaxed), start.elapsed().as_secs_f64());
-        let most = builder.preemption_bound.map_or("all".into(), |most| most.to_string());
-        let cut = if start.elapsed() >= limit { ", cut short" } else { "" };
-        eprintln!("{name}, pre-emptions {most}: {count} executions, {seconds:.2} s{cut}");
-        // No more schedules with one pre-emption more, or too many already.
-        if count == before || !cut.is_empty() {
+        let (count, took) = (count.load(Ordering::Relaxed), start.elapsed());
+        let bound = bound.map_or("all".into(), |bound| bound.to_string());
+        let cut = if took >= limit { ", cut short" } else { "" };
+        eprintln!("{name}, pre-emptions {bound}: {count} executions, {:.2} s{cut}", took.as_secs_f64());
+        if !cut.is_empty() {
+            break;
+        }
+        finished = Some(bound);
+        // A deeper search would find no further schedule.
+        if count == before {
             break;
         }
         before = count;
     }
+    let finished =
+        finished.unwrap_or_else(|| panic!("{name}: not even one pre-emption was explored in full"));
+    eprintln!("{name}: explored in full up to pre-emptions: {finished}");
 }
 
 /// The bytes of the MSG buffers, as loom sees them: access without happens-before, or by two at once, is an error.
