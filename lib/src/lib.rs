@@ -60,8 +60,9 @@ mod sync;
 
 pub use error::{Error, ErrorKind, Result};
 pub use link::{
-    DEFAULT_DIR, DIR_VARIABLE, Keeper, KeeperOffer, Link, LinkOptions, Loan, Message, Recovered, SendError,
+    DEFAULT_DIR, DIR_VARIABLE, Keeper, KeeperOffer, Link, LinkOptions, Loan, Message, Readiness, Recovered,
+    SendError,
 };
-pub use participant::{MAX_SEATS, Participant, SeatIndex, SeatWord, Side};
+pub use participant::{MAX_SEATS, Participant, PeerEvent, SeatIndex, SeatWord, Side};
 pub use ring::INLINE_MAX_BYTES;
 pub use shmesh_sys::process::{Liveness, ProcessIdentity};

@@ -19,6 +19,13 @@ use crate::ring::Ring;
 #[derive(Debug, Default)]
 pub(super) struct Bells(Mutex<HashMap<SeatIndex, (SeatWord, Ringer)>>);
 
+/// Whether the descriptor to a bell that was not open yet stays open: for events, which are rare, it does not.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Keep {
+    Yes,
+    No,
+}
+
 /// What the names of all bells of a link begin with.
 pub(crate) fn prefix(link: &str) -> String {
     format!("{link}.bell-")
@@ -54,21 +61,21 @@ impl Shared {
 
     /// Wakes the receivers of a ring. Never blocks.
     #[cold]
-    pub(super) fn wake(&self, ring: &Ring, waiting: Waiting) -> io::Result<()> {
+    pub(super) fn wake(&self, ring: &Ring, waiting: Waiting, keep: Keep) -> io::Result<()> {
         if waiting.is_any_asleep(&self.core.seats) {
             notify::wake(ring);
             notify::wake_all(ring);
         }
         let mut done = Ok(());
         for receiver in waiting.bells(&self.core.seats) {
-            done = done.and(self.bells.ring(&receiver, || self.bell_path(&receiver)));
+            done = done.and(self.bells.ring(&receiver, keep, || self.bell_path(&receiver)));
         }
         done
     }
 }
 
 impl Bells {
-    fn ring(&self, receiver: &Participant, path: impl FnOnce() -> PathBuf) -> io::Result<()> {
+    fn ring(&self, receiver: &Participant, keep: Keep, path: impl FnOnce() -> PathBuf) -> io::Result<()> {
         // A bell is replaced whole.
         let mut bells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((word, bell)) = bells.get(&receiver.seat)
@@ -79,7 +86,9 @@ impl Bells {
         match Ringer::open(&path()) {
             Ok(bell) => {
                 let rung = bell.ring();
-                bells.insert(receiver.seat, (receiver.word, bell));
+                if keep == Keep::Yes {
+                    bells.insert(receiver.seat, (receiver.word, bell));
+                }
                 rung
             }
             // The receiver has just left, or claims a bell that it does not have. Not remembered: a newcomer in the seat may

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::config::PoolId;
-use crate::participant::{Participant, Role, SEAT_LINES, SeatIndex, Seats, Side};
+use crate::participant::{Participant, Role, SEAT_LINES, SeatIndex, Seats, Side, Stage};
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::pool::{Pool, Table};
 use crate::ring::entry::Entry;
@@ -430,6 +430,15 @@ impl Core {
         for table in (0..TABLES).filter_map(|i| self.table(i)) {
             done.readmitted += table.readmit_unknown(me);
         }
+        // Before the seat is vacated: if we die in between, the next one to recover it goes on from here.
+        self.seats.record_end(
+            dead,
+            match keep_seated {
+                true => Stage::Evicted,
+                false if dead.seat == me => Stage::Detached,
+                false => Stage::Died,
+            },
+        );
         // Its bit among those who sleep stays: the next one in the seat may have set it by now. `notify` asks who is seated.
         // Of all who recover it at once, one vacates the seat, and counts.
         done.participants = u32::from(keep_seated || self.seats.vacate(dead));

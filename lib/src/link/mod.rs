@@ -6,6 +6,7 @@
 //! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
 //! | `desk.rs` | the same, seen from one participant's seat |
 //! | `device.rs` | the device memory of pools, from hand to hand |
+//! | `events.rs` | other participants attach, detach and die |
 //! | `monitor.rs` | one thread that watches all links of the process |
 //! | `open.rs` | creating, attaching, adopting what a crash left |
 //! | `holder/` | serving a link whose memory has no names: who keeps the descriptors and hands them to newcomers |
@@ -20,6 +21,7 @@ pub(crate) mod bell;
 pub(crate) mod core;
 pub(crate) mod desk;
 pub(crate) mod device;
+mod events;
 pub(crate) mod holder;
 mod keeper;
 mod loan;
@@ -30,7 +32,7 @@ mod recover;
 mod slab;
 mod wait;
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,15 +45,17 @@ use shmesh_sys::socket;
 
 use crate::config::{Backing, PoolId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::participant::{MAX_SEATS, Participant, SeatIndex, Side};
+use crate::participant::{MAX_SEATS, Participant, PeerObserver, SeatIndex, Seats, Side, Stage};
 use crate::ring::{Ring, Wild, spsc};
 use crate::segment::Memory;
 use crate::segment::layout::PoolLayout;
 use crate::segment::lock::Lock;
 use crate::segment::store::{Segment, Store};
+use bell::Keep;
 use core::Core;
 pub use core::Recovered;
 use desk::Desk;
+pub use events::Readiness;
 pub use keeper::{Keeper, KeeperOffer};
 pub use loan::{Loan, SendError};
 pub use message::Message;
@@ -123,16 +127,13 @@ impl Shared {
         if known != Liveness::Unknown || other.is_of(&self.me) {
             return known;
         }
-        let is_taken = || self.lock.is_seat_taken(other.seat.value());
-        let has_lost = self.core.seats.has_lost_lock(other, self.lock.number(), is_taken);
-        if has_lost { Liveness::Dead } else { Liveness::Unknown }
+        liveness_by_lock(&self.core.seats, other, &self.lock)
     }
 
     /// Whether a participant's process has begun to end, and closed its files, and is not gone yet.
     fn is_any_dying(&self) -> bool {
         self.core.seats.all().any(|other| {
-            let is_taken = || self.lock.is_seat_taken(other.seat.value());
-            !other.is_of(&self.me) && self.core.seats.has_lost_lock(&other, self.lock.number(), is_taken)
+            !other.is_of(&self.me) && liveness_by_lock(&self.core.seats, &other, &self.lock) == Liveness::Dead
         })
     }
 
@@ -141,16 +142,32 @@ impl Shared {
         self.core.seats.all().filter(|other| self.liveness(other) == Liveness::Dead)
     }
 
-    /// Wakes all receivers after a death: the dead participant may have sent and not woken them.
+    /// Wakes all participants that wait, after a death: the dead one may have sent and not woken them.
     fn wake_after_a_death(&self) {
+        if !self.wake_for_events() {
+            self.wake_all();
+        }
+    }
+
+    fn wake_all(&self) {
         for ring in self.core.rings() {
             let waiting = crate::notify::waiting(ring);
             if !waiting.nobody() {
                 // Without descriptors, who has a bell looks again when the next message comes.
-                let _ = self.wake(ring, waiting);
+                let _ = self.wake(ring, waiting, Keep::No);
             }
         }
     }
+
+    /// Wakes participants that wait, if there are events for which they were not woken. `false`: there are none.
+    fn wake_for_events(&self) -> bool {
+        self.core.seats.wake_for_events(|| self.wake_all())
+    }
+}
+
+/// What the lock of a participant's seat says of it.
+pub(crate) fn liveness_by_lock(seats: &Seats, other: &Participant, lock: &Lock) -> Liveness {
+    seats.liveness_by_lock(other, lock.number(), || lock.is_seat_taken(other.seat.value()))
 }
 
 /// One participant's handle on a link.
@@ -189,6 +206,7 @@ pub struct Link {
     bell: OnceCell<Bell>,
     /// `fd` has handed the bell out, so every notification must reach it.
     has_fd: Cell<bool>,
+    peers: RefCell<PeerObserver>,
     shared: Arc<Shared>,
     /// Watches the link, or serves it where its memory has no names; after `shared`, so that the last handle stops it first.
     holder: Arc<holder::Holder>,
@@ -312,16 +330,20 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn try_clone(&self) -> Result<Self> {
-        Self::seated(Arc::clone(&self.shared), Arc::clone(&self.holder), self.side())
+        let clone = Self::seated(Arc::clone(&self.shared), Arc::clone(&self.holder), self.side())?;
+        clone.announce_attached();
+        Ok(clone)
     }
 
     fn seated(shared: Arc<Shared>, holder: Arc<holder::Holder>, side: Side) -> Result<Self> {
         let crowded = || {
             // Some may have died, and there is no seat to take back from what they held: it is done from their own.
             for dead in shared.dead() {
+                shared.core.seats.record_end(&dead, Stage::Died);
                 let done = shared.core.reclaim(&dead, dead.seat, false);
                 shared.core.seats.count_recovered(done.participants);
             }
+            shared.wake_for_events();
             shared.sit(side)
         };
         let me = shared.sit(side).or_else(crowded).ok_or_else(|| {
@@ -329,6 +351,7 @@ impl Link {
         })?;
         shared.announce(&me);
         Ok(Self {
+            peers: RefCell::new(PeerObserver::new(&shared.core.seats, me.seat)),
             desk: Desk::new(&shared.core, me),
             slab: slab::Slab::default(),
             bell: OnceCell::new(),
@@ -432,6 +455,7 @@ impl Drop for Link {
             }
             self.shared.unlock(&self.desk.me);
             self.desk.leave();
+            self.shared.wake_for_events();
         }
     }
 }
@@ -455,7 +479,7 @@ mod tests {
         let mac = options.attach("link", Side::Secondary).unwrap();
         let other = from_elsewhere(&mac.desk.me);
         let shared = &phy.shared;
-        assert_eq!(shared.liveness(&other), Liveness::Unknown, "its lock is taken");
+        assert_eq!(shared.liveness(&other), Liveness::Alive, "its lock is taken");
 
         // Ends without leaving: the kernel gives the lock up, and nobody takes the mark away.
         mac.shared.lock.leave_seat(other.seat.value());
@@ -467,8 +491,28 @@ mod tests {
 
         // Our own locks never stand in our way, so they say nothing of ourselves.
         let mine = from_elsewhere(&phy.desk.me);
-        assert_eq!(mac.shared.liveness(&mine), Liveness::Unknown);
+        assert_eq!(mac.shared.liveness(&mine), Liveness::Alive);
         assert_eq!(shared.liveness(&phy.desk.me), Liveness::Alive);
+    }
+
+    /// As if a participant had been killed between the change and the wake-up.
+    #[test]
+    fn monitor_wakes_for_events_that_nobody_was_woken_for() {
+        use shmesh_sys::poll::{self, Watch};
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let phy = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();
+        let fd = phy.fd().unwrap();
+        let me = phy.shared.sit(Side::Secondary).unwrap();
+        phy.core().seats.record_attached(&me);
+        assert!(!poll::is_readable(&fd).unwrap());
+        // Its lock file is closed when it ends.
+        drop(Lock::open(&holder::lock_path(&phy.shared.store)).unwrap());
+        let mut watches = [Watch::readable(&fd)];
+        while !poll::is_readable(&fd).unwrap() {
+            poll::wait_once(&mut watches, None).unwrap();
+        }
+        assert!(phy.has_event());
     }
 
     /// A container that has only the socket, mounted into a directory of its own, makes a lock file of its own there. The
@@ -521,7 +565,7 @@ mod tests {
         assert!(!mac.shared.lock.is_seat_taken(seat.value()).unwrap());
         let second = phy.try_clone().unwrap();
         assert_eq!(second.seat(), seat);
-        assert_eq!(mac.shared.liveness(&from_elsewhere(&second.desk.me)), Liveness::Unknown, "it is here");
+        assert_eq!(mac.shared.liveness(&from_elsewhere(&second.desk.me)), Liveness::Alive, "it is here");
         assert!(mac.shared.lock.is_seat_taken(seat.value()).unwrap());
     }
 }

@@ -180,8 +180,10 @@ impl LinkOptions {
     }
 
     /// Whether a thread of this process watches the link, and recovers what dead participants held. On unless switched off:
-    /// one thread watches all links of a process. Without it, call [`recover`](Link::recover); other participants and the
-    /// sidecar recover as well.
+    /// one thread watches all links of a process. Without it, this process notices a death, and has the event of it, when another
+    /// process with a monitor recovers, or when it calls [`recover`](Link::recover) itself. A sidecar recovers when it starts, and
+    /// when a process that is connected to it dies: one without a monitor is not connected. That others attach and detach is noticed
+    /// at once all the same.
     ///
     /// A link without names (`backing: memfd`), or with a pool in device memory, has a thread all the same.
     ///
@@ -665,6 +667,7 @@ impl LinkOptions {
                 }));
             }
         }
+        link.announce_attached();
         Ok(link)
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use shmesh_sys::bell::Bell;
 
 use super::Link;
+use super::bell::Keep;
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify;
 use crate::ring::Ring;
@@ -50,11 +51,14 @@ impl Link {
     #[cold]
     fn wake(&self, ring: &Ring, waiting: notify::Waiting) -> Result<()> {
         self.core().seats.rang(self.desk.me.seat);
-        let woken = self.shared.wake(ring, waiting);
+        let woken = self.shared.wake(ring, waiting, Keep::Yes);
         woken.map_err(|error| Error::system(&self.shared.store.link, "open the bell of a receiver", error))
     }
 
     /// Waits until a message is there to be received, at most `timeout` (`None`: for ever). `false`: the time is over.
+    ///
+    /// Events of other participants do not end it: for those there are [`wait_event`](Self::wait_event), and
+    /// [`wait_any`](Self::wait_any) for both.
     ///
     /// Spins as long as the link's `spin_us` says, then sleeps on a futex in shared memory: a sender must
     /// [`notify`](Self::notify), or the message is noticed up to a second later.
@@ -76,7 +80,7 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
-        self.wait_for(timeout, |ring| ring.has_message())
+        self.wait_for(timeout, self.shared.notify, |ring| ring.has_message())
     }
 
     /// Ends a TTI: posts the semaphore of the other side once, and wakes it. Send the TTI's messages before.
@@ -126,7 +130,7 @@ impl Link {
     /// ```
     pub fn wait_tti(&self, timeout: Option<Duration>) -> Result<bool> {
         self.check_notify()?;
-        self.wait_for(timeout, notify::take_post)
+        self.wait_for(timeout, true, notify::take_post)
     }
 
     /// Prepares to sleep until the other side posts, for callers that must sleep in a system call of their own. `Some`: nothing
@@ -193,11 +197,13 @@ impl Link {
     }
 
     /// The bell of this handle, for select, poll, epoll or tokio: readable after each [`notify`](Self::notify) and
-    /// [`post`](Self::post) of the other side, from now on. Take the signals with [`value`](Self::value).
+    /// [`post`](Self::post) of the other side, and after each event of another participant, from now on. When it is readable, take
+    /// the signals with [`value`](Self::value), then [receive](Self::receive) and ask for [events](Self::next_event) until there
+    /// are none: it is readable while signals wait in it, not while messages or events do.
     ///
     /// It is a datagram socket with a name in the IPC directory, created by the first call and removed when the handle is dropped.
     ///
-    /// Messages sent before the first call may not have rung: receive once after it.
+    /// Messages and events of before the first call may not have rung: receive, and ask for events, once after it.
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification); [`Evicted`](crate::ErrorKind::Evicted);
@@ -270,7 +276,13 @@ impl Link {
         }
     }
 
-    fn wait_for(&self, timeout: Option<Duration>, ready: impl Fn(&Ring) -> bool) -> Result<bool> {
+    /// Waits until `ready`. Without `sleeps` it spins only, because no sender wakes it.
+    pub(super) fn wait_for(
+        &self,
+        timeout: Option<Duration>,
+        sleeps: bool,
+        ready: impl Fn(&Ring) -> bool,
+    ) -> Result<bool> {
         self.check_seated()?;
         let ring = self.incoming();
         if ready(ring) {
@@ -290,7 +302,7 @@ impl Link {
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(false);
             }
-            if !self.shared.notify {
+            if !sleeps {
                 self.check_seated()?;
             } else if now >= spin_end {
                 break;

@@ -6,8 +6,11 @@
 //!
 //! A seat is given away only after everything its last holder had was taken back (`crate::link::recover`).
 
+mod events;
 mod role;
 
+pub use events::PeerEvent;
+pub(crate) use events::{PeerObserver, Stage};
 pub(crate) use role::Role;
 
 use shmesh_sys::process::{Liveness, ProcessIdentity};
@@ -479,16 +482,29 @@ impl Seats {
         self.lines[me.seat.as_usize()].word(LOCK).store(me.word.detail(lock), Ordering::Release);
     }
 
-    /// Whether a participant has lost its lock in the lock file with this number, without having said that it leaves: only the
-    /// end of its process does that. `is_taken` asks the kernel for the lock.
-    pub(crate) fn has_lost_lock(
+    /// What the lock of a participant's seat in the lock file with this number says of it: only the end of its process frees
+    /// the lock while the seat is marked. `is_taken` asks the kernel for the lock.
+    pub(crate) fn liveness_by_lock(
         &self,
         other: &Participant,
         lock: u64,
         is_taken: impl FnOnce() -> std::io::Result<bool>,
-    ) -> bool {
-        // Asked again at last: who leaves takes the mark away before the lock, and what the kernel has seen we see.
-        self.is_marked(other, lock) && is_taken().is_ok_and(|taken| !taken) && self.is_marked(other, lock)
+    ) -> Liveness {
+        if !self.is_marked(other, lock) {
+            return Liveness::Unknown;
+        }
+        let taken = is_taken();
+        // Read again: a participant that detaches takes the mark away before the lock, and what the kernel has seen we see.
+        match taken {
+            Ok(taken) if self.is_marked(other, lock) => {
+                if taken {
+                    Liveness::Alive
+                } else {
+                    Liveness::Dead
+                }
+            }
+            _ => Liveness::Unknown,
+        }
     }
 
     fn is_marked(&self, other: &Participant, lock: u64) -> bool {

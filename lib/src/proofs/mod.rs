@@ -17,6 +17,7 @@
 //! | seat: attach / vacate, `at` | `seats_are_not_shared` / `a_consumers_role_is_inherited` |
 //! | role: claim / release | `a_role_has_one_successor` / `a_consumer_hands_its_role_over` |
 //! | DEKKER, both fences | `a_late_recoverer_takes_no_wake_up_away` |
+//! | EVENT | `nobody_sleeps_over_an_event` |
 //! | posts | `a_post_brings_its_messages` |
 //!
 //! Loom cannot notice four kinds. It takes no load to be later than it is, so a consumer's reads of a slot never see the

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shmesh::config::PoolId;
 use shmesh::device::HostMemory;
-use shmesh::{Link, LinkOptions, Side};
+use shmesh::{Link, LinkOptions, PeerEvent, Side};
 
 use crate::device::{OnDevice, Sessions};
 use crate::{config, kind_of, receive, send, serve_by};
@@ -96,6 +96,10 @@ impl Obedient {
             "post" => link.post()?,
             "wait" => return Ok(link.wait(millis(0))?.to_string()),
             "wait-tti" => return Ok(link.wait_tti(millis(0))?.to_string()),
+            "event" => {
+                link.wait_event(millis(0))?;
+                return Ok(event_text(link.next_event()));
+            }
             "arm" => {
                 link.fd()?;
             }
@@ -132,6 +136,19 @@ impl Obedient {
         }
         ok
     }
+}
+
+/// An event in words, as far as it is the same in each pid namespace.
+fn event_text(event: Option<PeerEvent>) -> String {
+    let (what, peer) = match event {
+        None => return "none".to_owned(),
+        Some(PeerEvent::Attached(peer)) => ("attached", peer),
+        Some(PeerEvent::Detached(peer)) => ("detached", peer),
+        Some(PeerEvent::Died(peer)) => ("died", peer),
+        Some(PeerEvent::Evicted(peer)) => ("evicted", peer),
+        Some(event) => return format!("{event:?}"),
+    };
+    format!("{what} {} {}", peer.word.side(), peer.seat)
 }
 
 #[expect(unsafe_code, reason = "nix has no call for strict seccomp")]

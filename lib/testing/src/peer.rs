@@ -127,6 +127,9 @@ impl Peer {
         self.child.kill().expect("kill the peer");
         self.child.wait().expect("reap the peer");
         for child in children.split_whitespace() {
+            // One that has changed its user no longer dies with its parent.
+            let pid = nix::unistd::Pid::from_raw(child.parse().expect("a pid"));
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
             let stat = PathBuf::from(format!("/proc/{child}/stat"));
             until("the peer has ended", || {
                 let text = std::fs::read_to_string(&stat).unwrap_or_default();

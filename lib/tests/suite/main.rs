@@ -5,6 +5,7 @@
 mod bad_input;
 mod descriptors;
 mod device_pool;
+mod events;
 mod exchange;
 mod notification;
 mod restart;

@@ -215,19 +215,23 @@ fn no_signal_is_lost_in_a_long_ping_pong_over_epoll() {
         primary.fd().unwrap();
         secondary.fd().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(move || {
+            let other = scope.spawn(move || {
                 for i in 0..TRIPS {
                     assert_eq!(next(&secondary), i);
                     secondary.send_inline(i, 0, b"").unwrap();
                     secondary.notify().unwrap();
                 }
+                secondary
             });
             for i in 0..TRIPS {
                 primary.send_inline(i, 0, b"").unwrap();
                 primary.notify().unwrap();
                 assert_eq!(next(&primary), i);
             }
+            let secondary = other.join().unwrap();
             assert_eq!(primary.value().unwrap(), None);
+            drop(secondary);
+            assert_eq!(primary.value().unwrap(), Some(1), "detaching rings as well");
         });
     }
 }

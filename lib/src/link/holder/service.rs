@@ -18,7 +18,7 @@ use shmesh_sys::{errno, socket, user};
 use super::{ANSWER_LIMIT, FULL_PAUSE, HAND_OVER_LIMIT, REAP_ROUNDS, SESSIONS_MAX, socket_path};
 use crate::config::Backing;
 use crate::link::{Recovered, Shared, device};
-use crate::participant::{Participant, Side};
+use crate::participant::{Participant, Side, Stage};
 use crate::segment::header::LAYOUT_VERSION;
 use crate::segment::lock::Lock;
 
@@ -308,6 +308,8 @@ pub(in crate::link) fn offer(shared: &Shared) -> (broker::Attached, Vec<Borrowed
 pub(in crate::link) fn reap(shared: &Shared) {
     let dead: Vec<_> = shared.dead().collect();
     take_back(shared, &dead);
+    // A participant may have attached or detached, and died before it woke the others.
+    shared.wake_for_events();
 }
 
 /// Takes back what dead participants held, from a seat of its own: a seat's lists are its handle's alone.
@@ -320,6 +322,7 @@ pub(in crate::link) fn take_back(shared: &Shared, dead: &[Participant]) -> Recov
     for other in dead {
         // With every seat taken it is done from their own.
         let seat = me.map_or(other.seat, |me| me.seat);
+        shared.core.seats.record_end(other, Stage::Died);
         done.add(shared.core.reclaim(other, seat, false));
     }
     if let Some(me) = me {

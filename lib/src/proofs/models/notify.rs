@@ -2,11 +2,12 @@
 
 use loom::sync::{Arc, Condvar, Mutex};
 
-use super::super::stage::{attach, link, receive, send_inline};
+use super::super::stage::{abandon, attach, link, receive, send_inline};
 use super::{explore, spawn, until};
 use crate::link::desk::Desk;
 use crate::notify;
 use crate::participant::Side::{Primary, Secondary};
+use crate::participant::{PeerEvent, PeerObserver};
 use crate::ring::Ring;
 
 /// The kernel's part of a futex.
@@ -164,5 +165,51 @@ fn a_late_recoverer_takes_no_wake_up_away() {
         assert_eq!(receive(&newcomer).unwrap().unwrap().msg_id(), 1);
         second.join().unwrap();
         sender.join().unwrap();
+    });
+}
+
+/// As `Shared::wake_for_events`.
+fn wake_for_events(desk: &Desk, futex: &Futex) {
+    desk.core.seats.wake_for_events(|| {
+        for ring in desk.core.rings() {
+            let waiting = notify::waiting(ring);
+            if !waiting.nobody() && waiting.is_any_asleep(&desk.core.seats) {
+                notify::wake(ring);
+                futex.wake_all();
+            }
+        }
+    });
+}
+
+/// A peer attaches and dies while a participant sleeps for events: it is woken for both, and each is reported once.
+#[test]
+fn nobody_sleeps_over_an_event() {
+    explore("nobody_sleeps_over_an_event", Some(2), || {
+        let core = link(1, true, 1, 0);
+        let (sleeper, recoverer, futex) = (attach(&core, Secondary), attach(&core, Primary), Futex::new());
+        let mut peers = PeerObserver::new(&core.seats, sleeper.me.seat);
+        let other = {
+            let (core, futex) = (core.clone(), Arc::clone(&futex));
+            spawn(move || {
+                let peer = attach(&core, Primary);
+                core.seats.record_attached(&peer.me);
+                wake_for_events(&peer, &futex);
+                let dead = abandon(peer);
+                core.reclaim(&dead, recoverer.me.seat, false);
+                wake_for_events(&recoverer, &futex);
+                dead
+            })
+        };
+        let mut events = Vec::new();
+        while events.len() < 2 {
+            // A lost wake-up is a deadlock here.
+            let ready = std::cell::RefCell::new(&mut peers);
+            sleep(&sleeper, &futex, |_| ready.borrow_mut().look(&core.seats));
+            events.extend(std::iter::from_fn(|| peers.next(&core.seats)));
+        }
+        let dead = other.join().unwrap();
+        let same = |peer: &crate::participant::Participant| peer.word == dead.word;
+        assert!(matches!(&events[..], [PeerEvent::Attached(a), PeerEvent::Died(b)] if same(a) && same(b)));
+        assert_eq!(peers.next(&core.seats), None);
     });
 }

@@ -2,6 +2,7 @@
 //! newcomer sits down in the seat as soon as it is vacant.
 
 use loom::sync::{Arc, Mutex};
+use shmesh_sys::process::Liveness;
 
 use super::super::stage::{
     self, abandon, attach, describe, entry_of, link, loan, loan_with, process, release,
@@ -594,13 +595,17 @@ fn a_lock_that_is_free_is_a_death_only_of_who_did_not_leave() {
         };
         let is_taken = || Ok(*lock.lock().unwrap());
         for other in core.seats.all() {
-            assert!(!core.seats.has_lost_lock(&other, INODE, is_taken), "it lives");
+            assert_ne!(core.seats.liveness_by_lock(&other, INODE, is_taken), Liveness::Dead, "it lives");
         }
         let second = comes_and_goes.join().unwrap();
-        assert!(!core.seats.has_lost_lock(&second, INODE, is_taken));
+        assert_ne!(core.seats.liveness_by_lock(&second, INODE, is_taken), Liveness::Dead);
         *lock.lock().unwrap() = false;
-        assert!(core.seats.has_lost_lock(&second, INODE, is_taken), "the kernel has taken its lock away");
-        assert!(!core.seats.has_lost_lock(&second, INODE + 1, is_taken), "in another file");
+        assert_eq!(core.seats.liveness_by_lock(&second, INODE, is_taken), Liveness::Dead, "its lock is free");
+        assert_eq!(
+            core.seats.liveness_by_lock(&second, INODE + 1, is_taken),
+            Liveness::Unknown,
+            "another file"
+        );
     });
 }
 

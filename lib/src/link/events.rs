@@ -1,0 +1,138 @@
+//! Peer events: learning that other participants attach, detach and die.
+
+use std::time::Duration;
+
+use super::Link;
+use crate::error::Result;
+use crate::participant::PeerEvent;
+
+/// What [`Link::wait_any`] found. Both are false when it timed out, or when another receiver has taken the message.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// let ready = phy.wait_any(None)?;
+/// assert!(ready.event && !ready.message);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Readiness {
+    /// A message can be received.
+    pub message: bool,
+    /// [`Link::next_event`] has an event.
+    pub event: bool,
+}
+
+impl Link {
+    /// The next event of another participant: it attached, detached, died or was evicted. `None`: there is none. Never waits.
+    ///
+    /// The participants that are attached when this handle attaches are reported as attached first. From then on each
+    /// participant is reported once as attached, and once, later, as detached, died or evicted. No queue overflows: who does
+    /// not ask for a long time gets [`PeerEvent::Missed`] with the number of participants that came and went meanwhile.
+    /// Events are of each handle: another handle of this process has its own.
+    ///
+    /// A death becomes an event when a process recovers what the dead participant held. The monitor of any process on the
+    /// link does this within milliseconds.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use shmesh::PeerEvent;
+    /// while let Some(event) = phy.next_event() {
+    ///     match event {
+    ///         PeerEvent::Attached(peer) => println!("{} {} attached", peer.word.side(), peer.word.pid()),
+    ///         PeerEvent::Died(peer) => println!("{} {} died", peer.word.side(), peer.word.pid()),
+    ///         event => println!("{event:?}"),
+    ///     }
+    /// }
+    /// assert!(!phy.has_event());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn next_event(&self) -> Option<PeerEvent> {
+        self.peers.borrow_mut().next(&self.core().seats)
+    }
+
+    /// Whether [`next_event`](Self::next_event) has an event.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert!(!phy.has_event());
+    /// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// assert!(phy.has_event());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn has_event(&self) -> bool {
+        self.peers.borrow_mut().look(&self.core().seats)
+    }
+
+    /// Waits until [`next_event`](Self::next_event) has an event, at most `timeout` (`None`: for ever). `false`: it timed out.
+    ///
+    /// It sleeps on a futex in shared memory, also on a link without notification.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use std::time::Duration;
+    /// assert!(!phy.wait_event(Some(Duration::from_millis(1)))?);
+    /// let waiter = std::thread::spawn(move || phy.wait_event(None));
+    /// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// assert!(waiter.join().expect("it does not panic")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
+        self.wait_for(timeout, true, |_| self.has_event())
+    }
+
+    /// Waits until there is a message or an event, at most `timeout` (`None`: for ever).
+    ///
+    /// It returns at once for as long as either is pending: take all messages or all events before waiting again. For messages
+    /// alone there is [`wait`](Self::wait), which no event ends. On a link without notification it spins.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use shmesh::PeerEvent;
+    /// mac.send_inline(1, 0, b"the last one")?;
+    /// drop(mac);
+    /// let (mut received, mut is_over) = (0, false);
+    /// while !is_over {
+    ///     phy.wait_any(None)?;
+    ///     while phy.receive()?.is_some() {
+    ///         received += 1;
+    ///     }
+    ///     while let Some(event) = phy.next_event() {
+    ///         is_over |= matches!(event, PeerEvent::Detached(_) | PeerEvent::Died(_));
+    ///     }
+    /// }
+    /// assert_eq!(received, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait_any(&self, timeout: Option<Duration>) -> Result<Readiness> {
+        self.wait_for(timeout, self.shared.notify, |ring| ring.has_message() || self.has_event())?;
+        Ok(Readiness { message: self.has_message(), event: self.has_event() })
+    }
+
+    /// Makes it known that this participant has attached.
+    pub(super) fn announce_attached(&self) {
+        self.core().seats.record_attached(&self.desk.me);
+        self.shared.wake_for_events();
+    }
+}

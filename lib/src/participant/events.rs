@@ -1,0 +1,485 @@
+//! Peer events: participants attach, detach, die or are evicted.
+//!
+//! Each seat has a history, one word that says how its latest participants ended. A reader compares all histories with those
+//! that it has seen, so there is no queue in shared memory that a slow reader could fill.
+//!
+//! `EVENT`: a history is changed with Release and read with Acquire; the word of the participant that attached is written before. A
+//! reader that goes to sleep between two looks is woken as by a message: DEKKER, in [`crate::notify`].
+
+use std::collections::VecDeque;
+
+use super::{
+    EPOCH_SHIFT, MAX_SEATS, PID_NAMESPACE, Participant, START_TIME, SeatIndex, SeatWord, Seats, low,
+};
+use crate::sync::Ordering;
+
+/// What happened to another participant of the link.
+///
+/// Each handle is a participant of its own, also a clone.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// use shmesh::{PeerEvent, Side};
+/// let mac = options.attach("fronthaul", Side::Secondary)?;
+/// let Some(PeerEvent::Attached(peer)) = phy.next_event() else { panic!("it has attached") };
+/// assert_eq!((peer.seat, peer.word.pid(), peer.word.side()), (mac.seat(), std::process::id(), Side::Secondary));
+/// drop(mac);
+/// assert_eq!(phy.next_event(), Some(PeerEvent::Detached(peer)));
+/// assert_eq!(phy.next_event(), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum PeerEvent {
+    /// It attached, or was attached already when this handle attached.
+    Attached(Participant),
+    /// It dropped its handle.
+    Detached(Participant),
+    /// Its process ended without detaching, and what it held was taken back.
+    Died(Participant),
+    /// It was evicted by [`Link::evict`](crate::Link::evict) although its process lived. No further event follows for it.
+    Evicted(Participant),
+    /// So many participants came and went between two looks, or went in a way that is no longer known.
+    /// [`Link::participants`](crate::Link::participants) lists those that are attached now.
+    Missed(u32),
+}
+
+/// What a history says of one participant.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Stage {
+    Attached = 1,
+    Detached = 2,
+    Died = 3,
+    Evicted = 4,
+}
+
+impl Stage {
+    /// The event that this is the end of `peer`.
+    fn end_of(self, peer: Participant) -> Option<PeerEvent> {
+        match self {
+            Self::Attached => None,
+            Self::Detached => Some(PeerEvent::Detached(peer)),
+            Self::Died => Some(PeerEvent::Died(peer)),
+            Self::Evicted => Some(PeerEvent::Evicted(peer)),
+        }
+    }
+}
+
+/// In a seat's line: its history.
+const HISTORY: usize = 5;
+/// In a seat's line: the seat word of the latest participant in the history.
+const ATTACHED: usize = 6;
+const STAGE_BITS: u32 = 3;
+const STAGE_MASK: u64 = (1 << STAGE_BITS) - 1;
+/// Participants that a history covers.
+const DEPTH: u16 = 10;
+const STAGES_BITS: u32 = 10 * STAGE_BITS;
+const COUNT_SHIFT: u32 = STAGES_BITS;
+/// The participants that sleep or have a bell were woken since the last change.
+const WOKEN: u64 = 1 << 47;
+
+/// The word of a seat's history.
+///
+/// ```text
+/// | epoch of the latest 16 | woken 1 | 0 | count 16 | stages of 10 participants, 3 bits each, the latest lowest |
+/// ```
+///
+/// A participant that is not admitted, or that recovery seats for a moment, is not in it. So the count, of those that are,
+/// differs from the epoch.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+struct History(u64);
+
+#[expect(clippy::cast_possible_truncation, reason = "fields of 16 bits")]
+impl History {
+    fn epoch(self) -> u16 {
+        (self.0 >> EPOCH_SHIFT) as u16
+    }
+
+    fn count(self) -> u16 {
+        (self.0 >> COUNT_SHIFT) as u16
+    }
+
+    /// The stage of the participant that attached so many participants before the latest.
+    fn stage(self, age: u16) -> Option<Stage> {
+        if age >= DEPTH {
+            return None;
+        }
+        match self.0 >> (u32::from(age) * STAGE_BITS) & STAGE_MASK {
+            1 => Some(Stage::Attached),
+            2 => Some(Stage::Detached),
+            3 => Some(Stage::Died),
+            4 => Some(Stage::Evicted),
+            _ => None,
+        }
+    }
+
+    fn attached(self, epoch: u16) -> Self {
+        let count = u64::from(self.count().wrapping_add(1));
+        let past = low(self.0 << STAGE_BITS, STAGES_BITS);
+        Self(u64::from(epoch) << EPOCH_SHIFT | count << COUNT_SHIFT | past | Stage::Attached as u64)
+    }
+
+    fn ended(self, stage: Stage) -> Self {
+        Self(self.0 & !WOKEN & !STAGE_MASK | stage as u64)
+    }
+
+    /// Without the mark that says whether waiting participants were woken.
+    fn unmarked(self) -> Self {
+        Self(self.0 & !WOKEN)
+    }
+
+    /// As it was before the latest participant.
+    fn before(self) -> Self {
+        Self(u64::from(self.count().wrapping_sub(1)) << COUNT_SHIFT)
+    }
+}
+
+impl Participant {
+    #[expect(clippy::cast_possible_truncation, reason = "an epoch has 16 bits")]
+    fn short_epoch(&self) -> u16 {
+        self.word.epoch() as u16
+    }
+}
+
+impl Seats {
+    /// Makes it known that `me` has attached. Only for its holder, once.
+    pub(crate) fn record_attached(&self, me: &Participant) {
+        self.lines[me.seat.as_usize()].word(ATTACHED).store(me.word.0, Ordering::Relaxed);
+        self.record(me.seat, |history| Some(history.attached(me.short_epoch())));
+    }
+
+    /// Makes it known how `who` ended, before its seat is vacated. The first who says so is right; nothing happens if it was not
+    /// known to be attached.
+    pub(crate) fn record_end(&self, who: &Participant, stage: Stage) {
+        self.record(who.seat, |history| {
+            let is_attached =
+                history.epoch() == who.short_epoch() && history.stage(0) == Some(Stage::Attached);
+            is_attached.then(|| history.ended(stage))
+        });
+    }
+
+    fn record(&self, seat: SeatIndex, next: impl Fn(History) -> Option<History>) {
+        let word = self.lines[seat.as_usize()].word(HISTORY);
+        let mut current = word.load(Ordering::Relaxed);
+        // One round for each participant that may be taking back what the last one held.
+        for _ in 0..MAX_SEATS {
+            let Some(next) = next(History(current)) else { return };
+            // EVENT
+            match word.compare_exchange(current, next.0, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => current = now,
+            }
+        }
+    }
+
+    fn history(&self, seat: SeatIndex) -> History {
+        // EVENT
+        History(self.lines[seat.as_usize()].word(HISTORY).load(Ordering::Acquire))
+    }
+
+    /// The participant of this epoch, if it is the latest in the history of the seat.
+    fn latest(&self, seat: SeatIndex, epoch: u16) -> Option<Participant> {
+        let line = &self.lines[seat.as_usize()];
+        let word = SeatWord(line.word(ATTACHED).load(Ordering::Relaxed));
+        let peer = Participant {
+            seat,
+            word,
+            start_time: word.of_detail(line.word(START_TIME).load(Ordering::Relaxed)),
+            pid_namespace: word.of_detail(line.word(PID_NAMESPACE).load(Ordering::Relaxed)),
+        };
+        (word.is_live() && peer.short_epoch() == epoch).then_some(peer)
+    }
+
+    /// The seats whose histories have changed since waiting participants were last woken.
+    fn unwoken(&self) -> impl Iterator<Item = (SeatIndex, History)> + '_ {
+        let histories = SeatIndex::all().take(self.used()).map(|seat| (seat, self.history(seat)));
+        histories.filter(|(_, history)| history.0 & WOKEN == 0 && history.stage(0).is_some())
+    }
+
+    /// Wakes participants that wait for events, by `wake`, unless all changes were followed by that already: then `false`.
+    /// Whoever changes a history calls this, and so does the monitor of each process: the first may have died before it could.
+    pub(crate) fn wake_for_events(&self, wake: impl FnOnce()) -> bool {
+        let changed: Vec<_> = self.unwoken().collect();
+        if changed.is_empty() {
+            return false;
+        }
+        wake();
+        for (seat, history) in changed {
+            // Refused when it has changed again. Relaxed: a change of ours that nobody has to see.
+            let _ = self.lines[seat.as_usize()].word(HISTORY).compare_exchange(
+                history.0,
+                history.0 | WOKEN,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+        }
+        true
+    }
+}
+
+/// What one handle knows of the others.
+#[derive(Debug)]
+pub(crate) struct PeerObserver {
+    me: SeatIndex,
+    /// By seat.
+    known: Vec<Known>,
+    pending: VecDeque<PeerEvent>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    history: History,
+    /// Reported as attached and not yet as gone, and the count of the history then.
+    present: Option<(u16, Participant)>,
+}
+
+impl PeerObserver {
+    /// Participants that are attached now are reported as attached later; what was before is not.
+    pub(crate) fn new(seats: &Seats, me: SeatIndex) -> Self {
+        let known = |seat| {
+            let history = seats.history(seat).unmarked();
+            let is_attached = history.stage(0) == Some(Stage::Attached);
+            Known { history: if is_attached { history.before() } else { history }, present: None }
+        };
+        let known = SeatIndex::all().take(seats.used()).map(known).collect();
+        Self { me, known, pending: VecDeque::new() }
+    }
+
+    /// Whether there is an event.
+    pub(crate) fn look(&mut self, seats: &Seats) -> bool {
+        if self.pending.is_empty() {
+            self.compare(seats);
+        }
+        !self.pending.is_empty()
+    }
+
+    /// The next event. Participants that have gone come before those that have come.
+    pub(crate) fn next(&mut self, seats: &Seats) -> Option<PeerEvent> {
+        if self.look(seats) { self.pending.pop_front() } else { None }
+    }
+
+    fn compare(&mut self, seats: &Seats) {
+        if self.known.len() < seats.used() {
+            self.known.resize(seats.used(), Known::default());
+        }
+        let (mut attached, mut missed) = (Vec::new(), 0);
+        for (seat, known) in SeatIndex::all().zip(&mut self.known).filter(|(seat, _)| *seat != self.me) {
+            let now = seats.history(seat).unmarked();
+            if now == known.history {
+                continue;
+            }
+            let before = std::mem::replace(&mut known.history, now);
+            if let Some((count, peer)) = known.present {
+                let age = now.count().wrapping_sub(count);
+                let stage = now.stage(age);
+                if age > 0 || stage != Some(Stage::Attached) {
+                    known.present = None;
+                    match stage.and_then(|stage| stage.end_of(peer)) {
+                        Some(end) => self.pending.push_back(end),
+                        None => missed += 1,
+                    }
+                }
+            }
+            let newer = now.count().wrapping_sub(before.count());
+            let (true, Some(stage)) = (newer > 0, now.stage(0)) else { continue };
+            missed += u32::from(newer) - 1;
+            let Some(peer) = seats.latest(seat, now.epoch()) else {
+                missed += 1;
+                continue;
+            };
+            attached.push(PeerEvent::Attached(peer));
+            match stage.end_of(peer) {
+                Some(end) => attached.push(end),
+                None => known.present = Some((now.count(), peer)),
+            }
+        }
+        self.pending.extend(attached);
+        self.pending.extend((missed > 0).then_some(PeerEvent::Missed(missed)));
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+    use shmesh_sys::process::ProcessIdentity;
+
+    use super::*;
+    use crate::participant::{SEAT_LINES, Side};
+    use crate::segment::Memory;
+
+    fn table() -> Seats {
+        Seats::new(Memory::heap(SEAT_LINES).window(0, SEAT_LINES).unwrap())
+    }
+
+    fn sit(seats: &Seats, pid: u32) -> Participant {
+        seats.attach(&ProcessIdentity { pid, start_time: 7, pid_namespace: 9 }, Side::Secondary).unwrap()
+    }
+
+    fn join(seats: &Seats, pid: u32) -> Participant {
+        let me = sit(seats, pid);
+        seats.record_attached(&me);
+        me
+    }
+
+    fn end(seats: &Seats, who: &Participant, stage: Stage) {
+        seats.record_end(who, stage);
+        assert!(seats.vacate(who));
+    }
+
+    fn drain(observer: &mut PeerObserver, seats: &Seats) -> Vec<PeerEvent> {
+        std::iter::from_fn(|| observer.next(seats)).collect()
+    }
+
+    #[test]
+    fn participants_of_before_are_reported_and_silent_ones_are_not() {
+        let seats = table();
+        let gone = join(&seats, 1);
+        end(&seats, &gone, Stage::Died);
+        let old = join(&seats, 2);
+        let me = join(&seats, 3);
+        let mut observer = PeerObserver::new(&seats, me.seat);
+        assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(old)]);
+        for _ in 0..100 {
+            let recoverer = sit(&seats, 4);
+            seats.record_end(&recoverer, Stage::Detached);
+            assert!(seats.vacate(&recoverer));
+        }
+        assert_eq!(drain(&mut observer, &seats), []);
+        let new = join(&seats, 5);
+        assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(new)]);
+        end(&seats, &old, Stage::Detached);
+        assert_eq!(drain(&mut observer, &seats), [PeerEvent::Detached(old)]);
+    }
+
+    #[test]
+    fn short_life_is_reported_whole_and_earlier_ones_are_counted() {
+        let seats = table();
+        let me = join(&seats, 1);
+        let mut observer = PeerObserver::new(&seats, me.seat);
+        let first = join(&seats, 2);
+        end(&seats, &first, Stage::Died);
+        assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(first), PeerEvent::Died(first)]);
+        let seen = join(&seats, 3);
+        assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(seen)]);
+        end(&seats, &seen, Stage::Evicted);
+        for pid in 4..7 {
+            end(&seats, &join(&seats, pid), Stage::Detached);
+        }
+        let last = join(&seats, 7);
+        let all = [PeerEvent::Evicted(seen), PeerEvent::Attached(last), PeerEvent::Missed(3)];
+        assert_eq!(drain(&mut observer, &seats), all);
+        end(&seats, &last, Stage::Died);
+        for pid in 8..8 + u32::from(DEPTH) {
+            end(&seats, &join(&seats, pid), Stage::Detached);
+        }
+        let events = drain(&mut observer, &seats);
+        assert!(matches!(
+            events[..],
+            [PeerEvent::Attached(_), PeerEvent::Detached(_), PeerEvent::Missed(10)]
+        ));
+    }
+
+    #[test]
+    fn first_recorded_end_counts_and_late_ones_change_nothing() {
+        let seats = table();
+        let me = join(&seats, 1);
+        let mut observer = PeerObserver::new(&seats, me.seat);
+        let peer = join(&seats, 2);
+        seats.record_end(&peer, Stage::Evicted);
+        end(&seats, &peer, Stage::Died);
+        let next = join(&seats, 3);
+        seats.record_end(&peer, Stage::Died);
+        let events = [PeerEvent::Attached(next), PeerEvent::Missed(1)];
+        assert_eq!(drain(&mut observer, &seats), events);
+    }
+
+    #[test]
+    fn each_change_is_woken_for_once() {
+        let seats = table();
+        let woken = || {
+            let mut woken = false;
+            assert_eq!(seats.wake_for_events(|| woken = true), woken);
+            woken
+        };
+        assert!(!woken());
+        let peer = join(&seats, 1);
+        assert!(woken() && !woken());
+        seats.record_end(&peer, Stage::Died);
+        assert!(woken() && !woken());
+        assert!(seats.vacate(&peer) && !woken());
+        let silent = sit(&seats, 2);
+        assert!(seats.vacate(&silent) && !woken());
+    }
+
+    /// Another participant of the link may write anything.
+    #[test]
+    fn wild_histories_give_bounded_events() {
+        let seats = table();
+        let me = join(&seats, 1);
+        let mut observer = PeerObserver::new(&seats, me.seat);
+        seats.lines[MAX_SEATS].word(0).store(u64::MAX, Ordering::Relaxed);
+        for wild in [u64::MAX, 0, 1 << 63, 0x5555_5555_5555_5555, u64::MAX >> 1] {
+            for seat in SeatIndex::all() {
+                seats.lines[seat.as_usize()].word(HISTORY).store(wild, Ordering::Relaxed);
+                seats.lines[seat.as_usize()].word(ATTACHED).store(!wild | 1, Ordering::Relaxed);
+            }
+            assert!(drain(&mut observer, &seats).len() <= 3 * MAX_SEATS + 1);
+        }
+    }
+
+    proptest! {
+        /// Whatever happens between two looks: attached before gone, each once, and with what was missed nothing is unaccounted.
+        #[test]
+        fn each_participant_is_reported_once(steps in prop::collection::vec((0_u8..6, any::<prop::sample::Index>()), 1..200)) {
+            let seats = table();
+            let me = join(&seats, 1);
+            let mut observer = PeerObserver::new(&seats, me.seat);
+            let mut present: Vec<Participant> = Vec::new();
+            let (mut begun, mut pid, mut missed) = (0, 1, 0);
+            let mut reported: HashMap<u32, Option<Stage>> = HashMap::new();
+            let mut ended: HashMap<u32, Stage> = HashMap::new();
+            for (step, which) in steps {
+                pid += 1;
+                match step {
+                    0 | 1 if present.len() < 5 => {
+                        present.push(join(&seats, pid));
+                        begun += 1;
+                    }
+                    2 => prop_assert!(seats.vacate(&sit(&seats, pid))),
+                    3 | 4 if !present.is_empty() => {
+                        let who = present.swap_remove(which.index(present.len()));
+                        let stage = [Stage::Detached, Stage::Died, Stage::Evicted][which.index(3)];
+                        end(&seats, &who, stage);
+                        ended.insert(who.word.pid(), stage);
+                    }
+                    _ => for event in drain(&mut observer, &seats) {
+                        let (peer, stage) = match event {
+                            PeerEvent::Attached(peer) => (peer, None),
+                            PeerEvent::Detached(peer) => (peer, Some(Stage::Detached)),
+                            PeerEvent::Died(peer) => (peer, Some(Stage::Died)),
+                            PeerEvent::Evicted(peer) => (peer, Some(Stage::Evicted)),
+                            PeerEvent::Missed(count) => { missed += count; continue }
+                        };
+                        let before = reported.insert(peer.word.pid(), stage);
+                        prop_assert_eq!(before, stage.map(|_| None));
+                        prop_assert!(stage.is_none() || ended.get(&peer.word.pid()) == stage.as_ref());
+                    },
+                }
+            }
+            for event in drain(&mut observer, &seats) {
+                if let PeerEvent::Missed(count) = event { missed += count }
+                if let PeerEvent::Attached(peer) = event { reported.insert(peer.word.pid(), None); }
+            }
+            // One that ended in a way that is no longer known counts as missed, though it was reported as attached.
+            prop_assert!(u32::try_from(reported.len()).unwrap() + missed >= begun);
+            for peer in present {
+                prop_assert!(reported.contains_key(&peer.word.pid()));
+            }
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Peer events: a participant learns that others attach, detach and die, in whatever way it waits.
+
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use shmesh::{Link, LinkOptions, PeerEvent, Side};
+use shmesh_testing::{HANGS, Peer, Watchdog, config, ipc_dir, is_root, send, until};
+
+const KINDS: [&str; 3] = ["mode=mpmc", "mode=spsc", "mode=mpmc backing=memfd"];
+
+fn created(dir: &Path, changes: &str) -> Link {
+    LinkOptions::new().dir(dir).create(&config("link", changes)).unwrap()
+}
+
+/// Kind and pid of an event.
+fn words(event: PeerEvent) -> (&'static str, u32) {
+    let (what, peer) = match event {
+        PeerEvent::Attached(peer) => ("attached", peer),
+        PeerEvent::Detached(peer) => ("detached", peer),
+        PeerEvent::Died(peer) => ("died", peer),
+        PeerEvent::Evicted(peer) => ("evicted", peer),
+        event => panic!("unexpected: {event:?}"),
+    };
+    (what, peer.word.pid())
+}
+
+/// Peers attach and detach, attach and are killed, while somebody listens by `next`.
+fn peers_come_and_go(dir: &Path, link: &Link, next: impl Fn(&Link) -> PeerEvent) {
+    assert_eq!(link.next_event(), None);
+    for round in 0..3 {
+        let mut peer = Peer::start(dir);
+        let pid = peer.pid();
+        peer.tell("attach link secondary 0");
+        assert_eq!(words(next(link)), ("attached", pid), "{round}");
+        peer.tell("close");
+        assert_eq!(words(next(link)), ("detached", pid), "{round}");
+        peer.tell("attach link secondary 0");
+        assert_eq!(words(next(link)), ("attached", pid), "{round}");
+        peer.kill();
+        assert_eq!(words(next(link)), ("died", pid), "{round}");
+        assert_eq!(link.next_event(), None, "{round}");
+    }
+}
+
+#[test]
+fn waiting_thread_hears_of_peers() {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS.into_iter().chain(["notify=off"]) {
+        let dir = ipc_dir();
+        let link = created(dir.path(), kind);
+        peers_come_and_go(dir.path(), &link, |link| {
+            assert!(link.wait_event(None).unwrap(), "{kind}");
+            link.next_event().expect("an event")
+        });
+    }
+}
+
+#[test]
+fn wait_for_messages_and_events_says_which() {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS.into_iter().chain(["notify=off"]) {
+        let dir = ipc_dir();
+        let link = created(dir.path(), kind);
+        let none = link.wait_any(Some(Duration::from_millis(1))).unwrap();
+        assert!(!none.message && !none.event, "{kind}");
+        peers_come_and_go(dir.path(), &link, |link| {
+            let ready = link.wait_any(None).unwrap();
+            assert!(ready.event && !ready.message, "{kind}");
+            link.next_event().expect("an event")
+        });
+        let mut peer = Peer::start(dir.path());
+        peer.tell("attach link secondary 0");
+        peer.tell("send 7 last");
+        peer.exit();
+        until("the peer has gone", || link.participants().count() == 1);
+        let ready = link.wait_any(None).unwrap();
+        assert!(ready.event && ready.message, "{kind}");
+        assert_eq!(link.receive().unwrap().map(|message| message.msg_id()), Some(7));
+        assert!(!link.wait_any(None).unwrap().message, "{kind}: an event is pending until it is taken");
+        while link.next_event().is_some() {}
+        assert_eq!(link.wait_any(Some(Duration::ZERO)).unwrap(), none, "{kind}");
+    }
+}
+
+fn in_epoll(fd: BorrowedFd<'_>) -> Epoll {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+    epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0)).unwrap();
+    epoll
+}
+
+#[test]
+fn epoll_user_hears_of_peers() {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS {
+        let dir = ipc_dir();
+        let link = created(dir.path(), kind);
+        let epoll = in_epoll(link.fd().unwrap());
+        peers_come_and_go(dir.path(), &link, |link| {
+            loop {
+                // As the documentation says: sleep, take the signals, then look.
+                if let Some(event) = link.next_event() {
+                    return event;
+                }
+                let mut events = [EpollEvent::empty()];
+                let limit = EpollTimeout::try_from(HANGS).unwrap();
+                assert_eq!(epoll.wait(&mut events, limit).unwrap(), 1, "{kind}: nothing rang");
+                while link.value().unwrap().is_some() {}
+            }
+        });
+    }
+}
+
+#[test]
+fn descriptor_is_quiet_when_signals_were_taken_though_an_event_waits() {
+    let dir = ipc_dir();
+    let link = created(dir.path(), "");
+    let epoll = in_epoll(link.fd().unwrap());
+    let other = LinkOptions::new().dir(dir.path()).attach("link", Side::Secondary).unwrap();
+    let is_readable = || epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO).unwrap() > 0;
+    assert!(is_readable());
+    while link.value().unwrap().is_some() {}
+    assert!(!is_readable() && link.has_event());
+    assert!(matches!(link.next_event(), Some(PeerEvent::Attached(_))));
+    drop(other);
+    assert!(is_readable());
+}
+
+/// The peer sleeps without a limit, and uses no processor time though it has an event that it did not take.
+#[test]
+fn wait_for_messages_is_not_ended_by_events_and_does_not_spin() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let mut sleeper = Peer::start(dir.path());
+    sleeper.tell("create link");
+    sleeper.order("wait -1");
+    sleeper.until_asleep();
+    let other = LinkOptions::new().dir(dir.path()).attach("link", Side::Secondary).unwrap();
+    let _clone = other.try_clone().unwrap();
+    idles(&sleeper);
+    send(&other, 1, "x").unwrap();
+    other.notify().unwrap();
+    assert_eq!(sleeper.answer(), "true");
+    assert_eq!(sleeper.ask("event 0"), "attached secondary 1");
+    assert_eq!(sleeper.ask("event 0"), "attached secondary 2");
+    sleeper.order("event -1");
+    sleeper.until_asleep();
+    idles(&sleeper);
+    drop(other);
+    assert_eq!(sleeper.answer(), "detached secondary 1");
+}
+
+/// One that spins uses a tick in a hundredth of a second.
+fn idles(peer: &Peer) {
+    peer.until_asleep();
+    let before = peer.ticks();
+    std::thread::sleep(Duration::from_millis(500));
+    let used = peer.ticks() - before;
+    assert!(used <= 5, "it used {used} ticks of 50");
+    assert_eq!(peer.answered(), None);
+}
+
+#[test]
+fn each_of_a_side_that_is_killed_at_once_dies_once() {
+    let _watchdog = Watchdog::start();
+    for kind in ["", "backing=memfd"] {
+        let dir = ipc_dir();
+        let link = created(dir.path(), kind);
+        let mut peers: Vec<_> = (0..4).map(|_| Peer::start(dir.path())).collect();
+        let pids = |peers: &[Peer]| {
+            let mut pids: Vec<_> = peers.iter().map(Peer::pid).collect();
+            pids.sort_unstable();
+            pids
+        };
+        for peer in &mut peers {
+            peer.tell("attach link secondary 0");
+        }
+        let all = pids(&peers);
+        let hear = |wanted: &str| {
+            let mut heard: Vec<_> = (0..all.len())
+                .map(|_| {
+                    assert!(link.wait_event(Some(HANGS)).unwrap(), "{kind}");
+                    let (what, pid) = words(link.next_event().expect("an event"));
+                    assert_eq!(what, wanted, "{kind}");
+                    pid
+                })
+                .collect();
+            heard.sort_unstable();
+            heard
+        };
+        assert_eq!(hear("attached"), all, "{kind}");
+        for peer in &peers {
+            peer.signal(nix::sys::signal::Signal::SIGKILL);
+        }
+        peers.clear();
+        assert_eq!(hear("died"), all, "{kind}");
+        until("the dead are recovered", || link.participants().count() == 1);
+        assert_eq!(link.next_event(), None, "{kind}: nothing twice");
+    }
+}
+
+#[test]
+fn eviction_is_an_event_of_its_own_and_the_last() {
+    let dir = ipc_dir();
+    let link = created(dir.path(), "");
+    let other = LinkOptions::new().dir(dir.path()).attach("link", Side::Secondary).unwrap();
+    let Some(PeerEvent::Attached(peer)) = link.next_event() else { panic!("it has attached") };
+    link.evict(other.seat()).unwrap();
+    assert_eq!(link.next_event(), Some(PeerEvent::Evicted(peer)));
+    assert!(other.wait_event(None).is_err(), "it is told so itself");
+    drop(other);
+    assert_eq!(link.next_event(), None);
+}
+
+#[test]
+fn refused_newcomer_and_recovery_are_no_events() {
+    let dir = ipc_dir();
+    let options = LinkOptions::new().dir(dir.path());
+    let link = created(dir.path(), "");
+    let mut peer = Peer::start(dir.path());
+    for _ in 0..20 {
+        assert!(peer.ask("attach link primary 0").starts_with("err AlreadyOwned"));
+    }
+    assert_eq!(link.next_event(), None);
+    // Recovery takes a seat for a moment each time.
+    for _ in 0..20 {
+        std::mem::forget(options.attach("link", Side::Secondary).unwrap());
+        let (seat, word) = link.participants().nth(1).map(|dead| (dead.seat, dead.word)).unwrap();
+        link.recover_participant(seat, word).unwrap();
+        assert_eq!(words(link.next_event().unwrap()).0, "attached");
+        assert_eq!(words(link.next_event().unwrap()).0, "died");
+    }
+    assert_eq!(link.next_event(), None);
+}
+
+#[test]
+fn without_a_monitor_a_death_is_heard_when_another_process_recovers() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let link = LinkOptions::new().dir(dir.path()).monitor(false).create(&config("link", "")).unwrap();
+    let (mut dead, mut other) = (Peer::start(dir.path()), Peer::start(dir.path()));
+    dead.tell("attach link secondary 0");
+    other.tell("attach link secondary 0");
+    let pids = [dead.pid(), other.pid()];
+    for pid in pids {
+        assert!(link.wait_event(Some(HANGS)).unwrap());
+        assert_eq!(words(link.next_event().unwrap()), ("attached", pid));
+    }
+    dead.kill();
+    assert!(link.wait_event(Some(HANGS)).unwrap());
+    assert_eq!(words(link.next_event().unwrap()), ("died", pids[0]));
+    other.kill();
+    // Nobody is left who would notice by itself.
+    link.recover().unwrap();
+    assert_eq!(words(link.next_event().unwrap()), ("died", pids[1]));
+}
+
+/// Each side listens to the other, of another user or in another pid namespace.
+#[test]
+fn peers_of_other_users_and_pid_namespaces_are_heard() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    for (start, prepare) in [
+        (Peer::start as fn(&Path) -> Peer, "prepare user 60002 60001"),
+        (Peer::start_alone, "prepare user 60002 60001"),
+        (Peer::start_alone, "prepare user 0 60001"),
+    ] {
+        let dir = ipc_dir();
+        nix::unistd::chown(dir.path(), None, Some(nix::unistd::Gid::from_raw(60_001))).unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o3770)).unwrap();
+        let (mut primary, mut secondary) = (Peer::start(dir.path()), start(dir.path()));
+        primary.tell("prepare user 60003 60001");
+        secondary.tell(prepare);
+        primary.tell("create link file_mode=0660");
+        secondary.tell("attach link secondary 0");
+        assert_eq!(secondary.ask("event -1"), "attached primary 0");
+        assert_eq!(primary.ask("event -1"), "attached secondary 1");
+        primary.order("event -1");
+        secondary.tell("close");
+        assert_eq!(primary.answer(), "detached secondary 1");
+        secondary.tell("attach link secondary 0");
+        assert_eq!(primary.ask("event -1"), "attached secondary 1");
+        primary.order("event -1");
+        secondary.kill();
+        assert_eq!(primary.answer(), "died secondary 1");
+        let mut next = start(dir.path());
+        next.tell(prepare);
+        next.tell("attach link secondary 0");
+        assert_eq!(next.ask("event -1"), "attached primary 0");
+        next.order("event -1");
+        primary.kill();
+        assert_eq!(next.answer(), "died primary 0");
+    }
+}
