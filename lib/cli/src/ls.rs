@@ -16,8 +16,8 @@ const EXAMPLES: &str = "\
 Nothing is changed and nobody notices: files are mapped for reading only. A link of memfds, which has no files, is asked of
 the process that holds it.
 
-PRIMARY and SECONDARY are process ids; `dead` has ended and what it held waits for recovery, `unknown` is of another pid
-namespace and cannot be judged from here. m2s and s2m count the messages that wait, primary to secondary and back.
+PRIMARY and SECONDARY are process ids, as their own pid namespaces number them. A `dead` process has ended, and what it held
+waits for recovery; an `evicted` one was declared dead and may run. Below the table stands why a process is `unknown`. m2s and s2m count the messages that wait, primary to secondary and back.
 What is not a usable link is listed with what is wrong with it.
 
 Examples:
@@ -99,9 +99,14 @@ fn text(args: &Args, listed: &[Listed], out: &mut dyn Write) -> anyhow::Result<(
         ]);
     }
     table.print(0, out)?;
-    for Listed { seen, .. } in listed {
-        if let Err(error) = seen {
-            writeln!(out, "{}", crate::in_one_line(error))?;
+    for Listed { name, seen } in listed {
+        match seen {
+            Ok((_, snapshot)) => {
+                for doubt in people::doubts(&snapshot.seats) {
+                    writeln!(out, "link {name}: {doubt}")?;
+                }
+            }
+            Err(error) => writeln!(out, "{}", crate::in_one_line(error))?,
         }
     }
     Ok(())

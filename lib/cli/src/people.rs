@@ -39,6 +39,14 @@ pub(crate) fn side(seats: &[SeatView], side: Side) -> String {
     if text.is_empty() { "-".to_owned() } else { text }
 }
 
+/// What `unknown` means of those that `state` calls so, a sentence each.
+pub(crate) fn doubts(seats: &[SeatView]) -> impl Iterator<Item = String> {
+    seats.iter().filter(|seat| state(seat) == "unknown").filter_map(|seat| {
+        let (side, pid) = (seat.participant.word.side(), seat.participant.word.pid());
+        Some(format!("whether {side} {pid} lives is unknown: {}", seat.unknown_because?))
+    })
+}
+
 /// One participant for programs.
 pub(crate) fn json(seat: &SeatView) -> Value {
     json!({
@@ -46,6 +54,7 @@ pub(crate) fn json(seat: &SeatView) -> Value {
         "side": seat.participant.word.side().to_string(),
         "pid": seat.participant.word.pid(),
         "state": state(seat),
+        "unknown_because": seat.unknown_because,
         "asleep": seat.asleep,
         "start_time": seat.participant.start_time,
         "pid_namespace": seat.participant.pid_namespace,

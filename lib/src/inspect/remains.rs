@@ -9,7 +9,7 @@ use shmesh_sys::process::ProcessIdentity;
 
 use super::View;
 use super::segments::{Place, is_ours};
-use super::snapshot::{SeatView, seats};
+use super::snapshot::{SeatLocks, SeatView, seats};
 use crate::config::{LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::holder::Holder;
@@ -199,5 +199,6 @@ fn sort(
 fn seats_alone(place: &Place) -> Option<Vec<SeatView>> {
     let shm = place.open(None).ok()??;
     let lines = shm.memory.window(LinkLayout::of(&shm.header.shape).seats, SEAT_LINES)?;
-    Some(seats(&Seats::new(lines), &[], &ProcessIdentity::me().ok()?))
+    let locks = SeatLocks::new(place.beside("lock"));
+    Some(seats(&Seats::new(lines), &[], &ProcessIdentity::me().ok()?, &locks))
 }

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use shmesh_sys::process::ProcessIdentity;
 use shmesh_sys::{errno, file};
 
+use super::snapshot::SeatLocks;
 use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::Shared;
 use crate::link::core::Core;
-use crate::link::holder::Holder;
+use crate::link::holder::{Holder, lock_path};
 use crate::segment::Memory;
 use crate::segment::header::{Header, Unusable};
 use crate::segment::layout::{LinkLayout, PoolLayout};
@@ -229,6 +230,7 @@ pub struct View {
     pub(super) shm: Arc<Memory>,
     pub(super) memories: [Option<Arc<Memory>>; PoolId::COUNT],
     pub(super) me: ProcessIdentity,
+    pub(super) locks: SeatLocks,
     name: Arc<str>,
     header: Header,
     backing: Backing,
@@ -268,7 +270,8 @@ impl View {
             let what = file_name(&place.store.link, None);
             Error::from(ErrorKind::Damaged { link: place.link(), what, why: "its tables do not fit" })
         })?;
-        Ok(Self { core, shm, memories, me, name: place.link(), header, backing })
+        let locks = SeatLocks::new(lock_path(&place.store));
+        Ok(Self { core, shm, memories, me, locks, name: place.link(), header, backing })
     }
 
     /// The link that this process keeps.
@@ -285,6 +288,7 @@ impl View {
             shm: Arc::clone(&shm.memory),
             memories,
             me: shared.me,
+            locks: SeatLocks::new(lock_path(&shared.store)),
             name: Arc::clone(&shared.store.link),
             header: shm.header,
             backing: shared.store.backing,

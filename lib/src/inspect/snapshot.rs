@@ -1,18 +1,22 @@
 //! Who is attached, what is queued, who holds which buffer.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use shmesh_sys::process::{Liveness, ProcessIdentity};
 
 use super::View;
 use crate::config::PoolId;
 use crate::link::core::{INLINE, unpack};
+use crate::link::liveness_by_lock;
 use crate::participant::{Participant, SeatIndex, Seats, Side};
 use crate::pool::Table;
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::ring::entry::Entry;
 use crate::ring::{Ring, SLEEPERS, Wild};
 use crate::segment::layout::{LinkLayout, PoolLayout};
+use crate::segment::lock::Lock;
 use crate::sync::{LINE_BYTES, Line, Ordering, WORDS_PER_LINE};
 
 /// One taken seat.
@@ -32,8 +36,10 @@ use crate::sync::{LINE_BYTES, Line, Ordering, WORDS_PER_LINE};
 pub struct SeatView {
     /// Who sits there.
     pub participant: Participant,
-    /// Whether its process lives, as far as this one can tell.
+    /// Whether its process lives: of a process in another pid namespace, the lock of its seat says it.
     pub liveness: Liveness,
+    /// Why the liveness is unknown, if it is.
+    pub unknown_because: Option<&'static str>,
     /// Whether it sleeps, or wants to hear of every notification.
     pub asleep: bool,
 }
@@ -284,14 +290,59 @@ impl Snapshot {
     }
 }
 
+/// The lock file of a link, opened when it is first needed: opening it makes the monitors of the link look for deaths.
+#[derive(Debug)]
+pub(super) struct SeatLocks {
+    path: PathBuf,
+    opened: OnceLock<Lock>,
+}
+
+impl SeatLocks {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, opened: OnceLock::new() }
+    }
+
+    fn opened(&self) -> Option<&Lock> {
+        if self.opened.get().is_none() {
+            let _ = self.opened.set(Lock::open_for_reading(&self.path).ok()?);
+        }
+        self.opened.get()
+    }
+
+    /// Whether a participant lives, and why that is unknown.
+    fn liveness(
+        &self,
+        seats: &Seats,
+        other: &Participant,
+        me: &ProcessIdentity,
+    ) -> (Liveness, Option<&'static str>) {
+        let known = other.liveness(me);
+        if known != Liveness::Unknown {
+            return (known, None);
+        }
+        let Some(lock) = self.opened() else {
+            return (
+                known,
+                Some("it is in another pid namespace, and the lock file of the link cannot be opened"),
+            );
+        };
+        match liveness_by_lock(seats, other, lock) {
+            Liveness::Unknown => {
+                (known, Some("it is in another pid namespace, and has not locked its seat in this lock file"))
+            }
+            known => (known, None),
+        }
+    }
+}
+
 /// Everybody who sits in `seats`, with `rings` to tell who sleeps.
-pub(super) fn seats(seats: &Seats, rings: &[Ring], me: &ProcessIdentity) -> Vec<SeatView> {
+pub(super) fn seats(seats: &Seats, rings: &[Ring], me: &ProcessIdentity, locks: &SeatLocks) -> Vec<SeatView> {
     let asleep =
         rings.iter().fold(0, |all, ring| all | ring.words().control(SLEEPERS).load(Ordering::Relaxed));
-    let view = |participant: Participant| SeatView {
-        participant,
-        liveness: participant.liveness(me),
-        asleep: asleep & participant.seat.bit() != 0,
+    let view = |participant: Participant| {
+        let (liveness, unknown_because) = locks.liveness(seats, &participant, me);
+        let asleep = asleep & participant.seat.bit() != 0;
+        SeatView { participant, liveness, unknown_because, asleep }
     };
     seats.all().map(view).collect()
 }
@@ -317,7 +368,7 @@ impl View {
     /// ```
     #[must_use]
     pub fn seats(&self) -> Vec<SeatView> {
-        seats(&self.core.seats, self.core.rings(), &self.me)
+        seats(&self.core.seats, self.core.rings(), &self.me, &self.locks)
     }
 
     /// Looks at everything once.

@@ -42,6 +42,11 @@ impl Lock {
         }
     }
 
+    /// Opens the lock file for asking who has which lock, which takes only the right to read it.
+    pub(crate) fn open_for_reading(path: &Path) -> io::Result<Self> {
+        Self::of(file::open(path, false)?, path)
+    }
+
     /// Opens the lock file, and makes it where there is none.
     pub(crate) fn open_or_make(path: &Path, mode: u32) -> io::Result<Option<Self>> {
         if let Some(lock) = Self::open(path)? {

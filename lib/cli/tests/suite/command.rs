@@ -334,6 +334,37 @@ fn leave_a_crash(dir: &Path) -> u32 {
 }
 
 #[test]
+fn processes_of_another_pid_namespace_are_alive_or_dead() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let elsewhere = |more: &[&str]| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_shmesh"), "ls"]).args(more);
+        unshare.env("SHMESH_DIR", dir).stdin(Stdio::null()).output().unwrap()
+    };
+    let states = || -> Vec<String> {
+        let listed: Value = serde_json::from_slice(&elsewhere(&["--output", "json"]).stdout).unwrap();
+        let participants = listed["links"][0]["participants"].as_array().unwrap();
+        participants.iter().map(|who| who["state"].as_str().unwrap().to_owned()).collect()
+    };
+    if !elsewhere(&[]).status.success() {
+        eprintln!("skipped: no right to make namespaces here");
+        return;
+    }
+    leave_a_crash(dir);
+    assert_eq!(states(), ["dead", "dead"]);
+    let options = LinkOptions::new().dir(dir);
+    let _phy = options.create(&config("fronthaul", RingMode::Mpmc)).unwrap();
+    let _mac = options.attach("fronthaul", Side::Secondary).unwrap();
+    assert_eq!(states(), ["alive", "alive"]);
+    // Without the evidence, the reason.
+    fs::remove_file(dir.join("fronthaul.lock")).unwrap();
+    assert_eq!(states(), ["unknown", "unknown"]);
+    let table = text(&elsewhere(&[]).stdout);
+    assert!(table.contains("the lock file of the link cannot be opened"), "{table}");
+}
+
+#[test]
 fn after_a_kill_what_it_held_is_shown_and_can_be_removed() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -88,7 +88,7 @@ pub(super) fn socket_path(store: &Store) -> PathBuf {
     store.dir.join(format!("{}.broker", store.link))
 }
 
-pub(super) fn lock_path(store: &Store) -> PathBuf {
+pub(crate) fn lock_path(store: &Store) -> PathBuf {
     store.dir.join(format!("{}.lock", store.link))
 }
 
