@@ -118,6 +118,32 @@ typedef enum {
 } shmesh_error_t;
 
 /**
+ * What happened to another participant of a link.
+ */
+typedef enum {
+    /**
+     * It attached, or was attached already when this handle attached.
+     */
+    SHMESH_EVENT_ATTACHED = 1,
+    /**
+     * It closed its handle.
+     */
+    SHMESH_EVENT_DETACHED = 2,
+    /**
+     * Its process ended without that, and what it held was taken back.
+     */
+    SHMESH_EVENT_DIED = 3,
+    /**
+     * It was evicted although its process lived. No further event follows for it.
+     */
+    SHMESH_EVENT_EVICTED = 4,
+    /**
+     * Participants came and went between two looks, `missed` of them; the other members are 0.
+     */
+    SHMESH_EVENT_MISSED = 5,
+} shmesh_event_kind_t;
+
+/**
  * The sides of a link.
  */
 typedef enum {
@@ -193,6 +219,32 @@ typedef struct {
      */
     bool beside;
 } shmesh_options_t;
+
+/**
+ * An event of another participant. Each handle is a participant of its own.
+ */
+typedef struct {
+    /**
+     * A `shmesh_event_kind_t`. Later versions may add kinds.
+     */
+    int kind;
+    /**
+     * A `shmesh_side_t`: the side of the participant.
+     */
+    int side;
+    /**
+     * Its seat, as `shmesh ls` shows it. Another participant may sit there later.
+     */
+    uint32_t seat;
+    /**
+     * Its process id, as its own pid namespace numbers it.
+     */
+    uint32_t pid;
+    /**
+     * With SHMESH_EVENT_MISSED, how many.
+     */
+    uint32_t missed;
+} shmesh_event_t;
 
 /**
  * A message being written: buffers that nobody else has. End it with `shmesh_loan_send` or `shmesh_loan_drop`, once, in
@@ -382,7 +434,7 @@ shmesh_error_t shmesh_link_post(const shmesh_link_t *link);
 shmesh_error_t shmesh_link_wait_post(const shmesh_link_t *link, int64_t timeout_ns);
 
 /**
- * A descriptor for select, poll and epoll: readable after each notification and post from now on. Receive once after this
+ * A descriptor for select, poll and epoll: readable after each notification, post and event from now on. Receive once after this
  * call, and take the signals with `shmesh_link_take_signal`. It is the handle's: not to be closed.
  */
 shmesh_error_t shmesh_link_fd(const shmesh_link_t *link,
@@ -392,6 +444,21 @@ shmesh_error_t shmesh_link_fd(const shmesh_link_t *link,
  * Takes one signal off the descriptor; EMPTY if there is none. Never waits.
  */
 shmesh_error_t shmesh_link_take_signal(const shmesh_link_t *link);
+
+/**
+ * Takes the next event of another participant; EMPTY if there is none. Never waits.
+ *
+ * Participants that are attached when this handle attaches come first, as attached. From then on each is reported once as
+ * attached, and once as detached, died or evicted. The descriptor of `shmesh_link_fd` becomes readable after an event: take
+ * its signals, then messages and events until there are none.
+ */
+shmesh_error_t shmesh_link_next_event(const shmesh_link_t *link,
+                                      shmesh_event_t *event);
+
+/**
+ * Waits until there is an event, at most so many nanoseconds; a negative number is for ever. Messages do not end it.
+ */
+shmesh_error_t shmesh_link_wait_event(const shmesh_link_t *link, int64_t timeout_ns);
 
 /**
  * Loans a MSG buffer, and with `pool`, which is a `shmesh_pool_t`, a DATA buffer; SHMESH_NO_DATA for none. Never waits. The

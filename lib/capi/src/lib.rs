@@ -5,6 +5,7 @@
 //! | `error.rs` | codes, their texts, and what went wrong last |
 //! | `config.rs` | configurations from YAML |
 //! | `link.rs` | a participant; waiting and waking |
+//! | `events.rs` | peer events |
 //! | `message.rs` | loans and messages |
 //!
 //! `include/shmesh.h` is generated from here and checked in; `tests/suite/header.rs` fails when it is not what it should be, and
@@ -15,5 +16,6 @@
 
 pub mod config;
 pub mod error;
+pub mod events;
 pub mod link;
 pub mod message;

@@ -296,7 +296,7 @@ pub unsafe extern "C" fn shmesh_link_pool(
 /// # Safety
 /// `link` is NULL or a handle.
 #[inline(always)]
-unsafe fn with(
+pub(crate) unsafe fn with(
     link: *const shmesh_link_t,
     act: impl FnOnce(&Link) -> Result<shmesh_error_t, Failed>,
 ) -> shmesh_error_t {
@@ -343,11 +343,11 @@ pub unsafe extern "C" fn shmesh_link_notify(link: *const shmesh_link_t) -> shmes
 }
 
 /// Negative: for ever.
-fn limit(timeout_ns: i64) -> Option<Duration> {
+pub(crate) fn limit(timeout_ns: i64) -> Option<Duration> {
     u64::try_from(timeout_ns).ok().map(Duration::from_nanos)
 }
 
-fn in_time(there: bool) -> shmesh_error_t {
+pub(crate) fn in_time(there: bool) -> shmesh_error_t {
     if there { SHMESH_OK } else { SHMESH_ERROR_TIMEOUT }
 }
 
@@ -384,7 +384,7 @@ pub unsafe extern "C" fn shmesh_link_wait_post(
     unsafe { with(link, |link| Ok(in_time(link.wait_tti(limit(timeout_ns))?))) }
 }
 
-/// A descriptor for select, poll and epoll: readable after each notification and post from now on. Receive once after this
+/// A descriptor for select, poll and epoll: readable after each notification, post and event from now on. Receive once after this
 /// call, and take the signals with `shmesh_link_take_signal`. It is the handle's: not to be closed.
 ///
 /// # Safety

@@ -58,6 +58,11 @@ fn messages_flow_between_processes() {
 }
 
 #[test]
+fn peers_are_heard_attaching_detaching_and_dying() {
+    check("events");
+}
+
+#[test]
 fn what_must_be_refused_is() {
     check("refusals");
 }

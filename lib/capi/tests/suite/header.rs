@@ -8,7 +8,7 @@ fn the_header_is_that_of_the_sources() {
     let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
     // By file: the crate itself is named like its dependency, which has nothing for C.
-    for source in ["error", "config", "link", "message"] {
+    for source in ["error", "config", "link", "events", "message"] {
         builder = builder.with_src(here.join(format!("src/{source}.rs")));
     }
     let mut generated = Vec::new();

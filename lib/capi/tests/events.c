@@ -1,0 +1,83 @@
+/* A process hears others attach, detach and die: by waiting, and by epoll. C and C++. */
+#include "check.h"
+
+#include <sys/epoll.h>
+
+/* Sleeps until there is an event. */
+typedef void (*sleep_fn)(shmesh_link_t *link, int epoll);
+
+static void by_waiting(shmesh_link_t *link, int epoll)
+{
+    (void)epoll;
+    OK(shmesh_link_wait_event(link, -1));
+}
+
+static void by_epoll(shmesh_link_t *link, int epoll)
+{
+    struct epoll_event ready;
+    CHECK(epoll_wait(epoll, &ready, 1, -1) == 1);
+    while (shmesh_link_take_signal(link) == SHMESH_OK) {
+    }
+}
+
+static void hear(shmesh_link_t *link, int epoll, sleep_fn sleep_for, int kind, pid_t pid)
+{
+    shmesh_event_t event;
+    while (shmesh_link_next_event(link, &event) != SHMESH_OK)
+        sleep_for(link, epoll);
+    CHECK(event.kind == kind && event.pid == (uint32_t)pid);
+    CHECK(event.side == SHMESH_SECONDARY && event.seat < 64 && event.missed == 0);
+}
+
+static void come_and_go(int orders)
+{
+    alarm(HANGS_S);
+    char order;
+    shmesh_link_t *link = attached("events");
+    CHECK(read(orders, &order, 1) == 1);
+    OK(shmesh_link_close(link));
+    CHECK(read(orders, &order, 1) == 1);
+    link = attached("events");
+    for (;;)
+        pause();
+}
+
+int main(void)
+{
+    static const sleep_fn ways[] = {by_waiting, by_epoll};
+    alarm(HANGS_S);
+    shmesh_link_t *link = created("events");
+    shmesh_event_t event;
+    CHECK(shmesh_link_next_event(link, &event) == SHMESH_ERROR_EMPTY);
+    CHECK(shmesh_link_next_event(link, NULL) == SHMESH_ERROR_ARGUMENT);
+    CHECK(shmesh_link_next_event(NULL, &event) == SHMESH_ERROR_ARGUMENT);
+    CHECK(shmesh_link_wait_event(link, 1000) == SHMESH_ERROR_TIMEOUT);
+    int fd, epoll = epoll_create1(EPOLL_CLOEXEC);
+    OK(shmesh_link_fd(link, &fd));
+    struct epoll_event wanted;
+    memset(&wanted, 0, sizeof(wanted));
+    wanted.events = EPOLLIN;
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &wanted) == 0);
+    for (int round = 0; round < 6; round++) {
+        sleep_fn sleep_for = ways[round % 2];
+        int orders[2];
+        CHECK(pipe(orders) == 0);
+        pid_t peer = fork();
+        CHECK(peer >= 0);
+        if (peer == 0) {
+            come_and_go(orders[0]);
+        }
+        hear(link, epoll, sleep_for, SHMESH_EVENT_ATTACHED, peer);
+        CHECK(write(orders[1], "x", 1) == 1);
+        hear(link, epoll, sleep_for, SHMESH_EVENT_DETACHED, peer);
+        CHECK(write(orders[1], "x", 1) == 1);
+        hear(link, epoll, sleep_for, SHMESH_EVENT_ATTACHED, peer);
+        CHECK(kill(peer, SIGKILL) == 0 && waitpid(peer, NULL, 0) == peer);
+        hear(link, epoll, sleep_for, SHMESH_EVENT_DIED, peer);
+        CHECK(shmesh_link_next_event(link, &event) == SHMESH_ERROR_EMPTY);
+        CHECK(close(orders[0]) == 0 && close(orders[1]) == 0);
+    }
+    CHECK(close(epoll) == 0);
+    OK(shmesh_link_close(link));
+    return 0;
+}
