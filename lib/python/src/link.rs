@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use shmesh::config::{PoolId, from_yaml};
-use shmesh::{ErrorKind, LinkOptions, Side};
+use shmesh::{ErrorKind, LinkOptions, Participant, PeerEvent, SeatIndex, Side};
 use shmesh_sys::process::{Liveness, ProcessIdentity};
 
 use crate::error::{error, forked, of_link, system};
@@ -59,11 +59,19 @@ impl Drop for Waiting {
 /// Seat, side, process, and whether it lives.
 type Seat = (u8, &'static str, u32, Option<bool>);
 
+/// Kind, seat, side, process, and how many were missed.
+type Event = (&'static str, u8, &'static str, u32, u32);
+
+fn name_of(side: Side) -> &'static str {
+    if side == Side::Primary { "primary" } else { "secondary" }
+}
+
 struct Open {
     /// Sends and receives.
     handle: Arc<Handle>,
     /// Waits, with a seat of its own, so that other threads can send meanwhile. Made when it is first needed.
     waiter: Option<Arc<Handle>>,
+    waiter_seat: Option<SeatIndex>,
 }
 
 /// A participant of a link. Any thread may use it.
@@ -101,6 +109,17 @@ pub(crate) fn duration_of(seconds: f64) -> PyResult<Duration> {
             format_args!("a timeout of {seconds} seconds; pass 0 or more, or None to wait for ever"),
         )
     })
+}
+
+/// The kind of an event and of whom it is, if it is of one participant.
+fn peer_of(event: &PeerEvent) -> Option<(&'static str, Participant)> {
+    match *event {
+        PeerEvent::Attached(peer) => Some(("attached", peer)),
+        PeerEvent::Detached(peer) => Some(("detached", peer)),
+        PeerEvent::Died(peer) => Some(("died", peer)),
+        PeerEvent::Evicted(peer) => Some(("evicted", peer)),
+        _ => None,
+    }
 }
 
 /// Attaches, as soon as the link is there. The handlers of signals may end it.
@@ -161,11 +180,15 @@ impl Link {
         if let Some(waiter) = waiter {
             return Ok(waiter);
         }
-        let cloned = handle.lock().try_clone();
-        let made = Arc::new(Handle::new(cloned.map_err(of_link)?));
+        let cloned = handle.lock().try_clone().map_err(of_link)?;
+        let seat = cloned.seat();
+        let made = Arc::new(Handle::new(cloned));
         let mut state = self.state();
         Ok(match state.as_mut() {
-            Some(open) => Arc::clone(open.waiter.get_or_insert(made)),
+            Some(open) => {
+                open.waiter_seat.get_or_insert(seat);
+                Arc::clone(open.waiter.get_or_insert(made))
+            }
             None => made,
         })
     }
@@ -179,6 +202,16 @@ impl Link {
         if self.with(|link| wait(link, Some(Duration::ZERO)))? {
             return Ok(true);
         }
+        self.sleep_until(py, timeout, wait)
+    }
+
+    /// Waits with the waiter until `wait` says that there is something.
+    fn sleep_until(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        wait: fn(&shmesh::Link, Option<Duration>) -> shmesh::Result<bool>,
+    ) -> PyResult<bool> {
         let deadline = match timeout {
             Some(seconds) => Instant::now().checked_add(duration_of(seconds)?),
             None => None,
@@ -244,9 +277,8 @@ impl Link {
             }
         };
         let link = link.map_err(of_link)?;
-        let (name, side) = (link.name().to_owned(), link.side());
-        let side = if side == Side::Primary { "primary" } else { "secondary" };
-        let open = Open { handle: Arc::new(Handle::new(link)), waiter: None };
+        let (name, side) = (link.name().to_owned(), name_of(link.side()));
+        let open = Open { handle: Arc::new(Handle::new(link)), waiter: None, waiter_seat: None };
         Ok(Self { open: Mutex::new(Some(open)), made: Made::here(), name, directory, side })
     }
 
@@ -297,7 +329,47 @@ impl Link {
         self.wait_for(py, timeout, shmesh::Link::wait_tti)
     }
 
-    /// A descriptor that is readable when a message has come.
+    /// Takes the next event of another participant, or None. Never waits.
+    fn try_next_event(&self) -> PyResult<Option<Event>> {
+        let waiter = self.state().as_ref().and_then(|open| open.waiter_seat);
+        self.with(|link| {
+            // The waiter is this link as well.
+            let is_waiter = |event: &PeerEvent| {
+                peer_of(event).is_some_and(|(_, peer)| {
+                    Some(peer.seat) == waiter && peer.word.pid() == std::process::id()
+                })
+            };
+            let event = std::iter::from_fn(|| link.next_event()).find(|event| !is_waiter(event));
+            Ok(event.map(|event| match (peer_of(&event), event) {
+                (Some((kind, peer)), _) => {
+                    (kind, peer.seat.value(), name_of(peer.word.side()), peer.word.pid(), 0)
+                }
+                (None, PeerEvent::Missed(missed)) => ("missed", 0, "", 0, missed),
+                (None, _) => ("missed", 0, "", 0, 1),
+            }))
+        })
+    }
+
+    /// Sleeps until there may be an event. False: the time is over.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_event(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        if self.has_event()? {
+            return Ok(true);
+        }
+        self.sleep_until(py, timeout, |waiter, limit| {
+            let woken = waiter.wait_event(limit)?;
+            // It has the same events, and they only wake it.
+            while waiter.next_event().is_some() {}
+            Ok(woken)
+        })
+    }
+
+    #[getter]
+    fn has_event(&self) -> PyResult<bool> {
+        self.with(|link| Ok(link.has_event()))
+    }
+
+    /// A descriptor that is readable when a message has come, or an event.
     fn fileno(&self) -> PyResult<i32> {
         self.with(|link| Ok(link.fd()?.as_raw_fd()))
     }
@@ -339,7 +411,7 @@ impl Link {
         let me = ProcessIdentity::me().map_err(|source| system("read /proc/self", &source))?;
         self.with(|link| {
             let known = link.participants().map(|other| {
-                let side = if other.word.side() == Side::Primary { "primary" } else { "secondary" };
+                let side = name_of(other.word.side());
                 let lives = match other.liveness(&me) {
                     Liveness::Alive => Some(true),
                     Liveness::Dead => Some(false),

@@ -565,3 +565,86 @@ def test_many_threads_on_one_handle() -> None:
     for thread in threads:
         thread.join()
     assert sorted(received) == list(range(3 * count))
+
+
+class Peer:
+    """Another process, which attaches, detaches and attaches again by orders."""
+
+    def __init__(self, name: str) -> None:
+        self.orders, theirs = multiprocessing.Pipe()
+        spawn = multiprocessing.get_context("spawn")
+        self.process = spawn.Process(target=workers.come_and_go, args=(name, theirs), daemon=True)
+        self.process.start()
+
+    def go_on(self) -> None:
+        self.orders.send(None)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+STEPS = ["attached", "detached", "attached", "died"]
+
+
+def act_on(event: shmesh.PeerEvent, peer: Peer, seen: list[str]) -> bool:
+    assert (event.pid, event.side) == (peer.process.pid, "secondary")
+    seen.append(event.kind)
+    assert seen == STEPS[: len(seen)]
+    if len(seen) == 3:
+        peer.kill()
+    elif len(seen) < 3:
+        peer.go_on()
+    return len(seen) == len(STEPS)
+
+
+@pytest.mark.parametrize("backing", ["named", "memfd"])
+def test_thread_hears_of_peers(backing: str) -> None:
+    with shmesh.Link.create("link", backing=backing) as phy:
+        assert phy.next_event() is None and phy.next_event(0.01) is None
+        peer, seen = Peer("link"), []
+        for event in phy.events():
+            if act_on(event, peer, seen):
+                break
+        assert phy.next_event(0.05) is None and not phy.has_event
+
+
+@pytest.mark.parametrize("backing", ["named", "memfd"])
+def test_asyncio_hears_of_peers_beside_messages(backing: str) -> None:
+    async def main(phy: shmesh.Link) -> None:
+        messages = asyncio.create_task(phy.receive_async())
+        peer, seen = Peer("link"), []
+
+        async def listen() -> None:
+            async for event in phy.events():
+                if act_on(event, peer, seen):
+                    return
+
+        await asyncio.wait_for(listen(), 200)
+        assert not messages.done()
+        messages.cancel()
+        before = time.process_time()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(phy.next_event_async(), 0.5)
+        assert time.process_time() - before < 0.25, "it spins"
+
+    with shmesh.Link.create("link", backing=backing) as phy:
+        asyncio.run(main(phy))
+
+
+def test_events_name_peers_of_before_and_end_with_the_link() -> None:
+    phy, mac = pair()
+    thread = threading.Thread(target=lambda: heard.extend(phy.events()))
+    heard: list[shmesh.PeerEvent] = []
+    thread.start()
+    while len(heard) < 1:
+        time.sleep(0.001)
+    assert heard[0] == ("attached", mac.seat, "secondary", os.getpid(), 0)
+    seat = mac.seat
+    mac.close()
+    while len(heard) < 2:
+        time.sleep(0.001)
+    assert heard[1] == ("detached", seat, "secondary", os.getpid(), 0)
+    phy.close(strict=False)
+    thread.join()
+    assert len(heard) == 2

@@ -43,7 +43,7 @@ from ._errors import (
     TooLong,
     Unsupported,
 )
-from ._link import Link, Participant, Recovered
+from ._link import Link, Participant, PeerEvent, PeerEvents, Recovered
 from ._shmesh import INLINE_MAX_BYTES, Loan, Memory, Message, __version__
 
 __all__ = [
@@ -73,6 +73,8 @@ __all__ = [
     "NotFound",
     "Participant",
     "PeerDied",
+    "PeerEvent",
+    "PeerEvents",
     "ReadOnly",
     "Recovered",
     "StillViewed",

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -17,7 +17,7 @@ from ._array import ipc_directory
 from ._errors import Closed, Invalid
 from ._shmesh import INLINE_MAX_BYTES, Loan, Message
 
-__all__ = ["Link", "Participant", "Recovered"]
+__all__ = ["Link", "Participant", "PeerEvent", "PeerEvents", "Recovered"]
 
 # How long a task waits without looking whether the link was closed: nobody rings for that.
 _LOOK_AGAIN = 0.1
@@ -33,6 +33,18 @@ class Participant(NamedTuple):
     pid: int
     alive: bool | None
     """None: it is in another pid namespace, and nobody can tell from here."""
+
+
+class PeerEvent(NamedTuple):
+    """What happened to another participant of a link. Each `Link` is a participant of its own; one that waits, two."""
+
+    kind: Literal["attached", "detached", "died", "evicted", "missed"]
+    """``missed``: so many participants came and went between two looks; `Link.participants` says who is there now."""
+    seat: int
+    side: str
+    pid: int
+    """As its own pid namespace numbers it."""
+    missed: int = 0
 
 
 class Recovered(NamedTuple):
@@ -162,6 +174,35 @@ class Link(_shmesh.Link):
         """Everybody on the link."""
         return [Participant(*participant) for participant in super().participants()]
 
+    def next_event(self, timeout: float | None = 0.0) -> PeerEvent | None:
+        """The next event of another participant; None if there is none within ``timeout`` seconds. None waits for ever.
+
+        Participants that are attached already come first, as ``attached``. Each is reported once as that, and once as gone.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            event = self.try_next_event()
+            if event is not None:
+                return PeerEvent(*event)
+            if left is not None and left <= 0.0:
+                return None
+            self.wait_event(left)
+            if deadline is not None:
+                left = max(deadline - time.monotonic(), 0.0)
+
+    async def next_event_async(self) -> PeerEvent:
+        """The next event of another participant, when there is one."""
+        while True:
+            event = self.try_next_event()
+            if event is not None:
+                return PeerEvent(*event)
+            await self._readable(lambda: self.has_event)
+
+    def events(self) -> PeerEvents:
+        """Events of other participants, as they come: for ``for`` and ``async for``."""
+        return PeerEvents(self)
+
     def __iter__(self) -> Iterator[Message]:
         """Messages, as they come, until the link is closed."""
         while True:
@@ -179,7 +220,7 @@ class Link(_shmesh.Link):
             message = self.try_receive()
             if message is not None:
                 return message
-            await self._readable()
+            await self._readable(lambda: self.has_message)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages, as they come, until the link is closed."""
@@ -191,7 +232,7 @@ class Link(_shmesh.Link):
             yield message
             del message
 
-    async def _readable(self) -> None:
+    async def _readable(self, is_ready: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
         readable = loop.create_future()
         # A loop has one reader for a descriptor, and other tasks may wait as well.
@@ -204,8 +245,8 @@ class Link(_shmesh.Link):
         loop.add_reader(descriptor, wake)
         again = loop.call_later(_LOOK_AGAIN, wake)
         try:
-            # What was sent before anybody asked for the descriptor did not ring.
-            if not self.has_message:
+            # What came before anybody asked for the descriptor did not ring.
+            if not is_ready():
                 await readable
         finally:
             again.cancel()
@@ -227,6 +268,29 @@ class Link(_shmesh.Link):
 
     def __repr__(self) -> str:
         return f"<shmesh.Link {self.name} {self.side}{' closed' if self.closed else ''}>"
+
+
+class PeerEvents:
+    """Events of the other participants of a link, until it is closed."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def __iter__(self) -> Iterator[PeerEvent]:
+        while True:
+            try:
+                event = self._link.next_event(None)
+            except Closed:
+                return
+            if event is not None:
+                yield event
+
+    async def __aiter__(self) -> AsyncIterator[PeerEvent]:
+        while True:
+            try:
+                yield await self._link.next_event_async()
+            except Closed:
+                return
 
 
 def _attach(kind: type[Link], name: str, side: Side, directory: str) -> Link:

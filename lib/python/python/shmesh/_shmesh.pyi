@@ -163,8 +163,16 @@ class Link:
         """TTI style: counts up, and wakes."""
     def wait_tti(self, timeout: float | None = None) -> bool:
         """TTI style: waits for a post, and takes it."""
+    def try_next_event(
+        self,
+    ) -> tuple[Literal["attached", "detached", "died", "evicted", "missed"], int, str, int, int] | None:
+        """The next event of another participant. Never waits."""
+    def wait_event(self, timeout: float | None = None) -> bool:
+        """Waits until there may be an event of another participant, without the GIL. False: the time is over."""
+    @property
+    def has_event(self) -> bool: ...
     def fileno(self) -> int:
-        """A descriptor that is readable when a message has come."""
+        """A descriptor that is readable when a message has come, or an event."""
     def take_signal(self) -> bool:
         """Takes one signal from the descriptor. Look for messages after it, not before."""
     def take_posts(self) -> None: ...
