@@ -48,6 +48,10 @@ impl Obedient {
                 self.link = Some(options.attach(word(0), side)?);
                 return ok;
             }
+            // Until it is killed.
+            "churn" => loop {
+                drop(LinkOptions::new().attach(word(0), Side::Secondary));
+            },
             "close" => {
                 self.pool = OnDevice(None);
                 self.clones.clear();

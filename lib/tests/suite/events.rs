@@ -3,10 +3,10 @@
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use shmesh::{Link, LinkOptions, PeerEvent, Side};
+use shmesh::{Link, LinkOptions, Participant, PeerEvent, Side};
 use shmesh_testing::{HANGS, Peer, Watchdog, config, ipc_dir, is_root, send, until};
 
 const KINDS: [&str; 3] = ["mode=mpmc", "mode=spsc", "mode=mpmc backing=memfd"];
@@ -121,8 +121,12 @@ fn descriptor_is_quiet_when_signals_were_taken_though_an_event_waits() {
     let other = LinkOptions::new().dir(dir.path()).attach("link", Side::Secondary).unwrap();
     let is_readable = || epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO).unwrap() > 0;
     assert!(is_readable());
-    while link.value().unwrap().is_some() {}
-    assert!(!is_readable() && link.has_event());
+    // The monitor rings as well if it looks between the change and the wake-up.
+    until("its signals are taken", || {
+        while link.value().unwrap().is_some() {}
+        !is_readable()
+    });
+    assert!(link.has_event());
     assert!(matches!(link.next_event(), Some(PeerEvent::Attached(_))));
     drop(other);
     assert!(is_readable());
@@ -198,6 +202,66 @@ fn each_of_a_side_that_is_killed_at_once_dies_once() {
         assert_eq!(hear("died"), all, "{kind}");
         until("the dead are recovered", || link.participants().count() == 1);
         assert_eq!(link.next_event(), None, "{kind}: nothing twice");
+    }
+}
+
+#[test]
+fn peers_killed_while_they_attach_and_detach_leave_nothing_unreported() {
+    kill_while_they_churn(10);
+}
+
+#[test]
+#[ignore = "long: 500 kills"]
+fn peers_killed_while_they_attach_and_detach_leave_nothing_unreported_in_hundreds_of_kills() {
+    kill_while_they_churn(500);
+}
+
+fn kill_while_they_churn(kills: u64) {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let link = created(dir.path(), "");
+    let epoll = in_epoll(link.fd().unwrap());
+    let mut present: Vec<Participant> = Vec::new();
+    for kill in 0..kills {
+        let mut peers = [Peer::start(dir.path()), Peer::start(dir.path())];
+        for peer in &mut peers {
+            peer.order("churn link");
+        }
+        let (end, mut heard) = (Instant::now() + Duration::from_micros(kill * 2_654_435 % 20_000), 0);
+        let mut killed = false;
+        // Each event that is still missing comes with a signal; a seat without one is recovered silently.
+        while !killed || !present.is_empty() || link.participants().count() > 1 {
+            if !killed && Instant::now() >= end && heard > 0 {
+                for peer in &peers {
+                    peer.signal(nix::sys::signal::Signal::SIGKILL);
+                }
+                killed = true;
+            }
+            let is_owed = killed && !present.is_empty();
+            let limit = EpollTimeout::try_from(if is_owed { HANGS } else { Duration::from_millis(1) });
+            let woken = epoll.wait(&mut [EpollEvent::empty()], limit.unwrap()).unwrap();
+            assert!(woken == 1 || !is_owed, "kill {kill}: nothing rang, and {present:?} are present");
+            while link.value().unwrap().is_some() {}
+            while let Some(event) = link.next_event() {
+                heard += 1;
+                match event {
+                    PeerEvent::Attached(peer) => {
+                        assert!(!present.contains(&peer), "kill {kill}: {peer:?} attached twice");
+                        present.push(peer);
+                    }
+                    PeerEvent::Detached(peer) | PeerEvent::Died(peer) => {
+                        let place = present.iter().position(|one| *one == peer);
+                        present
+                            .remove(place.unwrap_or_else(|| panic!("kill {kill}: {peer:?} was never here")));
+                    }
+                    PeerEvent::Missed(_) => {
+                        let there: Vec<_> = link.participants().map(|one| one.word).collect();
+                        present.retain(|one| there.contains(&one.word));
+                    }
+                    event => panic!("kill {kill}: {event:?}"),
+                }
+            }
+        }
     }
 }
 
