@@ -15,16 +15,11 @@
 #include <stdint.h>
 
 /**
- * Words in which a loan or message lies; more than either takes.
- */
-#define SHMESH_PRIVATE_WORDS 8
-
-/**
  * Why a call failed. 0 is success; the others never change their number.
  */
 typedef enum {
     /**
-     * It did not.
+     * Success.
      */
     SHMESH_OK = 0,
     /**
@@ -48,7 +43,7 @@ typedef enum {
      */
     SHMESH_ERROR_ARGUMENT = 5,
     /**
-     * The loan was sent or dropped, or the message released; or it never was one.
+     * The handle was closed, the configuration freed, the loan sent or dropped, or the message released; or it never was one.
      */
     SHMESH_ERROR_ENDED = 6,
     /**
@@ -188,13 +183,13 @@ typedef enum {
 } shmesh_pool_t;
 
 /**
- * The links of a configuration. Free it with `shmesh_config_free`.
+ * The links of a configuration. Free it with `shmesh_config_free`. It points to nothing: what was freed has no links.
  */
 typedef struct shmesh_config_t shmesh_config_t;
 
 /**
  * A participant of a link: one handle, for one thread at a time. Another thread takes its own with `shmesh_link_clone`; a
- * child that was forked attaches its own.
+ * child that was forked attaches its own. It points to nothing: a call with a handle that was closed gets ENDED.
  */
 typedef struct shmesh_link_t shmesh_link_t;
 
@@ -247,8 +242,8 @@ typedef struct {
 } shmesh_event_t;
 
 /**
- * A message being written: buffers that nobody else has. End it with `shmesh_loan_send` or `shmesh_loan_drop`, once, in
- * the same structure. Not to be copied.
+ * A message being written: buffers that nobody else has. End it with `shmesh_loan_send` or `shmesh_loan_drop`, once. A copy
+ * of the structure is the same loan, and ends with it.
  */
 typedef struct {
     /**
@@ -270,7 +265,7 @@ typedef struct {
     /**
      * Not for you.
      */
-    uint64_t private_words[SHMESH_PRIVATE_WORDS];
+    uint64_t private_words[2];
     /**
      * Not for you: the handle, or NULL once the loan has ended.
      */
@@ -278,8 +273,8 @@ typedef struct {
 } shmesh_loan_t;
 
 /**
- * A message that was received. It holds its buffers until `shmesh_message_release`, once, in the same structure. Not to be
- * copied.
+ * A message that was received. It holds its buffers until `shmesh_message_release`, once. A copy of the structure is the
+ * same message, and ends with it.
  */
 typedef struct {
     /**
@@ -313,7 +308,7 @@ typedef struct {
     /**
      * Not for you.
      */
-    uint64_t private_words[SHMESH_PRIVATE_WORDS];
+    uint64_t private_words[2];
     /**
      * Not for you: the handle, or NULL once the message was released.
      */
@@ -351,17 +346,17 @@ shmesh_error_t shmesh_config_from_file(const char *path, shmesh_config_t **confi
 shmesh_error_t shmesh_config_default(const char *name, shmesh_config_t **config);
 
 /**
- * How many links it has; 0 for NULL.
+ * How many links it has; 0 for NULL and for what was freed.
  */
 size_t shmesh_config_count(const shmesh_config_t *config);
 
 /**
- * The name of a link; NULL if there is none of that index. Valid as long as the configuration.
+ * The name of a link, valid for ever; NULL if there is none of that index.
  */
 const char *shmesh_config_name(const shmesh_config_t *config, size_t index);
 
 /**
- * Frees it. NULL is nothing to free.
+ * Frees it. Nothing happens for NULL, and when it was freed before.
  */
 void shmesh_config_free(shmesh_config_t *config);
 
@@ -385,13 +380,13 @@ shmesh_error_t shmesh_link_attach(const char *name, int side, const shmesh_optio
 shmesh_error_t shmesh_link_clone(const shmesh_link_t *link, shmesh_link_t **clone);
 
 /**
- * Leaves the link and frees the handle. HELD while loans or messages of it are: then it is not closed. NULL is nothing to
+ * Leaves the link and ends the handle. HELD while loans or messages of it are: then it is not closed. NULL is nothing to
  * close.
  */
 shmesh_error_t shmesh_link_close(shmesh_link_t *link);
 
 /**
- * The name of the link, valid as long as the handle; NULL for NULL.
+ * The name of the link, valid for ever; NULL for NULL and for a handle that was closed.
  */
 const char *shmesh_link_name(const shmesh_link_t *link);
 

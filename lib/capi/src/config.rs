@@ -1,19 +1,46 @@
 //! Configurations: from YAML, of our form or of NVIPC's.
 
-use std::ffi::{CStr, CString, OsStr, c_char};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shmesh::ErrorKind;
 use shmesh::config::{LinkConfig, LoadedConfig, from_file, from_yaml};
 
 use crate::error::{Failed, argument, guarded, shmesh_error_t, uncancelled};
+use crate::handles::interned;
 use shmesh_error_t::SHMESH_OK;
 
-/// The links of a configuration. Free it with `shmesh_config_free`.
+/// The links of a configuration. Free it with `shmesh_config_free`. It points to nothing: what was freed has no links.
 #[derive(Debug)]
 pub struct shmesh_config_t {
-    pub(crate) links: Vec<(CString, LinkConfig)>,
+    _opaque: (),
+}
+
+type Links = Arc<[(&'static CStr, LinkConfig)]>;
+
+/// Configurations by their handles: numbers that no process has as an address, and that no later configuration gets again.
+static CONFIGS: Mutex<BTreeMap<usize, Links>> = Mutex::new(BTreeMap::new());
+
+fn configs() -> MutexGuard<'static, BTreeMap<usize, Links>> {
+    // Each change is one step.
+    CONFIGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The links of a configuration; `None`: it was freed, or never was one.
+pub(crate) fn links(config: *const shmesh_config_t) -> Option<Links> {
+    configs().get(&config.addr()).cloned()
+}
+
+fn opened(links: Vec<LinkConfig>) -> *mut shmesh_config_t {
+    static NEXT: AtomicUsize = AtomicUsize::new(1 << 63);
+    let handle = NEXT.fetch_add(1, Ordering::Relaxed);
+    let links = links.into_iter().map(|link| (interned(link.name.as_str()), link)).collect();
+    configs().insert(handle, links);
+    std::ptr::without_provenance_mut(handle)
 }
 
 /// A text of the caller's.
@@ -41,14 +68,9 @@ pub(crate) unsafe fn place<'a, T>(what: &str, out: *mut *mut T) -> Result<&'a mu
     Ok(place)
 }
 
-fn boxed(links: Vec<LinkConfig>) -> *mut shmesh_config_t {
-    let named = |link: LinkConfig| (CString::new(link.name.as_str()).unwrap_or_default(), link);
-    Box::into_raw(Box::new(shmesh_config_t { links: links.into_iter().map(named).collect() }))
-}
-
 fn taken(loaded: Result<LoadedConfig, shmesh::config::ConfigError>) -> Result<*mut shmesh_config_t, Failed> {
     let loaded = loaded.map_err(|error| shmesh::Error::from(ErrorKind::Config(error)))?;
-    Ok(boxed(loaded.links))
+    Ok(opened(loaded.links))
 }
 
 /// Reads a text of YAML, of shmesh's form (`links:`) or of NVIPC's (`transport:`).
@@ -103,40 +125,27 @@ pub unsafe extern "C" fn shmesh_config_default(
         // SAFETY: the caller's promise.
         let (place, name) = unsafe { (place("config", config)?, text("name", name)?) };
         let name = name.parse().map_err(|error| shmesh::Error::from(ErrorKind::Name(error)))?;
-        *place = boxed(vec![LinkConfig::new(name)]);
+        *place = opened(vec![LinkConfig::new(name)]);
         Ok(SHMESH_OK)
     })
 }
 
-/// How many links it has; 0 for NULL.
-///
-/// # Safety
-/// `config` is NULL or a configuration.
+/// How many links it has; 0 for NULL and for what was freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_config_count(config: *const shmesh_config_t) -> usize {
-    // SAFETY: the caller's promise.
-    unsafe { config.as_ref() }.map_or(0, |config| config.links.len())
+pub extern "C" fn shmesh_config_count(config: *const shmesh_config_t) -> usize {
+    links(config).map_or(0, |links| links.len())
 }
 
-/// The name of a link; NULL if there is none of that index. Valid as long as the configuration.
-///
-/// # Safety
-/// `config` is NULL or a configuration.
+/// The name of a link, valid for ever; NULL if there is none of that index.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_config_name(config: *const shmesh_config_t, index: usize) -> *const c_char {
-    // SAFETY: the caller's promise.
-    let link = unsafe { config.as_ref() }.and_then(|config| config.links.get(index));
-    link.map_or(std::ptr::null(), |(name, _)| name.as_ptr())
+pub extern "C" fn shmesh_config_name(config: *const shmesh_config_t, index: usize) -> *const c_char {
+    let name = links(config).and_then(|links| links.get(index).map(|(name, _)| *name));
+    name.map_or(std::ptr::null(), CStr::as_ptr)
 }
 
-/// Frees it. NULL is nothing to free.
-///
-/// # Safety
-/// `config` is NULL or a configuration, which is not used after this.
+/// Frees it. Nothing happens for NULL, and when it was freed before.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_config_free(config: *mut shmesh_config_t) {
-    if !config.is_null() {
-        // SAFETY: the caller's promise; made by `boxed`.
-        drop(unsafe { Box::from_raw(config) });
-    }
+pub extern "C" fn shmesh_config_free(config: *mut shmesh_config_t) {
+    let freed = configs().remove(&config.addr());
+    drop(freed);
 }

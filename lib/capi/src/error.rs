@@ -11,7 +11,7 @@ use shmesh_sys::cancel::Uncancelled;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum shmesh_error_t {
-    /// It did not.
+    /// Success.
     SHMESH_OK = 0,
     /// There is no message, or no signal.
     SHMESH_ERROR_EMPTY = 1,
@@ -23,7 +23,7 @@ pub enum shmesh_error_t {
     SHMESH_ERROR_FULL = 4,
     /// A pointer is NULL, a text is no UTF-8, or a number is none of those that it can be.
     SHMESH_ERROR_ARGUMENT = 5,
-    /// The loan was sent or dropped, or the message released; or it never was one.
+    /// The handle was closed, the configuration freed, the loan sent or dropped, or the message released; or it never was one.
     SHMESH_ERROR_ENDED = 6,
     /// Another thread is in a call with this handle. Each takes its own with `shmesh_link_clone`.
     SHMESH_ERROR_BUSY = 7,
@@ -68,7 +68,7 @@ const ALL: [(shmesh_error_t, &CStr); 23] = [
     (SHMESH_ERROR_EXHAUSTED, c"no buffer of the pool is free"),
     (SHMESH_ERROR_FULL, c"the ring is full"),
     (SHMESH_ERROR_ARGUMENT, c"an argument is none that it can be"),
-    (SHMESH_ERROR_ENDED, c"the loan or message has ended"),
+    (SHMESH_ERROR_ENDED, c"the handle, loan or message has ended"),
     (SHMESH_ERROR_BUSY, c"another thread uses this handle"),
     (SHMESH_ERROR_HELD, c"loans or messages are still held"),
     (SHMESH_ERROR_TOO_LONG, c"it does not fit into the buffer"),

@@ -72,32 +72,24 @@ impl From<PeerEvent> for shmesh_event_t {
 /// its signals, then messages and events until there are none.
 ///
 /// # Safety
-/// Each pointer is NULL or what it says.
+/// `event` is NULL or points to a place for an event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_next_event(
     link: *const shmesh_link_t,
     event: *mut shmesh_event_t,
 ) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    unsafe {
-        with(link, |link| {
-            let place = event.as_mut().ok_or_else(|| argument("event is NULL; pass where to put it"))?;
-            let Some(event) = link.next_event() else { return Ok(SHMESH_ERROR_EMPTY) };
-            *place = event.into();
-            Ok(SHMESH_OK)
-        })
-    }
+    with(link, |link| {
+        // SAFETY: the caller's promise.
+        let place =
+            unsafe { event.as_mut() }.ok_or_else(|| argument("event is NULL; pass where to put it"))?;
+        let Some(event) = link.next_event() else { return Ok(SHMESH_ERROR_EMPTY) };
+        *place = event.into();
+        Ok(SHMESH_OK)
+    })
 }
 
 /// Waits until there is an event, at most so many nanoseconds; a negative number is for ever. Messages do not end it.
-///
-/// # Safety
-/// `link` is NULL or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_link_wait_event(
-    link: *const shmesh_link_t,
-    timeout_ns: i64,
-) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    unsafe { with(link, |link| Ok(in_time(link.wait_event(limit(timeout_ns))?))) }
+pub extern "C" fn shmesh_link_wait_event(link: *const shmesh_link_t, timeout_ns: i64) -> shmesh_error_t {
+    with(link, |link| Ok(in_time(link.wait_event(limit(timeout_ns))?)))
 }

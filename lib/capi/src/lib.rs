@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `error.rs` | codes, their texts, and what went wrong last |
 //! | `config.rs` | configurations from YAML |
+//! | `handles.rs` | handles of C, and the table of what they stand for |
 //! | `link.rs` | a participant; waiting and waking |
 //! | `events.rs` | peer events |
 //! | `message.rs` | loans and messages |
@@ -17,5 +18,6 @@
 pub mod config;
 pub mod error;
 pub mod events;
+mod handles;
 pub mod link;
 pub mod message;

@@ -1,16 +1,17 @@
 //! A participant; waiting and waking.
 
-use std::cell::Cell;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use shmesh::config::PoolId;
 use shmesh::{Link, LinkOptions, Side};
 
-use crate::config::{place, shmesh_config_t, text};
+use crate::config::{links, place, shmesh_config_t, text};
 use crate::error::{Failed, argument, guarded, shmesh_error_t, uncancelled};
+use crate::handles::{self, Refused, Table, interned};
+use crate::message::Outstanding;
 use shmesh_error_t::*;
 
 /// The sides of a link.
@@ -56,64 +57,76 @@ pub struct shmesh_options_t {
 }
 
 /// A participant of a link: one handle, for one thread at a time. Another thread takes its own with `shmesh_link_clone`; a
-/// child that was forked attaches its own.
+/// child that was forked attaches its own. It points to nothing: a call with a handle that was closed gets ENDED.
 #[derive(Debug)]
 pub struct shmesh_link_t {
-    link: Link,
-    name: CString,
-    /// A thread is in a call.
-    busy: AtomicBool,
-    /// Loans and messages that the application has. Changed by who is in a call.
-    pub(crate) held: Cell<usize>,
+    _opaque: (),
 }
+
+static LINKS: Table<OpenLink> = Table::new();
+
+/// What a handle stands for.
+#[derive(Debug)]
+pub(crate) struct OpenLink {
+    /// Before the link, which they borrow.
+    pub(crate) outstanding: Outstanding,
+    link: LinkBox,
+}
+
+/// A link at an address that stays, so that loans and messages may borrow it for as long as it is open.
+#[derive(Debug)]
+struct LinkBox(NonNull<Link>);
+
+impl Drop for LinkBox {
+    fn drop(&mut self) {
+        // SAFETY: made by `boxed`, and dropped once; what borrows it was dropped before.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+// SAFETY: a link is Send. Its loans and messages, which borrow it, are here and move with it; the table gives all of them to
+// one thread at a time.
+unsafe impl Send for OpenLink {}
 
 /// A handle in the hands of the thread that is in a call with it.
-pub(crate) struct Entered<'a>(&'a shmesh_link_t);
+pub(crate) struct Entered(handles::Entered<'static, OpenLink>);
 
-impl<'a> Entered<'a> {
-    /// # Safety
-    /// `link` is NULL or a handle that is not closed.
+impl Entered {
     #[inline(always)]
-    pub(crate) unsafe fn new(link: *const shmesh_link_t) -> Result<Self, Failed> {
-        // SAFETY: the caller's promise. Only what is atomic is touched before the swap.
-        let handle = unsafe { link.as_ref() }.ok_or_else(no_link)?;
-        // Acquire pairs with the Release of `drop`: a handle may move from thread to thread.
-        if handle.busy.swap(true, Ordering::Acquire) {
-            return Err(busy());
+    pub(crate) fn new(link: *const shmesh_link_t) -> Result<Self, Failed> {
+        match LINKS.enter(link.cast()) {
+            Ok(entered) => Ok(Self(entered)),
+            Err(refused) => Err(refusal(link, refused)),
         }
-        Ok(Self(handle))
+    }
+
+    /// As long as the handle is open; loans and messages of it are kept in [`OpenLink::outstanding`], which ends first.
+    #[inline(always)]
+    pub(crate) fn link(&self) -> &'static Link {
+        // SAFETY: closing drops the link after all that was borrowed from it here, and nobody else has it meanwhile.
+        unsafe { self.0.link.0.as_ref() }
     }
 
     #[inline(always)]
-    pub(crate) fn handle(&self) -> &'a shmesh_link_t {
-        self.0
-    }
-
-    #[inline(always)]
-    pub(crate) fn link(&self) -> &'a Link {
-        &self.0.link
-    }
-}
-
-impl Drop for Entered<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.0.busy.store(false, Ordering::Release);
+    pub(crate) fn outstanding(&mut self) -> &mut Outstanding {
+        &mut self.0.outstanding
     }
 }
 
 #[cold]
-fn no_link() -> Failed {
-    argument("link is NULL; pass what shmesh_link_create or _attach made")
-}
-
-#[cold]
-fn busy() -> Failed {
-    Failed(
-        SHMESH_ERROR_BUSY,
-        "another thread is in a call with this handle; take one for each thread with shmesh_link_clone"
-            .into(),
-    )
+fn refusal(link: *const shmesh_link_t, refused: Refused) -> Failed {
+    match refused {
+        _ if link.is_null() => argument("link is NULL; pass what shmesh_link_create or _attach made"),
+        Refused::Ended => Failed(
+            SHMESH_ERROR_ENDED,
+            "this link handle was closed, or never was one; create the link or attach to it again".into(),
+        ),
+        Refused::Busy => Failed(
+            SHMESH_ERROR_BUSY,
+            "another thread is in a call with this handle; take one for each thread with shmesh_link_clone"
+                .into(),
+        ),
+    }
 }
 
 pub(crate) fn pool_of(pool: c_int) -> Result<PoolId, Failed> {
@@ -129,9 +142,14 @@ fn side_of(side: c_int) -> Result<Side, Failed> {
     }
 }
 
-fn boxed(link: Link) -> *mut shmesh_link_t {
-    let name = CString::new(link.name()).unwrap_or_default();
-    Box::into_raw(Box::new(shmesh_link_t { link, name, busy: AtomicBool::new(false), held: Cell::new(0) }))
+fn opened(link: Link) -> Result<*mut shmesh_link_t, Failed> {
+    let name = interned(link.name());
+    let link = LinkBox(NonNull::from(Box::leak(Box::new(link))));
+    let handle = LINKS.insert(name, OpenLink { outstanding: Outstanding::new(), link });
+    handle.map(<*mut ()>::cast).map_err(|_| {
+        let text = "this process has a million open link handles; close some with shmesh_link_close";
+        Failed(SHMESH_ERROR_NO_SPACE, text.into())
+    })
 }
 
 /// # Safety
@@ -165,15 +183,19 @@ pub unsafe extern "C" fn shmesh_link_create(
     uncancelled(|| {
         // SAFETY: the caller's promise.
         let (place, options) = unsafe { (place("link", link)?, options_of(options)?) };
-        // SAFETY: the caller's promise.
-        let config = unsafe { config.as_ref() }.ok_or_else(|| argument("config is NULL; pass one"))?;
-        let Some((_, config)) = config.links.get(index) else {
-            return Err(argument(&format!(
-                "the configuration has {} links, and none of index {index}",
-                config.links.len()
-            )));
+        let links = match links(config) {
+            Some(links) => links,
+            None if config.is_null() => return Err(argument("config is NULL; pass one")),
+            None => {
+                let text = "this configuration was freed, or never was one; read it again";
+                return Err(Failed(SHMESH_ERROR_ENDED, text.into()));
+            }
         };
-        *place = boxed(options.create(config)?);
+        let Some((_, config)) = links.get(index) else {
+            let len = links.len();
+            return Err(argument(&format!("the configuration has {len} links, and none of index {index}")));
+        };
+        *place = opened(options.create(config)?)?;
         Ok(SHMESH_OK)
     })
 }
@@ -194,7 +216,7 @@ pub unsafe extern "C" fn shmesh_link_attach(
         let (place, options) = unsafe { (place("link", link)?, options_of(options)?) };
         // SAFETY: the caller's promise.
         let name = unsafe { text("name", name) }?;
-        *place = boxed(options.attach(name, side_of(side)?)?);
+        *place = opened(options.attach(name, side_of(side)?)?)?;
         Ok(SHMESH_OK)
     })
 }
@@ -211,50 +233,37 @@ pub unsafe extern "C" fn shmesh_link_clone(
     uncancelled(|| {
         // SAFETY: the caller's promise.
         let place = unsafe { place("clone", clone) }?;
-        // SAFETY: the caller's promise.
-        let entered = unsafe { Entered::new(link) }?;
-        *place = boxed(entered.link().try_clone()?);
+        *place = opened(Entered::new(link)?.link().try_clone()?)?;
         Ok(SHMESH_OK)
     })
 }
 
-/// Leaves the link and frees the handle. HELD while loans or messages of it are: then it is not closed. NULL is nothing to
+/// Leaves the link and ends the handle. HELD while loans or messages of it are: then it is not closed. NULL is nothing to
 /// close.
-///
-/// # Safety
-/// `link` is NULL or a handle, which is not used after success.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_link_close(link: *mut shmesh_link_t) -> shmesh_error_t {
+pub extern "C" fn shmesh_link_close(link: *mut shmesh_link_t) -> shmesh_error_t {
     uncancelled(|| {
         if link.is_null() {
             return Ok(SHMESH_OK);
         }
-        {
-            // SAFETY: the caller's promise.
-            let entered = unsafe { Entered::new(link) }?;
-            let held = entered.handle().held.get();
-            if held > 0 {
-                let name = entered.link().name();
-                let text = format!(
-                    "link {name}: {held} loans or messages are held; send, drop or release them, then close"
-                );
-                return Err(Failed(SHMESH_ERROR_HELD, text));
-            }
+        let mut entered = Entered::new(link)?;
+        let held = entered.outstanding().len();
+        if held > 0 {
+            let name = entered.link().name();
+            let text = format!(
+                "link {name}: {held} loans or messages are held; send, drop or release them, then close"
+            );
+            return Err(Failed(SHMESH_ERROR_HELD, text));
         }
-        // SAFETY: made by `boxed`; the caller's promise that nobody else uses it from now on.
-        drop(unsafe { Box::from_raw(link) });
+        drop(entered.0.remove());
         Ok(SHMESH_OK)
     })
 }
 
-/// The name of the link, valid as long as the handle; NULL for NULL.
-///
-/// # Safety
-/// `link` is NULL or a handle.
+/// The name of the link, valid for ever; NULL for NULL and for a handle that was closed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_link_name(link: *const shmesh_link_t) -> *const c_char {
-    // SAFETY: the caller's promise.
-    unsafe { link.as_ref() }.map_or(std::ptr::null(), |link| link.name.as_ptr())
+pub extern "C" fn shmesh_link_name(link: *const shmesh_link_t) -> *const c_char {
+    LINKS.name(link.cast())
 }
 
 /// Bytes of a buffer of `pool`, which is a `shmesh_pool_t`, and how many there are. NO_POOL if the link does not have it.
@@ -269,8 +278,7 @@ pub unsafe extern "C" fn shmesh_link_pool(
     pool_len: *mut u32,
 ) -> shmesh_error_t {
     guarded(|| {
-        // SAFETY: the caller's promise.
-        let entered = unsafe { Entered::new(link) }?;
+        let entered = Entered::new(link)?;
         let pool = pool_of(pool)?;
         let Some((size, len)) = entered.link().pool(pool) else {
             return Err(Failed(
@@ -292,16 +300,12 @@ pub unsafe extern "C" fn shmesh_link_pool(
 }
 
 /// Does something with a handle.
-///
-/// # Safety
-/// `link` is NULL or a handle.
 #[inline(always)]
-pub(crate) unsafe fn with(
+pub(crate) fn with(
     link: *const shmesh_link_t,
     act: impl FnOnce(&Link) -> Result<shmesh_error_t, Failed>,
 ) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    uncancelled(|| act(unsafe { Entered::new(link) }?.link()))
+    uncancelled(|| act(Entered::new(link)?.link()))
 }
 
 /// Messages that were sent to this side and not received yet; a moment's view.
@@ -313,33 +317,24 @@ pub unsafe extern "C" fn shmesh_link_queued(
     link: *const shmesh_link_t,
     queued: *mut usize,
 ) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    unsafe {
-        with(link, |link| {
-            *queued.as_mut().ok_or_else(|| argument("queued is NULL; pass where to put it"))? = link.queued();
-            Ok(SHMESH_OK)
-        })
-    }
+    with(link, |link| {
+        // SAFETY: the caller's promise.
+        let place = unsafe { queued.as_mut() };
+        *place.ok_or_else(|| argument("queued is NULL; pass where to put it"))? = link.queued();
+        Ok(SHMESH_OK)
+    })
 }
 
 /// Takes back what participants held that have ended. Attaching does it too.
-///
-/// # Safety
-/// `link` is NULL or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_link_recover(link: *const shmesh_link_t) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    unsafe { with(link, |link| Ok(link.recover().map(|_| SHMESH_OK)?)) }
+pub extern "C" fn shmesh_link_recover(link: *const shmesh_link_t) -> shmesh_error_t {
+    with(link, |link| Ok(link.recover().map(|_| SHMESH_OK)?))
 }
 
 /// Wakes the other side if somebody there sleeps or has taken the descriptor. Once after several messages is enough.
-///
-/// # Safety
-/// `link` is NULL or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_link_notify(link: *const shmesh_link_t) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    unsafe { with(link, |link| Ok(link.notify().map(|()| SHMESH_OK)?)) }
+pub extern "C" fn shmesh_link_notify(link: *const shmesh_link_t) -> shmesh_error_t {
+    with(link, |link| Ok(link.notify().map(|()| SHMESH_OK)?))
 }
 
 /// Negative: for ever.
@@ -352,36 +347,21 @@ pub(crate) fn in_time(there: bool) -> shmesh_error_t {
 }
 
 /// Waits until a message is there, at most so many nanoseconds; a negative number is for ever.
-///
-/// # Safety
-/// `link` is NULL or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_link_wait(link: *const shmesh_link_t, timeout_ns: i64) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    unsafe { with(link, |link| Ok(in_time(link.wait(limit(timeout_ns))?))) }
+pub extern "C" fn shmesh_link_wait(link: *const shmesh_link_t, timeout_ns: i64) -> shmesh_error_t {
+    with(link, |link| Ok(in_time(link.wait(limit(timeout_ns))?)))
 }
 
 /// Posts the semaphore of the other side once, and wakes it. Posts add up.
-///
-/// # Safety
-/// `link` is NULL or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_link_post(link: *const shmesh_link_t) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    unsafe { with(link, |link| Ok(link.post().map(|()| SHMESH_OK)?)) }
+pub extern "C" fn shmesh_link_post(link: *const shmesh_link_t) -> shmesh_error_t {
+    with(link, |link| Ok(link.post().map(|()| SHMESH_OK)?))
 }
 
 /// Takes one post of the other side, and waits for it as `shmesh_link_wait` does for a message.
-///
-/// # Safety
-/// `link` is NULL or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_link_wait_post(
-    link: *const shmesh_link_t,
-    timeout_ns: i64,
-) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    unsafe { with(link, |link| Ok(in_time(link.wait_tti(limit(timeout_ns))?))) }
+pub extern "C" fn shmesh_link_wait_post(link: *const shmesh_link_t, timeout_ns: i64) -> shmesh_error_t {
+    with(link, |link| Ok(in_time(link.wait_tti(limit(timeout_ns))?)))
 }
 
 /// A descriptor for select, poll and epoll: readable after each notification, post and event from now on. Receive once after this
@@ -391,22 +371,16 @@ pub unsafe extern "C" fn shmesh_link_wait_post(
 /// Each pointer is NULL or what it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_fd(link: *const shmesh_link_t, fd: *mut c_int) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    unsafe {
-        with(link, |link| {
-            let place = fd.as_mut().ok_or_else(|| argument("fd is NULL; pass where to put it"))?;
-            *place = link.fd()?.as_raw_fd();
-            Ok(SHMESH_OK)
-        })
-    }
+    with(link, |link| {
+        // SAFETY: the caller's promise.
+        let place = unsafe { fd.as_mut() }.ok_or_else(|| argument("fd is NULL; pass where to put it"))?;
+        *place = link.fd()?.as_raw_fd();
+        Ok(SHMESH_OK)
+    })
 }
 
 /// Takes one signal off the descriptor; EMPTY if there is none. Never waits.
-///
-/// # Safety
-/// `link` is NULL or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shmesh_link_take_signal(link: *const shmesh_link_t) -> shmesh_error_t {
-    // SAFETY: the caller's promise.
-    unsafe { with(link, |link| Ok(if link.value()?.is_some() { SHMESH_OK } else { SHMESH_ERROR_EMPTY })) }
+pub extern "C" fn shmesh_link_take_signal(link: *const shmesh_link_t) -> shmesh_error_t {
+    with(link, |link| Ok(if link.value()?.is_some() { SHMESH_OK } else { SHMESH_ERROR_EMPTY }))
 }

@@ -1,7 +1,8 @@
-//! Loans and messages: structures of the caller's, in which the Rust value lies as some words.
+//! Loans and messages: structures of the caller's that name what the handle keeps.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shmesh::{Loan, Message, SendError};
 
@@ -9,11 +10,8 @@ use crate::error::{Failed, argument, guarded, shmesh_error_t};
 use crate::link::{Entered, pool_of, shmesh_link_t};
 use shmesh_error_t::*;
 
-/// Words in which a loan or message lies; more than either takes.
-pub const SHMESH_PRIVATE_WORDS: usize = 8;
-
-/// A message being written: buffers that nobody else has. End it with `shmesh_loan_send` or `shmesh_loan_drop`, once, in
-/// the same structure. Not to be copied.
+/// A message being written: buffers that nobody else has. End it with `shmesh_loan_send` or `shmesh_loan_drop`, once. A copy
+/// of the structure is the same loan, and ends with it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct shmesh_loan_t {
@@ -26,13 +24,13 @@ pub struct shmesh_loan_t {
     /// Bytes that `data` has room for.
     pub data_size: usize,
     /// Not for you.
-    pub private_words: [u64; SHMESH_PRIVATE_WORDS],
+    pub private_words: [u64; 2],
     /// Not for you: the handle, or NULL once the loan has ended.
     pub private_link: *const shmesh_link_t,
 }
 
-/// A message that was received. It holds its buffers until `shmesh_message_release`, once, in the same structure. Not to be
-/// copied.
+/// A message that was received. It holds its buffers until `shmesh_message_release`, once. A copy of the structure is the
+/// same message, and ends with it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct shmesh_message_t {
@@ -51,27 +49,98 @@ pub struct shmesh_message_t {
     /// A `shmesh_pool_t`: that of the DATA part, or SHMESH_NO_DATA.
     pub data_pool: c_int,
     /// Not for you.
-    pub private_words: [u64; SHMESH_PRIVATE_WORDS],
+    pub private_words: [u64; 2],
     /// Not for you: the handle, or NULL once the message was released.
     pub private_link: *const shmesh_link_t,
 }
 
-const _: () = assert!(size_of::<Loan<'_>>() <= SHMESH_PRIVATE_WORDS * 8 && align_of::<Loan<'_>>() <= 8);
-const _: () = assert!(size_of::<Message<'_>>() <= SHMESH_PRIVATE_WORDS * 8 && align_of::<Message<'_>>() <= 8);
-
-/// Puts a loan or message into the words.
-fn put<T>(words: &mut [u64; SHMESH_PRIVATE_WORDS], value: T) {
-    // SAFETY: the words have the size and alignment, as asserted above.
-    unsafe { std::ptr::from_mut(words).cast::<T>().write(value) }
+/// What the application has of one handle, whose link ends after it.
+#[derive(Debug)]
+pub(crate) struct Outstanding {
+    loans: Kept<Loan<'static>>,
+    messages: Kept<Message<'static>>,
 }
 
-/// Takes it out again.
-///
-/// # Safety
-/// `put` wrote a `T` there that was not taken out since.
-unsafe fn take<T>(words: &mut [u64; SHMESH_PRIVATE_WORDS]) -> T {
-    // SAFETY: the caller's promise.
-    unsafe { std::ptr::from_mut(words).cast::<T>().read() }
+impl Outstanding {
+    pub(crate) fn new() -> Self {
+        Self { loans: Kept::new(), messages: Kept::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.loans.in_use() + self.messages.in_use()
+    }
+}
+
+/// Loans, or messages. A structure of C names one by its place and number. A number is used once, so a copy of what has ended
+/// names nothing.
+#[derive(Debug)]
+struct Kept<T> {
+    places: Vec<Place<T>>,
+    vacant: Vec<u32>,
+    /// Numbers end at 0, which none of these has.
+    last_number: u64,
+}
+
+#[derive(Debug)]
+struct Place<T> {
+    /// 0: vacant.
+    number: u64,
+    value: Option<T>,
+}
+
+impl<T> Kept<T> {
+    fn new() -> Self {
+        // Far apart, so that what has the words of one handle and the pointer of another is refused.
+        static TABLES: AtomicUsize = AtomicUsize::new(1);
+        let table = TABLES.fetch_add(1, Ordering::Relaxed) as u64;
+        let last_number = table.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Self { places: Vec::new(), vacant: Vec::new(), last_number }
+    }
+
+    fn in_use(&self) -> usize {
+        self.places.len() - self.vacant.len()
+    }
+
+    /// A vacant place, which stays vacant until [`fill`](Self::fill). Values are made in it: moving them costs more than the rest
+    /// of a call.
+    #[inline(always)]
+    fn vacancy(&mut self) -> (u32, &mut Option<T>) {
+        if self.vacant.is_empty() {
+            self.grow();
+        }
+        let index = self.vacant[self.vacant.len() - 1];
+        (index, &mut self.places[index as usize].value)
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        // As many as a link has buffers at most: far fewer than 2^32.
+        self.vacant.push(u32::try_from(self.places.len()).unwrap_or(u32::MAX));
+        self.places.push(Place { number: 0, value: None });
+    }
+
+    /// Ends the vacancy of the place that [`vacancy`](Self::vacancy) gave; the words that name it.
+    #[inline(always)]
+    fn fill(&mut self, index: u32) -> [u64; 2] {
+        self.vacant.pop();
+        self.last_number = self.last_number.wrapping_add(1).max(1);
+        self.places[index as usize].number = self.last_number;
+        [index.into(), self.last_number]
+    }
+
+    #[inline(always)]
+    fn find(&mut self, [index, number]: [u64; 2]) -> Option<(u32, &mut Option<T>)> {
+        let index = u32::try_from(index).ok()?;
+        let place = self.places.get_mut(index as usize)?;
+        (place.number == number && number != 0).then_some((index, &mut place.value))
+    }
+
+    /// Makes a place vacant that [`find`](Self::find) has found, and that was emptied.
+    #[inline(always)]
+    fn end(&mut self, index: u32) {
+        self.places[index as usize].number = 0;
+        self.vacant.push(index);
+    }
 }
 
 #[cold]
@@ -79,11 +148,20 @@ fn ended(what: &str) -> Failed {
     Failed(SHMESH_ERROR_ENDED, format!("this {what} has ended, or never was one; take another"))
 }
 
+/// Enters the handle of a loan or message.
+#[inline(always)]
+fn enter(link: *const shmesh_link_t, what: &str) -> Result<Entered, Failed> {
+    if link.is_null() {
+        return Err(ended(what));
+    }
+    Entered::new(link)
+}
+
 /// Loans a MSG buffer, and with `pool`, which is a `shmesh_pool_t`, a DATA buffer; SHMESH_NO_DATA for none. Never waits. The
 /// bytes are what their last user left.
 ///
 /// # Safety
-/// `link` is NULL or a handle; `loan` is NULL or points to a structure, whose content does not matter.
+/// `loan` is NULL or points to a structure, whose content does not matter.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_loan(
     link: *const shmesh_link_t,
@@ -99,28 +177,25 @@ pub unsafe extern "C" fn shmesh_link_loan(
             msg_size: 0,
             data: std::ptr::null_mut(),
             data_size: 0,
-            private_words: [0; SHMESH_PRIVATE_WORDS],
+            private_words: [0; 2],
             private_link: std::ptr::null(),
         });
-        // SAFETY: the caller's promise.
-        let entered = unsafe { Entered::new(link) }?;
-        let link = entered.link();
-        let size = |pool| link.pool(pool).map_or(0, |(size, _)| size as usize);
-        let mut loan = if pool < 0 {
-            link.loan()?
+        let mut entered = Entered::new(link)?;
+        let (open, loans) = (entered.link(), &mut entered.outstanding().loans);
+        let size = |pool| open.pool(pool).map_or(0, |(size, _)| size as usize);
+        let (index, place) = loans.vacancy();
+        if pool < 0 {
+            out.msg = place.insert(open.loan()?).msg_mut(0)?.as_mut_ptr().cast();
         } else {
             let pool = pool_of(pool)?;
-            let mut loan = link.loan_with(pool)?;
-            out.data_size = size(pool);
+            let loan = place.insert(open.loan_with(pool)?);
             out.data = loan.data_mut(0)?.as_mut_ptr().cast();
-            loan
-        };
+            out.data_size = size(pool);
+            out.msg = loan.msg_mut(0)?.as_mut_ptr().cast();
+        }
         out.msg_size = size(shmesh::config::PoolId::CpuMsg);
-        out.msg = loan.msg_mut(0)?.as_mut_ptr().cast();
-        put(&mut out.private_words, loan);
-        let handle = entered.handle();
-        handle.held.set(handle.held.get() + 1);
-        out.private_link = handle;
+        out.private_words = loans.fill(index);
+        out.private_link = link;
         Ok(SHMESH_OK)
     })
 }
@@ -129,7 +204,7 @@ pub unsafe extern "C" fn shmesh_link_loan(
 /// this participant was EVICTED.
 ///
 /// # Safety
-/// `loan` is NULL or was filled by `shmesh_link_loan`, in this place.
+/// `loan` is NULL or points to a structure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_loan_send(
     loan: *mut shmesh_loan_t,
@@ -141,48 +216,40 @@ pub unsafe extern "C" fn shmesh_loan_send(
     guarded(|| {
         // SAFETY: the caller's promise.
         let given = unsafe { loan.as_mut() }.ok_or_else(|| argument("loan is NULL; pass one"))?;
-        if given.private_link.is_null() {
-            return Err(ended("loan"));
-        }
-        // SAFETY: a loan that has not ended keeps its handle from being closed.
-        let entered = unsafe { Entered::new(given.private_link) }?;
-        // SAFETY: it has not ended, so `put` wrote it and nobody took it.
-        let mut loan = unsafe { take::<Loan<'_>>(&mut given.private_words) };
-        let fits = loan.msg_mut(msg_len).map(|_| ()).and_then(|()| {
+        let mut entered = enter(given.private_link, "loan")?;
+        let loans = &mut entered.outstanding().loans;
+        let found = loans.find(given.private_words);
+        let Some((index, place @ Some(_))) = found else { return Err(ended("loan")) };
+        // In its place, where it stays if this is refused.
+        if let Some(loan) = place {
+            loan.msg_mut(msg_len)?;
             if data_len > 0 || loan.data_pool().is_some() {
-                loan.data_mut(data_len).map(|_| ())
-            } else {
-                Ok(())
+                loan.data_mut(data_len)?;
             }
-        });
-        if let Err(error) = fits {
-            put(&mut given.private_words, loan);
-            return Err(error.into());
         }
-        match loan.with_msg_id(msg_id).with_cell_id(cell_id).send_or_return() {
-            Ok(()) => {}
+        let Some(loan) = place.take() else { return Err(ended("loan")) };
+        let sent = loan.with_msg_id(msg_id).with_cell_id(cell_id).send_or_return();
+        let failed = match sent {
+            Ok(()) => None,
             Err(SendError { loan, error }) => {
                 let failed = Failed::from(error);
                 if failed.0 != SHMESH_ERROR_EVICTED {
-                    put(&mut given.private_words, loan);
+                    *place = Some(loan);
                     return Err(failed);
                 }
-                drop(loan);
-                end(given, &entered);
-                return Err(failed);
+                Some(failed)
             }
-        }
-        end(given, &entered);
-        Ok(SHMESH_OK)
+        };
+        loans.end(index);
+        clear(given);
+        failed.map_or(Ok(SHMESH_OK), Err)
     })
 }
 
 #[inline(always)]
-fn end(given: &mut shmesh_loan_t, entered: &Entered<'_>) {
+fn clear(given: &mut shmesh_loan_t) {
     given.private_link = std::ptr::null();
     (given.msg, given.data) = (std::ptr::null_mut(), std::ptr::null_mut());
-    let held = &entered.handle().held;
-    held.set(held.get() - 1);
 }
 
 /// Gives the buffers of a loan back, unsent.
@@ -194,14 +261,12 @@ pub unsafe extern "C" fn shmesh_loan_drop(loan: *mut shmesh_loan_t) -> shmesh_er
     guarded(|| {
         // SAFETY: the caller's promise.
         let given = unsafe { loan.as_mut() }.ok_or_else(|| argument("loan is NULL; pass one"))?;
-        if given.private_link.is_null() {
-            return Err(ended("loan"));
-        }
-        // SAFETY: as in `shmesh_loan_send`.
-        let entered = unsafe { Entered::new(given.private_link) }?;
-        // SAFETY: as in `shmesh_loan_send`.
-        drop(unsafe { take::<Loan<'_>>(&mut given.private_words) });
-        end(given, &entered);
+        let mut entered = enter(given.private_link, "loan")?;
+        let loans = &mut entered.outstanding().loans;
+        let Some((index, place)) = loans.find(given.private_words) else { return Err(ended("loan")) };
+        *place = None;
+        loans.end(index);
+        clear(given);
         Ok(SHMESH_OK)
     })
 }
@@ -209,7 +274,7 @@ pub unsafe extern "C" fn shmesh_loan_drop(loan: *mut shmesh_loan_t) -> shmesh_er
 /// Sends up to 48 bytes inside of the ring, without a buffer.
 ///
 /// # Safety
-/// `link` is NULL or a handle; `msg` is NULL or points to `len` bytes.
+/// `msg` is NULL or points to `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_send_inline(
     link: *const shmesh_link_t,
@@ -219,8 +284,7 @@ pub unsafe extern "C" fn shmesh_link_send_inline(
     len: usize,
 ) -> shmesh_error_t {
     guarded(|| {
-        // SAFETY: the caller's promise.
-        let entered = unsafe { Entered::new(link) }?;
+        let entered = Entered::new(link)?;
         let bytes = if len == 0 {
             &[]
         } else if msg.is_null() {
@@ -239,7 +303,7 @@ pub unsafe extern "C" fn shmesh_link_send_inline(
 /// Takes the oldest message; EMPTY if there is none. Never waits.
 ///
 /// # Safety
-/// `link` is NULL or a handle; `message` is NULL or points to a structure, whose content does not matter.
+/// `message` is NULL or points to a structure, whose content does not matter.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_receive(
     link: *const shmesh_link_t,
@@ -257,12 +321,14 @@ pub unsafe extern "C" fn shmesh_link_receive(
             data: std::ptr::null(),
             data_len: 0,
             data_pool: -1,
-            private_words: [0; SHMESH_PRIVATE_WORDS],
+            private_words: [0; 2],
             private_link: std::ptr::null(),
         });
-        // SAFETY: the caller's promise.
-        let entered = unsafe { Entered::new(link) }?;
-        let Some(message) = entered.link().receive()? else { return Ok(SHMESH_ERROR_EMPTY) };
+        let mut entered = Entered::new(link)?;
+        let (open, messages) = (entered.link(), &mut entered.outstanding().messages);
+        let (index, place) = messages.vacancy();
+        *place = open.receive()?;
+        let Some(message) = place else { return Ok(SHMESH_ERROR_EMPTY) };
         (out.msg_id, out.cell_id) = (message.msg_id(), message.cell_id());
         (out.msg, out.msg_len) = (message.msg().as_ptr().cast(), message.msg().len());
         if let Some(pool) = message.data_pool() {
@@ -271,10 +337,8 @@ pub unsafe extern "C" fn shmesh_link_receive(
             }
             out.data_pool = c_int::try_from(pool.index()).unwrap_or(-1);
         }
-        put(&mut out.private_words, message);
-        let handle = entered.handle();
-        handle.held.set(handle.held.get() + 1);
-        out.private_link = handle;
+        out.private_words = messages.fill(index);
+        out.private_link = link;
         Ok(SHMESH_OK)
     })
 }
@@ -282,23 +346,19 @@ pub unsafe extern "C" fn shmesh_link_receive(
 /// Ends a message: its buffers can be loaned again.
 ///
 /// # Safety
-/// `message` is NULL or was filled by `shmesh_link_receive`, in this place.
+/// `message` is NULL or points to a structure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_message_release(message: *mut shmesh_message_t) -> shmesh_error_t {
     guarded(|| {
         // SAFETY: the caller's promise.
         let given = unsafe { message.as_mut() }.ok_or_else(|| argument("message is NULL; pass one"))?;
-        if given.private_link.is_null() {
-            return Err(ended("message"));
-        }
-        // SAFETY: a message that was not released keeps its handle from being closed.
-        let entered = unsafe { Entered::new(given.private_link) }?;
-        // SAFETY: it was not released, so `put` wrote it and nobody took it.
-        drop(unsafe { take::<Message<'_>>(&mut given.private_words) });
+        let mut entered = enter(given.private_link, "message")?;
+        let messages = &mut entered.outstanding().messages;
+        let Some((index, place)) = messages.find(given.private_words) else { return Err(ended("message")) };
+        *place = None;
+        messages.end(index);
         given.private_link = std::ptr::null();
         (given.msg, given.data) = (std::ptr::null(), std::ptr::null());
-        let held = &entered.handle().held;
-        held.set(held.get() - 1);
         Ok(SHMESH_OK)
     })
 }

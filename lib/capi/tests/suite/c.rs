@@ -68,6 +68,11 @@ fn what_must_be_refused_is() {
 }
 
 #[test]
+fn misused_handles_are_refused() {
+    check("misuse");
+}
+
+#[test]
 fn what_is_in_device_memory_has_no_address() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("devices");

@@ -3,4 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod c;
+#[expect(unsafe_code, reason = "the table of the library, which no Rust program can be linked with")]
+#[path = "../../src/handles.rs"]
+mod handles;
 mod header;
+#[expect(unsafe_code, reason = "it reads names as C does")]
+mod table;

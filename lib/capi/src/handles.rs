@@ -1,0 +1,236 @@
+//! Handles: numbers in the form of pointers, which name a slot of a table and the generation of what is in it.
+//!
+//! A handle is never dereferenced, and slots are never freed, so any bits may be looked up: those of a closed handle, of
+//! another process or of no handle at all are refused. Entering a handle costs one atomic exchange.
+
+use std::cell::UnsafeCell;
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString, c_char};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// No address of a process has it, so no pointer of the application is taken for a handle.
+const TAG: usize = 1 << 63;
+const INDEX_BITS: u32 = 20;
+const GENERATION_BITS: u32 = 63 - INDEX_BITS;
+
+/// Slots of the first chunk. Each further one has twice as many as the one before it.
+const FIRST_CHUNK: usize = 64;
+const CHUNKS: usize = 14;
+const _: () = assert!(FIRST_CHUNK << CHUNKS <= 1 << INDEX_BITS && usize::BITS == 64);
+
+/// States of a slot, below the generation in its word.
+const VACANT: usize = 0;
+const IDLE: usize = 1;
+const BUSY: usize = 2;
+const STATE_BITS: u32 = 2;
+
+/// Why a handle cannot be entered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Refused {
+    /// It was removed, or never was a handle.
+    Ended,
+    /// Another thread is in a call with it.
+    Busy,
+}
+
+/// Apart from its neighbours, which other threads use.
+#[repr(align(128))]
+struct Slot<T> {
+    /// `| generation 43 | state 2 |`. The generation grows by one each time a value is removed.
+    word: AtomicUsize,
+    /// Readable without entering; valid for ever, as [`interned`] makes it.
+    name: AtomicPtr<c_char>,
+    /// The thread that set the state to `BUSY` has it; while `VACANT`, whoever took the index from the free list.
+    value: UnsafeCell<Option<T>>,
+}
+
+/// What handles stand for.
+pub(crate) struct Table<T> {
+    chunks: [OnceLock<Box<[Slot<T>]>>; CHUNKS],
+    free: Mutex<Free>,
+}
+
+#[derive(Debug)]
+struct Free {
+    indices: Vec<usize>,
+    /// Slots from here on were never used.
+    unused: usize,
+}
+
+// SAFETY: the state of a slot gives its value to one thread at a time, and Acquire and Release order those.
+unsafe impl<T: Send> Sync for Table<T> {}
+
+impl<T> Table<T> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            free: Mutex::new(Free { indices: Vec::new(), unused: 0 }),
+        }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Free> {
+        // Each change is one step.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline(always)]
+    fn place(index: usize) -> (usize, usize) {
+        let shifted = index + FIRST_CHUNK;
+        let chunk = (shifted / FIRST_CHUNK).ilog2() as usize;
+        (chunk, shifted - (FIRST_CHUNK << chunk))
+    }
+
+    /// The slot that a handle names, and the handle's generation.
+    #[inline(always)]
+    fn slot(&self, handle: *const ()) -> Option<(&Slot<T>, usize, usize)> {
+        let bits = handle.addr();
+        let index = bits & ((1 << INDEX_BITS) - 1);
+        let (chunk, offset) = Self::place(index);
+        let slot = self.chunks.get(chunk)?.get()?.get(offset)?;
+        (bits & TAG != 0).then_some((slot, index, (bits & !TAG) >> INDEX_BITS))
+    }
+
+    /// Makes a handle of a value; gives the value back when there are as many handles as there can be.
+    pub(crate) fn insert(&self, name: &'static CStr, value: T) -> Result<*mut (), T> {
+        let index = {
+            let mut free = self.free();
+            match free.indices.pop() {
+                Some(index) => index,
+                None if free.unused < FIRST_CHUNK * ((1 << CHUNKS) - 1) => {
+                    free.unused += 1;
+                    free.unused - 1
+                }
+                None => return Err(value),
+            }
+        };
+        let (chunk, offset) = Self::place(index);
+        let vacant = || Slot {
+            word: AtomicUsize::new(VACANT),
+            name: AtomicPtr::new(std::ptr::null_mut()),
+            value: UnsafeCell::new(None),
+        };
+        let chunk = self.chunks[chunk].get_or_init(|| (0..FIRST_CHUNK << chunk).map(|_| vacant()).collect());
+        let slot = &chunk[offset];
+        // SAFETY: the slot is vacant and its index was in the free list, from which this thread took it.
+        unsafe { *slot.value.get() = Some(value) };
+        let generation = slot.word.load(Ordering::Relaxed) >> STATE_BITS;
+        slot.name.store(name.as_ptr().cast_mut(), Ordering::Relaxed);
+        // Release pairs with the Acquire of `enter`: who enters sees the value.
+        slot.word.store(generation << STATE_BITS | IDLE, Ordering::Release);
+        Ok(std::ptr::without_provenance_mut(TAG | generation << INDEX_BITS | index))
+    }
+
+    /// Gives this thread the value of a handle, until the guard is dropped.
+    #[inline(always)]
+    pub(crate) fn enter(&self, handle: *const ()) -> Result<Entered<'_, T>, Refused> {
+        let Some((slot, index, generation)) = self.slot(handle) else { return Err(Refused::Ended) };
+        let (idle, busy) = (generation << STATE_BITS | IDLE, generation << STATE_BITS | BUSY);
+        // Acquire pairs with the Release of the guard's drop: a handle may move from thread to thread.
+        let entered = slot.word.compare_exchange(idle, busy, Ordering::Acquire, Ordering::Relaxed);
+        match entered {
+            // SAFETY: the state is now BUSY, and this thread made it so.
+            Ok(_) => match unsafe { (*slot.value.get()).as_mut() } {
+                Some(value) => Ok(Entered { table: self, slot, index, idle, value: NonNull::from(value) }),
+                None => Err(Refused::Ended),
+            },
+            Err(now) if now == busy => Err(Refused::Busy),
+            Err(_) => Err(Refused::Ended),
+        }
+    }
+
+    /// The name of a handle, whether or not another thread is in a call with it; NULL if the handle has ended.
+    pub(crate) fn name(&self, handle: *const ()) -> *const c_char {
+        let Some((slot, _, generation)) = self.slot(handle) else { return std::ptr::null() };
+        let lives = || {
+            let word = slot.word.load(Ordering::Acquire);
+            word >> STATE_BITS == generation && word & ((1 << STATE_BITS) - 1) != VACANT
+        };
+        let before = lives();
+        // Acquire: the second look comes after it.
+        let name = slot.name.load(Ordering::Acquire);
+        if before && lives() { name } else { std::ptr::null() }
+    }
+}
+
+/// A value in the hands of the thread that is in a call with its handle.
+pub(crate) struct Entered<'a, T> {
+    table: &'a Table<T>,
+    slot: &'a Slot<T>,
+    index: usize,
+    idle: usize,
+    value: NonNull<T>,
+}
+
+impl<T> Entered<'_, T> {
+    /// Ends the handle. The value is removed before any other thread can see that.
+    pub(crate) fn remove(self) -> Option<T> {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: the state is still BUSY, so the value is this thread's, and nothing borrows it from `self`.
+        let value = unsafe { (*this.slot.value.get()).take() };
+        let generation = (this.idle >> STATE_BITS) + 1;
+        // Release pairs with the lock of the free list for the next one, and with `name`.
+        this.slot.word.store(generation << STATE_BITS | VACANT, Ordering::Release);
+        // A slot whose generations are used up is not used again.
+        if generation >> GENERATION_BITS == 0 {
+            this.table.free().indices.push(this.index);
+        }
+        value
+    }
+}
+
+impl<T> Deref for Entered<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: the state is BUSY, so the value is there and this thread's; the guard is borrowed as long as the value.
+        unsafe { self.value.as_ref() }
+    }
+}
+
+impl<T> DerefMut for Entered<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and the guard is borrowed exclusively.
+        unsafe { self.value.as_mut() }
+    }
+}
+
+impl<T> Drop for Entered<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.slot.word.store(self.idle, Ordering::Release);
+    }
+}
+
+impl<T> fmt::Debug for Table<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("free", &self.free).finish_non_exhaustive()
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Entered<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// A text that stays for ever, the same for equal texts: C may keep the pointer longer than the handle.
+pub(crate) fn interned(text: &str) -> &'static CStr {
+    static TEXTS: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
+    // Names of links hold no NUL.
+    let text = CString::new(text).unwrap_or_default();
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    match texts.get(text.as_c_str()) {
+        Some(known) => known,
+        None => {
+            let text: &'static CStr = Box::leak(text.into_boxed_c_str());
+            texts.insert(text);
+            text
+        }
+    }
+}
