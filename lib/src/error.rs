@@ -136,6 +136,19 @@ pub enum ErrorKind {
         /// Who has it, as its own pid namespace numbers it.
         pid: u32,
     },
+    /// The link shall start empty, and another participant is attached.
+    #[error(
+        "link {link}: it cannot start empty (`fresh`), because process {pid} is attached to the {side} side; end that process \
+         first, or create the link without `fresh`"
+    )]
+    InUse {
+        /// The link.
+        link: Arc<str>,
+        /// The side of that participant.
+        side: Side,
+        /// Its process, as its own pid namespace numbers it.
+        pid: u32,
+    },
     /// A link of this name exists with another shape, backing or notification.
     #[error(
         "link {link}: it exists with {field} {existing}, asked for was {asked}; use the same configuration, or remove it \
@@ -498,6 +511,7 @@ impl Error {
                 | ErrorKind::NotFound { .. }
                 | ErrorKind::NoDirectory { .. }
                 | ErrorKind::AlreadyOwned { .. }
+                | ErrorKind::InUse { .. }
                 | ErrorKind::RoleTaken { .. }
         )
     }

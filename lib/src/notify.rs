@@ -127,6 +127,16 @@ pub(crate) fn post(ring: &Ring) {
     ring.words().control(POSTS).fetch_add(1, Ordering::Release);
 }
 
+/// How many posts there were since the link was created, modulo 2^64.
+pub(crate) fn posted(ring: &Ring) -> u64 {
+    ring.words().control(POSTS).load(Ordering::Acquire)
+}
+
+/// Takes all of the first `posted` posts. Only while no other receiver is attached.
+pub(crate) fn forget_posts(ring: &Ring, posted: u64) {
+    ring.words().control(POSTS_TAKEN).store(posted, Ordering::Relaxed);
+}
+
 /// Takes one post, if there is one.
 pub(crate) fn take_post(ring: &Ring) -> bool {
     let taken = ring.words().control(POSTS_TAKEN);

@@ -71,7 +71,7 @@ typedef enum {
      */
     SHMESH_ERROR_NOT_FOUND = 12,
     /**
-     * The side, a role on it or all seats are taken.
+     * The side, a role on it or all seats are taken, or somebody is on a link that shall start empty.
      */
     SHMESH_ERROR_TAKEN = 13,
     /**
@@ -213,6 +213,11 @@ typedef struct {
      * Attaching as a further primary beside another.
      */
     bool beside;
+    /**
+     * Creating empties a link that is found: messages and posts of an earlier run are dropped. TAKEN while any other
+     * participant is attached.
+     */
+    bool fresh;
 } shmesh_options_t;
 
 /**
@@ -362,7 +367,7 @@ void shmesh_config_free(shmesh_config_t *config);
 
 /**
  * Creates the link of this index of a configuration as its primary, or takes the place of a primary that has ended: then
- * the link, and everything that waits in it, is as it was. `options` may be NULL.
+ * the link, and everything that waits in it, is as it was, unless `fresh` is set. `options` may be NULL.
  */
 shmesh_error_t shmesh_link_create(const shmesh_config_t *config,
                                   size_t index,
@@ -389,6 +394,11 @@ shmesh_error_t shmesh_link_close(shmesh_link_t *link);
  * The name of the link, valid for ever; NULL for NULL and for a handle that was closed.
  */
 const char *shmesh_link_name(const shmesh_link_t *link);
+
+/**
+ * Whether this process made the link, rather than found one: of an earlier run, of a sidecar, or of another process.
+ */
+shmesh_error_t shmesh_link_was_created(const shmesh_link_t *link, bool *was_created);
 
 /**
  * Bytes of a buffer of `pool`, which is a `shmesh_pool_t`, and how many there are. NO_POOL if the link does not have it.

@@ -37,7 +37,7 @@ pub enum shmesh_error_t {
     SHMESH_ERROR_CONFIG = 11,
     /// There is no such link, or no directory for it.
     SHMESH_ERROR_NOT_FOUND = 12,
-    /// The side, a role on it or all seats are taken.
+    /// The side, a role on it or all seats are taken, or somebody is on a link that shall start empty.
     SHMESH_ERROR_TAKEN = 13,
     /// The link exists and was made otherwise.
     SHMESH_ERROR_DIFFERS = 14,
@@ -132,9 +132,10 @@ fn code_of(kind: &ErrorKind) -> shmesh_error_t {
         ErrorKind::Name(_) => SHMESH_ERROR_ARGUMENT,
         ErrorKind::Config(_) => SHMESH_ERROR_CONFIG,
         ErrorKind::NotFound { .. } | ErrorKind::NoDirectory { .. } => SHMESH_ERROR_NOT_FOUND,
-        ErrorKind::AlreadyOwned { .. } | ErrorKind::RoleTaken { .. } | ErrorKind::Crowded { .. } => {
-            SHMESH_ERROR_TAKEN
-        }
+        ErrorKind::AlreadyOwned { .. }
+        | ErrorKind::InUse { .. }
+        | ErrorKind::RoleTaken { .. }
+        | ErrorKind::Crowded { .. } => SHMESH_ERROR_TAKEN,
         ErrorKind::Differs { .. } => SHMESH_ERROR_DIFFERS,
         ErrorKind::NotOurs { .. }
         | ErrorKind::Version { .. }

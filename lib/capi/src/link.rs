@@ -54,6 +54,9 @@ pub struct shmesh_options_t {
     pub no_prefault: bool,
     /// Attaching as a further primary beside another.
     pub beside: bool,
+    /// Creating empties a link that is found: messages and posts of an earlier run are dropped. TAKEN while any other
+    /// participant is attached.
+    pub fresh: bool,
 }
 
 /// A participant of a link: one handle, for one thread at a time. Another thread takes its own with `shmesh_link_clone`; a
@@ -163,13 +166,13 @@ unsafe fn options_of(options: *const shmesh_options_t) -> Result<LinkOptions, Fa
             made = made.dir(unsafe { text("dir", given.dir) }?);
         }
         made = made.timeout(Duration::from_nanos(given.timeout_ns));
-        made = made.prefault(!given.no_prefault).beside(given.beside);
+        made = made.prefault(!given.no_prefault).beside(given.beside).fresh(given.fresh);
     }
     Ok(made)
 }
 
 /// Creates the link of this index of a configuration as its primary, or takes the place of a primary that has ended: then
-/// the link, and everything that waits in it, is as it was. `options` may be NULL.
+/// the link, and everything that waits in it, is as it was, unless `fresh` is set. `options` may be NULL.
 ///
 /// # Safety
 /// Each pointer is NULL or what it says.
@@ -264,6 +267,25 @@ pub extern "C" fn shmesh_link_close(link: *mut shmesh_link_t) -> shmesh_error_t 
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_name(link: *const shmesh_link_t) -> *const c_char {
     LINKS.name(link.cast())
+}
+
+/// Whether this process made the link, rather than found one: of an earlier run, of a sidecar, or of another process.
+///
+/// # Safety
+/// Each pointer is NULL or what it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_was_created(
+    link: *const shmesh_link_t,
+    was_created: *mut bool,
+) -> shmesh_error_t {
+    guarded(|| {
+        let entered = Entered::new(link)?;
+        // SAFETY: the caller's promise.
+        let place = unsafe { was_created.as_mut() };
+        *place.ok_or_else(|| argument("was_created is NULL; pass where to put it"))? =
+            entered.link().was_created();
+        Ok(SHMESH_OK)
+    })
 }
 
 /// Bytes of a buffer of `pool`, which is a `shmesh_pool_t`, and how many there are. NO_POOL if the link does not have it.

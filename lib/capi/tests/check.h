@@ -30,18 +30,24 @@
 /* Longer than anything here takes, on the slowest machine. */
 #define HANGS_S 300
 
-static inline shmesh_link_t *created(const char *name)
+/* The configuration of a small link. */
+static inline const char *small_link(const char *name)
 {
-    char yaml[512];
+    static char yaml[512];
     snprintf(yaml, sizeof(yaml),
              "links:\n  - name: %s\n    ring: { len: 16 }\n    pools:\n"
              "      cpu_msg: { buf_size_bytes: 512, pool_len: 16 }\n"
              "      cpu_data: { buf_size_bytes: 4096, pool_len: 8 }\n"
              "      cpu_large: { buf_size_bytes: 65536, pool_len: 4 }\n",
              name);
+    return yaml;
+}
+
+static inline shmesh_link_t *created(const char *name)
+{
     shmesh_config_t *config;
     shmesh_link_t *link;
-    OK(shmesh_config_from_yaml(yaml, &config));
+    OK(shmesh_config_from_yaml(small_link(name), &config));
     CHECK(shmesh_config_count(config) == 1 && strcmp(shmesh_config_name(config, 0), name) == 0);
     OK(shmesh_link_create(config, 0, NULL, &link));
     shmesh_config_free(config);

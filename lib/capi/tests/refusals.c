@@ -191,6 +191,54 @@ static void threads(void)
     OK(shmesh_link_close(clone));
 }
 
+/* Who creates knows whether the link was there, and may have it empty. */
+static void fresh(void)
+{
+    shmesh_link_t *first = created("fresh"), *second, *again;
+    bool was_created = false;
+    OK(shmesh_link_was_created(first, &was_created));
+    CHECK(was_created);
+    REFUSED(SHMESH_ERROR_ARGUMENT, shmesh_link_was_created(first, NULL));
+    second = attached("fresh");
+    OK(shmesh_link_was_created(second, &was_created));
+    CHECK(!was_created);
+    OK(shmesh_link_send_inline(second, 1, 0, "old", 3));
+    OK(shmesh_link_send_inline(first, 1, 0, "old", 3));
+    OK(shmesh_link_close(second));
+
+    shmesh_config_t *config;
+    shmesh_options_t options;
+    size_t count;
+    memset(&options, 0, sizeof(options));
+    options.fresh = true;
+    OK(shmesh_config_from_yaml(small_link("fresh"), &config));
+    REFUSED(SHMESH_ERROR_TAKEN, shmesh_link_create(config, 0, &options, &again));
+    CHECK(strstr(shmesh_last_error(), "fresh") != NULL);
+    OK(shmesh_link_close(first));
+
+    /* The last one removed it; so somebody leaves messages and is gone without closing. */
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        first = created("fresh");
+        OK(shmesh_link_send_inline(first, 1, 0, "old", 3));
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    OK(shmesh_link_create(config, 0, &options, &first));
+    OK(shmesh_link_was_created(first, &was_created));
+    CHECK(!was_created);
+    second = attached("fresh");
+    OK(shmesh_link_queued(first, &count));
+    CHECK(count == 0);
+    OK(shmesh_link_queued(second, &count));
+    CHECK(count == 0);
+    OK(shmesh_link_close(second));
+    OK(shmesh_link_close(first));
+    shmesh_config_free(config);
+}
+
 static int waiting;
 
 /* Without a place of its own on the stack: the address sanitizer does not see that it ends. */
@@ -231,6 +279,7 @@ int main(void)
     configurations();
     every_code_has_a_text();
     threads();
+    fresh();
     OK(shmesh_link_close(mac));
     OK(shmesh_link_close(phy));
     return 0;

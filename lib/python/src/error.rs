@@ -42,7 +42,7 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
     let class = match failed.kind() {
         ErrorKind::Name(_) | ErrorKind::Config(_) => "Invalid",
         ErrorKind::NotFound { .. } | ErrorKind::NoDirectory { .. } | ErrorKind::NoBroker { .. } => "NotFound",
-        ErrorKind::AlreadyOwned { .. } => "AlreadyExists",
+        ErrorKind::AlreadyOwned { .. } | ErrorKind::InUse { .. } => "AlreadyExists",
         ErrorKind::Differs { .. } => "Mismatch",
         ErrorKind::NoSpace { .. } | ErrorKind::MemoryLimit { .. } => "NoSpace",
         ErrorKind::Permission { .. } | ErrorKind::Denied { .. } | ErrorKind::Refused { .. } => "Denied",

@@ -250,7 +250,8 @@ impl Link {
 impl Link {
     /// Creates the link that `config` describes (YAML, or JSON, which is YAML), or attaches to one that is there.
     #[new]
-    #[pyo3(signature = (name, directory, *, side="secondary", config=None, timeout=0.0, beside=false))]
+    #[pyo3(signature = (name, directory, *, side="secondary", config=None, timeout=0.0, beside=false, fresh=false))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(
         py: Python<'_>,
         name: &str,
@@ -259,8 +260,9 @@ impl Link {
         config: Option<&str>,
         timeout: f64,
         beside: bool,
+        fresh: bool,
     ) -> PyResult<Self> {
-        let options = LinkOptions::new().dir(&directory).beside(beside);
+        let options = LinkOptions::new().dir(&directory).beside(beside).fresh(fresh);
         let side = side_of(side)?;
         let link = match config {
             None => attach(py, &options, name, side, duration_of(timeout)?)?,
@@ -441,6 +443,12 @@ impl Link {
     #[getter]
     fn seat(&self) -> PyResult<u8> {
         self.with(|link| Ok(link.seat().value()))
+    }
+
+    /// Whether this process made the link, rather than found one.
+    #[getter]
+    fn was_created(&self) -> PyResult<bool> {
+        self.with(|link| Ok(link.was_created()))
     }
 
     /// Bytes of a buffer of a pool, and how many there are; None if the link does not have it.

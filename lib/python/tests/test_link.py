@@ -132,7 +132,7 @@ def test_buffers_of_a_message_are_free_after_its_last_array() -> None:
 
 
 def test_full_and_too_long() -> None:
-    phy, mac = pair()
+    phy, mac = pair(backing="memfd")
     for _ in range(4):
         mac.send(b"x")
     with pytest.raises(shmesh.Exhausted):
@@ -648,3 +648,32 @@ def test_events_name_peers_of_before_and_end_with_the_link() -> None:
     phy.close(strict=False)
     thread.join()
     assert len(heard) == 2
+
+
+def test_fresh_drops_what_an_earlier_run_left() -> None:
+    script = """
+import os, shmesh
+link = shmesh.Link.create("run")
+link.send(b"of the last run")
+assert link.was_created
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=200)
+    with shmesh.Link.create("run") as phy, shmesh.Link.attach("run") as mac:
+        assert not phy.was_created and not mac.was_created and mac.queued == 1
+        with pytest.raises(shmesh.AlreadyExists, match="fresh"):
+            shmesh.Link.create("run", fresh=True)
+        message = mac.receive(timeout=200)
+        assert message is not None and bytes(message) == b"of the last run"
+        del message
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=200)
+    with shmesh.Link.create("run", fresh=True) as phy, shmesh.Link.attach("run") as mac:
+        assert not phy.was_created and mac.queued == 0 and phy.queued == 0
+
+
+def test_link_has_the_backing_that_other_languages_default_to(tmp_path: Path) -> None:
+    config = tmp_path / "links.yaml"
+    config.write_text("version: 1\nlinks:\n  - name: x\n")
+    with shmesh.Link.create("x", config=config), shmesh.Link.create("x"):
+        with pytest.raises(shmesh.Mismatch, match="backing named, asked for was memfd"):
+            shmesh.Link.create("x", backing="memfd")

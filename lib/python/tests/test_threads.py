@@ -168,7 +168,7 @@ def test_one_queue_for_all() -> None:
 
 def test_a_link_is_closed_while_it_is_used() -> None:
     for _ in range(20):
-        phy, mac = shmesh.Link.create("closed"), shmesh.Link.attach("closed")
+        phy, mac = shmesh.Link.create("closed", backing="memfd"), shmesh.Link.attach("closed")
 
         def use(mac: shmesh.Link = mac) -> None:
             for _ in range(TIMES):

@@ -5,6 +5,7 @@
 //! | `bell.rs` | named sockets that wake receivers in poll and epoll |
 //! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
 //! | `desk.rs` | the same, seen from one participant's seat |
+//! | `empty.rs` | emptying a link that an earlier run left |
 //! | `device.rs` | the device memory of pools, from hand to hand |
 //! | `events.rs` | other participants attach, detach and die |
 //! | `monitor.rs` | one thread that watches all links of the process |
@@ -22,6 +23,7 @@ pub(crate) mod core;
 pub(crate) mod desk;
 pub(crate) mod device;
 mod events;
+mod empty;
 pub(crate) mod holder;
 mod keeper;
 mod loan;
@@ -257,6 +259,27 @@ impl Link {
     #[must_use]
     pub fn seat(&self) -> SeatIndex {
         self.desk.me.seat
+    }
+
+    /// Whether this process made the link, rather than found one: of an earlier run, of a sidecar, or of another process.
+    ///
+    /// Handles that [`try_clone`](Self::try_clone) makes say the same as the first.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// let config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// let phy = options.create(&config)?;
+    /// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// assert!(phy.was_created() && !mac.was_created());
+    /// drop(phy);
+    /// let phy = options.create(&config)?; // what waits is still there
+    /// assert!(!phy.was_created());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn was_created(&self) -> bool {
+        self.shared.segments.first().is_some_and(|segment| segment.is_new)
     }
 
     /// Size of a buffer of `pool` in bytes, and how many there are; `None` when the link does not have the pool.

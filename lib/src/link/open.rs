@@ -48,7 +48,7 @@ pub const DEFAULT_DIR: &str = "/dev/shm";
 /// How long two processes that start or end at the same moment may need to agree on who creates, serves or removes the link.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Between two looks at a link that is not there yet.
-const RETRY: Duration = Duration::from_millis(2);
+pub(super) const RETRY: Duration = Duration::from_millis(2);
 
 /// How to create a link or attach to one.
 ///
@@ -70,6 +70,7 @@ pub struct LinkOptions {
     prefault: bool,
     beside: bool,
     monitor: bool,
+    fresh: bool,
 }
 
 impl Default for LinkOptions {
@@ -101,6 +102,7 @@ impl LinkOptions {
             prefault: true,
             beside: false,
             monitor: true,
+            fresh: false,
         }
     }
 
@@ -201,13 +203,41 @@ impl LinkOptions {
         self
     }
 
+    /// Whether [`create`](Self::create) empties a link that it finds: messages and posts of an earlier run are dropped, and
+    /// buffers of dead participants return to their pools. Off unless switched on.
+    ///
+    /// Refused while any other participant is attached, a handle of this process included. A sidecar that keeps the link is
+    /// not attached to it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::{ErrorKind, Side, config::LinkConfig};
+    /// let config = LinkConfig::new("fronthaul".parse()?);
+    /// let phy = options.create(&config)?;
+    /// let mac = options.attach("fronthaul", Side::Secondary)?;
+    /// mac.send_inline(7, 0, b"of the last run")?;
+    /// drop(phy);
+    ///
+    /// let fresh = options.fresh(true);
+    /// assert!(matches!(fresh.create(&config).unwrap_err().kind(), ErrorKind::InUse { .. }));
+    /// mac.send_inline(7, 0, b"it goes on as it was")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn fresh(mut self, fresh: bool) -> Self {
+        self.fresh = fresh;
+        self
+    }
+
     /// Creates the link as its primary, or takes the place of a primary that has ended: then the link, and everything that
-    /// waits in it, is as it was.
+    /// waits in it, is as it was, unless [`fresh`](Self::fresh) is on. [`Link::was_created`] says which of the two it was.
     ///
     /// # Errors
     /// [`Config`](crate::ErrorKind::Config) when the configuration breaks a rule;
     /// [`NoDirectory`](crate::ErrorKind::NoDirectory) when there is no IPC directory;
     /// [`AlreadyOwned`](crate::ErrorKind::AlreadyOwned) while another process is its primary; [`Differs`](crate::ErrorKind::Differs) when it exists with another shape, backing or notification;
+    /// [`InUse`](crate::ErrorKind::InUse) when it shall be emptied, and another participant is attached;
     /// [`NoSpace`](crate::ErrorKind::NoSpace), [`MemoryLimit`](crate::ErrorKind::MemoryLimit), [`Permission`](crate::ErrorKind::Permission) and what opening a segment can find.
     ///
     /// ```
@@ -292,7 +322,11 @@ impl LinkOptions {
     fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Attempt<Link>> {
         self.try_enter(store, create, false)?.and_then(|Entered { shared, connection }| {
             let holder = Arc::new(Holder::start(&shared, connection, self.monitor)?);
-            self.admit(shared, holder, side)
+            let link = self.admit(shared, holder, side)?;
+            if self.fresh && create.is_some() {
+                link.empty()?;
+            }
+            Ok(link)
         })
     }
 
@@ -364,7 +398,7 @@ impl LinkOptions {
                     "lives, but the files of the link were removed; end the link's processes first",
                 ));
             }
-            (None, Some(config)) => self.fresh(store, config)?,
+            (None, Some(config)) => self.make_segments(store, config)?,
             (None, None) => return Ok(Attempt::Absent),
         };
         if connection.is_none() && !lock.try_join().map_err(failed)? {
@@ -423,7 +457,7 @@ impl LinkOptions {
         // Since we looked, another may have created it.
         let segments = match self.existing(store, Vec::new())? {
             Some(segments) => segments,
-            None => self.fresh(store, config)?,
+            None => self.make_segments(store, config)?,
         };
         if !lock.try_join().map_err(failed)? {
             return Ok(Some(Attempt::Unsettled("has a lock file that another program has locked")));
@@ -469,7 +503,7 @@ impl LinkOptions {
     }
 
     /// Makes the link's segments. Only for who has the lock and found no link.
-    fn fresh(&self, store: &Store, config: &LinkConfig) -> Result<Vec<Segment>> {
+    fn make_segments(&self, store: &Store, config: &LinkConfig) -> Result<Vec<Segment>> {
         let shape = Shape::of(config);
         let epoch = file::random()
             .map(u64::from_ne_bytes)

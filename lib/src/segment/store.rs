@@ -26,6 +26,8 @@ pub(crate) fn file_name(link: &str, pool: Option<PoolId>) -> String {
 pub(crate) struct Segment {
     pub(crate) memory: Arc<Memory>,
     pub(crate) header: Header,
+    /// This process made it, rather than found it.
+    pub(crate) is_new: bool,
     /// Until it is mapped, and as long as it may have to be handed to others.
     pub(crate) file: Option<File>,
 }
@@ -90,7 +92,7 @@ impl Store {
         if let Some(lines) = memory.window(0, super::layout::HEADER_LINES) {
             header.write(&lines);
         }
-        Ok(Segment { memory, header, file: Some(made) })
+        Ok(Segment { memory, header, is_new: true, file: Some(made) })
     }
 
     /// Huge pages come whole.
@@ -139,7 +141,7 @@ impl Store {
         // Costs nothing where pages exist; a sparse file on a full tmpfs would be a bus error later.
         file::reserve(&file, bytes).map_err(|source| self.refused(what, source))?;
         let memory = self.map(&file, what, bytes)?;
-        Ok(Segment { memory, header, file: Some(file) })
+        Ok(Segment { memory, header, is_new: false, file: Some(file) })
     }
 
     /// The header of the segment that a file should hold.

@@ -692,3 +692,132 @@ fn whoever_serves_the_link_lets_in_whom_its_creator_lets_in() {
         assert_eq!(primary.ask("receive"), "3 up", "{kind}");
     }
 }
+
+/// What an earlier run left: messages, posts, and buffers that killed processes held, of both sides.
+fn leave_a_run_behind(dir: &Path, kind: &str) {
+    let (mut primary, mut secondary) = (Peer::start(dir), Peer::start(dir));
+    primary.tell(&format!("create link {kind}"));
+    secondary.tell("attach link secondary 0");
+    for i in 0..5 {
+        primary.tell(&format!("send {i} down{i}"));
+        secondary.tell(&format!("send {i} up{i}"));
+    }
+    secondary.tell("inline 5 up5");
+    primary.tell("data 6 4096");
+    if !kind.contains("notify=off") {
+        primary.tell("post");
+        secondary.tell("post");
+    }
+    primary.tell("hold-message");
+    primary.kill();
+    secondary.kill();
+}
+
+#[test]
+fn fresh_link_starts_empty() {
+    for kind in named(&KINDS) {
+        let (dir, config) = (ipc_dir(), config("link", kind));
+        let options = LinkOptions::new().dir(dir.path());
+        leave_a_run_behind(dir.path(), kind);
+
+        // As it was, unless it shall be fresh.
+        let phy = options.create(&config).unwrap();
+        assert!(!phy.was_created() && phy.queued() > 0, "{kind}");
+        // The last handle removes the link.
+        drop(phy);
+        leave_a_run_behind(dir.path(), kind);
+        let phy = options.clone().fresh(true).create(&config).unwrap();
+        assert!(!phy.was_created(), "{kind}");
+        let mac = options.attach("link", Side::Secondary).unwrap();
+        let none = Some(std::time::Duration::ZERO);
+        for link in [&phy, &mac] {
+            assert_eq!((link.queued(), link.has_message()), (0, false), "{kind}");
+            if config.notify {
+                assert!(!link.wait_tti(none).unwrap(), "{kind}: a post of the earlier run");
+            }
+        }
+        // All buffers are there, and the rings take as many messages as ever, in both directions.
+        let data = config.pools[1].pool_len;
+        let loans: Vec<_> =
+            (0..data).map(|_| phy.loan_with(shmesh::config::PoolId::CpuData).unwrap()).collect();
+        drop(loans);
+        for (from, to) in [(&phy, &mac), (&mac, &phy)] {
+            for i in 0..16 {
+                shmesh_testing::send(from, i, "new").unwrap();
+            }
+            for i in 0..16 {
+                assert_eq!(shmesh_testing::receive(to).unwrap(), Some((i, "new".to_owned())), "{kind}");
+            }
+        }
+        if config.notify {
+            mac.post().unwrap();
+            assert!(phy.wait_tti(none).unwrap() && !phy.wait_tti(none).unwrap(), "{kind}");
+        }
+        drop((phy, mac));
+        assert!(options.fresh(true).create(&config).unwrap().was_created(), "{kind}");
+    }
+}
+
+#[test]
+fn fresh_is_refused_while_anybody_is_attached() {
+    for kind in [KINDS[0], KINDS[3]] {
+        let (dir, config) = (ipc_dir(), config("link", kind));
+        let options = LinkOptions::new().dir(dir.path());
+        let fresh = options.clone().fresh(true);
+        let phy = fresh.create(&config).unwrap();
+        assert!(phy.was_created(), "{kind}");
+        let mut mac = Peer::start(dir.path());
+        mac.tell("attach link secondary 0");
+        mac.tell("send 1 waits");
+        drop(phy);
+        let refused = fresh.create(&config).unwrap_err().to_string();
+        for word in ["link link", "fresh", "secondary", &mac.pid().to_string()] {
+            assert!(refused.contains(word), "{kind}: {refused}");
+        }
+        let phy = options.create(&config).unwrap();
+        assert_eq!(shmesh_testing::receive(&phy).unwrap(), Some((1, "waits".to_owned())), "{kind}");
+        // A handle of this process counts, too.
+        mac.kill();
+        until("the death is seen", || phy.recover().is_ok() && phy.participants().count() == 1);
+        let refused = fresh.create(&config).unwrap_err();
+        assert!(matches!(refused.kind(), shmesh::ErrorKind::InUse { pid, .. } if *pid == std::process::id()));
+    }
+}
+
+#[test]
+fn fresh_empties_a_kept_link() {
+    // A keeper of the other kinds answers nobody in this test.
+    for kind in named(&KINDS) {
+        let (dir, config) = (ipc_dir(), config("link", kind));
+        let options = LinkOptions::new().dir(dir.path());
+        let keeper = options.keep(&config).unwrap();
+        leave_a_run_behind(dir.path(), kind);
+        let phy = options.fresh(true).create(&config).unwrap();
+        assert_eq!((phy.was_created(), phy.queued()), (false, 0), "{kind}");
+        drop(keeper);
+    }
+}
+
+#[test]
+fn newcomers_wait_while_a_link_is_emptied() {
+    let _watchdog = Watchdog::start();
+    let (dir, config) = (ipc_dir(), config("link", "mode=mpmc"));
+    let options = LinkOptions::new().dir(dir.path());
+    leave_a_run_behind(dir.path(), "mode=mpmc");
+    let start = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        let mac = scope.spawn(|| {
+            start.wait();
+            options.attach("link", Side::Secondary).unwrap()
+        });
+        start.wait();
+        // Whoever comes first: either the link is empty, or this is refused.
+        let phy = options.clone().fresh(true).create(&config);
+        let mac = mac.join().unwrap();
+        match phy {
+            Ok(phy) => assert_eq!(phy.queued(), 0),
+            Err(error) => assert!(matches!(error.kind(), shmesh::ErrorKind::InUse { .. }), "{error}"),
+        }
+        drop(mac);
+    });
+}

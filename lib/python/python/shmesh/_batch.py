@@ -163,6 +163,7 @@ class BatchQueue:
             self.name,
             pools={"cpu_msg": (16_384, depth), "cpu_data": (size, depth)},
             ring_len=depth,
+            backing="memfd",
             spin_us=spin_us,
             file_mode=mode,
             directory=self.directory,

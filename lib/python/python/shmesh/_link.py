@@ -66,13 +66,17 @@ class Link(_shmesh.Link):
         pools: Mapping[str, tuple[int, int]] | None = None,
         ring_len: int = 1024,
         ring_mode: Literal["mpmc", "spsc"] = "mpmc",
-        backing: Literal["memfd", "named"] = "memfd",
+        backing: Literal["memfd", "named"] = "named",
         spin_us: int = 50,
         file_mode: int = 0o600,
+        fresh: bool = False,
         config: str | os.PathLike[str] | None = None,
         directory: str | os.PathLike[str] | None = None,
     ) -> Link:
         """Creates a link, or attaches to one that is there with the same configuration, as its primary side.
+
+        ``was_created`` says which of the two it was. A link that is there keeps its messages; with ``fresh`` they are
+        dropped, which is refused while any other participant is attached.
 
         ``pools`` says how many bytes a buffer has, and how many there are: ``{"cpu_msg": (8192, 1024)}``. Or all of it
         comes from ``config``, a YAML file, which may have other links, too.
@@ -93,7 +97,7 @@ class Link(_shmesh.Link):
                 "notify": {"enabled": True, "spin_us": spin_us},
             }
             text = json.dumps({"version": 1, "links": [link]})
-        return cls(name, ipc_directory(directory), side="primary", config=text)
+        return cls(name, ipc_directory(directory), side="primary", config=text, fresh=fresh)
 
     @classmethod
     def attach(

@@ -128,7 +128,12 @@ class Link:
         config: str | None = None,
         timeout: float = 0.0,
         beside: bool = False,
+        fresh: bool = False,
     ) -> Self: ...
+    @property
+    def was_created(self) -> bool:
+        """Whether this process made the link, rather than found one."""
+
     @property
     def name(self) -> str: ...
     @property

@@ -1,0 +1,65 @@
+//! Emptying a link that an earlier run left.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Link;
+use super::open::RETRY;
+use crate::error::{Error, ErrorKind, Result};
+use crate::notify;
+use crate::participant::Side;
+
+/// How long another seat may stay taken: whoever recovers a dead participant takes one for a moment.
+const RECOVERY: Duration = Duration::from_millis(500);
+
+impl Link {
+    /// Drops what earlier participants sent and posted. Refused unless this handle is the only participant.
+    pub(super) fn empty(&self) -> Result<()> {
+        // Newcomers wait until the link is empty, unless a keeper has joined too.
+        let is_closed = self.shared.lock.try_close().unwrap_or(false);
+        let done = self.drop_leftovers();
+        if is_closed {
+            // Shared again; nobody else can have it meanwhile.
+            let _ = self.shared.lock.try_join();
+        }
+        done
+    }
+
+    fn drop_leftovers(&self) -> Result<()> {
+        let start = Instant::now();
+        let leftovers = loop {
+            // Counted before the seats are read: if no other seat is taken, the senders of all of it have left. What a
+            // newcomer sends comes after it.
+            let leftovers = [Side::Primary, Side::Secondary].map(|side| {
+                let ring = self.core().incoming(side);
+                (side, ring.queued().count(), notify::posted(ring))
+            });
+            let Some(other) = self.core().seats.all().find(|other| other.seat != self.seat()) else {
+                break leftovers;
+            };
+            if start.elapsed() >= RECOVERY {
+                return Err(Error::from(ErrorKind::InUse {
+                    link: self.link(),
+                    side: other.word.side(),
+                    pid: other.word.pid(),
+                }));
+            }
+            std::thread::sleep(RETRY);
+        };
+        for (side, queued, posted) in leftovers {
+            notify::forget_posts(self.core().incoming(side), posted);
+            // A participant of its own: this handle must not become the consumer of a ring that has one.
+            let reader = Self::seated(Arc::clone(&self.shared), Arc::clone(&self.holder), side)?;
+            for _ in 0..queued {
+                match reader.receive() {
+                    Ok(Some(message)) => drop(message),
+                    Ok(None) => break,
+                    // Dropped, too.
+                    Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+}
