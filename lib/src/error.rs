@@ -136,6 +136,19 @@ pub enum ErrorKind {
         /// Who has it, as its own pid namespace numbers it.
         pid: u32,
     },
+    /// The link has one receiver a side, and this side has it.
+    #[error(
+        "link {link}: process {pid} receives on the {side} side, and this link has one receiver a side (`receivers: one`); end \
+         that process first, or use a link for each receiver; with `receivers: many` they share one queue"
+    )]
+    ReceiverTaken {
+        /// The link.
+        link: Arc<str>,
+        /// The side.
+        side: Side,
+        /// The receiver, as its own pid namespace numbers it.
+        pid: u32,
+    },
     /// The link shall start empty, and another participant is attached.
     #[error(
         "link {link}: it cannot start empty (`fresh`), because process {pid} is attached to the {side} side; end that process \
@@ -149,7 +162,7 @@ pub enum ErrorKind {
         /// Its process, as its own pid namespace numbers it.
         pid: u32,
     },
-    /// A link of this name exists with another shape, backing or notification.
+    /// A link of this name exists with another shape, backing, receivers or notification.
     #[error(
         "link {link}: it exists with {field} {existing}, asked for was {asked}; use the same configuration, or remove it \
          with `shmesh rm {link}`"
@@ -512,6 +525,7 @@ impl Error {
                 | ErrorKind::NoDirectory { .. }
                 | ErrorKind::AlreadyOwned { .. }
                 | ErrorKind::InUse { .. }
+                | ErrorKind::ReceiverTaken { .. }
                 | ErrorKind::RoleTaken { .. }
         )
     }

@@ -11,7 +11,8 @@
 //!
 //! A [`Link`] connects a primary and a secondary side. A sender [loans](Link::loan) a buffer, writes the message where it
 //! will be read, and [sends](Loan::send) it: an index crosses, the bytes stay. A receiver [takes](Link::receive) the message
-//! and drops it, and the buffer is free again. Small messages [travel in the ring](Link::send_inline). Any participant may be
+//! and drops it, and the buffer is free again. Receivers of one side share a queue: each message goes to one of them
+//! ([`Receivers`](config::Receivers)). Small messages [travel in the ring](Link::send_inline). Any participant may be
 //! killed at any instruction: nobody else notices, and [`Link::recover`] takes back what it held.
 //!
 //! Layers, each using only those before it: `sync`, `segment`, `participant`, `pool`, `ring`, `notify`, `link`.

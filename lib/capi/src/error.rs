@@ -134,6 +134,7 @@ fn code_of(kind: &ErrorKind) -> shmesh_error_t {
         ErrorKind::NotFound { .. } | ErrorKind::NoDirectory { .. } => SHMESH_ERROR_NOT_FOUND,
         ErrorKind::AlreadyOwned { .. }
         | ErrorKind::InUse { .. }
+        | ErrorKind::ReceiverTaken { .. }
         | ErrorKind::RoleTaken { .. }
         | ErrorKind::Crowded { .. } => SHMESH_ERROR_TAKEN,
         ErrorKind::Differs { .. } => SHMESH_ERROR_DIFFERS,

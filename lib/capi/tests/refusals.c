@@ -239,6 +239,30 @@ static void fresh(void)
     shmesh_config_free(config);
 }
 
+/* A link with one receiver a side refuses a second process there. */
+static void one_receiver(void)
+{
+    shmesh_config_t *config;
+    shmesh_link_t *first, *second, *same;
+    int status;
+    OK(shmesh_config_from_yaml("links:\n  - { name: one, receivers: one }\n", &config));
+    OK(shmesh_link_create(config, 0, NULL, &first));
+    second = attached("one");
+    same = attached("one");
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        REFUSED(SHMESH_ERROR_TAKEN, shmesh_link_attach("one", SHMESH_SECONDARY, NULL, &second));
+        CHECK(strstr(shmesh_last_error(), "receivers: one") != NULL);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    OK(shmesh_link_close(same));
+    OK(shmesh_link_close(second));
+    OK(shmesh_link_close(first));
+    shmesh_config_free(config);
+}
+
 static int waiting;
 
 /* Without a place of its own on the stack: the address sanitizer does not see that it ends. */
@@ -280,6 +304,7 @@ int main(void)
     every_code_has_a_text();
     threads();
     fresh();
+    one_receiver();
     OK(shmesh_link_close(mac));
     OK(shmesh_link_close(phy));
     return 0;

@@ -42,7 +42,9 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
     let class = match failed.kind() {
         ErrorKind::Name(_) | ErrorKind::Config(_) => "Invalid",
         ErrorKind::NotFound { .. } | ErrorKind::NoDirectory { .. } | ErrorKind::NoBroker { .. } => "NotFound",
-        ErrorKind::AlreadyOwned { .. } | ErrorKind::InUse { .. } => "AlreadyExists",
+        ErrorKind::AlreadyOwned { .. } | ErrorKind::InUse { .. } | ErrorKind::ReceiverTaken { .. } => {
+            "AlreadyExists"
+        }
         ErrorKind::Differs { .. } => "Mismatch",
         ErrorKind::NoSpace { .. } | ErrorKind::MemoryLimit { .. } => "NoSpace",
         ErrorKind::Permission { .. } | ErrorKind::Denied { .. } | ErrorKind::Refused { .. } => "Denied",

@@ -677,3 +677,17 @@ def test_link_has_the_backing_that_other_languages_default_to(tmp_path: Path) ->
     with shmesh.Link.create("x", config=config), shmesh.Link.create("x"):
         with pytest.raises(shmesh.Mismatch, match="backing named, asked for was memfd"):
             shmesh.Link.create("x", backing="memfd")
+
+
+def test_second_receiving_process_is_refused_where_there_is_one() -> None:
+    script = """
+import shmesh
+try:
+    shmesh.Link.attach("one")
+except shmesh.AlreadyExists as error:
+    print(error)
+"""
+    with shmesh.Link.create("one", receivers="one") as phy, shmesh.Link.attach("one") as mac, mac.clone() as other:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+        assert f"process {os.getpid()} receives on the secondary side" in done.stdout, done.stdout + done.stderr
+        assert "receivers: one" in done.stdout and phy.seat != other.seat

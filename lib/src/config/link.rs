@@ -67,6 +67,28 @@ pub enum RingMode {
     Mpmc,
 }
 
+/// How many processes may receive on one side of a link.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::{Side, config::Receivers};
+/// config.receivers = Receivers::One;
+/// let phy = options.create(&config)?;
+/// let mac = options.attach("fronthaul", Side::Secondary)?;
+/// let second = mac.try_clone()?; // another process would be refused
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Receivers {
+    /// Any number. They share one queue: each message goes to one of them.
+    #[default]
+    Many,
+    /// One process a side, with as many handles as it likes. A second one is refused when it attaches.
+    One,
+}
+
 /// What the segments are made of.
 ///
 /// ```
@@ -133,6 +155,8 @@ pub struct LinkConfig {
     pub ring_len: u32,
     /// How many may push at once.
     pub ring_mode: RingMode,
+    /// How many processes may receive on each side.
+    pub receivers: Receivers,
     /// The pools, each at [`PoolId::index`].
     pub pools: [PoolConfig; PoolId::COUNT],
     /// What the segments are made of.
@@ -173,6 +197,7 @@ impl LinkConfig {
             name,
             ring_len: 1024,
             ring_mode: RingMode::default(),
+            receivers: Receivers::default(),
             pools,
             backing: Backing::default(),
             huge_pages: HugePages::default(),

@@ -16,6 +16,7 @@
 //!     pools:
 //!       cpu_msg:  { buf_size_bytes: 8192, pool_len: 4096 }
 //!       cpu_data: { buf_size_bytes: 576000, pool_len: 1024 }
+//!     receivers: one
 //!     backing: memfd
 //!     memory: { huge_pages: off, prefault: true, lock: false }
 //!     notify: { enabled: true, spin_us: 50 }
@@ -52,7 +53,9 @@ use serde_saphyr::Spanned;
 use leaf::{Given, KnownKeys, Leaf, Open};
 
 pub use error::{ConfigError, Place, show_mistake};
-pub use link::{Backing, HugePages, LinkConfig, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN, RingMode};
+pub use link::{
+    Backing, HugePages, LinkConfig, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN, Receivers, RingMode,
+};
 pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};
 pub use parse::show_yaml_error;
 pub use pod::{PodLink, PodPlaces, Scope, pod_links};

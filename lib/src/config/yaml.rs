@@ -8,13 +8,13 @@ use serde_saphyr::Spanned;
 use super::MAX_LINKS;
 use super::error::{ConfigError, Place, shown};
 use super::leaf::{Given, Leaf, PoolLeaves};
-use super::link::{Backing, HugePages, LinkConfig, LinkPlaces, RingMode};
+use super::link::{Backing, HugePages, LinkConfig, LinkPlaces, Receivers, RingMode};
 use super::name::LinkName;
 use super::pod::PodLink;
 use super::pool::PoolId;
 
 /// The keys of a link in a file; those of `pod.rs` have a meaning in an annotation alone.
-const KEYS: &str = "name, ring, pools, backing, memory, notify";
+const KEYS: &str = "name, ring, receivers, pools, backing, memory, notify";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -24,6 +24,8 @@ pub(super) struct LinkYaml {
     ring: Option<RingYaml>,
     #[serde(default)]
     pools: Option<PoolsYaml>,
+    #[serde(default)]
+    receivers: Given<Leaf>,
     #[serde(default)]
     backing: Given<Leaf>,
     #[serde(default)]
@@ -156,6 +158,8 @@ impl LinkYaml {
         if let Some(pools) = self.pools {
             pools.apply(&mut link, &mut places)?;
         }
+        let words = [("many", Receivers::Many), ("one", Receivers::One)];
+        self.receivers.word_into("receivers", "many or one", &words, &mut link.receivers)?;
         let words = [("named", Backing::Named), ("memfd", Backing::Memfd)];
         self.backing.word_into("backing", "named or memfd", &words, &mut link.backing)?;
         if let Some(memory) = self.memory {

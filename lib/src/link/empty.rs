@@ -1,16 +1,13 @@
 //! Emptying a link that an earlier run left.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Link;
-use super::open::RETRY;
+use super::open::{RECOVERY, RETRY};
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify;
 use crate::participant::Side;
-
-/// How long another seat may stay taken: whoever recovers a dead participant takes one for a moment.
-const RECOVERY: Duration = Duration::from_millis(500);
 
 impl Link {
     /// Drops what earlier participants sent and posted. Refused unless this handle is the only participant.

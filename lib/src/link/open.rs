@@ -13,9 +13,9 @@ use super::bell::Bells;
 use super::core::Core;
 use super::holder::{Holder, Offer, SILENT};
 use super::{Link, Shared, device};
-use crate::config::{Backing, LinkConfig, LinkName, PoolId};
+use crate::config::{Backing, LinkConfig, LinkName, PoolId, Receivers};
 use crate::error::{Error, ErrorKind, Result};
-use crate::participant::Side;
+use crate::participant::{Participant, Side};
 use crate::segment::header::{Conduct, Header};
 use crate::segment::layout::Shape;
 use crate::segment::lock::Lock;
@@ -49,6 +49,8 @@ pub const DEFAULT_DIR: &str = "/dev/shm";
 const SETTLE: Duration = Duration::from_secs(2);
 /// Between two looks at a link that is not there yet.
 pub(super) const RETRY: Duration = Duration::from_millis(2);
+/// How long the seat of another may stay taken that leaves at once: whoever recovers a dead participant takes one.
+pub(super) const RECOVERY: Duration = Duration::from_millis(500);
 
 /// How to create a link or attach to one.
 ///
@@ -263,7 +265,8 @@ impl LinkOptions {
     /// [`Name`](crate::ErrorKind::Name) when `link` is no link name; [`NoDirectory`](crate::ErrorKind::NoDirectory) when there is
     /// no IPC directory;
     /// [`NotFound`](crate::ErrorKind::NotFound) when it does not, after the timeout; [`AlreadyOwned`](crate::ErrorKind::AlreadyOwned) when this side has its one process
-    /// (the primary side always, both with ring mode `spsc`); and what opening a segment can find.
+    /// (the primary side always, both with ring mode `spsc`); [`ReceiverTaken`](crate::ErrorKind::ReceiverTaken) when it has its
+    /// one receiver; and what opening a segment can find.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -508,7 +511,8 @@ impl LinkOptions {
         let epoch = file::random()
             .map(u64::from_ne_bytes)
             .map_err(|error| Error::system(&store.link, "read /dev/urandom", error))?;
-        let conduct = Conduct { notify: config.notify, spin_us: config.spin_us };
+        let one_receiver = config.receivers == Receivers::One;
+        let conduct = Conduct { notify: config.notify, spin_us: config.spin_us, one_receiver };
         let header = |pool| Header { pool, epoch, shape, conduct };
         let pools = PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0);
         let headers: Vec<_> = std::iter::once(None).chain(pools.map(Some)).map(header).collect();
@@ -658,6 +662,11 @@ fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Resul
         return Err(differs("backing".into(), text(backing), text(config.backing)));
     }
     let conduct = segments[0].header.conduct;
+    let asked = config.receivers == Receivers::One;
+    if conduct.one_receiver != asked {
+        let text = |one| if one { "one" } else { "many" }.to_owned();
+        return Err(differs("receivers".into(), text(conduct.one_receiver), text(asked)));
+    }
     if conduct.notify != config.notify {
         let (existing, asked) = (conduct.notify.to_string(), config.notify.to_string());
         return Err(differs("notify.enabled".into(), existing, asked));
@@ -676,29 +685,36 @@ impl LinkOptions {
         // What dead participants held, so that a restarted process finds its place free.
         link.recover()?;
         let me = &link.shared.me;
+        let single = link.core().shape.single;
+        let one_receiver = link.shared.segments[0].header.conduct.one_receiver && !single;
+        let refused = |owner: Participant| {
+            let (link, pid) = (link.link(), owner.word.pid());
+            Error::from(if one_receiver && (side == Side::Secondary || self.beside) {
+                ErrorKind::ReceiverTaken { link, side, pid }
+            } else {
+                ErrorKind::AlreadyOwned { link, side, pid }
+            })
+        };
         if side == Side::Primary {
             let claimed = link.core().primary_role().claim(&link.desk.me, &link.core().seats);
             if let Err(owner) = claimed
                 && !owner.is_of(me)
-                && (!self.beside || link.core().shape.single)
+                && (!self.beside || single || one_receiver)
             {
-                return Err(Error::from(ErrorKind::AlreadyOwned {
-                    link: link.link(),
-                    side,
-                    pid: owner.word.pid(),
-                }));
+                return Err(refused(owner));
             }
-        } else if link.core().shape.single {
+        }
+        if one_receiver || single && side == Side::Secondary {
             // Two that come at once see each other, and both may be refused; neither is let in wrongly.
-            let other = link.core().seats.all().find(|other| {
+            let start = Instant::now();
+            while let Some(owner) = link.core().seats.all().find(|other| {
                 other.seat != link.desk.me.seat && other.word.side() == side && !other.is_of(me)
-            });
-            if let Some(owner) = other {
-                return Err(Error::from(ErrorKind::AlreadyOwned {
-                    link: link.link(),
-                    side,
-                    pid: owner.word.pid(),
-                }));
+            }) {
+                // Whoever recovers a dead participant sits on the primary side for a moment.
+                if side == Side::Secondary || start.elapsed() >= RECOVERY {
+                    return Err(refused(owner));
+                }
+                std::thread::sleep(RETRY);
             }
         }
         link.announce_attached();

@@ -5,7 +5,7 @@
 //!       1  which segment: 0 the link's own, 1 + id a pool
 //!       2  size of the segment in bytes
 //!       3  epoch: a random number that all segments of one link share
-//!       4  ring capacity; bit 32: one producer and one consumer
+//!       4  ring capacity; bit 32: one producer and one consumer; bit 33: one receiving process a side
 //!       5-9  per pool: buffer size in the upper half, number of buffers in the lower
 //!       10 how the link is run: flags, and microseconds to spin before sleeping
 //!       15 checksum of words 0 to 14
@@ -30,6 +30,7 @@ const MAGIC_MASK: u64 = (1 << 48) - 1;
 const WORDS: usize = 16;
 const CHECKSUM: usize = WORDS - 1;
 const SINGLE: u64 = 1 << 32;
+const ONE_RECEIVER: u64 = 1 << 33;
 const NOTIFY: u64 = 1 << 32;
 
 /// How a link is run; the same for all its participants, and no part of the layout.
@@ -37,6 +38,8 @@ const NOTIFY: u64 = 1 << 32;
 pub(crate) struct Conduct {
     pub(crate) notify: bool,
     pub(crate) spin_us: u32,
+    /// Each side has one process.
+    pub(crate) one_receiver: bool,
 }
 
 /// A checked copy of a header.
@@ -76,7 +79,9 @@ impl Header {
         words[1] = self.pool.map_or(0, |pool| pool as u64 + 1);
         words[2] = self.bytes();
         words[3] = self.epoch;
-        words[4] = u64::from(self.shape.ring_capacity) | if self.shape.single { SINGLE } else { 0 };
+        words[4] = u64::from(self.shape.ring_capacity)
+            | if self.shape.single { SINGLE } else { 0 }
+            | if self.conduct.one_receiver { ONE_RECEIVER } else { 0 };
         for (word, (size, len)) in words[5..].iter_mut().zip(self.shape.pools) {
             *word = u64::from(size) << 32 | u64::from(len);
         }
@@ -141,7 +146,11 @@ impl Header {
                 single: words[4] & SINGLE != 0,
                 pools: std::array::from_fn(|i| (half(words[5 + i] >> 32), half(words[5 + i]))),
             },
-            conduct: Conduct { notify: words[10] & NOTIFY != 0, spin_us: half(words[10]) },
+            conduct: Conduct {
+                notify: words[10] & NOTIFY != 0,
+                spin_us: half(words[10]),
+                one_receiver: words[4] & ONE_RECEIVER != 0,
+            },
         };
         // The sums below cannot overflow for a sane shape, so this comes first.
         if words[CHECKSUM] != checksum(&words) || !header.shape.is_sane() {
@@ -175,7 +184,7 @@ mod tests {
                 single: true,
                 pools: [(64, 4), (1000, 3), (0, 0), (0, 0), (0, 0)],
             },
-            conduct: Conduct { notify: true, spin_us: 7 },
+            conduct: Conduct { notify: true, spin_us: 7, one_receiver: true },
         }
     }
 

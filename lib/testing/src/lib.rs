@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
-use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, RingMode};
+use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, Receivers, RingMode};
 use shmesh::{Error, Link};
 use shmesh_sys::socket;
 
@@ -105,6 +105,7 @@ pub fn config(name: &str, changes: &str) -> LinkConfig {
             "spin" => config.spin_us = number(),
             "mode" => config.ring_mode = if value == "spsc" { RingMode::Spsc } else { RingMode::Mpmc },
             "backing" => config.backing = if value == "memfd" { Backing::Memfd } else { Backing::Named },
+            "receivers" if value == "one" => config.receivers = Receivers::One,
             "notify" => config.notify = value == "on",
             "file_mode" => config.file_mode = u32::from_str_radix(value, 8).expect("an octal number"),
             "msg" => config.pools[PoolId::CpuMsg.index()] = pool(),

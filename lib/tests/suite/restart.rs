@@ -821,3 +821,68 @@ fn newcomers_wait_while_a_link_is_emptied() {
         drop(mac);
     });
 }
+
+#[test]
+fn second_receiver_is_refused_until_the_first_has_gone() {
+    for kind in ["mode=mpmc receivers=one", "mode=spsc receivers=one", "mode=mpmc receivers=one notify=off"] {
+        let dir = ipc_dir();
+        let options = LinkOptions::new().dir(dir.path());
+        let (mut primary, mut first) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        primary.tell(&format!("create link {kind}"));
+        first.tell("attach link secondary 0");
+        for end in ENDS {
+            let mut second = Peer::start(dir.path());
+            let refused = second.ask("attach link secondary 0");
+            assert!(refused.starts_with("err "), "{kind}: {refused}");
+            for word in ["link link", "secondary", &format!("process {}", first.pid())] {
+                assert!(refused.contains(word), "{kind}: {refused}");
+            }
+            assert_eq!(refused.contains("`receivers: one`"), kind.contains("mpmc"), "{kind}: {refused}");
+            // Other handles of the process that has the side are part of it.
+            first.tell("clone");
+            end(std::mem::replace(&mut first, second));
+            first.tell("attach link secondary 0");
+            primary.tell("send 1 for-this-one");
+            assert_eq!(first.ask("receive"), "1 for-this-one", "{kind}");
+        }
+        // The primary side has one, too, whoever else is let onto it.
+        let refused = options.clone().beside(true).attach("link", Side::Primary).unwrap_err().to_string();
+        assert!(refused.contains(&format!("process {}", primary.pid())), "{kind}: {refused}");
+        first.tell("close");
+        primary.kill();
+        let phy = options.create(&config("link", kind)).unwrap();
+        let mac = options.attach("link", Side::Secondary).unwrap();
+        let second = options.attach("link", Side::Secondary).unwrap();
+        drop((phy, mac, second));
+    }
+}
+
+#[test]
+fn link_with_one_receiver_differs_from_one_with_many() {
+    let dir = ipc_dir();
+    let options = LinkOptions::new().dir(dir.path());
+    let _link = options.create(&config("link", "receivers=one")).unwrap();
+    let error = options.create(&config("link", "")).unwrap_err().to_string();
+    assert!(error.contains("receivers one, asked for was many"), "{error}");
+}
+
+#[test]
+fn two_receivers_at_once_are_not_both_let_in() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let mut primary = Peer::start(dir.path());
+    primary.tell("create link receivers=one");
+    let mut peers = [Peer::start(dir.path()), Peer::start(dir.path())];
+    for _ in 0..50 {
+        peers.iter_mut().for_each(|peer| peer.order("attach link secondary 0"));
+        let answers = [peers[0].answer(), peers[1].answer()];
+        assert!(answers.iter().filter(|answer| *answer == "ok").count() < 2);
+        for (peer, answer) in peers.iter_mut().zip(answers) {
+            if answer == "ok" {
+                peer.tell("close");
+            } else {
+                assert!(answer.starts_with("err ReceiverTaken"), "{answer}");
+            }
+        }
+    }
+}

@@ -191,7 +191,8 @@ fn what_cannot_be_is_told() {
     let (code, said) = fails(&["--link", "a", "--dir", "/proc"]);
     assert!(code == Some(64) && said.contains("not on a tmpfs"), "{code:?} {said}");
     let file = dir.path().join("links.yaml");
-    let shown = "unknown key \"frobnicate\"; known here: name, ring, pools, backing, memory, notify";
+    let shown =
+        "unknown key \"frobnicate\"; known here: name, ring, receivers, pools, backing, memory, notify";
     for (flag, text, at) in [
         (
             "--config",

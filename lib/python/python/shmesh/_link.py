@@ -66,6 +66,7 @@ class Link(_shmesh.Link):
         pools: Mapping[str, tuple[int, int]] | None = None,
         ring_len: int = 1024,
         ring_mode: Literal["mpmc", "spsc"] = "mpmc",
+        receivers: Literal["many", "one"] = "many",
         backing: Literal["memfd", "named"] = "named",
         spin_us: int = 50,
         file_mode: int = 0o600,
@@ -76,7 +77,8 @@ class Link(_shmesh.Link):
         """Creates a link, or attaches to one that is there with the same configuration, as its primary side.
 
         ``was_created`` says which of the two it was. A link that is there keeps its messages; with ``fresh`` they are
-        dropped, which is refused while any other participant is attached.
+        dropped, which is refused while any other participant is attached. Receivers of one side share a queue: each message
+        goes to one of them. With ``receivers="one"`` a second process is refused on a side.
 
         ``pools`` says how many bytes a buffer has, and how many there are: ``{"cpu_msg": (8192, 1024)}``. Or all of it
         comes from ``config``, a YAML file, which may have other links, too.
@@ -92,6 +94,7 @@ class Link(_shmesh.Link):
                 "pools": {
                     pool: {"buf_size_bytes": int(size), "pool_len": int(count)} for pool, (size, count) in sizes.items()
                 },
+                "receivers": receivers,
                 "backing": backing,
                 "memory": {"file_mode": f"{file_mode:04o}"},
                 "notify": {"enabled": True, "spin_us": spin_us},

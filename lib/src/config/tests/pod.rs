@@ -69,7 +69,7 @@ fn a_file_has_no_pods() {
         let error = from_yaml(&format!("links:\n  - name: a\n    {line}\n")).unwrap_err();
         assert!(matches!(error, ConfigError::UnknownKey { .. }), "{error}");
         assert!(
-            error.to_string().contains("known here: name, ring, pools, backing, memory, notify"),
+            error.to_string().contains("known here: name, ring, receivers, pools, backing, memory, notify"),
             "{error}"
         );
         assert!(matches!(error.location(), Some((3, found)) if found <= column), "{error}");

@@ -25,12 +25,21 @@ fn a_complete_file_is_read() {
     assert_eq!(fronthaul, &expected);
     let mut expected = LinkConfig::new("kv-cache".parse().unwrap());
     expected.ring_len = 64;
+    expected.receivers = Receivers::One;
     expected.pools[1] = PoolConfig::DISABLED;
     expected.pools[2] = PoolConfig { buf_size_bytes: 4 << 20, pool_len: 32 };
     (expected.backing, expected.huge_pages) = (Backing::Memfd, HugePages::Hugetlb);
     (expected.prefault, expected.lock_memory, expected.file_mode) = (false, true, 0o660);
     (expected.notify, expected.spin_us) = (false, 0);
     assert_eq!(kv, &expected);
+}
+
+#[test]
+fn annotation_may_ask_for_one_receiver() {
+    let links = pod_links("- { name: a, receivers: one }\n- { name: b, receivers: many }\n- name: c\n");
+    let receivers: Vec<_> = links.unwrap().iter().map(|link| link.config.receivers).collect();
+    assert_eq!(receivers, [Receivers::One, Receivers::Many, Receivers::Many]);
+    assert_refused!(link("receivers: @2"), ConfigError::WrongType { .. }, "many or one");
 }
 
 #[test]
