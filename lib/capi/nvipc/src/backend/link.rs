@@ -25,6 +25,39 @@ use crate::tap::Copied;
 /// Between two searches for the dead while a pool is empty: each asks the kernel for every participant.
 const SEARCH: Duration = Duration::from_millis(10);
 
+/// How long a signal may come after its post. Later it counts as one without a post: a peer may have died in between, or
+/// have posted before there was a descriptor.
+const LATE: Duration = Duration::from_millis(100);
+
+/// Signals of posts that were taken before them. A peer counts its post, and then rings: who takes the post in between must
+/// not take the signal for another one.
+#[derive(Debug, Default)]
+struct LateSignals {
+    count: u32,
+    since: Option<Instant>,
+    /// A peer also signals without a post. Then a message that waits may be what a signal is about.
+    are_mixed: bool,
+}
+
+impl LateSignals {
+    /// A post was taken, and its signal was not there.
+    fn expect(&mut self) {
+        self.count += 1;
+        self.since = Some(Instant::now());
+    }
+
+    /// Whether a signal without a post is one of these. `waits`: a message waits.
+    fn is_late(&mut self, waits: bool) -> bool {
+        if self.since.is_none_or(|since| since.elapsed() >= LATE) {
+            self.count = 0;
+        }
+        let is_late = self.count > 0;
+        self.count -= u32::from(is_late);
+        self.are_mixed |= !is_late;
+        is_late && !(waits && self.are_mixed)
+    }
+}
+
 /// An endpoint on a link of shmesh.
 #[derive(Debug)]
 pub struct LinkBackend {
@@ -82,6 +115,7 @@ struct Desk {
     /// Sent to itself: addresses of [`Held::Looped`], oldest first.
     looped: VecDeque<usize>,
     armed: bool,
+    late: LateSignals,
     searched: Option<Instant>,
     link: Anchored,
 }
@@ -184,6 +218,7 @@ impl LinkBackend {
                 held: HashMap::with_capacity_and_hasher(msg_buffers, BuildHasherDefault::default()),
                 looped: VecDeque::new(),
                 armed: false,
+                late: LateSignals::default(),
                 searched: None,
                 link: Anchored::new(link),
             })),
@@ -286,6 +321,14 @@ fn received_data(
 }
 
 impl Desk {
+    /// Takes the signal of a post that was taken, now or when it comes.
+    fn take_signal_of_post(&mut self) -> Result<()> {
+        if self.armed && self.link().value().map_err(|error| failed(&error))?.is_none() {
+            self.late.expect();
+        }
+        Ok(())
+    }
+
     fn link(&self) -> &'static Link {
         self.link.get()
     }
@@ -571,11 +614,18 @@ impl Backend for LinkBackend {
     fn take(&self) -> Result<bool> {
         self.with(|desk| {
             let link = desk.link();
-            let posted = link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))?;
-            // Who has the descriptor must not find a signal there of a post that was taken. Or it is one without a post: a
-            // peer's that uses the other library, and does not post.
-            let rung = desk.armed && link.value().map_err(|error| failed(&error))?.is_some();
-            Ok(posted || rung)
+            if link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))? {
+                // Who has the descriptor must not find a signal there of a post that was taken.
+                desk.take_signal_of_post()?;
+                return Ok(true);
+            }
+            // A signal without a post: of a peer that uses the other library, and does not post.
+            while desk.armed && link.value().map_err(|error| failed(&error))?.is_some() {
+                if !desk.late.is_late(link.has_message()) {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
         })
     }
 
@@ -595,12 +645,7 @@ impl Backend for LinkBackend {
         asleep.link = Some(sleeper);
         let Some(bell) = bell else {
             // The signal of that post, unless the sleep took it.
-            let _ = backend.with(|desk| {
-                if desk.armed {
-                    let _ = desk.link().value();
-                }
-                Ok(())
-            });
+            let _ = backend.with(Desk::take_signal_of_post);
             return Ok(None);
         };
         Ok(Some(Sleep { fds: [bell, backend.over.as_raw_fd()], guard: Box::new(asleep) }))
@@ -677,5 +722,78 @@ impl Backend for LinkBackend {
         let asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.all_up.wait_while(asleep, |asleep| *asleep > 0));
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shmesh::config::LinkConfig;
+    use shmesh::{LinkOptions, Side};
+
+    use super::*;
+
+    fn endpoint() -> (tempfile::TempDir, LinkBackend, Link) {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let ours = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();
+        let peer = options.attach("link", Side::Secondary).unwrap();
+        (dir, LinkBackend::new(ours, Maker::Us(-1), -1).unwrap(), peer)
+    }
+
+    #[test]
+    fn signal_that_comes_after_its_post_was_taken_does_not_count() {
+        let (_dir, ours, peer) = endpoint();
+        // The post, without its signal: nobody has a bell yet.
+        peer.post().unwrap();
+        ours.fd().unwrap();
+        assert!(ours.take().unwrap());
+        // And now its signal.
+        peer.notify().unwrap();
+        assert!(!ours.take().unwrap(), "one post counted twice");
+        // Later ones are as before: with a post, and without one.
+        peer.post().unwrap();
+        assert!(ours.take().unwrap() && !ours.take().unwrap());
+        peer.notify().unwrap();
+        assert!(ours.take().unwrap() && !ours.take().unwrap());
+    }
+
+    #[test]
+    fn late_signals_do_not_hide_others() {
+        let (_dir, ours, peer) = endpoint();
+        peer.post().unwrap();
+        peer.post().unwrap();
+        ours.fd().unwrap();
+        assert!(ours.take().unwrap() && ours.take().unwrap());
+        // Two are late, the third is a peer's that does not post.
+        (0..3).for_each(|_| peer.notify().unwrap());
+        assert!(ours.take().unwrap() && !ours.take().unwrap());
+        // One that never comes is not waited for.
+        let mut late = LateSignals::default();
+        late.expect();
+        late.since = Instant::now().checked_sub(LATE);
+        assert!(!late.is_late(false));
+        // Where a peer is known to signal without posting, no message waits for the next signal.
+        late.expect();
+        assert!(!late.is_late(true));
+    }
+
+    #[test]
+    fn posts_count_once_while_a_peer_posts() {
+        const POSTS: u32 = 20_000;
+        let (_dir, ours, peer) = endpoint();
+        ours.fd().unwrap();
+        let poster = std::thread::spawn(move || {
+            (0..POSTS).for_each(|_| peer.post().unwrap());
+            peer
+        });
+        let mut taken = 0;
+        while !poster.is_finished() {
+            taken += u32::from(ours.take().unwrap());
+        }
+        let _peer = poster.join().unwrap();
+        while ours.take().unwrap() {
+            taken += 1;
+        }
+        assert_eq!(taken, POSTS);
     }
 }
