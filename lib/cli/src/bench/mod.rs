@@ -281,7 +281,7 @@ fn grid(args: &Args, (a, b): (usize, usize)) -> Vec<Case> {
     let mut cases = Vec::new();
     for &metric in &args.metric {
         let (waits, batches) = match metric {
-            Metric::Rtt => (vec![Wait::Poll, Wait::Spin, Wait::Eventfd, Wait::Fd], vec![1]),
+            Metric::Rtt => (vec![Wait::Poll, Wait::Spin, Wait::Futex, Wait::Fd], vec![1]),
             Metric::Oneway => (vec![Wait::Poll], args.batch.clone()),
         };
         let waits = if args.wait.is_empty() { waits } else { args.wait.clone() };

@@ -32,7 +32,7 @@ pub(super) enum Wait {
     /// `wait()`, which spins for a while and then sleeps; senders notify
     Spin,
     /// `wait()` with `spin_us: 0`: it sleeps unless the answer comes within a few looks; senders notify
-    Eventfd,
+    Futex,
     /// poll(2) on the link's descriptor, as an event loop does: it sleeps each time; senders notify
     Fd,
 }
@@ -89,7 +89,7 @@ impl Spec {
         let (_, ring_len) = self.depth();
         config.ring_len = ring_len;
         config.ring_mode = mode(self.mode);
-        config.spin_us = if self.wait == Wait::Eventfd { 0 } else { config.spin_us };
+        config.spin_us = if self.wait == Wait::Futex { 0 } else { config.spin_us };
         let bytes = u32::try_from(self.bytes).context("a payload is too large")?;
         // Twice the ring: what one side has loaned and the other received beside what waits.
         let pool = |buf_size_bytes| PoolConfig { buf_size_bytes, pool_len: 2 * ring_len };
@@ -152,7 +152,7 @@ const FD: u8 = 2;
 fn waiting<const FORM: u8>(link: &Link, spec: &Spec) -> Result<Option<Dist>> {
     match spec.wait {
         Wait::Poll => drive::<FORM, { POLL }>(link, spec),
-        Wait::Spin | Wait::Eventfd => drive::<FORM, { WAIT }>(link, spec),
+        Wait::Spin | Wait::Futex => drive::<FORM, { WAIT }>(link, spec),
         Wait::Fd => drive::<FORM, { FD }>(link, spec),
     }
 }
