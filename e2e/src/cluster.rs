@@ -13,7 +13,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::{Value, json};
 
-use crate::wait::{Look, Pace};
+use crate::wait::{Pace, PollResult};
 
 /// Who the fields are of that we write.
 const MANAGER: &str = "shmesh-e2e";
@@ -91,16 +91,18 @@ impl Cluster {
             .until(&what, async || {
                 if !is_asked {
                     match namespaces.delete(name, &DeleteParams::default()).await {
-                        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Look::There(())),
+                        Err(kube::Error::Api(status)) if status.code == 404 => {
+                            return Ok(PollResult::There(()));
+                        }
                         other => drop(other?),
                     }
                     is_asked = true;
                 }
-                let Some(still) = namespaces.get_opt(name).await? else { return Ok(Look::There(())) };
+                let Some(still) = namespaces.get_opt(name).await? else { return Ok(PollResult::There(())) };
                 let conditions = still.status.and_then(|status| status.conditions).unwrap_or_default();
                 let of_it =
                     conditions.into_iter().filter(|one| one.status == "True").filter_map(|one| one.message);
-                Ok(Look::NotYet(format!("it is ending; {}", of_it.collect::<Vec<_>>().join("; "))))
+                Ok(PollResult::NotYet(format!("it is ending; {}", of_it.collect::<Vec<_>>().join("; "))))
             })
             .await
     }
@@ -119,13 +121,13 @@ impl Cluster {
         let what = format!("the pod {namespace}/{name}");
         self.pace
             .until(&what, async || match pods.patch(name, &params, &Patch::Apply(pod)).await {
-                Ok(_) => Ok(Look::There(())),
+                Ok(_) => Ok(PollResult::There(())),
                 // A namespace gets its account a moment after it was made.
                 Err(kube::Error::Api(status)) if status.message.contains("looking up service account") => {
-                    Ok(Look::NotYet(status.message))
+                    Ok(PollResult::NotYet(status.message))
                 }
                 Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 429 => {
-                    Ok(Look::Never(status.message))
+                    Ok(PollResult::Never(status.message))
                 }
                 Err(error) => Err(error.into()),
             })

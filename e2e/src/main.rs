@@ -9,7 +9,7 @@
 //! | `cluster`, `wait` | the API server, and waiting for what it says |
 //! | `pods`, `traffic`, `node` | pods and their status; messages that flow; what is on a node, and what is killed there |
 //! | `scenarios` | what is shown |
-//! | `evidence` | what a person would look at after a failure |
+//! | `diagnostics` | what a person would look at after a failure |
 //! | `run` | the order of it all, and its end |
 //! | `pods/*.yaml`, `pods/*.sh` | pods that are no samples; what the tool's pod runs |
 //!
@@ -29,10 +29,10 @@
 
 mod args;
 mod cluster;
-mod evidence;
+mod diagnostics;
 mod node;
-mod place;
 mod pods;
+mod provider;
 mod release;
 mod run;
 mod scenarios;

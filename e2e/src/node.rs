@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::pods;
 use crate::scenarios::Setup;
-use crate::wait::Look;
+use crate::wait::PollResult;
 
 const KILL: &str = include_str!("../pods/kill.sh");
 const LEFT: &str = include_str!("../pods/left.sh");
@@ -106,7 +106,11 @@ pub(crate) async fn advertises(setup: &Setup<'_>, name: &str, wanted: &[&str]) -
             let node = named(setup, name).await?;
             let there = allocatable(&node);
             let has = |wanted: &&str| there.iter().any(|(name, count)| name == wanted && *count > 0);
-            Ok(if wanted.iter().all(has) { Look::There(()) } else { Look::NotYet(format!("{there:?}")) })
+            Ok(if wanted.iter().all(has) {
+                PollResult::There(())
+            } else {
+                PollResult::NotYet(format!("{there:?}"))
+            })
         })
         .await
 }
@@ -120,7 +124,7 @@ pub(crate) async fn has_nothing(setup: &Setup<'_>, name: &str) -> Result<()> {
         .until(&what, async || {
             let there = allocatable(&named(setup, name).await?);
             let is_gone = there.iter().all(|(_, count)| *count == 0);
-            Ok(if is_gone { Look::There(()) } else { Look::NotYet(format!("{there:?}")) })
+            Ok(if is_gone { PollResult::There(()) } else { PollResult::NotYet(format!("{there:?}")) })
         })
         .await
 }

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use serde_json::Value;
 
 use crate::args::{Args, Image};
-use crate::wait::Look;
+use crate::wait::PollResult;
 
 pub(crate) const TWO_CONTAINERS: &str = include_str!("../../manifests/samples/two-containers.yaml");
 pub(crate) const TWO_PODS: &str = include_str!("../../manifests/samples/two-pods.yaml");
@@ -72,20 +72,20 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
 }
 
 /// Whether it runs.
-pub(crate) fn ready(pod: Pod) -> Look<Pod> {
+pub(crate) fn ready(pod: Pod) -> PollResult<Pod> {
     match phase(&pod) {
-        "Succeeded" | "Failed" => Look::Never(format!("it has ended: {}", describe(&pod))),
-        _ if is_ready(&pod) => Look::There(pod),
-        _ => Look::NotYet(describe(&pod)),
+        "Succeeded" | "Failed" => PollResult::Never(format!("it has ended: {}", describe(&pod))),
+        _ if is_ready(&pod) => PollResult::There(pod),
+        _ => PollResult::NotYet(describe(&pod)),
     }
 }
 
 /// Whether it has ended well.
-pub(crate) fn succeeded(pod: Pod) -> Look<Pod> {
+pub(crate) fn succeeded(pod: Pod) -> PollResult<Pod> {
     match phase(&pod) {
-        "Succeeded" => Look::There(pod),
-        "Failed" => Look::Never(describe(&pod)),
-        _ => Look::NotYet(describe(&pod)),
+        "Succeeded" => PollResult::There(pod),
+        "Failed" => PollResult::Never(describe(&pod)),
+        _ => PollResult::NotYet(describe(&pod)),
     }
 }
 
@@ -162,10 +162,10 @@ mod tests {
             "p on n: Pending; Ready False (ContainersNotReady, not a); container a not ready, 2 restarts, \
              is waiting (CrashLoopBackOff), was ended with 137 (OOMKilled)"
         );
-        assert!(matches!(ready(waiting), Look::NotYet(_)));
-        assert!(matches!(ready(pod(json!({"phase": "Failed"}))), Look::Never(_)));
+        assert!(matches!(ready(waiting), PollResult::NotYet(_)));
+        assert!(matches!(ready(pod(json!({"phase": "Failed"}))), PollResult::Never(_)));
         assert!(matches!(succeeded(pod(json!({"phase": "Failed", "reason": "UnexpectedAdmissionError"}))),
-            Look::Never(why) if why.contains("UnexpectedAdmissionError")));
+            PollResult::Never(why) if why.contains("UnexpectedAdmissionError")));
     }
 
     /// Every key that is written is one that Kubernetes has: none is lost on the way through the types.

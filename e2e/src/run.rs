@@ -10,8 +10,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{Args, Output};
 use crate::cluster::Cluster;
-use crate::evidence;
-use crate::place::Place;
+use crate::diagnostics;
+use crate::provider::ClusterProvider;
 use crate::release::Release;
 use crate::scenarios::{Scenario, Setup};
 use crate::wait::Pace;
@@ -50,9 +50,9 @@ struct Progress {
 }
 
 /// SIGINT and SIGTERM.
-struct Told(Signal, Signal);
+struct SignalWatcher(Signal, Signal);
 
-impl Told {
+impl SignalWatcher {
     fn new() -> Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self(listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?))
@@ -72,7 +72,7 @@ fn say(text: &str) {
 
 /// Does everything, and gives the exit status.
 pub(crate) async fn run(args: &Args) -> ExitCode {
-    let found = Told::new().and_then(|told| Ok((told, Place::find(args)?)));
+    let found = SignalWatcher::new().and_then(|told| Ok((told, ClusterProvider::find(args)?)));
     let (mut told, mut place) = match found {
         Ok(found) => found,
         Err(error) => return no_cluster(&error),
@@ -113,7 +113,7 @@ fn no_cluster(error: &anyhow::Error) -> ExitCode {
 }
 
 /// An error is one before the scenarios; theirs are in their lines.
-async fn test(args: &Args, place: &mut Place, progress: &mut Progress) -> Result<()> {
+async fn test(args: &Args, place: &mut ClusterProvider, progress: &mut Progress) -> Result<()> {
     place.open(args, say).await.context("no cluster to test on")?;
     let kubeconfig = place.kubeconfig();
     let pace = Pace { limit: args.limit(), poll: std::time::Duration::from_millis(args.poll_ms) };
@@ -131,7 +131,7 @@ async fn test(args: &Args, place: &mut Place, progress: &mut Progress) -> Result
     progress.is_testing = true;
     say("chart: installing");
     if let Err(error) = setup.release.install().await {
-        say(&evidence::gather(&setup.cluster, &[&args.namespace]).await);
+        say(&diagnostics::gather(&setup.cluster, &[&args.namespace]).await);
         return Err(error.context("the chart cannot be installed"));
     }
     for scenario in args.scenarios() {
@@ -157,7 +157,7 @@ async fn one(scenario: Scenario, setup: &Setup<'_>, progress: &mut Progress) -> 
     };
     if let Err(error) = &done {
         say(&format!("{name}: failed: {error:#}"));
-        say(&evidence::gather(&setup.cluster, &[&namespace, &setup.release.namespace]).await);
+        say(&diagnostics::gather(&setup.cluster, &[&namespace, &setup.release.namespace]).await);
     }
     if progress.namespaces.contains(&namespace) && !(setup.args.keep && done.is_err()) {
         let deleted = setup.cluster.delete_namespace(&namespace).await;
@@ -178,8 +178,8 @@ async fn make(progress: &mut Progress, cluster: &Cluster, name: &str, pod_securi
 }
 
 /// Removes what was made, in the other order. A kind cluster takes everything with it.
-async fn clean(args: &Args, place: &mut Place, progress: &Progress) -> Result<()> {
-    if let (Place::Given(kubeconfig), Some(cluster)) = (&*place, &progress.cluster) {
+async fn clean(args: &Args, place: &mut ClusterProvider, progress: &Progress) -> Result<()> {
+    if let (ClusterProvider::Existing(kubeconfig), Some(cluster)) = (&*place, &progress.cluster) {
         for namespace in progress.namespaces.iter().rev() {
             if *namespace == args.namespace {
                 Release::new(args, kubeconfig.clone())?.uninstall().await?;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 
 use crate::cluster::Cluster;
-use crate::wait::Look;
+use crate::wait::PollResult;
 
 /// So many messages more have come, before it is said that they flow.
 const ENOUGH: u64 = 20;
@@ -71,7 +71,7 @@ pub(crate) async fn flows(cluster: &Cluster, talks: &[Talk<'_>]) -> Result<()> {
             .until(&what, async || {
                 let now = talk.count(cluster, false).await?;
                 if now.lost_or_twice > 0 {
-                    return Ok(Look::Never(format!(
+                    return Ok(PollResult::Never(format!(
                         "{} were lost or came twice: {now:?}",
                         now.lost_or_twice
                     )));
@@ -79,9 +79,9 @@ pub(crate) async fn flows(cluster: &Cluster, talks: &[Talk<'_>]) -> Result<()> {
                 // Less than before: it was restarted meanwhile.
                 let since = now.received.checked_sub(before.received).unwrap_or(now.received);
                 Ok(if since >= ENOUGH {
-                    Look::There(())
+                    PollResult::There(())
                 } else {
-                    Look::NotYet(format!("{now:?}, before {before:?}"))
+                    PollResult::NotYet(format!("{now:?}, before {before:?}"))
                 })
             })
             .await?;

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 /// What a look has found.
 #[derive(Debug)]
-pub(crate) enum Look<T> {
+pub(crate) enum PollResult<T> {
     There(T),
     /// Not yet, and what is there instead.
     NotYet(String),
@@ -26,14 +26,14 @@ impl Pace {
     pub(crate) async fn until<T>(
         self,
         what: &str,
-        mut look: impl AsyncFnMut() -> Result<Look<T>>,
+        mut look: impl AsyncFnMut() -> Result<PollResult<T>>,
     ) -> Result<T> {
         let began = Instant::now();
         loop {
             let seen = match look().await {
-                Ok(Look::There(found)) => return Ok(found),
-                Ok(Look::Never(why)) => bail!("{what}: {why}"),
-                Ok(Look::NotYet(seen)) => seen,
+                Ok(PollResult::There(found)) => return Ok(found),
+                Ok(PollResult::Never(why)) => bail!("{what}: {why}"),
+                Ok(PollResult::NotYet(seen)) => seen,
                 Err(error) => format!("{error:#}"),
             };
             if began.elapsed() >= self.limit {
@@ -57,7 +57,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_waits_through_failures_and_ends_at_what_is_there() {
-        let mut looks = vec![Look::There(7), Look::NotYet("nothing".into())];
+        let mut looks = vec![PollResult::There(7), PollResult::NotYet("nothing".into())];
         let mut fails = true;
         let found = pace(LONG).until("seven", async || {
             if std::mem::take(&mut fails) {
@@ -71,16 +71,18 @@ mod tests {
 
     #[tokio::test]
     async fn it_says_what_it_saw_last() {
-        let late =
-            pace(Duration::ZERO).until("a pod", async || Ok(Look::<()>::NotYet("Pending".into()))).await;
+        let late = pace(Duration::ZERO)
+            .until("a pod", async || Ok(PollResult::<()>::NotYet("Pending".into())))
+            .await;
         assert_eq!(
             late.unwrap_err().to_string(),
             "a pod: gave up after 0 s (--timeout-seconds); last seen: Pending"
         );
-        let away =
-            pace(Duration::ZERO).until("a pod", async || -> Result<Look<()>> { bail!("refused") }).await;
+        let away = pace(Duration::ZERO)
+            .until("a pod", async || -> Result<PollResult<()>> { bail!("refused") })
+            .await;
         assert!(away.unwrap_err().to_string().ends_with("last seen: refused"));
-        let never = pace(LONG).until("a pod", async || Ok(Look::<()>::Never("it failed".into()))).await;
+        let never = pace(LONG).until("a pod", async || Ok(PollResult::<()>::Never("it failed".into()))).await;
         assert_eq!(never.unwrap_err().to_string(), "a pod: it failed");
     }
 }

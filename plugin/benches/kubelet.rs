@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use hyper_util::rt::TokioIo;
-use shmesh_kubelet::{Config, Node};
+use shmesh_fake_kubelet::{Config, Node};
 use shmesh_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use shmesh_kubelet_api::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
 use tonic::transport::{Channel, Endpoint};

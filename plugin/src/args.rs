@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use shmesh_daemon::args::LogFormat;
 
-use crate::config::Setting;
+use crate::config::Override;
 
 const EXIT_CODES: &str = "\
 Exit status: 0 it was told to end and did so in order, 1 it failed, 2 the command line is wrong, 64 the configuration is
@@ -18,7 +18,7 @@ wrong, 69 this place does not let it work (pid namespace, /proc, descriptors).";
 const IDENTITY: &str = "\
 A sidecar without hostPID sees its clients as process 0. It sends a question with one descriptor: the pidfd of its client
 (SO_PEERPIDFD, Linux 6.5), or the accepted socket itself. The answer is the kernel's word: process id in this service's pid
-namespace, start time, pidfd inode, uid, gid, and the pod from the cgroup path. Nobody is asked for a pid of their own.
+namespace, start time, pidfd inode, uid, gid, and the pod from the cgroup path. NoPods is asked for a pid of their own.
 
 Run it with hostPID and the host's cgroup namespace if you can; it needs no capability and any uid that may write the
 socket's directory. Mount the directory, not the socket, into pods: a restart makes a new socket.
@@ -50,7 +50,7 @@ Signals: SIGTERM and SIGINT end in order, SIGHUP reads the configuration again; 
 
 const INJECT: &str = "\
 Pods and pod templates with the annotation shmesh.io/links get the sidecar, /dev/shm, resources and environment; all other
-documents pass as they are. What cannot be honoured is refused, with the annotation's line and the remedy, and nothing is
+documents pass as they are. ResourceKind cannot be honoured is refused, with the annotation's line and the remedy, and nothing is
 written.
 
 Examples:
@@ -121,7 +121,7 @@ pub(crate) struct Run {
     pub(crate) config: Option<PathBuf>,
     /// One key of the configuration, over the file: shm.unit=128Mi, pools.0.name=a; several, separated by `;`
     #[arg(long, value_name = "KEY=VALUE", env = "SHMESH_PLUGIN_SET", value_delimiter = ';')]
-    pub(crate) set: Vec<Setting>,
+    pub(crate) set: Vec<Override>,
     /// Only say whether the configuration is right
     #[arg(long)]
     pub(crate) check: bool,

@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, Config};
-use shmesh_daemon::seldom::Seldom;
+use shmesh_daemon::log_limit::LogLimit;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
@@ -22,11 +22,11 @@ use crate::metrics::Metrics;
 /// Events about what has no namespace are there.
 const NAMESPACE: &str = "default";
 /// What waits to be written.
-const MOST_WAITING: usize = 64;
+const MAX_QUEUED: usize = 64;
 /// Ten at once, and after that one every half minute: what flaps must not be a load for the API server.
-const PACE: Seldom = Seldom::new(10, Duration::from_secs(30));
+const PACE: LogLimit = LogLimit::new(10, Duration::from_secs(30));
 /// Between attempts; then the notice is dropped.
-const AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16)];
+const RETRY_DELAYS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16)];
 /// For one answer.
 const LIMIT: Duration = Duration::from_secs(5);
 /// What the API server takes of a note.
@@ -34,7 +34,7 @@ const MAX_NOTE: usize = 1024;
 
 /// Whether somebody should look.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Kind {
+pub(crate) enum EventType {
     Normal,
     Warning,
 }
@@ -42,7 +42,7 @@ pub(crate) enum Kind {
 /// One thing that happened.
 #[derive(Clone, Debug)]
 pub(crate) struct Notice {
-    kind: Kind,
+    kind: EventType,
     /// One word, in the form that Kubernetes' own have.
     reason: &'static str,
     note: String,
@@ -55,7 +55,7 @@ pub(crate) struct Events(Option<(mpsc::Sender<Notice>, Metrics)>);
 impl Events {
     /// About this node. Written by a task of the runtime that this is called in.
     pub(crate) fn about(node: &str, domain: &str, metrics: Metrics) -> Self {
-        let (to, notices) = mpsc::channel(MOST_WAITING);
+        let (to, notices) = mpsc::channel(MAX_QUEUED);
         let writer = Writer {
             node: node.to_owned(),
             controller: format!("{domain}/plugin"),
@@ -68,7 +68,7 @@ impl Events {
     }
 
     /// Says it, some time soon.
-    pub(crate) fn say(&self, kind: Kind, reason: &'static str, note: impl Into<String>) {
+    pub(crate) fn say(&self, kind: EventType, reason: &'static str, note: impl Into<String>) {
         let Some((to, metrics)) = &self.0 else { return };
         if to.try_send(Notice { kind, reason, note: note.into() }).is_err() {
             metrics.event("dropped");
@@ -85,25 +85,25 @@ struct Writer {
 
 impl Writer {
     async fn run(self, mut notices: mpsc::Receiver<Notice>) {
-        let (mut pace, mut complaints) = (PACE, crate::SELDOM);
+        let (mut pace, mut complaints) = (PACE, crate::REPEATED_LOG);
         while let Some(first) = notices.recv().await {
             let mut client = None;
             let mut next = Some(first);
             while let Some(mut notice) = next {
                 next = None;
-                match pace.may(Instant::now()) {
+                match pace.allow(Instant::now()) {
                     None => self.metrics.event("dropped"),
-                    Some(unsaid) => {
-                        if unsaid > 0 {
-                            notice.note = format!("{} ({unsaid} others were not written)", notice.note);
+                    Some(suppressed) => {
+                        if suppressed > 0 {
+                            notice.note = format!("{} ({suppressed} others were not written)", notice.note);
                         }
                         let outcome = self.write(&mut client, &notice).await;
                         self.metrics.event(if outcome.is_ok() { "ok" } else { "failed" });
                         if let Err(error) = outcome
-                            && let Some(unsaid) = complaints.may(Instant::now())
+                            && let Some(suppressed) = complaints.allow(Instant::now())
                         {
                             let (error, reason) = (format!("{error:#}"), notice.reason);
-                            warn!(error, reason, unsaid, "no Event was written");
+                            warn!(error, reason, suppressed, "no Event was written");
                         }
                     }
                 }
@@ -113,7 +113,7 @@ impl Writer {
     }
 
     async fn write(&self, client: &mut Option<Client>, notice: &Notice) -> Result<()> {
-        let mut waits = AGAIN.into_iter();
+        let mut waits = RETRY_DELAYS.into_iter();
         loop {
             match self.attempt(client, notice).await {
                 Ok(()) => return Ok(()),
@@ -189,7 +189,7 @@ fn shortened(note: &str) -> String {
 }
 
 /// Says at start where notices go.
-pub(crate) fn introduce(node: Option<&str>) {
+pub(crate) fn log_destination(node: Option<&str>) {
     match node {
         Some(node) => info!(node, "Events are written about it"),
         None => info!("no Events: --node does not say which node this is"),
@@ -213,10 +213,10 @@ mod tests {
         let metrics = Metrics::default();
         let events = Events::about("n", "shmesh.io", metrics.clone());
         // The writer does not run before this test waits.
-        for _ in 0..MOST_WAITING + 3 {
-            events.say(Kind::Normal, "Healthy", "it is");
+        for _ in 0..MAX_QUEUED + 3 {
+            events.say(EventType::Normal, "Healthy", "it is");
         }
         assert_eq!(metrics.events("dropped"), 3);
-        Events::default().say(Kind::Normal, "Healthy", "nobody listens");
+        Events::default().say(EventType::Normal, "Healthy", "nobody listens");
     }
 }

@@ -9,26 +9,26 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::cdi::Files;
+use crate::cdi::SpecFiles;
 use crate::config::{Config, seen};
-use crate::devices::{Accelerator, Kind, Known};
+use crate::devices::{Accelerator, AcceleratorKind, DeviceInventory};
 use crate::metrics::Metrics;
 use crate::pools;
 use crate::resource::allocate::AGENT_SOCKET;
-use crate::resource::{Pool, Resource, What};
+use crate::resource::{Pool, Resource, ResourceKind};
 
 /// What is needed to look.
 #[derive(Debug)]
-pub(crate) struct Doctor<'a> {
+pub(crate) struct HealthChecker<'a> {
     pub(crate) config: &'a Config,
-    pub(crate) files: Option<&'a Files>,
-    pub(crate) known: &'a Known,
+    pub(crate) files: Option<&'a SpecFiles>,
+    pub(crate) known: &'a DeviceInventory,
     /// The last look at the devices has not ended yet.
-    pub(crate) is_hung: bool,
+    pub(crate) is_driver_hung: bool,
     pub(crate) metrics: &'a Metrics,
 }
 
-impl Doctor<'_> {
+impl HealthChecker<'_> {
     /// What the commands of all pools say, by resource. All at once: each may take its time.
     pub(crate) async fn commands(&self) -> BTreeMap<String, Result<()>> {
         let mut said = BTreeMap::new();
@@ -51,10 +51,10 @@ impl Doctor<'_> {
         repaired: &Result<()>,
         command: Result<()>,
     ) -> BTreeMap<usize, String> {
-        let mut sick = BTreeMap::new();
+        let mut unhealthy = BTreeMap::new();
         let mut judge = |device: usize, outcome: Result<()>| {
             if let Err(error) = outcome {
-                sick.insert(device, format!("{error:#}"));
+                unhealthy.insert(device, format!("{error:#}"));
             }
         };
         let described = || match (repaired, self.files) {
@@ -62,17 +62,17 @@ impl Doctor<'_> {
             (Err(error), Some(files)) if !files.describes(resource) => bail!("{error:#}"),
             _ => Ok(()),
         };
-        match &resource.what {
-            What::Shm { .. } => judge(0, described()),
-            What::Pool(pool) => {
+        match &resource.kind {
+            ResourceKind::Shm { .. } => judge(0, described()),
+            ResourceKind::Pool(pool) => {
                 judge(0, described().and_then(|()| self.pool(pool)).and(command));
             }
-            What::Agent => judge(0, described().and_then(|()| self.agent())),
-            What::Slots(kind, devices) => {
+            ResourceKind::Agent => judge(0, described().and_then(|()| self.agent())),
+            ResourceKind::Slots(kind, devices) => {
                 // All at once: a command may take its time.
                 let mut looks = tokio::task::JoinSet::new();
                 for (at, device) in devices.iter().enumerate() {
-                    if self.is_hung {
+                    if self.is_driver_hung {
                         judge(at, Err(anyhow!("its driver does not answer")));
                         continue;
                     }
@@ -90,7 +90,7 @@ impl Doctor<'_> {
                 }
             }
         }
-        sick
+        unhealthy
     }
 
     fn pool(&self, pool: &Pool) -> Result<()> {
@@ -117,14 +117,14 @@ impl Doctor<'_> {
 
     fn device(
         &self,
-        kind: Kind,
+        kind: AcceleratorKind,
         device: &Accelerator,
         resource: &str,
     ) -> impl Future<Output = Result<()>> + Send + use<> {
         let root = self.config.host_root.clone();
         let slots = match kind {
-            Kind::Gpu => &self.config.gpu_ipc,
-            Kind::Npu => &self.config.npu_ipc,
+            AcceleratorKind::Gpu => &self.config.gpu_ipc,
+            AcceleratorKind::Npu => &self.config.npu_ipc,
         };
         let (file, id) = (device.file.clone(), device.id.clone());
         let command = self.command(&slots.health_command, resource, &id);

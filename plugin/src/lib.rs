@@ -10,8 +10,8 @@
 //! | `pools/` | directories of pools: made, measured, swept |
 //! | `kubelet/` | one resource and the kubelet: when to register, and the kubelet's questions |
 //! | `health.rs` | whether what is advertised works |
-//! | `steward.rs` | what is advertised follows configuration, devices and health |
-//! | `sweeper.rs` | who holds what, and pools that are nobody's |
+//! | `reconciler.rs` | what is advertised follows configuration, devices and health |
+//! | `pool_gc.rs` | who holds what, and pools that are nobody's |
 //! | `events.rs` | what happens, as Kubernetes Events about the node |
 //! | `metrics.rs` | what `/metrics` shows |
 //! | `run.rs` | from start to end |
@@ -29,25 +29,25 @@ mod health;
 mod identity;
 mod kubelet;
 mod metrics;
+mod pool_gc;
 mod pools;
 mod prepare;
+mod reconciler;
 mod resource;
 mod run;
-mod steward;
-mod sweeper;
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::Parser;
-use shmesh_daemon::seldom::Seldom;
+use shmesh_daemon::log_limit::LogLimit;
 use shmesh_daemon::telemetry;
 use shmesh_injector::command as injector;
 
 use args::{Cli, Command};
 
 /// What fails again and again is said five times, and then once a minute.
-const SELDOM: Seldom = Seldom::new(5, Duration::from_secs(60));
+const REPEATED_LOG: LogLimit = LogLimit::new(5, Duration::from_secs(60));
 
 /// It worked.
 const DONE: u8 = 0;
@@ -58,35 +58,35 @@ const BAD_REQUEST: u8 = 2;
 /// The configuration is wrong: nothing was tried (`EX_USAGE` of sysexits).
 const BAD_CONFIG: u8 = 64;
 /// This place does not let it work (`EX_UNAVAILABLE`).
-const BAD_PLACE: u8 = 69;
+const BAD_ENVIRONMENT: u8 = 69;
 
 /// Why it did not start, or ended.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum RunError {
     /// The configuration is wrong.
     Config(anyhow::Error),
     /// The environment does not let it work.
-    Place(anyhow::Error),
+    Environment(anyhow::Error),
     /// Something was tried and failed.
     Failed(anyhow::Error),
 }
 
-impl Failure {
+impl RunError {
     /// The failure with its causes, for a log or a terminal.
     fn text(&self) -> String {
         match self {
             Self::Config(error) => format!("the configuration is wrong: {error:#}"),
-            Self::Place(error) => format!("the environment does not let it work: {error:#}"),
+            Self::Environment(error) => format!("the environment does not let it work: {error:#}"),
             Self::Failed(error) => format!("{error:#}"),
         }
     }
 }
 
-impl From<injector::Failure> for Failure {
-    fn from(failure: injector::Failure) -> Self {
+impl From<injector::CommandError> for RunError {
+    fn from(failure: injector::CommandError) -> Self {
         match failure {
-            injector::Failure::Config(error) => Self::Config(error),
-            injector::Failure::Failed(error) => Self::Failed(error),
+            injector::CommandError::Config(error) => Self::Config(error),
+            injector::CommandError::Failed(error) => Self::Failed(error),
         }
     }
 }
@@ -118,19 +118,19 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     let outcome = match cli.command {
         Command::Identity(args) if args.check => identity::check(&args),
         Command::Identity(args) => identity::serve(&args),
-        Command::Inject(args) => injector::inject(&args, &mut std::io::stdout()).map_err(Failure::from),
+        Command::Inject(args) => injector::inject(&args, &mut std::io::stdout()).map_err(RunError::from),
         Command::Prepare(args) => prepare::prepare(&args),
         Command::Run(args) => run::run(&args, filter),
         Command::Schema => run::print_schema(),
-        Command::Webhook(args) => injector::webhook(&args, Some(filter)).map_err(Failure::from),
+        Command::Webhook(args) => injector::webhook(&args, Some(filter)).map_err(RunError::from),
     };
     match outcome {
         Ok(()) => DONE,
         Err(failure) => {
             let code = match &failure {
-                Failure::Config(_) => BAD_CONFIG,
-                Failure::Place(_) => BAD_PLACE,
-                Failure::Failed(_) => FAILED,
+                RunError::Config(_) => BAD_CONFIG,
+                RunError::Environment(_) => BAD_ENVIRONMENT,
+                RunError::Failed(_) => FAILED,
             };
             let text = failure.text();
             if is_command {

@@ -9,15 +9,15 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::Failure;
+use crate::RunError;
 use crate::args::Prepare;
 
 /// The group makes and removes sockets; everybody may look and connect.
 const MODE: u32 = 0o2775;
 
 /// Makes the directory, or makes it right.
-pub(crate) fn prepare(args: &Prepare) -> Result<(), Failure> {
-    made(&args.directory, args.gid).map_err(Failure::Failed)?;
+pub(crate) fn prepare(args: &Prepare) -> Result<(), RunError> {
+    made(&args.directory, args.gid).map_err(RunError::Failed)?;
     tracing::info!(directory = %args.directory.display(), gid = args.gid, "the identity service may use it");
     Ok(())
 }

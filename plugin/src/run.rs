@@ -16,21 +16,21 @@ use tracing::{info, warn};
 
 use crate::args::{Identity, Run};
 use crate::config::{Config, Limits, Registration, schema};
-use crate::events::{Events, introduce};
-use crate::identity::Ready;
-use crate::kubelet::{Ledger, Lock, Mode, Node, remove_stale};
+use crate::events::{Events, log_destination};
+use crate::identity::IdentityService;
+use crate::kubelet::{AllocationTimes, Mode, NodeContext, PluginLock, remove_stale};
 use crate::metrics::Metrics;
-use crate::resource::allocate::{AGENT_SOCKET, Form};
-use crate::steward::{Source, Steward};
-use crate::{Failure, devices, sweeper};
+use crate::reconciler::{ConfigSource, Reconciler};
+use crate::resource::allocate::{AGENT_SOCKET, AllocateSettings};
+use crate::{RunError, devices, pool_gc};
 
 /// Enough to wait for files; each has a stack.
 const MAX_BLOCKING: usize = 4;
 /// More than that make pods' status and every list long.
-const MANY: usize = 1000;
+const MANY_UNITS: usize = 1000;
 
 /// Prints the schema of the configuration.
-pub(crate) fn print_schema() -> Result<(), Failure> {
+pub(crate) fn print_schema() -> Result<(), RunError> {
     let print = || {
         let text = serde_json::to_string_pretty(&schema())?;
         match writeln!(std::io::stdout(), "{text}") {
@@ -39,17 +39,17 @@ pub(crate) fn print_schema() -> Result<(), Failure> {
             printed => printed.context("cannot print"),
         }
     };
-    print().map_err(Failure::Failed)
+    print().map_err(RunError::Failed)
 }
 
 /// Runs the device plugin until SIGTERM or SIGINT.
-pub(crate) fn run(args: &Run, filter: LogFilter) -> Result<(), Failure> {
-    let source = Source {
+pub(crate) fn run(args: &Run, filter: LogFilter) -> Result<(), RunError> {
+    let source = ConfigSource {
         file: args.config.clone(),
         settings: args.set.clone(),
-        limits: limits().map_err(Failure::Place)?,
+        limits: limits().map_err(RunError::Environment)?,
     };
-    let config = source.load().map_err(|problems| Failure::Config(problems.into()))?;
+    let config = source.load().map_err(|problems| RunError::Config(problems.into()))?;
     if args.check {
         info!("the configuration is right");
         return Ok(());
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Run, filter: LogFilter) -> Result<(), Failure> {
     let identity = identity(&config)?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(MAX_BLOCKING).build();
-    let runtime = runtime.map_err(|error| Failure::Failed(error.into()))?;
+    let runtime = runtime.map_err(|error| RunError::Failed(error.into()))?;
     let serving = serve(args, source, config, identity, filter);
     let outcome = tokio::task::LocalSet::new().block_on(&runtime, serving);
     // What still looks at files is not waited for.
@@ -72,27 +72,28 @@ fn limits() -> anyhow::Result<Limits> {
     Ok(Limits { page, memory, numa: devices::numa(kernel) })
 }
 
-fn identity(config: &Config) -> Result<Option<Ready>, Failure> {
+fn identity(config: &Config) -> Result<Option<IdentityService>, RunError> {
     let asked = &config.identity;
     if !asked.enabled {
         return Ok(None);
     }
     let socket = config.seen(&asked.directory).join(AGENT_SOCKET);
-    Ready::new(&Identity::beside(socket, asked.pods.clone(), asked.require_initial_pid_namespace)).map(Some)
+    IdentityService::new(&Identity::beside(socket, asked.pods.clone(), asked.require_initial_pid_namespace))
+        .map(Some)
 }
 
 /// How the kubelet is talked to.
-fn node(config: &Config, metrics: Metrics, events: Events) -> Node {
+fn node(config: &Config, metrics: Metrics, events: Events) -> NodeContext {
     let (mode, sockets) = match config.kubelet.registration {
         Registration::Legacy => (Mode::Register, &config.kubelet.device_plugins_dir),
-        Registration::PluginsRegistry => (Mode::Found, &config.kubelet.plugins_registry_dir),
+        Registration::PluginsRegistry => (Mode::Discovered, &config.kubelet.plugins_registry_dir),
     };
-    Node {
+    NodeContext {
         mode,
         sockets: config.seen(sockets),
         kubelet: config.seen(&config.kubelet.device_plugins_dir.join(shmesh_kubelet_api::KUBELET_SOCKET)),
-        form: Arc::new(Form::of(config)),
-        ledger: Arc::new(Ledger::default()),
+        form: Arc::new(AllocateSettings::of(config)),
+        allocation_times: Arc::new(AllocationTimes::default()),
         metrics,
         events,
     }
@@ -100,26 +101,26 @@ fn node(config: &Config, metrics: Metrics, events: Events) -> Node {
 
 async fn serve(
     args: &Run,
-    source: Source,
+    source: ConfigSource,
     config: Config,
-    identity: Option<Ready>,
+    identity: Option<IdentityService>,
     filter: LogFilter,
-) -> Result<(), Failure> {
+) -> Result<(), RunError> {
     let failed =
-        |what: &'static str| move |error: std::io::Error| Failure::Failed(anyhow!(error).context(what));
+        |what: &'static str| move |error: std::io::Error| RunError::Failed(anyhow!(error).context(what));
     // Before there is anything to take away.
     let stop = shutdown::on_signal().map_err(failed("cannot catch signals"))?;
     let mut hup = signal(SignalKind::hangup()).map_err(failed("cannot catch SIGHUP"))?;
     let metrics = Metrics::default();
-    introduce(args.node.as_deref());
+    log_destination(args.node.as_deref());
     let about = |node: &String| Events::about(node, &config.domain, metrics.clone());
     let events = args.node.as_ref().map(about).unwrap_or_default();
     let node = node(&config, metrics.clone(), events.clone());
-    let lock =
-        Lock::take(&node.sockets, &config.domain).map_err(failed("cannot lock the kubelet's directory"))?;
+    let lock = PluginLock::take(&node.sockets, &config.domain)
+        .map_err(failed("cannot lock the kubelet's directory"))?;
     let _lock = lock.ok_or_else(|| {
         let dir = node.sockets.display();
-        Failure::Place(anyhow!(
+        RunError::Environment(anyhow!(
             "another plugin of {} runs here and holds the lock in {dir}; end it first",
             config.domain
         ))
@@ -142,20 +143,20 @@ async fn serve(
     }
 
     // Containers get the directory of this socket: before they can be allocated anything.
-    let identity = identity.map(Ready::listen).transpose().map_err(Failure::Failed)?;
-    let ledger = Arc::clone(&node.ledger);
-    say_what_cdi_needs(&config);
-    let mut steward = Steward::new(source, config, node);
+    let identity = identity.map(IdentityService::listen).transpose().map_err(RunError::Failed)?;
+    let allocation_times = Arc::clone(&node.allocation_times);
+    log_cdi_requirements(&config);
+    let mut reconciler = Reconciler::new(source, config, node);
     let begun = tokio::select! {
         biased;
         // A health command may take its time.
         () = stop.cancelled() => return Ok(()),
-        begun = steward.begin() => begun,
+        begun = reconciler.start() => begun,
     };
-    begun.map_err(Failure::Place)?;
-    let resources = steward.resources();
+    begun.map_err(RunError::Environment)?;
+    let resources = reconciler.resources();
     for resource in &resources.borrow().1 {
-        if resource.units().len() > MANY {
+        if resource.units().len() > MANY_UNITS {
             let units = resource.units().len();
             warn!(
                 resource = resource.name,
@@ -163,13 +164,13 @@ async fn serve(
             );
         }
     }
-    let served = steward.all_served();
+    let served = reconciler.all_served();
     tokio::spawn(async move {
         served.await;
         latch.open();
         info!("ready: the kubelet has every resource");
     });
-    tokio::spawn(sweeper::run(resources, ledger, metrics, events));
+    tokio::spawn(pool_gc::run(resources, allocation_times, metrics, events));
     let (to_reload, reload) = mpsc::channel(1);
     tokio::spawn(async move {
         while hup.recv().await.is_some() {
@@ -185,12 +186,12 @@ async fn serve(
     });
     let outcome = match identity {
         None => {
-            steward.follow(reload, stop).await;
+            reconciler.run(reload, stop).await;
             Ok(())
         }
         Some(mut identity) => {
             let kubelet = stop.child_token();
-            let follow = steward.follow(reload, kubelet.clone());
+            let follow = reconciler.run(reload, kubelet.clone());
             let mut follow = std::pin::pin!(follow);
             tokio::select! {
                 () = &mut follow => {
@@ -206,14 +207,14 @@ async fn serve(
         }
     };
     info!("ended");
-    outcome.map_err(Failure::Failed)
+    outcome.map_err(RunError::Failed)
 }
 
 fn ended(outcome: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Result<()> {
     outcome.context("the identity service was lost")?.context("the identity service failed")
 }
 
-fn say_what_cdi_needs(config: &Config) {
+fn log_cdi_requirements(config: &Config) {
     if config.cdi.enabled {
         let directory = config.cdi.directory.display();
         info!(%directory, "the runtime must read CDI specifications there: containerd 2.0 and CRI-O do, 1.7 with enable_cdi");

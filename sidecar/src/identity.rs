@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use shmesh_daemon::descriptor::watched;
-use shmesh_daemon::seldom::Seldom;
+use shmesh_daemon::log_limit::LogLimit;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, answer};
 use shmesh_proto::limits::ANSWER_MILLIS;
 use shmesh_proto::packet;
@@ -37,7 +37,7 @@ pub(crate) struct Resolver {
     pub(crate) service: Option<PathBuf>,
     peer_pidfd: PeerPidfd,
     /// When to say that nobody knows who connected.
-    unknown: Arc<Mutex<Seldom>>,
+    unknown: Arc<Mutex<LogLimit>>,
     /// Who has one may ask the service.
     turns: Arc<Semaphore>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Known {
 
 impl Resolver {
     pub(crate) fn new(service: Option<PathBuf>, peer_pidfd: PeerPidfd) -> Self {
-        let unknown = Arc::new(Mutex::new(Seldom::new(1, Duration::from_secs(1))));
+        let unknown = Arc::new(Mutex::new(LogLimit::new(1, Duration::from_secs(1))));
         Self { service, peer_pidfd, unknown, turns: Arc::new(Semaphore::new(QUESTIONS_MAX)) }
     }
 
@@ -74,7 +74,7 @@ impl Resolver {
 
     /// Whether to say that nobody knows who connected, and how often that was not said. Strangers can cause it.
     pub(crate) fn may_say(&self) -> Option<u64> {
-        self.unknown.lock().unwrap_or_else(PoisonError::into_inner).may(Instant::now())
+        self.unknown.lock().unwrap_or_else(PoisonError::into_inner).allow(Instant::now())
     }
 
     async fn look(&self, connection: &OwnedFd) -> io::Result<Known> {

@@ -1,13 +1,13 @@
 //! A small device plugin, a kubelet that restarts under it, and a pod. Time is virtual: it runs at once.
 //!
-//! `cargo run -p shmesh-kubelet --example quickstart`
+//! `cargo run -p shmesh-fake-kubelet --example quickstart`
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 
-use shmesh_kubelet::{Config, Container, Node, Pod};
+use shmesh_fake_kubelet::{Config, Container, Node, Pod};
 use shmesh_kubelet_api::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use shmesh_kubelet_api::deviceplugin::registration_client::RegistrationClient;
 use shmesh_kubelet_api::deviceplugin::*;

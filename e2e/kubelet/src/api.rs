@@ -8,7 +8,7 @@ use crate::pod::{ContainerState, Phase, Pod, PodStatus};
 /// What the API server says of a resource of the node.
 ///
 /// ```
-/// let none = shmesh_kubelet::Quantity::default();
+/// let none = shmesh_fake_kubelet::Quantity::default();
 /// assert_eq!((none.capacity, none.allocatable), (0, 0));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

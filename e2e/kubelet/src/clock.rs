@@ -15,7 +15,7 @@ use tokio::time::Instant;
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// use std::time::Duration;
-/// use shmesh_kubelet::Clock;
+/// use shmesh_fake_kubelet::Clock;
 ///
 /// let (clock, hand) = Clock::manual();
 /// let nap = clock.sleep(Duration::from_secs(300));
@@ -36,7 +36,7 @@ enum Source {
 /// What moves a manual [`Clock`]. When it is dropped, time stands still for good.
 ///
 /// ```
-/// let (clock, hand) = shmesh_kubelet::Clock::manual();
+/// let (clock, hand) = shmesh_fake_kubelet::Clock::manual();
 /// hand.advance(std::time::Duration::from_millis(5));
 /// assert_eq!(clock.now().as_millis(), 5);
 /// ```

@@ -11,7 +11,7 @@ use crate::clock::Clock;
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// use shmesh_kubelet::{Config, Race};
+/// use shmesh_fake_kubelet::{Config, Race};
 ///
 /// let config = Config { race: Race::Fixed, seed: 42, ..Config::new("/tmp/node") };
 /// assert_eq!(config.paths().kubelet_socket(), std::path::Path::new("/tmp/node/device-plugins/kubelet.sock"));
@@ -34,7 +34,7 @@ pub struct Config {
 /// What the end of an old stream does to a newer registration of the same resource.
 ///
 /// ```
-/// assert_eq!(shmesh_kubelet::Race::default(), shmesh_kubelet::Race::ByName);
+/// assert_eq!(shmesh_fake_kubelet::Race::default(), shmesh_fake_kubelet::Race::ByName);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Race {
@@ -66,7 +66,7 @@ impl Config {
 /// Where the files of a node are.
 ///
 /// ```
-/// let paths = shmesh_kubelet::Paths::new("/var/lib/kubelet");
+/// let paths = shmesh_fake_kubelet::Paths::new("/var/lib/kubelet");
 /// assert_eq!(paths.device_plugins(), std::path::Path::new("/var/lib/kubelet/device-plugins"));
 /// ```
 #[derive(Clone, Debug)]

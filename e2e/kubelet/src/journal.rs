@@ -10,7 +10,7 @@ use crate::clock::Clock;
 /// Something that happened, and when.
 ///
 /// ```
-/// use shmesh_kubelet::{Event, Record};
+/// use shmesh_fake_kubelet::{Event, Record};
 ///
 /// let record = Record { at: std::time::Duration::ZERO, event: Event::KubeletStarted };
 /// assert_eq!(record.event, Event::KubeletStarted);
@@ -26,8 +26,8 @@ pub struct Record {
 /// Something that happened. Errors are in the kubelet's words.
 ///
 /// ```
-/// let event = shmesh_kubelet::Event::Disconnected { resource: "a.b/c".into() };
-/// assert!(matches!(event, shmesh_kubelet::Event::Disconnected { .. }));
+/// let event = shmesh_fake_kubelet::Event::Disconnected { resource: "a.b/c".into() };
+/// assert!(matches!(event, shmesh_fake_kubelet::Event::Disconnected { .. }));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

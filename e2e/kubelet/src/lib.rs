@@ -48,7 +48,7 @@ pub use soak::{Failure, Report, Step, Subject, soak};
 ///
 /// ```
 /// let checkpoint = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#;
-/// assert_eq!(shmesh_kubelet::checkpoint_is_intact(checkpoint), Some(false));
+/// assert_eq!(shmesh_fake_kubelet::checkpoint_is_intact(checkpoint), Some(false));
 /// ```
 pub fn checkpoint_is_intact(text: &str) -> Option<bool> {
     devices::checksum_matches(text)

@@ -4,7 +4,7 @@
 /// bounds that a quota for it would have.
 ///
 /// ```
-/// use shmesh_kubelet::is_extended_resource_name;
+/// use shmesh_fake_kubelet::is_extended_resource_name;
 ///
 /// assert!(is_extended_resource_name("shmesh.io/shm"));
 /// assert!(!is_extended_resource_name("shm"));

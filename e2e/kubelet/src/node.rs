@@ -17,7 +17,7 @@ use crate::random::Chance;
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(async {
-/// use shmesh_kubelet::{Config, Container, Node, Phase, Pod};
+/// use shmesh_fake_kubelet::{Config, Container, Node, Phase, Pod};
 ///
 /// let dir = tempfile::tempdir()?;
 /// let node = Node::new(Config::new(dir.path()));
@@ -40,7 +40,7 @@ pub struct Node {
 /// Who has a device.
 ///
 /// ```
-/// let holder = shmesh_kubelet::Holder { device: "u0".into(), pod: "a".into(), container: "main".into() };
+/// let holder = shmesh_fake_kubelet::Holder { device: "u0".into(), pod: "a".into(), container: "main".into() };
 /// assert_eq!(holder.device, "u0");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,7 +58,7 @@ pub struct Holder {
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(async {
 /// use std::time::Duration;
-/// use shmesh_kubelet::{Config, Node};
+/// use shmesh_fake_kubelet::{Config, Node};
 ///
 /// let node = Node::new(Config::new("/tmp/nowhere"));
 /// let late = node.wait_for(Duration::from_secs(1), |node| node.allocatable("a.b/c") == 1).await.unwrap_err();

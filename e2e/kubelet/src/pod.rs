@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A pod that has been bound to the node. Its uid tells it from others.
 ///
 /// ```
-/// use shmesh_kubelet::{Container, Pod};
+/// use shmesh_fake_kubelet::{Container, Pod};
 ///
 /// let pod = Pod::new("trainer").container(Container::new("main").limit("shmesh.io/shm", 4));
 /// assert_eq!((pod.uid.as_str(), pod.containers[0].limits["shmesh.io/shm"]), ("trainer", 4));
@@ -71,7 +71,7 @@ impl Pod {
 /// A container of a [`Pod`].
 ///
 /// ```
-/// let container = shmesh_kubelet::Container::new("main").limit("a.b/c", 1).env("A", "1").numa([0]);
+/// let container = shmesh_fake_kubelet::Container::new("main").limit("a.b/c", 1).env("A", "1").numa([0]);
 /// assert!(!container.restartable && container.numa.is_some());
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,8 +142,8 @@ impl Container {
 /// What became of a pod.
 ///
 /// ```
-/// let status = shmesh_kubelet::PodStatus::default();
-/// assert_eq!(status.phase, shmesh_kubelet::Phase::Pending);
+/// let status = shmesh_fake_kubelet::PodStatus::default();
+/// assert_eq!(status.phase, shmesh_fake_kubelet::Phase::Pending);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodStatus {
@@ -160,7 +160,7 @@ pub struct PodStatus {
 /// How far a pod is.
 ///
 /// ```
-/// assert_eq!(shmesh_kubelet::Phase::default(), shmesh_kubelet::Phase::Pending);
+/// assert_eq!(shmesh_fake_kubelet::Phase::default(), shmesh_fake_kubelet::Phase::Pending);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
@@ -178,7 +178,7 @@ pub enum Phase {
 /// What became of a container.
 ///
 /// ```
-/// assert_eq!(shmesh_kubelet::ContainerStatus::default().restarts, 0);
+/// assert_eq!(shmesh_fake_kubelet::ContainerStatus::default().restarts, 0);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerStatus {
@@ -195,7 +195,7 @@ pub struct ContainerStatus {
 /// Whether a container runs.
 ///
 /// ```
-/// assert_eq!(shmesh_kubelet::ContainerState::default(), shmesh_kubelet::ContainerState::Waiting(None));
+/// assert_eq!(shmesh_fake_kubelet::ContainerState::default(), shmesh_fake_kubelet::ContainerState::Waiting(None));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContainerState {
@@ -216,7 +216,7 @@ impl Default for ContainerState {
 /// What the container runtime is told: all resources' answers to Allocate, then what the pod's spec says.
 ///
 /// ```
-/// let options = shmesh_kubelet::RunOptions { envs: vec![("A".into(), "1".into()), ("A".into(), "2".into())], ..Default::default() };
+/// let options = shmesh_fake_kubelet::RunOptions { envs: vec![("A".into(), "1".into()), ("A".into(), "2".into())], ..Default::default() };
 /// assert_eq!(options.env("A"), Some("2"), "the later one counts, and the pod's come last");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -30,7 +30,7 @@ pub trait Subject {
 /// What can happen.
 ///
 /// ```
-/// assert_eq!(shmesh_kubelet::Step::ALL.len(), 9);
+/// assert_eq!(shmesh_fake_kubelet::Step::ALL.len(), 9);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
@@ -72,7 +72,7 @@ impl Step {
 /// What a run was like.
 ///
 /// ```
-/// assert_eq!(shmesh_kubelet::Report::default().steps.len(), 0);
+/// assert_eq!(shmesh_fake_kubelet::Report::default().steps.len(), 0);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -89,8 +89,8 @@ pub struct Report {
 /// What went wrong, and after what.
 ///
 /// ```
-/// # async fn fails<S: shmesh_kubelet::Subject>(node: &shmesh_kubelet::Node, subject: &mut S) {
-/// let failure = shmesh_kubelet::soak(node, subject, 1000, 7).await.unwrap_err();
+/// # async fn fails<S: shmesh_fake_kubelet::Subject>(node: &shmesh_fake_kubelet::Node, subject: &mut S) {
+/// let failure = shmesh_fake_kubelet::soak(node, subject, 1000, 7).await.unwrap_err();
 /// println!("{failure}"); // has the number of the step, the seed, and the steps before it
 /// # }
 /// ```
@@ -116,8 +116,8 @@ impl std::error::Error for Failure {}
 /// and that nothing is taken that nobody has. The kubelet must run, and the plugin too.
 ///
 /// ```
-/// # async fn checks<S: shmesh_kubelet::Subject>(node: &shmesh_kubelet::Node, subject: &mut S) -> Result<(), shmesh_kubelet::Failure> {
-/// let report = shmesh_kubelet::soak(node, subject, 1000, 7).await?;
+/// # async fn checks<S: shmesh_fake_kubelet::Subject>(node: &shmesh_fake_kubelet::Node, subject: &mut S) -> Result<(), shmesh_fake_kubelet::Failure> {
+/// let report = shmesh_fake_kubelet::soak(node, subject, 1000, 7).await?;
 /// assert!(report.admitted > 0);
 /// # Ok(())
 /// # }

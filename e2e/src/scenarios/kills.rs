@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use crate::traffic::flows;
-use crate::wait::Look;
+use crate::wait::PollResult;
 use crate::{node, pods};
 
 use super::{Setup, allocate, two_pods};
@@ -68,13 +68,13 @@ async fn kill_of(
     Ok(())
 }
 
-fn is_back(pod: &Pod, container: &str, restarts: i32) -> Result<Look<()>> {
+fn is_back(pod: &Pod, container: &str, restarts: i32) -> Result<PollResult<()>> {
     let now = pods::container(pod, container)?;
     if now.restart_count > restarts {
-        return Ok(Look::Never(format!("it was restarted more than once: {}", pods::describe(pod))));
+        return Ok(PollResult::Never(format!("it was restarted more than once: {}", pods::describe(pod))));
     }
     let is_back = now.restart_count == restarts && now.ready && pods::is_ready(pod);
-    Ok(if is_back { Look::There(()) } else { Look::NotYet(pods::describe(pod)) })
+    Ok(if is_back { PollResult::There(()) } else { PollResult::NotYet(pods::describe(pod)) })
 }
 
 /// Messages flow, and the node has everything for those who come.

@@ -31,7 +31,7 @@ use crate::args::Args;
 use crate::cluster::Cluster;
 use crate::pods;
 use crate::release::Release;
-use crate::wait::Look;
+use crate::wait::PollResult;
 
 /// Something that is shown on a cluster.
 #[derive(ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
@@ -97,7 +97,7 @@ impl Scenario {
 
 impl Setup<'_> {
     /// Applies the pods of a text, and waits until each is as wanted.
-    async fn start(&self, text: &str, namespace: &str, wanted: fn(Pod) -> Look<Pod>) -> Result<()> {
+    async fn start(&self, text: &str, namespace: &str, wanted: fn(Pod) -> PollResult<Pod>) -> Result<()> {
         let all = pods::prepared(text, namespace, self.args)?;
         for pod in &all {
             self.cluster.apply(pod).await?;
@@ -108,7 +108,7 @@ impl Setup<'_> {
         Ok(())
     }
 
-    async fn wait_for(&self, namespace: &str, name: &str, wanted: fn(Pod) -> Look<Pod>) -> Result<Pod> {
+    async fn wait_for(&self, namespace: &str, name: &str, wanted: fn(Pod) -> PollResult<Pod>) -> Result<Pod> {
         let look = async || Ok(wanted(self.cluster.pod(namespace, name).await?));
         self.cluster.pace.until(&format!("the pod {name}"), look).await
     }
@@ -120,7 +120,11 @@ impl Setup<'_> {
             .pace
             .until(&what, async || {
                 let log = self.cluster.log(namespace, pod, container, false).await?;
-                Ok(if log.contains(words) { Look::There(()) } else { Look::NotYet(log.trim().to_owned()) })
+                Ok(if log.contains(words) {
+                    PollResult::There(())
+                } else {
+                    PollResult::NotYet(log.trim().to_owned())
+                })
             })
             .await
     }

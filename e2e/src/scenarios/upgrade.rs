@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 
 use crate::traffic::flows;
-use crate::wait::Look;
+use crate::wait::PollResult;
 use crate::{node, pods};
 
 use super::{Setup, allocate, two_pods};
@@ -36,7 +36,11 @@ async fn replaced(setup: &Setup<'_>, old: &BTreeSet<String>) -> Result<BTreeSet<
     let look = async || {
         let now = plugins(setup).await?;
         let is_done = now.len() == old.len() && now.is_disjoint(old);
-        Ok(if is_done { Look::There(now) } else { Look::NotYet(format!("{now:?}, before {old:?}")) })
+        Ok(if is_done {
+            PollResult::There(now)
+        } else {
+            PollResult::NotYet(format!("{now:?}, before {old:?}"))
+        })
     };
     setup.cluster.pace.until("other plugins", look).await
 }

@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::guarded::Guarded;
+use crate::limited::LimitedListener;
 use crate::readiness::Readiness;
 use crate::telemetry::LogFilter;
 
@@ -62,7 +62,7 @@ pub async fn serve(listener: TcpListener, admin: Admin, stop: CancellationToken)
         .route("/metrics", get(metrics))
         .route("/log-level", put(set_log))
         .with_state(admin);
-    axum::serve(Guarded::new(listener), routes)
+    axum::serve(LimitedListener::new(listener), routes)
         .with_graceful_shutdown(async move { stop.cancelled().await })
         .await
         .context("the admin server failed")

@@ -45,36 +45,38 @@ impl fmt::Display for Bytes {
 /// Text or a number, as people write it.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum RawQuantity {
     Number(u64),
     /// `1e9`, which YAML takes for a number with a point.
     Float(f64),
     Text(String),
 }
 
-/// What is written as text or as a plain number, read as that text.
+/// What is deserialize_quantity as text or as a plain number, read as that text.
 ///
 /// # Errors
 /// What the text is refused with.
 ///
 /// ```
-/// use shmesh_daemon::bytes::{Bytes, written};
+/// use shmesh_daemon::bytes::{Bytes, deserialize_quantity};
 /// let mut json = serde_json::Deserializer::from_str("4096");
-/// assert_eq!(written::<Bytes, _>(&mut json)?, Bytes(4096));
+/// assert_eq!(deserialize_quantity::<Bytes, _>(&mut json)?, Bytes(4096));
 /// # Ok::<(), serde_json::Error>(())
 /// ```
-pub fn written<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
-    let text = match Written::deserialize(from)? {
-        Written::Number(number) => number.to_string(),
-        Written::Float(number) => number.to_string(),
-        Written::Text(text) => text,
+pub fn deserialize_quantity<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
+    let text = match RawQuantity::deserialize(from)? {
+        RawQuantity::Number(number) => number.to_string(),
+        RawQuantity::Float(number) => number.to_string(),
+        RawQuantity::Text(text) => text,
     };
     text.parse().map_err(de::Error::custom)
 }
 
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        written(from)
+        deserialize_quantity(from)
     }
 }
 
@@ -114,8 +116,12 @@ mod tests {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
         assert_eq!("1.5Gi".parse(), Ok(Bytes(3 << 29)));
-        for written in ["1e9", "\"1G\"", "1000000000", "1000000000.0"] {
-            assert_eq!(serde_json::from_str::<Bytes>(written).ok(), Some(Bytes(1_000_000_000)), "{written}");
+        for deserialize_quantity in ["1e9", "\"1G\"", "1000000000", "1000000000.0"] {
+            assert_eq!(
+                serde_json::from_str::<Bytes>(deserialize_quantity).ok(),
+                Some(Bytes(1_000_000_000)),
+                "{deserialize_quantity}"
+            );
         }
         assert_eq!("2048Mi".parse::<Bytes>().map(|bytes| bytes.to_string()), Ok("2Gi".into()));
     }

@@ -5,11 +5,11 @@
 //! | [`args`] | flags that every daemon has |
 //! | [`telemetry`] | structured logs with a filter that can be changed while it runs |
 //! | [`readiness`] | latches: ready when all are open |
-//! | [`admin`], `guarded.rs` | `/livez`, `/readyz`, `/metrics`, `/log-level`, for whoever lingers as well |
+//! | [`admin`], `limited.rs` | `/livez`, `/readyz`, `/metrics`, `/log-level`, for whoever lingers as well |
 //! | [`shutdown`] | SIGTERM and SIGINT |
 //! | [`descriptor`] | descriptors in the event loop |
 //! | [`bytes`] | `64Mi` in configurations |
-//! | [`seldom`] | a log that others cannot flood |
+//! | [`log_limit`] | a log that others cannot flood |
 //!
 //! It is never a dependency of the transport.
 
@@ -17,9 +17,9 @@ pub mod admin;
 pub mod args;
 pub mod bytes;
 pub mod descriptor;
-mod guarded;
+mod limited;
 pub mod readiness;
 pub mod shutdown;
 pub mod telemetry;
 
-pub use shmesh_seldom as seldom;
+pub use shmesh_log_limit as log_limit;

@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::json;
-use shmesh_injector::certificate::{Served, make};
+use shmesh_injector::certificate::{CertResolver, make};
 use shmesh_injector::webhook::{Metrics, serve};
 use shmesh_injector::{Config, review};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -66,7 +66,7 @@ fn cpu_time() -> Duration {
 
 async fn over_tls(question: &[u8]) -> Histogram<u64> {
     let bundle = make(&[NAME.to_owned()], Duration::from_secs(86_400), SystemTime::now(), None).unwrap();
-    let served = Served::default();
+    let served = CertResolver::default();
     served.present(&bundle).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

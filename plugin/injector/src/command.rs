@@ -11,8 +11,8 @@ use shmesh::config::show_yaml_error;
 use shmesh_daemon::telemetry::LogFilter;
 
 use crate::config::Config;
-use crate::manifest::{self, Form, Written};
-use crate::webhook::{self, Given, Settings};
+use crate::manifest::{self, InjectedManifest, OutputFormat};
+use crate::webhook::{self, CertSource, Settings};
 
 /// Flags of `shmesh-plugin inject`.
 ///
@@ -32,7 +32,7 @@ pub struct Inject {
     pub file: PathBuf,
     /// How they are written
     #[arg(short, long, value_name = "FORM", default_value = "yaml")]
-    pub output: Form,
+    pub output: OutputFormat,
     /// The namespace of objects that do not say theirs
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     pub namespace: String,
@@ -98,11 +98,11 @@ pub struct Webhook {
 /// Why a command failed, and whose fault it was.
 ///
 /// ```
-/// let failure = shmesh_injector::command::Failure::Config(anyhow::anyhow!("no such key"));
+/// let failure = shmesh_injector::command::CommandError::Config(anyhow::anyhow!("no such key"));
 /// assert_eq!(failure.to_string(), "the configuration is wrong");
 /// ```
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum CommandError {
     /// What it was told is wrong.
     #[error("the configuration is wrong")]
     Config(#[source] anyhow::Error),
@@ -121,17 +121,17 @@ const MAX_BYTES: u64 = 64 << 20;
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
-/// use shmesh_injector::{command, manifest::Form};
+/// use shmesh_injector::{command, manifest::OutputFormat};
 /// let file = dir.path().join("map.yaml");
 /// std::fs::write(&file, "kind: ConfigMap\n")?;
-/// let args = command::Inject { file, output: Form::Yaml, namespace: "default".into(), config: None };
+/// let args = command::Inject { file, output: OutputFormat::Yaml, namespace: "default".into(), config: None };
 /// let mut out = Vec::new();
 /// command::inject(&args, &mut out)?;
 /// assert_eq!(out, b"kind: ConfigMap\n");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn inject(args: &Inject, out: &mut impl Write) -> Result<(), Failure> {
-    let config = config(args.config.as_deref()).map_err(Failure::Config)?;
+pub fn inject(args: &Inject, out: &mut impl Write) -> Result<(), CommandError> {
+    let config = config(args.config.as_deref()).map_err(CommandError::Config)?;
     let mut text = String::new();
     let read = if args.file.as_os_str() == "-" {
         std::io::stdin().take(MAX_BYTES).read_to_string(&mut text)
@@ -139,16 +139,17 @@ pub fn inject(args: &Inject, out: &mut impl Write) -> Result<(), Failure> {
         std::fs::File::open(&args.file).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
     };
     let named = || format!("cannot read {}", args.file.display());
-    read.with_context(named).map_err(Failure::Failed)?;
-    let Written { text, warnings, .. } = manifest::injected(&text, &args.namespace, &config, args.output)
-        .map_err(|error| Failure::Failed(error.into()))?;
+    read.with_context(named).map_err(CommandError::Failed)?;
+    let InjectedManifest { text, warnings, .. } =
+        manifest::injected(&text, &args.namespace, &config, args.output)
+            .map_err(|error| CommandError::Failed(error.into()))?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         // The reader has seen enough, as `head` has.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot write").map_err(Failure::Failed),
+        written => written.context("cannot write").map_err(CommandError::Failed),
     }
 }
 
@@ -158,15 +159,17 @@ pub fn inject(args: &Inject, out: &mut impl Write) -> Result<(), Failure> {
 /// As [`webhook::run`].
 ///
 /// ```no_run
-/// # fn example(args: shmesh_injector::command::Webhook) -> Result<(), shmesh_injector::command::Failure> {
+/// # fn example(args: shmesh_injector::command::Webhook) -> Result<(), shmesh_injector::command::CommandError> {
 /// shmesh_injector::command::webhook(&args, None)
 /// # }
 /// ```
-pub fn webhook(args: &Webhook, log: Option<LogFilter>) -> Result<(), Failure> {
-    let config = config(args.config.as_deref()).map_err(Failure::Config)?;
-    let given = match (&args.tls_cert, &args.tls_key) {
-        (Some(certificate), Some(key)) => Given::Files { certificate: certificate.clone(), key: key.clone() },
-        _ => Given::Cluster {
+pub fn webhook(args: &Webhook, log: Option<LogFilter>) -> Result<(), CommandError> {
+    let config = config(args.config.as_deref()).map_err(CommandError::Config)?;
+    let certificate = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            CertSource::Files { certificate: certificate.clone(), key: key.clone() }
+        }
+        _ => CertSource::Cluster {
             service: args.service.clone(),
             namespace: args.namespace.clone(),
             secret: args.secret.clone(),
@@ -175,14 +178,14 @@ pub fn webhook(args: &Webhook, log: Option<LogFilter>) -> Result<(), Failure> {
         },
     };
     let linger = Duration::from_secs(args.linger_seconds.into());
-    let settings = Settings { listen: args.listen, admin: args.admin, given, config, linger };
+    let settings = Settings { listen: args.listen, admin: args.admin, certificate, config, linger };
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("cannot start the event loop")
         .and_then(|runtime| runtime.block_on(webhook::run(settings, log)))
-        .map_err(Failure::Failed)
+        .map_err(CommandError::Failed)
 }
 
 /// The configuration: what the file says, over the defaults.

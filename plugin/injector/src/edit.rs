@@ -34,7 +34,7 @@ pub(crate) struct Edit {
 /// A place in the pod that has another type than Kubernetes says.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} is not what Kubernetes has there")]
-pub(crate) struct Misshapen(pub(crate) String);
+pub(crate) struct ShapeError(pub(crate) String);
 
 impl Edit {
     pub(crate) fn new(pod: Value) -> Self {
@@ -42,7 +42,7 @@ impl Edit {
     }
 
     /// Adds a member, unless there is one.
-    pub(crate) fn ensure(&mut self, parent: &str, key: &str, value: Value) -> Result<(), Misshapen> {
+    pub(crate) fn ensure(&mut self, parent: &str, key: &str, value: Value) -> Result<(), ShapeError> {
         self.object(parent)?;
         let path = format!("{parent}/{}", escaped(key));
         if self.pod.pointer(&path).is_none_or(Value::is_null) {
@@ -52,28 +52,28 @@ impl Edit {
     }
 
     /// Adds an object where there is none, and those around it.
-    fn object(&mut self, path: &str) -> Result<(), Misshapen> {
+    fn object(&mut self, path: &str) -> Result<(), ShapeError> {
         match self.pod.pointer(path) {
             Some(Value::Object(_)) => return Ok(()),
             None | Some(Value::Null) => {}
-            Some(_) => return Err(Misshapen(path.to_owned())),
+            Some(_) => return Err(ShapeError(path.to_owned())),
         }
-        let Some((parent, _)) = path.rsplit_once('/') else { return Err(Misshapen(path.to_owned())) };
+        let Some((parent, _)) = path.rsplit_once('/') else { return Err(ShapeError(path.to_owned())) };
         self.object(parent)?;
         self.add(path, Value::Object(Map::new()))
     }
 
     /// Adds to the end of a list, which is made where there is none.
-    pub(crate) fn push(&mut self, list: &str, value: Value) -> Result<(), Misshapen> {
+    pub(crate) fn push(&mut self, list: &str, value: Value) -> Result<(), ShapeError> {
         self.enlist(list, "-", value)
     }
 
     /// Adds as the first of a list.
-    pub(crate) fn first(&mut self, list: &str, value: Value) -> Result<(), Misshapen> {
+    pub(crate) fn first(&mut self, list: &str, value: Value) -> Result<(), ShapeError> {
         self.enlist(list, "0", value)
     }
 
-    fn enlist(&mut self, list: &str, at: &str, value: Value) -> Result<(), Misshapen> {
+    fn enlist(&mut self, list: &str, at: &str, value: Value) -> Result<(), ShapeError> {
         match self.pod.pointer(list) {
             Some(Value::Array(_)) => self.add(&format!("{list}/{at}"), value),
             None | Some(Value::Null) => {
@@ -82,13 +82,13 @@ impl Edit {
                 }
                 self.add(list, Value::Array(vec![value]))
             }
-            Some(_) => Err(Misshapen(list.to_owned())),
+            Some(_) => Err(ShapeError(list.to_owned())),
         }
     }
 
-    fn add(&mut self, path: &str, value: Value) -> Result<(), Misshapen> {
-        let misshapen = || Misshapen(path.to_owned());
-        let (parent, key) = path.rsplit_once('/').ok_or_else(misshapen)?;
+    fn add(&mut self, path: &str, value: Value) -> Result<(), ShapeError> {
+        let shape_error = || ShapeError(path.to_owned());
+        let (parent, key) = path.rsplit_once('/').ok_or_else(shape_error)?;
         match self.pod.pointer_mut(parent) {
             Some(Value::Object(members)) => {
                 members.insert(key.replace("~1", "/").replace("~0", "~"), value.clone());
@@ -97,7 +97,7 @@ impl Edit {
                 "-" => list.push(value.clone()),
                 _ => list.insert(0, value.clone()),
             },
-            _ => return Err(misshapen()),
+            _ => return Err(shape_error()),
         }
         self.operations.push(Operation { op: "add", path: path.to_owned(), value });
         Ok(())

@@ -5,7 +5,7 @@ use shmesh::Side;
 use shmesh::config::{Place, Scope};
 
 use crate::config::Config;
-use crate::edit::{Edit, Misshapen, Operation};
+use crate::edit::{Edit, Operation, ShapeError};
 use crate::plan::Plan;
 use crate::pod::{self, Container, INFO_VOLUME, SHM_VOLUME};
 use crate::refusal::Refusal;
@@ -21,7 +21,7 @@ use shmesh_daemon::bytes::Bytes;
 /// # Ok::<(), shmesh_injector::Refusal>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Injected {
+pub struct Injection {
     /// The patch: it only adds.
     pub operations: Vec<Operation>,
     /// The pod with the patch applied.
@@ -47,20 +47,20 @@ pub struct Injected {
 /// assert!(shmesh_injector::inject(&once.pod, "radio", &config)?.operations.is_empty());
 /// # Ok::<(), shmesh_injector::Refusal>(())
 /// ```
-pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injected, Refusal> {
+pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injection, Refusal> {
     let Some(plan) = Plan::of(pod, namespace, config)? else {
-        return Ok(Injected { operations: Vec::new(), pod: pod.clone(), warnings: Vec::new() });
+        return Ok(Injection { operations: Vec::new(), pod: pod.clone(), warnings: Vec::new() });
     };
     let warnings = plan.check()?;
     let mut edit = Edit::new(pod.clone());
-    edited(&plan, &mut edit).map_err(|Misshapen(path)| {
+    edited(&plan, &mut edit).map_err(|ShapeError(path)| {
         let what = format!("the pod's {path} is not what Kubernetes has there");
         Refusal::new(&plan.annotation, Place::default(), "pod", what, "correct the pod")
     })?;
-    Ok(Injected { operations: edit.operations, pod: edit.pod, warnings })
+    Ok(Injection { operations: edit.operations, pod: edit.pod, warnings })
 }
 
-fn edited(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), Misshapen> {
+fn edited(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), ShapeError> {
     volumes(plan, edit)?;
     // Before the sidecar moves the init containers.
     for container in pod::containers(plan.pod) {
@@ -82,7 +82,7 @@ fn edited(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), Misshapen> {
     Ok(())
 }
 
-fn volumes(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), Misshapen> {
+fn volumes(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), ShapeError> {
     let has = |name| pod::named(plan.pod, "/spec/volumes", name).is_some();
     if plan.directories.values().any(|scope| *scope == Scope::Pod) && !has(SHM_VOLUME) {
         let size = Bytes(plan.memory.directory).to_string();
@@ -103,7 +103,7 @@ fn participant(
     container: &Container<'_>,
     scope: &Scope,
     edit: &mut Edit,
-) -> Result<(), Misshapen> {
+) -> Result<(), ShapeError> {
     let (path, directory) = (container.path(), plan.directory(scope));
     match scope {
         Scope::Pod => {
@@ -135,7 +135,7 @@ fn label(plan: &Plan<'_>, link: &str) -> String {
 
 /// On the node of the link's primary. It is looked for among pods of the same namespace: a label of somebody else's decides
 /// nothing here.
-fn beside_primary(plan: &Plan<'_>, link: &str, pool: &str, edit: &mut Edit) -> Result<(), Misshapen> {
+fn beside_primary(plan: &Plan<'_>, link: &str, pool: &str, edit: &mut Edit) -> Result<(), ShapeError> {
     let list = "/spec/affinity/podAffinity/requiredDuringSchedulingIgnoredDuringExecution";
     let term = json!({
         "labelSelector": { "matchLabels": { label(plan, link): pool } },

@@ -58,7 +58,7 @@ pub mod webhook;
 
 pub use config::{Config, Limits, Pool, Shm, Sidecar, UserNamespaces, schema};
 pub use edit::Operation;
-pub use inject::{Injected, inject};
+pub use inject::{Injection, inject};
 pub use policy::{POLICY, policy};
 pub use quantity::bytes_of;
 pub use refusal::Refusal;

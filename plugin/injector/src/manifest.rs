@@ -13,10 +13,10 @@ use crate::refusal::Refusal;
 ///
 /// ```
 /// use clap::ValueEnum;
-/// assert!(shmesh_injector::manifest::Form::from_str("yaml", true).is_ok());
+/// assert!(shmesh_injector::manifest::OutputFormat::from_str("yaml", true).is_ok());
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
-pub enum Form {
+pub enum OutputFormat {
     /// One document after the other; those that nothing is added to, as they were.
     Yaml,
     /// One object; several as a `List`.
@@ -26,14 +26,14 @@ pub enum Form {
 /// Injected documents.
 ///
 /// ```
-/// use shmesh_injector::manifest::{Form, Written, injected};
+/// use shmesh_injector::manifest::{OutputFormat, InjectedManifest, injected};
 /// let text = "kind: ConfigMap # as it was\n";
-/// let Written { text: out, pods, .. } = injected(text, "default", &Default::default(), Form::Yaml)?;
+/// let InjectedManifest { text: out, pods, .. } = injected(text, "default", &Default::default(), OutputFormat::Yaml)?;
 /// assert_eq!((out.as_str(), pods), (text, 0));
 /// # Ok::<(), shmesh_injector::manifest::ManifestError>(())
 /// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Written {
+pub struct InjectedManifest {
     /// All documents.
     pub text: String,
     /// How many pods and templates were changed.
@@ -45,8 +45,8 @@ pub struct Written {
 /// Documents that cannot be injected.
 ///
 /// ```
-/// use shmesh_injector::manifest::{Form, ManifestError, injected};
-/// let error = injected("a: [", "default", &Default::default(), Form::Yaml).unwrap_err();
+/// use shmesh_injector::manifest::{OutputFormat, ManifestError, injected};
+/// let error = injected("a: [", "default", &Default::default(), OutputFormat::Yaml).unwrap_err();
 /// assert!(matches!(error, ManifestError::Yaml { document: 1, .. }));
 /// ```
 #[derive(Debug, Error)]
@@ -70,7 +70,7 @@ pub enum ManifestError {
 /// A document that cannot be read, or all refusals.
 ///
 /// ```
-/// use shmesh_injector::manifest::{Form, injected};
+/// use shmesh_injector::manifest::{OutputFormat, injected};
 /// let text = "
 /// apiVersion: apps/v1
 /// kind: Deployment
@@ -80,14 +80,19 @@ pub enum ManifestError {
 ///     metadata: {annotations: {shmesh.io/links: '- name: fronthaul'}}
 ///     spec: {securityContext: {runAsUser: 1000}, containers: [{name: phy, image: phy}]}
 /// ";
-/// let written = injected(text, "default", &Default::default(), Form::Json)?;
+/// let written = injected(text, "default", &Default::default(), OutputFormat::Json)?;
 /// assert_eq!(written.pods, 1);
 /// assert!(written.text.contains("\"restartPolicy\": \"Always\""));
 /// # Ok::<(), shmesh_injector::manifest::ManifestError>(())
 /// ```
-pub fn injected(text: &str, namespace: &str, config: &Config, form: Form) -> Result<Written, ManifestError> {
+pub fn injected(
+    text: &str,
+    namespace: &str,
+    config: &Config,
+    form: OutputFormat,
+) -> Result<InjectedManifest, ManifestError> {
     let mut all = Vec::new();
-    let mut work = Work { namespace, config, pods: 0, warnings: Vec::new(), refused: Vec::new() };
+    let mut work = ManifestInjector { namespace, config, pods: 0, warnings: Vec::new(), refused: Vec::new() };
     for (at, document) in documents(text).into_iter().enumerate() {
         let value: Value =
             parse(at + 1, document).map_err(|why| ManifestError::Yaml { document: at + 1, why })?;
@@ -99,7 +104,7 @@ pub fn injected(text: &str, namespace: &str, config: &Config, form: Form) -> Res
         return Err(ManifestError::Refused(work.refused));
     }
     let text = match form {
-        Form::Yaml => {
+        OutputFormat::Yaml => {
             let mut written = Vec::with_capacity(all.len());
             for (at, (document, changed, _)) in all.into_iter().enumerate() {
                 written.push(match changed {
@@ -111,7 +116,7 @@ pub fn injected(text: &str, namespace: &str, config: &Config, form: Form) -> Res
             }
             joined(&written)
         }
-        Form::Json => {
+        OutputFormat::Json => {
             let mut values: Vec<_> = all
                 .into_iter()
                 .map(|(_, changed, value)| changed.unwrap_or(value))
@@ -124,10 +129,10 @@ pub fn injected(text: &str, namespace: &str, config: &Config, form: Form) -> Res
             format!("{one:#}\n")
         }
     };
-    Ok(Written { text, pods: work.pods, warnings: work.warnings })
+    Ok(InjectedManifest { text, pods: work.pods, warnings: work.warnings })
 }
 
-struct Work<'a> {
+struct ManifestInjector<'a> {
     namespace: &'a str,
     config: &'a Config,
     pods: usize,
@@ -135,7 +140,7 @@ struct Work<'a> {
     refused: Vec<(String, Refusal)>,
 }
 
-impl Work<'_> {
+impl ManifestInjector<'_> {
     fn object(&mut self, object: &mut Value) {
         let kind = text(object, "/kind").unwrap_or("").to_owned();
         if kind == "List" {
@@ -281,8 +286,8 @@ mod tests {
     const POD: &str = "metadata: {name: p, annotations: {shmesh.io/links: '- name: a'}}\n\
                        spec: {securityContext: {runAsUser: 1000}, containers: [{name: a, image: a}]}\n";
 
-    fn yaml_of(text: &str) -> Written {
-        injected(text, "default", &Config::default(), Form::Yaml).unwrap()
+    fn yaml_of(text: &str) -> InjectedManifest {
+        injected(text, "default", &Config::default(), OutputFormat::Yaml).unwrap()
     }
 
     #[test]
@@ -391,7 +396,7 @@ mod tests {
     fn all_refusals_are_said() {
         let bad = "apiVersion: v1\nkind: Pod\nmetadata: {name: NAME, annotations: {shmesh.io/links: '- name: a/b'}}\nspec: {containers: []}\n";
         let text = format!("{}---\n{}", bad.replace("NAME", "p"), bad.replace("NAME", "q"));
-        let error = injected(&text, "radio", &Config::default(), Form::Yaml).unwrap_err().to_string();
+        let error = injected(&text, "radio", &Config::default(), OutputFormat::Yaml).unwrap_err().to_string();
         assert_eq!(error.lines().count(), 2);
         assert!(
             error.contains("Pod radio/p: metadata.annotations[shmesh.io/links]: ")

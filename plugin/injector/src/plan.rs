@@ -15,7 +15,7 @@ use shmesh_daemon::bytes::Bytes;
 
 /// A link and the containers that are on it.
 #[derive(Debug)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedLink {
     pub(crate) link: PodLink,
     pub(crate) participants: BTreeSet<String>,
 }
@@ -28,17 +28,17 @@ pub(crate) struct Plan<'a> {
     pub(crate) namespace: &'a str,
     /// The key of the annotation.
     pub(crate) annotation: String,
-    pub(crate) links: Vec<Planned>,
+    pub(crate) links: Vec<PlannedLink>,
     /// The scope of each container that is on a link.
     pub(crate) directories: BTreeMap<String, Scope>,
     /// The scope of the links that the sidecar keeps; `None`: it keeps none, and there is no sidecar.
     pub(crate) kept: Option<Scope>,
-    pub(crate) memory: Memory,
+    pub(crate) memory: MemoryPlan,
 }
 
 /// What the sidecar reserves.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryPlan {
     /// Files in the directory; for a directory of the pod's own, its size.
     pub(crate) directory: u64,
     /// Memfds of base pages.
@@ -50,7 +50,7 @@ pub(crate) struct Memory {
 /// A directory without files still needs a size, because 0 is none.
 const LEAST_DIRECTORY: u64 = 1 << 20;
 
-impl Memory {
+impl MemoryPlan {
     /// What is charged to the sidecar as memory: pages, and the tables to map them.
     pub(crate) fn charged(&self) -> u64 {
         let pages = self.directory.saturating_add(self.memfds);
@@ -89,7 +89,7 @@ impl<'a> Plan<'a> {
             links: Vec::with_capacity(links.len()),
             directories: BTreeMap::new(),
             kept: None,
-            memory: Memory::default(),
+            memory: MemoryPlan::default(),
         };
         for link in links {
             plan.add(link, &chosen)?;
@@ -155,7 +155,7 @@ impl<'a> Plan<'a> {
             };
             *part = part.saturating_add(bytes);
         }
-        self.links.push(Planned { link, participants });
+        self.links.push(PlannedLink { link, participants });
         Ok(())
     }
 
@@ -206,7 +206,7 @@ impl<'a> Plan<'a> {
 
     /// The first link of a container, to say where a refusal comes from.
     pub(crate) fn place_of(&self, container: &str) -> Place {
-        let on = |planned: &&Planned| planned.participants.contains(container);
+        let on = |planned: &&PlannedLink| planned.participants.contains(container);
         self.links.iter().find(on).map_or_else(|| self.first_place(), |planned| planned.link.places.link)
     }
 
@@ -221,7 +221,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Links in pools of which this pod is on this side, with their pools.
-    pub(crate) fn in_pools(&self, side: Side) -> impl Iterator<Item = (&Planned, &str)> {
+    pub(crate) fn in_pools(&self, side: Side) -> impl Iterator<Item = (&PlannedLink, &str)> {
         self.links.iter().filter_map(move |planned| match &planned.link.scope {
             Scope::Pool(pool) if planned.link.side == side => Some((planned, pool.as_str())),
             _ => None,

@@ -44,7 +44,7 @@ impl Outcome {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Question {
+struct ReviewRequest {
     api_version: String,
     request: Request,
 }
@@ -120,7 +120,7 @@ const WARNING_CHARS: usize = 256;
 /// # Ok::<(), String>(())
 /// ```
 pub fn answer(question: &[u8], config: &Config) -> Result<(Outcome, Vec<u8>), String> {
-    let Question { api_version, request } =
+    let ReviewRequest { api_version, request } =
         serde_json::from_slice(question).map_err(|error| format!("no AdmissionReview: {error}"))?;
     if api_version != VERSION {
         return Err(format!("AdmissionReview has version {api_version:?}, and this reads {VERSION}"));

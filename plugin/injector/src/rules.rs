@@ -10,7 +10,7 @@ use crate::quantity::bytes_of;
 use crate::refusal::Refusal;
 use shmesh_daemon::bytes::Bytes;
 
-type Checked = Result<(), Refusal>;
+type CheckResult = Result<(), Refusal>;
 
 impl Plan<'_> {
     /// Everything that is refused; what is only doubtful is answered.
@@ -34,7 +34,7 @@ impl Plan<'_> {
         Ok(warnings)
     }
 
-    fn check_names(&self) -> Checked {
+    fn check_names(&self) -> CheckResult {
         let at = self.first_place();
         if let Some(taken) = pod::containers(self.pod).find(|c| c.name() == SIDECAR && !c.is_ours()) {
             let kind = if taken.is_init { "init container" } else { "container" };
@@ -53,7 +53,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    fn check_namespaces(&self) -> Checked {
+    fn check_namespaces(&self) -> CheckResult {
         let at = self.first_place();
         let spec_is = |key: &str| pod::is_true(self.pod, &format!("/spec/{key}"));
         if pod::text(self.pod, "/spec/os/name") == Some("windows") {
@@ -103,7 +103,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    fn check_limits(&self) -> Checked {
+    fn check_limits(&self) -> CheckResult {
         let (limits, bytes) = (&self.config.limits, self.memory.all());
         let over = |limit: Bytes, whose: &str| {
             let what =
@@ -124,7 +124,7 @@ impl Plan<'_> {
     }
 
     /// Nothing else is where the links are.
-    fn check_directory(&self, container: &Container<'_>, scope: &Scope) -> Checked {
+    fn check_directory(&self, container: &Container<'_>, scope: &Scope) -> CheckResult {
         let (name, directory) = (container.name(), self.directory(scope));
         let at = self.place_of(name);
         if let Some(volume) = container.mounted_at(directory)
@@ -151,7 +151,7 @@ impl Plan<'_> {
     }
 
     /// A container maps its links, and its page tables are its own. The pages themselves are the sidecar's.
-    fn check_touched(&self, container: &Container<'_>) -> Checked {
+    fn check_touched(&self, container: &Container<'_>) -> CheckResult {
         let name = container.name();
         let on = self.links.iter().filter(|planned| planned.participants.contains(name));
         let mapped = on.map(|planned| planned.link.config.segment_bytes()).fold(0, u64::saturating_add);
@@ -170,7 +170,7 @@ impl Plan<'_> {
     }
 
     /// A private shared memory that is larger than the memory limit ends with the container being killed.
-    fn check_shm(&self, container: &Container<'_>) -> Checked {
+    fn check_shm(&self, container: &Container<'_>) -> CheckResult {
         let (name, domain) = (container.name(), &self.config.domain);
         let Some(units) = container.resource(&format!("{domain}/shm")) else { return Ok(()) };
         let bytes = units.saturating_mul(self.config.shm.unit.0);
@@ -190,7 +190,7 @@ impl Plan<'_> {
     }
 
     /// What is there already, of an injection by hand or of the pod as a whole, is large enough.
-    fn check_existing(&self) -> Checked {
+    fn check_existing(&self) -> CheckResult {
         let at = self.kept_place();
         let needed = self.memory.charged();
         let too_small = |whose: &str, found: u64, needed: u64| {
@@ -226,7 +226,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    fn check_ports(&self) -> Checked {
+    fn check_ports(&self) -> CheckResult {
         let port = u64::from(self.config.sidecar.admin_port);
         let has_it = |container: &Container<'_>| {
             !container.is_ours()
@@ -244,7 +244,7 @@ impl Plan<'_> {
     }
 
     /// Files have one owner: who is on a link of mode 0600 runs as the user that the sidecar runs as.
-    fn check_users(&self, warnings: &mut Vec<String>) -> Checked {
+    fn check_users(&self, warnings: &mut Vec<String>) -> CheckResult {
         let has_group = self.pod.pointer("/spec/securityContext/fsGroup").is_some_and(Value::is_number);
         let sidecar = self.sidecar_user();
         for planned in self.links.iter().filter(|planned| planned.link.is_kept_here()) {

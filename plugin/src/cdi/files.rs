@@ -12,29 +12,29 @@ use serde::{Deserialize, Serialize};
 
 use super::{agent, pool, shm};
 use crate::config::Bytes;
-use crate::resource::{Pool, Resource, What};
+use crate::resource::{Pool, Resource, ResourceKind};
 
 /// The lowest version that has what is in the file: `additionalGids` came with 0.7.0.
 const VERSIONS: [(&str, &str); 3] = [("shm", "0.6.0"), ("pool", "0.7.0"), ("agent", "0.6.0")];
 
 /// What should be described.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Wanted {
+pub(crate) struct CdiDevices {
     /// The size of a unit, and how many a container may ask for.
     pub(super) shm: Option<(u64, u64)>,
     pools: Vec<Pool>,
     agent: PathBuf,
 }
 
-impl Wanted {
+impl CdiDevices {
     /// What these resources need.
     pub(crate) fn by<'a>(resources: impl IntoIterator<Item = &'a Resource>, agent: &Path) -> Self {
         let mut wanted = Self { agent: agent.to_owned(), ..Self::default() };
         for resource in resources {
-            match &resource.what {
-                What::Shm { unit } => wanted.shm = Some((*unit, resource.units().len() as u64)),
-                What::Pool(pool) => wanted.pools.push(pool.clone()),
-                What::Agent | What::Slots(..) => {}
+            match &resource.kind {
+                ResourceKind::Shm { unit } => wanted.shm = Some((*unit, resource.units().len() as u64)),
+                ResourceKind::Pool(pool) => wanted.pools.push(pool.clone()),
+                ResourceKind::Agent | ResourceKind::Slots(..) => {}
             }
         }
         wanted
@@ -43,7 +43,7 @@ impl Wanted {
 
 /// The files of one domain.
 #[derive(Clone, Debug)]
-pub(crate) struct Files {
+pub(crate) struct SpecFiles {
     /// Seen from here.
     pub(crate) directory: PathBuf,
     pub(crate) domain: String,
@@ -51,28 +51,28 @@ pub(crate) struct Files {
 
 /// The names in a file.
 #[derive(Deserialize)]
-struct Names {
-    devices: Vec<Name>,
+struct DeviceNames {
+    devices: Vec<DeviceName>,
 }
 
 #[derive(Deserialize)]
-struct Name {
+struct DeviceName {
     name: String,
 }
 
 /// The devices in a file, as they are.
 #[derive(Deserialize)]
-struct Described {
+struct DeviceList {
     devices: Vec<serde_json::Value>,
 }
 
-impl Files {
+impl SpecFiles {
     pub(super) fn path(&self, class: &str) -> PathBuf {
         self.directory.join(format!("{}-{class}.json", self.domain))
     }
 
     /// Whether a file that should be there is not.
-    pub(crate) fn is_any_missing(&self, wanted: &Wanted) -> bool {
+    pub(crate) fn is_any_missing(&self, wanted: &CdiDevices) -> bool {
         let is_missing = |class| !self.path(class).exists();
         (wanted.shm.is_some() && is_missing("shm"))
             || (!wanted.pools.is_empty() && is_missing("pool"))
@@ -80,7 +80,7 @@ impl Files {
     }
 
     /// Writes everything. What was described before stays described: a container may be started again with it.
-    pub(crate) fn write(&self, wanted: &Wanted) -> Result<()> {
+    pub(crate) fn write(&self, wanted: &CdiDevices) -> Result<()> {
         fs::create_dir_all(&self.directory)
             .with_context(|| format!("cannot make the CDI directory {}", self.directory.display()))?;
         if let Some((unit, count)) = wanted.shm {
@@ -102,14 +102,14 @@ impl Files {
         // Not the whole file at once: it may have megabytes.
         let Ok(file) = File::open(self.path("shm")) else { return Vec::new() };
         let names = serde_json::from_reader(BufReader::new(file))
-            .map_or_else(|_| Vec::new(), |Names { devices }| devices);
+            .map_or_else(|_| Vec::new(), |DeviceNames { devices }| devices);
         names.iter().filter_map(|one| one.name.parse().ok()).map(|Bytes(bytes)| bytes).collect()
     }
 
     fn pools_described(&self) -> BTreeMap<String, serde_json::Value> {
         let Ok(bytes) = fs::read(self.path("pool")) else { return BTreeMap::new() };
         let devices =
-            serde_json::from_slice(&bytes).map_or_else(|_| Vec::new(), |Described { devices }| devices);
+            serde_json::from_slice(&bytes).map_or_else(|_| Vec::new(), |DeviceList { devices }| devices);
         devices
             .into_iter()
             .filter_map(|device| Some((device.get("name")?.as_str()?.to_owned(), device)))
@@ -118,13 +118,13 @@ impl Files {
 
     /// Whether a container that gets this resource finds all that its answer names.
     pub(crate) fn describes(&self, resource: &Resource) -> bool {
-        let is_described = match &resource.what {
-            What::Shm { unit } => {
+        let is_described = match &resource.kind {
+            ResourceKind::Shm { unit } => {
                 let described: BTreeSet<_> = self.sizes_described().into_iter().collect();
                 return (1..=resource.units().len() as u64).all(|units| described.contains(&(unit * units)));
             }
-            What::Pool(pool) => self.pools_described().contains_key(&pool.name),
-            What::Agent | What::Slots(..) => true,
+            ResourceKind::Pool(pool) => self.pools_described().contains_key(&pool.name),
+            ResourceKind::Agent | ResourceKind::Slots(..) => true,
         };
         is_described && self.path("agent").exists()
     }
@@ -154,7 +154,7 @@ impl Files {
 
     fn is_already(&self, class: &str, devices: impl Iterator<Item = impl Serialize>) -> bool {
         let Ok(file) = File::open(self.path(class)) else { return false };
-        let mut same = Same(BufReader::new(file));
+        let mut same = Comparer(BufReader::new(file));
         self.print(&mut same, class, devices).is_ok() && same.0.fill_buf().is_ok_and(<[u8]>::is_empty)
     }
 
@@ -176,9 +176,9 @@ impl Files {
 }
 
 /// Fails at the first byte that is not in the file.
-struct Same(BufReader<File>);
+struct Comparer(BufReader<File>);
 
-impl Write for Same {
+impl Write for Comparer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let there = self.0.fill_buf()?;
         let length = there.len().min(bytes.len());

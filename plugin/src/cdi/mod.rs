@@ -14,7 +14,7 @@ mod files;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use files::{Files, Wanted};
+pub(crate) use files::{CdiDevices, SpecFiles};
 
 use std::path::Path;
 

@@ -4,15 +4,15 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::Config;
-use crate::resource::{Node, plan};
+use crate::resource::{NodeResources, plan};
 
-fn files() -> (tempfile::TempDir, Files) {
+fn files() -> (tempfile::TempDir, SpecFiles) {
     let dir = tempfile::tempdir().unwrap();
-    let files = Files { directory: dir.path().join("run/cdi"), domain: "shmesh.io".into() };
+    let files = SpecFiles { directory: dir.path().join("run/cdi"), domain: "shmesh.io".into() };
     (dir, files)
 }
 
-fn wanted(settings: &[&str]) -> Wanted {
+fn wanted(settings: &[&str]) -> CdiDevices {
     let mut config = Config::default();
     for setting in settings {
         let (key, value) = setting.split_once('=').unwrap();
@@ -21,11 +21,11 @@ fn wanted(settings: &[&str]) -> Wanted {
             _ => config.pools = serde_saphyr::from_str(value).unwrap(),
         }
     }
-    let resources = plan(&config, &Node { memory: 1 << 30, ..Node::default() });
-    Wanted::by(&resources, &config.identity.directory)
+    let resources = plan(&config, &NodeResources { memory: 1 << 30, ..NodeResources::default() });
+    CdiDevices::by(&resources, &config.identity.directory)
 }
 
-fn read(files: &Files, class: &str) -> Value {
+fn read(files: &SpecFiles, class: &str) -> Value {
     serde_json::from_slice(&fs::read(files.directory.join(format!("shmesh.io-{class}.json"))).unwrap())
         .unwrap()
 }
@@ -148,8 +148,8 @@ fn what_cannot_be_written_leaves_what_is_there() {
     fs::create_dir(&blocked).unwrap();
     let pools = serde_saphyr::from_str("[{name: a, gid: 60001}, {name: b, gid: 60002}]").unwrap();
     let config = Config { pools, ..Config::default() };
-    let resources = plan(&config, &Node { memory: 1 << 30, ..Node::default() });
-    let after = Wanted::by(&resources, &config.identity.directory);
+    let resources = plan(&config, &NodeResources { memory: 1 << 30, ..NodeResources::default() });
+    let after = CdiDevices::by(&resources, &config.identity.directory);
     assert!(files.write(&after).is_err());
     let described: Vec<_> = resources.iter().map(|one| (one.short_name(), files.describes(one))).collect();
     assert_eq!(described, [("shm", true), ("a", true), ("b", false), ("agent", true)]);

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use quantity::Budget;
 pub(crate) use rules::{Limits, default_gid};
 pub(crate) use shmesh_daemon::bytes::Bytes;
-pub(crate) use source::{Setting, stamp};
+pub(crate) use source::{Override, stamp};
 
 /// The device plugin.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -329,7 +329,11 @@ impl Config {
     /// Reads the file and the settings. Nothing is bound or made.
     ///
     /// All that is wrong is in the error, also when some of it hides the rest.
-    pub(crate) fn load(file: Option<&Path>, settings: &[Setting], limits: &Limits) -> Result<Self, Problems> {
+    pub(crate) fn load(
+        file: Option<&Path>,
+        settings: &[Override],
+        limits: &Limits,
+    ) -> Result<Self, Problems> {
         let (mut document, mut problems) = source::document(file, settings);
         problems.extend(shape::conform(&mut document, schema().as_value()));
         // What does not conform is out of the document by now, so that the rest can be judged.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use shmesh_daemon::bytes::{Bytes, PATTERN, written};
+use shmesh_daemon::bytes::{Bytes, PATTERN, deserialize_quantity};
 
 /// How much of the node's memory: bytes, or a share of it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -52,7 +52,7 @@ impl Budget {
 
 impl<'de> Deserialize<'de> for Budget {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        written(from)
+        deserialize_quantity(from)
     }
 }
 

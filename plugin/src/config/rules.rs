@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use super::{Budget, Bytes, Config, Pool, Problem, Registration, UserNamespaces};
-use crate::devices::{Accelerator, Kind, Numa, fake};
+use crate::devices::{Accelerator, AcceleratorKind, Numa, fake};
 use crate::resource::{self, MAX_LIST_BYTES, name};
 
 /// Groups that pools get by default: what nobody else uses, and what a user namespace can have.
@@ -236,9 +236,10 @@ impl Rules<'_> {
                 Err(what) => self.say("fakeInventory", what),
             }
         }
-        for (path, kind, slots) in
-            [("gpuIpc", Kind::Gpu, &self.config.gpu_ipc), ("npuIpc", Kind::Npu, &self.config.npu_ipc)]
-        {
+        for (path, kind, slots) in [
+            ("gpuIpc", AcceleratorKind::Gpu, &self.config.gpu_ipc),
+            ("npuIpc", AcceleratorKind::Npu, &self.config.npu_ipc),
+        ] {
             let count = slots.slots_per_device;
             let of_kind = |one: &&Accelerator| one.kind == kind;
             let bytes = |count| -> u64 {

@@ -15,12 +15,12 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// `--set shm.unit=128Mi`: a path into the document, and a value in YAML.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Setting {
+pub(crate) struct Override {
     path: Vec<String>,
     value: Value,
 }
 
-impl FromStr for Setting {
+impl FromStr for Override {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -40,7 +40,7 @@ fn yaml(name: &str, text: &str) -> Result<Value, String> {
 }
 
 /// What the file says, and then the settings. Only what could be understood is in it.
-pub(super) fn document(file: Option<&Path>, settings: &[Setting]) -> (Value, Vec<Problem>) {
+pub(super) fn document(file: Option<&Path>, settings: &[Override]) -> (Value, Vec<Problem>) {
     let mut problems = Vec::new();
     let mut document = Value::Object(Map::new());
     if let Some(file) = file {

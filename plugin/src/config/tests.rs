@@ -18,7 +18,7 @@ fn load(text: &str, settings: &[&str]) -> Result<Config, Problems> {
     let (dir, limits) = node();
     let file = dir.path().join("config.yaml");
     fs::write(&file, text).unwrap();
-    let mut settings: Vec<Setting> = settings.iter().map(|text| text.parse().unwrap()).collect();
+    let mut settings: Vec<Override> = settings.iter().map(|text| text.parse().unwrap()).collect();
     settings.push(format!("hostRoot={}", dir.path().display()).parse().unwrap());
     Config::load(Some(&file), &settings, &limits)
 }
@@ -124,7 +124,7 @@ fn where_nothing_can_be_made_is_named() {
         "pools=[{name: a}]",
         "identity.directory=/file/x",
     ];
-    let mut settings: Vec<Setting> = settings.iter().map(|text| text.parse().unwrap()).collect();
+    let mut settings: Vec<Override> = settings.iter().map(|text| text.parse().unwrap()).collect();
     settings.push(format!("hostRoot={}", dir.path().display()).parse().unwrap());
     let problems = Config::load(None, &settings, &limits).unwrap_err().0;
     let paths: Vec<_> = problems.iter().map(|problem| problem.path.as_str()).collect();
@@ -164,7 +164,7 @@ fn a_file_that_is_none_is_named() {
     let missing = Config::load(Some(Path::new("/nowhere")), &[], &limits).unwrap_err();
     assert!(missing.0[0].to_string().starts_with("/nowhere: cannot be read"));
     for wrong in ["a", "=1", "a..b=1", "a={"] {
-        assert!(wrong.parse::<Setting>().is_err(), "{wrong}");
+        assert!(wrong.parse::<Override>().is_err(), "{wrong}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::{Accelerator, Kind};
+use super::{Accelerator, AcceleratorKind};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,8 +36,8 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Accelerator>, String> {
         format!("{named} is no inventory: {shown}")
     })?;
     let of = |kind| move |Device { uuid: id, numa_node: numa, file }| Accelerator { kind, id, file, numa };
-    let gpus = inventory.gpus.into_iter().map(of(Kind::Gpu));
-    let all: Vec<_> = gpus.chain(inventory.npus.into_iter().map(of(Kind::Npu))).collect();
+    let gpus = inventory.gpus.into_iter().map(of(AcceleratorKind::Gpu));
+    let all: Vec<_> = gpus.chain(inventory.npus.into_iter().map(of(AcceleratorKind::Npu))).collect();
     for (at, one) in all.iter().enumerate() {
         if one.id.is_empty() || all[..at].iter().any(|other| (other.kind, &other.id) == (one.kind, &one.id)) {
             return Err(format!("{named} has an empty or a second uuid {:?}", one.id));

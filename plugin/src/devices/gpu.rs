@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Accelerator, Kind, Roots, names, pci};
+use super::{Accelerator, AcceleratorKind, Roots, names, pci};
 
 pub(super) fn find(roots: &Roots) -> Vec<Accelerator> {
     let dir = roots.kernel.join("proc/driver/nvidia/gpus");
@@ -25,7 +25,7 @@ fn describe(kernel: &Path, address: &str, text: &str) -> Option<Accelerator> {
     let uuid = field("GPU UUID").filter(|uuid| !uuid.contains('?'))?;
     let minor: u32 = field("Device Minor")?.parse().ok()?;
     Some(Accelerator {
-        kind: Kind::Gpu,
+        kind: AcceleratorKind::Gpu,
         id: uuid.to_owned(),
         file: Some(format!("/dev/nvidia{minor}").into()),
         numa: pci::numa(kernel, &address.to_ascii_lowercase()),

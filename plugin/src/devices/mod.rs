@@ -24,12 +24,12 @@ pub(crate) use memory::{Numa, memory, numa};
 
 /// Which kind of accelerator.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Kind {
+pub(crate) enum AcceleratorKind {
     Gpu,
     Npu,
 }
 
-impl Kind {
+impl AcceleratorKind {
     /// Its resource, after the `/`.
     pub(crate) fn resource(self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl Kind {
 /// A GPU or NPU.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Accelerator {
-    pub(crate) kind: Kind,
+    pub(crate) kind: AcceleratorKind,
     /// What it is called by everybody: its UUID, or where it is on the bus.
     pub(crate) id: String,
     /// Its device file on the node, without which it does not work.
@@ -84,12 +84,12 @@ pub(crate) fn accelerators(roots: &Roots) -> Vec<Accelerator> {
 
 /// Every device that was ever there. One that is gone stays known, since containers may have it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct DeviceInventory {
     all: Vec<Accelerator>,
-    gone: Vec<(Kind, String)>,
+    gone: Vec<(AcceleratorKind, String)>,
 }
 
-impl Known {
+impl DeviceInventory {
     /// In a lasting order.
     pub(crate) fn all(&self) -> &[Accelerator] {
         &self.all
@@ -105,8 +105,8 @@ impl Known {
         for one in &mut found {
             // What an NPU is called depends on the others; its file does not. Of two names both would be handed out.
             let same = |known: &&Accelerator| {
-                one.kind == Kind::Npu
-                    && known.kind == Kind::Npu
+                one.kind == AcceleratorKind::Npu
+                    && known.kind == AcceleratorKind::Npu
                     && one.file.is_some()
                     && known.file == one.file
             };

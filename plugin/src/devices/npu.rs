@@ -1,7 +1,7 @@
 //! NPUs: `/dev/davinci<number>`. The driver says in no file where they are; if the bus has as many as there are files, they
 //! are taken to be in the same order.
 
-use super::{Accelerator, Kind, Roots, names, pci};
+use super::{Accelerator, AcceleratorKind, Roots, names, pci};
 
 /// Huawei's number among the vendors of PCI.
 const VENDOR: &str = "0x19e5";
@@ -17,7 +17,7 @@ pub(super) fn find(roots: &Roots) -> Vec<Accelerator> {
     let on_bus = pci::addresses(&roots.kernel, VENDOR, CLASS);
     let address = |at: usize| (on_bus.len() == numbers.len()).then(|| on_bus[at].as_str());
     let npu = |(at, number): (usize, &u32)| Accelerator {
-        kind: Kind::Npu,
+        kind: AcceleratorKind::Npu,
         id: address(at).map_or_else(|| format!("davinci{number}"), |address| format!("npu-{address}")),
         file: Some(format!("/dev/davinci{number}").into()),
         numa: address(at).and_then(|address| pci::numa(&roots.kernel, address)),

@@ -32,7 +32,7 @@ fn gpus_by_the_driver() {
         ("sys/bus/pci/devices/0000:3b:00.0/numa_node", "1\n"),
     ]);
     let expected = Accelerator {
-        kind: Kind::Gpu,
+        kind: AcceleratorKind::Gpu,
         id: "GPU-0a1b2c3d-0000-1111-2222-333344445555".into(),
         file: Some("/dev/nvidia3".into()),
         numa: Some(1),
@@ -90,7 +90,7 @@ fn a_list_of_devices_and_what_is_none() {
         "gpus: [{uuid: GPU-1, numaNode: 1}, {uuid: GPU-2, file: /dev/x}]\nnpus: [{uuid: n}]\n",
     )]);
     let fake = fake::read(&dir.path().join("fake.yaml")).unwrap();
-    assert_eq!((fake.len(), fake[0].numa, fake[2].kind), (3, Some(1), Kind::Npu));
+    assert_eq!((fake.len(), fake[0].numa, fake[2].kind), (3, Some(1), AcceleratorKind::Npu));
     for wrong in ["gpus: [{uuid: a}, {uuid: a}]", "gpus: [{uuid: ''}]", "gpus: [{id: a}]", "tpus: []"] {
         let dir = tree(&[("fake.yaml", wrong)]);
         assert!(fake::read(&dir.path().join("fake.yaml")).is_err(), "{wrong}");
@@ -99,8 +99,8 @@ fn a_list_of_devices_and_what_is_none() {
 
 #[test]
 fn a_device_that_is_gone_stays_known_and_comes_back_once() {
-    let gpu = |id: &str| Accelerator { kind: Kind::Gpu, id: id.into(), file: None, numa: None };
-    let mut known = Known::default();
+    let gpu = |id: &str| Accelerator { kind: AcceleratorKind::Gpu, id: id.into(), file: None, numa: None };
+    let mut known = DeviceInventory::default();
     known.found(vec![gpu("a"), gpu("b")]);
     assert!(!known.is_gone(&gpu("a")));
     known.found(vec![gpu("b")]);
@@ -122,7 +122,7 @@ fn an_npu_is_not_handed_out_under_two_names() {
         ("sys/bus/pci/devices/0000:c1:00.0/class", "0x120000\n"),
     ];
     let dir = tree(&files);
-    let mut known = Known::default();
+    let mut known = DeviceInventory::default();
     known.found(accelerators(&roots(&dir)));
     let before = known.all().to_vec();
     assert_eq!(before.len(), 2);

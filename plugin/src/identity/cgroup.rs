@@ -6,7 +6,7 @@
 
 /// Where a process is, by its cgroups.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Place {
+pub(crate) struct ContainerRef {
     /// The pod's uid with dashes, or 32 hex digits for a static pod; `None` where the runtime's layout lacks it.
     pub(crate) pod_uid: Option<String>,
     /// The container's id: 64 hex digits.
@@ -15,7 +15,7 @@ pub(crate) struct Place {
 
 /// Why cgroups name no pod.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum NoPlace {
+pub(crate) enum NoContainer {
     /// It is in none.
     NotInPod,
     /// Its hierarchies name different ones.
@@ -44,27 +44,27 @@ impl Roots {
         Self(lines.collect())
     }
 
-    /// The place of the process with this `/proc/PID/cgroup`.
-    pub(crate) fn place(&self, text: &str) -> Result<Place, NoPlace> {
-        let mut found: Option<Place> = None;
+    /// The container of the process with this `/proc/PID/cgroup`.
+    pub(crate) fn container(&self, text: &str) -> Result<ContainerRef, NoContainer> {
+        let mut found: Option<ContainerRef> = None;
         for (controllers, path) in lines(text) {
-            let Some(place) = self.place_in(controllers, path) else { continue };
+            let Some(container) = self.container_in(controllers, path) else { continue };
             match &found {
-                Some(other) if *other != place => return Err(NoPlace::Ambiguous),
-                _ => found = Some(place),
+                Some(other) if *other != container => return Err(NoContainer::Ambiguous),
+                _ => found = Some(container),
             }
         }
-        found.ok_or(NoPlace::NotInPod)
+        found.ok_or(NoContainer::NotInPod)
     }
 
-    fn place_in(&self, controllers: &str, path: &str) -> Option<Place> {
+    fn container_in(&self, controllers: &str, path: &str) -> Option<ContainerRef> {
         let parts: Vec<&str> = parts(path).collect();
         let root = self.0.iter().find(|(known, _)| known == controllers).map(|(_, root)| root);
         let below = root.map_or(parts.as_slice(), |root| strip(&parts, root));
         let Some(at) = below.iter().position(|part| pod_uid(part).is_some()) else {
             // CRI-O without a pod's slice: `/machine.slice/crio-ID.scope`.
             let id = below.iter().find_map(|part| scope_id(part, &["crio"]))?;
-            return Some(Place { pod_uid: None, container_id: id.to_owned() });
+            return Some(ContainerRef { pod_uid: None, container_id: id.to_owned() });
         };
         let uid = pod_uid(below[at])?;
         // `…pod<uid>.slice:cri-containerd:<id>` is one component: containerd told one driver, the kubelet another.
@@ -72,7 +72,7 @@ impl Roots {
             Some((_, rest)) => hex(rest.rsplit(':').next()?, 64)?,
             None => container_id(below.get(at + 1)?)?,
         };
-        Some(Place { pod_uid: Some(uid), container_id: container_id.to_owned() })
+        Some(ContainerRef { pod_uid: Some(uid), container_id: container_id.to_owned() })
     }
 }
 

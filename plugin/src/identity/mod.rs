@@ -13,7 +13,7 @@
 
 mod cgroup;
 mod clients;
-mod count;
+mod counters;
 mod limits;
 mod pods;
 mod process;
@@ -35,16 +35,16 @@ use shmesh_sys::{procfs, rlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
-use crate::Failure;
+use crate::RunError;
 use crate::args::Identity;
 use clients::Clients;
 use limits::{MAX_CONNECTIONS, RESERVED_FDS};
-use pods::{FromFile, Nobody, Pods};
+use pods::{NoPods, PodFile, Pods};
 use service::Service;
 
 /// Runs the service until SIGTERM or SIGINT.
-pub(crate) fn serve(args: &Identity) -> Result<(), Failure> {
-    let ready = Ready::new(args)?;
+pub(crate) fn serve(args: &Identity) -> Result<(), RunError> {
+    let ready = IdentityService::new(args)?;
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         tokio::task::LocalSet::new().block_on(&runtime, async {
@@ -56,64 +56,64 @@ pub(crate) fn serve(args: &Identity) -> Result<(), Failure> {
             ready.listen()?.run(stop).await
         })
     };
-    run().map_err(Failure::Failed)
+    run().map_err(RunError::Failed)
 }
 
 /// Whether a service answers.
-pub(crate) fn check(args: &Identity) -> Result<(), Failure> {
+pub(crate) fn check(args: &Identity) -> Result<(), RunError> {
     let named = args.socket.display();
     match shmesh_sys::socket::answers(&args.socket) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(Failure::Failed(anyhow::anyhow!("nobody answers on {named}"))),
-        Err(error) => Err(Failure::Failed(anyhow::Error::new(error).context(format!("cannot try {named}")))),
+        Ok(false) => Err(RunError::Failed(anyhow::anyhow!("nobody answers on {named}"))),
+        Err(error) => Err(RunError::Failed(anyhow::Error::new(error).context(format!("cannot try {named}")))),
     }
 }
 
 /// A service that has looked around and may listen.
 #[derive(Debug)]
-pub(crate) struct Ready {
+pub(crate) struct IdentityService {
     args: Identity,
     service: Rc<Service<procfs::Kernel>>,
 }
 
-impl Ready {
+impl IdentityService {
     /// Looks around: whether this is a place to identify processes.
-    pub(crate) fn new(args: &Identity) -> Result<Self, Failure> {
-        look_around(args.require_initial_pid_namespace).map_err(Failure::Place)?;
-        let pods = load(args.pods.as_deref()).map_err(Failure::Config)?;
-        let max_connections = descriptors().map_err(Failure::Place)?;
+    pub(crate) fn new(args: &Identity) -> Result<Self, RunError> {
+        check_environment(args.require_initial_pid_namespace).map_err(RunError::Environment)?;
+        let pods = load(args.pods.as_deref()).map_err(RunError::Config)?;
+        let max_connections = descriptors().map_err(RunError::Environment)?;
         let own_cgroup = procfs::own(procfs::File::Cgroup).context("cannot read /proc/self/cgroup");
-        let roots = cgroup::Roots::of_own(&own_cgroup.map_err(Failure::Place)?);
+        let roots = cgroup::Roots::of_own(&own_cgroup.map_err(RunError::Environment)?);
         let service = Rc::new(Service {
             resolver: process::Resolver { proc: procfs::Kernel, roots },
             peer_pidfd: PeerPidfd::Newest,
             pods: RefCell::new(pods),
             clients: Clients::new(max_connections),
             idle: args.idle.into(),
-            counters: count::Counters::default(),
+            counters: counters::Counters::default(),
         });
         Ok(Self { args: args.clone(), service })
     }
 
-    /// Listens. From then on who connects waits for [`Listening::run`].
-    pub(crate) fn listen(self) -> anyhow::Result<Listening> {
+    /// Listens. From then on who connects waits for [`BoundService::run`].
+    pub(crate) fn listen(self) -> anyhow::Result<BoundService> {
         let hup = signal(SignalKind::hangup())?;
         let listener = socket::Listener::bind(&self.args.socket, self.args.socket_mode.0)?;
         info!(socket = %self.args.socket.display(), mode = %self.args.socket_mode, "listening");
-        Ok(Listening { hup, listener, pods: self.args.pods, service: self.service })
+        Ok(BoundService { hup, listener, pods: self.args.pods, service: self.service })
     }
 }
 
 /// A service that is listened for.
 #[derive(Debug)]
-pub(crate) struct Listening {
+pub(crate) struct BoundService {
     hup: Signal,
     listener: socket::Listener,
     pods: Option<std::path::PathBuf>,
     service: Rc<Service<procfs::Kernel>>,
 }
 
-impl Listening {
+impl BoundService {
     /// Serves until `stop`, in a `LocalSet`.
     pub(crate) async fn run(self, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
         let reloads = tokio::task::spawn_local(reload(self.hup, self.pods, Rc::clone(&self.service)));
@@ -124,7 +124,7 @@ impl Listening {
 }
 
 /// Says in the log where the service is, and refuses where it could only guess.
-fn look_around(must_be_initial: bool) -> anyhow::Result<()> {
+fn check_environment(must_be_initial: bool) -> anyhow::Result<()> {
     let ours = Namespaces::own().context("cannot look at /proc/self/ns")?;
     let is_initial = ours.is_initial_pid();
     let own = shmesh_sys::identify::own_start_time().context("cannot read /proc/self/stat")?;
@@ -148,9 +148,9 @@ fn look_around(must_be_initial: bool) -> anyhow::Result<()> {
 fn load(path: Option<&Path>) -> anyhow::Result<Rc<dyn Pods>> {
     let Some(path) = path else {
         warn!("no source of pods: pods will have a uid, but no name, and are not confirmed");
-        return Ok(Rc::new(Nobody));
+        return Ok(Rc::new(NoPods));
     };
-    let pods = FromFile::load(path)?;
+    let pods = PodFile::load(path)?;
     let (pods_known, containers) = pods.counts();
     info!(file = %path.display(), pods = pods_known, containers, "pods read");
     Ok(Rc::new(pods))

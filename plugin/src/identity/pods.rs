@@ -21,9 +21,9 @@ pub(crate) trait Pods: std::fmt::Debug {
 
 /// Nobody knows: pods have a uid and a container id, and are not confirmed.
 #[derive(Debug)]
-pub(crate) struct Nobody;
+pub(crate) struct NoPods;
 
-impl Pods for Nobody {
+impl Pods for NoPods {
     fn find(&self, _uid: Option<&str>, _container_id: &str) -> Option<Pod> {
         None
     }
@@ -31,7 +31,7 @@ impl Pods for Nobody {
 
 /// Pods from a file, for tests and for nodes whose pods never change.
 #[derive(Debug, Default)]
-pub(crate) struct FromFile {
+pub(crate) struct PodFile {
     by_uid: HashMap<String, Pod>,
     by_container: HashMap<String, Pod>,
 }
@@ -81,7 +81,7 @@ struct Container {
     id: String,
 }
 
-impl FromFile {
+impl PodFile {
     /// Reads `path`: YAML, and so JSON too.
     pub(crate) fn load(path: &Path) -> Result<Self, PodsError> {
         let read = |error| PodsError::Read(path.to_owned(), error);
@@ -127,7 +127,7 @@ impl FromFile {
     }
 }
 
-impl Pods for FromFile {
+impl Pods for PodFile {
     fn find(&self, uid: Option<&str>, container_id: &str) -> Option<Pod> {
         let container = self.by_container.get(container_id);
         container.or_else(|| self.by_uid.get(uid?)).cloned()
@@ -149,10 +149,10 @@ pods:
   - {name: mac, id: def}
 ";
 
-    fn load(text: &str) -> Result<FromFile, PodsError> {
+    fn load(text: &str) -> Result<PodFile, PodsError> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
-        FromFile::load(file.path())
+        PodFile::load(file.path())
     }
 
     #[test]
@@ -184,7 +184,7 @@ pods:
             Err(PodsError::Ambiguous(..))
         ));
         assert!(matches!(load("&a [*a]"), Err(PodsError::Parse(..))));
-        assert!(matches!(FromFile::load(Path::new("/nowhere")), Err(PodsError::Read(..))));
+        assert!(matches!(PodFile::load(Path::new("/nowhere")), Err(PodsError::Read(..))));
         let many = format!(
             "pods:\n- uid: u\n  namespace: n\n  name: p\n  containers:\n{}",
             "  - {name: a, id: b}\n".repeat(MAX_CONTAINERS + 1)

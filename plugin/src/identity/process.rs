@@ -35,15 +35,15 @@ impl<P: Proc> Resolver<P> {
     }
 
     fn pod(&self, cgroup: &str, pods: &dyn Pods) -> Option<Pod> {
-        let place = self.roots.place(cgroup).inspect_err(|why| debug!(?why, "no pod")).ok()?;
-        let known = pods.find(place.pod_uid.as_deref(), &place.container_id);
-        match (known, place.pod_uid) {
+        let container = self.roots.container(cgroup).inspect_err(|why| debug!(?why, "no pod")).ok()?;
+        let known = pods.find(container.pod_uid.as_deref(), &container.container_id);
+        match (known, container.pod_uid) {
             (Some(known), Some(uid)) if known.uid != uid => {
                 warn!(uid, known.uid, "the source of pods has this container in another pod: not believed");
-                Some(Pod { uid, container_id: place.container_id, ..Pod::default() })
+                Some(Pod { uid, container_id: container.container_id, ..Pod::default() })
             }
-            (Some(known), _) => Some(Pod { container_id: place.container_id, ..known }),
-            (None, Some(uid)) => Some(Pod { uid, container_id: place.container_id, ..Pod::default() }),
+            (Some(known), _) => Some(Pod { container_id: container.container_id, ..known }),
+            (None, Some(uid)) => Some(Pod { uid, container_id: container.container_id, ..Pod::default() }),
             // Only a container is known, and nobody knows whose it is.
             (None, None) => None,
         }

@@ -25,8 +25,8 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, error, info, warn};
 
-use super::clients::{Clients, Closing, Seat, Who};
-use super::count::Counters;
+use super::clients::{ClientKey, Clients, ClosePermit, ConnectionPermit};
+use super::counters::Counters;
 use super::limits::{DRAIN, EXHAUSTED, REPORT, SEND};
 use super::pods::Pods;
 use super::process::Resolver;
@@ -76,8 +76,8 @@ impl<P: Proc + 'static> Service<P> {
                     // Nobody waits any more.
                     Err(_) => {}
                     Ok(Ok(fd)) => match self.admit(&fd) {
-                        Some(seat) => {
-                            tasks.spawn_local(Rc::clone(&self).attend(fd, seat, stopped.clone()));
+                        Some(permit) => {
+                            tasks.spawn_local(Rc::clone(&self).attend(fd, permit, stopped.clone()));
                         }
                         None => self.turn_away(fd),
                     },
@@ -114,23 +114,23 @@ impl<P: Proc + 'static> Service<P> {
         }
     }
 
-    /// A seat for the connection, if its client may have one more. A client is known by the same means as anybody else.
-    fn admit(&self, fd: &OwnedFd) -> Option<Seat> {
+    /// A permit for the connection, if its client may have one more. A client is known by the same means as anybody else.
+    fn admit(&self, fd: &OwnedFd) -> Option<ConnectionPermit> {
         let who = Pidfd::of_peer(fd.as_fd(), self.peer_pidfd)
-            .and_then(|pidfd| self.resolver.identify(&pidfd, 0, &super::pods::Nobody))
-            .map_or(Who::Unknown, |peer| match peer.pod {
-                Some(pod) => Who::Pod(pod.uid),
-                None => Who::Process(peer.bare_tgid, peer.start_time),
+            .and_then(|pidfd| self.resolver.identify(&pidfd, 0, &super::pods::NoPods))
+            .map_or(ClientKey::Unknown, |peer| match peer.pod {
+                Some(pod) => ClientKey::Pod(pod.uid),
+                None => ClientKey::Process(peer.bare_tgid, peer.start_time),
             });
-        let seat = self.clients.seat(who);
-        match &seat {
+        let permit = self.clients.permit(who);
+        match &permit {
             Ok(_) => Counters::add(&self.counters.connections),
             Err(who) => {
                 Counters::add(&self.counters.connections_refused);
                 debug!(?who, open = self.clients.open(), "connection refused: too many");
             }
         }
-        seat.ok()
+        permit.ok()
     }
 
     fn turn_away(&self, fd: OwnedFd) {
@@ -141,19 +141,24 @@ impl<P: Proc + 'static> Service<P> {
         }
     }
 
-    async fn attend(self: Rc<Self>, fd: OwnedFd, seat: Seat, stopping: watch::Receiver<bool>) {
+    async fn attend(self: Rc<Self>, fd: OwnedFd, permit: ConnectionPermit, stopping: watch::Receiver<bool>) {
         let Ok(fd) = watched(fd) else {
             return Counters::add(&self.counters.exhausted);
         };
-        self.converse(&fd, &seat, stopping).await;
-        // The seat is its client's until all is closed that waits there.
+        self.converse(&fd, &permit, stopping).await;
+        // The permit is its client's until all is closed that waits there.
         if let Some(unread) = socket::hang_up(fd.into_inner()) {
-            seat.closing().await.close(vec![unread]);
+            permit.closing().await.close(vec![unread]);
         }
     }
 
-    async fn converse(&self, fd: &AsyncFd<OwnedFd>, seat: &Seat, mut stopping: watch::Receiver<bool>) {
-        while let Some((received, closing)) = self.next(fd, seat, &mut stopping).await {
+    async fn converse(
+        &self,
+        fd: &AsyncFd<OwnedFd>,
+        permit: &ConnectionPermit,
+        mut stopping: watch::Receiver<bool>,
+    ) {
+        while let Some((received, closing)) = self.next(fd, permit, &mut stopping).await {
             let reply = self.reply(received);
             closing.close(reply.leftovers);
             let bytes = packet::encode(&reply.answer);
@@ -174,9 +179,9 @@ impl<P: Proc + 'static> Service<P> {
     async fn next(
         &self,
         fd: &AsyncFd<OwnedFd>,
-        seat: &Seat,
+        permit: &ConnectionPermit,
         stopping: &mut watch::Receiver<bool>,
-    ) -> Option<(Packet, Closing)> {
+    ) -> Option<(Packet, ClosePermit)> {
         loop {
             let is_last_look = *stopping.borrow();
             if !is_last_look {
@@ -191,9 +196,9 @@ impl<P: Proc + 'static> Service<P> {
                     }
                 }
             }
-            let Ok(closing) = timeout(SEND, seat.closing()).await else {
+            let Ok(closing) = timeout(SEND, permit.closing()).await else {
                 Counters::add(&self.counters.exhausted);
-                warn!(who = ?seat.who(), "what this client sent does not let itself be closed; it is let go");
+                warn!(who = ?permit.who(), "what this client sent does not let itself be closed; it is let go");
                 return None;
             };
             // Nobody else takes from this socket: what was seen is there still. At the end it may be that nothing is.
@@ -257,7 +262,7 @@ impl<P: Proc + 'static> Service<P> {
     /// Who has a number now: enough to tell it from whoever has it later.
     fn about(&self, id: u64, bare_tgid: i32) -> Reply {
         let peer = Pidfd::of_number(bare_tgid)
-            .and_then(|pidfd| self.resolver.identify(&pidfd, 0, &super::pods::Nobody));
+            .and_then(|pidfd| self.resolver.identify(&pidfd, 0, &super::pods::NoPods));
         match peer {
             Ok(PeerIdentity { bare_tgid, start_time, pidfd_inode, .. }) => {
                 let peer = PeerIdentity { bare_tgid, start_time, pidfd_inode, ..PeerIdentity::default() };

@@ -13,7 +13,7 @@ use shmesh_kubelet_api::podresources::{ListPodResourcesRequest, ListPodResources
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::resource::allocate::Held;
+use crate::resource::allocate::UsageByResource;
 
 /// A kubelet that takes longer to list its pods is asked again later.
 const LIST_LIMIT: Duration = Duration::from_secs(5);
@@ -55,7 +55,7 @@ fn said(status: tonic::Status) -> anyhow::Error {
 }
 
 /// How many containers hold how many units of each resource.
-pub(crate) async fn held(socket: &Path) -> Result<Held> {
+pub(crate) async fn held(socket: &Path) -> Result<UsageByResource> {
     let list = async {
         let mut client =
             PodResourcesListerClient::new(connect(socket).await?).max_decoding_message_size(MAX_LIST);
@@ -65,8 +65,8 @@ pub(crate) async fn held(socket: &Path) -> Result<Held> {
     tokio::time::timeout(LIST_LIMIT, list).await.context("the kubelet does not list its pods in time")?
 }
 
-fn count(list: &ListPodResourcesResponse) -> Held {
-    let mut held = Held::new();
+fn count(list: &ListPodResourcesResponse) -> UsageByResource {
+    let mut held = UsageByResource::new();
     for container in list.pod_resources.iter().flat_map(|pod| &pod.containers) {
         let mut last = "";
         for devices in &container.devices {

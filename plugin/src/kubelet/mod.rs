@@ -9,16 +9,16 @@
 //! | `client.rs` | our questions to the kubelet |
 
 mod client;
-mod keeper;
-mod machine;
+mod registrar;
 mod server;
 mod service;
+mod state_machine;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use client::held;
-pub(crate) use keeper::{Keeper, Node};
-pub(crate) use machine::Mode;
-pub(crate) use server::{Lock, remove_stale};
-pub(crate) use service::{Ledger, Offer};
+pub(crate) use registrar::{NodeContext, Registrar};
+pub(crate) use server::{PluginLock, remove_stale};
+pub(crate) use service::{AllocationTimes, ResourceOffer};
+pub(crate) use state_machine::Mode;

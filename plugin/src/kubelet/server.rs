@@ -14,8 +14,8 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 
-use super::machine::{FileId, Mode};
-use super::service::Service;
+use super::service::DevicePluginService;
+use super::state_machine::{FileId, Mode};
 
 /// A request names some units twice at most, and a list of all units has 4 MiB.
 const MAX_REQUEST: usize = 8 << 20;
@@ -41,7 +41,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Serves at `path`. Whatever socket lies there is replaced.
-    pub(super) fn start(path: &Path, mode: Mode, service: Service) -> io::Result<Self> {
+    pub(super) fn start(path: &Path, mode: Mode, service: DevicePluginService) -> io::Result<Self> {
         if file_id(path).is_some() {
             fs::remove_file(path)?;
         }
@@ -56,11 +56,11 @@ impl Server {
         })?;
         let stop = service.stop.clone();
         let plugin = DevicePluginServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST);
-        let found_by_kubelet = (mode == Mode::Found).then(|| RegistrationServer::new(service));
+        let discovered = (mode == Mode::Discovered).then(|| RegistrationServer::new(service));
         let router = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
             .add_service(plugin)
-            .add_optional_service(found_by_kubelet);
+            .add_optional_service(discovered);
         let incoming = UnixListenerStream::new(listener);
         let serving = router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
         let task = tokio::spawn(async move {
@@ -103,11 +103,11 @@ impl Drop for Server {
 
 /// Keeps a second plugin of the same domain away.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct PluginLock {
     _file: Locked,
 }
 
-impl Lock {
+impl PluginLock {
     /// Takes the lock. The kubelet leaves files alone, and no pod sees its directories.
     pub(crate) fn take(dir: &Path, domain: &str) -> io::Result<Option<Self>> {
         let path = dir.join(format!(".{domain}.lock"));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use shmesh_daemon::seldom::Seldom;
+use shmesh_daemon::log_limit::LogLimit;
 use shmesh_kubelet_api::deviceplugin as api;
 use shmesh_kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
 use shmesh_kubelet_api::pluginregistration as watcher;
@@ -18,25 +18,25 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
 
 use super::client;
-use super::machine::Event;
+use super::state_machine::Event;
 use crate::metrics::Metrics;
 use crate::resource::Resource;
-use crate::resource::allocate::{Form, MAX_CONTAINERS, Refusal, answer};
+use crate::resource::allocate::{AllocateError, AllocateSettings, MAX_CONTAINERS, answer};
 use crate::resource::preferred::choose;
 
 /// A resource as it is, and as it was before the last change of the configuration: the kubelet may ask for a unit that it
 /// has not yet heard is gone, and a refusal would fail the pod for ever.
 #[derive(Clone, Debug)]
-pub(crate) struct Offer {
+pub(crate) struct ResourceOffer {
     pub(crate) now: Arc<Resource>,
     pub(crate) before: Option<Arc<Resource>>,
 }
 
 /// When each resource was last handed out.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger(Mutex<HashMap<String, Instant>>);
+pub(crate) struct AllocationTimes(Mutex<HashMap<String, Instant>>);
 
-impl Ledger {
+impl AllocationTimes {
     fn map(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
         // An insertion leaves nothing half done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -58,32 +58,32 @@ impl Ledger {
 
 /// What is served at one socket.
 #[derive(Clone, Debug)]
-pub(super) struct Service {
-    pub(super) offer: watch::Receiver<Offer>,
-    pub(super) form: Arc<Form>,
-    pub(super) ledger: Arc<Ledger>,
+pub(super) struct DevicePluginService {
+    pub(super) offer: watch::Receiver<ResourceOffer>,
+    pub(super) form: Arc<AllocateSettings>,
+    pub(super) allocation_times: Arc<AllocationTimes>,
     pub(super) metrics: Metrics,
     /// Of refusals, however many there are.
-    pub(super) said: Arc<Mutex<Seldom>>,
+    pub(super) log: Arc<Mutex<LogLimit>>,
     /// Where streams are told of, with the number of this server.
     pub(super) events: mpsc::UnboundedSender<(u64, Event)>,
     pub(super) server: u64,
     pub(super) stop: CancellationToken,
 }
 
-impl Service {
-    fn may_say(&self) -> Option<u64> {
+impl DevicePluginService {
+    fn log_allowed(&self) -> Option<u64> {
         // Three numbers, none of which depends on another.
-        self.said.lock().unwrap_or_else(PoisonError::into_inner).may(tokio::time::Instant::now().into_std())
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).allow(tokio::time::Instant::now().into_std())
     }
 
-    fn refuse(&self, resource: &str, refusal: &Refusal) -> Status {
+    fn refuse(&self, resource: &str, refusal: &AllocateError) -> Status {
         self.metrics.denied(resource, refusal.reason());
-        if let Some(unsaid) = self.may_say() {
-            tracing::warn!(resource, %refusal, unsaid, "refused");
+        if let Some(suppressed) = self.log_allowed() {
+            tracing::warn!(resource, %refusal, suppressed, "refused");
         }
         match refusal {
-            Refusal::Unknown { .. } => Status::not_found(refusal.to_string()),
+            AllocateError::Unknown { .. } => Status::not_found(refusal.to_string()),
             _ => Status::invalid_argument(refusal.to_string()),
         }
     }
@@ -102,8 +102,8 @@ fn list(resource: &Resource) -> api::ListAndWatchResponse {
 
 /// Lists until the kubelet or we have enough; that it is over is told, however it ends.
 #[derive(Debug)]
-pub(super) struct Lists {
-    offers: WatchStream<Offer>,
+pub(super) struct DeviceListStream {
+    offers: WatchStream<ResourceOffer>,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
     events: mpsc::UnboundedSender<(u64, Event)>,
     server: u64,
@@ -111,7 +111,7 @@ pub(super) struct Lists {
     resource: String,
 }
 
-impl Stream for Lists {
+impl Stream for DeviceListStream {
     type Item = Result<api::ListAndWatchResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -122,7 +122,7 @@ impl Stream for Lists {
     }
 }
 
-impl Drop for Lists {
+impl Drop for DeviceListStream {
     fn drop(&mut self) {
         self.metrics.stream_ended(&self.resource);
         // Nobody listens any more at the end of the process.
@@ -131,8 +131,8 @@ impl Drop for Lists {
 }
 
 #[tonic::async_trait]
-impl DevicePlugin for Service {
-    type ListAndWatchStream = Lists;
+impl DevicePlugin for DevicePluginService {
+    type ListAndWatchStream = DeviceListStream;
 
     async fn get_device_plugin_options(
         &self,
@@ -141,11 +141,11 @@ impl DevicePlugin for Service {
         Ok(Response::new(client::options()))
     }
 
-    async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Lists>, Status> {
+    async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<DeviceListStream>, Status> {
         let resource = self.offer.borrow().now.name.clone();
         self.metrics.stream_began(&resource);
         let _ = self.events.send((self.server, Event::StreamBegan));
-        Ok(Response::new(Lists {
+        Ok(Response::new(DeviceListStream {
             offers: WatchStream::new(self.offer.clone()),
             stop: Box::pin(self.stop.clone().cancelled_owned()),
             events: self.events.clone(),
@@ -162,7 +162,7 @@ impl DevicePlugin for Service {
         let resource = Arc::clone(&self.offer.borrow().now);
         let requests = request.into_inner().container_requests;
         if requests.is_empty() || requests.len() > MAX_CONTAINERS {
-            return Err(self.refuse(&resource.name, &Refusal::Containers(requests.len())));
+            return Err(self.refuse(&resource.name, &AllocateError::Containers(requests.len())));
         }
         let chosen = requests.iter().map(|one| {
             choose(
@@ -188,18 +188,18 @@ impl DevicePlugin for Service {
         let resource = &offer.now;
         let requests = request.into_inner().container_requests;
         if requests.is_empty() || requests.len() > MAX_CONTAINERS {
-            return Err(self.refuse(&resource.name, &Refusal::Containers(requests.len())));
+            return Err(self.refuse(&resource.name, &AllocateError::Containers(requests.len())));
         }
         let answers = requests.iter().map(|one| {
             let ids = &one.devices_ids;
             match (answer(resource, ids, &self.form), &offer.before) {
-                (Err(Refusal::Unknown { .. }), Some(before)) => answer(before, ids, &self.form),
+                (Err(AllocateError::Unknown { .. }), Some(before)) => answer(before, ids, &self.form),
                 (given, _) => given,
             }
             .map_err(|refusal| self.refuse(&resource.name, &refusal))
         });
         let container_responses = answers.collect::<Result<_, _>>()?;
-        self.ledger.note(&resource.name);
+        self.allocation_times.note(&resource.name);
         self.metrics.allocated(&resource.name, began.elapsed());
         Ok(Response::new(api::AllocateResponse { container_responses }))
     }
@@ -214,7 +214,7 @@ impl DevicePlugin for Service {
 }
 
 #[tonic::async_trait]
-impl watcher::registration_server::Registration for Service {
+impl watcher::registration_server::Registration for DevicePluginService {
     async fn get_info(
         &self,
         _: Request<watcher::InfoRequest>,
@@ -236,12 +236,12 @@ impl watcher::registration_server::Registration for Service {
         let resource = self.offer.borrow().now.name.clone();
         self.metrics.registered(&resource, status.plugin_registered);
         let answer = Ok(Response::new(watcher::RegistrationStatusResponse {}));
-        let Some(unsaid) = self.may_say() else { return answer };
+        let Some(suppressed) = self.log_allowed() else { return answer };
         if status.plugin_registered {
-            tracing::info!(resource, unsaid, "registered");
+            tracing::info!(resource, suppressed, "registered");
         } else {
             // The kubelet tries again by itself.
-            tracing::warn!(resource, error = status.error, unsaid, "not registered");
+            tracing::warn!(resource, error = status.error, suppressed, "not registered");
         }
         answer
     }

@@ -7,11 +7,11 @@
 //! | `sweep.rs` | taking away what dead pods left |
 
 mod directory;
-mod sweep;
+mod gc;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use directory::{free, prepare, used};
-pub(crate) use sweep::{Idle, sweep};
+pub(crate) use gc::{IdleTimer, sweep};

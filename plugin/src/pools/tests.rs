@@ -216,7 +216,7 @@ proptest! {
         looks in proptest::collection::vec((1..20_u64, 0..4_u8), 1..60),
         grace in 1..60_u64,
     ) {
-        let mut idle = Idle::<Duration>::default();
+        let mut idle = IdleTimer::<Duration>::default();
         let (mut now, mut busy, mut first) = (0, None, None);
         let mut allocated = None;
         for (passed, what) in looks {
@@ -232,7 +232,7 @@ proptest! {
                 _ => {}
             }
             let is_held = what == 2;
-            let emptied = idle.looked(at, is_held, allocated, Duration::from_secs(grace));
+            let emptied = idle.poll(at, is_held, allocated, Duration::from_secs(grace));
             if is_held || what == 0 {
                 busy = Some(now);
             }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use shmesh_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse, Mount};
 use thiserror::Error;
 
-use super::{Pool, Resource, What};
+use super::{Pool, Resource, ResourceKind};
 use crate::config::{Bytes, Config, UserNamespaces};
 
 /// Where containers see the directory of the identity service, whatever it is on the node.
@@ -18,7 +18,7 @@ pub(crate) const AGENT_DEVICE: &str = "identity";
 
 /// How answers look on this node.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Form {
+pub(crate) struct AllocateSettings {
     /// Before the `/` of CDI kinds.
     pub(crate) domain: String,
     /// Whether the runtime understands CDI.
@@ -27,7 +27,7 @@ pub(crate) struct Form {
     pub(crate) agent: PathBuf,
 }
 
-impl Form {
+impl AllocateSettings {
     /// As the configuration has it.
     pub(crate) fn of(config: &Config) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Form {
 
 /// A request that is none.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
-pub(crate) enum Refusal {
+pub(crate) enum AllocateError {
     /// Nothing is asked for.
     #[error("no device ids: ask for at least one of {0}")]
     Empty(String),
@@ -61,7 +61,7 @@ pub(crate) enum Refusal {
 /// The kubelet asks for one at a time.
 pub(crate) const MAX_CONTAINERS: usize = 16;
 
-impl Refusal {
+impl AllocateError {
     /// In one word, for metrics.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
@@ -75,18 +75,18 @@ impl Refusal {
 }
 
 /// Where units are in the resource's list, each known and none twice.
-pub(super) fn known(resource: &Resource, ids: &[String]) -> Result<Vec<usize>, Refusal> {
+pub(super) fn known(resource: &Resource, ids: &[String]) -> Result<Vec<usize>, AllocateError> {
     let mut seen = vec![false; resource.units.len()];
     let mut places = Vec::with_capacity(ids.len().min(seen.len()));
     for id in ids {
         let named = || (resource.name.clone(), shortened(id));
         let Some(at) = resource.place(id) else {
             let (resource, id) = named();
-            return Err(Refusal::Unknown { resource, id });
+            return Err(AllocateError::Unknown { resource, id });
         };
         if std::mem::replace(&mut seen[at], true) {
             let (resource, id) = named();
-            return Err(Refusal::Twice { resource, id });
+            return Err(AllocateError::Twice { resource, id });
         }
         places.push(at);
     }
@@ -103,27 +103,27 @@ fn shortened(id: &str) -> String {
 pub(crate) fn answer(
     resource: &Resource,
     ids: &[String],
-    form: &Form,
-) -> Result<ContainerAllocateResponse, Refusal> {
+    form: &AllocateSettings,
+) -> Result<ContainerAllocateResponse, AllocateError> {
     if ids.is_empty() {
-        return Err(Refusal::Empty(resource.name.clone()));
+        return Err(AllocateError::Empty(resource.name.clone()));
     }
     let places = known(resource, ids)?;
     let mut answer = ContainerAllocateResponse::default();
-    match &resource.what {
-        What::Shm { .. } => {
+    match &resource.kind {
+        ResourceKind::Shm { .. } => {
             let bytes = resource.bytes(places.len());
             answer.envs.insert("SHMESH_SHM_BYTES".into(), bytes.to_string());
             answer.cdi_devices.push(cdi(&form.domain, super::SHM, &Bytes(bytes).to_string()));
         }
-        What::Pool(pool) => {
+        ResourceKind::Pool(pool) => {
             answer.envs.insert("SHMESH_POOL".into(), pool.name.clone());
             answer.envs.insert("SHMESH_DIR".into(), text(&pool.mount_path));
             give_pool(&mut answer, pool, form);
             give_agent(&mut answer, form);
         }
-        What::Agent => give_agent(&mut answer, form),
-        What::Slots(kind, devices) => {
+        ResourceKind::Agent => give_agent(&mut answer, form),
+        ResourceKind::Slots(kind, devices) => {
             let which: BTreeSet<_> = places.iter().map(|&at| resource.units[at].device).collect();
             let uuids: Vec<_> = which.into_iter().map(|device| devices[device].id.as_str()).collect();
             answer.envs.insert(kind.variable().into(), uuids.join(","));
@@ -133,7 +133,7 @@ pub(crate) fn answer(
     Ok(answer)
 }
 
-fn give_pool(answer: &mut ContainerAllocateResponse, pool: &Pool, form: &Form) {
+fn give_pool(answer: &mut ContainerAllocateResponse, pool: &Pool, form: &AllocateSettings) {
     if form.has_cdi {
         answer.cdi_devices.push(cdi(&form.domain, "pool", &pool.name));
     }
@@ -147,7 +147,7 @@ fn give_pool(answer: &mut ContainerAllocateResponse, pool: &Pool, form: &Form) {
     }
 }
 
-fn give_agent(answer: &mut ContainerAllocateResponse, form: &Form) {
+fn give_agent(answer: &mut ContainerAllocateResponse, form: &AllocateSettings) {
     answer.envs.insert("SHMESH_IDENTITY".into(), format!("{AGENT_DIR}/{AGENT_SOCKET}"));
     if form.has_cdi {
         answer.cdi_devices.push(cdi(&form.domain, "agent", AGENT_DEVICE));
@@ -170,4 +170,4 @@ fn text(path: &Path) -> String {
 }
 
 /// How many containers hold units of each resource, and how many units, as the kubelet lists them.
-pub(crate) type Held = HashMap<String, (usize, usize)>;
+pub(crate) type UsageByResource = HashMap<String, (usize, usize)>;

@@ -17,7 +17,7 @@ mod tests;
 use std::path::PathBuf;
 
 use crate::config::{Config, UserNamespaces};
-use crate::devices::{Accelerator, Kind, Numa};
+use crate::devices::{Accelerator, AcceleratorKind, Numa};
 
 /// The resource of private shared memory, after the `/`.
 pub(crate) const SHM: &str = "shm";
@@ -55,7 +55,7 @@ pub(crate) struct Pool {
 
 /// What a unit is.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) enum What {
+pub(crate) enum ResourceKind {
     /// So many bytes of a private `/dev/shm`.
     Shm { unit: u64 },
     /// One attachment.
@@ -63,7 +63,7 @@ pub(crate) enum What {
     /// The identity service, and nothing else.
     Agent,
     /// A slot of one of these.
-    Slots(Kind, Vec<Accelerator>),
+    Slots(AcceleratorKind, Vec<Accelerator>),
 }
 
 /// A resource.
@@ -72,7 +72,7 @@ pub(crate) struct Resource {
     /// `domain/name`.
     pub(crate) name: String,
     /// What its units are.
-    pub(crate) what: What,
+    pub(crate) kind: ResourceKind,
     units: Vec<Unit>,
     /// Places of units, in the order of their ids: a map of ids would be larger than all units.
     by_id: Vec<u32>,
@@ -80,11 +80,11 @@ pub(crate) struct Resource {
 
 impl Resource {
     /// A resource of these units. Should two have one id, the first counts.
-    pub(crate) fn new(name: String, what: What, units: Vec<Unit>) -> Self {
+    pub(crate) fn new(name: String, kind: ResourceKind, units: Vec<Unit>) -> Self {
         let mut by_id: Vec<u32> = (0..).take(units.len()).collect();
         by_id.sort_by_key(|&at| units[at as usize].id.as_str());
         by_id.dedup_by_key(|at| units[*at as usize].id.as_str());
-        Self { name, what, units, by_id }
+        Self { name, kind, units, by_id }
     }
 
     /// Where the unit of this id is.
@@ -123,9 +123,9 @@ impl Resource {
 
     /// Bytes of what so many units are.
     pub(crate) fn bytes(&self, units: usize) -> u64 {
-        match self.what {
-            What::Shm { unit } => unit.saturating_mul(units as u64),
-            What::Pool(_) | What::Agent | What::Slots(..) => 0,
+        match self.kind {
+            ResourceKind::Shm { unit } => unit.saturating_mul(units as u64),
+            ResourceKind::Pool(_) | ResourceKind::Agent | ResourceKind::Slots(..) => 0,
         }
     }
 }
@@ -146,7 +146,7 @@ pub(crate) fn slots_bytes(id: &str, slots: u32) -> u64 {
 
 /// What the node has.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Node {
+pub(crate) struct NodeResources {
     /// Bytes of memory.
     pub(crate) memory: u64,
     /// Its NUMA nodes; fewer than two make no difference.
@@ -156,30 +156,30 @@ pub(crate) struct Node {
 }
 
 /// Everything to advertise. Only what there is: without a GPU there is no resource of GPUs.
-pub(crate) fn plan(config: &Config, node: &Node) -> Vec<Resource> {
+pub(crate) fn plan(config: &Config, node: &NodeResources) -> Vec<Resource> {
     let named = |name: &str| format!("{}/{name}", config.domain);
     let mut resources = Vec::new();
     let unit = config.shm.unit.0;
     let count = config.shm.budget.of(node.memory).checked_div(unit).unwrap_or(0);
     if count > 0 {
         let numa: &[Numa] = if config.shm.numa { &node.numa } else { &[] };
-        resources.push(Resource::new(named(SHM), What::Shm { unit }, shm_units(count, numa)));
+        resources.push(Resource::new(named(SHM), ResourceKind::Shm { unit }, shm_units(count, numa)));
     }
     for pool in &config.pools {
-        let what = What::Pool(Pool {
+        let kind = ResourceKind::Pool(Pool {
             name: pool.name.clone(),
             directory: pool.directory(config),
             mount_path: pool.mount_path.clone(),
             gid: pool.gid(),
             user_namespaces: pool.user_namespaces,
         });
-        resources.push(Resource::new(named(&pool.name), what, attachments(pool.attachments, pool.numa_node)));
+        resources.push(Resource::new(named(&pool.name), kind, attachments(pool.attachments, pool.numa_node)));
     }
     if config.identity.attachments > 0 {
         let units = attachments(config.identity.attachments, None);
-        resources.push(Resource::new(named(AGENT), What::Agent, units));
+        resources.push(Resource::new(named(AGENT), ResourceKind::Agent, units));
     }
-    for (kind, slots) in [(Kind::Gpu, &config.gpu_ipc), (Kind::Npu, &config.npu_ipc)] {
+    for (kind, slots) in [(AcceleratorKind::Gpu, &config.gpu_ipc), (AcceleratorKind::Npu, &config.npu_ipc)] {
         let devices: Vec<_> = node.accelerators.iter().filter(|one| one.kind == kind).cloned().collect();
         let units: Vec<_> = devices
             .iter()
@@ -193,7 +193,7 @@ pub(crate) fn plan(config: &Config, node: &Node) -> Vec<Resource> {
             })
             .collect();
         if !units.is_empty() {
-            resources.push(Resource::new(named(kind.resource()), What::Slots(kind, devices), units));
+            resources.push(Resource::new(named(kind.resource()), ResourceKind::Slots(kind, devices), units));
         }
     }
     resources

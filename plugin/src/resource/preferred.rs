@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::Resource;
-use super::allocate::{Refusal, known};
+use super::allocate::{AllocateError, known};
 
 /// Units by NUMA node and device, as they are in the resource's list.
 type Groups = BTreeMap<Option<u32>, BTreeMap<usize, Vec<usize>>>;
@@ -15,10 +15,10 @@ pub(crate) fn choose(
     available: &[String],
     must: &[String],
     size: i64,
-) -> Result<Vec<String>, Refusal> {
+) -> Result<Vec<String>, AllocateError> {
     let free = known(resource, available)?;
     let musts = known(resource, must)?;
-    let wrong = || Refusal::Size {
+    let wrong = || AllocateError::Size {
         resource: resource.name.clone(),
         asked: size,
         must: must.len(),

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-use super::allocate::{Form, Refusal, answer};
+use super::allocate::{AllocateError, AllocateSettings, answer};
 use super::preferred::choose;
 use super::*;
 use crate::config;
@@ -11,15 +11,15 @@ fn numa(id: u32, bytes: u64) -> Numa {
 }
 
 fn gpu(id: &str, numa: Option<u32>) -> Accelerator {
-    Accelerator { kind: Kind::Gpu, id: id.into(), file: None, numa }
+    Accelerator { kind: AcceleratorKind::Gpu, id: id.into(), file: None, numa }
 }
 
 fn config(pools: &str) -> Config {
     Config { pools: serde_saphyr::from_str(pools).unwrap(), ..Config::default() }
 }
 
-fn node() -> Node {
-    Node {
+fn node() -> NodeResources {
+    NodeResources {
         memory: 4 << 30,
         numa: vec![numa(0, 3 << 30), numa(1, 1 << 30)],
         accelerators: vec![gpu("GPU-a", Some(0)), gpu("GPU-b", Some(1)), gpu("GPU-c", Some(1))],
@@ -34,8 +34,8 @@ fn ids(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|&text| text.to_owned()).collect()
 }
 
-fn form(has_cdi: bool) -> Form {
-    Form { has_cdi, ..Form::of(&Config::default()) }
+fn form(has_cdi: bool) -> AllocateSettings {
+    AllocateSettings { has_cdi, ..AllocateSettings::of(&Config::default()) }
 }
 
 #[test]
@@ -52,21 +52,21 @@ fn what_is_there_is_advertised_and_nothing_else() {
     assert!(find(&resources, "a").units().iter().all(|unit| unit.numa == Some(1)));
     assert_eq!(find(&resources, "gpu-ipc").unit("GPU-b::7").unwrap().numa, Some(1));
 
-    let bare = plan(&Config::default(), &Node { memory: 1 << 30, ..Node::default() });
+    let bare = plan(&Config::default(), &NodeResources { memory: 1 << 30, ..NodeResources::default() });
     assert_eq!(bare.len(), 2);
     assert_eq!((bare[0].units().len(), bare[0].units()[7].id.as_str()), (8, "u7"));
     assert!(bare[0].units().iter().all(|unit| unit.numa.is_none()));
     let mut nothing = Config::default();
     nothing.shm.budget = config::Budget::Percent(0);
     nothing.identity.attachments = 0;
-    assert!(plan(&nothing, &Node::default()).is_empty());
+    assert!(plan(&nothing, &NodeResources::default()).is_empty());
 }
 
 #[test]
 fn units_are_found_by_their_ids_the_first_of_two() {
     let unit = |id: &str, device| Unit { id: id.into(), numa: None, device, is_healthy: true };
     let units = vec![unit("u10", 0), unit("u9", 1), unit("u9", 2), unit("u1", 3), unit("u10", 4)];
-    let resource = Resource::new("x.io/y".into(), What::Shm { unit: 1 }, units);
+    let resource = Resource::new("x.io/y".into(), ResourceKind::Shm { unit: 1 }, units);
     let device = |id| resource.unit(id).map(|unit| unit.device);
     assert_eq!([device("u10"), device("u9"), device("u1")], [Some(0), Some(1), Some(3)]);
     assert!(["", "u", "u0", "u100", "v", "U1"].iter().all(|id| device(id).is_none()));
@@ -146,17 +146,17 @@ fn what_is_no_request_is_refused() {
     let resources = plan(&Config::default(), &node());
     let shm = find(&resources, "shm");
     let refused = |asked: &[&str]| answer(shm, &ids(asked), &form(true)).unwrap_err();
-    assert!(matches!(refused(&[]), Refusal::Empty(_)));
-    assert!(matches!(refused(&["n0u1", "n0u1"]), Refusal::Twice { .. }));
+    assert!(matches!(refused(&[]), AllocateError::Empty(_)));
+    assert!(matches!(refused(&["n0u1", "n0u1"]), AllocateError::Twice { .. }));
     for unknown in ["n0u24", "", "u0", "N0U1", "../n0u1", "\0", "a0"] {
-        assert!(matches!(refused(&[unknown]), Refusal::Unknown { .. }), "{unknown:?}");
+        assert!(matches!(refused(&[unknown]), AllocateError::Unknown { .. }), "{unknown:?}");
     }
-    let Refusal::Unknown { id, .. } = refused(&[&"x".repeat(1 << 20)]) else { panic!() };
+    let AllocateError::Unknown { id, .. } = refused(&[&"x".repeat(1 << 20)]) else { panic!() };
     assert_eq!(id.len(), 64, "what is said back has a length");
     let every: Vec<_> = shm.units().iter().map(|unit| unit.id.clone()).collect();
     for (size, must) in [(0, 0), (-1, 0), (33, 0), (i64::MAX, 0), (i64::MIN, 0), (1, 2)] {
         assert!(
-            matches!(choose(shm, &every, &every[..must], size), Err(Refusal::Size { .. })),
+            matches!(choose(shm, &every, &every[..must], size), Err(AllocateError::Size { .. })),
             "{size} {must}"
         );
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shmesh_kubelet::{Container, ContainerState, Event, Phase, Pod};
+use shmesh_fake_kubelet::{Container, ContainerState, Event, Phase, Pod};
 use shmesh_kubelet_api::deviceplugin::DevicePluginOptions;
 use tonic::Status;
 
@@ -26,7 +26,7 @@ async fn b13_pre_start_is_asked_at_every_start_and_a_failure_is_tried_again() {
     assert_eq!(status.containers["main"].state, ContainerState::Waiting(Some(error.to_owned())));
 
     plugin.script(|script| script.on_pre_start = Outcome::Good);
-    let running = |node: &shmesh_kubelet::Node| node.pod("a").unwrap().phase == Phase::Running;
+    let running = |node: &shmesh_fake_kubelet::Node| node.pod("a").unwrap().phase == Phase::Running;
     node.wait_for(Duration::from_secs(11), running).await.unwrap();
     let restarted = node.restart_container("a", "main").await.unwrap();
     assert_eq!((restarted.state, restarted.restarts), (ContainerState::Running, 1));
@@ -125,7 +125,8 @@ async fn b22_pods_are_admitted_one_at_a_time_and_one_that_hangs_stalls_all() {
         tokio::spawn(async move { node.add_pod(pod(name, 1)).await })
     };
     let first = add("a");
-    let called = |node: &shmesh_kubelet::Node| count(node, |e| matches!(e, Event::AllocateCalled { .. }));
+    let called =
+        |node: &shmesh_fake_kubelet::Node| count(node, |e| matches!(e, Event::AllocateCalled { .. }));
     node.wait_for(SOON, |node| called(node) == 1).await.unwrap();
     let others = [add("b"), add("c")];
     let unrelated = {

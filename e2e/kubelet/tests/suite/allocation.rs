@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shmesh_kubelet::{Container, Event, Phase, Pod};
+use shmesh_fake_kubelet::{Container, Event, Phase, Pod};
 use shmesh_kubelet_api::deviceplugin::{
     CdiDevice, ContainerAllocateResponse, DevicePluginOptions, DeviceSpec, Mount, RegisterRequest,
 };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shmesh_kubelet::{Event, Phase, Race};
+use shmesh_fake_kubelet::{Event, Phase, Race};
 use shmesh_kubelet_api::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use shmesh_kubelet_api::podresources::{
     AllocatableResourcesRequest, GetPodResourcesRequest, ListPodResourcesRequest,
@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 
 use crate::plugin::{Fake, Outcome, channel, device, devices, register};
 use crate::{R, SOON, allocatable, count, node, node_with, pod};
-use shmesh_kubelet::{Clock, Container, Pod};
+use shmesh_fake_kubelet::{Clock, Container, Pod};
 
 #[tokio::test(start_paused = true)]
 async fn b05_each_list_replaces_the_one_before() {
@@ -187,7 +187,7 @@ async fn b18_a_pod_s_status_has_the_health_of_its_devices() {
     let id = plugin.calls("allocate")[0][0].clone();
     let health = || node.pod("a").unwrap().containers["main"].devices[R][&id].clone();
     assert_eq!(health(), "Healthy");
-    let changes = |node: &shmesh_kubelet::Node| {
+    let changes = |node: &shmesh_fake_kubelet::Node| {
         count(node, |e| matches!(e, Event::HealthChanged { pods } if pods[..] == ["a".to_owned()]))
     };
     let other = if id == "d0" { "d1" } else { "d0" };

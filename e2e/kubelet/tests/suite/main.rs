@@ -13,7 +13,7 @@ mod watcher;
 
 use std::time::Duration;
 
-use shmesh_kubelet::{Config, Container, Event, Node, Pod};
+use shmesh_fake_kubelet::{Config, Container, Event, Node, Pod};
 use tempfile::TempDir;
 
 /// The resource of most tests.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
-use shmesh_kubelet::Node;
+use shmesh_fake_kubelet::Node;
 use shmesh_kubelet_api::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use shmesh_kubelet_api::deviceplugin::registration_client::RegistrationClient;
 use shmesh_kubelet_api::deviceplugin::{

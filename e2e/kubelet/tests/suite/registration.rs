@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::time::Duration;
 
-use shmesh_kubelet::{Config, Event, Node};
+use shmesh_fake_kubelet::{Config, Event, Node};
 use shmesh_kubelet_api::deviceplugin::DevicePluginOptions;
 use shmesh_kubelet_api::deviceplugin::RegisterRequest;
 use tonic::{Code, Status};

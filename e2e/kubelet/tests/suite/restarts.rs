@@ -6,7 +6,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message as _;
-use shmesh_kubelet::{Event, Phase, checkpoint_is_intact};
+use shmesh_fake_kubelet::{Event, Phase, checkpoint_is_intact};
 use shmesh_kubelet_api::deviceplugin::ContainerAllocateResponse;
 
 use crate::plugin::{Fake, device, devices};
@@ -100,7 +100,7 @@ async fn b17a_a_kubelet_restart_leaves_running_containers_alone() {
     assert_eq!(node.allocated(R).len(), 3, "nothing is given out twice");
 }
 
-fn plugin_socket(node: &shmesh_kubelet::Node) -> std::path::PathBuf {
+fn plugin_socket(node: &shmesh_fake_kubelet::Node) -> std::path::PathBuf {
     node.paths().device_plugins().join("a.sock")
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use shmesh_kubelet::{Chance, Node, Race, Subject, soak};
+use shmesh_fake_kubelet::{Chance, Node, Race, Subject, soak};
 use shmesh_kubelet_api::{HEALTHY, UNHEALTHY};
 use tokio::task::JoinHandle;
 

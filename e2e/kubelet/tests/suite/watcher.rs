@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use shmesh_kubelet::{Event, Node};
+use shmesh_fake_kubelet::{Event, Node};
 use tonic::Status;
 
 use crate::plugin::{Fake, Outcome};

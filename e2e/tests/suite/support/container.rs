@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::Deserialize;
-use shmesh_kubelet::RunOptions;
+use shmesh_fake_kubelet::RunOptions;
 
 /// A container that can run programs.
 pub(crate) struct Runtime {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use shmesh_kubelet::{Config, Container, Node, Phase, Pod};
+use shmesh_fake_kubelet::{Config, Container, Node, Phase, Pod};
 use tempfile::TempDir;
 
 use super::container::Runtime;

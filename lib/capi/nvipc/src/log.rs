@@ -5,14 +5,14 @@ use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use shmesh_seldom::Seldom;
+use shmesh_log_limit::LogLimit;
 use shmesh_sys::cancel::Uncancelled;
 use shmesh_sys::signal::without_sigpipe;
 
 /// What an application does wrong, perhaps in a loop.
-static REFUSALS: Mutex<Seldom> = Mutex::new(Seldom::new(50, Duration::from_millis(200)));
+static REFUSALS: Mutex<LogLimit> = Mutex::new(LogLimit::new(50, Duration::from_millis(200)));
 /// What is ordinary, as a pool that is empty for a while: an application that polls it would write millions.
-static ORDINARY: Mutex<Seldom> = Mutex::new(Seldom::new(1, Duration::from_secs(10)));
+static ORDINARY: Mutex<LogLimit> = Mutex::new(LogLimit::new(1, Duration::from_secs(10)));
 
 /// Writes a line, unless there were too many.
 #[cold]
@@ -28,12 +28,15 @@ pub(crate) fn ordinary(text: Arguments<'_>) {
     write(&ORDINARY, text);
 }
 
-fn write(seldom: &Mutex<Seldom>, text: Arguments<'_>) {
+fn write(limit: &Mutex<LogLimit>, text: Arguments<'_>) {
     let _uncancelled = Uncancelled::new();
-    let said = seldom.lock().unwrap_or_else(PoisonError::into_inner).may(Instant::now());
-    let Some(unsaid) = said else { return };
-    let more =
-        if unsaid > 0 { format!(" ({unsaid} such lines before it were left out)") } else { String::new() };
+    let said = limit.lock().unwrap_or_else(PoisonError::into_inner).allow(Instant::now());
+    let Some(suppressed) = said else { return };
+    let more = if suppressed > 0 {
+        format!(" ({suppressed} such lines before it were left out)")
+    } else {
+        String::new()
+    };
     let line = format!("shmesh_nvipc: {text}{more}\n");
     // Whole lines, also from several threads. A program without standard error has no use for them, and one whose standard error
     // is a pipe that nobody reads any more must not be ended for that.

@@ -1,4 +1,4 @@
-//! What is timed and how: the drivers of `lib/rivals/src/measure.rs`, with the standard library's clock.
+//! What is timed and how: the drivers of `lib/comparison/src/measure.rs`, with the standard library's clock.
 //!
 //! That clock costs some 25 ns a look where the rivals' costs 10 to 20; it shows in p99 and p99.9 of round trips, which are
 //! timed singly, and not in p50, which is over batches.

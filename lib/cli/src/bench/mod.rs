@@ -40,7 +40,7 @@ How to read a row:
   floor is a bare cache line's round trip around the test, ratio is p50 over it. Virtual cores move on their host, by a
   factor of four on some: compare rows of the same floor, or ask for one with --floor.
 
-Each test is two processes, pinned to a core each. The method and the JSON are those of lib/rivals, which measures others.
+Each test is two processes, pinned to a core each. The method and the JSON are those of lib/comparison, which measures others.
 Leave the machine alone meanwhile.
 
 Examples:

@@ -1,4 +1,4 @@
-//! What every message carries, and how it is written and read: as `lib/rivals/src/payload.rs` has it, so that both sides
+//! What every message carries, and how it is written and read: as `lib/comparison/src/payload.rs` has it, so that both sides
 //! of a comparison touch the same bytes in the same way.
 
 /// From here on a payload is filled by the C library's `memset` and the compiler leaves it alone.

@@ -1,4 +1,4 @@
-//! How results are shown: the rows of `lib/rivals`, so that one script reads both.
+//! How results are shown: the rows of `lib/comparison`, so that one script reads both.
 
 use std::io::Write;
 

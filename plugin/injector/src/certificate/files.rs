@@ -5,37 +5,37 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use super::served::certified;
-use super::{Bundle, Served, Terms};
+use super::resolver::certified;
+use super::{Bundle, CertResolver, Terms};
 
 /// A certificate and its key in files, read again when they change. cert-manager keeps the `caBundle` itself.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
-/// use shmesh_injector::certificate::{Files, Served, make};
+/// use shmesh_injector::certificate::{CertFiles, CertResolver, make};
 /// # let dir = tempfile::tempdir()?;
 /// let bundle = make(&["a".to_owned()], Duration::from_secs(60), SystemTime::now(), None)?;
 /// let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
 /// std::fs::write(&certificate, &bundle.certificate)?;
 /// std::fs::write(&key, &bundle.key)?;
-/// let served = Served::default();
-/// let mut files = Files::new(certificate, key, served.clone());
-/// assert!(files.step()? && served.is_there());
+/// let served = CertResolver::default();
+/// let mut files = CertFiles::new(certificate, key, served.clone());
+/// assert!(files.step()? && served.is_loaded());
 /// assert!(!files.step()?, "nothing has changed");
 /// # Ok::<(), anyhow::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Files {
+pub struct CertFiles {
     certificate: PathBuf,
     key: PathBuf,
-    served: Served,
+    served: CertResolver,
     read: Option<(String, String)>,
 }
 
-impl Files {
+impl CertFiles {
     /// These files.
     #[must_use]
-    pub fn new(certificate: PathBuf, key: PathBuf, served: Served) -> Self {
+    pub fn new(certificate: PathBuf, key: PathBuf, served: CertResolver) -> Self {
         Self { certificate, key, served, read: None }
     }
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, Error};
 
-use super::{Bundle, Found, Store};
+use super::{Bundle, Store, StoredCert};
 
 /// Keys of the Secret; the first three are those of cert-manager, too.
 const KEYS: [&str; 4] = ["ca.crt", "tls.crt", "tls.key", "terms.json"];
@@ -81,17 +81,19 @@ fn data_of(bundle: &Bundle) -> Result<BTreeMap<String, ByteString>> {
 }
 
 impl Store for KubeStore {
-    async fn read(&self) -> Result<Found> {
+    async fn read(&self) -> Result<StoredCert> {
         let name = &self.secret;
         let secret =
             self.secrets.get_opt(name).await.with_context(|| format!("cannot read secret {name}"))?;
         Ok(match secret {
-            None => Found::default(),
-            Some(secret) => Found { bundle: bundle_of(&secret), version: secret.metadata.resource_version },
+            None => StoredCert::default(),
+            Some(secret) => {
+                StoredCert { bundle: bundle_of(&secret), version: secret.metadata.resource_version }
+            }
         })
     }
 
-    async fn write(&self, found: &Found, bundle: &Bundle) -> Result<bool> {
+    async fn write(&self, found: &StoredCert, bundle: &Bundle) -> Result<bool> {
         let name = &self.secret;
         let mut secret = match &found.version {
             None => Secret { type_: Some("kubernetes.io/tls".into()), ..Secret::default() },

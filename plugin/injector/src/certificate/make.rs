@@ -20,9 +20,9 @@ const SKEW: Duration = Duration::from_secs(3600);
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
-/// use shmesh_injector::certificate::{Served, make};
+/// use shmesh_injector::certificate::{CertResolver, make};
 /// let bundle = make(&["a.b.svc".to_owned()], Duration::from_secs(86_400), SystemTime::now(), None)?;
-/// Served::default().present(&bundle)?;
+/// CertResolver::default().present(&bundle)?;
 /// # Ok::<(), anyhow::Error>(())
 /// ```
 pub fn make(

@@ -7,17 +7,17 @@
 //! | `served.rs` | what the server presents, changed while it runs |
 //! | `store.rs` | where replicas keep it together: a trait, and a double for tests |
 //! | `kube.rs` | that place in a cluster: a Secret, and the webhook's configuration |
-//! | `keeper.rs` | one step: read, replace what is due, publish, present |
+//! | `rotator.rs` | one step: read, replace what is due, publish, present |
 //! | `files.rs` | a certificate that somebody else keeps in files, cert-manager for example |
 //!
 //! Each certificate has an authority of its own, whose key is forgotten once it has signed: nothing that could sign is ever
 //! stored. The API server is told of the new authority and of the one before, so that replicas may change over one by one.
 
 mod files;
-mod keeper;
 mod kube;
 mod make;
-mod served;
+mod resolver;
+mod rotator;
 mod store;
 
 use std::fmt;
@@ -26,11 +26,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 pub use self::kube::KubeStore;
-pub use files::Files;
-pub use keeper::{Keeper, Stepped};
+pub use files::CertFiles;
 pub use make::make;
-pub use served::Served;
-pub use store::{Found, Memory, Store};
+pub use resolver::CertResolver;
+pub use rotator::{CertRotator, RotationStep};
+pub use store::{MemoryStore, Store, StoredCert};
 
 /// A certificate, its key, and the authorities that clients are told of. Texts are PEM.
 ///

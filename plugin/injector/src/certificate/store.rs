@@ -9,10 +9,10 @@ use super::Bundle;
 /// What a store has.
 ///
 /// ```
-/// assert_eq!(shmesh_injector::certificate::Found::default().bundle, None);
+/// assert_eq!(shmesh_injector::certificate::StoredCert::default().bundle, None);
 /// ```
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Found {
+pub struct StoredCert {
     /// The certificate; `None` when there is none, or none that can be read.
     pub bundle: Option<Bundle>,
     /// Which writing it was; `None` when there is nothing to write over.
@@ -24,17 +24,17 @@ pub struct Found {
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> anyhow::Result<()> {
-/// use shmesh_injector::certificate::{Memory, Store};
-/// assert_eq!(Memory::default().read().await?.version, None);
+/// use shmesh_injector::certificate::{MemoryStore, Store};
+/// assert_eq!(MemoryStore::default().read().await?.version, None);
 /// # Ok(())
 /// # }
 /// ```
 pub trait Store: Send + Sync {
     /// What is there.
-    fn read(&self) -> impl Future<Output = Result<Found>> + Send;
+    fn read(&self) -> impl Future<Output = Result<StoredCert>> + Send;
 
     /// Writes over what was found. `false`: somebody else was faster.
-    fn write(&self, found: &Found, bundle: &Bundle) -> impl Future<Output = Result<bool>> + Send;
+    fn write(&self, found: &StoredCert, bundle: &Bundle) -> impl Future<Output = Result<bool>> + Send;
 
     /// Tells the API server of these authorities, if it knows others. `true`: it did.
     fn publish(&self, authorities: &str) -> impl Future<Output = Result<bool>> + Send;
@@ -45,8 +45,8 @@ pub trait Store: Send + Sync {
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> anyhow::Result<()> {
-/// use shmesh_injector::certificate::{Memory, Store};
-/// let store = Memory::default();
+/// use shmesh_injector::certificate::{MemoryStore, Store};
+/// let store = MemoryStore::default();
 /// assert!(store.publish("PEM").await? && !store.publish("PEM").await?);
 /// assert_eq!(store.published(), "PEM");
 /// store.fail(true);
@@ -55,7 +55,7 @@ pub trait Store: Send + Sync {
 /// # }
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Memory(Arc<Mutex<Inside>>);
+pub struct MemoryStore(Arc<Mutex<Inside>>);
 
 #[derive(Debug, Default)]
 struct Inside {
@@ -65,7 +65,7 @@ struct Inside {
     fails: bool,
 }
 
-impl Memory {
+impl MemoryStore {
     fn inside(&self) -> MutexGuard<'_, Inside> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -97,14 +97,14 @@ impl Memory {
     }
 }
 
-impl Store for Memory {
-    async fn read(&self) -> Result<Found> {
+impl Store for MemoryStore {
+    async fn read(&self) -> Result<StoredCert> {
         let inside = self.answering()?;
         let version = (inside.version > 0).then(|| inside.version.to_string());
-        Ok(Found { bundle: inside.bundle.clone(), version })
+        Ok(StoredCert { bundle: inside.bundle.clone(), version })
     }
 
-    async fn write(&self, found: &Found, bundle: &Bundle) -> Result<bool> {
+    async fn write(&self, found: &StoredCert, bundle: &Bundle) -> Result<bool> {
         let mut inside = self.answering()?;
         let version = (inside.version > 0).then(|| inside.version.to_string());
         if version != found.version {

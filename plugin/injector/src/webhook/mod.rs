@@ -33,7 +33,7 @@ use crate::config::Config;
 use crate::review;
 
 pub use metrics::Metrics;
-pub use run::{Given, Settings, run};
+pub use run::{CertSource, Settings, run};
 
 /// The largest question: the API server takes objects of 3 MiB, and a question may hold one twice.
 const MAX_QUESTION_BYTES: usize = 8 << 20;
@@ -59,11 +59,11 @@ struct Injector {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> anyhow::Result<()> {
 /// use std::{sync::Arc, time::Duration};
-/// use shmesh_injector::{Config, certificate::Served, webhook};
+/// use shmesh_injector::{Config, certificate::CertResolver, webhook};
 /// let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
 /// let stop = tokio_util::sync::CancellationToken::new();
 /// stop.cancel();
-/// let tls = Served::default().server_config()?;
+/// let tls = CertResolver::default().server_config()?;
 /// let (config, metrics) = (Arc::new(Config::default()), webhook::Metrics::default());
 /// webhook::serve(listener, tls, config, metrics, stop, Duration::from_secs(1)).await;
 /// # Ok(())
@@ -97,14 +97,14 @@ pub async fn serve(
             }
         };
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            metrics.turned_away();
+            metrics.refused_connections();
             continue;
         };
         let (acceptor, routes, metrics, stop) =
             (acceptor.clone(), routes.clone(), metrics.clone(), stop.clone());
         connections.spawn(async move {
             if let Err(error) = connection(stream, &acceptor, routes, &stop).await {
-                metrics.broken();
+                metrics.failed_connections();
                 tracing::debug!(%error, "a connection ended");
             }
             drop(place);

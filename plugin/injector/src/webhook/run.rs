@@ -15,25 +15,25 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::Metrics;
-use crate::certificate::{Files, Keeper, KubeStore, Served};
+use crate::certificate::{CertFiles, CertResolver, CertRotator, KubeStore};
 use crate::config::Config;
 
 /// Between two looks at the certificate.
-const LOOK: Duration = Duration::from_secs(10);
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Between two looks while there is none that works.
-const SOON: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long those who have asked may take for the answer, after the end was asked for.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Where the certificate comes from.
 ///
 /// ```
-/// use shmesh_injector::webhook::Given;
-/// let given = Given::Files { certificate: "/tls/tls.crt".into(), key: "/tls/tls.key".into() };
-/// assert!(matches!(given, Given::Files { .. }));
+/// use shmesh_injector::webhook::CertSource;
+/// let certificate = CertSource::Files { certificate: "/tls/tls.crt".into(), key: "/tls/tls.key".into() };
+/// assert!(matches!(certificate, CertSource::Files { .. }));
 /// ```
 #[derive(Clone, Debug)]
-pub enum Given {
+pub enum CertSource {
     /// The replicas make it, and keep it in the cluster.
     Cluster {
         /// The webhook's Service.
@@ -59,10 +59,10 @@ pub enum Given {
 /// What the webhook is told.
 ///
 /// ```
-/// use shmesh_injector::{Config, webhook::{Given, Settings}};
-/// let given = Given::Files { certificate: "/tls/tls.crt".into(), key: "/tls/tls.key".into() };
+/// use shmesh_injector::{Config, webhook::{CertSource, Settings}};
+/// let certificate = CertSource::Files { certificate: "/tls/tls.crt".into(), key: "/tls/tls.key".into() };
 /// let settings = Settings {
-///     listen: "0.0.0.0:8443".parse()?, admin: None, given, config: Config::default(), linger: Default::default(),
+///     listen: "0.0.0.0:8443".parse()?, admin: None, certificate, config: Config::default(), linger: Default::default(),
 /// };
 /// assert_eq!(settings.listen.port(), 8443);
 /// # Ok::<(), std::net::AddrParseError>(())
@@ -74,7 +74,7 @@ pub struct Settings {
     /// Where probes and metrics are.
     pub admin: Option<SocketAddr>,
     /// Where the certificate comes from.
-    pub given: Given,
+    pub certificate: CertSource,
     /// What injection does.
     pub config: Config,
     /// How long it serves on after it was told to end: until nobody is sent here any more.
@@ -113,9 +113,10 @@ pub async fn run(settings: Settings, log: Option<LogFilter>) -> Result<()> {
         }
     };
 
-    let served = Served::default();
+    let served = CertResolver::default();
     let tls = served.server_config()?;
-    let kept = tokio::spawn(keep(settings.given, served, metrics.clone(), has_certificate, stop.clone()));
+    let kept =
+        tokio::spawn(keep(settings.certificate, served, metrics.clone(), has_certificate, stop.clone()));
     let (config, until) = (Arc::new(settings.config), stop.clone());
     let serving = tokio::spawn(super::serve(listener, tls, config, metrics, until, GRACE));
 
@@ -141,8 +142,8 @@ async fn bound(address: SocketAddr) -> Result<TcpListener> {
 
 /// Looks after the certificate. Ends with an error only where there is no cluster at all.
 async fn keep(
-    given: Given,
-    served: Served,
+    certificate: CertSource,
+    served: CertResolver,
     metrics: Metrics,
     ready: Latch,
     stop: CancellationToken,
@@ -152,14 +153,14 @@ async fn keep(
         if works && let Some(ready) = ready.take() {
             ready.open();
         }
-        if ready.is_some() || !works { SOON } else { LOOK }
+        if ready.is_some() || !works { RETRY_INTERVAL } else { CHECK_INTERVAL }
     };
-    match given {
-        Given::Files { certificate, key } => {
-            let mut files = Files::new(certificate, key, served);
+    match certificate {
+        CertSource::Files { certificate, key } => {
+            let mut files = CertFiles::new(certificate, key, served);
             loop {
-                let stepped = files.step();
-                match &stepped {
+                let rotation = files.step();
+                match &rotation {
                     Ok(true) => tracing::info!("the certificate was read"),
                     Ok(false) => {}
                     Err(error) => {
@@ -167,26 +168,26 @@ async fn keep(
                         tracing::warn!(error = format!("{error:#}"), "the certificate stays as it was");
                     }
                 }
-                if !pause(opened(stepped.is_ok()), &stop).await {
+                if !pause(opened(rotation.is_ok()), &stop).await {
                     return Ok(());
                 }
             }
         }
-        Given::Cluster { service, namespace, secret, webhook, lifetime } => {
+        CertSource::Cluster { service, namespace, secret, webhook, lifetime } => {
             let client = kube::Client::try_default()
                 .await
                 .context("no cluster: neither a service account nor a kubeconfig")?;
             let names =
                 ["", ".cluster.local"].map(|tail| format!("{service}.{namespace}.svc{tail}")).to_vec();
             let store = KubeStore::new(client, &namespace, &secret, &webhook);
-            let mut keeper = Keeper::new(store, served, names, lifetime);
+            let mut rotator = CertRotator::new(store, served, names, lifetime);
             loop {
-                let stepped = keeper.step(SystemTime::now()).await;
-                match &stepped {
-                    Ok(stepped) => {
-                        metrics.certificate(stepped.made, stepped.until);
-                        if stepped.made || stepped.published || stepped.presented {
-                            tracing::info!(?stepped, "the certificate was looked after");
+                let rotation = rotator.step(SystemTime::now()).await;
+                match &rotation {
+                    Ok(rotation) => {
+                        metrics.certificate(rotation.made, rotation.until);
+                        if rotation.made || rotation.published || rotation.presented {
+                            tracing::info!(?rotation, "the certificate was looked after");
                         }
                     }
                     Err(error) => {
@@ -197,7 +198,7 @@ async fn keep(
                         );
                     }
                 }
-                if !pause(opened(stepped.is_ok()), &stop).await {
+                if !pause(opened(rotation.is_ok()), &stop).await {
                     return Ok(());
                 }
             }

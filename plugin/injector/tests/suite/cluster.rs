@@ -9,7 +9,7 @@ use axum::body::to_bytes;
 use axum::http::{Method, Request, Response, StatusCode};
 use kube::client::Body;
 use serde_json::{Value, json};
-use shmesh_injector::certificate::{Keeper, KubeStore, Served, Store, make};
+use shmesh_injector::certificate::{CertResolver, CertRotator, KubeStore, Store, make};
 
 const SECRET: &str = "/api/v1/namespaces/shmesh/secrets/tls";
 const WEBHOOK: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/injector";
@@ -96,21 +96,22 @@ impl Server {
     }
 }
 
-fn keeper(server: &Server) -> (Keeper<KubeStore>, Served) {
-    let served = Served::default();
-    let keeper = Keeper::new(server.store(), served.clone(), vec!["injector.shmesh.svc".to_owned()], LIFE);
-    (keeper, served)
+fn rotator(server: &Server) -> (CertRotator<KubeStore>, CertResolver) {
+    let served = CertResolver::default();
+    let rotator =
+        CertRotator::new(server.store(), served.clone(), vec!["injector.shmesh.svc".to_owned()], LIFE);
+    (rotator, served)
 }
 
 #[tokio::test]
 async fn two_replicas_and_no_secret() {
     let server = Server::with_webhooks();
-    let ((mut a, of_a), (mut b, of_b)) = (keeper(&server), keeper(&server));
+    let ((mut a, of_a), (mut b, of_b)) = (rotator(&server), rotator(&server));
     let now = SystemTime::now();
     let (first, second) = tokio::join!(a.step(now), b.step(now));
     let made = usize::from(first.as_ref().unwrap().made) + usize::from(second.as_ref().unwrap().made);
     assert_eq!(made, 1, "they agree by the version");
-    assert!(of_a.is_there() && of_b.is_there());
+    assert!(of_a.is_loaded() && of_b.is_loaded());
     let secret = server.object(SECRET).unwrap();
     assert_eq!(secret["type"], "kubernetes.io/tls");
     let authorities = &secret["data"]["ca.crt"];
@@ -130,8 +131,8 @@ async fn an_empty_secret_of_the_chart_is_filled_and_keeps_its_labels() {
         "metadata": {"name": "tls", "namespace": "shmesh", "labels": {"app": "shmesh"}},
     });
     server.put(SECRET, empty);
-    let (mut keeper, _) = keeper(&server);
-    assert!(keeper.step(SystemTime::now()).await.unwrap().made);
+    let (mut rotator, _) = rotator(&server);
+    assert!(rotator.step(SystemTime::now()).await.unwrap().made);
     let secret = server.object(SECRET).unwrap();
     assert_eq!((&secret["type"], &secret["metadata"]["labels"]["app"]), (&json!("Opaque"), &json!("shmesh")));
     assert_eq!(secret["data"].as_object().unwrap().len(), 4);
@@ -154,8 +155,8 @@ async fn who_writes_over_what_has_changed_is_told() {
 #[tokio::test]
 async fn without_the_webhook_configuration_it_serves_and_says_what_is_missing() {
     let server = Server::default();
-    let (mut keeper, served) = keeper(&server);
-    let error = format!("{:#}", keeper.step(SystemTime::now()).await.unwrap_err());
+    let (mut rotator, served) = rotator(&server);
+    let error = format!("{:#}", rotator.step(SystemTime::now()).await.unwrap_err());
     assert!(error.contains("webhook configuration injector"), "{error}");
-    assert!(served.is_there());
+    assert!(served.is_loaded());
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{check_patch, config, files, pod_of, pods, violations};
 use serde_json::{Value, json};
-use shmesh_injector::manifest::{Form, injected};
+use shmesh_injector::manifest::{OutputFormat, injected};
 use shmesh_injector::{bytes_of, inject};
 
 fn object(text: &str) -> Value {
@@ -14,7 +14,7 @@ fn what_goes_in_comes_out_as_written_down() {
     let is_update = std::env::var_os("SHMESH_UPDATE").is_some();
     for file in files(&pods(), ".in.yaml") {
         let text = std::fs::read_to_string(&file).unwrap();
-        let written = injected(&text, "default", &config(), Form::Yaml).unwrap();
+        let written = injected(&text, "default", &config(), OutputFormat::Yaml).unwrap();
         assert_eq!(written.warnings, [""; 0], "{}", file.display());
         let out = file.to_str().unwrap().replace(".in.yaml", ".out.yaml");
         if is_update {
@@ -23,7 +23,7 @@ fn what_goes_in_comes_out_as_written_down() {
         let expected = std::fs::read_to_string(&out).unwrap();
         assert_eq!(written.text, expected, "{out}");
         assert_eq!(
-            injected(&expected, "default", &config(), Form::Yaml).unwrap().text,
+            injected(&expected, "default", &config(), OutputFormat::Yaml).unwrap().text,
             expected,
             "once is twice"
         );
@@ -139,13 +139,13 @@ const EXACT: &str = "- name: a\n- { name: b, ring: { len: 64 }, pools: { cpu_dat
 
 /// Run by the test below, in a mount namespace of its own.
 #[test]
-fn keeper() {
+fn rotator() {
     let Some(dir) = std::env::var_os("SHMESH_TEST_TMPFS") else { return };
     for link in shmesh::config::from_annotation(EXACT).unwrap().links {
         let options = shmesh::LinkOptions::new().dir(&dir);
-        let keeper = options.keep(&link).unwrap();
+        let rotator = options.keep(&link).unwrap();
         // A participant needs nothing beside it.
-        drop(keeper);
+        drop(rotator);
     }
 }
 
@@ -172,7 +172,7 @@ fn the_size_limit_is_exact() {
         eprintln!("skipped: nothing can be mounted here");
         return;
     }
-    let keeper = format!("{} --exact pods::keeper", std::env::current_exe().unwrap().display());
-    assert!(run(size, &keeper).unwrap().success(), "{size}");
-    assert!(!run(size - 4096, &keeper).unwrap().success(), "{size} is more than is needed");
+    let rotator = format!("{} --exact pods::rotator", std::env::current_exe().unwrap().display());
+    assert!(run(size, &rotator).unwrap().success(), "{size}");
+    assert!(!run(size - 4096, &rotator).unwrap().success(), "{size} is more than is needed");
 }

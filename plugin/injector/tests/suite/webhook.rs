@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use shmesh_injector::Config;
-use shmesh_injector::certificate::{Bundle, Keeper, Memory, Served, make};
+use shmesh_injector::certificate::{Bundle, CertResolver, CertRotator, MemoryStore, make};
 use shmesh_injector::webhook::{Metrics, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,14 +23,14 @@ const LIFE: Duration = Duration::from_secs(86_400);
 
 struct Server {
     address: SocketAddr,
-    served: Served,
+    served: CertResolver,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl Server {
     async fn start() -> Self {
-        let served = Served::default();
+        let served = CertResolver::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
         let (tls, config) = (served.server_config().unwrap(), Arc::new(Config::default()));
@@ -161,18 +161,18 @@ async fn the_end_waits_for_who_has_asked() {
 
 #[tokio::test]
 async fn a_certificate_is_replaced_and_no_client_is_lost() {
-    let (store, server) = (Memory::default(), Server::start().await);
-    let mut keeper = Keeper::new(store.clone(), server.served.clone(), vec![NAME.to_owned()], LIFE);
-    keeper.step(SystemTime::now()).await.unwrap();
+    let (store, server) = (MemoryStore::default(), Server::start().await);
+    let mut rotator = CertRotator::new(store.clone(), server.served.clone(), vec![NAME.to_owned()], LIFE);
+    rotator.step(SystemTime::now()).await.unwrap();
     let before = store.published();
     let mut kept = server.connect(&before).await.unwrap();
     // Two thirds of its life later, but the client's clock, which this machine's is, has not moved.
     let due = SystemTime::now() + LIFE * 2 / 3;
-    assert!(keeper.step(due).await.unwrap().published);
+    assert!(rotator.step(due).await.unwrap().published);
     let between = store.published();
     server.connect(&before).await.expect("an API server that does not know yet");
     server.connect(&between).await.expect("one that knows");
-    assert!(keeper.step(due).await.unwrap().presented);
+    assert!(rotator.step(due).await.unwrap().presented);
     server.connect(&before).await.expect_err("by now all know");
     // The new one begins later than now; that it is presented is what counts.
     let error = server.connect(&between).await.expect_err("not valid yet").to_string();

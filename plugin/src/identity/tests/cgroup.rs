@@ -136,41 +136,41 @@ fn text(pattern: &str) -> String {
         .collect()
 }
 
-fn place(pattern: &str) -> Result<Place, NoPlace> {
-    Roots::default().place(&text(pattern))
+fn container(pattern: &str) -> Result<ContainerRef, NoContainer> {
+    Roots::default().container(&text(pattern))
 }
 
-fn expected(uid: Option<&str>) -> Result<Place, NoPlace> {
-    Ok(Place { pod_uid: uid.map(str::to_owned), container_id: CID.to_owned() })
+fn expected(uid: Option<&str>) -> Result<ContainerRef, NoContainer> {
+    Ok(ContainerRef { pod_uid: uid.map(str::to_owned), container_id: CID.to_owned() })
 }
 
 #[test]
 fn every_known_layout_names_pod_and_container() {
     for (name, pattern, uid) in IN_POD {
         // "CRI-O" and "Docker" are only names: the pattern is what is replaced.
-        assert_eq!(place(pattern), expected(*uid), "{name}: {pattern}");
+        assert_eq!(container(pattern), expected(*uid), "{name}: {pattern}");
     }
 }
 
 #[test]
 fn what_is_no_container_of_a_pod_is_in_none() {
     for pattern in NOT_IN_POD {
-        assert_eq!(place(pattern), Err(NoPlace::NotInPod), "{pattern}");
+        assert_eq!(container(pattern), Err(NoContainer::NotInPod), "{pattern}");
     }
 }
 
 #[test]
 fn a_container_cannot_name_itself_another_by_cgroups_below_its_own() {
     let forged = "0::/kubepods/podU/C/kubepods/podT/O";
-    assert_eq!(place(forged), expected(Some(UID)));
+    assert_eq!(container(forged), expected(Some(UID)));
     let below_a_private_root = "0::/../../podU/C/podT/O";
-    assert_eq!(place(below_a_private_root), expected(Some(UID)));
+    assert_eq!(container(below_a_private_root), expected(Some(UID)));
 }
 
 #[test]
 fn hierarchies_that_disagree_name_nobody() {
-    assert_eq!(place("2:pids:/kubepods/podU/C\n1:cpu:/kubepods/podT/C"), Err(NoPlace::Ambiguous));
-    assert_eq!(place("2:pids:/kubepods/podU/C\n1:cpu:/kubepods/podU/O"), Err(NoPlace::Ambiguous));
+    assert_eq!(container("2:pids:/kubepods/podU/C\n1:cpu:/kubepods/podT/C"), Err(NoContainer::Ambiguous));
+    assert_eq!(container("2:pids:/kubepods/podU/C\n1:cpu:/kubepods/podU/O"), Err(NoContainer::Ambiguous));
 }
 
 #[test]
@@ -188,9 +188,9 @@ fn in_a_cluster_within_a_pod_the_inner_pods_count() {
         ),
     ] {
         let roots = Roots::of_own(&text(own));
-        assert_eq!(roots.place(&text(inner)), expected(Some(UID)), "{inner}");
+        assert_eq!(roots.container(&text(inner)), expected(Some(UID)), "{inner}");
         // One of the outer cluster is not below our root: it is what it is out there.
-        assert_eq!(roots.place(&text(outer)), expected(Some(STATIC)), "{outer}");
+        assert_eq!(roots.container(&text(outer)), expected(Some(STATIC)), "{outer}");
     }
 }
 
@@ -198,14 +198,14 @@ fn in_a_cluster_within_a_pod_the_inner_pods_count() {
 fn the_root_of_a_plain_node_is_the_root() {
     for own in ["0::/", "0::/kubepods/podU/C", "0::/../..", "0::/system.slice/x.service"] {
         let roots = Roots::of_own(&text(own));
-        assert_eq!(roots.place(&text("0::/kubepods/burstable/podU/C")), expected(Some(UID)), "{own}");
+        assert_eq!(roots.container(&text("0::/kubepods/burstable/podU/C")), expected(Some(UID)), "{own}");
     }
 }
 
 proptest::proptest! {
     #[test]
     fn no_text_makes_it_panic(own: String, text: String) {
-        let _ = Roots::of_own(&own).place(&text);
+        let _ = Roots::of_own(&own).container(&text);
     }
 
     #[test]
@@ -213,8 +213,8 @@ proptest::proptest! {
         own in "([0-9]{0,2}:[a-z,=]{0,8}:?(/(\\.\\.|kubepods|pod[0-9a-f]{32}|[0-9a-f]{64}|(x-)?pod[0-9a-f_]{36}\\.slice|crio-[0-9a-f]{64}\\.scope|:|é))*\n){0,3}",
         text in "([0-9]{0,2}:[a-z,=]{0,8}:?(/(\\.\\.|kubepods|pod[0-9a-f]{32}|[0-9a-f]{64}|(x-)?pod[0-9a-f_]{36}\\.slice|crio-[0-9a-f]{64}\\.scope|:|é))*\n){0,3}",
     ) {
-        if let Ok(place) = Roots::of_own(&own).place(&text) {
-            proptest::prop_assert_eq!(place.container_id.len(), 64);
+        if let Ok(container) = Roots::of_own(&own).container(&text) {
+            proptest::prop_assert_eq!(container.container_id.len(), 64);
         }
     }
 }

@@ -16,7 +16,7 @@ use shmesh_sys::pidfd::{PeerPidfd, Pidfd};
 use shmesh_sys::procfs::{File, Kernel, Proc};
 
 use super::cgroup::Roots;
-use super::pods::{Nobody, Pods};
+use super::pods::{NoPods, Pods};
 use super::process::Resolver;
 
 /// A process that lives until its standard input is closed.
@@ -37,7 +37,7 @@ fn resolver<P: Proc>(proc: P) -> Resolver<P> {
 }
 
 fn identify(pidfd: &Pidfd) -> Result<PeerIdentity, Unknown> {
-    resolver(Kernel).identify(pidfd, 0, &Nobody)
+    resolver(Kernel).identify(pidfd, 0, &NoPods)
 }
 
 /// Kills a process just before one of its files is read, and reads on in those of another process: as if its number had
@@ -79,7 +79,7 @@ fn a_process_that_ends_while_it_is_looked_at_is_gone_and_never_a_mixture() {
         let pidfd = pidfd(pid(&child));
         let proc =
             KillsBefore { file, victim: pid(&child), successor: pid(&successor), killed: Cell::new(false) };
-        assert_eq!(resolver(proc).identify(&pidfd, 0, &Nobody), Err(Unknown::Gone), "{file:?}");
+        assert_eq!(resolver(proc).identify(&pidfd, 0, &NoPods), Err(Unknown::Gone), "{file:?}");
         child.wait().unwrap();
         assert_eq!(identify(&pidfd), Err(Unknown::Gone), "reaped");
     }
@@ -114,7 +114,7 @@ impl Proc for InPod {
 fn a_process_that_ends_after_everything_was_read_is_gone() {
     let mut child = sleeper();
     let pidfd = pidfd(pid(&child));
-    let before = resolver(InPod).identify(&pidfd, 0, &Nobody).unwrap();
+    let before = resolver(InPod).identify(&pidfd, 0, &NoPods).unwrap();
     assert_eq!(before.pod.unwrap().uid, "a".repeat(32));
     assert_eq!(resolver(InPod).identify(&pidfd, 0, &Kills(pid(&child))), Err(Unknown::Gone));
     child.wait().unwrap();
@@ -132,7 +132,7 @@ impl Proc for Thread {
 #[test]
 fn the_number_of_a_thread_is_never_taken_for_a_process() {
     let me = pidfd(std::process::id().cast_signed());
-    assert_eq!(resolver(Thread).identify(&me, 0, &Nobody), Err(Unknown::BadDescriptor));
+    assert_eq!(resolver(Thread).identify(&me, 0, &NoPods), Err(Unknown::BadDescriptor));
 }
 
 /// A source of pods that says this of every container.
@@ -199,7 +199,7 @@ fn on_an_old_kernel_who_started_after_the_connection_is_not_who_connected() {
     let (_dir, accepted, _client) = accepted();
     let me = Pidfd::of_peer(accepted.as_fd(), PeerPidfd::Old).unwrap();
     let start_time = identify(&me).unwrap().start_time;
-    let with = |latest| resolver(Kernel).identify(&me, latest, &Nobody);
+    let with = |latest| resolver(Kernel).identify(&me, latest, &NoPods);
     assert_eq!(with(start_time - 1), Err(Unknown::Gone));
     assert!(with(start_time).is_ok());
 }

@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use shmesh_kubelet::{Config, Container, Node as Double, Phase, Pod};
+use shmesh_fake_kubelet::{Config, Container, Node as Double, Phase, Pod};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::kubelet::{Keeper, Ledger, Mode, Node, Offer, remove_stale};
+use crate::kubelet::{AllocationTimes, Mode, NodeContext, Registrar, ResourceOffer, remove_stale};
 use crate::metrics::Metrics;
-use crate::resource::allocate::Form;
-use crate::resource::{Resource, Unit, What};
+use crate::resource::allocate::AllocateSettings;
+use crate::resource::{Resource, ResourceKind, Unit};
 
 const R: &str = "shmesh.io/shm";
 const UNITS: usize = 6;
@@ -55,25 +55,26 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The units whose bit is set in `sick` are.
-fn resource(sick: u8) -> Arc<Resource> {
-    let unit = |at| Unit { id: format!("u{at}"), numa: None, device: at, is_healthy: sick & (1 << at) == 0 };
-    Arc::new(Resource::new(R.into(), What::Shm { unit: 1 << 26 }, (0..UNITS).map(unit).collect()))
+/// The units whose bit is set in `unhealthy` are.
+fn resource(unhealthy: u8) -> Arc<Resource> {
+    let unit =
+        |at| Unit { id: format!("u{at}"), numa: None, device: at, is_healthy: unhealthy & (1 << at) == 0 };
+    Arc::new(Resource::new(R.into(), ResourceKind::Shm { unit: 1 << 26 }, (0..UNITS).map(unit).collect()))
 }
 
 /// A list that is too long for the kubelet, which ends the stream.
 fn too_long() -> Arc<Resource> {
     let unit =
         |at| Unit { id: format!("{at}{}", "x".repeat(1_000_000)), numa: None, device: 0, is_healthy: true };
-    Arc::new(Resource::new(R.into(), What::Shm { unit: 1 << 26 }, (0..5).map(unit).collect()))
+    Arc::new(Resource::new(R.into(), ResourceKind::Shm { unit: 1 << 26 }, (0..5).map(unit).collect()))
 }
 
 struct World {
     _dir: tempfile::TempDir,
     double: Double,
-    node: Node,
-    offer: watch::Sender<Offer>,
-    sick: u8,
+    node: NodeContext,
+    offer: watch::Sender<ResourceOffer>,
+    unhealthy: u8,
     stop: CancellationToken,
     keeper: JoinHandle<()>,
     pods: Vec<(String, usize)>,
@@ -86,27 +87,27 @@ impl World {
         config.seed = seed;
         let double = Double::new(config);
         double.start_kubelet().await.unwrap();
-        let node = Node {
+        let node = NodeContext {
             mode: Mode::Register,
             sockets: double.paths().device_plugins(),
             kubelet: double.paths().kubelet_socket(),
-            form: Arc::new(Form::of(&crate::config::Config::default())),
-            ledger: Arc::new(Ledger::default()),
+            form: Arc::new(AllocateSettings::of(&crate::config::Config::default())),
+            allocation_times: Arc::new(AllocationTimes::default()),
             metrics: Metrics::default(),
             events: crate::events::Events::default(),
         };
-        let offer = watch::Sender::new(Offer { now: resource(0), before: None });
+        let offer = watch::Sender::new(ResourceOffer { now: resource(0), before: None });
         let stop = CancellationToken::new();
-        let keeper = Keeper::new(node.clone(), offer.subscribe(), watch::Sender::new(false));
-        let keeper = tokio::spawn(keeper.keep(stop.clone()));
-        Self { _dir: dir, double, node, offer, sick: 0, stop, keeper, pods: Vec::new() }
+        let keeper = Registrar::new(node.clone(), offer.subscribe(), watch::Sender::new(false));
+        let keeper = tokio::spawn(keeper.run(stop.clone()));
+        Self { _dir: dir, double, node, offer, unhealthy: 0, stop, keeper, pods: Vec::new() }
     }
 
     fn start(&mut self) {
         remove_stale(&self.node.sockets, "shmesh.io").unwrap();
         self.stop = CancellationToken::new();
-        let keeper = Keeper::new(self.node.clone(), self.offer.subscribe(), watch::Sender::new(false));
-        self.keeper = tokio::spawn(keeper.keep(self.stop.clone()));
+        let keeper = Registrar::new(self.node.clone(), self.offer.subscribe(), watch::Sender::new(false));
+        self.keeper = tokio::spawn(keeper.run(self.stop.clone()));
     }
 
     fn sockets(&self) -> Vec<std::path::PathBuf> {
@@ -141,7 +142,7 @@ impl World {
                 self.advertise(too_long());
                 // Until it has been sent.
                 tokio::time::sleep(Duration::from_millis(1)).await;
-                self.advertise(resource(self.sick));
+                self.advertise(resource(self.unhealthy));
             }
             Step::SocketRemoved => {
                 for socket in self.sockets() {
@@ -162,9 +163,9 @@ impl World {
                 self.double.delete_pod(&name);
             }
             Step::PodDeleted(_) => {}
-            Step::Health(sick) => {
-                self.sick = sick & ((1 << UNITS) - 1);
-                self.advertise(resource(self.sick));
+            Step::Health(unhealthy) => {
+                self.unhealthy = unhealthy & ((1 << UNITS) - 1);
+                self.advertise(resource(self.unhealthy));
             }
             Step::Hurry(millis) => tokio::time::sleep(Duration::from_millis(millis.into())).await,
         }
@@ -203,7 +204,7 @@ async fn play(steps: Vec<Step>, seed: u64) {
     for (number, step) in steps.into_iter().enumerate() {
         world.act(number, step).await;
         if !matches!(step, Step::Hurry(_)) || number % 3 == 0 {
-            let well = UNITS - world.sick.count_ones() as usize;
+            let well = UNITS - world.unhealthy.count_ones() as usize;
             world.settles(well).await;
         }
     }

@@ -1,4 +1,4 @@
 //! In virtual time: the machine alone, and all of it with the kubelet double.
 
 mod double;
-mod machine;
+mod state_machine;

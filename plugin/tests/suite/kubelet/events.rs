@@ -70,7 +70,7 @@ async fn take(State(server): State<Server>, body: String) -> (StatusCode, String
 }
 
 /// The plugin, with this API server, as the node `n1`.
-fn start(place: &Place, server: SocketAddr) -> Plugin {
+fn start(place: &TestNode, server: SocketAddr) -> Plugin {
     let kubeconfig = place.path("kubeconfig");
     let text = format!(
         "{{apiVersion: v1, kind: Config, current-context: c, contexts: [{{name: c, context: {{cluster: c, user: u}}}}], \
@@ -84,7 +84,7 @@ fn start(place: &Place, server: SocketAddr) -> Plugin {
 
 #[tokio::test]
 async fn what_fails_and_works_again_is_told_once_each() {
-    let (place, server) = (Place::with_kubelet().await, Server::default());
+    let (place, server) = (TestNode::with_kubelet().await, Server::default());
     let plugin = start(&place, server.start().await);
     place.all_there().await;
     assert_eq!(server.written(), [], "nothing happened yet");
@@ -111,7 +111,7 @@ async fn what_fails_and_works_again_is_told_once_each() {
 
 #[tokio::test]
 async fn an_api_server_that_refuses_costs_nothing() {
-    let (place, server) = (Place::with_kubelet().await, Server::default());
+    let (place, server) = (TestNode::with_kubelet().await, Server::default());
     let plugin = start(&place, server.start().await);
     place.all_there().await;
     server.answer_first(vec![403]);
@@ -128,11 +128,11 @@ async fn an_api_server_that_refuses_costs_nothing() {
 
 #[tokio::test]
 async fn what_dead_pods_left_and_a_new_configuration_are_told() {
-    let (place, server) = (Place::with_kubelet().await, Server::default());
+    let (place, server) = (TestNode::with_kubelet().await, Server::default());
     let plugin = start(&place, server.start().await);
     place.all_there().await;
     let status = place.node.add_pod(pod("p", &[(POOL, 1)])).await;
-    assert_eq!(status.phase, shmesh_kubelet::Phase::Running);
+    assert_eq!(status.phase, shmesh_fake_kubelet::Phase::Running);
     fs::write(place.path("dev/shm/shmesh/a/left"), [0_u8; 5000]).unwrap();
     place.node.delete_pod("p");
     until("the sweep", || server.written().iter().any(|(reason, _)| reason == "PoolSwept")).await;

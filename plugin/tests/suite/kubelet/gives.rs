@@ -3,13 +3,13 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use shmesh_kubelet::{Container, Phase, Pod};
+use shmesh_fake_kubelet::{Container, Phase, Pod};
 
 use crate::kubelet::plugin::*;
 
 #[tokio::test]
 async fn memory_a_pool_and_slots() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     plugin.said("ready: the kubelet has every resource");
@@ -37,7 +37,7 @@ async fn memory_a_pool_and_slots() {
     assert!(place.path("run/shmesh/agent/agent.sock").exists());
 
     plugin.shows("shmesh_plugin_shm_reserved_bytes", |bytes| bytes == f64::from(3 << 26)).await;
-    plugin.shows("shmesh_plugin_held{resource=\"shmesh.io/a\"}", |units| units == 1.0).await;
+    plugin.shows("shmesh_plugin_allocated_units{resource=\"shmesh.io/a\"}", |units| units == 1.0).await;
     plugin.shows("shmesh_plugin_allocations_total{resource=\"shmesh.io/shm\"}", |calls| calls == 1.0).await;
     plugin.shows("shmesh_plugin_allocate_seconds_count", |calls| calls == 3.0).await;
     plugin.shows("shmesh_plugin_allocate_seconds_sum", |seconds| seconds > 0.0).await;
@@ -45,7 +45,7 @@ async fn memory_a_pool_and_slots() {
 
 #[tokio::test]
 async fn without_cdi_a_pool_is_a_mount() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let settings = ["cdi.enabled=false", "shm.budget=0", "pools=[{name: a, attachments: 8}]"];
     let plugin = place.start_with(&settings);
     plugin.said("set cdi.enabled where the runtime has it");
@@ -68,7 +68,7 @@ async fn without_cdi_a_pool_is_a_mount() {
 
 #[tokio::test]
 async fn a_native_sidecar_and_its_app_get_one_attachment_each() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let _plugin = place.start();
     place.all_there().await;
     let container = |name| Container::new(name).limit(POOL, 1);
@@ -83,7 +83,7 @@ async fn a_native_sidecar_and_its_app_get_one_attachment_each() {
 
 #[tokio::test]
 async fn topology_reaches_the_kubelet() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let _plugin = place.start();
     place.all_there().await;
     for (node, gpu) in [(0, "GPU-a"), (1, "GPU-b")] {
@@ -95,7 +95,7 @@ async fn topology_reaches_the_kubelet() {
 
 #[tokio::test]
 async fn a_node_without_devices_advertises_none_until_there_are() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     fs::write(place.path("fake.yaml"), "gpus: []\n").unwrap();
     let plugin = place.start();
     place.allocatable(SHM, 16).await;
@@ -107,7 +107,7 @@ async fn a_node_without_devices_advertises_none_until_there_are() {
 
 #[tokio::test]
 async fn a_sidecar_that_needs_no_pool_gets_the_identity_service() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let _plugin = place.start();
     place.all_there().await;
     let pod = Pod::new("p")
@@ -124,7 +124,7 @@ async fn a_sidecar_that_needs_no_pool_gets_the_identity_service() {
 
 #[tokio::test]
 async fn without_an_identity_service_nobody_gets_it() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let _plugin = place.start_with(&["identity.enabled=false"]);
     place.allocatable(POOL, 8).await;
     place.node.wait_for(LIMIT, |node| node.capacity(AGENT) == 256).await.unwrap();
@@ -137,12 +137,12 @@ async fn without_an_identity_service_nobody_gets_it() {
 
 #[tokio::test]
 async fn health_goes_both_ways() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let command = place.path("check");
     fs::write(&command, "#!/bin/sh\ntest -e \"${0%/*}/well\"\n").unwrap();
     fs::set_permissions(&command, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     fs::write(place.path("well"), "").unwrap();
-    let pool = Place::pool(&format!(", healthCommand: [{}]", command.display()));
+    let pool = TestNode::pool(&format!(", healthCommand: [{}]", command.display()));
     let plugin = place.start_with(&[&pool]);
     place.all_there().await;
     for _ in 0..2 {
@@ -164,7 +164,7 @@ async fn health_goes_both_ways() {
 
 #[tokio::test]
 async fn what_is_removed_under_it_is_made_again() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     let spec = place.path("var/run/cdi/shmesh.io-shm.json");
@@ -180,7 +180,7 @@ async fn what_is_removed_under_it_is_made_again() {
 
 #[tokio::test]
 async fn a_device_that_is_listed_no_more_is_unhealthy_though_its_file_stays() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let all = fs::read_to_string(place.path("fake.yaml")).unwrap();
     let _plugin = place.start();
     place.all_there().await;
@@ -194,7 +194,7 @@ async fn a_device_that_is_listed_no_more_is_unhealthy_though_its_file_stays() {
 
 #[tokio::test]
 async fn devices_that_do_not_answer_hold_nobody_up() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     // As a driver that hangs: whoever reads it waits for ever.
@@ -217,7 +217,7 @@ async fn devices_that_do_not_answer_hold_nobody_up() {
 
 #[tokio::test]
 async fn one_slow_command_does_not_delay_another() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     // Two that end only together.
     nix::unistd::mkfifo(&place.path("meet"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let command = place.path("check");
@@ -246,8 +246,8 @@ async fn hundreds_of_pods() {
 }
 
 async fn give_to_pods(pods: usize) {
-    let place = Place::with_kubelet().await;
-    let pool = Place::pool("").replace("attachments: 8", &format!("attachments: {pods}"));
+    let place = TestNode::with_kubelet().await;
+    let pool = TestNode::pool("").replace("attachments: 8", &format!("attachments: {pods}"));
     let plugin = place.start_with(&[&pool]);
     place.allocatable(POOL, pods as u64).await;
     for round in 0..2 {
@@ -258,7 +258,9 @@ async fn give_to_pods(pods: usize) {
         let devices: std::collections::BTreeSet<_> =
             place.node.holders(POOL).into_iter().map(|holder| holder.device).collect();
         assert_eq!(devices.len(), pods, "none twice");
-        plugin.shows("shmesh_plugin_held{resource=\"shmesh.io/a\"}", |units| units == pods as f64).await;
+        plugin
+            .shows("shmesh_plugin_allocated_units{resource=\"shmesh.io/a\"}", |units| units == pods as f64)
+            .await;
         let status = place.node.add_pod(pod(&format!("one-more{round}"), &[(POOL, 1)])).await;
         assert_eq!(status.phase, Phase::Failed, "{status:?}");
         place.node.delete_pod(&format!("one-more{round}"));

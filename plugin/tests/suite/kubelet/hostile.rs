@@ -29,7 +29,7 @@ fn unit(at: usize) -> String {
 
 #[tokio::test]
 async fn each_has_its_status() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start_with(&["shm.numa=false"]);
     place.all_there().await;
     let mut client = client(&place, SHM).await;
@@ -89,14 +89,14 @@ async fn each_has_its_status() {
             >= 5.0
     );
     // And after all that.
-    let given = client.allocate(request(all)).await.unwrap().into_inner();
-    assert_eq!(given.container_responses[0].cdi_devices[0].name, "shmesh.io/shm=1Gi");
+    let response = client.allocate(request(all)).await.unwrap().into_inner();
+    assert_eq!(response.container_responses[0].cdi_devices[0].name, "shmesh.io/shm=1Gi");
     place.all_there().await;
 }
 
 #[tokio::test]
 async fn garbage_on_the_socket() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     let socket = place.plugin_sockets().pop().unwrap();
@@ -119,7 +119,7 @@ async fn garbage_on_the_socket() {
     // Connections that say nothing, and one that is cut in the middle.
     let silent: Vec<_> = (0..200).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     let status = place.node.add_pod(pod("p", &[(SHM, 1), (POOL, 1), (GPU, 1)])).await;
-    assert_eq!(status.phase, shmesh_kubelet::Phase::Running, "{status:?}");
+    assert_eq!(status.phase, shmesh_fake_kubelet::Phase::Running, "{status:?}");
     drop(silent);
     let fds = || std::fs::read_dir(format!("/proc/{}/fd", plugin.pid())).unwrap().count();
     until("descriptors are closed", || fds() <= before + 1).await;
@@ -127,7 +127,7 @@ async fn garbage_on_the_socket() {
 
 #[tokio::test]
 async fn many_streams_and_their_sudden_end() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     let fds = || std::fs::read_dir(format!("/proc/{}/fd", plugin.pid())).unwrap().count();
@@ -148,7 +148,7 @@ async fn many_streams_and_their_sudden_end() {
 
 #[tokio::test]
 async fn many_refusals_are_few_lines() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     let mut client = client(&place, SHM).await;

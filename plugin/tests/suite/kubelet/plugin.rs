@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use hyper_util::rt::TokioIo;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use shmesh_kubelet::{Config, Container, Node, Pod};
+use shmesh_fake_kubelet::{Config, Container, Node, Pod};
 use shmesh_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
@@ -25,12 +25,12 @@ pub(crate) const AGENT: &str = "shmesh.io/agent";
 pub(crate) const GPU: &str = "shmesh.io/gpu-ipc";
 
 /// A node's root directory.
-pub(crate) struct Place {
+pub(crate) struct TestNode {
     pub(crate) dir: TempDir,
     pub(crate) node: Node,
 }
 
-impl Place {
+impl TestNode {
     /// On a tmpfs, as pools are. The kubelet does not run yet.
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -241,7 +241,7 @@ impl Drop for Plugin {
 }
 
 /// A client of the plugin's socket for a resource.
-pub(crate) async fn client(place: &Place, resource: &str) -> DevicePluginClient<Channel> {
+pub(crate) async fn client(place: &TestNode, resource: &str) -> DevicePluginClient<Channel> {
     let name = resource.replace('/', "_");
     let socket = place
         .plugin_sockets()

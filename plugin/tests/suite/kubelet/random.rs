@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use shmesh_kubelet::Phase;
+use shmesh_fake_kubelet::Phase;
 
 use crate::kubelet::plugin::*;
 
@@ -68,7 +68,7 @@ fn steps_in_any_order(steps_count: usize) {
 }
 
 async fn play(steps: Vec<Step>) {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let mut plugin = place.start_with(&["sweep.enabled=false"]);
     let mut pods: Vec<String> = Vec::new();
     let mut slowest = Duration::ZERO;

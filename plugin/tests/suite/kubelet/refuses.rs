@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::kubelet::plugin::*;
 
 /// Status and log of a plugin that should not start.
-fn refused(place: &Place, settings: &[&str]) -> (Option<i32>, String) {
+fn refused(place: &TestNode, settings: &[&str]) -> (Option<i32>, String) {
     let mut child = Plugin::command(&place.settings(), settings, None).spawn().unwrap();
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -16,7 +16,7 @@ fn refused(place: &Place, settings: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn every_problem_at_once_and_64() {
-    let place = Place::new();
+    let place = TestNode::new();
     let wrong = [
         "domain=kubernetes.io",
         "shm.unit=0",
@@ -47,7 +47,7 @@ fn every_problem_at_once_and_64() {
 
 #[test]
 fn a_directory_that_is_not_there_is_64() {
-    let place = Place::new();
+    let place = TestNode::new();
     fs::remove_dir(place.sockets()).unwrap();
     let (code, said) = refused(&place, &[]);
     assert_eq!(code, Some(64), "{said}");
@@ -56,7 +56,7 @@ fn a_directory_that_is_not_there_is_64() {
 
 #[test]
 fn flags_that_contradict_each_other_are_64() {
-    let place = Place::new();
+    let place = TestNode::new();
     let (code, said) = refused(&place, &["cdi.enabled=false"]);
     assert_eq!(code, Some(64), "{said}");
     assert!(said.contains("shm.budget: ") && said.contains("pools[a].gid: "), "{said}");
@@ -70,7 +70,7 @@ fn flags_that_contradict_each_other_are_64() {
 
 #[tokio::test]
 async fn a_second_plugin_of_the_node_is_69() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     let sockets = place.plugin_sockets();

@@ -4,13 +4,13 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 
 use nix::sys::signal::Signal;
-use shmesh_kubelet::{Event, Phase};
+use shmesh_fake_kubelet::{Event, Phase};
 
 use crate::kubelet::plugin::*;
 
 #[tokio::test]
 async fn a_kubelet_that_comes_later() {
-    let place = Place::new();
+    let place = TestNode::new();
     let plugin = place.start();
     until("four sockets", || place.plugin_sockets().len() == 4).await;
     assert!(plugin.get("/readyz").contains("waits for: kubelet"));
@@ -21,7 +21,7 @@ async fn a_kubelet_that_comes_later() {
 
 #[tokio::test]
 async fn a_kubelet_that_restarts_keeps_what_pods_have() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let _plugin = place.start();
     place.all_there().await;
     place.node.add_pod(pod("p", &[(SHM, 5), (POOL, 1)])).await;
@@ -38,7 +38,7 @@ async fn a_kubelet_that_restarts_keeps_what_pods_have() {
 
 #[tokio::test]
 async fn its_own_crash_and_its_own_end() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     place.node.add_pod(pod("p", &[(SHM, 5)])).await;
@@ -62,12 +62,12 @@ async fn its_own_crash_and_its_own_end() {
 
 #[tokio::test]
 async fn a_socket_that_somebody_removes() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let _plugin = place.start();
     place.all_there().await;
     for _ in 0..3 {
         let before = place.plugin_sockets();
-        let registered = |node: &shmesh_kubelet::Node| {
+        let registered = |node: &shmesh_fake_kubelet::Node| {
             node.events().iter().filter(|record| matches!(record.event, Event::Registered { .. })).count()
         };
         let count = registered(&place.node);
@@ -82,7 +82,7 @@ async fn a_socket_that_somebody_removes() {
 
 #[tokio::test]
 async fn the_race_by_name() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     // Registered once more by somebody, while the first stream is open: its end then drops the wrong client.
@@ -96,7 +96,7 @@ async fn the_race_by_name() {
     place.all_there().await;
 }
 
-async fn register(place: &Place, endpoint: &str, resource: &str) {
+async fn register(place: &TestNode, endpoint: &str, resource: &str) {
     use shmesh_kubelet_api::deviceplugin::RegisterRequest;
     use shmesh_kubelet_api::deviceplugin::registration_client::RegistrationClient;
     let socket = place.node.paths().kubelet_socket();
@@ -117,7 +117,7 @@ async fn register(place: &Place, endpoint: &str, resource: &str) {
 
 #[tokio::test]
 async fn a_reboot() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     place.node.add_pod(pod("p", &[(SHM, 5), (POOL, 1)])).await;
@@ -138,7 +138,7 @@ async fn a_reboot() {
 
 #[tokio::test]
 async fn found_by_the_kubelet() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start_with(&["kubelet.registration=pluginsRegistry"]);
     place.all_there().await;
     assert!(place.plugin_sockets().is_empty(), "never both");
@@ -162,7 +162,7 @@ async fn found_by_the_kubelet() {
 
 #[tokio::test]
 async fn a_configuration_that_changes() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let file = place.path("config.yaml");
     let write = |text: &str| {
         // As a ConfigMap is replaced.
@@ -177,7 +177,7 @@ async fn a_configuration_that_changes() {
     place.node.add_pod(pod("p", &[(SHM, 9)])).await;
     let holders = place.node.holders(SHM);
 
-    let pool = Place::pool("").replace("pools=", "pools: ");
+    let pool = TestNode::pool("").replace("pools=", "pools: ");
     write(&format!("shm: {{budget: 2Gi}}\n{pool}\n"));
     place.allocatable(SHM, 32).await;
     place.allocatable(POOL, 8).await;
@@ -203,7 +203,7 @@ async fn a_configuration_that_changes() {
 #[tokio::test]
 async fn what_is_in_the_way() {
     // A file and a foreign socket in the kubelet's directory are not ours.
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let _foreign = UnixListener::bind(place.sockets().join("other.sock")).unwrap();
     fs::write(place.sockets().join("shmesh.io_shm.x.sock"), "precious").unwrap();
     let plugin = place.start();
@@ -215,7 +215,7 @@ async fn what_is_in_the_way() {
 
 #[tokio::test]
 async fn told_to_end_while_it_registers() {
-    let place = Place::new();
+    let place = TestNode::new();
     // A kubelet that takes calls and never answers one.
     let mute = UnixListener::bind(place.node.paths().kubelet_socket()).unwrap();
     let plugin = place.start();
@@ -231,9 +231,9 @@ async fn told_to_end_while_it_registers() {
 
 #[tokio::test]
 async fn what_containers_have_is_not_changed_under_them() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let file = place.path("config.yaml");
-    let pool = Place::pool("").replace("pools=", "pools: ");
+    let pool = TestNode::pool("").replace("pools=", "pools: ");
     fs::write(&file, format!("{pool}\n")).unwrap();
     let mut settings = place.settings();
     settings.retain(|setting| !setting.starts_with("pools="));

@@ -7,7 +7,7 @@ use crate::kubelet::plugin::*;
 
 #[tokio::test]
 async fn left_by_the_dead_and_used_by_the_living() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     let pool = place.path("dev/shm/shmesh/a");
@@ -18,13 +18,13 @@ async fn left_by_the_dead_and_used_by_the_living() {
     plugin.shows("shmesh_plugin_pool_used_bytes{pool=\"a\"}", |bytes| bytes >= 100_000.0).await;
     // One is dead, the other may use what it left.
     place.node.delete_pod("p");
-    plugin.shows("shmesh_plugin_held{resource=\"shmesh.io/a\"}", |units| units == 1.0).await;
+    plugin.shows("shmesh_plugin_allocated_units{resource=\"shmesh.io/a\"}", |units| units == 1.0).await;
     // Three times the grace: looks that would have swept.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(pool.join("link_shm").exists());
 
     place.node.delete_pod("q");
-    plugin.shows("shmesh_plugin_swept_total{pool=\"a\"}", |files| files == 1.0).await;
+    plugin.shows("shmesh_plugin_swept_files_total{pool=\"a\"}", |files| files == 1.0).await;
     assert!(!pool.join("link_shm").exists() && pool.exists());
     plugin.shows("shmesh_plugin_pool_used_bytes{pool=\"a\"}", |bytes| bytes == 0.0).await;
     // And the pool is as good as before.
@@ -35,7 +35,7 @@ async fn left_by_the_dead_and_used_by_the_living() {
 #[tokio::test]
 #[ignore = "long: the plugin asks the kubelet four times in vain"]
 async fn nobody_is_dead_because_the_kubelet_does_not_say() {
-    let place = Place::with_kubelet().await;
+    let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     place.node.add_pod(pod("p", &[(POOL, 1)])).await;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use shmesh_injector::{Config, Injected, Operation};
+use shmesh_injector::{Config, Injection, Operation};
 
 /// Where the pods are.
 pub(crate) fn pods() -> PathBuf {
@@ -29,7 +29,7 @@ pub(crate) fn pod_of(object: &Value) -> &Value {
 }
 
 /// Another implementation of patches agrees, and nothing that was there is written over.
-pub(crate) fn check_patch(before: &Value, injected: &Injected) {
+pub(crate) fn check_patch(before: &Value, injected: &Injection) {
     let mut patched = before.clone();
     for Operation { op, path, value } in &injected.operations {
         assert_eq!(*op, "add");

@@ -71,12 +71,12 @@ How to read a row:
   p50 min..max tells how much the repetitions differ: if it is wide, the machine was not idle.
 
 Examples:
-  rivals                                     everything, about three minutes; leave the machine alone meanwhile
-  rivals --only limit                        the limits alone
-  rivals --only cacheline,inline,iceoryx2-rtt --repeat 7
-  rivals --floor 90,130                      only while the two cores are this near; cacheline-rtt tells what there is
-  rivals --output json > rivals.json         progress and remarks go to stderr
-  rivals --cores 2,3                         two cores that share no core but an L3, for comparable numbers
+  comparison                                     everything, about three minutes; leave the machine alone meanwhile
+   comparison --only limit                        the limits alone
+   comparison --only cacheline,inline,iceoryx2-rtt --repeat 7
+   comparison --floor 90,130                      only while the two cores are this near; cacheline-rtt tells what there is
+   comparison --output json > comparison.json         progress and remarks go to stderr
+   comparison --cores 2,3                         two cores that share no core but an L3, for comparable numbers
 
 The exit status is 1 if a test failed (the others are reported all the same), and 2 for a bad request.";
 
@@ -174,7 +174,7 @@ fn measure(case: &Case, ctx: &Ctx, floor: &[f64]) -> Result<Run> {
 
 fn main() -> ExitCode {
     run(&Args::parse()).unwrap_or_else(|error| {
-        eprintln!("rivals: {error:#}");
+        eprintln!("comparison: {error:#}");
         ExitCode::from(2)
     })
 }

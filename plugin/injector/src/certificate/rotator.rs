@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 
-use super::served::is_accepted;
-use super::{Bundle, Found, Served, Store, make};
+use super::resolver::is_accepted;
+use super::{Bundle, CertResolver, Store, StoredCert, make};
 
 /// Keeps the certificate of one replica.
 ///
@@ -13,20 +13,20 @@ use super::{Bundle, Found, Served, Store, make};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> anyhow::Result<()> {
 /// use std::time::{Duration, SystemTime};
-/// use shmesh_injector::certificate::{Keeper, Memory, Served};
-/// let (store, served) = (Memory::default(), Served::default());
+/// use shmesh_injector::certificate::{CertRotator, MemoryStore, CertResolver};
+/// let (store, served) = (MemoryStore::default(), CertResolver::default());
 /// let names = vec!["injector.shmesh.svc".to_owned()];
-/// let mut keeper = Keeper::new(store.clone(), served.clone(), names, Duration::from_secs(86_400));
-/// let stepped = keeper.step(SystemTime::now()).await?;
-/// assert!(stepped.made && stepped.presented && served.is_there());
+/// let mut rotator = CertRotator::new(store.clone(), served.clone(), names, Duration::from_secs(86_400));
+/// let rotation = rotator.step(SystemTime::now()).await?;
+/// assert!(rotation.made && rotation.presented && served.is_loaded());
 /// assert!(store.published().contains("BEGIN CERTIFICATE"));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Keeper<S> {
+pub struct CertRotator<S> {
     store: S,
-    served: Served,
+    served: CertResolver,
     names: Vec<String>,
     lifetime: Duration,
     presented: Option<Bundle>,
@@ -37,11 +37,11 @@ pub struct Keeper<S> {
 /// What a step did.
 ///
 /// ```
-/// let nothing = shmesh_injector::certificate::Stepped::default();
+/// let nothing = shmesh_injector::certificate::RotationStep::default();
 /// assert!(!nothing.made && !nothing.published && !nothing.presented);
 /// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Stepped {
+pub struct RotationStep {
     /// A certificate was made and stored.
     pub made: bool,
     /// The API server was told of other authorities.
@@ -55,10 +55,10 @@ pub struct Stepped {
 /// How often two replicas may be in each other's way within one step.
 const TRIES: usize = 4;
 
-impl<S: Store> Keeper<S> {
-    /// A keeper for a server of these names.
+impl<S: Store> CertRotator<S> {
+    /// A rotator for a server of these names.
     #[must_use]
-    pub fn new(store: S, served: Served, names: Vec<String>, lifetime: Duration) -> Self {
+    pub fn new(store: S, served: CertResolver, names: Vec<String>, lifetime: Duration) -> Self {
         Self { store, served, names, lifetime, presented: None, announced: None }
     }
 
@@ -68,8 +68,8 @@ impl<S: Store> Keeper<S> {
     ///
     /// # Errors
     /// The store does not answer. What was presented stays.
-    pub async fn step(&mut self, now: SystemTime) -> Result<Stepped> {
-        let mut stepped = Stepped::default();
+    pub async fn step(&mut self, now: SystemTime) -> Result<RotationStep> {
+        let mut rotation = RotationStep::default();
         let mut current = None;
         for _ in 0..TRIES {
             let found = self.store.read().await?;
@@ -78,8 +78,8 @@ impl<S: Store> Keeper<S> {
                 break;
             }
             let bundle = make(&self.names, self.lifetime, now, found.bundle.as_ref())?;
-            if self.store.write(&Found { bundle: None, ..found }, &bundle).await? {
-                stepped.made = true;
+            if self.store.write(&StoredCert { bundle: None, ..found }, &bundle).await? {
+                rotation.made = true;
                 current = Some(bundle);
                 break;
             }
@@ -88,15 +88,15 @@ impl<S: Store> Keeper<S> {
 
         let is_needed = self.presented.as_ref().is_none_or(|presented| presented.terms.is_over(now));
         if is_needed {
-            stepped.presented = self.present(&current)?;
+            rotation.presented = self.present(&current)?;
         }
-        stepped.published = self.store.publish(&current.authorities).await?;
-        if !is_needed && !stepped.published && self.announced.as_ref() == Some(&current) {
-            stepped.presented = self.present(&current)?;
+        rotation.published = self.store.publish(&current.authorities).await?;
+        if !is_needed && !rotation.published && self.announced.as_ref() == Some(&current) {
+            rotation.presented = self.present(&current)?;
         }
         self.announced = Some(current);
-        stepped.until = self.presented.as_ref().map_or(0, |presented| presented.terms.until);
-        Ok(stepped)
+        rotation.until = self.presented.as_ref().map_or(0, |presented| presented.terms.until);
+        Ok(rotation)
     }
 
     fn is_good(&self, bundle: &Bundle, now: SystemTime) -> bool {
@@ -115,27 +115,27 @@ impl<S: Store> Keeper<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Memory;
+    use super::super::MemoryStore;
     use super::*;
 
     const LIFE: Duration = Duration::from_secs(90 * 86_400);
 
-    fn keeper(store: &Memory) -> Keeper<Memory> {
-        Keeper::new(store.clone(), Served::default(), vec!["injector.shmesh.svc".into()], LIFE)
+    fn rotator(store: &MemoryStore) -> CertRotator<MemoryStore> {
+        CertRotator::new(store.clone(), CertResolver::default(), vec!["injector.shmesh.svc".into()], LIFE)
     }
 
     fn start() -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
     }
 
-    fn presented(keeper: &Keeper<Memory>) -> &Bundle {
-        keeper.presented.as_ref().unwrap()
+    fn presented(rotator: &CertRotator<MemoryStore>) -> &Bundle {
+        rotator.presented.as_ref().unwrap()
     }
 
     #[tokio::test]
     async fn two_replicas_agree() {
-        let store = Memory::default();
-        let (mut a, mut b) = (keeper(&store), keeper(&store));
+        let store = MemoryStore::default();
+        let (mut a, mut b) = (rotator(&store), rotator(&store));
         let (first, second) = tokio::join!(a.step(start()), b.step(start()));
         let (first, second) = (first.unwrap(), second.unwrap());
         assert_eq!(usize::from(first.made) + usize::from(second.made), 1);
@@ -145,14 +145,14 @@ mod tests {
     }
 
     /// A store on which somebody else is faster, once.
-    struct Raced(Memory, std::sync::atomic::AtomicBool, Bundle);
+    struct Raced(MemoryStore, std::sync::atomic::AtomicBool, Bundle);
 
     impl Store for Raced {
-        async fn read(&self) -> Result<Found> {
+        async fn read(&self) -> Result<StoredCert> {
             self.0.read().await
         }
 
-        async fn write(&self, found: &Found, bundle: &Bundle) -> Result<bool> {
+        async fn write(&self, found: &StoredCert, bundle: &Bundle) -> Result<bool> {
             if !self.1.swap(true, std::sync::atomic::Ordering::Relaxed) {
                 self.0.spoil(Some(self.2.clone()));
             }
@@ -165,29 +165,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_slower_takes_what_is_there() {
+    async fn who_is_slower_takes_what_is_loaded() {
         let names = vec!["injector.shmesh.svc".to_owned()];
         let theirs = make(&names, LIFE, start(), None).unwrap();
-        let store = Raced(Memory::default(), false.into(), theirs.clone());
-        let mut keeper = Keeper::new(store, Served::default(), names, LIFE);
-        let stepped = keeper.step(start()).await.unwrap();
-        assert!(!stepped.made && stepped.presented);
-        assert_eq!(keeper.presented, Some(theirs));
+        let store = Raced(MemoryStore::default(), false.into(), theirs.clone());
+        let mut rotator = CertRotator::new(store, CertResolver::default(), names, LIFE);
+        let rotation = rotator.step(start()).await.unwrap();
+        assert!(!rotation.made && rotation.presented);
+        assert_eq!(rotator.presented, Some(theirs));
     }
 
     #[tokio::test]
     async fn it_is_replaced_before_it_expires_and_both_authorities_are_known_meanwhile() {
-        let store = Memory::default();
-        let (mut a, mut b) = (keeper(&store), keeper(&store));
+        let store = MemoryStore::default();
+        let (mut a, mut b) = (rotator(&store), rotator(&store));
         a.step(start()).await.unwrap();
         b.step(start()).await.unwrap();
         let old = presented(&a).clone();
         let later = start() + LIFE / 2;
-        assert_eq!(a.step(later).await.unwrap(), Stepped { until: old.terms.until, ..Stepped::default() });
+        assert_eq!(
+            a.step(later).await.unwrap(),
+            RotationStep { until: old.terms.until, ..RotationStep::default() }
+        );
 
         let due = start() + LIFE * 2 / 3;
-        let stepped = a.step(due).await.unwrap();
-        assert!(stepped.made && stepped.published && !stepped.presented);
+        let rotation = a.step(due).await.unwrap();
+        assert!(rotation.made && rotation.published && !rotation.presented);
         assert_eq!(presented(&a), &old, "not before API servers know the new authority");
         assert!(store.published().contains(super::super::first(&old.authorities)), "b presents the old one");
         assert!(a.step(due).await.unwrap().presented);
@@ -210,10 +213,10 @@ mod tests {
 
     #[tokio::test]
     async fn what_somebody_spoils_is_repaired() {
-        let store = Memory::default();
-        let mut keeper = keeper(&store);
-        keeper.step(start()).await.unwrap();
-        let good = presented(&keeper).clone();
+        let store = MemoryStore::default();
+        let mut rotator = rotator(&store);
+        rotator.step(start()).await.unwrap();
+        let good = presented(&rotator).clone();
         let other = make(&["other.svc".to_owned()], LIFE, start(), None).unwrap();
         let expired = make(&good.terms.names, Duration::ZERO, start() - LIFE, None).unwrap();
         for spoiled in [
@@ -227,24 +230,24 @@ mod tests {
             Some(other),
         ] {
             store.spoil(spoiled);
-            assert!(keeper.step(start()).await.unwrap().made);
-            assert!(keeper.step(start()).await.unwrap().presented);
-            assert_eq!(presented(&keeper).terms.names, good.terms.names);
+            assert!(rotator.step(start()).await.unwrap().made);
+            assert!(rotator.step(start()).await.unwrap().presented);
+            assert_eq!(presented(&rotator).terms.names, good.terms.names);
         }
         store.publish("").await.unwrap();
-        assert!(keeper.step(start()).await.unwrap().published, "the caBundle is kept current");
+        assert!(rotator.step(start()).await.unwrap().published, "the caBundle is kept current");
     }
 
     #[tokio::test]
     async fn while_the_api_server_is_away_nothing_changes() {
-        let store = Memory::default();
-        let mut keeper = keeper(&store);
-        keeper.step(start()).await.unwrap();
-        let before = presented(&keeper).clone();
+        let store = MemoryStore::default();
+        let mut rotator = rotator(&store);
+        rotator.step(start()).await.unwrap();
+        let before = presented(&rotator).clone();
         store.fail(true);
-        keeper.step(start() + LIFE).await.unwrap_err();
-        assert_eq!(presented(&keeper), &before);
+        rotator.step(start() + LIFE).await.unwrap_err();
+        assert_eq!(presented(&rotator), &before);
         store.fail(false);
-        assert!(keeper.step(start() + LIFE).await.unwrap().presented);
+        assert!(rotator.step(start() + LIFE).await.unwrap().presented);
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// What all names made here begin with; after it comes the number of the process that they belong to.
-pub(crate) const PREFIX: &str = "rivals_";
+pub(crate) const PREFIX: &str = "comparison_";
 /// Where names can be: shared memory objects, then everything else.
 const PLACES: [&str; 2] = ["/dev/shm", "/tmp"];
 

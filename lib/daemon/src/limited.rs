@@ -15,19 +15,19 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 
 /// Connections at the same time.
-const PLACES: usize = 32;
+const MAX_CONNECTIONS: usize = 32;
 /// How long one may last. Who scrapes seldom connects anew each time.
-const LIMIT: Duration = Duration::from_secs(10);
+const MAX_DURATION: Duration = Duration::from_secs(10);
 
-pub(crate) struct Guarded {
+pub(crate) struct LimitedListener {
     listener: TcpListener,
     places: Arc<Semaphore>,
     limit: Duration,
 }
 
-impl Guarded {
+impl LimitedListener {
     pub(crate) fn new(listener: TcpListener) -> Self {
-        Self::with(listener, PLACES, LIMIT)
+        Self::with(listener, MAX_CONNECTIONS, MAX_DURATION)
     }
 
     fn with(listener: TcpListener, places: usize, limit: Duration) -> Self {
@@ -35,15 +35,15 @@ impl Guarded {
     }
 }
 
-impl Listener for Guarded {
-    type Io = Held;
+impl Listener for LimitedListener {
+    type Io = LimitedStream;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Held, SocketAddr) {
+    async fn accept(&mut self) -> (LimitedStream, SocketAddr) {
         // Who comes when all places are taken waits in the kernel's queue.
         let place = Arc::clone(&self.places).acquire_owned().await.ok();
         let (stream, from) = Listener::accept(&mut self.listener).await;
-        (Held { stream, _place: place, end: Box::pin(sleep(self.limit)) }, from)
+        (LimitedStream { stream, _place: place, end: Box::pin(sleep(self.limit)) }, from)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -52,13 +52,13 @@ impl Listener for Guarded {
 }
 
 /// One connection, until its time is over.
-pub(crate) struct Held {
+pub(crate) struct LimitedStream {
     stream: TcpStream,
     _place: Option<OwnedSemaphorePermit>,
     end: Pin<Box<Sleep>>,
 }
 
-impl Held {
+impl LimitedStream {
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self.end.as_mut().poll(cx) {
             Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
@@ -67,7 +67,7 @@ impl Held {
     }
 }
 
-impl AsyncRead for Held {
+impl AsyncRead for LimitedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -78,7 +78,7 @@ impl AsyncRead for Held {
     }
 }
 
-impl AsyncWrite for Held {
+impl AsyncWrite for LimitedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.check(cx)?;
         Pin::new(&mut self.stream).poll_write(cx, buf)
@@ -106,7 +106,7 @@ mod tests {
     async fn those_who_linger_are_let_go() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let listener = Guarded::with(listener, 2, Duration::from_millis(100));
+        let listener = LimitedListener::with(listener, 2, Duration::from_millis(100));
         let routes = Router::new().route("/livez", get(|| async { "ok" }));
         tokio::spawn(async move { axum::serve(listener, routes).await });
         let mut slow = TcpStream::connect(address).await.unwrap();

@@ -12,31 +12,31 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::cdi::{Files, Wanted};
-use crate::config::{Config, Limits, Pool, Setting, stamp};
-use crate::devices::{self, Accelerator, Known, Roots, fake};
-use crate::events::Kind;
-use crate::health::Doctor;
-use crate::kubelet::{self, Keeper, Offer};
+use crate::cdi::{CdiDevices, SpecFiles};
+use crate::config::{Config, Limits, Override, Pool, stamp};
+use crate::devices::{self, Accelerator, DeviceInventory, Roots, fake};
+use crate::events::EventType;
+use crate::health::HealthChecker;
+use crate::kubelet::{self, Registrar, ResourceOffer};
 use crate::pools;
-use crate::resource::allocate::Form;
-use crate::resource::{MAX_LIST_BYTES, Node, Resource, What, plan, slots_bytes};
+use crate::resource::allocate::AllocateSettings;
+use crate::resource::{MAX_LIST_BYTES, NodeResources, Resource, ResourceKind, plan, slots_bytes};
 
-/// Between two looks at the file of the configuration.
-const FILE_LOOK: Duration = Duration::from_secs(1);
+/// Between two polls at the file of the configuration.
+const CONFIG_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longer than any driver takes that answers at all.
-const DEVICES_LIMIT: Duration = Duration::from_secs(2);
+const DEVICE_SCAN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Where the configuration comes from.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct ConfigSource {
     pub(crate) file: Option<PathBuf>,
-    pub(crate) settings: Vec<Setting>,
+    pub(crate) settings: Vec<Override>,
     pub(crate) limits: Limits,
 }
 
-impl Source {
+impl ConfigSource {
     /// Reads it.
     pub(crate) fn load(&self) -> Result<Config, crate::config::Problems> {
         Config::load(self.file.as_deref(), &self.settings, &self.limits)
@@ -45,8 +45,8 @@ impl Source {
 
 /// One resource that is advertised.
 #[derive(Debug)]
-struct Advertised {
-    offer: watch::Sender<Offer>,
+struct Advertisement {
+    offer: watch::Sender<ResourceOffer>,
     served: watch::Receiver<bool>,
     stop: CancellationToken,
     task: JoinHandle<()>,
@@ -54,44 +54,44 @@ struct Advertised {
 
 /// Owns what is advertised.
 #[derive(Debug)]
-pub(crate) struct Steward {
-    source: Source,
+pub(crate) struct Reconciler {
+    source: ConfigSource,
     config: Config,
-    node: kubelet::Node,
+    node: kubelet::NodeContext,
     roots: Roots,
-    known: Known,
+    known: DeviceInventory,
     /// A look at the devices that has not ended: a driver may hang, and who reads then waits for ever.
-    looking: Option<JoinHandle<Result<Vec<Accelerator>, String>>>,
-    files: Option<Files>,
+    scan: Option<JoinHandle<Result<Vec<Accelerator>, String>>>,
+    files: Option<SpecFiles>,
     /// Why devices could not be read: said once.
-    unread: String,
-    wanted: Wanted,
-    advertised: BTreeMap<String, Advertised>,
+    scan_error: String,
+    wanted: CdiDevices,
+    advertised: BTreeMap<String, Advertisement>,
     /// Which devices of which resource do not work, and why.
-    sick: BTreeMap<String, BTreeMap<usize, String>>,
+    unhealthy: BTreeMap<String, BTreeMap<usize, String>>,
     /// Who sweeps is told what there is.
     resources: watch::Sender<(Config, Vec<Arc<Resource>>)>,
 }
 
-impl Steward {
-    pub(crate) fn new(source: Source, config: Config, node: kubelet::Node) -> Self {
-        let files = config
-            .cdi
-            .enabled
-            .then(|| Files { directory: config.seen(&config.cdi.directory), domain: config.domain.clone() });
+impl Reconciler {
+    pub(crate) fn new(source: ConfigSource, config: Config, node: kubelet::NodeContext) -> Self {
+        let files = config.cdi.enabled.then(|| SpecFiles {
+            directory: config.seen(&config.cdi.directory),
+            domain: config.domain.clone(),
+        });
         Self {
             roots: Roots::new(&config.host_root),
             resources: watch::Sender::new((config.clone(), Vec::new())),
             source,
             config,
             node,
-            known: Known::default(),
-            looking: None,
+            known: DeviceInventory::default(),
+            scan: None,
             files,
-            unread: String::new(),
-            wanted: Wanted::default(),
+            scan_error: String::new(),
+            wanted: CdiDevices::default(),
             advertised: BTreeMap::new(),
-            sick: BTreeMap::new(),
+            unhealthy: BTreeMap::new(),
         }
     }
 
@@ -102,7 +102,7 @@ impl Steward {
 
     /// What the node has and the configuration wants.
     async fn plan(&mut self) -> Vec<Resource> {
-        let looking = self.looking.take().unwrap_or_else(|| {
+        let scan = self.scan.take().unwrap_or_else(|| {
             let (roots, fake) = (self.roots.clone(), self.config.fake_inventory.clone());
             let fake = fake.map(|file| self.config.seen(&file));
             tokio::task::spawn_blocking(move || match fake {
@@ -110,31 +110,31 @@ impl Steward {
                 Some(file) => fake::read(&file),
             })
         });
-        let looking = self.looking.insert(looking);
-        if let Ok(ended) = timeout(DEVICES_LIMIT, looking).await {
-            self.looking = None;
+        let scan = self.scan.insert(scan);
+        if let Ok(ended) = timeout(DEVICE_SCAN_TIMEOUT, scan).await {
+            self.scan = None;
             match ended {
                 Ok(Ok(found)) => {
-                    self.unread.clear();
+                    self.scan_error.clear();
                     self.known.found(found);
                 }
-                Ok(Err(problem)) if self.unread != problem => {
+                Ok(Err(problem)) if self.scan_error != problem => {
                     warn!(problem, "the devices stay what they were");
-                    self.unread = problem;
+                    self.scan_error = problem;
                 }
                 _ => {}
             }
         }
         let Limits { memory, numa, .. } = &self.source.limits;
         let accelerators = self.known.all().to_vec();
-        plan(&self.config, &Node { memory: *memory, numa: numa.clone(), accelerators })
+        plan(&self.config, &NodeResources { memory: *memory, numa: numa.clone(), accelerators })
     }
 
     /// Makes directories and CDI files, and then advertises: the kubelet may allocate at once.
-    pub(crate) async fn begin(&mut self) -> Result<()> {
+    pub(crate) async fn start(&mut self) -> Result<()> {
         let planned = self.plan().await;
         for resource in &planned {
-            if let What::Slots(kind, devices) = &resource.what {
+            if let ResourceKind::Slots(kind, devices) = &resource.kind {
                 let slots = resource.units().len() / devices.len().max(1);
                 let slots = u32::try_from(slots).unwrap_or(u32::MAX);
                 let bytes: u64 = devices.iter().map(|one| slots_bytes(&one.id, slots)).sum();
@@ -144,25 +144,25 @@ impl Steward {
                      lower slotsPerDevice"
                 );
             }
-            if let What::Pool(pool) = &resource.what {
+            if let ResourceKind::Pool(pool) = &resource.kind {
                 pools::prepare(&self.config.seen(&pool.directory), pool.gid, self.config.cdi.enabled)?;
             }
         }
-        self.wanted = Wanted::by(&planned, &self.config.identity.directory);
+        self.wanted = CdiDevices::by(&planned, &self.config.identity.directory);
         self.write(self.wanted.clone()).await?;
         self.advertise(planned).await;
         Ok(())
     }
 
     /// Writes CDI files. Not on this thread: a disk may be slow, and an Allocate does not wait for it.
-    async fn write(&self, wanted: Wanted) -> Result<()> {
+    async fn write(&self, wanted: CdiDevices) -> Result<()> {
         let Some(files) = self.files.clone() else { return Ok(()) };
         tokio::task::spawn_blocking(move || files.write(&wanted)).await?
     }
 
     /// Looks at health, starts what is new, changes what is changed, ends what is gone.
     async fn advertise(&mut self, planned: Vec<Resource>) {
-        let wanted = Wanted::by(&planned, &self.config.identity.directory);
+        let wanted = CdiDevices::by(&planned, &self.config.identity.directory);
         let is_missing = self.files.as_ref().is_some_and(|files| files.is_any_missing(&wanted));
         let repaired = match (is_missing, wanted == self.wanted) {
             (false, true) => Ok(()),
@@ -171,32 +171,32 @@ impl Steward {
         if is_missing && repaired.is_ok() {
             warn!("CDI specifications were gone, written again");
         }
-        let doctor = Doctor {
+        let checker = HealthChecker {
             config: &self.config,
             files: self.files.as_ref(),
             known: &self.known,
-            is_hung: self.looking.is_some(),
+            is_driver_hung: self.scan.is_some(),
             metrics: &self.node.metrics,
         };
         let mut resources = Vec::new();
-        let mut still_sick = BTreeMap::new();
-        let mut commands = doctor.commands().await;
+        let mut still_unhealthy = BTreeMap::new();
+        let mut commands = checker.commands().await;
         for mut resource in planned {
             let command = commands.remove(&resource.name).unwrap_or(Ok(()));
-            let sick = doctor.look(&resource, &repaired, command).await;
-            resource.set_health(|device| !sick.contains_key(&device));
-            let before = self.sick.remove(&resource.name).unwrap_or_default();
-            for (device, why) in sick.iter().filter(|(device, _)| !before.contains_key(device)) {
+            let unhealthy = checker.look(&resource, &repaired, command).await;
+            resource.set_health(|device| !unhealthy.contains_key(&device));
+            let before = self.unhealthy.remove(&resource.name).unwrap_or_default();
+            for (device, why) in unhealthy.iter().filter(|(device, _)| !before.contains_key(device)) {
                 warn!(resource = resource.name, device, why, "unhealthy");
             }
-            for device in before.keys().filter(|device| !sick.contains_key(device)) {
+            for device in before.keys().filter(|device| !unhealthy.contains_key(device)) {
                 info!(resource = resource.name, device, "healthy again");
             }
-            self.announce(&resource.name, &before, &sick);
-            still_sick.insert(resource.name.clone(), sick);
+            self.announce(&resource.name, &before, &unhealthy);
+            still_unhealthy.insert(resource.name.clone(), unhealthy);
             resources.push(Arc::new(resource));
         }
-        self.sick = still_sick;
+        self.unhealthy = still_unhealthy;
         if repaired.is_ok() {
             self.wanted = wanted;
         }
@@ -225,17 +225,18 @@ impl Steward {
 
     /// One Event for all that became of a resource at once.
     fn announce(&self, resource: &str, before: &BTreeMap<usize, String>, now: &BTreeMap<usize, String>) {
-        let fell_ill: Vec<_> = now.iter().filter(|(device, _)| !before.contains_key(device)).collect();
-        if let Some((_, why)) = fell_ill.first() {
-            let more = match fell_ill.len() {
+        let became_unhealthy: Vec<_> =
+            now.iter().filter(|(device, _)| !before.contains_key(device)).collect();
+        if let Some((_, why)) = became_unhealthy.first() {
+            let more = match became_unhealthy.len() {
                 1 => String::new(),
                 several => format!(" (and {} more devices)", several - 1),
             };
-            self.node.events.say(Kind::Warning, "ResourceUnhealthy", format!("{resource}: {why}{more}"));
+            self.node.events.say(EventType::Warning, "ResourceUnhealthy", format!("{resource}: {why}{more}"));
         }
         if !before.is_empty() && now.is_empty() {
             self.node.events.say(
-                Kind::Normal,
+                EventType::Normal,
                 "ResourceHealthy",
                 format!("{resource}: all of it works again"),
             );
@@ -247,13 +248,13 @@ impl Steward {
         if let Some(advertised) = self.advertised.get(&resource.name) {
             // Each list that the kubelet gets rewrites its checkpoint: none without a change.
             advertised.offer.send_if_modified(|offer| {
-                let changed = offer.now.what != resource.what || offer.now.units() != resource.units();
+                let changed = offer.now.kind != resource.kind || offer.now.units() != resource.units();
                 if changed {
                     let before = std::mem::replace(&mut offer.now, Arc::clone(&resource));
                     let ids = |resource: &Resource| {
                         resource.units().iter().map(|unit| unit.id.clone()).collect::<Vec<_>>()
                     };
-                    if before.what != resource.what || ids(&before) != ids(&resource) {
+                    if before.kind != resource.kind || ids(&before) != ids(&resource) {
                         offer.before = Some(before);
                     }
                 }
@@ -263,11 +264,11 @@ impl Steward {
             return offered;
         }
         info!(resource = resource.name, units = resource.units().len(), "advertised");
-        let (offer, offers) = watch::channel(Offer { now: Arc::clone(&resource), before: None });
+        let (offer, offers) = watch::channel(ResourceOffer { now: Arc::clone(&resource), before: None });
         let (served, is_served) = watch::channel(false);
         let stop = CancellationToken::new();
-        let task = tokio::spawn(Keeper::new(self.node.clone(), offers, served).keep(stop.clone()));
-        self.advertised.insert(resource.name.clone(), Advertised { offer, served: is_served, stop, task });
+        let task = tokio::spawn(Registrar::new(self.node.clone(), offers, served).run(stop.clone()));
+        self.advertised.insert(resource.name.clone(), Advertisement { offer, served: is_served, stop, task });
         resource
     }
 
@@ -284,10 +285,10 @@ impl Steward {
     }
 
     /// Follows files, devices and health until `stop`; then takes every socket away.
-    pub(crate) async fn follow(mut self, mut reload: mpsc::Receiver<()>, stop: CancellationToken) {
-        let mut looks = interval(FILE_LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let stamped = |source: &Source| source.file.as_deref().and_then(stamp);
+    pub(crate) async fn run(mut self, mut reload: mpsc::Receiver<()>, stop: CancellationToken) {
+        let mut polls = interval(CONFIG_POLL_INTERVAL);
+        polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let stamped = |source: &ConfigSource| source.file.as_deref().and_then(stamp);
         let mut last = stamped(&self.source);
         let mut health = Instant::now();
         loop {
@@ -296,7 +297,7 @@ impl Steward {
                 biased;
                 () = stop.cancelled() => break,
                 Some(()) = reload.recv() => true,
-                _ = looks.tick(), if self.source.file.is_some() => {
+                _ = polls.tick(), if self.source.file.is_some() => {
                     let now = stamped(&self.source);
                     // Gone for a moment while it is replaced: not a change yet.
                     if now.is_none() || std::mem::replace(&mut last, now) == now {
@@ -335,7 +336,7 @@ impl Steward {
         let outcome = loaded.context("the configuration stays what it was").and_then(|config| {
             let fixed = |config: &Config| {
                 let Config { host_root, kubelet, cdi, identity, .. } = config.clone();
-                (host_root, kubelet, cdi, identity, Form::of(config))
+                (host_root, kubelet, cdi, identity, AllocateSettings::of(config))
             };
             ensure!(
                 fixed(&config) == fixed(&self.config),
@@ -361,7 +362,7 @@ impl Steward {
             Err(error) => {
                 let error = format!("{error:#}");
                 error!(error, "not reloaded");
-                self.node.events.say(Kind::Warning, "ConfigurationRefused", error);
+                self.node.events.say(EventType::Warning, "ConfigurationRefused", error);
             }
             Ok(config) => {
                 self.config = config;
@@ -369,7 +370,7 @@ impl Steward {
                 self.advertise(planned).await;
                 info!("configuration reloaded");
                 self.node.events.say(
-                    Kind::Normal,
+                    EventType::Normal,
                     "ConfigurationReloaded",
                     "the configuration was read again",
                 );

@@ -19,21 +19,21 @@ use super::{Bundle, seconds};
 /// The certificate that new connections get. Without one they are refused.
 ///
 /// ```
-/// let served = shmesh_injector::certificate::Served::default();
-/// assert!(!served.is_there());
+/// let served = shmesh_injector::certificate::CertResolver::default();
+/// assert!(!served.is_loaded());
 /// assert_eq!(served.server_config()?.alpn_protocols, [b"http/1.1".to_vec()]);
 /// # Ok::<(), anyhow::Error>(())
 /// ```
 #[derive(Clone, Default)]
-pub struct Served(Arc<RwLock<Option<Arc<CertifiedKey>>>>);
+pub struct CertResolver(Arc<RwLock<Option<Arc<CertifiedKey>>>>);
 
-impl fmt::Debug for Served {
+impl fmt::Debug for CertResolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Served").field(&self.is_there()).finish()
+        f.debug_tuple("CertResolver").field(&self.is_loaded()).finish()
     }
 }
 
-impl Served {
+impl CertResolver {
     /// Presents this one from now on.
     ///
     /// # Errors
@@ -41,10 +41,10 @@ impl Served {
     ///
     /// ```
     /// use std::time::{Duration, SystemTime};
-    /// use shmesh_injector::certificate::{Bundle, Served, make};
+    /// use shmesh_injector::certificate::{Bundle, CertResolver, make};
     /// let made = || make(&["a".to_owned()], Duration::from_secs(60), SystemTime::now(), None);
     /// let (one, other) = (made()?, made()?);
-    /// let served = Served::default();
+    /// let served = CertResolver::default();
     /// served.present(&one)?;
     /// assert!(served.present(&Bundle { key: other.key, ..one }).is_err());
     /// # Ok::<(), anyhow::Error>(())
@@ -57,7 +57,7 @@ impl Served {
 
     /// Whether there is one.
     #[must_use]
-    pub fn is_there(&self) -> bool {
+    pub fn is_loaded(&self) -> bool {
         self.now().is_some()
     }
 
@@ -71,7 +71,7 @@ impl Served {
     /// The provider of cryptography lacks what TLS needs.
     ///
     /// ```
-    /// shmesh_injector::certificate::Served::default().server_config()?;
+    /// shmesh_injector::certificate::CertResolver::default().server_config()?;
     /// # Ok::<(), anyhow::Error>(())
     /// ```
     pub fn server_config(&self) -> Result<Arc<ServerConfig>> {
@@ -85,7 +85,7 @@ impl Served {
     }
 }
 
-impl ResolvesServerCert for Served {
+impl ResolvesServerCert for CertResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.now()
     }

@@ -15,14 +15,14 @@ const CREATE: Duration = Duration::from_secs(900);
 
 /// Where tests run.
 #[derive(Debug)]
-pub(crate) enum Place {
-    Given(PathBuf),
-    Kind(Kind),
+pub(crate) enum ClusterProvider {
+    Existing(PathBuf),
+    Kind(KindCluster),
 }
 
 /// A kind cluster.
 #[derive(Debug)]
-pub(crate) struct Kind {
+pub(crate) struct KindCluster {
     name: String,
     /// `docker` or `podman`.
     engine: &'static str,
@@ -31,7 +31,7 @@ pub(crate) struct Kind {
     is_made: bool,
 }
 
-impl Place {
+impl ClusterProvider {
     /// What the flags say, if everything that it takes is here.
     pub(crate) fn find(args: &Args) -> Result<Self> {
         let mut missing = Vec::new();
@@ -47,7 +47,7 @@ impl Place {
             if !kubeconfig.is_file() {
                 bail!("the kubeconfig {} is not there: see --kubeconfig", kubeconfig.display());
             }
-            return Ok(Self::Given(kubeconfig.clone()));
+            return Ok(Self::Existing(kubeconfig.clone()));
         }
         let engine = ["docker", "podman"].into_iter().find(|engine| find(engine).is_some());
         if find("kind").is_none() {
@@ -59,12 +59,12 @@ impl Place {
         no_more(&missing)?;
         let dir = Scratch::new()?;
         let engine = engine.unwrap_or("docker");
-        Ok(Self::Kind(Kind { name: args.namespace.clone(), engine, dir, is_made: false }))
+        Ok(Self::Kind(KindCluster { name: args.namespace.clone(), engine, dir, is_made: false }))
     }
 
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         match self {
-            Self::Given(file) => file.clone(),
+            Self::Existing(file) => file.clone(),
             Self::Kind(kind) => kind.dir.path().join("kubeconfig"),
         }
     }
@@ -72,7 +72,7 @@ impl Place {
     /// Makes what has to be made: images and cluster.
     pub(crate) async fn open(&mut self, args: &Args, say: impl Fn(&str)) -> Result<()> {
         match self {
-            Self::Given(_) => Ok(()),
+            Self::Existing(_) => Ok(()),
             Self::Kind(kind) => kind.open(args, say).await,
         }
     }
@@ -91,7 +91,7 @@ impl Place {
     pub(crate) fn leave(self, args: &Args) -> String {
         let namespace = &args.namespace;
         match self {
-            Self::Given(file) => format!(
+            Self::Existing(file) => format!(
                 "kept: the release shmesh in namespace {namespace}, and namespaces {namespace}-*\n\
                  remove them: helm uninstall shmesh --namespace {namespace} --kubeconfig {}; then kubectl delete namespace",
                 file.display()
@@ -116,7 +116,7 @@ fn no_more(missing: &[&str]) -> Result<()> {
     Ok(())
 }
 
-impl Kind {
+impl KindCluster {
     fn tool(&self, limit: Duration) -> Tool {
         let tool = Tool::new("kind", limit);
         if self.engine == "podman" { tool.env("KIND_EXPERIMENTAL_PROVIDER", "podman") } else { tool }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
-use shmesh_daemon::seldom::Seldom;
+use shmesh_daemon::log_limit::LogLimit;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -13,65 +13,69 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::client;
-use super::machine::{Action, Event, LOOK, Machine, Mode};
 use super::server::{Server, file_id};
-use super::service::{Ledger, Offer, Service};
-use crate::SELDOM;
+use super::service::{AllocationTimes, DevicePluginService, ResourceOffer};
+use super::state_machine::{Action, Event, Mode, POLL_INTERVAL, StateMachine};
+use crate::REPEATED_LOG;
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::resource::allocate::Form;
+use crate::resource::allocate::AllocateSettings;
 
-/// Places in `said`.
-const LISTENING: usize = 0;
-const REGISTERED: usize = 1;
-const FAILED: usize = 2;
+/// Places in `logs`.
+const LISTEN_LOG: usize = 0;
+const REGISTER_LOG: usize = 1;
+const FAILURE_LOG: usize = 2;
 
 /// What all resources of a node have in common.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub(crate) struct NodeContext {
     pub(crate) mode: Mode,
     /// Where sockets are made, seen from here.
     pub(crate) sockets: PathBuf,
     /// The kubelet's socket, seen from here.
     pub(crate) kubelet: PathBuf,
-    pub(crate) form: Arc<Form>,
-    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) form: Arc<AllocateSettings>,
+    pub(crate) allocation_times: Arc<AllocationTimes>,
     pub(crate) metrics: Metrics,
     pub(crate) events: Events,
 }
 
 /// Keeps one resource with the kubelet.
 #[derive(Debug)]
-pub(crate) struct Keeper {
-    node: Node,
+pub(crate) struct Registrar {
+    node: NodeContext,
     name: String,
-    offer: watch::Receiver<Offer>,
+    offer: watch::Receiver<ResourceOffer>,
     /// Set while the kubelet has our list.
     served: watch::Sender<bool>,
-    machine: Machine,
+    machine: StateMachine,
     began: Instant,
     server: Option<Server>,
     servers: u64,
     /// Between names of sockets of two starts.
     start: u64,
     endpoint: String,
-    to_us: mpsc::UnboundedSender<(u64, Event)>,
+    event_sender: mpsc::UnboundedSender<(u64, Event)>,
     events: mpsc::UnboundedReceiver<(u64, Event)>,
     attempts: JoinSet<(u64, Result<()>)>,
-    /// What goes wrong again and again, and well in between: each said a few times.
-    said: [Seldom; 3],
+    /// What goes wrong again and again, and well in between: each logs a few times.
+    logs: [LogLimit; 3],
 }
 
-impl Keeper {
-    pub(crate) fn new(node: Node, offer: watch::Receiver<Offer>, served: watch::Sender<bool>) -> Self {
+impl Registrar {
+    pub(crate) fn new(
+        node: NodeContext,
+        offer: watch::Receiver<ResourceOffer>,
+        served: watch::Sender<bool>,
+    ) -> Self {
         let name = offer.borrow().now.name.clone();
         let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let start = start.as_secs() * 1000 + u64::from(start.subsec_millis());
         // Nodes start at different times, and resources have different names.
         let seed = name.bytes().fold(start, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
-        let (to_us, events) = mpsc::unbounded_channel();
+        let (event_sender, events) = mpsc::unbounded_channel();
         Self {
-            machine: Machine::new(node.mode, seed),
+            machine: StateMachine::new(node.mode, seed),
             node,
             name,
             offer,
@@ -81,17 +85,17 @@ impl Keeper {
             servers: 0,
             start,
             endpoint: String::new(),
-            to_us,
+            event_sender,
             events,
             attempts: JoinSet::new(),
-            said: [SELDOM; 3],
+            logs: [REPEATED_LOG; 3],
         }
     }
 
     /// Until `stop`; then the socket is gone.
-    pub(crate) async fn keep(mut self, stop: CancellationToken) {
-        let mut looks = interval(LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut polls = interval(POLL_INTERVAL);
+        polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let now = self.began.elapsed();
             let wake = self.machine.wake(now).map(|wake| self.began + wake);
@@ -105,13 +109,13 @@ impl Keeper {
                     event
                 }
                 Some(ended) = self.attempts.join_next() => match ended {
-                    Ok((number, outcome)) => self.attempted(number, outcome),
+                    Ok((number, outcome)) => self.registration_ended(number, outcome),
                     Err(_) => continue,
                 },
-                _ = looks.tick() => self.look(),
-                () = sleep_until(wake.unwrap_or(self.began)), if wake.is_some() => self.look(),
+                _ = polls.tick() => self.poll(),
+                () = sleep_until(wake.unwrap_or(self.began)), if wake.is_some() => self.poll(),
             };
-            self.happened(event);
+            self.handle(event);
             self.served.send_if_modified(|served| {
                 let is_served = self.machine.is_served();
                 std::mem::replace(served, is_served) != is_served
@@ -122,12 +126,12 @@ impl Keeper {
         }
     }
 
-    fn look(&self) -> Event {
+    fn poll(&self) -> Event {
         let ours = self.server.as_ref().is_some_and(Server::is_there);
-        Event::Looked { kubelet: file_id(&self.node.kubelet), ours }
+        Event::Polled { kubelet: file_id(&self.node.kubelet), ours }
     }
 
-    fn happened(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         let mut next = Some(event);
         while let Some(event) = next.take() {
             debug!(resource = self.name, ?event, "happened");
@@ -147,30 +151,30 @@ impl Keeper {
         self.endpoint = match self.node.mode {
             Mode::Register => format!("{resource}.{:x}.{}.sock", self.start, self.servers),
             // The '@' makes the kubelet's `:authority`, which is this path, one that an HTTP/2 server accepts.
-            Mode::Found => format!("{resource}@reg.sock"),
+            Mode::Discovered => format!("{resource}@reg.sock"),
         };
-        let service = Service {
+        let service = DevicePluginService {
             offer: self.offer.clone(),
             form: Arc::clone(&self.node.form),
-            ledger: Arc::clone(&self.node.ledger),
+            allocation_times: Arc::clone(&self.node.allocation_times),
             metrics: self.node.metrics.clone(),
-            said: Arc::new(Mutex::new(SELDOM)),
-            events: self.to_us.clone(),
+            log: Arc::new(Mutex::new(REPEATED_LOG)),
+            events: self.event_sender.clone(),
             server: self.servers,
             stop: CancellationToken::new(),
         };
         let path = self.node.sockets.join(&self.endpoint);
         match Server::start(&path, self.node.mode, service) {
             Ok(server) => {
-                if let Some(unsaid) = self.said[LISTENING].may(Instant::now().into_std()) {
-                    info!(resource = self.name, socket = %path.display(), unsaid, "listening");
+                if let Some(suppressed) = self.logs[LISTEN_LOG].allow(Instant::now().into_std()) {
+                    info!(resource = self.name, socket = %path.display(), suppressed, "listening");
                 }
                 self.server = Some(server);
                 Event::Listening
             }
             Err(error) => {
-                if let Some(unsaid) = self.said[FAILED].may(Instant::now().into_std()) {
-                    warn!(resource = self.name, socket = %path.display(), %error, unsaid, "cannot listen");
+                if let Some(suppressed) = self.logs[FAILURE_LOG].allow(Instant::now().into_std()) {
+                    warn!(resource = self.name, socket = %path.display(), %error, suppressed, "cannot listen");
                 }
                 Event::NotListening
             }
@@ -183,19 +187,19 @@ impl Keeper {
         self.attempts.spawn(async move { (number, call.await) });
     }
 
-    fn attempted(&mut self, number: u64, outcome: Result<()>) -> Event {
+    fn registration_ended(&mut self, number: u64, outcome: Result<()>) -> Event {
         self.node.metrics.registered(&self.name, outcome.is_ok());
         match outcome {
             Ok(()) => {
-                if let Some(unsaid) = self.said[REGISTERED].may(Instant::now().into_std()) {
-                    info!(resource = self.name, unsaid, "registered");
+                if let Some(suppressed) = self.logs[REGISTER_LOG].allow(Instant::now().into_std()) {
+                    info!(resource = self.name, suppressed, "registered");
                 }
                 Event::Registered(number)
             }
             Err(error) => {
-                if let Some(unsaid) = self.said[FAILED].may(Instant::now().into_std()) {
+                if let Some(suppressed) = self.logs[FAILURE_LOG].allow(Instant::now().into_std()) {
                     let error = format!("{error:#}");
-                    warn!(resource = self.name, error, unsaid, "not registered; it will be tried again");
+                    warn!(resource = self.name, error, suppressed, "not registered; it will be tried again");
                 }
                 Event::NotRegistered(number)
             }

@@ -10,25 +10,19 @@ use super::tree::Remover;
 
 /// How long a pool has been nobody's.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Idle<T> {
+pub(crate) struct IdleTimer<T> {
     since: Option<T>,
 }
 
-impl<T> Default for Idle<T> {
+impl<T> Default for IdleTimer<T> {
     fn default() -> Self {
         Self { since: None }
     }
 }
 
-impl<T: Copy + Ord + std::ops::Sub<T, Output = Duration>> Idle<T> {
+impl<T: Copy + Ord + std::ops::Sub<T, Output = Duration>> IdleTimer<T> {
     /// One look at the kubelet's list. Whether the pool may be emptied.
-    pub(crate) fn looked(
-        &mut self,
-        now: T,
-        is_held: bool,
-        last_allocated: Option<T>,
-        grace: Duration,
-    ) -> bool {
+    pub(crate) fn poll(&mut self, now: T, is_held: bool, last_allocated: Option<T>, grace: Duration) -> bool {
         if is_held {
             self.since = None;
             return false;
@@ -46,21 +40,21 @@ impl<T: Copy + Ord + std::ops::Sub<T, Output = Duration>> Idle<T> {
 
 /// What was taken away.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Swept {
+pub(crate) struct SweepReport {
     pub(crate) files: u64,
     pub(crate) bytes: u64,
     pub(crate) failures: u64,
 }
 
 /// Empties a pool of what is older than `before`, as long as `goes_on`.
-pub(crate) fn sweep(directory: &Path, before: SystemTime, goes_on: impl Fn() -> bool) -> Swept {
+pub(crate) fn sweep(directory: &Path, before: SystemTime, goes_on: impl Fn() -> bool) -> SweepReport {
     let since = |moment: SystemTime| moment.duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = since(before).as_secs();
     let Ok(mut remover) = Remover::new(directory, since(SystemTime::now()).as_nanos(), goes_on) else {
-        return Swept::default();
+        return SweepReport::default();
     };
     // Of the entry itself: a link is taken away, not followed.
     let swept = remover.run(|found| !u64::try_from(found.changed).is_ok_and(|changed| changed >= seconds));
     let failures = remover.failures + u64::from(swept.is_err());
-    Swept { files: remover.gone.files, bytes: remover.gone.bytes, failures }
+    SweepReport { files: remover.gone.files, bytes: remover.gone.bytes, failures }
 }

@@ -9,7 +9,7 @@
 //!    1.36 a kubelet drops the new registration when the old stream ends, and nobody else would notice.
 //! 4. Registered, and no stream comes: register again.
 //! 5. Never register while a stream of this kubelet is open: two at once are what makes the race.
-//! 6. What fails is tried again, ever less often, and never less often than [`SLOWEST`].
+//! 6. What fails is tried again, ever less often, and never less often than [`MAX_BACKOFF`].
 //!
 //! Where the kubelet finds us (`pluginsRegistry`), to listen again under the same name stands for registering.
 
@@ -19,19 +19,19 @@ use std::time::Duration;
 pub(crate) type Moment = Duration;
 
 /// Between two looks at the sockets.
-pub(crate) const LOOK: Duration = Duration::from_millis(500);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The least that is waited after a stream has ended: the kubelet is then still forgetting us.
-const QUICKEST: Duration = Duration::from_millis(200);
+const MIN_BACKOFF: Duration = Duration::from_millis(200);
 /// The most that is waited, but for chance.
-pub(crate) const SLOWEST: Duration = Duration::from_millis(1_500);
+pub(crate) const MAX_BACKOFF: Duration = Duration::from_millis(1_500);
 /// The most where the kubelet finds us: it looks once a second.
-const SLOWEST_FOUND: Duration = Duration::from_secs(10);
+const MAX_DISCOVERY_BACKOFF: Duration = Duration::from_secs(10);
 /// How long after a registration the stream may take. The kubelet opens it at once.
-const PATIENCE: Duration = Duration::from_millis(1_500);
+const STREAM_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// How long a registration may take: the kubelet itself waits ten seconds for us.
-const GIVE_UP: Duration = Duration::from_secs(12);
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(12);
 /// A stream that lived so long was a good one.
-const GOOD: Duration = Duration::from_secs(10);
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// Which file a socket is. Inode numbers are used again, times of change are not.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -47,14 +47,14 @@ pub(crate) enum Mode {
     /// We register.
     Register,
     /// The kubelet finds us.
-    Found,
+    Discovered,
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Event {
     /// A look at the sockets: the kubelet's, and whether ours is still there.
-    Looked { kubelet: Option<FileId>, ours: bool },
+    Polled { kubelet: Option<FileId>, ours: bool },
     /// We listen (again). All streams of before are over.
     Listening,
     /// We cannot listen.
@@ -79,8 +79,8 @@ pub(crate) enum Action {
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Ears {
-    Deaf,
+enum ListenState {
+    Closed,
     /// Told to listen, and not heard of yet.
     Opening,
     Open,
@@ -88,9 +88,9 @@ enum Ears {
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(crate) struct Machine {
+pub(crate) struct StateMachine {
     mode: Mode,
-    ears: Ears,
+    listening: ListenState,
     kubelet: Option<FileId>,
     /// Which kubelet we are registered with, as far as we know.
     registered: Option<FileId>,
@@ -104,15 +104,15 @@ pub(crate) struct Machine {
     /// In a row.
     failures: u32,
     /// Where chance comes from: a state of its own, so that a seed says it all.
-    chance: u64,
+    rng_state: u64,
 }
 
-impl Machine {
+impl StateMachine {
     /// A machine that listens first. `seed` should differ between nodes.
     pub(crate) fn new(mode: Mode, seed: u64) -> Self {
         Self {
             mode,
-            ears: Ears::Deaf,
+            listening: ListenState::Closed,
             kubelet: None,
             registered: None,
             attempt: None,
@@ -121,7 +121,7 @@ impl Machine {
             stream_began: Moment::ZERO,
             next: Moment::ZERO,
             failures: 0,
-            chance: seed,
+            rng_state: seed,
         }
     }
 
@@ -130,9 +130,9 @@ impl Machine {
         self.streams > 0
     }
 
-    /// When to look, if nothing happens before; a look is made every [`LOOK`] besides.
+    /// When to look, if nothing happens before; a look is made every [`POLL_INTERVAL`] besides.
     pub(crate) fn wake(&self, now: Moment) -> Option<Moment> {
-        let given_up = self.attempt.map(|(_, began, _)| began + GIVE_UP);
+        let given_up = self.attempt.map(|(_, began, _)| began + REGISTER_TIMEOUT);
         let next = (self.next > now).then_some(self.next);
         given_up.into_iter().chain(next).min()
     }
@@ -140,30 +140,31 @@ impl Machine {
     /// What follows from what happened.
     pub(crate) fn step(&mut self, now: Moment, event: Event) -> Option<Action> {
         match event {
-            Event::Looked { kubelet, ours } => self.looked(now, kubelet, ours),
+            Event::Polled { kubelet, ours } => self.polled(now, kubelet, ours),
             Event::Listening => {
-                self.ears = Ears::Open;
+                self.listening = ListenState::Open;
                 let were = std::mem::take(&mut self.streams);
                 self.registered = None;
                 match self.mode {
                     // The kubelet should see the old stream end before it hears of the new socket.
-                    Mode::Register if were > 0 => self.next = now + self.soon(QUICKEST),
+                    Mode::Register if were > 0 => self.next = now + self.with_jitter(MIN_BACKOFF),
                     Mode::Register => {}
-                    Mode::Found => {
-                        let wait =
-                            (PATIENCE * 2).saturating_mul(1 << self.failures.min(2)).min(SLOWEST_FOUND);
-                        self.next = now + self.soon(wait);
+                    Mode::Discovered => {
+                        let wait = (STREAM_TIMEOUT * 2)
+                            .saturating_mul(1 << self.failures.min(2))
+                            .min(MAX_DISCOVERY_BACKOFF);
+                        self.next = now + self.with_jitter(wait);
                     }
                 }
             }
             Event::NotListening => {
-                self.ears = Ears::Deaf;
+                self.listening = ListenState::Closed;
                 self.failed(now);
             }
             Event::Registered(number) => {
                 if let Some((_, _, with)) = self.finish(number) {
                     self.registered = Some(with);
-                    self.next = now + self.soon(PATIENCE);
+                    self.next = now + self.with_jitter(STREAM_TIMEOUT);
                 }
             }
             Event::NotRegistered(number) => {
@@ -178,7 +179,7 @@ impl Machine {
             Event::StreamEnded => {
                 self.streams = self.streams.saturating_sub(1);
                 if self.streams == 0 {
-                    if now.saturating_sub(self.stream_began) >= GOOD {
+                    if now.saturating_sub(self.stream_began) >= STABLE_AFTER {
                         self.failures = 0;
                     }
                     self.registered = None;
@@ -189,9 +190,9 @@ impl Machine {
         self.decide(now)
     }
 
-    fn looked(&mut self, now: Moment, kubelet: Option<FileId>, ours: bool) {
-        if self.ears == Ears::Open && !ours {
-            self.ears = Ears::Deaf;
+    fn polled(&mut self, now: Moment, kubelet: Option<FileId>, ours: bool) {
+        if self.listening == ListenState::Open && !ours {
+            self.listening = ListenState::Closed;
             self.attempt = None;
             self.next = self.next.min(now);
         }
@@ -207,14 +208,14 @@ impl Machine {
     }
 
     fn decide(&mut self, now: Moment) -> Option<Action> {
-        match self.ears {
-            Ears::Opening => return None,
-            Ears::Deaf => {
+        match self.listening {
+            ListenState::Opening => return None,
+            ListenState::Closed => {
                 return (now >= self.next).then(|| self.listen());
             }
-            Ears::Open => {}
+            ListenState::Open => {}
         }
-        if self.attempt.is_some_and(|(_, began, _)| now >= began + GIVE_UP) {
+        if self.attempt.is_some_and(|(_, began, _)| now >= began + REGISTER_TIMEOUT) {
             self.attempt = None;
             self.failed(now);
         }
@@ -224,25 +225,25 @@ impl Machine {
         match self.mode {
             Mode::Register => {
                 let with = self.kubelet?;
-                let is_content =
+                let is_registered =
                     self.streams > 0 && self.registered.is_none_or(|registered| registered == with);
-                if is_content || self.attempt.is_some() {
+                if is_registered || self.attempt.is_some() {
                     return None;
                 }
                 self.attempts += 1;
                 self.attempt = Some((self.attempts, now, with));
                 Some(Action::Register(self.attempts))
             }
-            Mode::Found if self.streams == 0 => {
+            Mode::Discovered if self.streams == 0 => {
                 self.failures += 1;
                 Some(self.listen())
             }
-            Mode::Found => None,
+            Mode::Discovered => None,
         }
     }
 
     fn listen(&mut self) -> Action {
-        self.ears = Ears::Opening;
+        self.listening = ListenState::Opening;
         Action::Listen
     }
 
@@ -252,19 +253,19 @@ impl Machine {
 
     fn failed(&mut self, now: Moment) {
         let slowest = match self.mode {
-            Mode::Register => SLOWEST,
-            Mode::Found => SLOWEST_FOUND,
+            Mode::Register => MAX_BACKOFF,
+            Mode::Discovered => MAX_DISCOVERY_BACKOFF,
         };
-        let wait = QUICKEST.saturating_mul(1 << self.failures.min(10)).min(slowest);
+        let wait = MIN_BACKOFF.saturating_mul(1 << self.failures.min(10)).min(slowest);
         self.failures = self.failures.saturating_add(1);
-        self.next = now + self.soon(wait);
+        self.next = now + self.with_jitter(wait);
     }
 
     /// So long, and up to a third more: not every node at once.
-    fn soon(&mut self, wait: Duration) -> Duration {
+    fn with_jitter(&mut self, wait: Duration) -> Duration {
         // SplitMix64.
-        self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.chance;
+        self.rng_state = self.rng_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.rng_state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^= mixed >> 31;

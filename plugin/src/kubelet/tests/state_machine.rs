@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use crate::kubelet::machine::*;
+use crate::kubelet::state_machine::*;
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -43,7 +43,7 @@ enum Arrival {
 
 struct World {
     now: Moment,
-    machine: Machine,
+    machine: StateMachine,
     life: u64,
     queue: Vec<(Moment, u64, Arrival)>,
     queued: u64,
@@ -64,7 +64,7 @@ impl World {
     fn new(seed: u64) -> Self {
         Self {
             now: ms(0),
-            machine: Machine::new(Mode::Register, seed),
+            machine: StateMachine::new(Mode::Register, seed),
             life: 0,
             queue: Vec::new(),
             queued: 0,
@@ -165,7 +165,7 @@ impl World {
         let until = self.now + time;
         loop {
             let arrival = self.queue.iter().map(|&(at, order, _)| (at, order)).min();
-            let look = self.looked + LOOK;
+            let look = self.looked + POLL_INTERVAL;
             let next = arrival.map_or(look, |(at, _)| at.min(look));
             let next = self.machine.wake(self.now).map_or(next, |wake| wake.min(next));
             if next > until {
@@ -181,9 +181,9 @@ impl World {
                 }
                 _ if look <= self.now => {
                     self.looked = self.now;
-                    self.tell(Event::Looked { kubelet: self.file, ours: self.is_socket_there });
+                    self.tell(Event::Polled { kubelet: self.file, ours: self.is_socket_there });
                 }
-                _ => self.tell(Event::Looked { kubelet: self.file, ours: self.is_socket_there }),
+                _ => self.tell(Event::Polled { kubelet: self.file, ours: self.is_socket_there }),
             }
         }
     }
@@ -218,7 +218,7 @@ impl World {
                 self.server += 1;
                 self.is_socket_there = false;
                 self.life += 1;
-                self.machine = Machine::new(Mode::Register, self.life);
+                self.machine = StateMachine::new(Mode::Register, self.life);
                 // It measures from its own start; here that is the world's.
                 self.looked = self.now;
             }
@@ -325,40 +325,40 @@ fn kubelet(started: i64) -> Option<FileId> {
 }
 
 /// A look at the kubelet of the next test, in order.
-const LOOKED: Event = Event::Looked { kubelet: Some(FileId { dev: 1, ino: 2, changed: (1, 0) }), ours: true };
+const POLLED: Event = Event::Polled { kubelet: Some(FileId { dev: 1, ino: 2, changed: (1, 0) }), ours: true };
 
 #[test]
 fn a_registration_that_hangs_is_given_up() {
-    let mut machine = Machine::new(Mode::Register, 5);
-    assert_eq!(machine.step(ms(0), Event::Looked { kubelet: kubelet(1), ours: false }), Some(Action::Listen));
+    let mut machine = StateMachine::new(Mode::Register, 5);
+    assert_eq!(machine.step(ms(0), Event::Polled { kubelet: kubelet(1), ours: false }), Some(Action::Listen));
     assert_eq!(machine.step(ms(1), Event::Listening), Some(Action::Register(1)));
     let wake = machine.wake(ms(1)).unwrap();
-    assert_eq!(machine.step(wake, LOOKED), None);
+    assert_eq!(machine.step(wake, POLLED), None);
     let wake = machine.wake(wake).unwrap();
-    assert_eq!(machine.step(wake, LOOKED), Some(Action::Register(2)));
+    assert_eq!(machine.step(wake, POLLED), Some(Action::Register(2)));
     // The first comes back late, and means nothing.
     assert_eq!(machine.step(wake, Event::NotRegistered(1)), None);
-    assert_eq!(machine.step(wake + ms(5_000), LOOKED), None, "the second goes on");
+    assert_eq!(machine.step(wake + ms(5_000), POLLED), None, "the second goes on");
     assert_eq!(machine.step(wake + ms(5_000), Event::Registered(2)), None);
 }
 
 #[test]
 fn another_kubelet_is_registered_with_at_once() {
-    let mut machine = Machine::new(Mode::Register, 8);
-    assert_eq!(machine.step(ms(0), Event::Looked { kubelet: kubelet(1), ours: false }), Some(Action::Listen));
+    let mut machine = StateMachine::new(Mode::Register, 8);
+    assert_eq!(machine.step(ms(0), Event::Polled { kubelet: kubelet(1), ours: false }), Some(Action::Listen));
     assert_eq!(machine.step(ms(1), Event::Listening), Some(Action::Register(1)));
     assert_eq!(machine.step(ms(2), Event::StreamBegan), None);
     assert_eq!(machine.step(ms(3), Event::Registered(1)), None);
-    assert_eq!(machine.step(ms(5_000), Event::Looked { kubelet: kubelet(1), ours: true }), None, "content");
+    assert_eq!(machine.step(ms(5_000), Event::Polled { kubelet: kubelet(1), ours: true }), None, "content");
     // The same inode, and we have not heard yet that the old stream is over.
-    let other = Event::Looked { kubelet: kubelet(2), ours: true };
+    let other = Event::Polled { kubelet: kubelet(2), ours: true };
     assert_eq!(machine.step(ms(6_000), other), Some(Action::Register(2)));
 }
 
 #[test]
 fn where_it_cannot_listen_it_tries_again() {
-    let mut machine = Machine::new(Mode::Register, 6);
-    let look = Event::Looked { kubelet: None, ours: false };
+    let mut machine = StateMachine::new(Mode::Register, 6);
+    let look = Event::Polled { kubelet: None, ours: false };
     assert_eq!(machine.step(ms(0), look), Some(Action::Listen));
     assert_eq!(machine.step(ms(1), Event::NotListening), None);
     let wake = machine.wake(ms(1)).unwrap();
@@ -367,18 +367,18 @@ fn where_it_cannot_listen_it_tries_again() {
 
 #[test]
 fn where_the_kubelet_finds_us_nothing_is_registered() {
-    let mut machine = Machine::new(Mode::Found, 7);
-    assert_eq!(machine.step(ms(0), Event::Looked { kubelet: None, ours: false }), Some(Action::Listen));
+    let mut machine = StateMachine::new(Mode::Discovered, 7);
+    assert_eq!(machine.step(ms(0), Event::Polled { kubelet: None, ours: false }), Some(Action::Listen));
     assert_eq!(machine.step(ms(1), Event::Listening), None);
     assert_eq!(machine.step(ms(1_000), Event::StreamBegan), None);
     for second in 2..100 {
-        let event = Event::Looked { kubelet: kubelet(0), ours: true };
+        let event = Event::Polled { kubelet: kubelet(0), ours: true };
         assert_eq!(machine.step(ms(second * 1_000), event), None, "content");
     }
     // Cancelled while we live: the socket is made again, which the kubelet notices.
     assert_eq!(machine.step(ms(100_000), Event::StreamEnded), None);
     let wake = machine.wake(ms(100_000)).unwrap();
     assert!(wake < ms(100_300));
-    let look = Event::Looked { kubelet: kubelet(0), ours: true };
+    let look = Event::Polled { kubelet: kubelet(0), ours: true };
     assert_eq!(machine.step(wake, look), Some(Action::Listen));
 }
