@@ -22,11 +22,10 @@
 //! | [`cgroup`] | memory that may still be charged |
 //! | [`signal`] | signals of threads |
 //! | [`cancel`], [`fork`] | threads that C programs cancel, processes that fork |
-//! | [`sched`], [`barrier`] | processor affinity, membarrier |
+//! | [`sched`] | processor affinity |
 //! | [`rlimit`], [`user`], [`time`] | limits, users, clocks |
 //! | [`sysv`] | System V shared memory of others |
 
-pub mod barrier;
 pub mod bell;
 pub mod cancel;
 pub mod cgroup;

@@ -5,9 +5,7 @@
 
 use std::ffi::{CStr, c_char};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-
-use shmesh_gate::{Gate, Passing};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::backend::Backend;
 use crate::calls;
@@ -26,7 +24,7 @@ pub(crate) struct Instance {
     /// First, so that a pointer to it is one to the instance.
     api: nv_ipc_t,
     /// Read by every call, and replaced whole.
-    open: Gate<Option<Arc<Open>>>,
+    open: RwLock<Option<Arc<Open>>>,
     /// What the primary configured. Written while the place is nobody's; the application may write to it later.
     config: Config,
 }
@@ -85,7 +83,7 @@ fn places() -> &'static [Instance] {
     PLACES.get_or_init(|| {
         let place = |_| Instance {
             api: calls::API,
-            open: Gate::new(None),
+            open: RwLock::new(None),
             config: Config(std::cell::UnsafeCell::new(nv_ipc_config_t::zeroed())),
         };
         (0..MAX_INSTANCES).map(place).collect()
@@ -104,13 +102,13 @@ impl Instance {
     }
 
     #[inline]
-    pub(crate) fn open(&self) -> Passing<'_, Option<Arc<Open>>> {
-        self.open.pass()
+    pub(crate) fn open(&self) -> RwLockReadGuard<'_, Option<Arc<Open>>> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the instance. `false` if it was none.
     pub(crate) fn close(&self) -> bool {
-        let open = self.open.close().take();
+        let open = self.open.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(open) = open else { return false };
         // Not with the lock: leaving a link takes its time, and others may have to be told.
         open.forward.close();
@@ -172,7 +170,7 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
     if backend.can_copy() {
         forward.start_as_configured(&config.debug_configs);
     }
-    *instance.open.close() = Some(Arc::new(Open { backend, forward }));
+    *instance.open.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Open { backend, forward }));
     instance.handle()
 }
 

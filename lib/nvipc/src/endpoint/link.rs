@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
-use shmesh_gate::{Closed, Gate, Passing};
 use shmesh_sys::file::Locked;
 
 use super::open::lock_dir;
@@ -97,8 +96,8 @@ pub(super) struct Shared {
     /// Readable when waiting has no more sense: closed, or the primary has ended.
     pub(super) over: OwnedFd,
     pub(super) peer: RwLock<Option<Arc<Peer>>>,
-    /// Every call is in it together with the others; who repairs a link is in it alone.
-    pub(super) gate: Gate<()>,
+    /// Calls hold it shared; recovery and closing hold it exclusively. It guards the segments, not a value.
+    pub(super) calls: RwLock<()>,
     pub(super) closed: AtomicBool,
     /// The primary has ended: what we hold is not to be given to a new one.
     pub(super) primary_ended: AtomicBool,
@@ -111,15 +110,15 @@ pub(super) struct Shared {
 impl Shared {
     /// Begins a call that changes shared memory.
     #[inline]
-    pub(super) fn enter(&self) -> Result<Passing<'_, ()>> {
+    pub(super) fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
         let entered = self.enter_to_receive()?;
         if self.is_over() { Err(Error::PrimaryEnded) } else { Ok(entered) }
     }
 
     /// Begins a call that goes on when the primary has ended.
     #[inline]
-    pub(super) fn enter_to_receive(&self) -> Result<Passing<'_, ()>> {
-        let entered = self.gate.pass();
+    pub(super) fn enter_to_receive(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let entered = self.calls.read().unwrap_or_else(PoisonError::into_inner);
         if self.closed.load(Relaxed) {
             return Err(Error::Closed);
         }
@@ -129,8 +128,8 @@ impl Shared {
         Ok(entered)
     }
 
-    pub(super) fn alone(&self) -> Closed<'_, ()> {
-        self.gate.close()
+    pub(super) fn alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.calls.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Who is at the other end. Without the lock, because writing to a peer may wait.

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
-use shmesh_gate::Gate;
 use shmesh_sys::file::{self, Locked};
 use shmesh_sys::{errno, eventfd, socket};
 
@@ -352,7 +351,7 @@ impl Options {
             eventfd: eventfd()?,
             over: eventfd()?,
             peer: RwLock::new(None),
-            gate: Gate::new(()),
+            calls: RwLock::new(()),
             closed: AtomicBool::new(false),
             primary_ended: AtomicBool::new(false),
             files: Vec::new(),

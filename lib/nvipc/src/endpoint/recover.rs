@@ -3,7 +3,7 @@
 //! NVIPC does this by wiping all, when the next secondary connects. Here the primary knows what itself holds and what waits
 //! in the rings; the rest was the dead one's. It goes back to its pools, messages that were sent stay where they are, and
 //! queues that it died in the middle of are written anew. Nobody else is there meanwhile: the dead one does not come back,
-//! the next one waits for our half of the exchange, and our own calls wait at the gate.
+//! the next one waits for our half of the exchange, and our own calls wait for the lock.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
