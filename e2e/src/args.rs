@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of `shmesh-e2e`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,70 +8,71 @@ use clap::{Parser, ValueEnum};
 use crate::scenarios::Scenario;
 
 const HELP: &str = "\
-Installs the chart on a cluster, runs pods, kills what there is to kill, and looks whether what is promised is so.
+Installs the chart on a cluster, runs sample pods, kills components, and checks the documented guarantees.
 
-  cargo run -p shmesh-e2e                                    a kind cluster, made and removed; images built here
+  cargo run -p shmesh-e2e                                    create a kind cluster, build the images, delete the cluster
   cargo run -p shmesh-e2e -- --kubeconfig FILE               a cluster whose nodes have shmesh-plugin and shmesh-sidecar
   cargo run -p shmesh-e2e -- --kubeconfig FILE --registry registry.example.com/shmesh --tag 0.1.0
-  cargo run -p shmesh-e2e -- --only two-pods --keep          one scenario; what failed stays as it is
-  cargo run -p shmesh-e2e -- --list                          the scenarios, and what each shows
+  cargo run -p shmesh-e2e -- --only two-pods --keep          run one scenario; keep everything if it fails
+  cargo run -p shmesh-e2e -- --list                          list the scenarios
 
-KUBECONFIG is not looked at: nothing is installed on a cluster that was not named for it. The kubeconfig's current context
-is used, and its user must be an administrator: the kills are done by a privileged pod with hostPID. Commands: helm, and for
-kind also kind and docker or podman. Nodes must be able to pull --tool-image (a shell, find and dd) or have it.
+KUBECONFIG is ignored, so that a test never runs on a cluster by accident. The current context of the kubeconfig is used. Its
+user must be an administrator, because a privileged pod with hostPID kills processes. Required commands: helm, and for kind
+also kind and docker or podman. Nodes must have or be able to pull --tool-image (a shell, find and dd).
 
-Results go to standard output, progress and what a person would look at after a failure to standard error.
+Results go to standard output, progress and diagnostics of failures to standard error.
 
-Exit status: 0 all passed, 1 a scenario or the installation failed, or it was interrupted, 2 the command line is wrong,
-3 there is no cluster to test on, or a command is missing.";
+Exit status: 0 all passed, 1 a scenario or the installation failed or the run was interrupted, 2 invalid command line,
+3 no cluster to test on, or a required command is missing.";
 
-/// What is asked.
+/// The options of `shmesh-e2e`.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "shmesh-e2e", version, about = "Tests shmesh on a cluster", after_long_help = HELP)]
 pub(crate) struct Args {
-    /// The cluster to test on; without it a kind cluster is made and removed
+    /// Kubeconfig of the cluster to test on; without it a kind cluster is created and deleted
     #[arg(long, value_name = "FILE", env = "SHMESH_E2E_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Before the names of both images; without it they are built for kind, and elsewhere must be on the nodes
+    /// Registry of both images; without it they are built for kind, and must be present on the nodes of other
+    /// clusters
     #[arg(long, value_name = "NAME", env = "SHMESH_E2E_REGISTRY")]
     pub(crate) registry: Option<String>,
-    /// Of both images
+    /// Tag of both images
     #[arg(long, value_name = "TAG", env = "SHMESH_E2E_TAG", default_value = env!("CARGO_PKG_VERSION"))]
     pub(crate) tag: String,
-    /// The plugin's and injector's image, without registry and tag
+    /// Image of the plugin and the injector, without registry and tag
     #[arg(long, value_name = "NAME", env = "SHMESH_E2E_PLUGIN_IMAGE", default_value = "shmesh-plugin")]
     pub(crate) plugin_image: String,
-    /// The sidecar's image, without registry and tag
+    /// Image of the sidecar, without registry and tag
     #[arg(long, value_name = "NAME", env = "SHMESH_E2E_SIDECAR_IMAGE", default_value = "shmesh-sidecar")]
     pub(crate) sidecar_image: String,
-    /// A whole image name: of the pods that look at a node, kill there, and fill /dev/shm
+    /// Full image name for pods that inspect a node, kill processes and fill /dev/shm
     #[arg(long, value_name = "IMAGE", env = "SHMESH_E2E_TOOL_IMAGE", default_value = "busybox:1.37")]
     pub(crate) tool_image: String,
-    /// Of all images
+    /// Pull policy of all images
     #[arg(long, value_name = "POLICY", env = "SHMESH_E2E_PULL_POLICY", default_value = "IfNotPresent")]
     pub(crate) pull_policy: PullPolicy,
-    /// The release's namespace, and how those of the scenarios begin; also the name of the kind cluster
+    /// Namespace of the release, prefix of the scenarios' namespaces, and name of the kind cluster
     #[arg(long, value_name = "NAME", env = "SHMESH_E2E_NAMESPACE", default_value = "shmesh-e2e", value_parser = namespace)]
     pub(crate) namespace: String,
-    /// Run only this one; may be given several times
+    /// Run only this scenario; can be repeated
     #[arg(long, value_name = "SCENARIO")]
     pub(crate) only: Vec<Scenario>,
-    /// Stop at the first failure, and leave everything as it is
+    /// Stop at the first failure and keep everything for inspection
     #[arg(long, env = "SHMESH_E2E_KEEP")]
     pub(crate) keep: bool,
-    /// Say which scenarios there are, and end
+    /// List the scenarios and exit
     #[arg(long)]
     pub(crate) list: bool,
-    /// How to print results
+    /// Output format of the results
     #[arg(long, value_name = "FORM", default_value = "text")]
     pub(crate) output: Output,
-    /// How long anything on the cluster may take: a pod's start, a restart, helm
+    /// Timeout for each operation on the cluster: starting a pod, a restart, helm
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) timeout_seconds: u64,
-    /// Milliseconds between two looks
+    /// Milliseconds between two polls
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=10_000))]
     pub(crate) poll_ms: u64,
-    /// The repository, for the chart and the images' Dockerfile
+    /// Repository with the chart and the Dockerfile
     #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/.."), hide_default_value = true)]
     pub(crate) repository: PathBuf,
 }
@@ -80,24 +81,24 @@ pub(crate) struct Args {
 #[derive(ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
 #[value(rename_all = "PascalCase")]
 pub(crate) enum PullPolicy {
-    /// For each container
+    /// Pull for each container
     Always,
-    /// Where the node has it not
+    /// Pull if the node lacks the image
     IfNotPresent,
-    /// Nodes must have them
+    /// Never pull; nodes must have the image
     Never,
 }
 
-/// How to print results.
+/// Output format of the results.
 #[derive(ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Output {
-    /// For people
+    /// A table for people
     Text,
-    /// For programs
+    /// One JSON object for programs
     Json,
 }
 
-/// An image of ours.
+/// The images of shmesh.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Image {
     Plugin,
@@ -105,7 +106,7 @@ pub(crate) enum Image {
 }
 
 impl Args {
-    /// An image's whole name.
+    /// Returns the full name of an image.
     pub(crate) fn image(&self, image: Image) -> String {
         let name = match image {
             Image::Plugin => &self.plugin_image,
@@ -115,12 +116,12 @@ impl Args {
         format!("{}{name}:{}", before.unwrap_or_default(), self.tag)
     }
 
-    /// The most that anything on the cluster may take.
+    /// Returns the timeout of operations on the cluster.
     pub(crate) fn limit(&self) -> Duration {
         Duration::from_secs(self.timeout_seconds)
     }
 
-    /// What is run, in the order of the table.
+    /// Returns the selected scenarios in table order.
     pub(crate) fn scenarios(&self) -> Vec<Scenario> {
         let is_asked = |one: &Scenario| self.only.is_empty() || self.only.contains(one);
         Scenario::value_variants().iter().copied().filter(is_asked).collect()
@@ -128,7 +129,7 @@ impl Args {
 }
 
 impl PullPolicy {
-    /// As Kubernetes has it.
+    /// Returns the name that Kubernetes uses.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Always => "Always",
@@ -138,7 +139,7 @@ impl PullPolicy {
     }
 }
 
-/// The names of the scenarios' namespaces must fit behind it.
+/// Parses a namespace and checks that the scenarios' suffixes fit.
 fn namespace(text: &str) -> Result<String, String> {
     let is_inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let is_edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn command_line_definition_is_valid() {
         Args::command().debug_assert();
     }
 
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn scenarios_run_in_the_order_of_the_table() {
+    fn scenarios_run_in_table_order() {
         let args = parse(&["--only", "uninstall", "--only", "allocate"]);
         assert_eq!(args.scenarios(), [Scenario::Allocate, Scenario::Uninstall]);
         assert_eq!(parse(&[]).scenarios().len(), Scenario::value_variants().len());

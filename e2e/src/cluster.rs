@@ -1,4 +1,4 @@
-//! The API server: what is asked of it, and what is written.
+//! Requests to the API server.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 
 use crate::wait::{Pace, PollResult};
 
-/// Who the fields are of that we write.
+/// Field manager for objects that the tests write.
 const MANAGER: &str = "shmesh-e2e";
 
-/// A cluster that answers.
+/// A connection to a cluster.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     client: Client,
@@ -26,14 +26,14 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Connects, and asks something.
+    /// Connects to the cluster and checks that it answers.
     pub(crate) async fn connect(kubeconfig: &Path, pace: Pace) -> Result<Self> {
         let shown = kubeconfig.display();
         let read = Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {shown}"))?;
         let mut config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
             .await
             .with_context(|| format!("{shown} does not say how to reach a cluster"))?;
-        // A look must end, so that the next one can be another.
+        // A poll must time out so that the next one can start.
         (config.connect_timeout, config.read_timeout) =
             (Some(Duration::from_secs(10)), Some(Duration::from_secs(30)));
         let url = config.cluster_url.clone();
@@ -52,7 +52,7 @@ impl Cluster {
         Ok(nodes.context("cannot list nodes")?.items)
     }
 
-    /// `NAMESPACE/NAME` of every plugin of any release.
+    /// Returns `NAMESPACE/NAME` of all plugins of any release.
     pub(crate) async fn plugins(&self) -> Result<Vec<String>> {
         let ours = ListParams::default().labels("app.kubernetes.io/name=shmesh");
         let sets =
@@ -67,7 +67,7 @@ impl Cluster {
         Ok(sets.items.into_iter().map(named).collect())
     }
 
-    /// A namespace that was not there; nobody else's is used or deleted.
+    /// Creates a namespace. Fails if it exists, so that foreign namespaces are never used or deleted.
     pub(crate) async fn make_namespace(&self, name: &str, pod_security: &str) -> Result<()> {
         let labels = json!({"pod-security.kubernetes.io/enforce": pod_security});
         let namespace = serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}}))?;
@@ -82,7 +82,7 @@ impl Cluster {
         }
     }
 
-    /// Deletes a namespace, and waits until all in it has ended.
+    /// Deletes a namespace and waits until it is gone.
     pub(crate) async fn delete_namespace(&self, name: &str) -> Result<()> {
         let namespaces = Api::<Namespace>::all(self.client.clone());
         let what = format!("the end of namespace {name} and of all in it");
@@ -107,7 +107,7 @@ impl Cluster {
             .await
     }
 
-    /// Makes a pod as it is written; a field that the API server does not know is an error.
+    /// Creates a pod; unknown fields are errors.
     pub(crate) async fn apply(&self, pod: &Value) -> Result<()> {
         let text = |key: &str| {
             pod["metadata"][key].as_str().with_context(|| format!("a pod without metadata.{key}"))
@@ -117,12 +117,12 @@ impl Cluster {
         let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &of_pods);
         let mut params = PatchParams::apply(MANAGER).force();
         params.field_validation = Some(kube::api::ValidationDirective::Strict);
-        // A webhook whose pod was just replaced may be away for a moment.
+        // The webhook may be unavailable for a moment after its pod was replaced.
         let what = format!("the pod {namespace}/{name}");
         self.pace
             .until(&what, async || match pods.patch(name, &params, &Patch::Apply(pod)).await {
                 Ok(_) => Ok(PollResult::There(())),
-                // A namespace gets its account a moment after it was made.
+                // The service account appears a moment after its namespace.
                 Err(kube::Error::Api(status)) if status.message.contains("looking up service account") => {
                     Ok(PollResult::NotYet(status.message))
                 }
@@ -140,7 +140,7 @@ impl Cluster {
         pod.with_context(|| format!("there is no pod {namespace}/{name}"))
     }
 
-    /// Those with these labels; `""` is all.
+    /// Returns the pods with these labels; an empty string selects all.
     pub(crate) async fn pods(&self, namespace: &str, labels: &str) -> Result<Vec<Pod>> {
         let found = self.pods_in(namespace).list(&ListParams::default().labels(labels)).await;
         Ok(found.with_context(|| format!("cannot list pods in {namespace}"))?.items)
@@ -152,7 +152,7 @@ impl Cluster {
         Ok(found.with_context(|| format!("cannot list events in {namespace}"))?.items)
     }
 
-    /// The last lines of a container's log, or of the one before it.
+    /// Returns the last lines of the log of a container or its previous instance.
     pub(crate) async fn log(
         &self,
         namespace: &str,

@@ -1,4 +1,4 @@
-//! What a person would look at after a failure: nodes, pods, events, logs.
+//! Diagnostics after a failure: nodes, pods, Events, logs.
 
 use std::fmt::Write;
 
@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use crate::cluster::Cluster;
 use crate::{node, pods, tools};
 
-/// Of each namespace; a namespace of many pods is nobody's to read.
+/// Maximum Events per namespace in the output.
 const MOST_EVENTS: usize = 40;
 const MOST_LINES: usize = 25;
 
-/// Gathers it. What cannot be had is said in its place.
+/// Gathers the diagnostics. Errors appear in place of missing parts.
 pub(crate) async fn gather(cluster: &Cluster, namespaces: &[&str]) -> String {
     let mut text = String::from("--- nodes\n");
     match cluster.nodes().await {
@@ -47,7 +47,7 @@ pub(crate) async fn gather(cluster: &Cluster, namespaces: &[&str]) -> String {
     text
 }
 
-/// The last events, in order.
+/// Formats the last Events in order.
 fn lines(mut events: Vec<Event>) -> String {
     let time = |event: &Event| {
         let precise = event.event_time.as_ref().map(|time| time.0);

@@ -1,31 +1,31 @@
-//! `shmesh-e2e`: tests on a cluster, and the crate whose tests take more than one program.
+//! `shmesh-e2e`: tests on a cluster; its test suite covers everything that takes more than one program.
 //!
-//! | place | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `args` | the command line |
-//! | `place` | the cluster: one that is given, or a kind cluster that is made and removed |
-//! | `tools`, `scratch` | commands of others, with a limit and their words; a directory for what they read |
-//! | `release` | the chart on the cluster, by `helm` |
-//! | `cluster`, `wait` | the API server, and waiting for what it says |
-//! | `pods`, `traffic`, `node` | pods and their status; messages that flow; what is on a node, and what is killed there |
-//! | `scenarios` | what is shown |
-//! | `diagnostics` | what a person would look at after a failure |
-//! | `run` | the order of it all, and its end |
-//! | `pods/*.yaml`, `pods/*.sh` | pods that are no samples; what the tool's pod runs |
+//! | `args` | command line |
+//! | `provider` | the cluster: an existing one, or a kind cluster that is created and deleted |
+//! | `tools`, `scratch` | external commands with a timeout; a directory for their files |
+//! | `release` | the chart, installed with `helm` |
+//! | `cluster`, `wait` | requests to the API server, and polling |
+//! | `pods`, `traffic`, `node` | pods and their status; message counts; inspecting a node and killing processes |
+//! | `scenarios` | the scenarios |
+//! | `diagnostics` | diagnostics after a failure |
+//! | `run` | the sequence of a run |
+//! | `pods/*.yaml`, `pods/*.sh` | pods of scenarios, and scripts for the tool pod |
 //!
-//! Below the cluster, on this machine:
+//! The test suite needs no cluster:
 //!
-//! | place | what it tests |
+//! | file | what it tests |
 //! |---|---|
-//! | `tests/suite/cluster` | this program against an API server's double, with `helm`, `kind` and `docker` that only say that they were called |
-//! | `tests/suite/scripts.rs` | what the tool's pod runs |
-//! | `tests/suite/node.rs` | a node below the cluster: kubelet double, real plugin, containers made by `unshare` of what was allocated, sidecar and applications in them; kills of each |
-//! | `tests/suite/identity.rs` | the sidecar and the node's identity service, in pid namespaces as in pods |
-//! | `tests/suite/command.rs` | the command line tool with a running sidecar |
-//! | `tests/suite/samples.rs` | the samples' own commands and links, as processes |
-//! | `kubelet/` | a crate of its own: the kubelet double, for tests of any device plugin |
+//! | `tests/suite/cluster` | this program against a fake API server, with fake `helm`, `kind` and `docker` |
+//! | `tests/suite/scripts.rs` | the scripts for the tool pod |
+//! | `tests/suite/node.rs` | a simulated node: fake kubelet, real plugin, containers made with `unshare` from the allocations, sidecar and applications; kills each of them |
+//! | `tests/suite/identity.rs` | the sidecar with the identity service, in pid namespaces as in pods |
+//! | `tests/suite/command.rs` | the command `shmesh` with a running sidecar |
+//! | `tests/suite/samples.rs` | commands and links of the samples, as processes |
+//! | `kubelet/` | a crate of its own: a fake kubelet for tests of any device plugin |
 //!
-//! They need root where they make namespaces, and say so where they skip. This crate is not a default member of the workspace.
+//! Tests that create namespaces need root and are skipped with a message otherwise. This crate is not a default member of the workspace.
 
 mod args;
 mod cluster;

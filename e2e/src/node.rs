@@ -1,4 +1,4 @@
-//! A node of the cluster: a pod of ours looks at it, or kills something there.
+//! Inspects a node, or kills processes on it, through a privileged pod.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Node;
@@ -11,10 +11,11 @@ use crate::wait::PollResult;
 const KILL: &str = include_str!("../pods/kill.sh");
 const LEFT: &str = include_str!("../pods/left.sh");
 
-/// What may be on a node after the release is gone: containers that start again need it. See docs/operations.md.
+/// Files that may remain on a node after uninstalling, because restarting containers need them. See
+/// docs/operations.md.
 const MAY_STAY: &str = "/run/cdi/shmesh";
 
-/// Runs a script on a node to its end; its log, also when it fails.
+/// Runs a script on a node and returns its log, also if it fails.
 async fn run(setup: &Setup<'_>, node: &str, script: &str, args: &[&str]) -> Result<String> {
     setup.tools.set(setup.tools.get() + 1);
     let name = format!("tool-{}", setup.tools.get());
@@ -45,7 +46,7 @@ pub(crate) async fn kill_container(setup: &Setup<'_>, node: &str, id: &str) -> R
     run(setup, node, KILL, &["container", id]).await.map(drop)
 }
 
-/// Kills the kubelet. Who sees that the pod has ended is the next one.
+/// Kills the kubelet. The next kubelet reports the end of the pod.
 pub(crate) async fn kill_kubelet(setup: &Setup<'_>, node: &str) -> Result<()> {
     run(setup, node, KILL, &["process", "kubelet"])
         .await
@@ -63,7 +64,7 @@ pub(crate) async fn swept(setup: &Setup<'_>, node: &str) -> Result<()> {
     Ok(())
 }
 
-/// Says what should not be there when the release is gone.
+/// Reports files and sockets that should be gone after uninstalling.
 pub(crate) async fn is_clean(setup: &Setup<'_>, node: &str) -> Result<()> {
     let mut left = left(setup, node, "0").await?;
     left.retain(|path| !path.contains(MAY_STAY));
@@ -81,14 +82,14 @@ async fn left(setup: &Setup<'_>, node: &str, seconds: &str) -> Result<Vec<String
     Ok(said.lines().filter_map(|line| line.strip_prefix("left ")).map(str::to_owned).collect())
 }
 
-/// How much of our resources a node has for pods, by name.
+/// Returns the allocatable amount of each shmesh resource on a node.
 pub(crate) fn allocatable(node: &Node) -> Vec<(String, u64)> {
     let all = node.status.iter().flat_map(|status| status.allocatable.iter().flatten());
     let ours = all.filter(|(name, _)| name.starts_with("shmesh.io/"));
     ours.map(|(name, count)| (name.clone(), count.0.parse().unwrap_or(0))).collect()
 }
 
-/// Nodes with a plugin.
+/// Returns the nodes with a plugin.
 pub(crate) async fn with_plugin(setup: &Setup<'_>) -> Result<Vec<String>> {
     let plugins = setup.cluster.pods(&setup.release.namespace, PLUGIN).await?;
     plugins.iter().map(|pod| pods::node(pod).map(str::to_owned)).collect()
@@ -96,7 +97,7 @@ pub(crate) async fn with_plugin(setup: &Setup<'_>) -> Result<Vec<String>> {
 
 pub(crate) const PLUGIN: &str = "app.kubernetes.io/component=plugin";
 
-/// Waits until a node has some of each of these.
+/// Waits until a node has some of each of these resources.
 pub(crate) async fn advertises(setup: &Setup<'_>, name: &str, wanted: &[&str]) -> Result<()> {
     let what = format!("{wanted:?} of node {name}");
     setup
@@ -115,7 +116,7 @@ pub(crate) async fn advertises(setup: &Setup<'_>, name: &str, wanted: &[&str]) -
         .await
 }
 
-/// Waits until a node has none of ours.
+/// Waits until a node has no shmesh resources.
 pub(crate) async fn has_nothing(setup: &Setup<'_>, name: &str) -> Result<()> {
     let what = format!("no shmesh.io resources of node {name}");
     setup

@@ -1,4 +1,4 @@
-//! Pods: those that are applied, and what their status says.
+//! Pods of the scenarios, and their status.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
@@ -14,7 +14,7 @@ pub(crate) const SIZED: &str = include_str!("../pods/sized.yaml");
 pub(crate) const LATE: &str = include_str!("../pods/late.yaml");
 pub(crate) const TOOL: &str = include_str!("../pods/tool.yaml");
 
-/// The pods of a text, for this namespace and with the images that the flags name.
+/// Parses pods and sets their namespace and images from the flags.
 pub(crate) fn prepared(text: &str, namespace: &str, args: &Args) -> Result<Vec<Value>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).context("a pod of ours is no YAML")?;
     let mut pods: Vec<Value> = documents.into_iter().filter(|one| one["kind"] == "Pod").collect();
@@ -33,7 +33,7 @@ pub(crate) fn prepared(text: &str, namespace: &str, args: &Args) -> Result<Vec<V
     Ok(pods)
 }
 
-/// What a pod's status says of its containers, the sidecar first.
+/// Returns the container statuses of a pod, the sidecar first.
 pub(crate) fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let status = pod.status.iter();
     status
@@ -46,7 +46,7 @@ pub(crate) fn container<'a>(pod: &'a Pod, name: &str) -> Result<&'a ContainerSta
         .with_context(|| format!("no container {name} in {}", describe(pod)))
 }
 
-/// The runtime's id, without the runtime.
+/// Returns the container id without the runtime prefix.
 pub(crate) fn container_id(status: &ContainerStatus) -> Result<&str> {
     let id = status.container_id.as_deref().and_then(|id| id.split_once("://")).map(|(_, id)| id);
     id.with_context(|| format!("container {} has no id yet", status.name))
@@ -71,7 +71,7 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
     !is_ending && conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
-/// Whether it runs.
+/// Whether the pod is ready.
 pub(crate) fn ready(pod: Pod) -> PollResult<Pod> {
     match phase(&pod) {
         "Succeeded" | "Failed" => PollResult::Never(format!("it has ended: {}", describe(&pod))),
@@ -80,7 +80,7 @@ pub(crate) fn ready(pod: Pod) -> PollResult<Pod> {
     }
 }
 
-/// Whether it has ended well.
+/// Whether the pod has succeeded.
 pub(crate) fn succeeded(pod: Pod) -> PollResult<Pod> {
     match phase(&pod) {
         "Succeeded" => PollResult::There(pod),
@@ -89,7 +89,7 @@ pub(crate) fn succeeded(pod: Pod) -> PollResult<Pod> {
     }
 }
 
-/// A pod in a line: where it is, what is not true of it, and how its containers are.
+/// Describes a pod in one line: node, unmet conditions, containers.
 pub(crate) fn describe(pod: &Pod) -> String {
     let mut said = vec![format!("{} on {}: {}", name(pod), node(pod).unwrap_or("no node"), phase(pod))];
     let Some(status) = &pod.status else { return said.remove(0) };
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_in_a_line_says_why() {
+    fn pod_summary_states_the_reason() {
         let waiting = pod(json!({
             "phase": "Pending",
             "conditions": [
@@ -168,9 +168,9 @@ mod tests {
             PollResult::Never(why) if why.contains("UnexpectedAdmissionError")));
     }
 
-    /// Every key that is written is one that Kubernetes has: none is lost on the way through the types.
+    /// Every key of the samples exists in the Kubernetes types and survives a round trip.
     #[test]
-    fn pods_are_what_kubernetes_knows() {
+    fn sample_pods_match_the_kubernetes_types() {
         fn lost(path: &str, given: &Value, kept: &Value) -> Vec<String> {
             match (given, kept) {
                 (Value::Object(given), Value::Object(kept)) => given
@@ -210,7 +210,7 @@ mod tests {
             }
         }
         assert_eq!(count, 9);
-        // The check sees what is wrong.
+        // The comparison detects an unknown key.
         let mut wrong = prepared(LATE, "ns", &args).unwrap().remove(0);
         wrong["spec"]["containers"][0]["resource"] = json!({});
         let typed: Pod = serde_json::from_value(wrong.clone()).unwrap();

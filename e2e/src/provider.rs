@@ -1,4 +1,4 @@
-//! The cluster to test on: one that is given, or a kind cluster that is made and removed.
+//! Provides the cluster to test on: an existing one, or a kind cluster that is created and deleted.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,30 +9,30 @@ use crate::args::{Args, Image};
 use crate::scratch::Scratch;
 use crate::tools::{Tool, find};
 
-/// A first build compiles everything.
+/// The first build compiles all dependencies.
 const BUILD: Duration = Duration::from_secs(3600);
 const CREATE: Duration = Duration::from_secs(900);
 
-/// Where tests run.
+/// The cluster on which the tests run.
 #[derive(Debug)]
 pub(crate) enum ClusterProvider {
     Existing(PathBuf),
     Kind(KindCluster),
 }
 
-/// A kind cluster.
+/// A kind cluster for one run.
 #[derive(Debug)]
 pub(crate) struct KindCluster {
     name: String,
-    /// `docker` or `podman`.
+    /// Either `docker` or `podman`.
     engine: &'static str,
-    /// The kubeconfig and the images.
+    /// Directory with the kubeconfig and the images.
     dir: Scratch,
     is_made: bool,
 }
 
 impl ClusterProvider {
-    /// What the flags say, if everything that it takes is here.
+    /// Selects the cluster by the flags and checks that all required commands exist.
     pub(crate) fn find(args: &Args) -> Result<Self> {
         let mut missing = Vec::new();
         if find("helm").is_none() {
@@ -69,7 +69,7 @@ impl ClusterProvider {
         }
     }
 
-    /// Makes what has to be made: images and cluster.
+    /// Builds the images and creates the cluster if needed.
     pub(crate) async fn open(&mut self, args: &Args, say: impl Fn(&str)) -> Result<()> {
         match self {
             Self::Existing(_) => Ok(()),
@@ -77,7 +77,7 @@ impl ClusterProvider {
         }
     }
 
-    /// Removes what was made.
+    /// Deletes the cluster if it was created.
     pub(crate) async fn close(&mut self) -> Result<()> {
         match self {
             Self::Kind(kind) if kind.is_made => {
@@ -87,7 +87,7 @@ impl ClusterProvider {
         }
     }
 
-    /// Leaves it, and says how to look at it and how to remove it.
+    /// Keeps the cluster and returns instructions to inspect and delete it.
     pub(crate) fn leave(self, args: &Args) -> String {
         let namespace = &args.namespace;
         match self {
@@ -159,7 +159,7 @@ impl KindCluster {
         let file = args.repository.join("helm/images/Dockerfile");
         let mut names = Vec::new();
         for (target, image) in [("plugin", Image::Plugin), ("sidecar", Image::Sidecar)] {
-            // The whole name: podman would put localhost/ before it, and no pod asks for that.
+            // The full name, because podman would prepend localhost/.
             let name = format!("docker.io/library/{}", args.image(image));
             let build = engine()
                 .env("DOCKER_BUILDKIT", "1")

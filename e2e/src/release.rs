@@ -1,4 +1,4 @@
-//! The chart on the cluster, by the `helm` command.
+//! Installs the chart with the `helm` command.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::tools::Tool;
 
 const NAME: &str = "shmesh";
 
-/// A release, there or not.
+/// A Helm release of the chart.
 #[derive(Debug)]
 pub(crate) struct Release {
     kubeconfig: PathBuf,
@@ -21,7 +21,7 @@ pub(crate) struct Release {
     repository: PathBuf,
     limit: Duration,
     values: Value,
-    /// Of the file that Helm reads.
+    /// Directory of the values file.
     dir: Scratch,
 }
 
@@ -49,7 +49,7 @@ impl Release {
 
     async fn helm(&self, words: &[&str]) -> Result<String> {
         let kubeconfig = self.kubeconfig.to_string_lossy();
-        // Helm's own limit ends first, and says more.
+        // Helm's own timeout expires first and gives a better message.
         let tool = Tool::new("helm", self.limit + Duration::from_secs(60));
         tool.args(words).args(["--namespace", &self.namespace, "--kubeconfig", &kubeconfig]).run().await
     }
@@ -81,21 +81,21 @@ impl Release {
         self.put("install", &self.values).await
     }
 
-    /// Another revision, whose plugins are other pods.
+    /// Upgrades to another revision, which replaces the plugin pods.
     pub(crate) async fn upgrade(&self) -> Result<()> {
         let mut values = self.values.clone();
         values["plugin"]["podAnnotations"] = json!({"shmesh.io/e2e": "upgraded"});
         self.put("upgrade", &values).await
     }
 
-    /// To what was installed first.
+    /// Rolls back to the first revision.
     pub(crate) async fn roll_back(&self) -> Result<()> {
         let timeout = format!("{}s", self.limit.as_secs());
         self.helm(&["rollback", NAME, "1", "--wait", "--timeout", &timeout]).await?;
         Ok(())
     }
 
-    /// The chart's own tests.
+    /// Runs the tests of the chart.
     pub(crate) async fn test(&self) -> Result<()> {
         let timeout = format!("{}s", self.limit.as_secs());
         self.helm(&["test", NAME, "--timeout", &timeout]).await?;

@@ -1,4 +1,4 @@
-//! The order of it all: a cluster, the chart, the scenarios, and an end that leaves nothing, however it comes.
+//! The sequence of a run: cluster, chart, scenarios, and a cleanup after any outcome.
 
 use std::cell::Cell;
 use std::process::ExitCode;
@@ -16,9 +16,9 @@ use crate::release::Release;
 use crate::scenarios::{Scenario, Setup};
 use crate::wait::Pace;
 
-/// A scenario or the installation failed.
+/// Exit status if a scenario or the installation failed.
 const FAILED: u8 = 1;
-/// There is nothing to test on.
+/// Exit status if there is no cluster to test on.
 const NO_CLUSTER: u8 = 3;
 
 /// How a scenario ended.
@@ -39,17 +39,17 @@ struct Line {
     error: Option<String>,
 }
 
-/// What was done so far: also when it is interrupted.
+/// Progress of the run, also used for cleanup after an interrupt.
 #[derive(Default)]
 struct Progress {
     lines: Vec<Line>,
     cluster: Option<Cluster>,
-    /// Those that were made here: no others are deleted.
+    /// Namespaces created by this run; no others are deleted.
     namespaces: Vec<String>,
     is_testing: bool,
 }
 
-/// SIGINT and SIGTERM.
+/// Waits for SIGINT and SIGTERM.
 struct SignalWatcher(Signal, Signal);
 
 impl SignalWatcher {
@@ -70,7 +70,7 @@ fn say(text: &str) {
     eprintln!("{text}");
 }
 
-/// Does everything, and gives the exit status.
+/// Runs everything and returns the exit status.
 pub(crate) async fn run(args: &Args) -> ExitCode {
     let found = SignalWatcher::new().and_then(|told| Ok((told, ClusterProvider::find(args)?)));
     let (mut told, mut place) = match found {
@@ -96,7 +96,7 @@ pub(crate) async fn run(args: &Args) -> ExitCode {
         }
     };
     if let Err(error) = &cleaned {
-        say(&format!("error: not everything is removed: {error:#}"));
+        say(&format!("error: cleanup failed: {error:#}"));
     }
     let is_passed = !has_failed && cleaned.is_ok();
     report(args, &progress.lines, is_passed);
@@ -112,7 +112,7 @@ fn no_cluster(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(NO_CLUSTER)
 }
 
-/// An error is one before the scenarios; theirs are in their lines.
+/// Runs all scenarios. Returns an error only for failures before them.
 async fn test(args: &Args, place: &mut ClusterProvider, progress: &mut Progress) -> Result<()> {
     place.open(args, say).await.context("no cluster to test on")?;
     let kubeconfig = place.kubeconfig();
@@ -146,7 +146,7 @@ async fn test(args: &Args, place: &mut ClusterProvider, progress: &mut Progress)
     Ok(())
 }
 
-/// Runs a scenario, in a namespace that is made and removed.
+/// Runs a scenario in a namespace of its own.
 async fn one(scenario: Scenario, setup: &Setup<'_>, progress: &mut Progress) -> Line {
     let (name, began) = (scenario.name(), Instant::now());
     say(&format!("{name}: {}", scenario.shows()));
@@ -177,7 +177,7 @@ async fn make(progress: &mut Progress, cluster: &Cluster, name: &str, pod_securi
     Ok(())
 }
 
-/// Removes what was made, in the other order. A kind cluster takes everything with it.
+/// Deletes everything that was created, in reverse order. Deleting a kind cluster suffices.
 async fn clean(args: &Args, place: &mut ClusterProvider, progress: &Progress) -> Result<()> {
     if let (ClusterProvider::Existing(kubeconfig), Some(cluster)) = (&*place, &progress.cluster) {
         for namespace in progress.namespaces.iter().rev() {

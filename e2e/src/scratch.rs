@@ -1,4 +1,4 @@
-//! A directory for a kubeconfig, values and images; nobody else can look into it.
+//! A private directory for a kubeconfig, values and images.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -7,12 +7,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 
-/// Removed with this value.
+/// A private directory, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// One that was not there: what somebody else has put in its place is an error.
+    /// Creates the directory. Fails if the path exists, because another user may have created it.
     pub(crate) fn new() -> Result<Self> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let path = std::env::temp_dir().join(format!("shmesh-e2e-{}-{since}", std::process::id()));
@@ -25,7 +25,7 @@ impl Scratch {
         &self.0
     }
 
-    /// Leaves it where it is.
+    /// Keeps the directory and returns its path.
     pub(crate) fn keep(mut self) -> PathBuf {
         std::mem::take(&mut self.0)
     }
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_ours_alone_and_goes() {
+    fn scratch_directory_is_private_and_removed() {
         let (one, kept) = (Scratch::new().unwrap(), Scratch::new().unwrap());
         let path = one.path().to_owned();
         assert_ne!(path, kept.path());

@@ -1,4 +1,4 @@
-//! Commands of others: found, run with a limit, and their words in the error.
+//! External commands, run with a timeout and with their output in errors.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio::process::Command;
 
-/// Where a command is, if it is here.
+/// Returns the path of a command if it is installed.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| {
@@ -19,7 +19,7 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
     })
 }
 
-/// A command to be run.
+/// An external command with a timeout.
 #[derive(Debug)]
 pub(crate) struct Tool {
     command: Command,
@@ -45,9 +45,9 @@ impl Tool {
         self
     }
 
-    /// Runs it to its end, and gives what it wrote to standard output.
+    /// Runs the command and returns its standard output.
     pub(crate) async fn run(mut self) -> Result<String> {
-        // A group of its own: Ctrl-C is for us, who end it and clean up; and its children end with it.
+        // In a process group of its own: Ctrl-C reaches only us, and we kill the group with all children.
         self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let child = self.command.spawn().with_context(|| format!("cannot start {}", self.shown))?;
         let mut group = Group(child.id());
@@ -55,7 +55,7 @@ impl Tool {
             bail!("{} took longer than {} s; it was killed", self.shown, self.limit.as_secs());
         };
         let output = ended.with_context(|| format!("cannot wait for {}", self.shown))?;
-        // It was waited for: its number may be another's by now.
+        // The process was reaped, so its pid may be reused.
         group.0 = None;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         if !output.status.success() {
@@ -67,7 +67,7 @@ impl Tool {
     }
 }
 
-/// A command's processes, which end when nobody waits for them any more.
+/// The process group of a command, killed on drop.
 struct Group(Option<u32>);
 
 impl Drop for Group {
@@ -78,7 +78,7 @@ impl Drop for Group {
     }
 }
 
-/// The end of a text.
+/// Returns the last lines of a text.
 pub(crate) fn last_lines(text: &str, most: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(most)..].join("\n")
@@ -97,7 +97,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn what_it_says_is_told() {
+    async fn node_script_output_is_reported() {
         assert_eq!(sh("echo out; echo err >&2", LONG).run().await.unwrap(), "out\n");
         let error =
             sh("echo out; echo 'no such thing' >&2; exit 3", LONG).run().await.unwrap_err().to_string();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_takes_too_long_is_killed() {
+    async fn slow_command_is_killed() {
         let began = Instant::now();
         let error = sh("sleep 600", Duration::from_millis(100)).run().await.unwrap_err().to_string();
         assert!(error.ends_with("took longer than 0 s; it was killed"), "{error}");
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_waits_for_is_killed_with_its_children() {
+    async fn dropped_command_is_killed_with_its_children() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("child");
         let script = format!("sleep 600 & echo $! >{0}.new; mv {0}.new {0}; wait", file.display());
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_found_where_the_shell_finds_them() {
+    fn commands_are_found_in_path() {
         assert!(find("sh").is_some_and(|path| path.is_absolute()));
         assert_eq!(find("no-such-command"), None);
     }

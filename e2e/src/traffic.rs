@@ -1,14 +1,14 @@
-//! Traffic: what `shmesh talk` says in its log, before and after something is killed.
+//! Message counts of `shmesh talk`, before and after a component is killed.
 
 use anyhow::{Context, Result, ensure};
 
 use crate::cluster::Cluster;
 use crate::wait::PollResult;
 
-/// So many messages more have come, before it is said that they flow.
+/// Number of further messages that count as flowing.
 const ENOUGH: u64 = 20;
 
-/// What a talk has counted since it started.
+/// The counts of a `talk` process since its start.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Count {
     pub(crate) sent: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Count {
 }
 
 impl Count {
-    /// The last count of a log.
+    /// Parses the last count in a log.
     pub(crate) fn last(log: &str) -> Option<Self> {
         log.lines().rev().find_map(Self::parse)
     }
@@ -34,7 +34,7 @@ impl Count {
     }
 }
 
-/// A talk on the cluster.
+/// A `talk` process on the cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Talk<'a> {
     pub(crate) namespace: &'a str,
@@ -49,13 +49,13 @@ impl Talk<'_> {
     }
 }
 
-/// Waits until each of them has received more than it had, and says if anything was lost.
+/// Waits until every process has received more messages, and fails if any were lost.
 pub(crate) async fn flows(cluster: &Cluster, talks: &[Talk<'_>]) -> Result<()> {
     let mut before = Vec::new();
     for talk in talks {
-        // Its first line comes after five seconds.
+        // The first count is printed after five seconds.
         before.push(talk.count(cluster, false).await.unwrap_or_default());
-        // Of the one that was killed, if there is one.
+        // Counts of the killed process, if there is one.
         if let Ok(last) = talk.count(cluster, true).await {
             let (pod, container) = (talk.pod, talk.container);
             ensure!(
@@ -76,7 +76,7 @@ pub(crate) async fn flows(cluster: &Cluster, talks: &[Talk<'_>]) -> Result<()> {
                         now.lost_or_twice
                     )));
                 }
-                // Less than before: it was restarted meanwhile.
+                // A lower count means that the process was restarted.
                 let since = now.received.checked_sub(before.received).unwrap_or(now.received);
                 Ok(if since >= ENOUGH {
                     PollResult::There(())
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_count_is_read() {
+    fn last_count_is_parsed() {
         let count = |sent, received, lost_or_twice| Some(Count { sent, received, lost_or_twice });
         let log = "attached to radio as Primary, seat 0\nsent 50, received 49, lost or twice 0\n\
                    sent 100, received 99, lost or twice 2\nadmitted process 7 to 9 bytes\n";

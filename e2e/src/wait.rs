@@ -1,20 +1,20 @@
-//! Waiting for something on the cluster, with an end.
+//! Polling with a timeout.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// What a look has found.
+/// The result of one poll.
 #[derive(Debug)]
 pub(crate) enum PollResult<T> {
     There(T),
-    /// Not yet, and what is there instead.
+    /// Not yet reached, with a description of the current state.
     NotYet(String),
-    /// It will not come, and why.
+    /// Can never be reached, with the reason.
     Never(String),
 }
 
-/// How long, and how often.
+/// Timeout and interval of polling.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     pub(crate) limit: Duration,
@@ -22,7 +22,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Looks until it is there. A look that fails is one that found nothing: API servers restart.
+    /// Polls until the state is reached. Errors count as not reached, because API servers restart.
     pub(crate) async fn until<T>(
         self,
         what: &str,
@@ -56,7 +56,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn it_waits_through_failures_and_ends_at_what_is_there() {
+    async fn polling_survives_failures() {
         let mut looks = vec![PollResult::There(7), PollResult::NotYet("nothing".into())];
         let mut fails = true;
         let found = pace(LONG).until("seven", async || {
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_says_what_it_saw_last() {
+    async fn timeout_reports_the_last_state() {
         let late = pace(Duration::ZERO)
             .until("a pod", async || Ok(PollResult::<()>::NotYet("Pending".into())))
             .await;

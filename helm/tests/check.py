@@ -186,18 +186,18 @@ def check_default():
 
 
 def check_refusals():
-    """What must be refused, and a part of what is said."""
+    """Values that must be rejected, with a part of the message."""
     cases = [
         ({}, "default", "--namespace shmesh-system"),
         ({}, "kube-system", "--namespace shmesh-system"),
-        ({"config": {"hostRoot": "/"}}, NAMESPACE, "config.hostRoot is the chart's to set"),
+        ({"config": {"hostRoot": "/"}}, NAMESPACE, "config.hostRoot is set by the chart"),
         ({"config": {"identity": {"enabled": True}}}, NAMESPACE, "remove it"),
         ({"config": {"identity": {"pods": "/x"}}}, NAMESPACE, "remove it"),
         ({"config": {"identity": {"requireInitialPidNamespace": True}}}, NAMESPACE, "plugin.identity.require"),
-        ({"config": {"pools": [{"name": "a"}]}}, NAMESPACE, "config.pools[a].gid: is missing"),
+        ({"config": {"pools": [{"name": "a"}]}}, NAMESPACE, "config.pools[a].gid is missing"),
         ({"config": {"pools": [{"name": "shm", "gid": 60001}]}}, NAMESPACE, "choose another"),
-        ({"config": {"pools": [POOL, {**POOL, "gid": 60002}]}}, NAMESPACE, "two pools have this name"),
-        ({"config": {"pools": [POOL, {**POOL, "name": "b"}]}}, NAMESPACE, "that of pool fronthaul too"),
+        ({"config": {"pools": [POOL, {**POOL, "gid": 60002}]}}, NAMESPACE, "duplicate pool name"),
+        ({"config": {"pools": [POOL, {**POOL, "name": "b"}]}}, NAMESPACE, "also the group of pool fronthaul"),
         ({"config": {"pools": [{**POOL, "healthCommand": ["/x"]}]}}, NAMESPACE, "no other program"),
         ({"config": {"cdi": {"enabled": False}}}, NAMESPACE, "config.shm.budget=0"),
         # By the schema:
@@ -227,7 +227,7 @@ def check_refusals():
 
 
 def check_config(plugin):
-    """The plugin takes the configuration that it is given."""
+    """The plugin accepts the rendered configuration."""
     values = {"config": {"shm": {"budget": "64Mi"}, "pools": [POOL]}}
     text = named(objects(render(values)), "ConfigMap", "shmesh-plugin")["data"]["plugin.yaml"]
     with tempfile.TemporaryDirectory() as root:
@@ -387,13 +387,13 @@ def known_metrics():
 
 
 def check_metrics():
-    """Alerts and dashboard ask for metrics that exist."""
+    """Alerts and dashboard use existing metrics, and operations.md describes every alert."""
     names = known_metrics()
     rules = yaml.load((CHART / "dashboards/rules.yaml").read_text(), Strict)
     board = json.loads((CHART / "dashboards/shmesh.json").read_text())
     asked = [(rule["alert"], rule["expr"]) for group in rules["groups"] for rule in group["rules"]]
     for rule in [rule for group in rules["groups"] for rule in group["rules"]]:
-        expect({"summary", "description"} <= set(rule["annotations"]), f"{rule['alert']}: says not what to do")
+        expect({"summary", "description"} <= set(rule["annotations"]), f"{rule['alert']}: has no summary or description")
     for panel in board["panels"]:
         asked += [(panel["title"], target["expr"]) for target in panel.get("targets", [])]
     documented = (ROOT / "docs/operations.md").read_text()
@@ -404,7 +404,7 @@ def check_metrics():
             expect(name in names, f"{where}: there is no metric {name}")
     for name, _ in asked:
         if name.startswith("Shmesh"):
-            expect(f"`{name}`" in documented, f"docs/operations.md does not say what to do about {name}")
+            expect(f"`{name}`" in documented, f"docs/operations.md does not describe {name}")
     return len(asked)
 
 

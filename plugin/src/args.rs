@@ -1,4 +1,4 @@
-//! The command line. Every option has an environment variable, which is how a chart sets it.
+//! Command line of `shmesh-plugin`. Every option has an environment variable, which the chart sets.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,46 +12,46 @@ use shmesh_daemon::args::LogFormat;
 use crate::config::Override;
 
 const EXIT_CODES: &str = "\
-Exit status: 0 it was told to end and did so in order, 1 it failed, 2 the command line is wrong, 64 the configuration is
-wrong, 69 this place does not let it work (pid namespace, /proc, descriptors).";
+Exit status: 0 shut down by a signal, 1 an operation failed, 2 invalid command line, 64 invalid configuration, 69 unsuitable
+environment (pid namespace, /proc, limit of open files).";
 
 const IDENTITY: &str = "\
-A sidecar without hostPID sees its clients as process 0. It sends a question with one descriptor: the pidfd of its client
-(SO_PEERPIDFD, Linux 6.5), or the accepted socket itself. The answer is the kernel's word: process id in this service's pid
-namespace, start time, pidfd inode, uid, gid, and the pod from the cgroup path. NoPods is asked for a pid of their own.
+A sidecar without hostPID sees all its clients as process 0. It sends the service the pidfd of a client (SO_PEERPIDFD,
+Linux 6.5) or the accepted socket. The service answers with what the kernel reports: process id in the service's pid
+namespace, start time, pidfd inode, uid, gid, and the pod from the cgroup path. Clients are never asked for their own pid.
 
-Run it with hostPID and the host's cgroup namespace if you can; it needs no capability and any uid that may write the
-socket's directory. Mount the directory, not the socket, into pods: a restart makes a new socket.
+Run it with hostPID and, if possible, the host's cgroup namespace. It needs no capabilities, and any uid that can write to
+the directory of the socket. Mount the directory, not the socket, into pods: a restart creates a new socket.
 
 Examples:
   shmesh-plugin identity
   shmesh-plugin identity --socket /tmp/agent.sock --socket-mode 0600 --pods pods.yaml --log-format text
-  shmesh-plugin identity --check                       # whether one answers; for a probe
+  shmesh-plugin identity --check                       # for a probe: does the service answer?
 
-Signals: SIGTERM and SIGINT drain and end, SIGHUP reads the pods again.
+Signals: SIGTERM and SIGINT drain and exit, SIGHUP reloads the file of pods.
 
 ";
 
 const RUN: &str = "\
-Advertises shared memory (<domain>/shm), pools (<domain>/<pool>) and IPC slots of GPUs and NPUs to the kubelet, and is the
-node's identity service, in one process. A configuration is a YAML file, --set, or both; without any, defaults hold. Its
-schema, the chart's too, is what `shmesh-plugin schema` prints.
+Advertises shared memory (<domain>/shm), pools (<domain>/<pool>) and IPC slots of GPUs and NPUs to the kubelet, and runs the
+identity service of the node in the same process. The configuration comes from a YAML file, --set, or both; all keys have
+defaults. `shmesh-plugin schema` prints its schema, which the chart uses too.
 
-Run it as uid 0 without capabilities, with the node's directories mounted below hostRoot, and with the groups of all pools
-as supplementalGroups.
+Run it as uid 0 without capabilities, with the directories of the node mounted below hostRoot and the groups of all pools in
+supplementalGroups.
 
 Examples:
   shmesh-plugin run --config /etc/shmesh/plugin.yaml --admin 0.0.0.0:9901
   shmesh-plugin run --set shm.budget=8Gi --set 'pools=[{name: fronthaul, gid: 60001}]' --check
 
-Signals: SIGTERM and SIGINT end in order, SIGHUP reads the configuration again; a file that changes is read again by itself.
+Signals: SIGTERM and SIGINT shut down, SIGHUP reloads the configuration. A changed file is also reloaded without a signal.
 
 ";
 
 const INJECT: &str = "\
-Pods and pod templates with the annotation shmesh.io/links get the sidecar, /dev/shm, resources and environment; all other
-documents pass as they are. ResourceKind cannot be honoured is refused, with the annotation's line and the remedy, and nothing is
-written.
+Adds the sidecar, /dev/shm, resources and environment to pods and pod templates with the annotation shmesh.io/links; all other
+documents pass unchanged. If a pod cannot be injected, the error names the line of the annotation and the remedy, and nothing
+is written.
 
 Examples:
   shmesh-plugin inject -f pod.yaml | kubectl apply -f -
@@ -60,18 +60,18 @@ Examples:
 ";
 
 const WEBHOOK: &str = "\
-Answers the API server's AdmissionReviews at /inject. Replicas make their certificate themselves, keep it in a Secret, replace
-it in time and keep the caBundle of the MutatingWebhookConfiguration current; or they read it from files.
+Answers AdmissionReviews of the API server at /inject. The replicas issue and renew their certificate, share it in a Secret and
+update the caBundle of the MutatingWebhookConfiguration; or they read a certificate from files.
 
 Examples:
   shmesh-plugin webhook --config /etc/shmesh/injector.yaml --admin 0.0.0.0:9903
   shmesh-plugin webhook --tls-cert /tls/tls.crt --tls-key /tls/tls.key
 
-Signals: SIGTERM and SIGINT drain and end.
+Signals: SIGTERM and SIGINT drain and exit.
 
 ";
 
-/// What runs once per node.
+/// The per-node daemon of shmesh: device plugin, identity service, injector
 #[derive(Parser, Debug)]
 #[command(name = "shmesh-plugin", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
 pub(crate) struct Cli {
@@ -81,62 +81,63 @@ pub(crate) struct Cli {
     pub(crate) log: Log,
 }
 
-/// What it is to do.
+/// The subcommands of `shmesh-plugin`.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// The device plugin and the identity service
+    /// Run the device plugin and the identity service
     #[command(after_long_help = format!("{RUN}{EXIT_CODES}"))]
     Run(Run),
-    /// Prints the schema of the configuration
+    /// Print the JSON schema of the configuration
     Schema,
-    /// Tells sidecars who is at the other end of a socket
+    /// Run the identity service, which tells sidecars which process is behind a socket
     #[command(after_long_help = format!("{IDENTITY}{EXIT_CODES}"))]
     Identity(Identity),
-    /// Adds to pods in YAML or JSON what their annotations ask for
+    /// Inject sidecars into pods and pod templates in YAML or JSON
     #[command(after_long_help = format!("{INJECT}{EXIT_CODES}"))]
     Inject(shmesh_injector::command::Inject),
-    /// Adds to new pods of the cluster what their annotations ask for
+    /// Serve the admission webhook that injects sidecars into new pods
     #[command(after_long_help = format!("{WEBHOOK}{EXIT_CODES}"))]
     Webhook(shmesh_injector::command::Webhook),
-    /// Makes the directory of the identity service's socket, for a service that runs as another user
+    /// Create the directory of the identity service's socket for a service that does not run as root
     Prepare(Prepare),
 }
 
-/// The log.
+/// Logging options of all subcommands.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Log {
-    /// How lines of the log look
+    /// Format of log lines
     #[arg(long, global = true, value_name = "FORM", env = "SHMESH_LOG_FORMAT", default_value = "json")]
     pub(crate) log_format: LogFormat,
-    /// What is logged: a level, or levels by module as in `info,shmesh_plugin=debug`
+    /// Log level, or filter such as `info,shmesh_plugin=debug`
     #[arg(long, global = true, value_name = "FILTER", env = "SHMESH_LOG", default_value = "info")]
     pub(crate) log: String,
 }
 
-/// The device plugin.
+/// Options of `shmesh-plugin run`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Run {
-    /// The configuration, in YAML; read again when it changes
+    /// Configuration file in YAML; reloaded when it changes
     #[arg(long, value_name = "FILE", env = "SHMESH_PLUGIN_CONFIG")]
     pub(crate) config: Option<PathBuf>,
-    /// One key of the configuration, over the file: shm.unit=128Mi, pools.0.name=a; several, separated by `;`
+    /// Override a key of the configuration file, e.g. shm.unit=128Mi or pools.0.name=a; separate several with
+    /// `;`
     #[arg(long, value_name = "KEY=VALUE", env = "SHMESH_PLUGIN_SET", value_delimiter = ';')]
     pub(crate) set: Vec<Override>,
-    /// Only say whether the configuration is right
+    /// Validate the configuration and exit
     #[arg(long)]
     pub(crate) check: bool,
-    /// Where /livez, /readyz, /metrics and /log-level are served; without it they are not
+    /// Address for /livez, /readyz, /metrics and /log-level; not served by default
     #[arg(long, env = "SHMESH_ADMIN", value_name = "IP:PORT")]
     pub(crate) admin: Option<SocketAddr>,
-    /// The node's name in the cluster: Events are written about it; without it there are none
+    /// Name of this node, about which Kubernetes Events are written; without it none are written
     #[arg(long, env = "SHMESH_NODE", value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) node: Option<String>,
 }
 
-/// The identity service.
+/// Options of `shmesh-plugin identity`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Identity {
-    /// The socket to listen on; one that nobody listens on any more is replaced
+    /// Socket to listen on; a stale socket is replaced
     #[arg(
         long,
         value_name = "PATH",
@@ -144,38 +145,38 @@ pub(crate) struct Identity {
         default_value = "/run/shmesh/agent/agent.sock"
     )]
     pub(crate) socket: PathBuf,
-    /// The socket's mode: sidecars run as any uid, and whoever reaches it may ask
+    /// Mode of the socket; every process that can connect may ask, and sidecars run as any uid
     #[arg(long, value_name = "OCTAL", env = "SHMESH_IDENTITY_SOCKET_MODE", default_value = "0666")]
     pub(crate) socket_mode: Mode,
-    /// A file of pods (YAML or JSON) that confirms uids and gives names; without it pods are not confirmed
+    /// File with the pods of this node (YAML or JSON), which confirms uids and adds names
     #[arg(long, value_name = "FILE", env = "SHMESH_IDENTITY_PODS")]
     pub(crate) pods: Option<PathBuf>,
-    /// Refuse to start in a nested pid namespace; not in kind, where the node itself is nested
+    /// Fail in a nested pid namespace; do not use in kind, where the node itself is nested
     #[arg(long, env = "SHMESH_IDENTITY_REQUIRE_INITIAL_PID_NAMESPACE")]
     pub(crate) require_initial_pid_namespace: bool,
-    /// Seconds that a connection may stay without a question
+    /// Seconds after which an idle connection is closed
     #[arg(long = "idle-seconds", value_name = "N", env = "SHMESH_IDENTITY_IDLE_SECONDS", default_value = DEFAULT_IDLE)]
     pub(crate) idle: Seconds,
-    /// Only say whether a service answers on the socket
+    /// Test whether a service answers on the socket, and exit
     #[arg(long)]
     pub(crate) check: bool,
 }
 
-/// What the identity service needs before it starts.
+/// Options of `shmesh-plugin prepare`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Prepare {
-    /// The directory; its parent must be there
+    /// Directory to create; its parent must exist
     #[arg(long, value_name = "DIR", default_value = "/run/shmesh/agent")]
     pub(crate) directory: PathBuf,
-    /// The group that may make sockets in it; without capabilities, one that this process is in
+    /// Group that may create sockets in it; without capabilities, a group of this process
     #[arg(long, value_name = "GID", default_value_t = 65_532)]
     pub(crate) gid: u32,
 }
 
-/// Long enough for a sidecar whose clients seldom change.
+/// Idle limit in seconds: long enough for a sidecar whose clients rarely change.
 const DEFAULT_IDLE: &str = "600";
 
-/// Permission bits.
+/// Permission bits in octal, up to 0777.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Mode(pub(crate) u32);
 
@@ -197,8 +198,8 @@ impl fmt::Display for Mode {
 }
 
 impl Identity {
-    /// What the device plugin runs beside itself.
-    pub(crate) fn beside(
+    /// Options of the identity service inside `shmesh-plugin run`.
+    pub(crate) fn for_plugin(
         socket: PathBuf,
         pods: Option<PathBuf>,
         require_initial_pid_namespace: bool,
@@ -208,7 +209,7 @@ impl Identity {
     }
 }
 
-/// A time that is neither nothing nor for ever.
+/// A number of seconds between 1 and 86400.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Seconds(u32);
 
@@ -218,7 +219,7 @@ impl FromStr for Seconds {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
             Ok(seconds @ 1..=86_400) => Ok(Self(seconds)),
-            _ => Err("must lie between 1 and 86400".into()),
+            _ => Err("must be between 1 and 86400".into()),
         }
     }
 }
@@ -234,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn command_line_definition_is_valid() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
     }
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_bounds() {
+    fn seconds_outside_bounds_are_rejected() {
         assert_eq!("60".parse(), Ok(Seconds(60)));
         for wrong in ["0", "86401", "-1", "soon"] {
             assert!(wrong.parse::<Seconds>().is_err(), "{wrong}");

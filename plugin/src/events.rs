@@ -1,7 +1,7 @@
-//! What happens to the node's resources, as Kubernetes Events about the node: `kubectl describe node` shows them.
+//! Kubernetes Events about the node, which `kubectl describe node` shows.
 //!
-//! Nothing waits for the API server: a notice that cannot be written soon is dropped and counted. The client is made when
-//! there is something to write and gone afterwards, so that a quiet node costs neither a connection nor memory.
+//! Nothing blocks on the API server: an Event that cannot be written soon is dropped and counted. The client
+//! exists only while there are Events to write, so an idle node uses neither a connection nor memory.
 
 use std::time::{Duration, Instant};
 
@@ -19,47 +19,47 @@ use tracing::{debug, info, warn};
 
 use crate::metrics::Metrics;
 
-/// Events about what has no namespace are there.
+/// Namespace for Events about cluster-scoped objects.
 const NAMESPACE: &str = "default";
-/// What waits to be written.
+/// Capacity of the queue of Events to write.
 const MAX_QUEUED: usize = 64;
-/// Ten at once, and after that one every half minute: what flaps must not be a load for the API server.
+/// Ten at once and then two per minute: a flapping resource must not load the API server.
 const PACE: LogLimit = LogLimit::new(10, Duration::from_secs(30));
-/// Between attempts; then the notice is dropped.
+/// Delays between attempts; after the last one the Event is dropped.
 const RETRY_DELAYS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16)];
-/// For one answer.
-const LIMIT: Duration = Duration::from_secs(5);
-/// What the API server takes of a note.
+/// Timeout of one request.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum length of a note in the API.
 const MAX_NOTE: usize = 1024;
 
-/// Whether somebody should look.
+/// The type of a Kubernetes Event.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum EventType {
     Normal,
     Warning,
 }
 
-/// One thing that happened.
+/// One Event to be written.
 #[derive(Clone, Debug)]
 pub(crate) struct Notice {
     kind: EventType,
-    /// One word, in the form that Kubernetes' own have.
+    /// One word in CamelCase, as Kubernetes requires.
     reason: &'static str,
     note: String,
 }
 
-/// Takes notices; without a node's name, and does nothing with them.
+/// Queues Events for the writer task; without a node name it discards them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events(Option<(mpsc::Sender<Notice>, Metrics)>);
 
 impl Events {
-    /// About this node. Written by a task of the runtime that this is called in.
+    /// Starts the writer task for Events about `node`.
     pub(crate) fn about(node: &str, domain: &str, metrics: Metrics) -> Self {
         let (to, notices) = mpsc::channel(MAX_QUEUED);
         let writer = Writer {
             node: node.to_owned(),
             controller: format!("{domain}/plugin"),
-            // Unique on the node, and short enough.
+            // Unique on the node and within the length limit.
             instance: format!("shmesh-plugin-{}", node.chars().take(100).collect::<String>()),
             metrics: metrics.clone(),
         };
@@ -67,7 +67,7 @@ impl Events {
         Self(Some((to, metrics)))
     }
 
-    /// Says it, some time soon.
+    /// Queues an Event, or counts it as dropped if the queue is full.
     pub(crate) fn say(&self, kind: EventType, reason: &'static str, note: impl Into<String>) {
         let Some((to, metrics)) = &self.0 else { return };
         if to.try_send(Notice { kind, reason, note: note.into() }).is_err() {
@@ -95,7 +95,7 @@ impl Writer {
                     None => self.metrics.event("dropped"),
                     Some(suppressed) => {
                         if suppressed > 0 {
-                            notice.note = format!("{} ({suppressed} others were not written)", notice.note);
+                            notice.note = format!("{} ({suppressed} more suppressed)", notice.note);
                         }
                         let outcome = self.write(&mut client, &notice).await;
                         self.metrics.event(if outcome.is_ok() { "ok" } else { "failed" });
@@ -103,7 +103,7 @@ impl Writer {
                             && let Some(suppressed) = complaints.allow(Instant::now())
                         {
                             let (error, reason) = (format!("{error:#}"), notice.reason);
-                            warn!(error, reason, suppressed, "no Event was written");
+                            warn!(error, reason, suppressed, "cannot write an Event");
                         }
                     }
                 }
@@ -118,13 +118,13 @@ impl Writer {
             match self.attempt(client, notice).await {
                 Ok(()) => return Ok(()),
                 Err(error) => {
-                    // Refused is refused; what is only late or gone may come back.
+                    // A refused request is not retried; timeouts and server errors are.
                     let is_refused = matches!(
                         error.downcast_ref::<kube::Error>(),
                         Some(kube::Error::Api(status)) if status.code < 500 && status.code != 429
                     );
                     let Some(wait) = waits.next().filter(|_| !is_refused) else { return Err(error) };
-                    debug!(error = format!("{error:#}"), "the Event is tried again");
+                    debug!(error = format!("{error:#}"), "retrying the Event");
                     *client = None;
                     sleep(wait).await;
                 }
@@ -146,7 +146,7 @@ impl Writer {
         let now = Timestamp::now();
         Event {
             metadata: ObjectMeta {
-                // As the kubelet names its own.
+                // The kubelet's naming scheme for its own Events.
                 name: Some(format!("{}.{:x}", self.node, now.as_nanosecond())),
                 namespace: Some(NAMESPACE.into()),
                 ..ObjectMeta::default()
@@ -162,7 +162,7 @@ impl Writer {
                 api_version: Some("v1".into()),
                 kind: Some("Node".into()),
                 name: Some(self.node.clone()),
-                // The kubelet writes the name there too, and `kubectl describe node` asks for that.
+                // The kubelet uses the node name as uid, and `kubectl describe node` selects by it.
                 uid: Some(self.node.clone()),
                 ..ObjectReference::default()
             }),
@@ -172,14 +172,14 @@ impl Writer {
 }
 
 async fn connect() -> Result<Client> {
-    let mut config = Config::infer().await.context("no API server is known")?;
-    config.connect_timeout = Some(LIMIT);
-    config.read_timeout = Some(LIMIT);
-    config.write_timeout = Some(LIMIT);
+    let mut config = Config::infer().await.context("no API server is configured")?;
+    config.connect_timeout = Some(TIMEOUT);
+    config.read_timeout = Some(TIMEOUT);
+    config.write_timeout = Some(TIMEOUT);
     Ok(Client::try_from(config)?)
 }
 
-/// At most so many bytes, and whole characters.
+/// Cuts a note at the length limit, on a character boundary.
 fn shortened(note: &str) -> String {
     let mut end = note.len().min(MAX_NOTE);
     while !note.is_char_boundary(end) {
@@ -188,11 +188,11 @@ fn shortened(note: &str) -> String {
     note[..end].to_owned()
 }
 
-/// Says at start where notices go.
+/// Logs at start whether Events are written.
 pub(crate) fn log_destination(node: Option<&str>) {
     match node {
-        Some(node) => info!(node, "Events are written about it"),
-        None => info!("no Events: --node does not say which node this is"),
+        Some(node) => info!(node, "writing Events about this node"),
+        None => info!("not writing Events: --node is not set"),
     }
 }
 
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_is_short_and_whole() {
+    fn note_is_cut_on_a_character_boundary() {
         assert_eq!(shortened("short"), "short");
         let long = "ä".repeat(MAX_NOTE);
         assert_eq!(shortened(&long).len(), MAX_NOTE);
@@ -209,14 +209,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_than_can_wait_is_dropped_and_counted() {
+    async fn events_beyond_the_queue_are_dropped_and_counted() {
         let metrics = Metrics::default();
         let events = Events::about("n", "shmesh.io", metrics.clone());
-        // The writer does not run before this test waits.
+        // The writer does not run until this test awaits.
         for _ in 0..MAX_QUEUED + 3 {
             events.say(EventType::Normal, "Healthy", "it is");
         }
         assert_eq!(metrics.events("dropped"), 3);
-        Events::default().say(EventType::Normal, "Healthy", "nobody listens");
+        Events::default().say(EventType::Normal, "Healthy", "discarded");
     }
 }

@@ -1,4 +1,4 @@
-//! Whether what is advertised works. Looked at anew each time, so that nothing stays unhealthy that works again.
+//! Health checks of advertised devices. Each check starts from scratch, so devices recover by themselves.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,20 +17,20 @@ use crate::pools;
 use crate::resource::allocate::AGENT_SOCKET;
 use crate::resource::{Pool, Resource, ResourceKind};
 
-/// What is needed to look.
+/// Checks the health of all advertised resources once.
 #[derive(Debug)]
 pub(crate) struct HealthChecker<'a> {
     pub(crate) config: &'a Config,
     pub(crate) files: Option<&'a SpecFiles>,
     pub(crate) known: &'a DeviceInventory,
-    /// The last look at the devices has not ended yet.
+    /// The last scan of the devices has not returned.
     pub(crate) is_driver_hung: bool,
     pub(crate) metrics: &'a Metrics,
 }
 
 impl HealthChecker<'_> {
-    /// What the commands of all pools say, by resource. All at once: each may take its time.
-    pub(crate) async fn commands(&self) -> BTreeMap<String, Result<()>> {
+    /// Runs the health commands of all pools concurrently and returns the outcomes by resource.
+    pub(crate) async fn run_commands(&self) -> BTreeMap<String, Result<()>> {
         let mut said = BTreeMap::new();
         let mut commands = tokio::task::JoinSet::new();
         for pool in self.config.pools.iter().filter(|pool| !pool.health_command.is_empty()) {
@@ -44,8 +44,8 @@ impl HealthChecker<'_> {
         said
     }
 
-    /// The devices of a resource that do not work, and why. 0 where there are none: all of it.
-    pub(crate) async fn look(
+    /// Returns the unhealthy devices of a resource with the reason. Resources without devices use index 0.
+    pub(crate) async fn check(
         &self,
         resource: &Resource,
         repaired: &Result<()>,
@@ -58,7 +58,7 @@ impl HealthChecker<'_> {
             }
         };
         let described = || match (repaired, self.files) {
-            // What was described before is as good as ever.
+            // The previous CDI specification is still valid.
             (Err(error), Some(files)) if !files.describes(resource) => bail!("{error:#}"),
             _ => Ok(()),
         };
@@ -69,15 +69,15 @@ impl HealthChecker<'_> {
             }
             ResourceKind::Agent => judge(0, described().and_then(|()| self.agent())),
             ResourceKind::Slots(kind, devices) => {
-                // All at once: a command may take its time.
+                // Concurrently, because a command may run for long.
                 let mut looks = tokio::task::JoinSet::new();
                 for (at, device) in devices.iter().enumerate() {
                     if self.is_driver_hung {
-                        judge(at, Err(anyhow!("its driver does not answer")));
+                        judge(at, Err(anyhow!("the driver does not respond")));
                         continue;
                     }
                     if self.known.is_gone(device) {
-                        judge(at, Err(anyhow!("it is listed no more")));
+                        judge(at, Err(anyhow!("the device is no longer listed by the driver")));
                         continue;
                     }
                     let look = self.device(*kind, device, &resource.name);
@@ -101,7 +101,7 @@ impl HealthChecker<'_> {
         let Some(asked) = self.config.pools.iter().find(|one| one.name == pool.name) else { return Ok(()) };
         ensure!(
             free >= asked.min_free.0,
-            "{} has {free} bytes free, less than minFree, {}: remove files, or enlarge its tmpfs",
+            "{} has {free} bytes free, less than minFree ({}): remove files, or enlarge the tmpfs",
             directory.display(),
             asked.min_free
         );
@@ -111,7 +111,7 @@ impl HealthChecker<'_> {
     fn agent(&self) -> Result<()> {
         let socket = self.config.seen(&self.config.identity.directory).join(AGENT_SOCKET);
         let found = socket.try_exists().with_context(|| format!("cannot look at {}", socket.display()))?;
-        ensure!(found, "{} is gone: start the identity service again", socket.display());
+        ensure!(found, "{} does not exist: start the identity service", socket.display());
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl HealthChecker<'_> {
                 let file = seen(&root, &file);
                 let found =
                     Path::try_exists(&file).with_context(|| format!("cannot look at {}", file.display()))?;
-                ensure!(found, "{} is gone", file.display());
+                ensure!(found, "the device file {} does not exist", file.display());
             }
             command.await
         }
@@ -158,11 +158,9 @@ impl HealthChecker<'_> {
             let named = format!("{:?}", command.as_std().get_program());
             let status = timeout(limit, command.status())
                 .await
-                .with_context(|| {
-                    format!("the health command {named} takes longer than {} s", limit.as_secs())
-                })?
+                .with_context(|| format!("the health command {named} timed out after {} s", limit.as_secs()))?
                 .with_context(|| format!("the health command {named} cannot be run"))?;
-            ensure!(status.success(), "the health command {named} says so: {status}");
+            ensure!(status.success(), "the health command {named} failed: {status}");
             Ok(())
         }
     }

@@ -1,24 +1,24 @@
-//! What runs once per node.
+//! The per-node daemon of shmesh: device plugin, identity service and injector commands.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `args.rs` | the command line |
-//! | `config/` | what it is told: one schema, and every problem at once |
-//! | `devices/` | what the node has: memory, NUMA nodes, GPUs, NPUs |
-//! | `resource/` | what is advertised, and what a container gets; pure |
-//! | `cdi/` | specifications for the container runtime |
-//! | `pools/` | directories of pools: made, measured, swept |
-//! | `kubelet/` | one resource and the kubelet: when to register, and the kubelet's questions |
-//! | `health.rs` | whether what is advertised works |
-//! | `reconciler.rs` | what is advertised follows configuration, devices and health |
-//! | `pool_gc.rs` | who holds what, and pools that are nobody's |
-//! | `events.rs` | what happens, as Kubernetes Events about the node |
-//! | `metrics.rs` | what `/metrics` shows |
-//! | `run.rs` | from start to end |
-//! | `prepare.rs` | the directory that the identity service needs, where it runs as another user |
-//! | `identity/` | the identity service: which process, of which pod, is at the other end of that socket |
+//! | `args.rs` | command line |
+//! | `config/` | configuration: one schema, all problems reported at once |
+//! | `devices/` | hardware of the node: memory, NUMA nodes, GPUs, NPUs |
+//! | `resource/` | advertised resources and allocations; pure |
+//! | `cdi/` | CDI specifications for the container runtime |
+//! | `pools/` | directories of pools: creation, usage, garbage collection |
+//! | `kubelet/` | registration and gRPC service of one resource |
+//! | `health.rs` | health checks of advertised devices |
+//! | `reconciler.rs` | makes advertised resources match configuration, devices and health |
+//! | `pool_gc.rs` | tracks allocations and garbage-collects unused pools |
+//! | `events.rs` | Kubernetes Events about the node |
+//! | `metrics.rs` | metrics of the device plugin |
+//! | `run.rs` | lifecycle of the device plugin |
+//! | `prepare.rs` | creates the directory of the identity service |
+//! | `identity/` | the identity service |
 //!
-//! Injection is a crate of its own, `injector/`: the subcommands `inject` and `webhook`.
+//! Injection is a crate of its own, `injector/`, with the subcommands `inject` and `webhook`.
 
 mod args;
 mod cdi;
@@ -46,37 +46,37 @@ use shmesh_injector::command as injector;
 
 use args::{Cli, Command};
 
-/// What fails again and again is said five times, and then once a minute.
+/// Repeated failures are logged five times and then once a minute.
 const REPEATED_LOG: LogLimit = LogLimit::new(5, Duration::from_secs(60));
 
-/// It worked.
+/// Exit status after success or an orderly shutdown.
 const DONE: u8 = 0;
-/// Something was tried and failed.
+/// Exit status if an operation failed.
 const FAILED: u8 = 1;
-/// The command line is wrong, as clap has it.
+/// Exit status for an invalid command line, as in clap.
 const BAD_REQUEST: u8 = 2;
-/// The configuration is wrong: nothing was tried (`EX_USAGE` of sysexits).
+/// Exit status for an invalid configuration; nothing was changed (`EX_USAGE`).
 const BAD_CONFIG: u8 = 64;
-/// This place does not let it work (`EX_UNAVAILABLE`).
+/// Exit status for an unsuitable environment (`EX_UNAVAILABLE`).
 const BAD_ENVIRONMENT: u8 = 69;
 
-/// Why it did not start, or ended.
+/// Why a subcommand failed to start or exited.
 #[derive(Debug)]
 pub(crate) enum RunError {
-    /// The configuration is wrong.
+    /// The configuration is invalid; nothing was changed.
     Config(anyhow::Error),
-    /// The environment does not let it work.
+    /// The environment is unsuitable: namespaces, limits, groups.
     Environment(anyhow::Error),
-    /// Something was tried and failed.
+    /// An operation failed at run time.
     Failed(anyhow::Error),
 }
 
 impl RunError {
-    /// The failure with its causes, for a log or a terminal.
+    /// Returns the error with its causes, for the log or a terminal.
     fn text(&self) -> String {
         match self {
-            Self::Config(error) => format!("the configuration is wrong: {error:#}"),
-            Self::Environment(error) => format!("the environment does not let it work: {error:#}"),
+            Self::Config(error) => format!("invalid configuration: {error:#}"),
+            Self::Environment(error) => format!("unsuitable environment: {error:#}"),
             Self::Failed(error) => format!("{error:#}"),
         }
     }
@@ -91,7 +91,7 @@ impl From<injector::CommandError> for RunError {
     }
 }
 
-/// Runs the command `shmesh-plugin` with these arguments, the first of which is its name, and returns the exit status.
+/// Runs `shmesh-plugin` with these arguments, including the program name, and returns the exit status.
 ///
 /// ```
 /// assert_eq!(shmesh_plugin::run(["shmesh-plugin", "identity", "--help"]), 0);
@@ -101,7 +101,6 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
-            // Nobody reads: nothing to be done.
             let _ = error.print();
             return if error.use_stderr() { BAD_REQUEST } else { DONE };
         }
@@ -113,7 +112,7 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
             return BAD_CONFIG;
         }
     };
-    // A daemon writes to its log; a command's words are for who called it.
+    // Daemons write errors to their log; commands write them to standard error.
     let is_command = matches!(cli.command, Command::Inject(_));
     let outcome = match cli.command {
         Command::Identity(args) if args.check => identity::check(&args),

@@ -1,4 +1,4 @@
-//! The `shmesh-plugin` command.
+//! Entry point of the command `shmesh-plugin`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What `/metrics` shows.
+//! Metrics of the device plugin.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::resource::allocate::Held;
-use crate::resource::{Resource, What};
+use crate::resource::allocate::UsageByResource;
+use crate::resource::{Resource, ResourceKind};
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
 struct ByResource {
@@ -40,10 +40,10 @@ struct ByPool {
     pool: String,
 }
 
-/// Upper bounds of an Allocate, in seconds.
+/// Histogram buckets for `Allocate`, in seconds.
 const BOUNDS: [f64; 8] = [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.005, 0.05, 1.0];
 
-/// Counters and gauges of one device plugin.
+/// Counters and gauges of the device plugin.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     registrations: Family<ByOutcome, Counter>,
@@ -109,49 +109,57 @@ impl Metrics {
         let registry = registry.sub_registry_with_prefix("shmesh_plugin");
         registry.register("registrations", "Registrations with the kubelet", self.registrations.clone());
         registry.register("streams", "ListAndWatch streams that are open", self.streams.clone());
-        registry.register("devices", "Units advertised", self.devices.clone());
-        registry.register("allocations", "Allocate calls answered", self.allocations.clone());
+        registry.register("devices", "Devices advertised to the kubelet", self.devices.clone());
+        registry.register("allocations", "Allocate requests answered", self.allocations.clone());
         registry.register_with_unit(
             "allocate",
-            "Time to answer an Allocate",
+            "Time to answer an Allocate request",
             Unit::Seconds,
             self.latency.clone(),
         );
-        registry.register("denied", "Requests refused", self.denied.clone());
+        registry.register("denied", "Allocation requests refused", self.denied.clone());
         registry.register(
-            "held",
-            "Units that living containers hold, as the kubelet lists them",
+            "allocated_units",
+            "Units held by running containers, as the kubelet lists them",
             self.held.clone(),
         );
-        registry.register("shm_capacity_bytes", "Memory advertised", self.shm_capacity.clone());
+        registry.register(
+            "shm_capacity_bytes",
+            "Shared memory advertised to the kubelet",
+            self.shm_capacity.clone(),
+        );
         registry.register(
             "shm_reserved_bytes",
-            "Memory that living containers hold",
+            "Shared memory held by running containers",
             self.shm_reserved.clone(),
         );
-        registry.register("pool_used_bytes", "Memory of the files in a pool", self.pool_used.clone());
-        registry.register("pool_free_bytes", "What is free in a pool's file system", self.pool_free.clone());
-        registry.register("swept", "Files of dead pods taken away", self.swept.clone());
-        registry.register("swept_bytes", "Their memory", self.swept_bytes.clone());
-        registry.register("reloads", "Configurations read again", self.reloads.clone());
+        registry.register("pool_used_bytes", "Memory used by files in a pool", self.pool_used.clone());
+        registry.register(
+            "pool_free_bytes",
+            "Free space in the file system of a pool",
+            self.pool_free.clone(),
+        );
+        registry.register("swept_files", "Files of dead pods removed from a pool", self.swept.clone());
+        registry.register("swept_bytes", "Memory of the removed files", self.swept_bytes.clone());
+        registry.register("reloads", "Configuration reloads", self.reloads.clone());
         registry.register(
             "pod_lists_failed",
-            "Times that the kubelet did not list its pods",
+            "Failed requests for the kubelet's list of pods",
             self.unlisted.clone(),
         );
         registry.register(
             "events",
-            "Kubernetes Events: written, failed, or dropped because there were too many",
+            "Kubernetes Events written, failed, or dropped by the rate limit",
             self.events.clone(),
         );
     }
 
-    /// What became of a Kubernetes Event.
+    /// Counts a Kubernetes Event by its outcome.
     pub(crate) fn event(&self, outcome: &'static str) {
         self.events.get_or_create(&ByResult { outcome }).inc();
     }
 
-    /// How many of that outcome.
+    /// Returns the number of Events with this outcome.
     #[cfg(test)]
     pub(crate) fn events(&self, outcome: &'static str) -> u64 {
         self.events.get_or_create(&ByResult { outcome }).get()
@@ -179,19 +187,19 @@ impl Metrics {
         self.denied.get_or_create(&ByReason { resource: resource.to_owned(), reason }).inc();
     }
 
-    /// What is advertised.
+    /// Records the advertised units of a resource.
     pub(crate) fn offered(&self, resource: &Resource) {
         let healthy = resource.units().iter().filter(|unit| unit.is_healthy).count();
         self.offer(&resource.name, healthy, resource.units().len() - healthy);
-        if matches!(resource.what, What::Shm { .. }) {
+        if matches!(resource.kind, ResourceKind::Shm { .. }) {
             self.shm_capacity.set(gauge(resource.bytes(resource.units().len())));
         }
     }
 
-    /// A resource is advertised no more.
+    /// Records that a resource is no longer advertised.
     pub(crate) fn withdrawn(&self, resource: &Resource) {
         self.offer(&resource.name, 0, 0);
-        if matches!(resource.what, What::Shm { .. }) {
+        if matches!(resource.kind, ResourceKind::Shm { .. }) {
             self.shm_capacity.set(0);
         }
     }
@@ -203,11 +211,11 @@ impl Metrics {
         }
     }
 
-    /// What living containers hold of a resource.
-    pub(crate) fn hold(&self, resource: &Resource, held: &Held) {
+    /// Records the units of a resource that containers hold.
+    pub(crate) fn hold(&self, resource: &Resource, held: &UsageByResource) {
         let (_, units) = held.get(&resource.name).copied().unwrap_or_default();
         self.held.get_or_create(&by(&resource.name)).set(gauge(units as u64));
-        if matches!(resource.what, What::Shm { .. }) {
+        if matches!(resource.kind, ResourceKind::Shm { .. }) {
             self.shm_reserved.set(gauge(resource.bytes(units)));
         }
     }

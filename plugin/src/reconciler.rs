@@ -1,4 +1,4 @@
-//! What is advertised follows what is configured and what the node has: one task that owns all of it.
+//! Makes advertised resources match configuration, devices and health, in one task that owns all of them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,13 +22,13 @@ use crate::pools;
 use crate::resource::allocate::AllocateSettings;
 use crate::resource::{MAX_LIST_BYTES, NodeResources, Resource, ResourceKind, plan, slots_bytes};
 
-/// Between two polls at the file of the configuration.
+/// Interval for polling the configuration file.
 const CONFIG_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Longer than any driver takes that answers at all.
+/// Longer than any responsive driver takes to list its devices.
 const DEVICE_SCAN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Where the configuration comes from.
+/// The file, overrides and limits that a configuration is loaded from.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigSource {
     pub(crate) file: Option<PathBuf>,
@@ -37,13 +37,13 @@ pub(crate) struct ConfigSource {
 }
 
 impl ConfigSource {
-    /// Reads it.
+    /// Loads and validates the configuration.
     pub(crate) fn load(&self) -> Result<Config, crate::config::Problems> {
         Config::load(self.file.as_deref(), &self.settings, &self.limits)
     }
 }
 
-/// One resource that is advertised.
+/// One advertised resource and the registrar task that serves it.
 #[derive(Debug)]
 struct Advertisement {
     offer: watch::Sender<ResourceOffer>,
@@ -52,7 +52,7 @@ struct Advertisement {
     task: JoinHandle<()>,
 }
 
-/// Owns what is advertised.
+/// Owns all advertised resources and reconciles them.
 #[derive(Debug)]
 pub(crate) struct Reconciler {
     source: ConfigSource,
@@ -60,16 +60,16 @@ pub(crate) struct Reconciler {
     node: kubelet::NodeContext,
     roots: Roots,
     known: DeviceInventory,
-    /// A look at the devices that has not ended: a driver may hang, and who reads then waits for ever.
+    /// A scan of the devices that has not returned: a hung driver blocks the reader for ever.
     scan: Option<JoinHandle<Result<Vec<Accelerator>, String>>>,
     files: Option<SpecFiles>,
-    /// Why devices could not be read: said once.
+    /// The last error of a scan, to log it only once.
     scan_error: String,
     wanted: CdiDevices,
     advertised: BTreeMap<String, Advertisement>,
-    /// Which devices of which resource do not work, and why.
+    /// Unhealthy devices with the reason, by resource.
     unhealthy: BTreeMap<String, BTreeMap<usize, String>>,
-    /// Who sweeps is told what there is.
+    /// Publishes the configuration and resources to the pool GC.
     resources: watch::Sender<(Config, Vec<Arc<Resource>>)>,
 }
 
@@ -95,12 +95,12 @@ impl Reconciler {
         }
     }
 
-    /// What is configured and advertised, now and later.
+    /// Subscribes to the configuration and the advertised resources.
     pub(crate) fn resources(&self) -> watch::Receiver<(Config, Vec<Arc<Resource>>)> {
         self.resources.subscribe()
     }
 
-    /// What the node has and the configuration wants.
+    /// Computes the desired resources from the configuration and the devices of the node.
     async fn plan(&mut self) -> Vec<Resource> {
         let scan = self.scan.take().unwrap_or_else(|| {
             let (roots, fake) = (self.roots.clone(), self.config.fake_inventory.clone());
@@ -119,7 +119,7 @@ impl Reconciler {
                     self.known.found(found);
                 }
                 Ok(Err(problem)) if self.scan_error != problem => {
-                    warn!(problem, "the devices stay what they were");
+                    warn!(problem, "cannot read the devices; keeping the previous ones");
                     self.scan_error = problem;
                 }
                 _ => {}
@@ -130,7 +130,7 @@ impl Reconciler {
         plan(&self.config, &NodeResources { memory: *memory, numa: numa.clone(), accelerators })
     }
 
-    /// Makes directories and CDI files, and then advertises: the kubelet may allocate at once.
+    /// Creates pools and CDI files, then advertises: the kubelet may allocate immediately.
     pub(crate) async fn start(&mut self) -> Result<()> {
         let planned = self.plan().await;
         for resource in &planned {
@@ -140,7 +140,7 @@ impl Reconciler {
                 let bytes: u64 = devices.iter().map(|one| slots_bytes(&one.id, slots)).sum();
                 ensure!(
                     bytes <= MAX_LIST_BYTES,
-                    "a list of {slots} slots of each {kind:?} takes {bytes} bytes, and the kubelet reads {MAX_LIST_BYTES}; \
+                    "a list with {slots} slots per {kind:?} takes {bytes} bytes, and the kubelet accepts {MAX_LIST_BYTES}; \
                      lower slotsPerDevice"
                 );
             }
@@ -148,28 +148,28 @@ impl Reconciler {
                 pools::prepare(&self.config.seen(&pool.directory), pool.gid, self.config.cdi.enabled)?;
             }
         }
-        self.wanted = CdiDevices::by(&planned, &self.config.identity.directory);
+        self.wanted = CdiDevices::for_resources(&planned, &self.config.identity.directory);
         self.write(self.wanted.clone()).await?;
         self.advertise(planned).await;
         Ok(())
     }
 
-    /// Writes CDI files. Not on this thread: a disk may be slow, and an Allocate does not wait for it.
+    /// Writes CDI files on a blocking thread, so that a slow disk cannot delay `Allocate`.
     async fn write(&self, wanted: CdiDevices) -> Result<()> {
         let Some(files) = self.files.clone() else { return Ok(()) };
         tokio::task::spawn_blocking(move || files.write(&wanted)).await?
     }
 
-    /// Looks at health, starts what is new, changes what is changed, ends what is gone.
+    /// Checks health, then starts, updates and stops resources.
     async fn advertise(&mut self, planned: Vec<Resource>) {
-        let wanted = CdiDevices::by(&planned, &self.config.identity.directory);
+        let wanted = CdiDevices::for_resources(&planned, &self.config.identity.directory);
         let is_missing = self.files.as_ref().is_some_and(|files| files.is_any_missing(&wanted));
         let repaired = match (is_missing, wanted == self.wanted) {
             (false, true) => Ok(()),
             _ => self.write(wanted.clone()).await,
         };
         if is_missing && repaired.is_ok() {
-            warn!("CDI specifications were gone, written again");
+            warn!("CDI specifications were missing and have been restored");
         }
         let checker = HealthChecker {
             config: &self.config,
@@ -180,10 +180,10 @@ impl Reconciler {
         };
         let mut resources = Vec::new();
         let mut still_unhealthy = BTreeMap::new();
-        let mut commands = checker.commands().await;
+        let mut commands = checker.run_commands().await;
         for mut resource in planned {
             let command = commands.remove(&resource.name).unwrap_or(Ok(()));
-            let unhealthy = checker.look(&resource, &repaired, command).await;
+            let unhealthy = checker.check(&resource, &repaired, command).await;
             resource.set_health(|device| !unhealthy.contains_key(&device));
             let before = self.unhealthy.remove(&resource.name).unwrap_or_default();
             for (device, why) in unhealthy.iter().filter(|(device, _)| !before.contains_key(device)) {
@@ -208,13 +208,13 @@ impl Reconciler {
             .collect();
         for name in gone {
             if let Some(advertised) = self.advertised.remove(&name) {
-                info!(resource = name, "advertised no more");
+                info!(resource = name, "no longer advertised");
                 self.node.metrics.withdrawn(&advertised.offer.borrow().now);
                 advertised.stop.cancel();
                 let _ = advertised.task.await;
             }
         }
-        // What is the same as before is held once.
+        // Keeps one copy of a resource that has not changed.
         let mut offered = Vec::with_capacity(resources.len());
         for resource in resources {
             self.node.metrics.offered(&resource);
@@ -223,7 +223,7 @@ impl Reconciler {
         self.resources.send_replace((self.config.clone(), offered));
     }
 
-    /// One Event for all that became of a resource at once.
+    /// Writes one Event per resource and health change.
     fn announce(&self, resource: &str, before: &BTreeMap<usize, String>, now: &BTreeMap<usize, String>) {
         let became_unhealthy: Vec<_> =
             now.iter().filter(|(device, _)| !before.contains_key(device)).collect();
@@ -238,15 +238,15 @@ impl Reconciler {
             self.node.events.say(
                 EventType::Normal,
                 "ResourceHealthy",
-                format!("{resource}: all of it works again"),
+                format!("{resource}: all devices are healthy"),
             );
         }
     }
 
-    /// Offers it, or what is the same and is offered already.
+    /// Offers a resource, and returns the offered one, which is the previous one if it is equal.
     fn offer(&mut self, resource: Arc<Resource>) -> Arc<Resource> {
         if let Some(advertised) = self.advertised.get(&resource.name) {
-            // Each list that the kubelet gets rewrites its checkpoint: none without a change.
+            // The kubelet rewrites its checkpoint for every list, so send only changes.
             advertised.offer.send_if_modified(|offer| {
                 let changed = offer.now.kind != resource.kind || offer.now.units() != resource.units();
                 if changed {
@@ -272,7 +272,7 @@ impl Reconciler {
         resource
     }
 
-    /// When the kubelet has all lists of now.
+    /// Completes when the kubelet has the lists of all current resources.
     pub(crate) fn all_served(&self) -> impl Future<Output = ()> + Send + 'static {
         let served: Vec<_> = self.advertised.values().map(|one| one.served.clone()).collect();
         async move {
@@ -284,7 +284,7 @@ impl Reconciler {
         }
     }
 
-    /// Follows files, devices and health until `stop`; then takes every socket away.
+    /// Reconciles until `stop`, then removes all sockets.
     pub(crate) async fn run(mut self, mut reload: mpsc::Receiver<()>, stop: CancellationToken) {
         let mut polls = interval(CONFIG_POLL_INTERVAL);
         polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -299,7 +299,7 @@ impl Reconciler {
                 Some(()) = reload.recv() => true,
                 _ = polls.tick(), if self.source.file.is_some() => {
                     let now = stamped(&self.source);
-                    // Gone for a moment while it is replaced: not a change yet.
+                    // A file that is missing for a moment is being replaced.
                     if now.is_none() || std::mem::replace(&mut last, now) == now {
                         continue;
                     }
@@ -307,7 +307,7 @@ impl Reconciler {
                 }
                 () = sleep_until(health + every) => false,
             };
-            // A health command may take its time; the end does not wait for it.
+            // A health command must not delay the shutdown.
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -331,27 +331,28 @@ impl Reconciler {
 
     async fn reload(&mut self) {
         let source = self.source.clone();
-        let loaded = tokio::task::spawn_blocking(move || source.load()).await.context("reading was cut off");
+        let loaded =
+            tokio::task::spawn_blocking(move || source.load()).await.context("loading was interrupted");
         let loaded = loaded.and_then(|loaded| loaded.map_err(Into::into));
-        let outcome = loaded.context("the configuration stays what it was").and_then(|config| {
+        let outcome = loaded.context("keeping the previous configuration").and_then(|config| {
             let fixed = |config: &Config| {
                 let Config { host_root, kubelet, cdi, identity, .. } = config.clone();
                 (host_root, kubelet, cdi, identity, AllocateSettings::of(config))
             };
             ensure!(
                 fixed(&config) == fixed(&self.config),
-                "the configuration stays what it was: domain, hostRoot, kubelet, cdi and identity change with a restart only"
+                "keeping the previous configuration: domain, hostRoot, kubelet, cdi and identity can only be changed by a restart"
             );
             for pool in &config.pools {
                 let given = |pool: &Pool, config: &Config| {
                     (pool.directory(config), pool.mount_path.clone(), pool.gid(), pool.user_namespaces)
                 };
                 let before = self.config.pools.iter().find(|before| before.name == pool.name);
-                // A container that starts again gets what is described now, with the answer of then.
+                // A restarting container combines its old allocation with the current CDI specification.
                 ensure!(
                     before.is_none_or(|before| given(before, &self.config) == given(pool, &config)),
-                    "the configuration stays what it was: directory, mountPath, gid and userNamespaces of pool {} change \
-                     with a restart only, or give it another name",
+                    "keeping the previous configuration: directory, mountPath, gid and userNamespaces of pool {} can only be \
+                     changed by a restart; or rename the pool",
                     pool.name
                 );
             }
@@ -361,7 +362,7 @@ impl Reconciler {
         match outcome {
             Err(error) => {
                 let error = format!("{error:#}");
-                error!(error, "not reloaded");
+                error!(error, "configuration not reloaded");
                 self.node.events.say(EventType::Warning, "ConfigurationRefused", error);
             }
             Ok(config) => {
@@ -372,7 +373,7 @@ impl Reconciler {
                 self.node.events.say(
                     EventType::Normal,
                     "ConfigurationReloaded",
-                    "the configuration was read again",
+                    "the configuration was reloaded",
                 );
             }
         }

@@ -1,4 +1,4 @@
-//! The device plugin from start to end: read, lock, make, advertise, follow, take away.
+//! Lifecycle of the device plugin: load the configuration, lock, advertise, reconcile, clean up.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -24,17 +24,17 @@ use crate::reconciler::{ConfigSource, Reconciler};
 use crate::resource::allocate::{AGENT_SOCKET, AllocateSettings};
 use crate::{RunError, devices, pool_gc};
 
-/// Enough to wait for files; each has a stack.
+/// Blocking threads for file operations; each has its own stack.
 const MAX_BLOCKING: usize = 4;
-/// More than that make pods' status and every list long.
+/// Above this number of units, pod status and device lists become long enough to log a warning.
 const MANY_UNITS: usize = 1000;
 
-/// Prints the schema of the configuration.
+/// Prints the JSON schema of the configuration.
 pub(crate) fn print_schema() -> Result<(), RunError> {
     let print = || {
         let text = serde_json::to_string_pretty(&schema())?;
         match writeln!(std::io::stdout(), "{text}") {
-            // The reader has seen enough, as `head` has.
+            // The reader closed the pipe, as `head` does.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
             printed => printed.context("cannot print"),
         }
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Run, filter: LogFilter) -> Result<(), RunError> {
     };
     let config = source.load().map_err(|problems| RunError::Config(problems.into()))?;
     if args.check {
-        info!("the configuration is right");
+        info!("the configuration is valid");
         return Ok(());
     }
     let identity = identity(&config)?;
@@ -60,15 +60,15 @@ pub(crate) fn run(args: &Run, filter: LogFilter) -> Result<(), RunError> {
     let runtime = runtime.map_err(|error| RunError::Failed(error.into()))?;
     let serving = serve(args, source, config, identity, filter);
     let outcome = tokio::task::LocalSet::new().block_on(&runtime, serving);
-    // What still looks at files is not waited for.
+    // A blocked file operation must not delay the exit.
     runtime.shutdown_background();
     outcome
 }
 
 fn limits() -> anyhow::Result<Limits> {
-    let page = shmesh_sys::time::page_bytes().context("the kernel does not say what a page is")?;
+    let page = shmesh_sys::time::page_bytes().context("cannot read the page size")?;
     let kernel = std::path::Path::new("/");
-    let memory = devices::memory(kernel).context("/proc/meminfo does not say how much memory there is")?;
+    let memory = devices::memory(kernel).context("/proc/meminfo has no MemTotal")?;
     Ok(Limits { page, memory, numa: devices::numa(kernel) })
 }
 
@@ -78,11 +78,15 @@ fn identity(config: &Config) -> Result<Option<IdentityService>, RunError> {
         return Ok(None);
     }
     let socket = config.seen(&asked.directory).join(AGENT_SOCKET);
-    IdentityService::new(&Identity::beside(socket, asked.pods.clone(), asked.require_initial_pid_namespace))
-        .map(Some)
+    IdentityService::new(&Identity::for_plugin(
+        socket,
+        asked.pods.clone(),
+        asked.require_initial_pid_namespace,
+    ))
+    .map(Some)
 }
 
-/// How the kubelet is talked to.
+/// Returns the kubelet sockets and the state that all registrars share.
 fn node(config: &Config, metrics: Metrics, events: Events) -> NodeContext {
     let (mode, sockets) = match config.kubelet.registration {
         Registration::Legacy => (Mode::Register, &config.kubelet.device_plugins_dir),
@@ -108,7 +112,7 @@ async fn serve(
 ) -> Result<(), RunError> {
     let failed =
         |what: &'static str| move |error: std::io::Error| RunError::Failed(anyhow!(error).context(what));
-    // Before there is anything to take away.
+    // Before anything exists that must be cleaned up.
     let stop = shutdown::on_signal().map_err(failed("cannot catch signals"))?;
     let mut hup = signal(SignalKind::hangup()).map_err(failed("cannot catch SIGHUP"))?;
     let metrics = Metrics::default();
@@ -121,7 +125,7 @@ async fn serve(
     let _lock = lock.ok_or_else(|| {
         let dir = node.sockets.display();
         RunError::Environment(anyhow!(
-            "another plugin of {} runs here and holds the lock in {dir}; end it first",
+            "another plugin of domain {} runs on this node and holds the lock in {dir}; stop it first",
             config.domain
         ))
     })?;
@@ -136,20 +140,20 @@ async fn serve(
     if let Some(address) = args.admin {
         let listener = tokio::net::TcpListener::bind(address).await;
         let listener = listener.map_err(failed("cannot serve probes and metrics"))?;
-        // Port 0 is whatever is free.
-        let address = listener.local_addr().map_err(failed("the admin address is lost"))?;
-        info!(%address, "probes and metrics");
+        // Resolves port 0 to the assigned port.
+        let address = listener.local_addr().map_err(failed("cannot read the admin address"))?;
+        info!(%address, "serving probes and metrics");
         tokio::spawn(admin::serve(listener, admin, stop.clone()));
     }
 
-    // Containers get the directory of this socket: before they can be allocated anything.
+    // Containers mount the directory of this socket, so it must exist before the first allocation.
     let identity = identity.map(IdentityService::listen).transpose().map_err(RunError::Failed)?;
     let allocation_times = Arc::clone(&node.allocation_times);
     log_cdi_requirements(&config);
     let mut reconciler = Reconciler::new(source, config, node);
     let begun = tokio::select! {
         biased;
-        // A health command may take its time.
+        // A health command may run for long.
         () = stop.cancelled() => return Ok(()),
         begun = reconciler.start() => begun,
     };
@@ -160,7 +164,7 @@ async fn serve(
             let units = resource.units().len();
             warn!(
                 resource = resource.name,
-                units, "so many units make each pod's status long; choose a larger unit"
+                units, "this many units make pod status long; choose a larger unit"
             );
         }
     }
@@ -168,13 +172,13 @@ async fn serve(
     tokio::spawn(async move {
         served.await;
         latch.open();
-        info!("ready: the kubelet has every resource");
+        info!("ready: all resources are registered with the kubelet");
     });
     tokio::spawn(pool_gc::run(resources, allocation_times, metrics, events));
     let (to_reload, reload) = mpsc::channel(1);
     tokio::spawn(async move {
         while hup.recv().await.is_some() {
-            // One that waits already will read all there is.
+            // A pending reload will read the latest file anyway.
             let _ = to_reload.try_send(());
         }
     });
@@ -206,22 +210,22 @@ async fn serve(
             }
         }
     };
-    info!("ended");
+    info!("shut down");
     outcome.map_err(RunError::Failed)
 }
 
 fn ended(outcome: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Result<()> {
-    outcome.context("the identity service was lost")?.context("the identity service failed")
+    outcome.context("the identity service panicked")?.context("the identity service failed")
 }
 
 fn log_cdi_requirements(config: &Config) {
     if config.cdi.enabled {
         let directory = config.cdi.directory.display();
-        info!(%directory, "the runtime must read CDI specifications there: containerd 2.0 and CRI-O do, 1.7 with enable_cdi");
+        info!(%directory, "the container runtime must read CDI specifications from this directory: containerd 2.0, CRI-O, or containerd 1.7 with enable_cdi");
     } else {
         warn!(
-            "without CDI: no {}/shm, and pools are mounted without nosuid, nodev, noexec and without a group; set \
-             cdi.enabled where the runtime has it (containerd 2.0, CRI-O, containerd 1.7 with enable_cdi = true)",
+            "CDI is disabled: {}/shm is not advertised, and pools are mounted without nosuid, nodev, noexec and without a group; set \
+             cdi.enabled if the runtime supports it (containerd 2.0, CRI-O, containerd 1.7 with enable_cdi = true)",
             config.domain
         );
     }

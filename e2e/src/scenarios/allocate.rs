@@ -1,4 +1,4 @@
-//! Every plugin's node advertises, and the chart's own tests pass.
+//! All nodes with a plugin advertise resources, and the tests of the chart pass.
 
 use anyhow::{Result, ensure};
 

@@ -1,4 +1,4 @@
-//! A key is good for whom its exporter named. The wrong pod has the same key, the same user and the same pool.
+//! A device key works only for the admitted process. The wrong pod has the same key, user and pool.
 
 use anyhow::{Result, bail};
 
@@ -11,11 +11,11 @@ pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
     let [lender, wrong, borrower] = &all[..] else {
         bail!("device-keys.yaml has {} pods, and not 3", all.len())
     };
-    // One after another: a link has one secondary at a time that takes what is sent.
+    // One after another, because a link has one receiving secondary at a time.
     setup.cluster.apply(lender).await?;
     setup.wait_for(namespace, "lender", pods::ready).await?;
     setup.cluster.apply(wrong).await?;
-    // It fails if it can import.
+    // The pod fails if it can import the key.
     setup.wait_for(namespace, "wrong", pods::succeeded).await?;
     setup.said(namespace, "wrong", "wrong", "refused: the key is for process 1").await?;
     setup.said(namespace, "lender", "shmesh", "not_admitted").await?;

@@ -1,5 +1,5 @@
-//! Everything is killed, one after another, while messages flow. Nothing else restarts, nothing is lost, and pods that come
-//! later get what they ask for.
+//! Kills every component in turn while messages flow. No other component restarts, no message is lost, and
+//! pods that start later get their resources.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -42,7 +42,7 @@ async fn kill(setup: &Setup<'_>, namespace: &str, pod: &str, container: &str, on
     kill_of(setup, namespace, namespace, pod, container, on).await
 }
 
-/// Kills a container, waits until it is there again, and looks at everybody else.
+/// Kills a container, waits for its restart, and checks all other components.
 async fn kill_of(
     setup: &Setup<'_>,
     namespace: &str,
@@ -77,7 +77,7 @@ fn is_back(pod: &Pod, container: &str, restarts: i32) -> Result<PollResult<()>> 
     Ok(if is_back { PollResult::There(()) } else { PollResult::NotYet(pods::describe(pod)) })
 }
 
-/// Messages flow, and the node has everything for those who come.
+/// Checks that messages flow and that the node advertises all resources.
 async fn goes_on(setup: &Setup<'_>, namespace: &str, on: &str) -> Result<()> {
     flows(&setup.cluster, &two_pods::talks(namespace)).await?;
     node::advertises(setup, on, &allocate::ALL).await

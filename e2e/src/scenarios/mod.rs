@@ -1,15 +1,15 @@
-//! The scenarios, in the order in which they run. Each has a namespace of its own with Pod Security *restricted*.
+//! The scenarios, in the order in which they run. Each has its own namespace with Pod Security *restricted*.
 //!
 //! | scenario | what it shows |
 //! |---|---|
-//! | `allocate` | every plugin's node advertises; the chart's own tests get memory and a link |
-//! | `sized` | a /dev/shm of exactly the units that were asked for |
+//! | `allocate` | nodes advertise resources; the tests of the chart get memory and a link |
+//! | `sized` | a `/dev/shm` with exactly the requested units |
 //! | `two_containers` | a link inside a pod |
-//! | `two_pods` | a link between pods of different users, through a pool |
-//! | `device_keys` | a key is good for whom its exporter named, and for no other pod |
-//! | `kills` | sidecar, applications, plugin, identity service and kubelet die one after another |
-//! | `upgrade` | the chart is upgraded and rolled back, and pods that run do not notice |
-//! | `uninstall` | what is left on the nodes: only what is documented to stay |
+//! | `two_pods` | a link through a pool between pods of different users |
+//! | `device_keys` | a device key works only for the admitted process |
+//! | `kills` | sidecar, applications, plugin, identity service and kubelet are killed in turn |
+//! | `upgrade` | the chart is upgraded and rolled back while messages flow |
+//! | `uninstall` | only documented files remain on the nodes |
 
 mod allocate;
 mod device_keys;
@@ -33,53 +33,53 @@ use crate::pods;
 use crate::release::Release;
 use crate::wait::PollResult;
 
-/// Something that is shown on a cluster.
+/// A guarantee that is tested on a cluster.
 #[derive(ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Scenario {
-    /// Nodes advertise memory and the pool, and the chart's own tests pass: a unit of memory, a link
+    /// Nodes advertise memory and the pool, and the tests of the chart pass
     Allocate,
-    /// A pod that asks for two units has a /dev/shm of 128 MiB, all of it usable and no more
+    /// Two units give a /dev/shm of 128 MiB, all of it usable and no more
     Sized,
     /// Two containers of a pod exchange messages over an injected link
     TwoContainers,
     /// Two pods of different users in a restricted namespace exchange messages through a pool
     TwoPods,
-    /// A device key is good for the pod that was admitted, and refused to another that has it
+    /// A device key works for the admitted pod and is refused to another pod that has it
     DeviceKeys,
-    /// Sidecar, both applications, plugin, identity service and kubelet are killed in turn: nothing is lost
+    /// Sidecar, both applications, plugin, identity service and kubelet are killed in turn without losing messages
     Kills,
     /// The chart is upgraded and rolled back while pods exchange messages
     Upgrade,
-    /// After pods and release are gone nodes have no sockets, no files in pools, and advertise nothing
+    /// After uninstalling, nodes have no sockets, no files in pools, and advertise nothing
     Uninstall,
 }
 
-/// What a scenario runs on.
+/// The environment of a scenario.
 pub(crate) struct Setup<'a> {
     pub(crate) args: &'a Args,
     pub(crate) cluster: Cluster,
     pub(crate) release: Release,
-    /// How many tool pods there were: each has a name of its own.
+    /// Counter for unique names of tool pods.
     pub(crate) tools: Cell<u32>,
 }
 
 impl Scenario {
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// What it shows.
+    /// Returns a description for `--list`.
     pub(crate) fn shows(self) -> String {
         self.to_possible_value().and_then(|value| Some(value.get_help()?.to_string())).unwrap_or_default()
     }
 
-    /// Its pods' namespace.
+    /// Returns the namespace of the scenario's pods.
     pub(crate) fn namespace(self, args: &Args) -> String {
         format!("{}-{}", args.namespace, self.name())
     }
 
-    /// Runs it in its namespace, which is there.
+    /// Runs the scenario in its existing namespace.
     pub(crate) async fn run(self, setup: &Setup<'_>) -> Result<()> {
         let namespace = &self.namespace(setup.args);
         match self {
@@ -96,7 +96,7 @@ impl Scenario {
 }
 
 impl Setup<'_> {
-    /// Applies the pods of a text, and waits until each is as wanted.
+    /// Applies pods and waits until each has the wanted state.
     async fn start(&self, text: &str, namespace: &str, wanted: fn(Pod) -> PollResult<Pod>) -> Result<()> {
         let all = pods::prepared(text, namespace, self.args)?;
         for pod in &all {
@@ -113,7 +113,7 @@ impl Setup<'_> {
         self.cluster.pace.until(&format!("the pod {name}"), look).await
     }
 
-    /// Waits until a container has said this.
+    /// Waits until the log of a container contains a text.
     async fn said(&self, namespace: &str, pod: &str, container: &str, words: &str) -> Result<()> {
         let what = format!("{words:?} in the log of {pod}/{container}");
         self.cluster
@@ -129,7 +129,7 @@ impl Setup<'_> {
             .await
     }
 
-    /// How often each container of a namespace was restarted.
+    /// Returns the restart count of each container of a namespace.
     async fn restarts(&self, namespace: &str) -> Result<BTreeMap<String, i32>> {
         let pods = self.cluster.pods(namespace, "").await?;
         let of = |pod: &Pod| {

@@ -1,4 +1,4 @@
-//! A /dev/shm of exactly the units that were asked for.
+//! A `/dev/shm` with exactly the requested units.
 
 use anyhow::{Result, ensure};
 

@@ -1,4 +1,4 @@
-//! A link between two pods, through a pool.
+//! A link between two pods through a pool.
 
 use anyhow::{Result, ensure};
 
@@ -7,12 +7,12 @@ use crate::traffic::{Talk, flows};
 
 use super::Setup;
 
-/// Both ends of the link of `two-pods.yaml`.
+/// Returns both ends of the link of `two-pods.yaml`.
 pub(super) fn talks(namespace: &str) -> [Talk<'_>; 2] {
     [("phy", "phy"), ("mac", "mac")].map(|(pod, container)| Talk { namespace, pod, container })
 }
 
-/// Starts both pods, waits until messages flow, and says on which node they are.
+/// Starts both pods, waits until messages flow, and returns their node.
 pub(super) async fn start(setup: &Setup<'_>, namespace: &str) -> Result<String> {
     setup.start(pods::TWO_PODS, namespace, pods::ready).await?;
     let (phy, mac) = (setup.cluster.pod(namespace, "phy").await?, setup.cluster.pod(namespace, "mac").await?);

@@ -1,4 +1,4 @@
-//! Pods end, the pools are swept, the release goes, and nodes are as they were.
+//! After deleting pods and release, nodes have no files, sockets or resources left.
 
 use anyhow::Result;
 

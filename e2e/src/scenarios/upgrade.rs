@@ -1,4 +1,4 @@
-//! The chart is upgraded and rolled back; pods that run do not notice.
+//! Upgrades and rolls back the chart while pods exchange messages.
 
 use std::collections::BTreeSet;
 
@@ -25,13 +25,13 @@ pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
     setup.start(pods::LATE, namespace, pods::succeeded).await.context("a pod that comes after it")
 }
 
-/// The uids of the plugins' pods.
+/// Returns the uids of the plugin pods.
 async fn plugins(setup: &Setup<'_>) -> Result<BTreeSet<String>> {
     let pods = setup.cluster.pods(&setup.release.namespace, node::PLUGIN).await?;
     Ok(pods.into_iter().filter_map(|pod| pod.metadata.uid).collect())
 }
 
-/// Waits until there are as many plugins, and none of these.
+/// Waits until all plugin pods are replaced.
 async fn replaced(setup: &Setup<'_>, old: &BTreeSet<String>) -> Result<BTreeSet<String>> {
     let look = async || {
         let now = plugins(setup).await?;

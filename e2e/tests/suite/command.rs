@@ -22,7 +22,7 @@ fn json(dir: &Path, args: &[&str]) -> Value {
 }
 
 #[test]
-fn who_is_there_and_who_has_which_key() {
+fn who_and_keys_list_clients_and_keys() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let mut sidecar = Command::new(program("shmesh-sidecar"));
@@ -69,7 +69,7 @@ fn who_is_there_and_who_has_which_key() {
 }
 
 #[test]
-fn a_stranger_is_refused_and_told_where_to_ask() {
+fn unrelated_user_is_refused_with_a_hint() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;

@@ -10,7 +10,7 @@ use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 const KERNELS: [&[&str]; 2] = [&[], &["--old-kernel"]];
 
 #[test]
-fn memory_is_shared_with_whom_the_node_knows() {
+fn memory_is_shared_with_identified_processes() {
     let _watchdog = Watchdog::start();
     if is_root() {
         KERNELS.iter().for_each(|kernel| shared_with_whom_the_node_knows(kernel));
@@ -51,7 +51,7 @@ fn shared_with_whom_the_node_knows(kernel: &[&str]) {
 }
 
 #[test]
-fn what_the_dead_held_comes_back_though_nobody_here_sees_them() {
+fn buffers_of_dead_processes_in_other_namespaces_are_recovered() {
     let _watchdog = Watchdog::start();
     if is_root() {
         KERNELS.iter().for_each(|kernel| comes_back(kernel));
@@ -74,7 +74,7 @@ fn comes_back(kernel: &[&str]) {
 }
 
 #[test]
-fn without_the_service_nobody_new_gets_in_and_it_recovers_by_itself() {
+fn unavailable_identity_service_blocks_new_clients_until_it_returns() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -101,7 +101,7 @@ fn without_the_service_nobody_new_gets_in_and_it_recovers_by_itself() {
 
 /// As in a pod with `shareProcessNamespace`: the sidecar sees its clients, by numbers that mean others to the node.
 #[test]
-fn in_a_shared_pid_namespace_numbers_are_still_the_nodes() {
+fn shared_pid_namespace_still_yields_node_pids() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -127,7 +127,7 @@ fn in_a_shared_pid_namespace_numbers_are_still_the_nodes() {
     assert_ne!(here, process, "the sidecar's own kernel calls it {here}");
 
     let key = exporter.ask("device export weights 0");
-    // To the node this is somebody else, who lives or not: either way the importer is not admitted.
+    // On the node this pid belongs to another process or none: either way the importer is not admitted.
     let _ = exporter.ask(&format!("device admit {key} {here}"));
     assert!(importer.ask(&format!("device import {key}")).starts_with("err Denied"));
     exporter.tell(&format!("device admit {key} {process}"));

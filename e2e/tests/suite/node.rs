@@ -81,7 +81,7 @@ async fn two_pods_exchange_messages_through_a_pool() {
     phy.tell("data 7 4096");
     assert_eq!(mac.ask("receive-data"), "7 4096 true");
 
-    // Both processes are number 1 where they are, and somebody else to the node.
+    // Both processes have pid 1 in their namespace and another pid on the node.
     for peer in [&mut phy, &mut mac] {
         peer.tell("device connect");
     }
@@ -104,7 +104,7 @@ async fn two_pods_exchange_messages_through_a_pool() {
 
 /// The sample's own pods, with what injection adds, as the kubelet would start them: nothing here says what they need.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_sample_of_two_pods_runs_as_it_is_injected() {
+async fn injected_two_pods_sample_runs() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -143,7 +143,7 @@ fn started(machine: &Machine, pod: &Running, container: &Value) -> Killed {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_is_for_whom_its_exporter_named() {
+async fn device_key_works_only_for_admitted_processes() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -166,7 +166,7 @@ async fn a_key_is_for_whom_its_exporter_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_is_killed_nothing_is_lost() {
+async fn killing_any_component_loses_no_message() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -194,7 +194,7 @@ async fn whatever_is_killed_nothing_is_lost() {
     mac.tell("attach link secondary 10000");
     talk_after(&mut phy, &mut mac, "200 waits", 201);
 
-    // The plugin, and the identity service with it; who is in stays in, and who comes later gets in when it is back.
+    // Kills the plugin with the identity service: existing clients are unaffected, new ones are admitted after the restart.
     machine.kill_plugin();
     talk(&mut phy, &mut mac, 300);
     machine.start_plugin().await;

@@ -61,7 +61,7 @@ fn talks(sample: &str, said: &str) {
     let sidecar = Running::start(sidecar);
     let containers: Vec<&Value> =
         pods.iter().flat_map(|pod| pod["spec"]["containers"].as_array().unwrap()).collect();
-    // A secondary that is told that there is a link waits for it, and so does a primary.
+    // Both sides wait until the link exists.
     let mut primary = Running::start(command(containers[0], dir.path()));
     // Kept: who writes to a closed pipe ends.
     let _read = attached(&mut primary);
@@ -93,7 +93,7 @@ fn an_exporter_and_an_importer() {
 
 /// As pods: what `e2e/pods/device-keys.yaml` runs, with this process in the place of the node's first.
 #[test]
-fn a_key_in_the_wrong_hands_is_refused() {
+fn leaked_device_key_is_refused() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut sidecar = Command::new(program("shmesh-sidecar"));
     let audit = tempfile::NamedTempFile::new().unwrap();

@@ -78,7 +78,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn all_processes_of_a_container_die_and_no_others() {
+fn kill_script_kills_exactly_one_container() {
     // Version 1, version 2 with systemd, and another control group namespace.
     let mut node = Node::new(&[
         (&format!("4:memory:/kubepods/pod1/{VICTIM}\n3:cpu:/\n"), "app"),
@@ -95,7 +95,7 @@ fn all_processes_of_a_container_die_and_no_others() {
 }
 
 #[test]
-fn the_kubelet_dies_by_its_name_alone() {
+fn kill_script_finds_the_kubelet_by_name() {
     let mut node =
         Node::new(&[("0::/a\n", "kubelet"), ("0::/kubelet\n", "kubelet-proxy"), ("0::/kubelet\n", "sh")]);
     let output = node.kill(&["process", "kubelet"]);
@@ -112,7 +112,7 @@ fn the_kubelet_dies_by_its_name_alone() {
 
 /// An id that is too short would be in many paths.
 #[test]
-fn nothing_dies_of_a_wrong_id() {
+fn kill_script_ignores_a_wrong_id() {
     let mut node = Node::new(&[(&format!("0::/pod1/{VICTIM}\n"), "app")]);
     for wrong in [
         &["container", ""][..],
@@ -131,7 +131,7 @@ fn nothing_dies_of_a_wrong_id() {
 }
 
 #[test]
-fn what_is_left_on_a_node_is_listed() {
+fn remaining_files_are_listed() {
     let root = tempfile::tempdir().unwrap();
     let look = || {
         let output =

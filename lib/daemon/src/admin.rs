@@ -1,4 +1,4 @@
-//! Probes, metrics and the log filter, over HTTP.
+//! HTTP endpoints for probes, metrics and the log filter.
 
 use std::sync::Arc;
 
@@ -17,27 +17,27 @@ use crate::limited::LimitedListener;
 use crate::readiness::Readiness;
 use crate::telemetry::LogFilter;
 
-/// What [`serve`] shows.
+/// State served by [`serve`].
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// What `/readyz` says.
+    /// Readiness shown by `/readyz`.
     pub readiness: Readiness,
-    /// What `/metrics` shows.
+    /// Metrics shown by `/metrics`.
     pub metrics: Arc<Registry>,
-    /// What `PUT /log-level` changes; without it, nothing.
+    /// Filter changed by `PUT /log-level`; `None` makes it fixed.
     pub log: Option<LogFilter>,
 }
 
-/// Serves until `stop`:
+/// Serves these endpoints until `stop`:
 ///
-/// | path | answer |
+/// | path | response |
 /// |---|---|
-/// | `GET /livez` | 200 while the event loop turns |
-/// | `GET /readyz` | 200 when ready, else 503 with what is missing |
+/// | `GET /livez` | 200 while the event loop runs |
+/// | `GET /readyz` | 200 when ready, else 503 with the missing parts |
 /// | `GET /metrics` | OpenMetrics text |
-/// | `PUT /log-level` | the body is the new filter; 400 with the reason if it is none |
+/// | `PUT /log-level` | sets the filter in the body; 400 with the reason if it is invalid |
 ///
-/// 32 connections at the same time, each for ten seconds at most: probes get through whoever else comes.
+/// At most 32 connections, each for up to ten seconds, so that slow clients cannot block probes.
 ///
 /// # Errors
 /// The listener fails.
@@ -91,7 +91,7 @@ async fn set_log(State(admin): State<Admin>, filter: String) -> Response {
     match admin.log.map(|log| log.set(filter.trim())) {
         Some(Ok(())) => "ok\n".into_response(),
         Some(Err(error)) => (StatusCode::BAD_REQUEST, format!("{error:#}\n")).into_response(),
-        None => (StatusCode::NOT_FOUND, "this daemon's log filter is fixed\n").into_response(),
+        None => (StatusCode::NOT_FOUND, "the log filter of this daemon cannot be changed\n").into_response(),
     }
 }
 

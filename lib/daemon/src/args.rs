@@ -1,24 +1,19 @@
-//! Flags that every daemon has.
+//! Command-line flags shared by all daemons.
 
 use std::net::SocketAddr;
 
 use clap::{Args, ValueEnum};
 
-/// How log lines look.
-///
-/// ```
-/// use clap::ValueEnum;
-/// assert!(shmesh_daemon::args::LogFormat::from_str("json", true).is_ok());
-/// ```
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub enum LogFormat {
     /// One JSON object per line.
     Json,
-    /// For people.
+    /// Lines for people to read.
     Text,
 }
 
-/// Logs and the admin address.
+/// Flags for logging and the admin address.
 ///
 /// ```
 /// use clap::Parser;
@@ -32,15 +27,15 @@ pub enum LogFormat {
 /// ```
 #[derive(Args, Clone, Debug)]
 pub struct DaemonArgs {
-    /// What is logged: a level, or a filter such as `info,shmesh_sidecar=debug`
+    /// Log level, or filter such as `info,shmesh_sidecar=debug`
     #[arg(long, env = "SHMESH_LOG", default_value = "info", value_name = "FILTER")]
     pub log: String,
 
-    /// How log lines look; they go to standard error
+    /// Format of log lines, which are written to standard error
     #[arg(long, env = "SHMESH_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,
 
-    /// Where /livez, /readyz, /metrics and /log-level are served; without it they are not
+    /// Address for /livez, /readyz, /metrics and /log-level; not served by default
     #[arg(long, env = "SHMESH_ADMIN", value_name = "IP:PORT")]
     pub admin: Option<SocketAddr>,
 }

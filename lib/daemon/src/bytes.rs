@@ -1,4 +1,4 @@
-//! Numbers of bytes, as people write them into configurations.
+//! Numbers of bytes as Kubernetes quantities.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,11 +11,11 @@ use shmesh::config::parse_bytes;
 const UNITS: [(&str, u32); 7] =
     [("Ei", 60), ("Pi", 50), ("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10), ("", 0)];
 
-/// The pattern of a quantity of Kubernetes that is not below zero, for schemas.
+/// Regular expression for non-negative Kubernetes quantities, for schemas.
 pub const PATTERN: &str = r"\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?";
 
-/// A number of bytes, as any quantity of Kubernetes: `64Mi`, `64M`, `1.5Gi`, or a plain number. Shown in the largest binary unit
-/// that is exact: no two have one text.
+/// A number of bytes, parsed from any Kubernetes quantity: `64Mi`, `64M`, `1.5Gi`, or a plain number.
+/// Displayed in the largest binary unit that is exact, so each number has one text.
 ///
 /// ```
 /// use shmesh_daemon::bytes::Bytes;
@@ -42,20 +42,20 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Text or a number, as people write it.
+/// A quantity as a string or a number.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum RawQuantity {
     Number(u64),
-    /// `1e9`, which YAML takes for a number with a point.
+    /// A number such as `1e9`, which YAML parses as a float.
     Float(f64),
     Text(String),
 }
 
-/// What is deserialize_quantity as text or as a plain number, read as that text.
+/// Deserializes a value from a string or a plain number.
 ///
 /// # Errors
-/// What the text is refused with.
+/// The text cannot be parsed as `T`.
 ///
 /// ```
 /// use shmesh_daemon::bytes::{Bytes, deserialize_quantity};
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_and_read_again() {
+    fn display_and_parse_round_trip() {
         for (text, bytes) in [
             ("0", 0),
             ("1", 1),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_of_bytes_is_refused() {
+    fn invalid_quantities_are_rejected() {
         for wrong in ["", "Mi", "-1", "64MB", "64mi", " 1", "18446744073709551615Ki", "99999999999999999999"]
         {
             assert!(wrong.parse::<Bytes>().is_err(), "{wrong:?}");

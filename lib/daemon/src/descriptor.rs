@@ -1,14 +1,14 @@
-//! Descriptors in the event loop.
+//! File descriptors in the event loop.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use tokio::io::unix::AsyncFd;
 
-/// Gives a descriptor to the event loop.
+/// Registers a file descriptor with the event loop.
 ///
 /// # Errors
-/// The kernel cannot watch it: a plain file, or no memory left.
+/// epoll does not support the file, or there is no memory.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -1,17 +1,17 @@
-//! What the daemons of shmesh share, so that they cannot drift apart.
+//! Shared building blocks of the shmesh daemons.
 //!
-//! | file | concept |
+//! | module | contents |
 //! |---|---|
-//! | [`args`] | flags that every daemon has |
-//! | [`telemetry`] | structured logs with a filter that can be changed while it runs |
-//! | [`readiness`] | latches: ready when all are open |
-//! | [`admin`], `limited.rs` | `/livez`, `/readyz`, `/metrics`, `/log-level`, for whoever lingers as well |
+//! | [`args`] | command-line flags |
+//! | [`telemetry`] | structured logs with a filter that can be changed at run time |
+//! | [`readiness`] | latches that must all be open before the daemon is ready |
+//! | [`admin`], `limited.rs` | `/livez`, `/readyz`, `/metrics`, `/log-level` |
 //! | [`shutdown`] | SIGTERM and SIGINT |
-//! | [`descriptor`] | descriptors in the event loop |
-//! | [`bytes`] | `64Mi` in configurations |
-//! | [`log_limit`] | a log that others cannot flood |
+//! | [`descriptor`] | file descriptors in the event loop |
+//! | [`bytes`] | quantities such as `64Mi` in configurations |
+//! | [`log_limit`] | rate limit for log lines |
 //!
-//! It is never a dependency of the transport.
+//! The transport must not depend on this crate.
 
 pub mod admin;
 pub mod args;

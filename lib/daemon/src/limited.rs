@@ -1,4 +1,4 @@
-//! A listener of which nobody can take all places, nor one for long: probes must get through.
+//! A TCP listener that limits the number and duration of connections, so that probes always get through.
 
 use std::future::Future;
 use std::io;
@@ -14,9 +14,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 
-/// Connections at the same time.
+/// Maximum number of concurrent connections.
 const MAX_CONNECTIONS: usize = 32;
-/// How long one may last. Who scrapes seldom connects anew each time.
+/// Maximum duration of a connection. Scrapers simply reconnect.
 const MAX_DURATION: Duration = Duration::from_secs(10);
 
 pub(crate) struct LimitedListener {
@@ -40,7 +40,7 @@ impl Listener for LimitedListener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (LimitedStream, SocketAddr) {
-        // Who comes when all places are taken waits in the kernel's queue.
+        // At the limit, new connections wait in the kernel's backlog.
         let place = Arc::clone(&self.places).acquire_owned().await.ok();
         let (stream, from) = Listener::accept(&mut self.listener).await;
         (LimitedStream { stream, _place: place, end: Box::pin(sleep(self.limit)) }, from)
@@ -51,7 +51,7 @@ impl Listener for LimitedListener {
     }
 }
 
-/// One connection, until its time is over.
+/// A connection that fails with a timeout after its maximum duration.
 pub(crate) struct LimitedStream {
     stream: TcpStream,
     _place: Option<OwnedSemaphorePermit>,
@@ -101,9 +101,9 @@ mod tests {
 
     use super::*;
 
-    /// One says half a request and nothing more, one reads nothing, and the probe still gets through.
+    /// One client sends half a request, another one does not read; a probe must still get through.
     #[tokio::test]
-    async fn those_who_linger_are_let_go() {
+    async fn slow_clients_are_disconnected() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let listener = LimitedListener::with(listener, 2, Duration::from_millis(100));
@@ -118,7 +118,6 @@ mod tests {
         probe.read_to_string(&mut answer).await.unwrap();
         assert!(answer.ends_with("ok"), "{answer}");
         let mut rest = Vec::new();
-        // Closed, with or without a word.
         let _ = slow.read_to_end(&mut rest).await;
     }
 }

@@ -1,9 +1,9 @@
-//! Ready when all latches are open.
+//! Readiness of a daemon: ready when all latches are open.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a daemon waits for before it says that it is ready.
+/// The set of conditions that a daemon waits for before it is ready.
 ///
 /// ```
 /// use shmesh_daemon::readiness::Readiness;
@@ -18,14 +18,7 @@ pub struct Readiness {
     closed: Arc<Mutex<Names>>,
 }
 
-/// One thing that a daemon waits for. Dropped without being opened, it stays closed.
-///
-/// ```
-/// use shmesh_daemon::readiness::Readiness;
-/// let readiness = Readiness::default();
-/// drop(readiness.latch("broker"));
-/// assert!(!readiness.is_ready(), "what failed is not ready");
-/// ```
+/// A condition for readiness. If dropped without being opened, the daemon stays unready.
 #[derive(Debug)]
 pub struct Latch {
     closed: Arc<Mutex<Names>>,
@@ -35,42 +28,25 @@ pub struct Latch {
 type Names = BTreeSet<&'static str>;
 
 fn locked(set: &Mutex<Names>) -> MutexGuard<'_, Names> {
-    // Inserting and removing names leaves nothing half done.
+    // An interrupted insertion or removal leaves the set consistent.
     set.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Readiness {
-    /// One more thing to wait for.
-    ///
-    /// ```
-    /// use shmesh_daemon::readiness::Readiness;
-    /// let readiness = Readiness::default();
-    /// let (a, b) = (readiness.latch("a"), readiness.latch("b"));
-    /// a.open();
-    /// assert_eq!(readiness.missing(), ["b"]);
-    /// # drop(b);
-    /// ```
+    /// Adds a condition to wait for.
     #[must_use]
     pub fn latch(&self, name: &'static str) -> Latch {
         locked(&self.closed).insert(name);
         Latch { closed: Arc::clone(&self.closed), name }
     }
 
-    /// What is missing, in the order of the alphabet.
-    ///
-    /// ```
-    /// assert!(shmesh_daemon::readiness::Readiness::default().missing().is_empty());
-    /// ```
+    /// Returns the names of closed latches in alphabetical order.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
         locked(&self.closed).iter().copied().collect()
     }
 
-    /// Whether nothing is missing.
-    ///
-    /// ```
-    /// assert!(shmesh_daemon::readiness::Readiness::default().is_ready());
-    /// ```
+    /// Whether all latches are open.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         locked(&self.closed).is_empty()
@@ -78,13 +54,7 @@ impl Readiness {
 }
 
 impl Latch {
-    /// It is there.
-    ///
-    /// ```
-    /// let readiness = shmesh_daemon::readiness::Readiness::default();
-    /// readiness.latch("identity").open();
-    /// assert!(readiness.is_ready());
-    /// ```
+    /// Marks the condition as fulfilled.
     pub fn open(self) {
         locked(&self.closed).remove(self.name);
     }

@@ -1,20 +1,20 @@
-//! The end: SIGTERM or SIGINT cancels a token, on which everything that runs waits.
+//! Graceful shutdown by a token that SIGTERM and SIGINT cancel.
 
 use std::io;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// A token that the first SIGTERM or SIGINT cancels. A second one ends the process at once, as it would by default.
+/// Returns a token that the first SIGTERM or SIGINT cancels. A second signal exits immediately.
 ///
 /// # Errors
-/// The signals cannot be caught.
+/// The signal handlers cannot be installed.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> std::io::Result<()> {
 /// let stop = shmesh_daemon::shutdown::on_signal()?;
-/// assert!(!stop.is_cancelled(), "nobody has sent one");
+/// assert!(!stop.is_cancelled(), "no signal was sent");
 /// # Ok(())
 /// # }
 /// ```
@@ -29,10 +29,10 @@ pub fn on_signal() -> io::Result<CancellationToken> {
                 _ = int.recv() => "SIGINT",
             };
             if !first {
-                tracing::warn!(signal = name, "told to end a second time: ends at once");
+                tracing::warn!(signal = name, "second signal: exiting immediately");
                 std::process::exit(1);
             }
-            tracing::info!(signal = name, "told to end");
+            tracing::info!(signal = name, "shutting down");
             cancel.cancel();
         }
     });

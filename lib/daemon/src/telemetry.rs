@@ -1,4 +1,4 @@
-//! Logs: structured, on standard error, with a filter that can be changed while the daemon runs.
+//! Structured logs on standard error, with a filter that can be changed at run time.
 
 use std::io::IsTerminal;
 
@@ -9,49 +9,43 @@ use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
 
 use crate::args::LogFormat;
 
-/// Changes what is logged.
+/// Handle to change the log filter.
 ///
 /// ```
 /// use shmesh_daemon::{args::LogFormat, telemetry};
 /// let filter = telemetry::init("info", LogFormat::Text)?;
 /// filter.set("debug")?;
-/// assert!(filter.set("no[such=filter").is_err(), "and what was there stays");
+/// assert!(filter.set("no[such=filter").is_err(), "the previous filter stays in use");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct LogFilter(reload::Handle<EnvFilter, Registry>);
 
 impl LogFilter {
-    /// Changes the filter.
+    /// Sets the log filter.
     ///
     /// # Errors
-    /// `filter` is none.
-    ///
-    /// ```
-    /// use shmesh_daemon::{args::LogFormat, telemetry};
-    /// telemetry::init("info", LogFormat::Json)?.set("warn,shmesh=trace")?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The filter is invalid; the previous one stays in use.
     pub fn set(&self, filter: &str) -> Result<()> {
         self.0.reload(parse(filter)?).context("cannot change the log filter")
     }
 }
 
 fn parse(filter: &str) -> Result<EnvFilter> {
-    EnvFilter::builder()
-        .parse(filter)
-        .with_context(|| format!("{filter:?} is no log filter; try `info` or `info,shmesh_sidecar=debug`"))
+    EnvFilter::builder().parse(filter).with_context(|| {
+        format!("{filter:?} is not a valid log filter; try `info` or `info,shmesh_sidecar=debug`")
+    })
 }
 
-/// Starts logging. Once per process.
+/// Initializes logging, once per process.
 ///
 /// # Errors
-/// `filter` is none, or logging has been started before.
+/// The filter is invalid, or logging is already initialized.
 ///
 /// ```
 /// use shmesh_daemon::{args::LogFormat, telemetry};
 /// telemetry::init("info", LogFormat::Text)?;
-/// assert!(telemetry::init("info", LogFormat::Text).is_err(), "a second time");
+/// assert!(telemetry::init("info", LogFormat::Text).is_err(), "already initialized");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn init(filter: &str, format: LogFormat) -> Result<LogFilter> {
@@ -62,7 +56,7 @@ pub fn init(filter: &str, format: LogFormat) -> Result<LogFilter> {
             registry.with(fmt::layer().json().flatten_event(true).with_writer(std::io::stderr)).try_init()
         }
         LogFormat::Text => {
-            // Colours are for a terminal: in a file they are noise.
+            // No colour codes in files.
             let layer = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
             registry.with(layer).try_init()
         }

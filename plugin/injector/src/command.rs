@@ -1,4 +1,4 @@
-//! `shmesh-plugin inject` and `shmesh-plugin webhook`.
+//! The subcommands `inject` and `webhook` of `shmesh-plugin`.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::manifest::{self, InjectedManifest, OutputFormat};
 use crate::webhook::{self, CertSource, Settings};
 
-/// Flags of `shmesh-plugin inject`.
+/// Options of `shmesh-plugin inject`.
 ///
 /// ```
 /// use clap::Parser;
@@ -27,21 +27,21 @@ use crate::webhook::{self, CertSource, Settings};
 /// ```
 #[derive(Args, Clone, Debug)]
 pub struct Inject {
-    /// Documents in YAML or JSON; `-` is standard input
+    /// File with documents in YAML or JSON; `-` is standard input
     #[arg(short, long, value_name = "FILE")]
     pub file: PathBuf,
-    /// How they are written
+    /// Format of the output
     #[arg(short, long, value_name = "FORM", default_value = "yaml")]
     pub output: OutputFormat,
-    /// The namespace of objects that do not say theirs
+    /// Namespace for objects without one
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     pub namespace: String,
-    /// What the cluster has and allows, in YAML: the chart's ConfigMap
+    /// Configuration of the injector in YAML, as in the chart's ConfigMap
     #[arg(long, env = "SHMESH_INJECTOR_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
-/// Flags of `shmesh-plugin webhook`.
+/// Options of `shmesh-plugin webhook`.
 ///
 /// ```
 /// use clap::Parser;
@@ -55,25 +55,25 @@ pub struct Inject {
 /// ```
 #[derive(Args, Clone, Debug)]
 pub struct Webhook {
-    /// Where the API server asks
+    /// Address of the webhook
     #[arg(long, env = "SHMESH_WEBHOOK_LISTEN", value_name = "IP:PORT", default_value = "0.0.0.0:8443")]
     pub listen: SocketAddr,
-    /// Where /livez, /readyz, /metrics and /log-level are served; without it they are not
+    /// Address for /livez, /readyz, /metrics and /log-level; not served by default
     #[arg(long, env = "SHMESH_ADMIN", value_name = "IP:PORT")]
     pub admin: Option<SocketAddr>,
-    /// What the cluster has and allows, in YAML
+    /// Configuration of the injector in YAML
     #[arg(long, env = "SHMESH_INJECTOR_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The webhook's Service
+    /// Name of the webhook's Service
     #[arg(long, env = "SHMESH_WEBHOOK_SERVICE", value_name = "NAME", default_value = "shmesh-injector")]
     pub service: String,
-    /// The namespace of the Service and the Secret
+    /// Namespace of the Service and the Secret
     #[arg(long, env = "SHMESH_NAMESPACE", value_name = "NAME", default_value = "shmesh")]
     pub namespace: String,
-    /// The Secret in which replicas keep their certificate together
+    /// Secret in which the replicas share their certificate
     #[arg(long, env = "SHMESH_WEBHOOK_SECRET", value_name = "NAME", default_value = "shmesh-injector-tls")]
     pub secret: String,
-    /// The MutatingWebhookConfiguration whose caBundle is kept current
+    /// MutatingWebhookConfiguration whose caBundle is updated
     #[arg(
         long,
         env = "SHMESH_WEBHOOK_CONFIGURATION",
@@ -81,43 +81,38 @@ pub struct Webhook {
         default_value = "shmesh-injector"
     )]
     pub webhook_configuration: String,
-    /// How many days a certificate is good; it is replaced after two thirds
+    /// Lifetime of a certificate in days; it is renewed after two thirds
     #[arg(long, env = "SHMESH_WEBHOOK_CERTIFICATE_DAYS", value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=3650))]
     pub certificate_days: u32,
-    /// A certificate that somebody else keeps, cert-manager for example
+    /// Certificate file that is managed externally, for example by cert-manager
     #[arg(long, env = "SHMESH_WEBHOOK_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// Its key
+    /// File with the private key of --tls-cert
     #[arg(long, env = "SHMESH_WEBHOOK_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Seconds to serve on after the end was asked for, until nobody is sent here any more
+    /// Seconds to keep serving after a shutdown request, until the Service stops routing to this replica
     #[arg(long, env = "SHMESH_WEBHOOK_LINGER_SECONDS", value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=300))]
     pub linger_seconds: u32,
 }
 
-/// Why a command failed, and whose fault it was.
-///
-/// ```
-/// let failure = shmesh_injector::command::CommandError::Config(anyhow::anyhow!("no such key"));
-/// assert_eq!(failure.to_string(), "the configuration is wrong");
-/// ```
+/// Why a subcommand failed, which determines the exit status.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// What it was told is wrong.
-    #[error("the configuration is wrong")]
+    /// The configuration is invalid.
+    #[error("invalid configuration")]
     Config(#[source] anyhow::Error),
-    /// It tried.
-    #[error("it failed")]
+    /// An operation failed at run time.
+    #[error("the operation failed")]
     Failed(#[source] anyhow::Error),
 }
 
-/// Most of a file that is read.
+/// Maximum size of the input.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Injects documents, and writes all of them or none.
 ///
 /// # Errors
-/// A file that cannot be read, and all refusals.
+/// The file cannot be read, or pods are refused; the error lists all refusals.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -147,22 +142,16 @@ pub fn inject(args: &Inject, out: &mut impl Write) -> Result<(), CommandError> {
         tracing::warn!("{warning}");
     }
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // The reader has seen enough, as `head` has.
+        // The reader closed the pipe, as `head` does.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write").map_err(CommandError::Failed),
     }
 }
 
-/// Serves the webhook until it is told to end.
+/// Serves the webhook until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// As [`webhook::run`].
-///
-/// ```no_run
-/// # fn example(args: shmesh_injector::command::Webhook) -> Result<(), shmesh_injector::command::CommandError> {
-/// shmesh_injector::command::webhook(&args, None)
-/// # }
-/// ```
 pub fn webhook(args: &Webhook, log: Option<LogFilter>) -> Result<(), CommandError> {
     let config = config(args.config.as_deref()).map_err(CommandError::Config)?;
     let certificate = match (&args.tls_cert, &args.tls_key) {
@@ -188,7 +177,7 @@ pub fn webhook(args: &Webhook, log: Option<LogFilter>) -> Result<(), CommandErro
         .map_err(CommandError::Failed)
 }
 
-/// The configuration: what the file says, over the defaults.
+/// Loads the configuration file over the defaults.
 fn config(file: Option<&Path>) -> Result<Config> {
     let Some(path) = file else { return Ok(Config::default()) };
     let named = || format!("the injector's configuration {}", path.display());

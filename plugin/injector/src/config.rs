@@ -1,4 +1,4 @@
-//! What the cluster has and allows.
+//! Configuration of the injector.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use shmesh_daemon::bytes::Bytes;
 
-/// What injection is told. Where the device plugin has the same thing, the words are the same.
+/// Configuration of the injector. Keys shared with the device plugin have the same names.
 ///
 /// ```
 /// let config: shmesh_injector::Config = serde_json::from_str(r#"{"pools": [{"name": "radio"}]}"#)?;
@@ -18,24 +18,24 @@ use shmesh_daemon::bytes::Bytes;
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {
-    /// Before the `/` in annotations and in the names of resources.
+    /// Domain of annotations and resources: the part before the `/`.
     pub domain: String,
-    /// The device plugin's pools.
+    /// Pools of the device plugin.
     pub pools: Vec<Pool>,
-    /// The device plugin's private shared memory.
+    /// Private shared memory of the device plugin.
     pub shm: Shm,
-    /// The resource, after the `/`, that gives a container the identity service's directory and nothing else; a sidecar that
-    /// gets no pool requests it. Empty: there is none, and then such a pod must have `shareProcessNamespace`.
+    /// Resource name after the `/` that provides only the identity service; sidecars without a pool request
+    /// it. If empty, such pods need `shareProcessNamespace`.
     pub agent_resource: String,
-    /// The sidecar.
+    /// Settings of injected sidecars.
     pub sidecar: Sidecar,
-    /// How much may be asked for.
+    /// Limits for the memory of links.
     pub limits: Limits,
-    /// Let pods with `hostPID` have links.
+    /// Whether pods with `hostPID` may have links.
     pub allow_host_pid: bool,
 }
 
-/// A pool, as the device plugin's configuration has it; keys that matter on nodes alone are read over.
+/// A pool as in the device plugin's configuration; keys that only matter on nodes are ignored.
 ///
 /// ```
 /// use shmesh_injector::{Pool, UserNamespaces};
@@ -46,72 +46,60 @@ pub struct Config {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pool {
-    /// After the `/` in the resource's name.
+    /// Resource name after the `/`.
     pub name: String,
-    /// Where containers see it.
+    /// Mount path in containers.
     #[serde(default = "Pool::mount_path")]
     pub mount_path: String,
-    /// Which pods may use it.
+    /// Which pods may use the pool.
     #[serde(default)]
     pub user_namespaces: UserNamespaces,
 }
 
-/// Which pods may use a pool.
-///
-/// ```
-/// assert_eq!(shmesh_injector::UserNamespaces::default(), shmesh_injector::UserNamespaces::Never);
-/// ```
+/// Which pods may use a pool, by their user namespace.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum UserNamespaces {
-    /// Those without `hostUsers: false`.
+    /// Only pods without `hostUsers: false`.
     #[default]
     Never,
-    /// Those with it.
+    /// Only pods with `hostUsers: false`.
     Always,
-    /// All.
+    /// Pods with and without `hostUsers: false`.
     Mixed,
 }
 
-/// The device plugin's private shared memory.
-///
-/// ```
-/// assert_eq!(shmesh_injector::Shm::default().unit.to_string(), "64Mi");
-/// ```
+/// Private shared memory of the device plugin.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Shm {
-    /// One unit of `<domain>/shm`.
+    /// Size of one unit of `<domain>/shm`.
     pub unit: Bytes,
 }
 
-/// The sidecar.
-///
-/// ```
-/// assert_eq!(shmesh_injector::Sidecar::default().admin_port, 9902);
-/// ```
+/// Settings of injected sidecars.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Sidecar {
-    /// Its image.
+    /// Image of the sidecar.
     pub image: String,
-    /// When the image is pulled.
+    /// Pull policy of the image.
     pub image_pull_policy: String,
-    /// Its share of a CPU; in a pod whose containers all have equal requests and limits, its limit too.
+    /// CPU request; in pods of QoS class Guaranteed also the limit.
     pub cpu: String,
-    /// Memory beside that of the links.
+    /// Memory limit in addition to the memory of the links.
     pub memory: Bytes,
-    /// Where probes and metrics are served; `[::]` where pods have IPv6 alone.
+    /// Listen address for probes and metrics; `[::]` if pods have only IPv6.
     pub admin_address: String,
-    /// At which port.
+    /// Port for probes and metrics.
     pub admin_port: u16,
-    /// The user it runs as where the pod would make it root.
+    /// User id of the sidecar in pods that would otherwise run it as root.
     pub user: u32,
-    /// What it logs.
+    /// Log filter of the sidecar.
     pub log: String,
 }
 
-/// How much may be asked for. What is not there is not limited.
+/// Limits for the memory of links. Omitted limits do not apply.
 ///
 /// ```
 /// let limits: shmesh_injector::Limits = serde_json::from_str(r#"{"pod": "1Gi", "namespaces": {"radio": "8Gi"}}"#)?;
@@ -122,11 +110,11 @@ pub struct Sidecar {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Limits {
-    /// The memory of all links that one pod keeps.
+    /// Memory of all links that one pod keeps.
     pub pod: Option<Bytes>,
     /// The same for pods of these namespaces.
     pub namespaces: BTreeMap<String, Bytes>,
-    /// What the largest node can give: more can never be scheduled.
+    /// Memory of the largest node, beyond which a pod can never be scheduled.
     pub node: Option<Bytes>,
 }
 
@@ -172,11 +160,7 @@ impl Pool {
 }
 
 impl Limits {
-    /// What a pod of this namespace may keep.
-    ///
-    /// ```
-    /// assert_eq!(shmesh_injector::Limits::default().of_pod("radio"), None, "as much as it wants");
-    /// ```
+    /// Returns the limit for a pod in this namespace.
     #[must_use]
     pub fn of_pod(&self, namespace: &str) -> Option<Bytes> {
         self.namespaces.get(namespace).copied().or(self.pod)
@@ -184,11 +168,7 @@ impl Limits {
 }
 
 impl Config {
-    /// The key of an annotation.
-    ///
-    /// ```
-    /// assert_eq!(shmesh_injector::Config::default().annotation("containers"), "shmesh.io/containers");
-    /// ```
+    /// Returns the full key of an annotation.
     #[must_use]
     pub fn annotation(&self, name: &str) -> String {
         format!("{}/{name}", self.domain)
@@ -199,11 +179,7 @@ impl Config {
     }
 }
 
-/// The schema of [`Config`], from which the chart's is made.
-///
-/// ```
-/// assert!(shmesh_injector::schema().as_value()["properties"]["pools"].is_object());
-/// ```
+/// Returns the JSON schema of [`Config`], from which the chart's schema is generated.
 #[must_use]
 pub fn schema() -> schemars::Schema {
     schemars::schema_for!(Config)

@@ -1,39 +1,29 @@
-//! A patch that only adds: what is there stays as it is.
+//! JSON patches that only add and never change existing values.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// One operation of a JSON patch (RFC 6902).
-///
-/// ```
-/// # let pod = serde_json::json!({
-/// #     "metadata": {"annotations": {"shmesh.io/links": "- name: a\n"}},
-/// #     "spec": {"securityContext": {"runAsUser": 1}, "containers": [{"name": "a"}]},
-/// # });
-/// let injected = shmesh_injector::inject(&pod, "radio", &Default::default())?;
-/// assert_eq!((injected.operations[0].op, injected.operations[0].path.as_str()), ("add", "/spec/volumes"));
-/// # Ok::<(), shmesh_injector::Refusal>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Operation {
-    /// Always `add`.
+    /// The operation, always `add`.
     pub op: &'static str,
-    /// A JSON pointer.
+    /// JSON pointer to the new value.
     pub path: String,
-    /// What is added.
+    /// The value to add.
     pub value: Value,
 }
 
-/// A pod that is being changed, and what was done.
+/// A pod under construction, and the patch so far.
 #[derive(Debug)]
 pub(crate) struct Edit {
     pub(crate) pod: Value,
     pub(crate) operations: Vec<Operation>,
 }
 
-/// A place in the pod that has another type than Kubernetes says.
+/// A value of the pod has a different type than Kubernetes specifies.
 #[derive(Debug, thiserror::Error)]
-#[error("{0} is not what Kubernetes has there")]
+#[error("{0} has an unexpected type")]
 pub(crate) struct ShapeError(pub(crate) String);
 
 impl Edit {
@@ -41,7 +31,7 @@ impl Edit {
         Self { pod, operations: Vec::new() }
     }
 
-    /// Adds a member, unless there is one.
+    /// Adds a member unless it exists.
     pub(crate) fn ensure(&mut self, parent: &str, key: &str, value: Value) -> Result<(), ShapeError> {
         self.object(parent)?;
         let path = format!("{parent}/{}", escaped(key));
@@ -51,7 +41,7 @@ impl Edit {
         Ok(())
     }
 
-    /// Adds an object where there is none, and those around it.
+    /// Adds an object and its parents unless they exist.
     fn object(&mut self, path: &str) -> Result<(), ShapeError> {
         match self.pod.pointer(path) {
             Some(Value::Object(_)) => return Ok(()),
@@ -63,12 +53,12 @@ impl Edit {
         self.add(path, Value::Object(Map::new()))
     }
 
-    /// Adds to the end of a list, which is made where there is none.
+    /// Appends to a list, which is created if missing.
     pub(crate) fn push(&mut self, list: &str, value: Value) -> Result<(), ShapeError> {
         self.enlist(list, "-", value)
     }
 
-    /// Adds as the first of a list.
+    /// Inserts at the start of a list, which is created if missing.
     pub(crate) fn first(&mut self, list: &str, value: Value) -> Result<(), ShapeError> {
         self.enlist(list, "0", value)
     }
@@ -104,7 +94,7 @@ impl Edit {
     }
 }
 
-/// A key as JSON pointers have it.
+/// Escapes a key for a JSON pointer.
 pub(crate) fn escaped(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
@@ -116,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_stays() {
+    fn existing_values_are_kept() {
         let mut edit = Edit::new(json!({"a": {"b": 1, "n": null}, "l": [1], "t": "text"}));
         edit.ensure("/a", "b", json!(2)).unwrap();
         assert_eq!(edit.operations, []);
@@ -133,12 +123,9 @@ mod tests {
     }
 
     #[test]
-    fn what_has_another_shape_is_no_reason_to_panic() {
+    fn unexpected_types_are_errors() {
         let mut edit = Edit::new(json!({"t": "text", "l": []}));
-        assert_eq!(
-            edit.ensure("/t", "x", json!(1)).unwrap_err().to_string(),
-            "/t is not what Kubernetes has there"
-        );
+        assert_eq!(edit.ensure("/t", "x", json!(1)).unwrap_err().to_string(), "/t has an unexpected type");
         edit.push("/t", json!(1)).unwrap_err();
         edit.ensure("/l", "x", json!(1)).unwrap_err();
         Edit::new(json!(3)).ensure("/a", "b", json!(1)).unwrap_err();

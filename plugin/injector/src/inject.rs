@@ -1,4 +1,4 @@
-//! From the plan to the patch.
+//! Turns a plan into a patch.
 
 use serde_json::{Value, json};
 use shmesh::Side;
@@ -12,30 +12,24 @@ use crate::refusal::Refusal;
 use crate::sidecar;
 use shmesh_daemon::bytes::Bytes;
 
-/// What injection does to a pod.
-///
-/// ```
-/// let pod = serde_json::json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "web"}]}});
-/// let injected = shmesh_injector::inject(&pod, "default", &Default::default())?;
-/// assert_eq!((injected.operations.len(), injected.pod), (0, pod), "it asks for nothing");
-/// # Ok::<(), shmesh_injector::Refusal>(())
-/// ```
+/// The result of injecting a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Injection {
-    /// The patch: it only adds.
+    /// The patch, which only adds.
     pub operations: Vec<Operation>,
     /// The pod with the patch applied.
     pub pod: Value,
-    /// What may not work.
+    /// Warnings about settings that may not work.
     pub warnings: Vec<String>,
 }
 
-/// Injects what a pod asks for. `namespace` is where it is created, which it need not say itself.
+/// Injects the links that a pod requests. `namespace` is where the pod is created, which it need not say
+/// itself.
 ///
-/// What the user has set stays. Doing it twice is doing it once.
+/// Existing settings are kept, and injecting twice has the effect of injecting once.
 ///
 /// # Errors
-/// What cannot be honoured, with the annotation's line and the remedy.
+/// A request that cannot be honoured, with the line of the annotation and the remedy.
 ///
 /// ```
 /// # let pod = serde_json::json!({
@@ -62,7 +56,7 @@ pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injection
 
 fn edited(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), ShapeError> {
     volumes(plan, edit)?;
-    // Before the sidecar moves the init containers.
+    // Before inserting the sidecar shifts the indexes of init containers.
     for container in pod::containers(plan.pod) {
         if let Some(scope) = plan.directories.get(container.name()) {
             participant(plan, &container, scope, edit)?;
@@ -97,7 +91,7 @@ fn volumes(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), ShapeError> {
     Ok(())
 }
 
-/// A container that is on a link: the directory, and where it is.
+/// Adds the directory and its environment variable to a container on a link.
 fn participant(
     plan: &Plan<'_>,
     container: &Container<'_>,
@@ -115,7 +109,7 @@ fn participant(
         Scope::Pool(pool) => {
             let name = format!("{}/{pool}", plan.config.domain);
             let asked = container.resource(&name).unwrap_or(1).to_string();
-            // An extended resource has equal limit and request.
+            // Extended resources require equal limits and requests.
             for kind in ["limits", "requests"] {
                 edit.ensure(&format!("{path}/resources/{kind}"), &name, json!(asked))?;
             }
@@ -127,14 +121,14 @@ fn participant(
     Ok(())
 }
 
-/// What the primary of a link is found by.
+/// Returns the label of pods that are primary of a link.
 fn label(plan: &Plan<'_>, link: &str) -> String {
-    // A link's name may begin and end with what a label's may not.
+    // Link names may begin and end with characters that label names may not.
     format!("{}/link.{link}.primary", plan.config.domain)
 }
 
-/// On the node of the link's primary. It is looked for among pods of the same namespace: a label of somebody else's decides
-/// nothing here.
+/// Adds affinity to the node of the primary. Only pods of the same namespace match, so labels in other
+/// namespaces have no effect.
 fn beside_primary(plan: &Plan<'_>, link: &str, pool: &str, edit: &mut Edit) -> Result<(), ShapeError> {
     let list = "/spec/affinity/podAffinity/requiredDuringSchedulingIgnoredDuringExecution";
     let term = json!({

@@ -1,26 +1,32 @@
-//! What a pod that asks for links gets.
+//! Injects sidecars and shared-memory resources into pods that request links.
 //!
-//! A pod asks by the annotation `shmesh.io/links`. [`inject`] is a pure function from the pod and a [`Config`] to a JSON
-//! patch, or to a [`Refusal`] that names the annotation's line and the remedy. The webhook and `shmesh-plugin inject` both
-//! call it, so they cannot differ.
+//! A pod requests links with the annotation `shmesh.io/links`. [`inject`] is a pure function from the pod and
+//! a [`Config`] to a JSON patch, or to a [`Refusal`] with the line of the annotation and the remedy. The
+//! webhook and `shmesh-plugin inject` both call it.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `config.rs` | what the cluster has and allows |
-//! | `quantity.rs` | Kubernetes' quantities, and numbers of bytes |
-//! | `refusal.rs` | what cannot be honoured: what, where, remedy |
-//! | `pod.rs` | looking at a pod without believing its shape |
-//! | `plan.rs` | who is on which link, in which directory, with how many bytes |
-//! | `rules.rs` | what cannot be honoured |
-//! | `edit.rs` | a patch that only adds |
+//! | `config.rs` | configuration |
+//! | `quantity.rs` | Kubernetes quantities |
+//! | `refusal.rs` | why a pod is refused |
+//! | `pod.rs` | access to an untrusted pod |
+//! | `plan.rs` | containers, directory and size of each link |
+//! | `rules.rs` | checks that refuse a pod |
+//! | `edit.rs` | JSON patches that only add |
 //! | `sidecar.rs` | the sidecar's container |
-//! | `inject.rs` | from the plan to the patch |
+//! | `inject.rs` | turns a plan into a patch |
 //! | `manifest.rs` | pods and pod templates in YAML and JSON documents |
 //! | `review.rs` | `AdmissionReview` |
-//! | `policy.rs` | the same without a server, in CEL, for what needs no YAML |
-//! | `certificate/` | the webhook's certificate: made, kept, replaced in time |
-//! | `webhook/` | the server |
-//! | `command.rs` | `shmesh-plugin inject` and `shmesh-plugin webhook` |
+//! | `policy.rs` | admission policies in CEL, which replace the server for simple links |
+//! | `certificate/` | the webhook's certificate |
+//! | `webhook/` | the HTTPS server |
+//! | `command.rs` | the subcommands `inject` and `webhook` |
+//!
+//! # Which sidecar keeps a link
+//!
+//! A link in scope `pod` is kept by the sidecar of that pod. A link in scope `pool/<name>` is kept by the
+//! sidecar of the primary's pod; a secondary gets no sidecar, but the pool and affinity to the node of the
+//! primary. `shmesh::config::from_annotation`, which the sidecar calls, implements the same rule.
 //!
 //! ```
 //! use serde_json::json;
@@ -33,12 +39,6 @@
 //! assert!(injected.operations.iter().all(|operation| operation.op == "add"));
 //! # Ok::<(), shmesh_injector::Refusal>(())
 //! ```
-//!
-//! # Which links a sidecar keeps
-//!
-//! A link in scope `pod` is kept by the pod's own sidecar. A link in scope `pool/<name>` is kept by the sidecar of the pod
-//! that is its primary; a pod that is only secondary gets no sidecar, but the pool, and a place on the primary's node.
-//! `shmesh::config::from_annotation`, which the sidecar calls, has the same rule.
 
 pub mod certificate;
 pub mod command;

@@ -1,4 +1,4 @@
-//! Pods and pod templates in YAML and JSON documents, for people who inject by hand or in CI.
+//! Injection into YAML and JSON documents, for the command line and CI.
 
 use serde_json::{Value, json};
 use shmesh::config::show_yaml_error;
@@ -9,21 +9,16 @@ use crate::inject::inject;
 use crate::pod::text;
 use crate::refusal::Refusal;
 
-/// How documents are written.
-///
-/// ```
-/// use clap::ValueEnum;
-/// assert!(shmesh_injector::manifest::OutputFormat::from_str("yaml", true).is_ok());
-/// ```
+/// Format of the output.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub enum OutputFormat {
-    /// One document after the other; those that nothing is added to, as they were.
+    /// A stream of YAML documents; unchanged documents are copied verbatim.
     Yaml,
-    /// One object; several as a `List`.
+    /// One JSON object; several documents become a `List`.
     Json,
 }
 
-/// Injected documents.
+/// The documents after injection.
 ///
 /// ```
 /// use shmesh_injector::manifest::{OutputFormat, InjectedManifest, injected};
@@ -34,32 +29,26 @@ pub enum OutputFormat {
 /// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct InjectedManifest {
-    /// All documents.
+    /// All documents in the requested format.
     pub text: String,
-    /// How many pods and templates were changed.
+    /// Number of pods and templates that were changed.
     pub pods: usize,
-    /// What may not work, each with the object's name.
+    /// Warnings, each with the name of the object.
     pub warnings: Vec<String>,
 }
 
-/// Documents that cannot be injected.
-///
-/// ```
-/// use shmesh_injector::manifest::{OutputFormat, ManifestError, injected};
-/// let error = injected("a: [", "default", &Default::default(), OutputFormat::Yaml).unwrap_err();
-/// assert!(matches!(error, ManifestError::Yaml { document: 1, .. }));
-/// ```
+/// Why documents cannot be injected.
 #[derive(Debug, Error)]
 pub enum ManifestError {
-    /// No YAML.
+    /// A document is not valid YAML.
     #[error("document {document} is not YAML: {why}")]
     Yaml {
-        /// Which, from 1.
+        /// Number of the document, starting at 1.
         document: usize,
-        /// What the parser says.
+        /// Message of the parser.
         why: String,
     },
-    /// Pods that are refused: all of them.
+    /// Pods were refused; lists all of them.
     #[error("{}", .0.iter().map(|(name, refusal)| format!("{name}: {refusal}")).collect::<Vec<_>>().join("\n"))]
     Refused(Vec<(String, Refusal)>),
 }
@@ -67,7 +56,7 @@ pub enum ManifestError {
 /// Injects every pod and pod template of a text with any number of documents.
 ///
 /// # Errors
-/// A document that cannot be read, or all refusals.
+/// A document cannot be parsed, or pods are refused; the error lists all refusals.
 ///
 /// ```
 /// use shmesh_injector::manifest::{OutputFormat, injected};
@@ -160,7 +149,7 @@ impl ManifestInjector<'_> {
             | ("apps", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet")
             | ("batch", "Job") => "/spec/template",
             ("batch", "CronJob") => "/spec/jobTemplate/spec/template",
-            // Of another kind: its templates are found by their form.
+            // Another kind: search for pod templates by their structure.
             _ => return self.search(object, "", &namespace, &named),
         };
         if !path.is_empty() && text(object, &self.annotation_pointer()).is_some() {
@@ -182,7 +171,7 @@ impl ManifestInjector<'_> {
         }
     }
 
-    /// Injects whatever has the annotation and looks like a pod, at any depth. `path` is that of `value`.
+    /// Injects every object with the annotation and containers, at any depth. `path` is the path of `value`.
     fn search(&mut self, value: &mut Value, path: &str, namespace: &str, named: &str) {
         if text(value, &self.annotation_pointer()).is_some() {
             if value.pointer("/spec/containers").is_some_and(Value::is_array) {
@@ -207,7 +196,7 @@ impl ManifestInjector<'_> {
         }
     }
 
-    /// The pointer to the annotation in an object.
+    /// Returns the JSON pointer to the annotation.
     fn annotation_pointer(&self) -> String {
         format!(
             "/metadata/annotations/{}",
@@ -218,13 +207,13 @@ impl ManifestInjector<'_> {
     fn misplaced(&mut self, named: &str, path: &str) {
         let (annotation, dot) = (self.config.annotation("links"), if path.is_empty() { "" } else { "." });
         self.warnings.push(format!(
-            "{named}: {path}{dot}metadata has the annotation {annotation} and is not that of a pod or pod template; \
-             nothing was added for it: annotate the template that has the containers"
+            "{named}: {path}{dot}metadata has the annotation {annotation} but belongs to no pod or pod template, so it is \
+             ignored: annotate the template that has the containers"
         ));
     }
 }
 
-/// The documents of a stream. Nothing else than a marker begins a line with three dashes, block scalars neither.
+/// Splits a YAML stream. Only a document marker starts a line with three dashes, even in block scalars.
 fn documents(text: &str) -> Vec<&str> {
     let is_marker = |line: &str| {
         line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
@@ -234,13 +223,13 @@ fn documents(text: &str) -> Vec<&str> {
     for line in text.split_inclusive('\n') {
         if is_marker(line) {
             documents.push(&text[begin..at]);
-            // What follows the marker on its line belongs to the document.
+            // Text after the marker on its line belongs to the document.
             begin = at + 3 + usize::from(line.len() > 3);
         }
         at += line.len();
     }
     documents.push(&text[begin..]);
-    // Before the first marker there may be nothing but comments.
+    // The text before the first marker may consist of comments only.
     let has_content = |document: &str| {
         document.lines().any(|line| {
             !line.trim().is_empty() && !line.trim_start().starts_with('#') && !line.starts_with('%')
@@ -263,7 +252,7 @@ fn joined(documents: &[String]) -> String {
     text
 }
 
-/// As Kubernetes reads YAML where it matters: `0644` is octal, and `yes` stays a word.
+/// Parses YAML with the Kubernetes rules: `0644` is octal, and `yes` is a string.
 fn parse(number: usize, text: &str) -> Result<Value, String> {
     let options = serde_saphyr::options! {
         strict_booleans: true,
@@ -291,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_told_apart() {
+    fn documents_are_split_at_markers() {
         assert_eq!(
             documents("# only a comment\n---\na: 1\n---\n\n--- {b: 2}\n---\nc: |\n  ---\n"),
             ["a: 1\n", "{b: 2}\n", "c: |\n  ---\n"]
@@ -301,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn others_pass_through_unchanged() {
+    fn other_documents_are_unchanged() {
         let map = "apiVersion: v1\nkind: ConfigMap   # a comment\ndata: {mode: 0644, word: yes}\n";
         let text = format!("{map}---\napiVersion: v1\nkind: Pod\n{POD}");
         let written = yaml_of(&text);
@@ -372,12 +361,12 @@ mod tests {
     }
 
     #[test]
-    fn what_yaml_makes_of_words_and_numbers_is_kept() {
+    fn ambiguous_yaml_scalars_keep_their_type() {
         let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, annotations: {shmesh.io/links: '- name: a', x: \"yes\", y: '0x10'}}\n\
                    spec:\n  securityContext: {runAsUser: 1000}\n  volumes: [{name: s, secret: {secretName: s, defaultMode: 0400}}]\n  \
                    containers: [{name: a, image: a, args: ['on', '1e3', 'null', '~', '0644', '- a: b', \"two\\nlines\"]}]\n";
         let written = yaml_of(pod);
-        // As YAML 1.1 has it: what a parser could take for something else must be in quotes.
+        // YAML 1.1 parsers could misread these values unless they are quoted.
         let again: Value = serde_saphyr::from_str(&written.text).unwrap();
         assert_eq!(again["spec"]["volumes"][0]["secret"]["defaultMode"], 0o400);
         assert_eq!(again["metadata"]["annotations"]["x"], "yes");
@@ -393,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn all_refusals_are_said() {
+    fn all_refusals_are_reported() {
         let bad = "apiVersion: v1\nkind: Pod\nmetadata: {name: NAME, annotations: {shmesh.io/links: '- name: a/b'}}\nspec: {containers: []}\n";
         let text = format!("{}---\n{}", bad.replace("NAME", "p"), bad.replace("NAME", "q"));
         let error = injected(&text, "radio", &Config::default(), OutputFormat::Yaml).unwrap_err().to_string();

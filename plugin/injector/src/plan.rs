@@ -1,4 +1,4 @@
-//! Who is on which link, in which directory, with how many bytes.
+//! Plans the links of a pod: containers, directory and size.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,45 +13,45 @@ use crate::quantity::bytes_of;
 use crate::refusal::Refusal;
 use shmesh_daemon::bytes::Bytes;
 
-/// A link and the containers that are on it.
+/// A link and the containers on it.
 #[derive(Debug)]
 pub(crate) struct PlannedLink {
     pub(crate) link: PodLink,
     pub(crate) participants: BTreeSet<String>,
 }
 
-/// What a pod asks for.
+/// The links that a pod requests.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     pub(crate) pod: &'a Value,
     pub(crate) config: &'a Config,
     pub(crate) namespace: &'a str,
-    /// The key of the annotation.
+    /// Key of the annotation with the links.
     pub(crate) annotation: String,
     pub(crate) links: Vec<PlannedLink>,
-    /// The scope of each container that is on a link.
+    /// Scope of each container that is on a link.
     pub(crate) directories: BTreeMap<String, Scope>,
-    /// The scope of the links that the sidecar keeps; `None`: it keeps none, and there is no sidecar.
+    /// Scope of the links that the sidecar keeps; `None` means that there is no sidecar.
     pub(crate) kept: Option<Scope>,
     pub(crate) memory: MemoryPlan,
 }
 
-/// What the sidecar reserves.
+/// Memory that the sidecar reserves.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct MemoryPlan {
-    /// Files in the directory; for a directory of the pod's own, its size.
+    /// Bytes of files in the IPC directory; for the pod's own directory, its size.
     pub(crate) directory: u64,
-    /// Memfds of base pages.
+    /// Bytes of memfds with base pages.
     pub(crate) memfds: u64,
-    /// Memfds of reserved huge pages, which are a resource of their own.
+    /// Bytes of memfds with reserved huge pages, which are a separate resource.
     pub(crate) huge: u64,
 }
 
-/// A directory without files still needs a size, because 0 is none.
+/// Minimum size of a directory, because 0 means unlimited.
 const LEAST_DIRECTORY: u64 = 1 << 20;
 
 impl MemoryPlan {
-    /// What is charged to the sidecar as memory: pages, and the tables to map them.
+    /// Returns the bytes charged to the sidecar's cgroup: pages and page tables.
     pub(crate) fn charged(&self) -> u64 {
         let pages = self.directory.saturating_add(self.memfds);
         pages.saturating_add(tables(pages))
@@ -62,13 +62,13 @@ impl MemoryPlan {
     }
 }
 
-/// Page tables: 8 bytes for each page of 4 KiB, and whole pages of them.
+/// Returns the size of page tables: 8 bytes per 4 KiB page, in whole pages.
 pub(crate) fn tables(bytes: u64) -> u64 {
     (bytes / 512).next_multiple_of(4096)
 }
 
 impl<'a> Plan<'a> {
-    /// Reads the annotations. `None`: the pod asks for nothing.
+    /// Reads the annotations. Returns `None` if the pod requests no links.
     pub(crate) fn of(
         pod: &'a Value,
         namespace: &'a str,
@@ -159,7 +159,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// The size of the pod's own directory: what its links need, or what the annotation says.
+    /// Determines the size of the pod's own directory from the links or the annotation.
     fn size(&mut self) -> Result<(), Refusal> {
         let key = self.config.annotation("size");
         let refuse = |reason, what: String, remedy: String| {
@@ -196,7 +196,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Where a scope's directory is in containers.
+    /// Returns the mount path of a scope's directory.
     pub(crate) fn directory(&self, scope: &Scope) -> &str {
         match scope {
             Scope::Pod => SHM_DIR,
@@ -204,7 +204,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The first link of a container, to say where a refusal comes from.
+    /// Returns the position of a container's first link, for refusals.
     pub(crate) fn place_of(&self, container: &str) -> Place {
         let on = |planned: &&PlannedLink| planned.participants.contains(container);
         self.links.iter().find(on).map_or_else(|| self.first_place(), |planned| planned.link.places.link)
@@ -214,13 +214,13 @@ impl<'a> Plan<'a> {
         self.links.first().map_or_else(Place::default, |planned| planned.link.places.link)
     }
 
-    /// Where the links that the sidecar keeps begin.
+    /// Returns the position of the first link that the sidecar keeps.
     pub(crate) fn kept_place(&self) -> Place {
         let kept = self.links.iter().find(|planned| planned.link.is_kept_here());
         kept.map_or_else(Place::default, |planned| planned.link.places.link)
     }
 
-    /// Links in pools of which this pod is on this side, with their pools.
+    /// Returns the links in pools with this pod on the given side, and their pools.
     pub(crate) fn in_pools(&self, side: Side) -> impl Iterator<Item = (&PlannedLink, &str)> {
         self.links.iter().filter_map(move |planned| match &planned.link.scope {
             Scope::Pool(pool) if planned.link.side == side => Some((planned, pool.as_str())),
@@ -239,7 +239,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// An annotation's text.
+/// Returns the text of an annotation.
 fn read<'a>(pod: &'a Value, key: &str) -> Result<Option<&'a str>, Refusal> {
     match pod.pointer(&format!("/metadata/annotations/{}", escaped(key))) {
         None | Some(Value::Null) => Ok(None),
@@ -251,7 +251,7 @@ fn read<'a>(pod: &'a Value, key: &str) -> Result<Option<&'a str>, Refusal> {
     }
 }
 
-/// The containers that are on links which do not say otherwise.
+/// Returns the containers of links without a list of their own.
 fn chosen(pod: &Value, config: &Config) -> Result<BTreeSet<String>, Refusal> {
     let key = config.annotation("containers");
     let refuse = |what, remedy| Refusal::new(&key, Place::default(), "containers", what, remedy);
@@ -271,7 +271,7 @@ fn chosen(pod: &Value, config: &Config) -> Result<BTreeSet<String>, Refusal> {
     Ok(names.into_iter().map(str::to_owned).collect())
 }
 
-/// Whether the pod has this container.
+/// Checks that the pod has this container.
 fn known(pod: &Value, name: &str) -> Result<(), (String, String)> {
     let names: Vec<_> = pod::containers(pod).map(|container| container.name()).collect();
     if name != pod::SIDECAR && names.contains(&name) {

@@ -1,30 +1,30 @@
-//! Looking at a pod without believing its shape: what is not as Kubernetes has it counts as not there.
+//! Access to an untrusted pod: values of an unexpected type count as missing.
 
 use serde_json::Value;
 
 use crate::quantity::bytes_of;
 
-/// The sidecar's name.
+/// Name of the sidecar's container.
 pub(crate) const SIDECAR: &str = "shmesh";
-/// The volume that is the pod's IPC directory.
+/// Volume with the IPC directory of the pod.
 pub(crate) const SHM_VOLUME: &str = "shmesh-shm";
-/// The volume that shows the annotation to the sidecar.
+/// Volume through which the sidecar reads the annotation.
 pub(crate) const INFO_VOLUME: &str = "shmesh-podinfo";
-/// Where the sidecar sees it.
+/// Mount path of that volume.
 pub(crate) const INFO_DIR: &str = "/run/shmesh/podinfo";
-/// Where containers have shared memory.
+/// Default IPC directory in containers.
 pub(crate) const SHM_DIR: &str = shmesh::DEFAULT_DIR;
 
-/// A container of a pod, and where it stands.
+/// A container of a pod and its position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Container<'a> {
     pub(crate) value: &'a Value,
     pub(crate) is_init: bool,
-    /// Its place in its list.
+    /// Index in its list of containers.
     pub(crate) index: usize,
 }
 
-/// All containers, those that initialise first.
+/// Returns all containers, init containers first.
 pub(crate) fn containers(pod: &Value) -> impl Iterator<Item = Container<'_>> {
     [("/spec/initContainers", true), ("/spec/containers", false)].into_iter().flat_map(|(path, is_init)| {
         let list = pod.pointer(path).and_then(Value::as_array).into_iter().flatten();
@@ -32,22 +32,22 @@ pub(crate) fn containers(pod: &Value) -> impl Iterator<Item = Container<'_>> {
     })
 }
 
-/// The text at a pointer.
+/// Returns the string at a JSON pointer.
 pub(crate) fn text<'a>(value: &'a Value, path: &str) -> Option<&'a str> {
     value.pointer(path).and_then(Value::as_str)
 }
 
-/// Whether something is said to be so.
+/// Whether the value at a JSON pointer is `true`.
 pub(crate) fn is_true(value: &Value, path: &str) -> bool {
     value.pointer(path).and_then(Value::as_bool) == Some(true)
 }
 
-/// The elements of a list; none where there is no list.
+/// Returns the elements of a list, or none if it is missing.
 pub(crate) fn list<'a>(value: &'a Value, path: &str) -> impl Iterator<Item = &'a Value> {
     value.pointer(path).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// The element of a list that has this name.
+/// Returns the element of a list with this name.
 pub(crate) fn named<'a>(value: &'a Value, path: &str, name: &str) -> Option<&'a Value> {
     list(value, path).find(|item| text(item, "/name") == Some(name))
 }
@@ -57,31 +57,31 @@ impl<'a> Container<'a> {
         text(self.value, "/name").unwrap_or("")
     }
 
-    /// Where it stands, for a patch.
+    /// Returns the JSON pointer to the container.
     pub(crate) fn path(&self) -> String {
         let list = if self.is_init { "initContainers" } else { "containers" };
         format!("/spec/{list}/{}", self.index)
     }
 
-    /// Whether it runs beside the others although it starts before them.
+    /// Whether this is a restartable init container.
     pub(crate) fn is_sidecar(&self) -> bool {
         self.is_init && text(self.value, "/restartPolicy") == Some("Always")
     }
 
-    /// Whether this is the sidecar of ours.
+    /// Whether this is the sidecar that the injector adds.
     pub(crate) fn is_ours(&self) -> bool {
         self.name() == SIDECAR
             && self.is_sidecar()
             && list(self.value, "/volumeMounts").any(|mount| text(mount, "/name") == Some(INFO_VOLUME))
     }
 
-    /// How much of a resource it has, by limit or else by request.
+    /// Returns the amount of a resource, from limits or else requests.
     pub(crate) fn resource(&self, name: &str) -> Option<u64> {
         let of = |kind: &str| self.value.pointer(kind)?.get(name).and_then(bytes_of);
         of("/resources/limits").or_else(|| of("/resources/requests"))
     }
 
-    /// The volume that is mounted at a path.
+    /// Returns the name of the volume mounted at a path.
     pub(crate) fn mounted_at(&self, path: &str) -> Option<&'a str> {
         let is_there = |mount: &&Value| {
             text(mount, "/mountPath").is_some_and(|at| at.trim_end_matches('/') == path.trim_end_matches('/'))
@@ -90,7 +90,7 @@ impl<'a> Container<'a> {
         Some(text(mount, "/name").unwrap_or(""))
     }
 
-    /// A number of its security context, or of the pod's.
+    /// Returns a field of the security context of the container or else the pod.
     pub(crate) fn security<'v>(&self, pod: &'v Value, key: &str) -> Option<&'v Value>
     where
         'a: 'v,
@@ -100,13 +100,13 @@ impl<'a> Container<'a> {
         own.filter(|value| !value.is_null()).or_else(of_pod).filter(|value| !value.is_null())
     }
 
-    /// Which user it runs as, if the pod says.
+    /// Returns the user id if the pod specifies it.
     pub(crate) fn user(&self, pod: &Value) -> Option<u64> {
         self.security(pod, "runAsUser").and_then(Value::as_u64)
     }
 }
 
-/// Whether all containers have equal requests and limits of CPU and memory, so that the pod is in the best class.
+/// Whether the pod has QoS class Guaranteed.
 pub(crate) fn is_guaranteed(pod: &Value) -> bool {
     let mut any = false;
     containers(pod).filter(|container| !container.is_ours()).all(|container| {

@@ -1,18 +1,16 @@
-//! Injection by policies instead of a server.
+//! Injection by admission policies instead of a server.
 
 use crate::config::Config;
 
-/// The policies as they are kept, with marks such as `@IMAGE@` where a cluster's values go.
-///
-/// ```
-/// assert!(shmesh_injector::POLICY.contains("@IMAGE@"));
-/// ```
+/// Template of the policies, with placeholders such as `@IMAGE@` for the values of a cluster.
 pub const POLICY: &str = include_str!("../policy/policy.yaml");
 
-/// The MutatingAdmissionPolicy, the ValidatingAdmissionPolicy that refuses with words, and their bindings.
+/// Renders the MutatingAdmissionPolicy, the ValidatingAdmissionPolicy that rejects with messages, and their
+/// bindings.
 ///
-/// They know what needs no YAML: links in scope `pod`, in a directory whose size the pod says by `shmesh.io/size`. There must be
-/// an [`agent_resource`](Config::agent_resource). `namespace` is that of the product, which is left alone.
+/// They support what needs no YAML parser: links in scope `pod`, with the size of the directory in
+/// `shmesh.io/size`. An [`agent_resource`](Config::agent_resource) is required. Pods in `namespace`, the one
+/// of the release, are skipped.
 ///
 /// ```
 /// use shmesh_injector::{Config, policy};

@@ -1,9 +1,9 @@
-//! Quantities in the JSON of pods.
+//! Kubernetes quantities in the JSON of pods.
 
 use serde_json::Value;
 use shmesh::config::{QuantityError, parse_bytes};
 
-/// A quantity of a pod, rounded up to whole ones as Kubernetes does; `None` when it is none.
+/// Parses a quantity, rounded up to an integer as in Kubernetes. Returns `None` if it is invalid.
 ///
 /// ```
 /// use serde_json::json;
@@ -22,7 +22,7 @@ pub fn bytes_of(value: &Value) -> Option<u64> {
     };
     match parse_bytes(&text) {
         Ok(bytes) => Some(bytes),
-        // As large as 64 bits go.
+        // Saturates at 64 bits.
         Err(QuantityError::TooLarge(_)) => Some(u64::MAX),
         Err(QuantityError::Malformed(_)) => None,
     }
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_of_pods_are_read() {
+    fn quantities_are_parsed() {
         for (value, bytes) in [
             (json!("0.5Gi"), Some(1 << 29)),
             (json!(1e3), Some(1000)),

@@ -1,9 +1,9 @@
-//! What cannot be honoured.
+//! Why a pod is refused.
 
 use shmesh::config::{ConfigError, Place};
 use thiserror::Error;
 
-/// Why a pod is refused: what is wrong, the remedy, and where in the annotation.
+/// Why a pod is refused: the problem, the remedy, and the position in the annotation.
 ///
 /// ```
 /// use serde_json::json;
@@ -19,17 +19,17 @@ use thiserror::Error;
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("metadata.annotations[{annotation}]: {what}; {remedy} (line {line}, column {column})")]
 pub struct Refusal {
-    /// The annotation's key.
+    /// Key of the annotation.
     pub annotation: String,
-    /// What is wrong, with the numbers.
+    /// The problem, with the values involved.
     pub what: String,
-    /// What to do.
+    /// What the user should do.
     pub remedy: String,
-    /// The line in the annotation's value, from 1.
+    /// Line in the value of the annotation, from 1.
     pub line: u64,
-    /// The column, from 1.
+    /// Column in that line, from 1.
     pub column: u64,
-    /// In one word, for metrics.
+    /// The reason as one word, for metrics.
     pub reason: &'static str,
 }
 
@@ -46,12 +46,12 @@ impl Refusal {
         Self { annotation: annotation.to_owned(), what, remedy, line, column, reason }
     }
 
-    /// The annotation's text is none, or breaks a rule of links.
+    /// Creates a refusal for an annotation that cannot be parsed or violates a rule of links.
     pub(crate) fn of_text(annotation: &str, error: &ConfigError) -> Self {
         let (line, column) = error.location().unwrap_or((1, 1));
         let text = error.to_string();
         let text = text.strip_suffix(&format!(" (line {line}, column {column})")).unwrap_or(&text);
-        // Most of them say what to do after a semicolon.
+        // By convention the remedy follows a semicolon.
         let (what, remedy) = match text.rsplit_once("; ") {
             Some((what, remedy)) => (what, remedy.to_owned()),
             None => (text, "write a list of links, such as `- name: fronthaul`".to_owned()),

@@ -1,4 +1,4 @@
-//! `AdmissionReview`: the API server's question, and the answer.
+//! `AdmissionReview` requests and responses of the API server.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -10,28 +10,19 @@ use crate::inject::inject;
 
 const VERSION: &str = "admission.k8s.io/v1";
 
-/// What came of a question, in one word each.
-///
-/// ```
-/// use shmesh_injector::review::Outcome;
-/// assert_eq!(Outcome::Refused("pool").as_str(), "refused");
-/// ```
+/// The outcome of an admission request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {
-    /// The pod gets something.
+    /// The pod is patched.
     Injected,
-    /// It asks for nothing, or has all.
+    /// The pod requests no links, or was injected before.
     Unchanged,
-    /// It asks for what cannot be honoured; the reason in one word.
+    /// The pod is refused, with the reason as one word.
     Refused(&'static str),
 }
 
 impl Outcome {
-    /// The word.
-    ///
-    /// ```
-    /// assert_eq!(shmesh_injector::review::Outcome::Injected.as_str(), "injected");
-    /// ```
+    /// Returns the outcome as one word, for metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -99,13 +90,13 @@ struct Status {
     message: String,
 }
 
-/// The API server cuts warnings off here.
+/// The API server truncates warnings at this length.
 const WARNING_CHARS: usize = 256;
 
-/// Answers one `AdmissionReview` with another.
+/// Answers one `AdmissionReview` request with a response.
 ///
 /// # Errors
-/// It is none, in words that may be said back.
+/// The request is invalid; the message can be returned to the client.
 ///
 /// ```
 /// use shmesh_injector::{Config, review};
@@ -121,9 +112,9 @@ const WARNING_CHARS: usize = 256;
 /// ```
 pub fn answer(question: &[u8], config: &Config) -> Result<(Outcome, Vec<u8>), String> {
     let ReviewRequest { api_version, request } =
-        serde_json::from_slice(question).map_err(|error| format!("no AdmissionReview: {error}"))?;
+        serde_json::from_slice(question).map_err(|error| format!("not a valid AdmissionReview: {error}"))?;
     if api_version != VERSION {
-        return Err(format!("AdmissionReview has version {api_version:?}, and this reads {VERSION}"));
+        return Err(format!("AdmissionReview has version {api_version:?}, but only {VERSION} is supported"));
     }
     let is_new_pod =
         request.kind.group.is_empty() && request.kind.kind == "Pod" && request.operation == "CREATE";
@@ -181,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_patch_is_what_injection_does() {
+    fn patch_equals_injection() {
         let object = pod("- name: a\n");
         let (outcome, review) = asked("Pod", "CREATE", &object);
         assert_eq!(outcome, Outcome::Injected);
@@ -199,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_asked_for_is_let_through() {
+    fn other_requests_are_allowed_unchanged() {
         let plain = json!({"metadata": {}, "spec": {"containers": [{"name": "a"}]}});
         for (kind, operation, object) in [
             ("Pod", "CREATE", &plain),
@@ -226,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_review_is_an_error() {
+    fn invalid_reviews_are_errors() {
         for wrong in ["", "{}", "[]", r#"{"apiVersion":"admission.k8s.io/v1"}"#] {
             answer(wrong.as_bytes(), &Config::default()).unwrap_err();
         }

@@ -1,4 +1,4 @@
-//! What cannot be honoured. What is only doubtful is a warning.
+//! Checks that refuse a pod, or warn about settings that may not work.
 
 use serde_json::Value;
 use shmesh::config::{Place, Scope};
@@ -13,7 +13,7 @@ use shmesh_daemon::bytes::Bytes;
 type CheckResult = Result<(), Refusal>;
 
 impl Plan<'_> {
-    /// Everything that is refused; what is only doubtful is answered.
+    /// Returns the first refusal, or all warnings.
     pub(crate) fn check(&self) -> Result<Vec<String>, Refusal> {
         self.check_names()?;
         self.check_namespaces()?;
@@ -109,7 +109,7 @@ impl Plan<'_> {
             let what =
                 format!("the links of this pod have {bytes} bytes, and the limit of {whose} is {limit}");
             let remedy = "lower a pool_len or buf_size_bytes, or have the operator raise `limits`";
-            // The largest link is where to begin.
+            // Reports the largest link, because shrinking it helps most.
             let kept = self.links.iter().filter(|planned| planned.link.is_kept_here());
             let largest = kept.max_by_key(|planned| planned.link.config.segment_bytes());
             self.refuse(largest.map_or_else(Place::default, |p| p.link.places.link), "size", what, remedy)
@@ -123,7 +123,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Nothing else is where the links are.
+    /// Refuses other mounts at the IPC directory.
     fn check_directory(&self, container: &Container<'_>, scope: &Scope) -> CheckResult {
         let (name, directory) = (container.name(), self.directory(scope));
         let at = self.place_of(name);
@@ -150,7 +150,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// A container maps its links, and its page tables are its own. The pages themselves are the sidecar's.
+    /// Checks the limit of a container against the page tables of its links. The pages themselves are charged
+    /// to the sidecar.
     fn check_touched(&self, container: &Container<'_>) -> CheckResult {
         let name = container.name();
         let on = self.links.iter().filter(|planned| planned.participants.contains(name));
@@ -169,7 +170,7 @@ impl Plan<'_> {
         }
     }
 
-    /// A private shared memory that is larger than the memory limit ends with the container being killed.
+    /// Refuses private shared memory above the memory limit, because filling it would kill the container.
     fn check_shm(&self, container: &Container<'_>) -> CheckResult {
         let (name, domain) = (container.name(), &self.config.domain);
         let Some(units) = container.resource(&format!("{domain}/shm")) else { return Ok(()) };
@@ -189,7 +190,7 @@ impl Plan<'_> {
         }
     }
 
-    /// What is there already, of an injection by hand or of the pod as a whole, is large enough.
+    /// Checks the limits of an existing sidecar, the pod and the volume.
     fn check_existing(&self) -> CheckResult {
         let at = self.kept_place();
         let needed = self.memory.charged();
@@ -243,7 +244,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Files have one owner: who is on a link of mode 0600 runs as the user that the sidecar runs as.
+    /// Requires that containers on a link of mode 0600 run as the sidecar's user, because files have one
+    /// owner.
     fn check_users(&self, warnings: &mut Vec<String>) -> CheckResult {
         let has_group = self.pod.pointer("/spec/securityContext/fsGroup").is_some_and(Value::is_number);
         let sidecar = self.sidecar_user();
@@ -292,7 +294,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// The user that all on the sidecar's links have, but root, who may open everything.
+    /// Returns the common user of all containers on the sidecar's links, ignoring root, which can open
+    /// everything.
     pub(crate) fn sidecar_user(&self) -> Option<u64> {
         let kept = self.links.iter().filter(|planned| planned.link.is_kept_here());
         let names: Vec<_> = kept.flat_map(|planned| &planned.participants).collect();

@@ -1,4 +1,4 @@
-//! The sidecar's container.
+//! The container of the injected sidecar.
 
 use serde_json::{Map, Value, json};
 use shmesh::config::Scope;
@@ -7,12 +7,13 @@ use crate::plan::Plan;
 use crate::pod::{self, INFO_DIR, INFO_VOLUME, SHM_VOLUME, SIDECAR};
 use shmesh_daemon::bytes::Bytes;
 
-/// What the kernel fills in a second, on a slow machine: the startup probe waits so much longer for larger links.
+/// Bytes that the kernel zeroes per second on a slow machine, which extends the startup probe for large
+/// links.
 const FILLED_PER_SECOND: u64 = 256 << 20;
-/// How long it may take to start beside that, in seconds.
+/// Start time limit in seconds without the zeroing of links.
 const START_SECONDS: u64 = 60;
 
-/// An init container that stays: it starts before the others, and ends after them.
+/// Creates a restartable init container, which starts before the others and ends after them.
 pub(crate) fn container(plan: &Plan<'_>, scope: &Scope) -> Value {
     let settings = &plan.config.sidecar;
     let directory = plan.directory(scope);
@@ -46,11 +47,11 @@ pub(crate) fn container(plan: &Plan<'_>, scope: &Scope) -> Value {
     })
 }
 
-/// Memory is what the links have, and it is requested in full: the pages are there from the start.
+/// Requests the full memory of the links, because all pages are allocated at start.
 fn resources(plan: &Plan<'_>, scope: &Scope) -> Value {
     let settings = &plan.config.sidecar;
     let mut limits = Map::new();
-    // A page more or less is nobody's concern; a round number is everybody's.
+    // Rounded up to MiB for readability.
     let memory = plan.memory.charged().saturating_add(settings.memory.0).next_multiple_of(1 << 20);
     limits.insert("memory".into(), Bytes(memory).to_string().into());
     if plan.memory.huge > 0 {
@@ -67,7 +68,7 @@ fn resources(plan: &Plan<'_>, scope: &Scope) -> Value {
     json!({ "limits": limits, "requests": requests })
 }
 
-/// The pool, or what gives the identity service alone.
+/// Returns the resource with the pool, or with the identity service alone.
 fn resource(plan: &Plan<'_>, scope: &Scope) -> Option<String> {
     let name = match scope {
         Scope::Pool(pool) => pool.as_str(),
@@ -76,7 +77,7 @@ fn resource(plan: &Plan<'_>, scope: &Scope) -> Option<String> {
     Some(format!("{}/{name}", plan.config.domain))
 }
 
-/// What Pod Security *restricted* wants, and the user whom the links' files belong to.
+/// Creates a security context that satisfies Pod Security *restricted* and owns the links' files.
 fn security(plan: &Plan<'_>) -> Value {
     let mut context = json!({
         "allowPrivilegeEscalation": false,

@@ -1,17 +1,17 @@
-//! The kubelet's gRPC interfaces, both sides of each, with no logic.
+//! Clients and servers of the kubelet's gRPC interfaces, without logic.
 //!
-//! | module | interface | who serves it |
+//! | module | interface | served by |
 //! |---|---|---|
 //! | [`deviceplugin`] | `Registration` | the kubelet, at [`KUBELET_SOCKET`] in [`DEVICE_PLUGINS_DIR`] |
 //! | | `DevicePlugin` | a device plugin, at a socket in the same directory |
 //! | [`pluginregistration`] | `Registration` | a plugin, at a socket in [`PLUGINS_REGISTRY_DIR`] |
 //! | [`podresources`] | `PodResourcesLister` | the kubelet, at [`POD_RESOURCES_SOCKET`] |
 //!
-//! The Rust in `src/generated` is checked in, so that nobody needs `protoc`. `tests/suite` makes it again from
-//! `proto/` in memory; where they differ it repairs the file and fails once.
+//! The code in `src/generated` is checked in, so building needs no `protoc`. `tests/suite` regenerates it from `proto/` in
+//! memory; if they differ, it updates the files and fails once.
 //!
-//! Clients and servers are generic over the transport. With tonic's `transport` feature, a channel over a unix socket is made
-//! with `Endpoint::connect_with_connector`, a server with `Server::serve_with_incoming`.
+//! Clients and servers are generic over the transport. With tonic's `transport` feature, use `Endpoint::connect_with_connector`
+//! and `Server::serve_with_incoming` for unix sockets.
 //!
 //! ```
 //! use shmesh_kubelet_api::deviceplugin::{Device, ListAndWatchResponse, RegisterRequest};
@@ -29,59 +29,27 @@
 //! ```
 
 /// The version of the device plugin interface that kubelets since 1.10 speak.
-///
-/// ```
-/// assert_eq!(shmesh_kubelet_api::API_VERSION, "v1beta1");
-/// ```
 pub const API_VERSION: &str = "v1beta1";
 
-/// [`deviceplugin::Device::health`] of a device that may be handed out; any other text means that it may not.
-///
-/// ```
-/// assert_ne!(shmesh_kubelet_api::HEALTHY, shmesh_kubelet_api::UNHEALTHY);
-/// ```
+/// The [`deviceplugin::Device::health`] of a device that may be allocated; with any other text it may not.
 pub const HEALTHY: &str = "Healthy";
 
-/// What plugins by custom say of a device that is not [`HEALTHY`].
-///
-/// ```
-/// assert_eq!(shmesh_kubelet_api::UNHEALTHY, "Unhealthy");
-/// ```
+/// The conventional [`deviceplugin::Device::health`] of a device that is not [`HEALTHY`].
 pub const UNHEALTHY: &str = "Unhealthy";
 
-/// Where the kubelet and device plugins have their sockets.
-///
-/// ```
-/// assert!(shmesh_kubelet_api::DEVICE_PLUGINS_DIR.starts_with("/var/lib/kubelet/"));
-/// ```
+/// Directory of the sockets of the kubelet and of device plugins.
 pub const DEVICE_PLUGINS_DIR: &str = "/var/lib/kubelet/device-plugins";
 
 /// File name of the kubelet's own socket in [`DEVICE_PLUGINS_DIR`].
-///
-/// ```
-/// assert_eq!(shmesh_kubelet_api::KUBELET_SOCKET, "kubelet.sock");
-/// ```
 pub const KUBELET_SOCKET: &str = "kubelet.sock";
 
-/// The directory that the kubelet watches for sockets of plugins.
-///
-/// ```
-/// assert!(shmesh_kubelet_api::PLUGINS_REGISTRY_DIR.starts_with("/var/lib/kubelet/"));
-/// ```
+/// Directory that the kubelet watches for sockets of plugins.
 pub const PLUGINS_REGISTRY_DIR: &str = "/var/lib/kubelet/plugins_registry";
 
 /// [`pluginregistration::PluginInfo::type`](pluginregistration::PluginInfo) of a device plugin.
-///
-/// ```
-/// assert_eq!(shmesh_kubelet_api::DEVICE_PLUGIN_TYPE, "DevicePlugin");
-/// ```
 pub const DEVICE_PLUGIN_TYPE: &str = "DevicePlugin";
 
-/// Where the kubelet says which pod has which device.
-///
-/// ```
-/// assert!(shmesh_kubelet_api::POD_RESOURCES_SOCKET.starts_with("/var/lib/kubelet/"));
-/// ```
+/// Socket on which the kubelet lists the devices of pods.
 pub const POD_RESOURCES_SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 
 macro_rules! generated {
@@ -103,14 +71,14 @@ macro_rules! generated {
 }
 
 generated! {
-    /// Device plugins, `v1beta1`: what they announce, and what the kubelet asks of them.
+    /// The device plugin interface, `v1beta1`: registration and allocation.
     deviceplugin, "v1beta1.rs"
 }
 generated! {
-    /// Plugins that are found by their socket, instead of announcing themselves.
+    /// The plugin registration interface, `v1`, for plugins that the kubelet discovers.
     pluginregistration, "pluginregistration.rs"
 }
 generated! {
-    /// Which pods have which resources, `v1`.
+    /// The pod resources interface, `v1`: devices held by pods.
     podresources, "v1.rs"
 }

@@ -1,5 +1,5 @@
-//! The files that hold specifications: written under another name and renamed, in the same directory, so that the runtime
-//! sees each whole and at once.
+//! CDI specification files. They are written under a temporary name and renamed, so that the runtime never
+//! sees a partial file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions};
@@ -14,21 +14,21 @@ use super::{agent, pool, shm};
 use crate::config::Bytes;
 use crate::resource::{Pool, Resource, ResourceKind};
 
-/// The lowest version that has what is in the file: `additionalGids` came with 0.7.0.
+/// CDI version per class: the lowest one with the fields in use (`additionalGids` needs 0.7.0).
 const VERSIONS: [(&str, &str); 3] = [("shm", "0.6.0"), ("pool", "0.7.0"), ("agent", "0.6.0")];
 
-/// What should be described.
+/// The CDI devices that the specification files must contain.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct CdiDevices {
-    /// The size of a unit, and how many a container may ask for.
+    /// Size of a unit in bytes, and the maximum number of units per container.
     pub(super) shm: Option<(u64, u64)>,
     pools: Vec<Pool>,
     agent: PathBuf,
 }
 
 impl CdiDevices {
-    /// What these resources need.
-    pub(crate) fn by<'a>(resources: impl IntoIterator<Item = &'a Resource>, agent: &Path) -> Self {
+    /// Collects the devices that these resources need.
+    pub(crate) fn for_resources<'a>(resources: impl IntoIterator<Item = &'a Resource>, agent: &Path) -> Self {
         let mut wanted = Self { agent: agent.to_owned(), ..Self::default() };
         for resource in resources {
             match &resource.kind {
@@ -41,15 +41,15 @@ impl CdiDevices {
     }
 }
 
-/// The files of one domain.
+/// The specification files of one domain.
 #[derive(Clone, Debug)]
 pub(crate) struct SpecFiles {
-    /// Seen from here.
+    /// Directory as seen from this process.
     pub(crate) directory: PathBuf,
     pub(crate) domain: String,
 }
 
-/// The names in a file.
+/// The device names in a specification file.
 #[derive(Deserialize)]
 struct DeviceNames {
     devices: Vec<DeviceName>,
@@ -60,7 +60,7 @@ struct DeviceName {
     name: String,
 }
 
-/// The devices in a file, as they are.
+/// The devices in a specification file, as raw JSON.
 #[derive(Deserialize)]
 struct DeviceList {
     devices: Vec<serde_json::Value>,
@@ -71,7 +71,7 @@ impl SpecFiles {
         self.directory.join(format!("{}-{class}.json", self.domain))
     }
 
-    /// Whether a file that should be there is not.
+    /// Whether a required specification file is missing.
     pub(crate) fn is_any_missing(&self, wanted: &CdiDevices) -> bool {
         let is_missing = |class| !self.path(class).exists();
         (wanted.shm.is_some() && is_missing("shm"))
@@ -79,10 +79,10 @@ impl SpecFiles {
             || is_missing("agent")
     }
 
-    /// Writes everything. What was described before stays described: a container may be started again with it.
+    /// Writes all files. Existing devices are kept, because a restarting container may still need them.
     pub(crate) fn write(&self, wanted: &CdiDevices) -> Result<()> {
         fs::create_dir_all(&self.directory)
-            .with_context(|| format!("cannot make the CDI directory {}", self.directory.display()))?;
+            .with_context(|| format!("cannot create the CDI directory {}", self.directory.display()))?;
         if let Some((unit, count)) = wanted.shm {
             let mut sizes: BTreeSet<u64> = (1..=count).map(|units| unit * units).collect();
             sizes.extend(self.sizes_described());
@@ -99,7 +99,7 @@ impl SpecFiles {
     }
 
     fn sizes_described(&self) -> Vec<u64> {
-        // Not the whole file at once: it may have megabytes.
+        // Streamed, because the file can have megabytes.
         let Ok(file) = File::open(self.path("shm")) else { return Vec::new() };
         let names = serde_json::from_reader(BufReader::new(file))
             .map_or_else(|_| Vec::new(), |DeviceNames { devices }| devices);
@@ -116,7 +116,7 @@ impl SpecFiles {
             .collect()
     }
 
-    /// Whether a container that gets this resource finds all that its answer names.
+    /// Whether the files contain every device that an allocation of this resource names.
     pub(crate) fn describes(&self, resource: &Resource) -> bool {
         let is_described = match &resource.kind {
             ResourceKind::Shm { unit } => {
@@ -131,11 +131,11 @@ impl SpecFiles {
 
     fn replace(&self, class: &str, devices: impl Iterator<Item = impl Serialize> + Clone) -> Result<()> {
         let path = self.path(class);
-        // It may be that nothing can be written now; and the runtime reads again what is written.
-        if self.is_already(class, devices.clone()) {
+        // An unchanged file is not rewritten: the disk may be full, and the runtime would reload it.
+        if self.is_unchanged(class, devices.clone()) {
             return Ok(());
         }
-        // Not .json: no runtime reads it before it is whole.
+        // Without the suffix `.json` the runtime ignores the file until the rename.
         let new = path.with_extension("new");
         let written = || -> io::Result<()> {
             let mut out = BufWriter::new(File::create(&new)?);
@@ -146,13 +146,13 @@ impl SpecFiles {
         };
         let outcome = written();
         if outcome.is_err() {
-            // What is half written takes space that is scarce.
+            // Remove the partial file, because disk space may be scarce.
             let _ = fs::remove_file(&new);
         }
         outcome.with_context(|| format!("cannot write the CDI specification {}", path.display()))
     }
 
-    fn is_already(&self, class: &str, devices: impl Iterator<Item = impl Serialize>) -> bool {
+    fn is_unchanged(&self, class: &str, devices: impl Iterator<Item = impl Serialize>) -> bool {
         let Ok(file) = File::open(self.path(class)) else { return false };
         let mut same = Comparer(BufReader::new(file));
         self.print(&mut same, class, devices).is_ok() && same.0.fill_buf().is_ok_and(<[u8]>::is_empty)
@@ -175,7 +175,7 @@ impl SpecFiles {
     }
 }
 
-/// Fails at the first byte that is not in the file.
+/// A writer that fails at the first byte that differs from the file.
 struct Comparer(BufReader<File>);
 
 impl Write for Comparer {

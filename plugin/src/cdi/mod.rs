@@ -1,13 +1,13 @@
-//! CDI specifications: what the runtime does to a container that has one of our devices.
+//! CDI specifications: the changes that the container runtime makes to a container with one of our devices.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `mod.rs` | devices and their edits |
-//! | `files.rs` | the files that hold them |
+//! | `mod.rs` | devices and their container edits |
+//! | `files.rs` | specification files |
 //!
-//! A container is started again with the answer of its first start, so a device that was ever handed out must stay
-//! described: nothing is taken away until the node boots. The name of a device of memory is its size, so that it means the
-//! same under every configuration.
+//! A container restarts with the allocation of its first start. A device that was ever allocated therefore
+//! stays in the specification until the node reboots. The name of a memory device is its size, so that its
+//! meaning does not depend on the configuration.
 
 mod files;
 
@@ -24,7 +24,7 @@ use crate::config::{Bytes, UserNamespaces};
 use crate::resource::Pool;
 use crate::resource::allocate::{AGENT_DEVICE, AGENT_DIR};
 
-/// A device.
+/// A CDI device with its container edits.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Device {
@@ -32,7 +32,7 @@ pub(crate) struct Device {
     container_edits: Edits,
 }
 
-/// What is done to the container.
+/// The changes that the runtime makes to a container.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Edits {
@@ -52,14 +52,14 @@ struct Mount {
     options: Vec<String>,
 }
 
-/// No set-uid files, no devices, no programs.
+/// Mount options that forbid set-uid files, devices and programs.
 const HARMLESS: [&str; 3] = ["nosuid", "nodev", "noexec"];
 
 fn options(first: &[&str], last: &[&str]) -> Vec<String> {
     first.iter().chain(&HARMLESS).chain(last).map(|&option| option.to_owned()).collect()
 }
 
-/// A private `/dev/shm` of so many bytes.
+/// A private `/dev/shm` of `bytes` bytes.
 fn shm(bytes: u64) -> Device {
     let mount = Mount {
         host_path: "tmpfs".into(),
@@ -73,7 +73,7 @@ fn shm(bytes: u64) -> Device {
     }
 }
 
-/// A pool's directory, for the containers that have its group.
+/// The directory of a pool, with the group of the pool.
 fn pool(pool: &Pool) -> Device {
     let mapped: &[&str] = match pool.user_namespaces {
         UserNamespaces::Never => &["rprivate"],
@@ -86,12 +86,12 @@ fn pool(pool: &Pool) -> Device {
         kind: "none",
         options: options(&["rbind", "rw"], mapped),
     };
-    // Where both kinds of pods come, the mount is in the Allocate answer, which the kubelet maps as each needs it.
+    // In mixed mode the kubelet creates the mount from the Allocate response, mapped for each pod as needed.
     let mounts = if pool.user_namespaces == UserNamespaces::Mixed { Vec::new() } else { vec![mount] };
     Device { name: pool.name.clone(), container_edits: Edits { mounts, additional_gids: vec![pool.gid] } }
 }
 
-/// The directory of the identity service.
+/// The read-only directory of the identity service.
 fn agent(directory: &Path) -> Device {
     let mount = Mount {
         host_path: directory.to_string_lossy().into_owned(),

@@ -22,7 +22,7 @@ fn wanted(settings: &[&str]) -> CdiDevices {
         }
     }
     let resources = plan(&config, &NodeResources { memory: 1 << 30, ..NodeResources::default() });
-    CdiDevices::by(&resources, &config.identity.directory)
+    CdiDevices::for_resources(&resources, &config.identity.directory)
 }
 
 fn read(files: &SpecFiles, class: &str) -> Value {
@@ -52,7 +52,7 @@ fn memory_is_a_sized_tmpfs() {
 }
 
 #[test]
-fn a_pool_is_a_bind_with_a_group() {
+fn pool_is_a_bind_mount_with_a_group() {
     let (_dir, files) = files();
     files.write(&wanted(&["pools=[{name: a, gid: 60001}, {name: b, userNamespaces: always}, {name: c, userNamespaces: mixed}]"])).unwrap();
     let spec = read(&files, "pool");
@@ -70,7 +70,7 @@ fn a_pool_is_a_bind_with_a_group() {
 }
 
 #[test]
-fn what_was_handed_out_stays_described() {
+fn allocated_devices_stay_in_the_specification() {
     let (_dir, files) = files();
     files.write(&wanted(&["pools=[{name: a, gid: 60001}]"])).unwrap();
     files.write(&wanted(&["unit=512Mi", "pools=[{name: b, gid: 60002}, {name: a, gid: 60003}]"])).unwrap();
@@ -86,7 +86,7 @@ fn what_was_handed_out_stays_described() {
 }
 
 #[test]
-fn a_file_that_is_gone_or_spoiled_is_made_again() {
+fn missing_or_damaged_file_is_rewritten() {
     let (_dir, files) = files();
     let wanted = wanted(&["pools=[{name: a}]"]);
     assert!(files.is_any_missing(&wanted));
@@ -104,7 +104,7 @@ fn a_file_that_is_gone_or_spoiled_is_made_again() {
 }
 
 #[test]
-fn where_nothing_can_be_written_is_named() {
+fn unwritable_cdi_directory_is_reported() {
     let (dir, files) = files();
     fs::write(dir.path().join("run"), "").unwrap();
     let error = format!("{:#}", files.write(&wanted(&[])).unwrap_err());
@@ -112,14 +112,14 @@ fn where_nothing_can_be_written_is_named() {
 }
 
 #[test]
-fn what_is_right_already_is_not_written() {
+fn unchanged_files_are_not_rewritten() {
     use std::os::unix::fs::MetadataExt;
     let (_dir, files) = files();
     let wanted = wanted(&["pools=[{name: a, gid: 60001}]"]);
     files.write(&wanted).unwrap();
     let inodes = || ["shm", "pool", "agent"].map(|class| fs::metadata(files.path(class)).unwrap().ino());
     let before = inodes();
-    // Nothing could be written: as on a disk that is full, whoever we are.
+    // A directory at the temporary path makes every write fail, even for root.
     for class in ["shm", "pool", "agent"] {
         fs::create_dir(files.path(class).with_extension("new")).unwrap();
     }
@@ -140,7 +140,7 @@ fn what_is_right_already_is_not_written() {
 }
 
 #[test]
-fn what_cannot_be_written_leaves_what_is_there() {
+fn failed_write_keeps_the_existing_file() {
     let (_dir, files) = files();
     let before = wanted(&["pools=[{name: a, gid: 60001}]"]);
     files.write(&before).unwrap();
@@ -149,7 +149,7 @@ fn what_cannot_be_written_leaves_what_is_there() {
     let pools = serde_saphyr::from_str("[{name: a, gid: 60001}, {name: b, gid: 60002}]").unwrap();
     let config = Config { pools, ..Config::default() };
     let resources = plan(&config, &NodeResources { memory: 1 << 30, ..NodeResources::default() });
-    let after = CdiDevices::by(&resources, &config.identity.directory);
+    let after = CdiDevices::for_resources(&resources, &config.identity.directory);
     assert!(files.write(&after).is_err());
     let described: Vec<_> = resources.iter().map(|one| (one.short_name(), files.describes(one))).collect();
     assert_eq!(described, [("shm", true), ("a", true), ("b", false), ("agent", true)]);

@@ -1,12 +1,12 @@
-//! What it is told: one schema for the file, for `--set`, and for the chart.
+//! Configuration of the device plugin: one schema for the file, for `--set` and for the chart.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `mod.rs` | the form: every key, its default, and what it means |
+//! | `mod.rs` | all keys with defaults and meaning |
 //! | `quantity.rs` | shares of the node's memory (`50%`) |
-//! | `source.rs` | the file and `--set` become one document |
-//! | `shape.rs` | the document against the schema: every mismatch, with its path |
-//! | `rules.rs` | what the schema cannot say: every broken rule, with its path and the remedy |
+//! | `source.rs` | merges the file and `--set` into one document |
+//! | `shape.rs` | checks the document against the schema and reports every mismatch |
+//! | `rules.rs` | checks rules that the schema cannot express and reports every violation |
 
 mod quantity;
 mod rules;
@@ -27,81 +27,83 @@ pub(crate) use rules::{Limits, default_gid};
 pub(crate) use shmesh_daemon::bytes::Bytes;
 pub(crate) use source::{Override, stamp};
 
-/// The device plugin.
+/// Configuration of the device plugin.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Config {
-    /// Before the `/` in the names of resources.
+    /// Domain of the resource names: the part before the `/`.
     pub(crate) domain: String,
-    /// Where the node's root directory is seen from here. Every other path is the node's.
+    /// Where the root directory of the node is mounted in the plugin's container. All other paths are paths
+    /// of the node.
     pub(crate) host_root: PathBuf,
-    /// How to talk to the kubelet.
+    /// Communication with the kubelet.
     pub(crate) kubelet: Kubelet,
-    /// How to tell the container runtime what a container gets.
+    /// CDI specifications for the container runtime.
     pub(crate) cdi: Cdi,
-    /// Private shared memory of a container, in units.
+    /// Private shared memory for containers, in units.
     pub(crate) shm: Shm,
-    /// Where pools without a `directory` of their own are; a tmpfs.
+    /// Parent directory of pools without a `directory` of their own; must be on a tmpfs.
     pub(crate) pools_directory: PathBuf,
-    /// Directories that containers of several pods share, each a resource of its own.
+    /// Directories that containers of several pods share; each is a resource.
     pub(crate) pools: Vec<Pool>,
     /// IPC slots of GPUs: `<domain>/gpu-ipc`.
     pub(crate) gpu_ipc: Slots,
     /// IPC slots of NPUs: `<domain>/npu-ipc`.
     pub(crate) npu_ipc: Slots,
-    /// A file (the node's path) that lists GPUs and NPUs in place of what the node has; for tests and demonstrations.
+    /// A file on the node that lists GPUs and NPUs instead of the real ones, for tests and demonstrations.
     pub(crate) fake_inventory: Option<PathBuf>,
-    /// The identity service, in the same process.
+    /// The identity service, which runs in the same process.
     pub(crate) identity: Identity,
-    /// How often it is looked whether what is advertised works.
+    /// Health checks of advertised devices.
     pub(crate) health: Health,
-    /// Taking away what dead pods left in pools.
+    /// Garbage collection of pools: removing files of dead pods.
     pub(crate) sweep: Sweep,
 }
 
-/// How to talk to the kubelet.
+/// Communication with the kubelet.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Kubelet {
-    /// Who begins.
+    /// Whether the plugin registers or the kubelet discovers it.
     pub(crate) registration: Registration,
-    /// Where the kubelet's socket and those of device plugins are.
+    /// Directory of the kubelet's socket and the sockets of device plugins.
     pub(crate) device_plugins_dir: PathBuf,
-    /// Where the kubelet looks for plugins, for `registration: pluginsRegistry`.
+    /// Directory in which the kubelet discovers plugins, for `registration: pluginsRegistry`.
     pub(crate) plugins_registry_dir: PathBuf,
-    /// Where the kubelet says which pods have which devices.
+    /// Socket on which the kubelet lists the devices of its pods.
     pub(crate) pod_resources_socket: PathBuf,
 }
 
-/// Who begins.
+/// Whether the plugin registers or the kubelet discovers it.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Registration {
-    /// The plugin registers at the kubelet's socket: every kubelet.
+    /// The plugin registers at the kubelet's socket. Works with every kubelet.
     Legacy,
-    /// The kubelet finds the plugin's socket: newer kubelets, quicker after their restart.
+    /// The kubelet discovers the plugin's socket. Recovers faster after a restart of newer kubelets.
     PluginsRegistry,
 }
 
-/// How to tell the container runtime what a container gets.
+/// CDI specifications for the container runtime.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Cdi {
-    /// Whether the runtime understands CDI (kubelet 1.31; containerd 2.0 or with `enable_cdi`; CRI-O).
+    /// Whether the runtime supports CDI (kubelet 1.31; containerd 2.0, containerd 1.7 with `enable_cdi`,
+    /// CRI-O).
     pub(crate) enabled: bool,
-    /// Where the runtime reads specifications.
+    /// Directory from which the runtime reads CDI specifications.
     pub(crate) directory: PathBuf,
 }
 
-/// Private shared memory of a container, in units.
+/// Private shared memory for containers, in units.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Shm {
-    /// One unit: a container that asks for N gets N times this.
+    /// Size of a unit: a container that requests N units gets N times this much.
     pub(crate) unit: Bytes,
-    /// How much of the node's memory may be given away; 0 advertises nothing.
+    /// Memory to advertise, in bytes or as a share of the node's memory; 0 disables the resource.
     pub(crate) budget: Budget,
-    /// Tell the kubelet which units belong to which NUMA node, where there are several.
+    /// Whether to report the NUMA node of each unit to the kubelet on nodes with several NUMA nodes.
     pub(crate) numa: bool,
 }
 
@@ -109,45 +111,45 @@ pub(crate) struct Shm {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Pool {
-    /// After the `/` in the resource's name: up to 63 letters and digits, with `-`, `_` and `.` between them.
+    /// Resource name after the `/`: up to 63 letters and digits, with `-`, `_` and `.` between them.
     #[schemars(regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"))]
     pub(crate) name: String,
-    /// How many containers of the node may have it at once.
+    /// How many containers of the node can mount the pool at the same time.
     #[serde(default = "Pool::attachments")]
     pub(crate) attachments: u32,
-    /// The directory, if not `<poolsDirectory>/<name>`.
+    /// Directory on the node; default `<poolsDirectory>/<name>`.
     #[serde(default)]
     pub(crate) directory: Option<PathBuf>,
-    /// Where containers see it.
+    /// Mount path in containers.
     #[serde(default = "Pool::mount_path")]
     pub(crate) mount_path: PathBuf,
-    /// The group that may enter; by default made from the name.
+    /// Group with access to the pool; the default is derived from the name.
     #[serde(default)]
     pub(crate) gid: Option<u32>,
-    /// Which pods use it.
+    /// Which pods can use the pool, by their user namespace.
     #[serde(default)]
     pub(crate) user_namespaces: UserNamespaces,
-    /// The NUMA node that its memory is on, if it is one.
+    /// NUMA node of the pool's memory, if there is exactly one.
     #[serde(default)]
     pub(crate) numa_node: Option<u32>,
-    /// With less free in its file system nobody is let in.
+    /// Below this much free space the pool is unhealthy and no new container can mount it.
     #[serde(default = "Pool::min_free")]
     pub(crate) min_free: Bytes,
-    /// A command that succeeds if the pool may be used.
+    /// A command that exits with 0 if the pool is healthy.
     #[serde(default)]
     pub(crate) health_command: Vec<String>,
 }
 
-/// Which pods use a pool. A mount is either for those with a user namespace of their own or for those without.
+/// Which pods can use a pool. A mount works either for pods with a user namespace or for pods without one.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum UserNamespaces {
-    /// None has `hostUsers: false`.
+    /// Only pods without `hostUsers: false`.
     #[default]
     Never,
-    /// All have it.
+    /// Only pods with `hostUsers: false`.
     Always,
-    /// Some have it; then the mount cannot be `nosuid,nodev,noexec`.
+    /// Both; the mount then lacks `nosuid,nodev,noexec`.
     Mixed,
 }
 
@@ -155,48 +157,48 @@ pub(crate) enum UserNamespaces {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Slots {
-    /// How many containers may share the memory of one device; 0 advertises nothing.
+    /// How many containers can share the memory of one device; 0 disables the resource.
     pub(crate) slots_per_device: u32,
-    /// A command that succeeds if the device that `SHMESH_DEVICE` names may be used.
+    /// A command that exits with 0 if the device named by `SHMESH_DEVICE` is healthy.
     pub(crate) health_command: Vec<String>,
 }
 
-/// The identity service.
+/// Configuration of the identity service.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Identity {
-    /// Run it in this process. If another process does, its directory is given to containers all the same.
+    /// Whether to run the service in this process. If disabled, containers still get its directory.
     pub(crate) enabled: bool,
-    /// The directory with its socket, which containers get.
+    /// Directory of the socket, which is mounted into containers.
     pub(crate) directory: PathBuf,
-    /// How many containers of the node may have nothing but it at once: `<domain>/agent`, which a sidecar asks for whose
-    /// links stay in its pod. 0 advertises nothing.
+    /// Units of `<domain>/agent`, which provides the service and nothing else, for sidecars without a pool; 0
+    /// disables the resource.
     pub(crate) attachments: u32,
-    /// A file of pods that confirms uids and gives names.
+    /// A file with the pods of the node, which confirms uids and adds names.
     pub(crate) pods: Option<PathBuf>,
-    /// Refuse to start in a nested pid namespace.
+    /// Whether to fail in a nested pid namespace.
     pub(crate) require_initial_pid_namespace: bool,
 }
 
-/// How often it is looked whether what is advertised works.
+/// Health checks of advertised devices.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Health {
-    /// Between two looks.
+    /// Seconds between two health checks.
     pub(crate) interval_seconds: u32,
-    /// A command that takes longer has failed.
+    /// Timeout of a health command in seconds.
     pub(crate) command_timeout_seconds: u32,
 }
 
-/// Taking away what dead pods left in pools.
+/// Garbage collection of pools: removing files of dead pods.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Sweep {
-    /// Whether at all.
+    /// Whether to empty unused pools.
     pub(crate) enabled: bool,
-    /// Between two questions which pods live.
+    /// Seconds between two requests for the kubelet's list of pods.
     pub(crate) interval_seconds: u32,
-    /// How long nobody must have had a pool before it is emptied.
+    /// Seconds that a pool must be unused before it is emptied.
     pub(crate) grace_seconds: u32,
 }
 
@@ -286,23 +288,23 @@ impl Pool {
         Bytes(16 << 20)
     }
 
-    /// Where it is on the node.
+    /// Returns the directory on the node.
     pub(crate) fn directory(&self, config: &Config) -> PathBuf {
         self.directory.clone().unwrap_or_else(|| config.pools_directory.join(&self.name))
     }
 
-    /// Who may enter.
+    /// Returns the group with access to the pool.
     pub(crate) fn gid(&self) -> u32 {
         self.gid.unwrap_or_else(|| default_gid(&self.name))
     }
 }
 
-/// One thing that is wrong.
+/// One invalid key of the configuration.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Problem {
-    /// Where: `pools[1].gid`.
+    /// Path of the key, such as `pools[1].gid`.
     pub(crate) path: String,
-    /// What, the limit, and the remedy.
+    /// The problem, the limit, and the remedy.
     pub(crate) what: String,
 }
 
@@ -312,7 +314,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// All that is wrong.
+/// All problems of a configuration.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{} in the configuration:\n{}", count(.0.len()), lines(.0))]
 pub(crate) struct Problems(pub(crate) Vec<Problem>);
@@ -326,9 +328,9 @@ fn lines(problems: &[Problem]) -> String {
 }
 
 impl Config {
-    /// Reads the file and the settings. Nothing is bound or made.
+    /// Loads the file and the overrides, without side effects.
     ///
-    /// All that is wrong is in the error, also when some of it hides the rest.
+    /// The error lists all problems, even if one of them prevents parsing the rest.
     pub(crate) fn load(
         file: Option<&Path>,
         settings: &[Override],
@@ -336,7 +338,7 @@ impl Config {
     ) -> Result<Self, Problems> {
         let (mut document, mut problems) = source::document(file, settings);
         problems.extend(shape::conform(&mut document, schema().as_value()));
-        // What does not conform is out of the document by now, so that the rest can be judged.
+        // `conform` removed nonconforming values, so that the rules can check the rest.
         match serde_json::from_value::<Self>(document) {
             Ok(config) => {
                 problems.extend(rules::check(&config, limits));
@@ -349,18 +351,18 @@ impl Config {
         }
     }
 
-    /// A path of the node, as it is seen from here.
+    /// Maps a path of the node to a path of this process.
     pub(crate) fn seen(&self, path: &Path) -> PathBuf {
         seen(&self.host_root, path)
     }
 }
 
-/// A path of the node, as it is seen where the node's root is `root`.
+/// Maps a path of the node to a path of this process, given the node's root.
 pub(crate) fn seen(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// The schema, as the chart has it too.
+/// Returns the JSON schema, which the chart embeds.
 pub(crate) fn schema() -> schemars::Schema {
     schemars::schema_for!(Config)
 }

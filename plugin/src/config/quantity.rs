@@ -8,12 +8,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shmesh_daemon::bytes::{Bytes, PATTERN, deserialize_quantity};
 
-/// How much of the node's memory: bytes, or a share of it.
+/// An amount of the node's memory: bytes, or a share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Budget {
-    /// So much.
+    /// An absolute number of bytes.
     Bytes(Bytes),
-    /// `50%`: so many hundredths.
+    /// A percentage, written `50%`.
     Percent(u8),
 }
 
@@ -25,7 +25,7 @@ impl FromStr for Budget {
             None => text.parse().map(Self::Bytes),
             Some(share) => match share.parse() {
                 Ok(share @ 0..=100) => Ok(Self::Percent(share)),
-                _ => Err(format!("{text:?} is no share; write 0% to 100%")),
+                _ => Err(format!("{text:?} is not a valid share; write 0% to 100%")),
             },
         }
     }
@@ -41,7 +41,7 @@ impl fmt::Display for Budget {
 }
 
 impl Budget {
-    /// In bytes, on a node with so much memory.
+    /// Returns the number of bytes on a node with `node` bytes of memory.
     pub(crate) fn of(self, node: u64) -> u64 {
         match self {
             Self::Bytes(Bytes(bytes)) => bytes,
@@ -78,14 +78,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_share_is_refused() {
+    fn invalid_shares_are_rejected() {
         for wrong in ["%", "101%", "-1%", "1.5%", "x%"] {
             assert!(wrong.parse::<Budget>().is_err(), "{wrong:?}");
         }
     }
 
     #[test]
-    fn shares_are_of_the_node() {
+    fn share_is_relative_to_the_node() {
         assert_eq!("50%".parse::<Budget>().unwrap().of(1000), 500);
         assert_eq!("1Ki".parse::<Budget>().unwrap().of(1), 1024);
     }

@@ -1,4 +1,4 @@
-//! What the schema cannot say: every broken rule, with its path and the remedy.
+//! Rules that the schema cannot express. Every violation is reported with its path and the remedy.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -7,37 +7,37 @@ use super::{Budget, Bytes, Config, Pool, Problem, Registration, UserNamespaces};
 use crate::devices::{Accelerator, AcceleratorKind, Numa, fake};
 use crate::resource::{self, MAX_LIST_BYTES, name};
 
-/// Groups that pools get by default: what nobody else uses, and what a user namespace can have.
+/// Default groups of pools: unused by convention, and valid in a user namespace.
 const DEFAULT_GIDS: std::ops::Range<u32> = 60_000..65_000;
-/// The highest gid that a pod with a user namespace can be given.
+/// Highest group id that is mapped in a pod with a user namespace.
 const MAX_MAPPED_GID: u32 = 65_535;
-/// What `sockaddr_un` holds.
+/// Maximum path length in `sockaddr_un`.
 const MAX_SOCKET_PATH: usize = 107;
-/// Longest name that a socket of ours has in the kubelet's directories, without the resource's.
+/// Longest socket name in the kubelet's directories, without the resource name.
 const SOCKET_SUFFIX: usize = 24;
-/// More slots than that on one device are a mistake.
+/// Maximum number of slots per device; more are a mistake.
 const MAX_SLOTS: u32 = 1024;
 
-/// What the machine says.
+/// Properties of the machine that limit the configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    /// Of a page, in bytes.
+    /// Page size in bytes.
     pub(crate) page: u64,
-    /// Of the node, in bytes.
+    /// Memory of the node in bytes.
     pub(crate) memory: u64,
-    /// Its NUMA nodes; one or none where there is nothing to choose.
+    /// NUMA nodes; empty if unknown.
     pub(crate) numa: Vec<Numa>,
 }
 
-/// A group made from the name: the same on every node and after every start.
+/// Derives a group id from the name, the same on every node and after every start.
 pub(crate) fn default_gid(name: &str) -> u32 {
-    // FNV-1a: it must never change.
+    // FNV-1a. Must never change, because it determines group ids on disk.
     let hash =
         name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     DEFAULT_GIDS.start + hash % (DEFAULT_GIDS.end - DEFAULT_GIDS.start)
 }
 
-/// Every broken rule.
+/// Returns every violated rule.
 pub(super) fn check(config: &Config, limits: &Limits) -> Vec<Problem> {
     let mut rules = Rules { config, limits, problems: Vec::new() };
     rules.names();
@@ -72,11 +72,11 @@ impl Rules<'_> {
             } else if resource::RESERVED.contains(&pool.name.as_str()) {
                 self.say(
                     format!("{path}.name"),
-                    format!("is taken by {}/{}; choose another", self.config.domain, pool.name),
+                    format!("is reserved for {}/{}; choose another name", self.config.domain, pool.name),
                 );
             }
             if self.config.pools[..at].iter().any(|other| other.name == pool.name) {
-                self.say(path, "two pools have this name; rename or remove one");
+                self.say(path, "duplicate pool name; rename or remove one");
             }
         }
     }
@@ -117,7 +117,7 @@ impl Rules<'_> {
                 enough *= 2;
             }
             let what = format!(
-                "{} makes {} devices, whose list takes {} bytes, and the kubelet reads {MAX_LIST_BYTES}; raise it to {}",
+                "{} makes {} devices, whose list takes {} bytes, and the kubelet accepts {MAX_LIST_BYTES}; raise it to {}",
                 Bytes(unit),
                 budget / unit,
                 resource::list_bytes(budget / unit),
@@ -145,7 +145,7 @@ impl Rules<'_> {
                 );
             } else if ["/run", "/var/run"].iter().any(|run| directory.starts_with(run)) {
                 let what =
-                    "filling /run breaks the node; choose a directory on /dev/shm or on a tmpfs of its own";
+                    "a full /run breaks the node; choose a directory on /dev/shm or on a tmpfs of its own";
                 self.say(format!("{path}.directory"), what);
             }
             let related = |other: &Path| directory.starts_with(other) || other.starts_with(&directory);
@@ -153,7 +153,7 @@ impl Rules<'_> {
                 directories.iter().find(|(other, name)| related(other) && *name != pool.name)
             {
                 let what = format!(
-                    "{} is also, or is inside, that of pool {other}; give each its own",
+                    "{} overlaps with the directory of pool {other}; give each pool its own directory",
                     directory.display()
                 );
                 self.say(format!("{path}.directory"), what);
@@ -164,7 +164,7 @@ impl Rules<'_> {
             if pool.attachments == 0 {
                 self.say(
                     format!("{path}.attachments"),
-                    "nobody could have the pool; write 1 or more, or remove the pool",
+                    "no container could mount the pool; write 1 or more, or remove the pool",
                 );
             }
             self.attachments(&path, pool.attachments);
@@ -177,7 +177,7 @@ impl Rules<'_> {
                     self.limits.numa.iter().map(|numa| numa.id.to_string()).collect::<Vec<_>>().join(", ");
                 self.say(
                     format!("{path}.numaNode"),
-                    format!("there is no NUMA node {node}; here are: {nodes}"),
+                    format!("NUMA node {node} does not exist; this node has: {nodes}"),
                 );
             }
             self.command(&pool.health_command, &path);
@@ -189,26 +189,26 @@ impl Rules<'_> {
         let gid = pool.gid();
         let path = format!("{path}.gid");
         if gid == 0 || gid == u32::MAX {
-            self.say(
-                &path,
-                format!("{gid} is nobody's own group; write one that nobody else uses, such as 60001"),
-            );
+            self.say(&path, format!("{gid} is reserved; write an unused group id, such as 60001"));
         }
         if pool.user_namespaces != UserNamespaces::Never && gid > MAX_MAPPED_GID {
             let what = format!(
-                "a pod with a user namespace has no group above {MAX_MAPPED_GID}; write a lower one than {gid}"
+                "{gid} is above {MAX_MAPPED_GID}, the highest group id in a pod with a user namespace; write a lower one"
             );
             self.say(&path, what);
         }
         if pool.gid.is_some() && !self.config.cdi.enabled {
             self.say(
                 &path,
-                "without CDI containers are given no group, and cdi.enabled is false; remove one of the two",
+                "without CDI containers get no group, and cdi.enabled is false; remove one of the two settings",
             );
         }
         match gids.insert(gid, &pool.name) {
             Some(other) if other != pool.name => {
-                self.say(path, format!("{gid} is that of pool {other} too; give each its own"));
+                self.say(
+                    path,
+                    format!("{gid} is also the group of pool {other}; give each pool its own group"),
+                );
             }
             _ => {}
         }
@@ -222,7 +222,7 @@ impl Rules<'_> {
         let bytes = resource::list_bytes(count.into());
         if bytes > MAX_LIST_BYTES {
             let what = format!(
-                "a list of {count} devices takes {bytes} bytes, and the kubelet reads {MAX_LIST_BYTES}; a few hundred are plenty"
+                "a list of {count} devices takes {bytes} bytes, and the kubelet accepts {MAX_LIST_BYTES}; write a few hundred"
             );
             self.say(format!("{path}.attachments"), what);
         }
@@ -246,13 +246,12 @@ impl Rules<'_> {
                 listed.iter().filter(of_kind).map(|one| resource::slots_bytes(&one.id, count)).sum()
             };
             if count > MAX_SLOTS {
-                let what =
-                    format!("{count} is more than {MAX_SLOTS}; a device is shared by a few containers");
+                let what = format!("{count} is more than the maximum of {MAX_SLOTS}");
                 self.say(format!("{path}.slotsPerDevice"), what);
             } else if bytes(count) > MAX_LIST_BYTES {
                 let most = (1..count).rev().find(|&less| bytes(less) <= MAX_LIST_BYTES).unwrap_or(0);
                 let what = format!(
-                    "a list of {count} slots of each device takes {} bytes, and the kubelet reads {MAX_LIST_BYTES}; \
+                    "a list with {count} slots per device takes {} bytes, and the kubelet accepts {MAX_LIST_BYTES}; \
                      write {most} or less",
                     bytes(count)
                 );
@@ -268,7 +267,7 @@ impl Rules<'_> {
         {
             self.say(
                 format!("{path}.healthCommand"),
-                format!("{program:?} is no absolute path; there is no shell and no PATH"),
+                format!("{program:?} is not an absolute path; the command runs without a shell and PATH"),
             );
         }
     }
@@ -282,7 +281,7 @@ impl Rules<'_> {
             ("sweep.graceSeconds", sweep.grace_seconds, 86_400),
         ] {
             if seconds == 0 || seconds > most {
-                self.say(path, format!("{seconds} does not lie between 1 and {most}"));
+                self.say(path, format!("{seconds} is not between 1 and {most}"));
             }
         }
     }
@@ -320,7 +319,7 @@ impl Rules<'_> {
         let longest = seen.as_os_str().len() + config.domain.len() + longest + SOCKET_SUFFIX;
         if longest > MAX_SOCKET_PATH {
             let what = format!(
-                "a socket's path would have {longest} bytes, and may have {MAX_SOCKET_PATH}; shorten it"
+                "the path of a socket would have {longest} bytes, and the maximum is {MAX_SOCKET_PATH}; shorten it"
             );
             self.say(path, what);
         }
@@ -340,7 +339,7 @@ impl Rules<'_> {
         let nearest = seen.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(&seen);
         if let Err(error) = writable(nearest) {
             let what =
-                format!("{} cannot be made or written to: {}: {error}", seen.display(), nearest.display());
+                format!("cannot create or write to {}: {}: {error}", seen.display(), nearest.display());
             self.say(path, what);
         }
     }
@@ -349,7 +348,7 @@ impl Rules<'_> {
 fn writable(dir: &Path) -> Result<(), String> {
     let found = dir.metadata().map_err(|error| error.to_string())?;
     if !found.is_dir() {
-        return Err("is no directory".into());
+        return Err("is not a directory".into());
     }
     shmesh_sys::user::may_write_in(dir).map_err(|error| error.desc().to_owned())
 }
@@ -359,7 +358,7 @@ fn pool_path(pool: &Pool) -> String {
 }
 
 fn is_plain(path: &Path) -> bool {
-    // `components` leaves out what is left out of the text here.
+    // `components` drops `.` in the middle, which is harmless here.
     path.is_absolute()
         && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
 }
@@ -371,7 +370,9 @@ fn check_mount_path(path: &Path) -> Result<(), String> {
     }
     let of_the_runtime = ["/proc", "/sys", "/dev"].iter().any(|dir| path.starts_with(dir));
     if of_the_runtime && !path.starts_with("/dev/shm") {
-        return Err(format!("{named} is the runtime's; write /dev/shm, or a directory elsewhere"));
+        return Err(format!(
+            "{named} belongs to the container runtime; write /dev/shm, or another directory"
+        ));
     }
     Ok(())
 }

@@ -1,12 +1,12 @@
-//! The document against the schema. serde stops at the first mismatch; an operator wants them all.
+//! Checks a document against the schema. serde stops at the first mismatch; this reports all of them.
 //!
-//! It knows as much of JSON Schema as schemars makes of our types, and a test holds it to that.
+//! It supports the part of JSON Schema that schemars generates for our types, which a test verifies.
 
 use serde_json::Value;
 
 use super::Problem;
 
-/// Every mismatch. What does not conform is taken out of the document.
+/// Returns every mismatch, and removes nonconforming values from the document.
 pub(super) fn conform(document: &mut Value, schema: &Value) -> Vec<Problem> {
     let mut shape = Shape { root: schema, problems: Vec::new() };
     if !shape.check(document, schema, "") {
@@ -36,22 +36,22 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Whether the value may stay where it is.
+    /// Whether the value conforms and can stay.
     fn check(&mut self, value: &mut Value, schema: &'a Value, path: &str) -> bool {
         let schema = self.resolve(schema);
         if let Some(any) = schema.get("anyOf").and_then(Value::as_array) {
-            // An optional something: null, or the something.
+            // An `Option`: null or the inner type.
             let some = any.iter().find(|one| one.get("type").and_then(Value::as_str) != Some("null"));
             return value.is_null() || some.is_none_or(|some| self.check(value, some, path));
         }
         let words = words(schema);
         if !words.is_empty() {
             let fits = value.as_str().is_some_and(|value| words.contains(&value));
-            return fits || self.say(path, format!("{} is none of: {}", short(value), words.join(", ")));
+            return fits || self.say(path, format!("{} is not one of: {}", short(value), words.join(", ")));
         }
         let types = types(schema);
         if !types.is_empty() && !types.iter().any(|name| is(value, name)) {
-            return self.say(path, format!("{} is no {}", short(value), types.join(" or ")));
+            return self.say(path, format!("{} is not a valid {}", short(value), types.join(" or ")));
         }
         self.range(value, schema, path)
             && self.quantity(value, schema, path)
@@ -64,7 +64,7 @@ impl<'a> Shape<'a> {
         if bound("minimum").is_some_and(|least| number < least) {
             return self.say(path, format!("{value} is less than {}", schema["minimum"]));
         }
-        // What schemars does not say, since it is the type's: `u32`.
+        // schemars expresses the range of `u32` only through `format`.
         let most = bound("maximum").or_else(|| {
             (schema.get("format").and_then(Value::as_str) == Some("uint32")).then_some(f64::from(u32::MAX))
         });
@@ -75,7 +75,8 @@ impl<'a> Shape<'a> {
     }
 
     fn quantity(&mut self, value: &Value, schema: &Value, path: &str) -> bool {
-        // Two patterns stand for these two types, which say better what is wrong. The other is that of names: `rules.rs`.
+        // The parsers of these two types give better messages than the pattern. Names are checked in
+        // `rules.rs`.
         let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return true };
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let wrong = if pattern.contains('%') {
@@ -105,21 +106,21 @@ impl<'a> Shape<'a> {
                 Some(schema) => self.check(one, schema, &path),
                 None => {
                     let known: Vec<_> = properties.keys().map(String::as_str).collect();
-                    self.say(&path, format!("is no key; here are: {}", known.join(", ")))
+                    self.say(&path, format!("is not a known key; known keys: {}", known.join(", ")))
                 }
             }
         });
         let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
         for key in required.filter_map(Value::as_str) {
             if !map.contains_key(key) {
-                return self.say(path, format!("has no {key}"));
+                return self.say(path, format!("the key {key} is missing"));
             }
         }
         true
     }
 }
 
-/// The words that an enumeration allows.
+/// Returns the values of an enumeration.
 fn words(schema: &Value) -> Vec<&str> {
     let listed = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
     let described = schema.get("oneOf").and_then(Value::as_array).into_iter().flatten();
@@ -147,7 +148,7 @@ fn is(value: &Value, name: &str) -> bool {
     }
 }
 
-/// As much of a value as fits a line.
+/// Shortens a value to fit on a line.
 fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(40) {

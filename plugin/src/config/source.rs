@@ -1,4 +1,4 @@
-//! The file and `--set` become one document.
+//! Merges the configuration file and `--set` into one document.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,10 +10,10 @@ use shmesh::config::show_yaml_error;
 
 use super::Problem;
 
-/// A configuration is a page; what is longer is something else.
+/// Maximum size of a configuration file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// `--set shm.unit=128Mi`: a path into the document, and a value in YAML.
+/// An override such as `--set shm.unit=128Mi`: a path in the document and a YAML value.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Override {
     path: Vec<String>,
@@ -39,13 +39,13 @@ fn yaml(name: &str, text: &str) -> Result<Value, String> {
         .map_err(|error| show_yaml_error(name, text, &error))
 }
 
-/// What the file says, and then the settings. Only what could be understood is in it.
+/// Merges the file and then the overrides. Parts that cannot be parsed are left out.
 pub(super) fn document(file: Option<&Path>, settings: &[Override]) -> (Value, Vec<Problem>) {
     let mut problems = Vec::new();
     let mut document = Value::Object(Map::new());
     if let Some(file) = file {
         match read(file) {
-            // An empty file says nothing.
+            // An empty file means all defaults.
             Ok(Value::Null) => {}
             Ok(read @ Value::Object(_)) => document = read,
             Ok(_) => problems.push(Problem {
@@ -62,7 +62,7 @@ pub(super) fn document(file: Option<&Path>, settings: &[Override]) -> (Value, Ve
             other.path[..common] == setting.path[..common] && other != setting
         });
         if contradicts {
-            let what = "set twice, to different values; remove one of them".into();
+            let what = "set twice to different values; remove one of them".into();
             problems.push(Problem { path: named, what });
         } else if let Err(what) = place(&mut document, &setting.path, setting.value.clone()) {
             problems.push(Problem { path: named, what });
@@ -74,7 +74,7 @@ pub(super) fn document(file: Option<&Path>, settings: &[Override]) -> (Value, Ve
 fn read(file: &Path) -> Result<Value, String> {
     let size = fs::metadata(file).map_err(|error| format!("cannot be read: {error}"))?.len();
     if size > MAX_BYTES {
-        return Err(format!("has {size} bytes, and a configuration at most {MAX_BYTES}"));
+        return Err(format!("has {size} bytes, more than the maximum of {MAX_BYTES}"));
     }
     let text = fs::read_to_string(file).map_err(|error| format!("cannot be read: {error}"))?;
     if text.trim().is_empty() { Ok(Value::Null) } else { yaml(&file.display().to_string(), &text) }
@@ -92,20 +92,20 @@ fn place(at: &mut Value, path: &[String], value: Value) -> Result<(), String> {
     match at {
         Value::Object(map) => place(map.entry(first.clone()).or_insert(Value::Null), rest, value),
         Value::Array(list) => {
-            let at: usize = first.parse().map_err(|_| format!("{first:?} is no place in a list"))?;
+            let at: usize = first.parse().map_err(|_| format!("{first:?} is not a list index"))?;
             if at > list.len() {
-                return Err(format!("the list has {} entries; the next place is {0}", list.len()));
+                return Err(format!("the list has {} entries; the next index is {0}", list.len()));
             }
             if at == list.len() {
                 list.push(Value::Null);
             }
             place(&mut list[at], rest, value)
         }
-        _ => Err(format!("{first:?} is below something that is neither a list nor a mapping")),
+        _ => Err(format!("the parent of {first:?} is neither a list nor a mapping")),
     }
 }
 
-/// What changes when a file does, also when it is replaced as a ConfigMap is.
+/// Identifies the version of a file, including one replaced through a symlink as in a ConfigMap.
 pub(crate) fn stamp(file: &Path) -> Option<(u64, u64, i64, i64, u64)> {
     let found = fs::metadata(file).ok()?;
     Some((found.dev(), found.ino(), found.mtime(), found.mtime_nsec(), found.size()))

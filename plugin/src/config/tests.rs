@@ -36,13 +36,13 @@ fn refused(text: &str, path: &str, said: &str) {
 }
 
 #[test]
-fn nothing_is_enough() {
+fn empty_configuration_is_valid() {
     let config = load("", &[]).unwrap();
     assert_eq!(Config { host_root: PathBuf::from("/"), ..config }, Config::default());
 }
 
 #[test]
-fn the_file_and_then_the_settings() {
+fn overrides_take_precedence_over_the_file() {
     let file = "shm: {unit: 128Mi, budget: 2Gi}\npools:\n- {name: a, gid: 60001}\n";
     let config = load(
         file,
@@ -56,30 +56,34 @@ fn the_file_and_then_the_settings() {
 }
 
 #[test]
-fn each_bad_input_is_named() {
-    refused("domain: kubernetes.io", "domain", "Kubernetes' own");
-    refused("pools: [{name: a/b}]", "pools[a/b].name", "no name for a resource");
-    refused("pools: [{name: shm}]", "pools[shm].name", "taken by shmesh.io/shm");
-    refused("pools: [{name: a}, {name: a}]", "pools[a]", "two pools have this name");
+fn each_invalid_value_is_reported() {
+    refused("domain: kubernetes.io", "domain", "reserved by Kubernetes");
+    refused("pools: [{name: a/b}]", "pools[a/b].name", "not a valid resource name");
+    refused("pools: [{name: shm}]", "pools[shm].name", "reserved for shmesh.io/shm");
+    refused("pools: [{name: a}, {name: a}]", "pools[a]", "duplicate pool name");
     refused("shm: {unit: 0}", "shm.unit", "page size");
     refused("shm: {unit: 4097}", "shm.unit", "page size, 4096");
     refused("shm: {budget: 17Gi}", "shm.budget", "more than the node's memory");
     refused("shm: {budget: 1Mi}", "shm.budget", "less than one unit");
     refused("shm: {unit: 4Ki}", "shm.unit", "raise it to");
-    refused("pools: [{name: a, attachments: 4000000}]", "pools[a].attachments", "the kubelet reads 4194304");
-    refused("identity: {attachments: 4000000}", "identity.attachments", "the kubelet reads 4194304");
+    refused(
+        "pools: [{name: a, attachments: 4000000}]",
+        "pools[a].attachments",
+        "the kubelet accepts 4194304",
+    );
+    refused("identity: {attachments: 4000000}", "identity.attachments", "the kubelet accepts 4194304");
     refused("cdi: {enabled: false}", "shm.budget", "enable_cdi = true");
     refused(
         "shm: {budget: 0}\ncdi: {enabled: false}\npools: [{name: a, gid: 60001}]",
         "pools[a].gid",
         "remove one of the two",
     );
-    refused("pools: [{name: a, gid: 60001}, {name: b, gid: 60001}]", "pools[b].gid", "that of pool a");
+    refused("pools: [{name: a, gid: 60001}, {name: b, gid: 60001}]", "pools[b].gid", "group of pool a");
     refused("pools: [{name: a, gid: 70001, userNamespaces: mixed}]", "pools[a].gid", "65535");
-    refused("pools: [{name: a, gid: 0}]", "pools[a].gid", "nobody's own");
+    refused("pools: [{name: a, gid: 0}]", "pools[a].gid", "reserved");
     refused("pools: [{name: a, directory: /run/x}]", "pools[a].directory", "breaks the node");
     refused("pools: [{name: a}, {name: b, directory: /dev/shm/shmesh/a/b}]", "pools[b].directory", "pool a");
-    refused("pools: [{name: a, mountPath: /proc/x}]", "pools[a].mountPath", "runtime's");
+    refused("pools: [{name: a, mountPath: /proc/x}]", "pools[a].mountPath", "container runtime");
     refused("pools: [{name: a, healthCommand: [true.sh]}]", "pools[a].healthCommand", "absolute");
     refused("gpuIpc: {slotsPerDevice: 2000}", "gpuIpc.slotsPerDevice", "1024");
     refused("sweep: {intervalSeconds: 0}", "sweep.intervalSeconds", "between 1 and");
@@ -95,7 +99,7 @@ fn each_bad_input_is_named() {
 }
 
 #[test]
-fn more_slots_than_a_message_can_carry() {
+fn slots_beyond_the_message_limit_are_rejected() {
     let (dir, limits) = node();
     let gpus: Vec<_> = (0..100).map(|at| format!("{{uuid: GPU-{at:036}}}")).collect();
     fs::write(dir.path().join("fake.yaml"), format!("gpus: [{}]\n", gpus.join(", "))).unwrap();
@@ -107,7 +111,7 @@ fn more_slots_than_a_message_can_carry() {
     load("gpuIpc.slotsPerDevice=500").unwrap();
     let problems = load("gpuIpc.slotsPerDevice=1000").unwrap_err().0;
     assert_eq!((problems.len(), problems[0].path.as_str()), (1, "gpuIpc.slotsPerDevice"));
-    assert!(problems[0].what.contains("the kubelet reads 4194304; write "), "{}", problems[0]);
+    assert!(problems[0].what.contains("the kubelet accepts 4194304; write "), "{}", problems[0]);
     let (_, most) = problems[0].what.rsplit_once("write ").unwrap();
     let most: u32 = most.split(' ').next().unwrap().parse().unwrap();
     load(&format!("gpuIpc.slotsPerDevice={most}")).unwrap();
@@ -115,7 +119,7 @@ fn more_slots_than_a_message_can_carry() {
 }
 
 #[test]
-fn where_nothing_can_be_made_is_named() {
+fn unwritable_directory_is_reported() {
     let (dir, limits) = node();
     fs::write(dir.path().join("file"), "").unwrap();
     let settings = [
@@ -132,7 +136,7 @@ fn where_nothing_can_be_made_is_named() {
 }
 
 #[test]
-fn all_problems_at_once_also_when_one_hides_another() {
+fn all_problems_are_reported_together() {
     let text = "shm: {unit: 64MB, budget: 99999Gi}\npools:\n- {name: a, giid: 5, attachments: -1}\n- {attachments: 3}\n\
                 - {name: c, gid: 0}\nregistration: legacy\nhealth: 5\nkubelet: {registration: both}\n";
     let found = problems(text, &["shm.numa=1", "shm.numa=2"]);
@@ -140,14 +144,14 @@ fn all_problems_at_once_also_when_one_hides_another() {
         "shm.unit: \"64MB\" is not a number of bytes",
         "shm.budget: 99999Gi is more than",
         "shm.numa: set twice",
-        "shm.numa: 1 is no boolean",
-        "pools[0].giid: is no key; here are:",
+        "shm.numa: 1 is not a valid boolean",
+        "pools[0].giid: is not a known key; known keys:",
         "pools[0].attachments: -1 is less than 0",
-        "pools[1]: has no name",
-        "pools[c].gid: 0 is nobody's own",
-        "registration: is no key",
-        "health: 5 is no object",
-        "kubelet.registration: \"both\" is none of: legacy, pluginsRegistry",
+        "pools[1]: the key name is missing",
+        "pools[c].gid: 0 is reserved",
+        "registration: is not a known key",
+        "health: 5 is not a valid object",
+        "kubelet.registration: \"both\" is not one of: legacy, pluginsRegistry",
     ] {
         assert!(found.iter().any(|problem| problem.contains(part)), "{part} is in {found:#?}");
     }
@@ -155,7 +159,7 @@ fn all_problems_at_once_also_when_one_hides_another() {
 }
 
 #[test]
-fn a_file_that_is_none_is_named() {
+fn invalid_file_is_reported_by_name() {
     for (text, part) in [("a: [", "config.yaml"), ("- a", "must be a mapping"), ("7", "must be a mapping")] {
         let found = problems(text, &[]);
         assert!(found.len() == 1 && found[0].contains(part), "{found:?}");
@@ -169,10 +173,10 @@ fn a_file_that_is_none_is_named() {
 }
 
 #[test]
-fn the_schema_says_what_the_form_is() {
+fn schema_matches_the_types() {
     let schema = schema();
     let schema = schema.as_value();
-    // What `shape` understands; a new word of the schema would be a rule that nobody checks.
+    // The keywords that `shape` supports; it would not check a new one.
     let known = [
         "$schema",
         "$defs",
@@ -227,7 +231,7 @@ fn the_schema_says_what_the_form_is() {
 }
 
 #[test]
-fn groups_made_from_names_never_change() {
+fn default_gids_are_stable() {
     assert_eq!((default_gid("fronthaul"), default_gid("a")), (default_gid("fronthaul"), default_gid("a")));
     for name in ["fronthaul", "a", "b", ""] {
         assert!((60_000..65_000).contains(&default_gid(name)));

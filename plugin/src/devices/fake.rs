@@ -1,4 +1,4 @@
-//! A list of devices in place of what the node has, for tests and demonstrations.
+//! A device list from a file instead of the real devices, for tests and demonstrations.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,25 +22,25 @@ struct Device {
     uuid: String,
     #[serde(default)]
     numa_node: Option<u32>,
-    /// Whatever exists while the device is well.
+    /// The device is healthy while this file exists.
     #[serde(default)]
     file: Option<PathBuf>,
 }
 
-/// Reads the list.
+/// Reads the device list from `file`.
 pub(crate) fn read(file: &Path) -> Result<Vec<Accelerator>, String> {
     let named = file.display();
     let text = fs::read_to_string(file).map_err(|error| format!("{named} cannot be read: {error}"))?;
     let inventory: Inventory = serde_saphyr::from_str(&text).map_err(|error| {
         let shown = shmesh::config::show_yaml_error(&named.to_string(), &text, &error);
-        format!("{named} is no inventory: {shown}")
+        format!("{named} is not a valid inventory: {shown}")
     })?;
     let of = |kind| move |Device { uuid: id, numa_node: numa, file }| Accelerator { kind, id, file, numa };
     let gpus = inventory.gpus.into_iter().map(of(AcceleratorKind::Gpu));
     let all: Vec<_> = gpus.chain(inventory.npus.into_iter().map(of(AcceleratorKind::Npu))).collect();
     for (at, one) in all.iter().enumerate() {
         if one.id.is_empty() || all[..at].iter().any(|other| (other.kind, &other.id) == (one.kind, &one.id)) {
-            return Err(format!("{named} has an empty or a second uuid {:?}", one.id));
+            return Err(format!("{named} has an empty or duplicate uuid {:?}", one.id));
         }
     }
     Ok(all)

@@ -1,4 +1,4 @@
-//! GPUs, as the driver lists them: `/proc/driver/nvidia/gpus/<bus address>/information`.
+//! GPUs listed by the NVIDIA driver in `/proc/driver/nvidia/gpus/<bus address>/information`.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn describe(kernel: &Path, address: &str, text: &str) -> Option<Accelerator> {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
         line.map(str::trim).filter(|value| !value.is_empty())
     };
-    // The driver says so of a device that has fallen off the bus.
+    // The driver prints `?` for a device that has fallen off the bus.
     let uuid = field("GPU UUID").filter(|uuid| !uuid.contains('?'))?;
     let minor: u32 = field("Device Minor")?.parse().ok()?;
     Some(Accelerator {

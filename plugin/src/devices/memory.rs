@@ -1,24 +1,23 @@
-//! Memory and NUMA nodes.
+//! Memory and NUMA nodes of the machine.
 
 use std::fs;
 use std::path::Path;
 
 use super::names;
 
-/// A NUMA node.
+/// A NUMA node with memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Numa {
     pub(crate) id: u32,
-    /// Of memory.
     pub(crate) bytes: u64,
 }
 
-/// Bytes of memory of the node; none if the kernel does not say.
+/// Returns the memory of the node in bytes, or `None` if the kernel does not report it.
 pub(crate) fn memory(kernel: &Path) -> Option<u64> {
     total(&fs::read_to_string(kernel.join("proc/meminfo")).ok()?)
 }
 
-/// The NUMA nodes that have memory, in order.
+/// Returns the NUMA nodes that have memory, in order.
 pub(crate) fn numa(kernel: &Path) -> Vec<Numa> {
     let dir = kernel.join("sys/devices/system/node");
     let node = |name: String| {
@@ -31,7 +30,7 @@ pub(crate) fn numa(kernel: &Path) -> Vec<Numa> {
     nodes
 }
 
-/// `MemTotal:   16384 kB`, also behind `Node 0`.
+/// Parses the line `MemTotal:   16384 kB`, with or without the prefix `Node 0`.
 fn total(meminfo: &str) -> Option<u64> {
     let (_, rest) = meminfo.split_once("MemTotal:")?;
     let kib: u64 = rest.split_whitespace().next()?.parse().ok()?;

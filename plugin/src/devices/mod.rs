@@ -1,13 +1,14 @@
-//! What the node has: memory, NUMA nodes, GPUs and NPUs. Read from directory trees, so that tests can make them.
+//! Hardware of the node: memory, NUMA nodes, GPUs and NPUs. Read from directory trees, so that tests can fake
+//! them.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `mod.rs` | accelerators, from the node or from a file |
+//! | `mod.rs` | accelerators, real or from a file |
 //! | `memory.rs` | memory and NUMA nodes |
-//! | `gpu.rs` | GPUs by `/proc/driver/nvidia` |
-//! | `npu.rs` | NPUs by `/dev/davinci*` |
+//! | `gpu.rs` | GPUs from `/proc/driver/nvidia` |
+//! | `npu.rs` | NPUs from `/dev/davinci*` |
 //! | `pci.rs` | PCI devices in sysfs |
-//! | `fake.rs` | a list of devices in place of what the node has |
+//! | `fake.rs` | a device list instead of real devices |
 
 pub(crate) mod fake;
 mod gpu;
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use memory::{Numa, memory, numa};
 
-/// Which kind of accelerator.
+/// The kind of an accelerator.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum AcceleratorKind {
     Gpu,
@@ -30,7 +31,7 @@ pub(crate) enum AcceleratorKind {
 }
 
 impl AcceleratorKind {
-    /// Its resource, after the `/`.
+    /// Returns the resource name after the `/`.
     pub(crate) fn resource(self) -> &'static str {
         match self {
             Self::Gpu => "gpu-ipc",
@@ -38,7 +39,7 @@ impl AcceleratorKind {
         }
     }
 
-    /// The variable that tells a container which devices it shares.
+    /// Returns the environment variable with the devices of a container.
     pub(crate) fn variable(self) -> &'static str {
         match self {
             Self::Gpu => "SHMESH_GPU_UUIDS",
@@ -47,42 +48,42 @@ impl AcceleratorKind {
     }
 }
 
-/// A GPU or NPU.
+/// A GPU or an NPU of the node.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Accelerator {
     pub(crate) kind: AcceleratorKind,
-    /// What it is called by everybody: its UUID, or where it is on the bus.
+    /// UUID, or PCI address if the device has none.
     pub(crate) id: String,
-    /// Its device file on the node, without which it does not work.
+    /// Device file on the node, without which the device is unhealthy.
     pub(crate) file: Option<PathBuf>,
-    /// Where it is, if known.
+    /// NUMA node, if known.
     pub(crate) numa: Option<u32>,
 }
 
-/// Where the node is seen.
+/// Directories through which the node is visible.
 #[derive(Clone, Debug)]
 pub(crate) struct Roots {
-    /// Its root directory: for `/dev`.
+    /// Root directory of the node, for `/dev`.
     pub(crate) host: PathBuf,
-    /// Where `/proc` and `/sys` are; the same in every container.
+    /// Parent of `/proc` and `/sys`, which are the same in every container.
     pub(crate) kernel: PathBuf,
 }
 
 impl Roots {
-    /// For a node whose root is seen at `host`.
+    /// Returns the directories for a node whose root is mounted at `host`.
     pub(crate) fn new(host: &Path) -> Self {
         Self { host: host.to_owned(), kernel: "/".into() }
     }
 }
 
-/// All accelerators, in a lasting order.
+/// Returns all accelerators in a stable order.
 pub(crate) fn accelerators(roots: &Roots) -> Vec<Accelerator> {
     let mut found = gpu::find(roots);
     found.extend(npu::find(roots));
     found
 }
 
-/// Every device that was ever there. One that is gone stays known, since containers may have it.
+/// All devices ever seen. A removed device stays listed, because containers may still hold it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeviceInventory {
     all: Vec<Accelerator>,
@@ -90,20 +91,21 @@ pub(crate) struct DeviceInventory {
 }
 
 impl DeviceInventory {
-    /// In a lasting order.
+    /// Returns all devices in a stable order.
     pub(crate) fn all(&self) -> &[Accelerator] {
         &self.all
     }
 
-    /// Whether the last look did not find it, whatever its file says: a GPU that has fallen off the bus has one.
+    /// Whether the last scan did not find the device. A GPU that fell off the bus still has its device file.
     pub(crate) fn is_gone(&self, one: &Accelerator) -> bool {
         self.gone.iter().any(|(kind, id)| (*kind, id) == (one.kind, &one.id))
     }
 
-    /// What is there now.
+    /// Updates the inventory with the devices of a scan.
     pub(crate) fn found(&mut self, mut found: Vec<Accelerator>) {
         for one in &mut found {
-            // What an NPU is called depends on the others; its file does not. Of two names both would be handed out.
+            // The id of an NPU depends on the other NPUs, its device file does not. Two ids for one device
+            // would allocate it twice.
             let same = |known: &&Accelerator| {
                 one.kind == AcceleratorKind::Npu
                     && known.kind == AcceleratorKind::Npu
@@ -124,7 +126,7 @@ impl DeviceInventory {
     }
 }
 
-/// The names in a directory, in order; none if there is no such directory.
+/// Returns the entries of a directory in order, or none if it does not exist.
 fn names(dir: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let mut names: Vec<_> =

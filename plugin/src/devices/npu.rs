@@ -1,11 +1,11 @@
-//! NPUs: `/dev/davinci<number>`. The driver says in no file where they are; if the bus has as many as there are files, they
-//! are taken to be in the same order.
+//! NPUs with a device file `/dev/davinci<number>`. The driver does not report their PCI addresses; if there
+//! are as many files as devices on the bus, both are assumed to have the same order.
 
 use super::{Accelerator, AcceleratorKind, Roots, names, pci};
 
-/// Huawei's number among the vendors of PCI.
+/// PCI vendor id of Huawei.
 const VENDOR: &str = "0x19e5";
-/// The class of processing accelerators.
+/// PCI class of processing accelerators.
 const CLASS: &str = "0x1200";
 
 pub(super) fn find(roots: &Roots) -> Vec<Accelerator> {

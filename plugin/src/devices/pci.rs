@@ -7,12 +7,12 @@ use super::names;
 
 const DEVICES: &str = "sys/bus/pci/devices";
 
-/// The NUMA node that a device is close to; none if it is -1, as in most virtual machines.
+/// Returns the NUMA node of a device, or `None` for -1, as in most virtual machines.
 pub(super) fn numa(kernel: &Path, address: &str) -> Option<u32> {
     fs::read_to_string(kernel.join(DEVICES).join(address).join("numa_node")).ok()?.trim().parse().ok()
 }
 
-/// Addresses of a vendor's devices whose class begins so, in order.
+/// Returns the sorted addresses of a vendor's devices with this class prefix.
 pub(super) fn addresses(kernel: &Path, vendor: &str, class: &str) -> Vec<String> {
     let dir = kernel.join(DEVICES);
     let says = |address: &str, file: &str, prefix: &str| {

@@ -21,7 +21,7 @@ const GPU0: &str = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 40\nGPU UUID: \t GPU-0a
                     Bus Location: \t 0000:3B:00.0\nDevice Minor: \t 3\n";
 
 #[test]
-fn gpus_by_the_driver() {
+fn gpus_are_found_by_the_driver() {
     let dir = tree(&[
         ("proc/driver/nvidia/gpus/0000:3B:00.0/information", GPU0),
         (
@@ -41,7 +41,7 @@ fn gpus_by_the_driver() {
 }
 
 #[test]
-fn npus_by_their_files_and_the_bus() {
+fn npus_are_found_by_device_files_and_pci() {
     let files = [
         ("dev/davinci10", ""),
         ("dev/davinci2", ""),
@@ -65,7 +65,7 @@ fn npus_by_their_files_and_the_bus() {
 }
 
 #[test]
-fn a_node_without_devices_has_none() {
+fn node_without_devices_has_no_accelerators() {
     assert_eq!(accelerators(&roots(&tree(&[]))), []);
 }
 
@@ -84,7 +84,7 @@ fn memory_and_numa_nodes() {
 }
 
 #[test]
-fn a_list_of_devices_and_what_is_none() {
+fn device_lists_are_validated() {
     let dir = tree(&[(
         "fake.yaml",
         "gpus: [{uuid: GPU-1, numaNode: 1}, {uuid: GPU-2, file: /dev/x}]\nnpus: [{uuid: n}]\n",
@@ -98,7 +98,7 @@ fn a_list_of_devices_and_what_is_none() {
 }
 
 #[test]
-fn a_device_that_is_gone_stays_known_and_comes_back_once() {
+fn removed_device_stays_known_and_returns_once() {
     let gpu = |id: &str| Accelerator { kind: AcceleratorKind::Gpu, id: id.into(), file: None, numa: None };
     let mut known = DeviceInventory::default();
     known.found(vec![gpu("a"), gpu("b")]);
@@ -112,7 +112,7 @@ fn a_device_that_is_gone_stays_known_and_comes_back_once() {
 }
 
 #[test]
-fn an_npu_is_not_handed_out_under_two_names() {
+fn npu_has_one_stable_id() {
     let files = [
         ("dev/davinci0", ""),
         ("dev/davinci1", ""),
@@ -126,7 +126,7 @@ fn an_npu_is_not_handed_out_under_two_names() {
     known.found(accelerators(&roots(&dir)));
     let before = known.all().to_vec();
     assert_eq!(before.len(), 2);
-    // One falls off the bus, and who is where cannot be told any more.
+    // One device falls off the bus, so the addresses of the others become ambiguous.
     fs::remove_dir_all(dir.path().join("sys/bus/pci/devices/0000:81:00.0")).unwrap();
     known.found(accelerators(&roots(&dir)));
     assert_eq!(known.all(), before);

@@ -1,4 +1,4 @@
-//! Who is connected, and how much of the service each client may take.
+//! Connected clients and their resource limits.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -10,18 +10,18 @@ use tracing::warn;
 
 use super::limits::{MAX_CLOSINGS, MAX_CLOSINGS_PER_CLIENT, MAX_CONNECTIONS_PER_CLIENT};
 
-/// A client: everything in one pod is one.
+/// Identifies a client for limits: all processes of a pod are one client.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum ClientKey {
-    /// A pod, by its uid.
+    /// A pod with this uid.
     Pod(String),
     /// A process outside any pod, by id and start time.
     Process(i32, u64),
-    /// One that cannot be identified: all of them share.
+    /// All processes that cannot be identified.
     Unknown,
 }
 
-/// All clients.
+/// All clients and the shared limits.
 #[derive(Debug)]
 pub(crate) struct Clients(Rc<Shared>);
 
@@ -31,7 +31,7 @@ struct Shared {
     open: Cell<usize>,
     max: usize,
     close_permits: Arc<Semaphore>,
-    turned_away: Arc<Semaphore>,
+    refused_closes: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -41,30 +41,30 @@ struct Client {
 }
 
 impl Clients {
-    /// With room for so many connections.
+    /// Creates the limits, with at most `max` connections.
     pub(crate) fn new(max: usize) -> Self {
-        let [close_permits, turned_away] = [(); 2].map(|()| Arc::new(Semaphore::new(MAX_CLOSINGS)));
+        let [close_permits, refused_closes] = [(); 2].map(|()| Arc::new(Semaphore::new(MAX_CLOSINGS)));
         Self(Rc::new(Shared {
             by_key: RefCell::default(),
             open: Cell::new(0),
             max,
             close_permits,
-            turned_away,
+            refused_closes,
         }))
     }
 
-    /// Connections now.
+    /// Returns the number of open connections.
     pub(crate) fn open(&self) -> usize {
         self.0.open.get()
     }
 
-    /// Leave to close a connection for which there is no permit; none when too many of those are being closed.
-    pub(crate) fn turned_away(&self) -> Option<ClosePermit> {
-        let one = Arc::clone(&self.0.turned_away).try_acquire_owned().ok()?;
+    /// Returns a permit to close a refused connection, or `None` at the limit.
+    pub(crate) fn close_refused(&self) -> Option<ClosePermit> {
+        let one = Arc::clone(&self.0.refused_closes).try_acquire_owned().ok()?;
         Some(ClosePermit { _permits: [Some(one), None] })
     }
 
-    /// One more connection of `who`, who comes back if there is no room.
+    /// Returns a permit for one more connection of `who`, or `who` itself at a limit.
     pub(crate) fn permit(&self, who: ClientKey) -> Result<ConnectionPermit, ClientKey> {
         if self.open() >= self.0.max {
             return Err(who);
@@ -83,7 +83,7 @@ impl Clients {
     }
 }
 
-/// The place of one connection, given back when dropped.
+/// The permit for one connection, returned when dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionPermit {
     all: Rc<Shared>,
@@ -92,14 +92,14 @@ pub(crate) struct ConnectionPermit {
 }
 
 impl ConnectionPermit {
-    /// Whose it is.
+    /// Returns the client that holds the permit.
     pub(crate) fn who(&self) -> &ClientKey {
         &self.who
     }
 
-    /// Waits until something may be received that has to be closed again.
+    /// Waits until received descriptors may be closed.
     pub(crate) async fn closing(&self) -> ClosePermit {
-        // Never closed, so never refused; and without a permit nothing is worse than with one.
+        // The semaphores are never closed, so acquiring cannot fail.
         let one = Arc::clone(&self.client.close_permits).acquire_owned().await;
         let all = Arc::clone(&self.all.close_permits).acquire_owned().await;
         ClosePermit { _permits: [one.ok(), all.ok()] }
@@ -111,22 +111,22 @@ impl Drop for ConnectionPermit {
         self.all.open.set(self.all.open.get() - 1);
         let left = self.client.connections.get() - 1;
         self.client.connections.set(left);
-        // Somebody whose descriptors still wait to be closed is remembered: connecting anew is no way around the limit.
+        // A client with pending closes is remembered, so that reconnecting does not reset its limit.
         if left == 0 && self.client.close_permits.available_permits() == MAX_CLOSINGS_PER_CLIENT {
             self.all.by_key.borrow_mut().remove(&self.who);
         }
     }
 }
 
-/// Leave to close foreign descriptors.
+/// The permit to close received descriptors.
 #[derive(Debug)]
 pub(crate) struct ClosePermit {
     _permits: [Option<OwnedSemaphorePermit>; 2],
 }
 
 impl ClosePermit {
-    /// Closes descriptors of which nobody knows how long that takes: a socket that lingers, a file of a client's own file
-    /// system. So not in the thread that serves.
+    /// Closes descriptors in a separate thread, because the client controls how long that takes: a lingering
+    /// socket, or a file on its own FUSE file system.
     pub(crate) fn close<T: Send + 'static>(self, fds: Vec<T>) {
         if fds.is_empty() {
             return;
@@ -137,8 +137,8 @@ impl ClosePermit {
                 drop(self);
             });
         if let Err(error) = closing {
-            // They were closed here instead.
-            warn!(%error, "no thread to close descriptors");
+            // The failed spawn dropped the closure, which closed them here.
+            warn!(%error, "cannot start a thread to close descriptors");
         }
     }
 }
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_client_cannot_take_all_places() {
+    fn one_client_cannot_take_all_connections() {
         let clients = Clients::new(100);
         let ours = ClientKey::Pod("u".into());
         let permits: Vec<_> =
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_all_places() {
+    fn connections_are_limited_in_total() {
         let clients = Clients::new(2);
         let _seats = [
             clients.permit(ClientKey::Process(1, 1)).unwrap(),

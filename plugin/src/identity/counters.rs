@@ -1,39 +1,39 @@
-//! What was done and what was refused, in numbers.
+//! Counters of answered and refused questions.
 
 use std::cell::Cell;
 
-/// One number for each way that things go.
+/// One counter per outcome.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Connections taken.
+    /// Connections that were accepted.
     pub(crate) connections: Cell<u64>,
-    /// Connections refused: too many of all or of one client.
+    /// Connections refused at the total or per-client limit.
     pub(crate) connections_refused: Cell<u64>,
-    /// Times that there was no descriptor for a connection or for what came with a question.
+    /// Failures because no file descriptor was free.
     pub(crate) exhausted: Cell<u64>,
     /// Questions answered with an identity.
     pub(crate) identified: Cell<u64>,
-    /// Questions that were none.
+    /// Questions that could not be parsed.
     pub(crate) bad_questions: Cell<u64>,
-    /// Questions with the wrong descriptor.
+    /// Questions with a wrong descriptor.
     pub(crate) bad_descriptors: Cell<u64>,
-    /// Processes that had ended.
+    /// Questions about processes that had exited.
     pub(crate) gone: Cell<u64>,
-    /// Processes of which the service sees no number.
+    /// Questions about processes in other pid namespaces.
     pub(crate) out_of_sight: Cell<u64>,
     /// Questions that could not be answered.
     pub(crate) unavailable: Cell<u64>,
-    /// Clients let go because they did not take their answer, or did not ask.
+    /// Connections closed because the client was idle or did not read its answer.
     pub(crate) too_slow: Cell<u64>,
 }
 
 impl Counters {
-    /// One more.
+    /// Adds one to a counter.
     pub(crate) fn add(counter: &Cell<u64>) {
         counter.set(counter.get().wrapping_add(1));
     }
 
-    /// Sum of all: whether anything happened.
+    /// Returns the sum of all counters, to detect activity.
     pub(crate) fn all(&self) -> u64 {
         [
             &self.connections,
@@ -51,7 +51,7 @@ impl Counters {
         .fold(0, |sum, counter| sum.wrapping_add(counter.get()))
     }
 
-    /// A line in the log.
+    /// Logs all counters in one line.
     pub(crate) fn log(&self, open: usize, when: &'static str) {
         tracing::info!(
             open,

@@ -1,15 +1,15 @@
-//! The node's identity service: who is at the other end of that socket?
+//! The identity service of the node: identifies the process at the other end of a socket.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `limits.rs` | every limit, by name |
-//! | `socket.rs` | the socket with a name, and packets with descriptors |
-//! | `clients.rs` | who is connected, and how much of the service each may take |
+//! | `limits.rs` | all limits |
+//! | `socket.rs` | the listening socket |
+//! | `clients.rs` | connected clients and their limits |
 //! | `service.rs` | connections, questions and answers |
-//! | `process.rs` | from a pidfd to an identity with its pod; the kernel's part is `lib/sys` |
-//! | `cgroup.rs` | from a cgroup path to pod and container |
-//! | `pods.rs` | who knows the pods |
-//! | `count.rs` | what was done and what was refused |
+//! | `process.rs` | maps a pidfd to an identity with pod; the kernel calls are in `lib/sys` |
+//! | `cgroup.rs` | maps a cgroup path to a pod and container |
+//! | `pods.rs` | sources of pod names |
+//! | `counters.rs` | counters of outcomes |
 
 mod cgroup;
 mod clients;
@@ -48,7 +48,7 @@ pub(crate) fn serve(args: &Identity) -> Result<(), RunError> {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         tokio::task::LocalSet::new().block_on(&runtime, async {
-            // Before anybody can connect: from then on a signal is an end in order.
+            // Installed before listening, so that a signal always causes an orderly shutdown.
             let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
             let stop = async move {
                 tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
@@ -59,17 +59,19 @@ pub(crate) fn serve(args: &Identity) -> Result<(), RunError> {
     run().map_err(RunError::Failed)
 }
 
-/// Whether a service answers.
+/// Tests whether a service answers on the socket.
 pub(crate) fn check(args: &Identity) -> Result<(), RunError> {
     let named = args.socket.display();
     match shmesh_sys::socket::answers(&args.socket) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(RunError::Failed(anyhow::anyhow!("nobody answers on {named}"))),
-        Err(error) => Err(RunError::Failed(anyhow::Error::new(error).context(format!("cannot try {named}")))),
+        Ok(false) => Err(RunError::Failed(anyhow::anyhow!("no service answers on {named}"))),
+        Err(error) => {
+            Err(RunError::Failed(anyhow::Error::new(error).context(format!("cannot connect to {named}"))))
+        }
     }
 }
 
-/// A service that has looked around and may listen.
+/// A service that is configured and not yet listening.
 #[derive(Debug)]
 pub(crate) struct IdentityService {
     args: Identity,
@@ -77,7 +79,7 @@ pub(crate) struct IdentityService {
 }
 
 impl IdentityService {
-    /// Looks around: whether this is a place to identify processes.
+    /// Checks the environment and loads the file of pods.
     pub(crate) fn new(args: &Identity) -> Result<Self, RunError> {
         check_environment(args.require_initial_pid_namespace).map_err(RunError::Environment)?;
         let pods = load(args.pods.as_deref()).map_err(RunError::Config)?;
@@ -95,7 +97,7 @@ impl IdentityService {
         Ok(Self { args: args.clone(), service })
     }
 
-    /// Listens. From then on who connects waits for [`BoundService::run`].
+    /// Starts listening. Clients that connect before [`BoundService::run`] are queued.
     pub(crate) fn listen(self) -> anyhow::Result<BoundService> {
         let hup = signal(SignalKind::hangup())?;
         let listener = socket::Listener::bind(&self.args.socket, self.args.socket_mode.0)?;
@@ -104,7 +106,7 @@ impl IdentityService {
     }
 }
 
-/// A service that is listened for.
+/// A service that listens on its socket.
 #[derive(Debug)]
 pub(crate) struct BoundService {
     hup: Signal,
@@ -114,7 +116,7 @@ pub(crate) struct BoundService {
 }
 
 impl BoundService {
-    /// Serves until `stop`, in a `LocalSet`.
+    /// Serves until `stop`. Must run in a `LocalSet`.
     pub(crate) async fn run(self, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
         let reloads = tokio::task::spawn_local(reload(self.hup, self.pods, Rc::clone(&self.service)));
         let outcome = self.service.run(self.listener, stop).await;
@@ -123,18 +125,18 @@ impl BoundService {
     }
 }
 
-/// Says in the log where the service is, and refuses where it could only guess.
+/// Logs the namespaces, and fails in an environment where identities would be wrong.
 fn check_environment(must_be_initial: bool) -> anyhow::Result<()> {
-    let ours = Namespaces::own().context("cannot look at /proc/self/ns")?;
+    let ours = Namespaces::own().context("cannot read /proc/self/ns")?;
     let is_initial = ours.is_initial_pid();
     let own = shmesh_sys::identify::own_start_time().context("cannot read /proc/self/stat")?;
-    anyhow::ensure!(own.is_some(), "/proc is of another pid namespace: its numbers are not ours");
+    anyhow::ensure!(own.is_some(), "/proc belongs to another pid namespace: mount the /proc of this one");
     info!(
         pid_namespace = ours.pid,
         initial_pid_namespace = is_initial,
         cgroup_namespace = ours.cgroup,
         initial_cgroup_namespace = ours.is_initial_cgroup(),
-        "process ids are those of this pid namespace"
+        "identifying processes in this pid namespace"
     );
     anyhow::ensure!(
         is_initial || !must_be_initial,
@@ -147,12 +149,12 @@ fn check_environment(must_be_initial: bool) -> anyhow::Result<()> {
 
 fn load(path: Option<&Path>) -> anyhow::Result<Rc<dyn Pods>> {
     let Some(path) = path else {
-        warn!("no source of pods: pods will have a uid, but no name, and are not confirmed");
+        warn!("no file of pods: pods have a uid but no name, and are not confirmed");
         return Ok(Rc::new(NoPods));
     };
     let pods = PodFile::load(path)?;
     let (pods_known, containers) = pods.counts();
-    info!(file = %path.display(), pods = pods_known, containers, "pods read");
+    info!(file = %path.display(), pods = pods_known, containers, "file of pods loaded");
     Ok(Rc::new(pods))
 }
 
@@ -162,12 +164,15 @@ async fn reload<P>(mut hup: Signal, path: Option<std::path::PathBuf>, service: R
             Ok(pods) => {
                 service.pods.replace(pods);
             }
-            Err(error) => error!(error = format!("{error:#}"), "the pods stay what they were"),
+            Err(error) => error!(
+                error = format!("{error:#}"),
+                "cannot reload the file of pods; keeping the previous one"
+            ),
         }
     }
 }
 
-/// Raises the limit of descriptors as far as it goes, and tells for how many connections that is enough.
+/// Raises the limit of open files and returns the number of connections it allows.
 fn descriptors() -> anyhow::Result<usize> {
     let OpenFiles { soft, hard } = rlimit::open_files()?;
     let wanted = (RESERVED_FDS + MAX_CONNECTIONS) as u64;
@@ -178,10 +183,10 @@ fn descriptors() -> anyhow::Result<usize> {
     let room = usize::try_from(limit)?.saturating_sub(RESERVED_FDS);
     anyhow::ensure!(
         room > 0,
-        "a limit of {limit} descriptors leaves none for connections: {RESERVED_FDS} are needed"
+        "the limit of {limit} open files leaves none for connections: {RESERVED_FDS} are reserved"
     );
     if room < MAX_CONNECTIONS {
-        warn!(limit, connections = room, "few descriptors: fewer connections than there could be");
+        warn!(limit, connections = room, "the limit of open files reduces the number of connections");
     }
     Ok(room.min(MAX_CONNECTIONS))
 }

@@ -1,4 +1,4 @@
-//! Who knows the pods of this node.
+//! Sources of pod names for the identity service.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,14 +12,14 @@ use thiserror::Error;
 
 use super::limits::{MAX_CONTAINERS, MAX_PODS_BYTES};
 
-/// A source of pods. It answers from memory: one that watches something keeps what it saw.
+/// A source of pod names. Lookups must not block.
 pub(crate) trait Pods: std::fmt::Debug {
-    /// The pod with this uid and the container in it. `confirmed` is set if both are known; a pod whose container is not
-    /// known (yet) comes without the container's name and unconfirmed. Without a uid the container alone decides.
+    /// Finds a pod by uid and container id. `confirmed` is set if both are known; for an unknown container
+    /// the result has no container name and is unconfirmed. Without a uid, the container id alone decides.
     fn find(&self, uid: Option<&str>, container_id: &str) -> Option<Pod>;
 }
 
-/// Nobody knows: pods have a uid and a container id, and are not confirmed.
+/// No source: pods have a uid and a container id and are unconfirmed.
 #[derive(Debug)]
 pub(crate) struct NoPods;
 
@@ -29,30 +29,30 @@ impl Pods for NoPods {
     }
 }
 
-/// Pods from a file, for tests and for nodes whose pods never change.
+/// Pods from a file, for tests and static nodes.
 #[derive(Debug, Default)]
 pub(crate) struct PodFile {
     by_uid: HashMap<String, Pod>,
     by_container: HashMap<String, Pod>,
 }
 
-/// A file of pods is not usable.
+/// Why a file of pods was rejected.
 #[derive(Debug, Error)]
 pub(crate) enum PodsError {
-    /// It cannot be read.
-    #[error("cannot read the pods in {0}")]
+    /// The file cannot be read.
+    #[error("cannot read the file of pods {0}")]
     Read(PathBuf, #[source] std::io::Error),
-    /// It is longer than any such file.
-    #[error("the pods in {0} are more than {MAX_PODS_BYTES} bytes")]
+    /// The file exceeds the size limit.
+    #[error("the file of pods {0} has more than {MAX_PODS_BYTES} bytes")]
     TooLong(PathBuf),
-    /// It says something else.
-    #[error("{0} is no file of pods: {1}")]
+    /// The file is not valid YAML or lacks keys.
+    #[error("{0} is not a valid file of pods: {1}")]
     Parse(PathBuf, String),
-    /// It has more containers than any node.
+    /// The file exceeds the limit of containers.
     #[error("{0} has more than {MAX_CONTAINERS} containers")]
     TooMany(PathBuf),
-    /// A pod or container is named twice, or not at all.
-    #[error("{0} has an empty or a second {1:?}")]
+    /// A uid or container id is empty or duplicate.
+    #[error("{0} has an empty or duplicate id {1:?}")]
     Ambiguous(PathBuf, String),
 }
 
@@ -82,7 +82,7 @@ struct Container {
 }
 
 impl PodFile {
-    /// Reads `path`: YAML, and so JSON too.
+    /// Loads a file in YAML or JSON.
     pub(crate) fn load(path: &Path) -> Result<Self, PodsError> {
         let read = |error| PodsError::Read(path.to_owned(), error);
         let mut text = String::new();
@@ -106,7 +106,7 @@ impl PodFile {
         for Entry { uid, namespace, name, service_account, containers } in document.pods {
             let pod = Pod { uid: uid.clone(), namespace, name, service_account, ..Pod::default() };
             for Container { name, id } in containers {
-                // As the API has it, `containerd://<id>`, or bare.
+                // Accepts `containerd://<id>`, as in the API, and bare ids.
                 let id = id.rsplit_once("://").map_or(id.as_str(), |(_, id)| id).to_owned();
                 let container =
                     Pod { container: name, container_id: id.clone(), confirmed: true, ..pod.clone() };
@@ -121,7 +121,7 @@ impl PodFile {
         Ok(pods)
     }
 
-    /// How many pods and containers.
+    /// Returns the number of pods and containers.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.by_uid.len(), self.by_container.len())
     }
@@ -156,7 +156,7 @@ pods:
     }
 
     #[test]
-    fn a_container_is_confirmed_and_a_pod_alone_is_not() {
+    fn known_container_is_confirmed_and_pod_alone_is_not() {
         let pods = load(YAML).unwrap();
         let uid = Some("9a5f0e5c-7d6b-4c1e-8f3a-2b6d1c0e4f57");
         let phy = pods.find(uid, "abc").unwrap();
@@ -170,13 +170,13 @@ pods:
     }
 
     #[test]
-    fn json_is_read_too() {
+    fn json_is_accepted() {
         let pods = load(r#"{"pods": [{"uid": "u", "namespace": "n", "name": "p"}]}"#).unwrap();
         assert_eq!(pods.counts(), (1, 0));
     }
 
     #[test]
-    fn what_is_wrong_is_refused() {
+    fn invalid_files_are_rejected() {
         assert!(matches!(load("pods: [{uid: u, namespace: n, name: p, x: 1}]"), Err(PodsError::Parse(..))));
         assert!(matches!(load(&YAML.replace("def", "abc")), Err(PodsError::Ambiguous(..))));
         assert!(matches!(

@@ -1,4 +1,4 @@
-//! From a pidfd to an identity with its pod.
+//! Maps a pidfd to an identity with its pod.
 
 use shmesh_proto::identity::{PeerIdentity, Pod, Unknown};
 use shmesh_sys::identify;
@@ -9,17 +9,18 @@ use tracing::{debug, warn};
 use super::cgroup::Roots;
 use super::pods::Pods;
 
-/// Tells who processes are.
+/// Identifies processes and their pods.
 #[derive(Debug)]
 pub(crate) struct Resolver<P> {
-    /// Where facts come from.
+    /// Source of `/proc` files.
     pub(crate) proc: P,
-    /// What comes before this cluster's pods.
+    /// Cgroup prefix of this cluster's pods.
     pub(crate) roots: Roots,
 }
 
 impl<P: Proc> Resolver<P> {
-    /// Who it is. A process that started after `latest_start` (if that is not 0) is not the one that is meant.
+    /// Identifies the process of a pidfd. Fails if it started after `latest_start` (unless 0), because then
+    /// the pid was reused.
     pub(crate) fn identify(
         &self,
         pidfd: &Pidfd,
@@ -28,23 +29,23 @@ impl<P: Proc> Resolver<P> {
     ) -> Result<PeerIdentity, Unknown> {
         let peer = identify::identify(&self.proc, pidfd, |cgroup| self.pod(cgroup, pods))?;
         if latest_start != 0 && peer.start_time > latest_start {
-            debug!(tgid = peer.bare_tgid, "started after the connection was made: not who connected");
+            debug!(tgid = peer.bare_tgid, "process started after the connection: the pid was reused");
             return Err(Unknown::Gone);
         }
         Ok(peer)
     }
 
     fn pod(&self, cgroup: &str, pods: &dyn Pods) -> Option<Pod> {
-        let container = self.roots.container(cgroup).inspect_err(|why| debug!(?why, "no pod")).ok()?;
+        let container = self.roots.container(cgroup).inspect_err(|why| debug!(?why, "not in a pod")).ok()?;
         let known = pods.find(container.pod_uid.as_deref(), &container.container_id);
         match (known, container.pod_uid) {
             (Some(known), Some(uid)) if known.uid != uid => {
-                warn!(uid, known.uid, "the source of pods has this container in another pod: not believed");
+                warn!(uid, known.uid, "the file of pods has this container in another pod; ignoring it");
                 Some(Pod { uid, container_id: container.container_id, ..Pod::default() })
             }
             (Some(known), _) => Some(Pod { container_id: container.container_id, ..known }),
             (None, Some(uid)) => Some(Pod { uid, container_id: container.container_id, ..Pod::default() }),
-            // Only a container is known, and nobody knows whose it is.
+            // Without a pod uid and a source, the pod is unknown.
             (None, None) => None,
         }
     }

@@ -1,7 +1,8 @@
-//! Connections, questions and answers.
+//! Connections, questions and answers of the identity service.
 //!
-//! One thread, one task per connection, one question of a connection at a time. Nothing on the way to an answer waits for
-//! anybody but the kernel; what may wait for a client (sending, closing what it sent) has a limit and hurts only that client.
+//! One thread; one task per connection, which handles one question at a time. Answering waits only for the
+//! kernel. Operations that can wait for a client (sending, closing its descriptors) have a time limit and
+//! affect only that client.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -32,25 +33,25 @@ use super::pods::Pods;
 use super::process::Resolver;
 use super::socket::Listener;
 
-/// The service: who asks, who is asked about, and what is counted.
+/// State of the identity service.
 #[derive(Debug)]
 pub(crate) struct Service<P> {
-    /// Tells who processes are.
+    /// Identifies processes and their pods.
     pub(crate) resolver: Resolver<P>,
-    /// How sockets are asked for their other end.
+    /// How to get a pidfd for the peer of a socket.
     pub(crate) peer_pidfd: PeerPidfd,
-    /// Who knows the pods; replaced while the service runs.
+    /// Source of pod names, replaced on SIGHUP.
     pub(crate) pods: RefCell<Rc<dyn Pods>>,
-    /// Who is connected.
+    /// Connected clients and their limits.
     pub(crate) clients: Clients,
-    /// How long a connection may stay without a question.
+    /// Idle limit of a connection.
     pub(crate) idle: Duration,
-    /// What happened.
+    /// Counters of all outcomes.
     pub(crate) counters: Counters,
 }
 
 impl<P: Proc + 'static> Service<P> {
-    /// Serves until `stop`, then answers what was asked by then.
+    /// Serves until `stop`, then answers pending questions.
     pub(crate) async fn run(
         self: Rc<Self>,
         listener: Listener,
@@ -70,10 +71,10 @@ impl<P: Proc + 'static> Service<P> {
                     self.counters.log(self.clients.open(), "so far");
                 },
                 Some(ended) = tasks.join_next() => if let Err(error) = ended {
-                    error!(%error, "a connection's task failed");
+                    error!(%error, "the task of a connection panicked");
                 },
                 ready = listener.readable() => match ready?.try_io(|listener| listener.get_ref().accept()) {
-                    // Nobody waits any more.
+                    // Spurious readiness: no connection is pending.
                     Err(_) => {}
                     Ok(Ok(fd)) => match self.admit(&fd) {
                         Some(permit) => {
@@ -84,18 +85,18 @@ impl<P: Proc + 'static> Service<P> {
                     Ok(Err(error)) => self.not_accepted(error).await?,
                 },
             }
-            // Many connections may wait; those that are here have their turn too.
+            // Gives existing connections a turn between accepts.
             yield_now().await;
         }
         drop(listener);
         let open = self.clients.open();
         info!(open, "draining");
-        // No receiver: no connection either.
+        // Fails only if no connection is open.
         let _ = stopping.send(true);
         let all_ended = timeout(DRAIN, async { while tasks.join_next().await.is_some() {} }).await;
         match all_ended {
             Ok(()) => self.counters.log(0, "drained"),
-            Err(_) => self.counters.log(self.clients.open(), "not drained in time"),
+            Err(_) => self.counters.log(self.clients.open(), "drain timed out"),
         }
         Ok(())
     }
@@ -103,8 +104,8 @@ impl<P: Proc + 'static> Service<P> {
     async fn not_accepted(&self, error: io::Error) -> io::Result<()> {
         if errno::is_exhausted(&error) {
             Counters::add(&self.counters.exhausted);
-            warn!(%error, "no descriptor for another connection");
-            // It stays ready: without a pause this would be all that we do.
+            warn!(%error, "no free descriptor for another connection");
+            // The listener stays readable, so without a pause this would spin.
             sleep(EXHAUSTED).await;
             return Ok(());
         }
@@ -114,7 +115,7 @@ impl<P: Proc + 'static> Service<P> {
         }
     }
 
-    /// A permit for the connection, if its client may have one more. A client is known by the same means as anybody else.
+    /// Returns a permit for the connection if its client is within the limits.
     fn admit(&self, fd: &OwnedFd) -> Option<ConnectionPermit> {
         let who = Pidfd::of_peer(fd.as_fd(), self.peer_pidfd)
             .and_then(|pidfd| self.resolver.identify(&pidfd, 0, &super::pods::NoPods))
@@ -127,7 +128,7 @@ impl<P: Proc + 'static> Service<P> {
             Ok(_) => Counters::add(&self.counters.connections),
             Err(who) => {
                 Counters::add(&self.counters.connections_refused);
-                debug!(?who, open = self.clients.open(), "connection refused: too many");
+                debug!(?who, open = self.clients.open(), "connection refused at the limit");
             }
         }
         permit.ok()
@@ -135,7 +136,7 @@ impl<P: Proc + 'static> Service<P> {
 
     fn turn_away(&self, fd: OwnedFd) {
         if let Some(unread) = socket::hang_up(fd)
-            && let Some(closing) = self.clients.turned_away()
+            && let Some(closing) = self.clients.close_refused()
         {
             closing.close(vec![unread]);
         }
@@ -146,7 +147,7 @@ impl<P: Proc + 'static> Service<P> {
             return Counters::add(&self.counters.exhausted);
         };
         self.converse(&fd, &permit, stopping).await;
-        // The permit is its client's until all is closed that waits there.
+        // The permit is held until the unread data of the connection is closed.
         if let Some(unread) = socket::hang_up(fd.into_inner()) {
             permit.closing().await.close(vec![unread]);
         }
@@ -168,14 +169,15 @@ impl<P: Proc + 'static> Service<P> {
             match timeout(SEND, sent).await {
                 Ok(Ok(())) if reply.is_last => return,
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => return debug!(%error, "the client has gone"),
+                Ok(Err(error)) => return debug!(%error, "the client disconnected"),
                 Err(_) => return Counters::add(&self.counters.too_slow),
             }
             yield_now().await;
         }
     }
 
-    /// The next packet, and leave to close what comes with it; none when the connection is over.
+    /// Returns the next packet with a permit to close its descriptors, or `None` at the end of the
+    /// connection.
     async fn next(
         &self,
         fd: &AsyncFd<OwnedFd>,
@@ -187,7 +189,7 @@ impl<P: Proc + 'static> Service<P> {
             if !is_last_look {
                 tokio::select! {
                     biased;
-                    // Readiness is remembered from the last packet: that there is another one must be seen.
+                    // Readiness is cached from the last packet, so check that another one exists.
                     ready = fd.async_io(Interest::READABLE, socket::has_packet) => ready.ok()?,
                     _ = stopping.changed() => continue,
                     () = sleep(self.idle) => {
@@ -198,10 +200,11 @@ impl<P: Proc + 'static> Service<P> {
             }
             let Ok(closing) = timeout(SEND, permit.closing()).await else {
                 Counters::add(&self.counters.exhausted);
-                warn!(who = ?permit.who(), "what this client sent does not let itself be closed; it is let go");
+                warn!(who = ?permit.who(), "closing descriptors of this client blocks; disconnecting it");
                 return None;
             };
-            // Nobody else takes from this socket: what was seen is there still. At the end it may be that nothing is.
+            // This task is the only reader, so a packet that was seen is still there. When stopping there may
+            // be none.
             let received = socket::receive_now(fd.get_ref())
                 .inspect_err(|error| debug!(%error, "nothing to receive"))
                 .ok()?;
@@ -216,7 +219,7 @@ impl<P: Proc + 'static> Service<P> {
     fn reply(&self, received: Packet) -> Reply {
         let Packet { bytes, fds, bytes_cut, fds_cut, .. } = received;
         let Some(question) = packet::decode::<Question>(&bytes).ok().filter(|_| !bytes_cut) else {
-            // Whoever speaks another language is told once.
+            // A peer with another protocol gets one answer.
             return self.refusal(0, Unknown::BadQuestion, fds, true);
         };
         let id = question.id;
@@ -243,7 +246,7 @@ impl<P: Proc + 'static> Service<P> {
                 Ok(pidfd) => (Ok(pidfd), Vec::new()),
                 Err((fd, unknown)) => (Err(unknown), vec![fd]),
             },
-            // Ours may be the last descriptor of the socket, and in its queue may be anything.
+            // Ours may be the last descriptor of the socket, and its queue may contain anything.
             Subject::Socket => (Pidfd::of_peer(only.as_fd(), self.peer_pidfd), vec![only]),
             Subject::Number | Subject::Unspecified => (Err(Unknown::BadQuestion), vec![only]),
         };
@@ -259,7 +262,7 @@ impl<P: Proc + 'static> Service<P> {
         }
     }
 
-    /// Who has a number now: enough to tell it from whoever has it later.
+    /// Identifies the process that has a pid now, well enough to detect reuse of the pid.
     fn about(&self, id: u64, bare_tgid: i32) -> Reply {
         let peer = Pidfd::of_number(bare_tgid)
             .and_then(|pidfd| self.resolver.identify(&pidfd, 0, &super::pods::NoPods));
@@ -295,10 +298,10 @@ impl<P: Proc + 'static> Service<P> {
 
 struct Reply {
     answer: Answer,
-    /// To be sent with it.
+    /// Sent together with the answer.
     pidfd: Option<Pidfd>,
-    /// Foreign descriptors still to be closed.
+    /// Received descriptors that must be closed.
     leftovers: Vec<OwnedFd>,
-    /// The client is let go after it.
+    /// Whether the connection is closed after the answer.
     is_last: bool,
 }

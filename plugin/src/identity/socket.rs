@@ -1,4 +1,4 @@
-//! The identity socket: made in place of one that nobody listens on, and taken away.
+//! The listening socket of the identity service, which replaces a stale socket and is removed on drop.
 
 use std::fs;
 use std::io;
@@ -16,52 +16,53 @@ use tokio::io::unix::AsyncFd;
 
 use super::limits::BACKLOG;
 
-/// How long another service may take between its lock and its socket. Who has the lock for longer serves nobody.
+/// How long another service may hold the lock before it listens. A longer holder is ignored.
 const STARTING: Duration = Duration::from_secs(2);
-/// Between two looks at it.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval between attempts to lock.
+const LOCK_RETRY: Duration = Duration::from_millis(20);
 
-/// The socket cannot be made.
+/// Why the socket cannot be created.
 #[derive(Debug, Error)]
 pub(crate) enum ListenError {
-    /// Somebody answers there.
+    /// Another service answers on the socket.
     #[error("another service answers on {0}")]
     Taken(PathBuf),
-    /// It is a file or directory, which is not ours to remove.
-    #[error("{0} exists and is no socket")]
+    /// The path is a file or directory, which must not be removed.
+    #[error("{0} exists and is not a socket")]
     NoSocket(PathBuf),
-    /// The system says no.
+    /// A system call failed.
     #[error("cannot {0} {1}")]
     System(&'static str, PathBuf, #[source] io::Error),
 }
 
-/// A listening socket with a name, which it takes away when dropped.
+/// A listening socket that removes its path when dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
     fd: OwnedFd,
     path: PathBuf,
-    /// Device and inode: by then the name may be another service's.
+    /// Device and inode, to avoid removing another service's socket.
     file: (u64, u64),
-    /// As long as the service lives.
+    /// Held as long as the service lives.
     _lock: Option<Locked>,
 }
 
 impl Listener {
-    /// Listens on `path`. A socket there that nobody listens on any more is replaced.
+    /// Listens on `path`. Replaces a stale socket.
     pub(crate) fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
         let failed = |what, path: &Path| {
             let path = path.to_owned();
             move |error: io::Error| ListenError::System(what, path, error)
         };
         if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).map_err(failed("make the directory", dir))?;
+            fs::create_dir_all(dir).map_err(failed("create the directory", dir))?;
         }
-        // Two that start at once would each find a socket that nobody listens on, and replace it.
+        // Without the lock, two services starting together would both replace the stale socket.
         let lock = locked(path)?;
-        if is_socket(path)? && answers(path).map_err(failed("try", path))? {
+        if is_socket(path)? && answers(path).map_err(failed("connect to", path))? {
             return Err(ListenError::Taken(path.to_owned()));
         }
-        // Made under another name and renamed: whoever sees the name can connect, and with the right mode.
+        // Created under a temporary name, so that clients never see a socket without the right mode or
+        // listener.
         let mut name = path.as_os_str().to_owned();
         name.push(".new");
         let new = PathBuf::from(name);
@@ -78,12 +79,12 @@ impl Listener {
         Ok(Self { fd, path: path.to_owned(), file, _lock: lock })
     }
 
-    /// The next connection, if there is one.
+    /// Accepts the next connection without blocking.
     pub(crate) fn accept(&self) -> io::Result<OwnedFd> {
         accept_nonblocking(&self.fd)
     }
 
-    /// Lets the runtime say when somebody wants to connect.
+    /// Registers the listener with the tokio runtime.
     #[expect(unsafe_code, reason = "tokio cannot see that a descriptor stays what it is")]
     pub(crate) fn watched(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: it is the descriptor of the field `fd`, which is closed with self and never replaced.
@@ -102,13 +103,13 @@ impl Drop for Listener {
         let still_ours =
             fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.file);
         if still_ours && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "the socket's name stays");
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
         }
     }
 }
 
-/// Takes the lock beside the socket. Without it when who has it serves nobody: pods see this directory, and root in one of
-/// them could hold the lock for ever.
+/// Takes the lock file beside the socket. Returns `None` if the holder does not listen within the time limit:
+/// root in a pod that mounts this directory could hold the lock for ever.
 fn locked(path: &Path) -> Result<Option<Locked>, ListenError> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
@@ -123,15 +124,15 @@ fn locked(path: &Path) -> Result<Option<Locked>, ListenError> {
             Err((_, error)) => return Err(failed(error)),
         }
         if is_socket(path)?
-            && answers(path).map_err(|error| ListenError::System("try", path.to_owned(), error))?
+            && answers(path).map_err(|error| ListenError::System("connect to", path.to_owned(), error))?
         {
             return Err(ListenError::Taken(path.to_owned()));
         }
         if Instant::now() >= until {
-            tracing::warn!(lock = %lock.display(), "somebody holds the lock and serves nobody; not waited for");
+            tracing::warn!(lock = %lock.display(), "another process holds the lock but does not listen; ignoring the lock");
             return Ok(None);
         }
-        sleep(LOOK);
+        sleep(LOCK_RETRY);
     }
 }
 
@@ -140,7 +141,7 @@ fn is_socket(path: &Path) -> Result<bool, ListenError> {
         Ok(file) if file.file_type().is_socket() => Ok(true),
         Ok(_) => Err(ListenError::NoSocket(path.to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(ListenError::System("look at", path.to_owned(), error)),
+        Err(error) => Err(ListenError::System("inspect", path.to_owned(), error)),
     }
 }
 
@@ -151,13 +152,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_socket_that_nobody_listens_on_is_replaced() {
+    fn only_stale_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent/agent.sock");
         let first = Listener::bind(&path, 0o666).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
         assert!(matches!(Listener::bind(&path, 0o600), Err(ListenError::Taken(_))));
-        // As after a crash: the name is left behind.
+        // Simulates a crash: the path remains.
         let inode = fs::metadata(&path).unwrap().ino();
         crash(first);
         assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_another_services_by_now_stays() {
+    fn socket_of_another_service_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.sock");
         let old = Listener::bind(&path, 0o666).unwrap();
@@ -182,11 +183,11 @@ mod tests {
     }
 
     #[test]
-    fn of_many_that_start_at_once_one_serves() {
+    fn one_of_several_concurrent_starts_wins() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.sock");
         for _ in 0..20 {
-            // As after a crash: a name that nobody listens on.
+            // Simulates a crash: the path remains without a listener.
             crash(Listener::bind(&path, 0o666).unwrap());
             let barrier = std::sync::Barrier::new(8);
             let outcomes: Vec<_> = std::thread::scope(|scope| {
@@ -208,11 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_serves_nobody_keeps_nobody_away() {
+    fn lock_without_listener_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.sock");
         drop(Listener::bind(&path, 0o666).unwrap());
-        // As root in a pod could, through a mount that is read-only.
+        // As root in a pod could through a read-only mount.
         let held = File::open(dir.path().join("agent.sock.lock")).unwrap();
         held.try_lock_shared().unwrap();
         let _listener = Listener::bind(&path, 0o666).unwrap();
@@ -220,7 +221,7 @@ mod tests {
         drop(held);
     }
 
-    /// Ends a listener without its drop.
+    /// Drops a listener without removing its path.
     fn crash(mut listener: Listener) {
         listener.file = (0, 0);
     }

@@ -1,4 +1,4 @@
-//! Our questions to the kubelet: Register, and which pods have what.
+//! Requests to the kubelet: Register, and the list of pods with their devices.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,9 +15,9 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::resource::allocate::UsageByResource;
 
-/// A kubelet that takes longer to list its pods is asked again later.
+/// Timeout for listing pods.
 const LIST_LIMIT: Duration = Duration::from_secs(5);
-/// What the kubelet's own clients allow a list of pods to be.
+/// Maximum size of a pod list, as in the kubelet's own clients.
 const MAX_LIST: usize = 16 << 20;
 
 async fn connect(socket: &Path) -> Result<Channel> {
@@ -26,43 +26,43 @@ async fn connect(socket: &Path) -> Result<Channel> {
         let path: PathBuf = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    // The name means nothing on a unix socket, but grpc-go wants one that is valid.
+    // A unix socket ignores the name, but grpc-go requires a valid `:authority`.
     let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-    channel.with_context(|| format!("nobody answers on {}", socket.display()))
+    channel.with_context(|| format!("the kubelet does not answer on {}", socket.display()))
 }
 
-/// Tells the kubelet of a resource served at `endpoint`, a file name in its directory.
+/// Registers a resource served at `endpoint`, a file name in the kubelet's directory.
 pub(super) async fn register(socket: PathBuf, endpoint: String, resource_name: String) -> Result<()> {
     let request = RegisterRequest {
         version: API_VERSION.into(),
         endpoint,
         resource_name,
-        // Ignored by the kubelet, which asks for them.
+        // The kubelet ignores this field and calls GetDevicePluginOptions.
         options: Some(options()),
     };
-    RegistrationClient::new(connect(&socket).await?).register(request).await.map_err(said)?;
+    RegistrationClient::new(connect(&socket).await?).register(request).await.map_err(status_error)?;
     Ok(())
 }
 
-/// What the kubelet may ask for besides.
+/// Returns the optional calls that the plugin supports.
 pub(super) fn options() -> DevicePluginOptions {
     DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }
 }
 
-/// Only what the kubelet said; the rest of a status is noise.
-fn said(status: tonic::Status) -> anyhow::Error {
+/// Keeps the code and message of a status, which are the useful parts.
+fn status_error(status: tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{:?}: {}", status.code(), status.message())
 }
 
-/// How many containers hold how many units of each resource.
+/// Returns how many containers and units hold each resource.
 pub(crate) async fn held(socket: &Path) -> Result<UsageByResource> {
     let list = async {
         let mut client =
             PodResourcesListerClient::new(connect(socket).await?).max_decoding_message_size(MAX_LIST);
-        let answer = client.list(ListPodResourcesRequest {}).await.map_err(said)?;
+        let answer = client.list(ListPodResourcesRequest {}).await.map_err(status_error)?;
         Ok(count(&answer.into_inner()))
     };
-    tokio::time::timeout(LIST_LIMIT, list).await.context("the kubelet does not list its pods in time")?
+    tokio::time::timeout(LIST_LIMIT, list).await.context("listing the pods of the kubelet timed out")?
 }
 
 fn count(list: &ListPodResourcesResponse) -> UsageByResource {
@@ -71,7 +71,7 @@ fn count(list: &ListPodResourcesResponse) -> UsageByResource {
         let mut last = "";
         for devices in &container.devices {
             let (containers, units) = held.entry(devices.resource_name.clone()).or_default();
-            // One entry per NUMA node or even per unit, next to each other.
+            // The kubelet lists one entry per NUMA node or unit, adjacent to each other.
             *containers += usize::from(last != devices.resource_name);
             *units += devices.device_ids.len();
             last = &devices.resource_name;

@@ -1,12 +1,12 @@
-//! One resource and the kubelet.
+//! Registration of one resource with the kubelet, and its gRPC service.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `machine.rs` | when to listen, when to register, when to wait; pure |
-//! | `keeper.rs` | does what the machine says |
-//! | `server.rs` | a socket with a name, and what is served there |
-//! | `service.rs` | the kubelet's questions, answered |
-//! | `client.rs` | our questions to the kubelet |
+//! | `state_machine.rs` | when to listen, register and wait; pure |
+//! | `registrar.rs` | executes the actions of the state machine |
+//! | `server.rs` | the plugin's socket and gRPC server |
+//! | `service.rs` | answers requests of the kubelet |
+//! | `client.rs` | requests to the kubelet |
 
 mod client;
 mod registrar;

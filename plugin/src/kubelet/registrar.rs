@@ -1,4 +1,4 @@
-//! Does what the machine says, for one resource.
+//! Keeps one resource registered with the kubelet by executing the actions of the state machine.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -21,18 +21,18 @@ use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::resource::allocate::AllocateSettings;
 
-/// Places in `logs`.
+/// Indexes into the field `logs`.
 const LISTEN_LOG: usize = 0;
 const REGISTER_LOG: usize = 1;
 const FAILURE_LOG: usize = 2;
 
-/// What all resources of a node have in common.
+/// State shared by the registrars of all resources.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeContext {
     pub(crate) mode: Mode,
-    /// Where sockets are made, seen from here.
+    /// Directory of the plugin's sockets, as seen from here.
     pub(crate) sockets: PathBuf,
-    /// The kubelet's socket, seen from here.
+    /// The kubelet's socket, as seen from here.
     pub(crate) kubelet: PathBuf,
     pub(crate) form: Arc<AllocateSettings>,
     pub(crate) allocation_times: Arc<AllocationTimes>,
@@ -40,25 +40,25 @@ pub(crate) struct NodeContext {
     pub(crate) events: Events,
 }
 
-/// Keeps one resource with the kubelet.
+/// Keeps one resource registered with the kubelet.
 #[derive(Debug)]
 pub(crate) struct Registrar {
     node: NodeContext,
     name: String,
     offer: watch::Receiver<ResourceOffer>,
-    /// Set while the kubelet has our list.
+    /// Set while the kubelet has our device list.
     served: watch::Sender<bool>,
     machine: StateMachine,
     began: Instant,
     server: Option<Server>,
     servers: u64,
-    /// Between names of sockets of two starts.
+    /// Milliseconds since 1970, to make socket names of successive starts distinct.
     start: u64,
     endpoint: String,
     event_sender: mpsc::UnboundedSender<(u64, Event)>,
     events: mpsc::UnboundedReceiver<(u64, Event)>,
     attempts: JoinSet<(u64, Result<()>)>,
-    /// What goes wrong again and again, and well in between: each logs a few times.
+    /// Rate limits for repeated successes and failures.
     logs: [LogLimit; 3],
 }
 
@@ -71,7 +71,7 @@ impl Registrar {
         let name = offer.borrow().now.name.clone();
         let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let start = start.as_secs() * 1000 + u64::from(start.subsec_millis());
-        // Nodes start at different times, and resources have different names.
+        // Differs between nodes and resources.
         let seed = name.bytes().fold(start, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
         let (event_sender, events) = mpsc::unbounded_channel();
         Self {
@@ -92,7 +92,7 @@ impl Registrar {
         }
     }
 
-    /// Until `stop`; then the socket is gone.
+    /// Runs until `stop`, then removes the socket.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut polls = interval(POLL_INTERVAL);
         polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -134,7 +134,7 @@ impl Registrar {
     fn handle(&mut self, event: Event) {
         let mut next = Some(event);
         while let Some(event) = next.take() {
-            debug!(resource = self.name, ?event, "happened");
+            debug!(resource = self.name, ?event, "event");
             match self.machine.step(self.began.elapsed(), event) {
                 None => {}
                 Some(Action::Listen) => next = Some(self.listen()),
@@ -144,13 +144,13 @@ impl Registrar {
     }
 
     fn listen(&mut self) -> Event {
-        // The old one first: its streams are over before there is another socket.
+        // The old server's streams must end before another socket exists.
         self.server = None;
         self.servers += 1;
         let resource = self.name.replace('/', "_");
         self.endpoint = match self.node.mode {
             Mode::Register => format!("{resource}.{:x}.{}.sock", self.start, self.servers),
-            // The '@' makes the kubelet's `:authority`, which is this path, one that an HTTP/2 server accepts.
+            // The path is the `:authority` of the kubelet's request; `@` makes it valid for an HTTP/2 server.
             Mode::Discovered => format!("{resource}@reg.sock"),
         };
         let service = DevicePluginService {
@@ -199,7 +199,7 @@ impl Registrar {
             Err(error) => {
                 if let Some(suppressed) = self.logs[FAILURE_LOG].allow(Instant::now().into_std()) {
                     let error = format!("{error:#}");
-                    warn!(resource = self.name, error, suppressed, "not registered; it will be tried again");
+                    warn!(resource = self.name, error, suppressed, "registration failed; retrying");
                 }
                 Event::NotRegistered(number)
             }

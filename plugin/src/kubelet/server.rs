@@ -1,4 +1,4 @@
-//! A socket with a name, and what is served there.
+//! The plugin's socket and its gRPC server.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
@@ -17,20 +17,20 @@ use tokio_util::sync::CancellationToken;
 use super::service::DevicePluginService;
 use super::state_machine::{FileId, Mode};
 
-/// A request names some units twice at most, and a list of all units has 4 MiB.
+/// Twice the size of a full device list, because a request can name each unit twice.
 const MAX_REQUEST: usize = 8 << 20;
-/// What waits for an answer on one connection; the kubelet asks one at a time.
+/// Maximum concurrent requests per connection; the kubelet sends one at a time.
 const MAX_STREAMS: u32 = 64;
-/// How long answers under way may take at the end.
+/// Time limit for pending requests at shutdown.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// Which file lies at a path.
+/// Identifies the socket file at a path.
 pub(super) fn file_id(path: &Path) -> Option<FileId> {
     let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
     Some(FileId { dev: found.dev(), ino: found.ino(), changed: (found.ctime(), found.ctime_nsec()) })
 }
 
-/// A server at a socket. Dropped, it takes the socket away and ends its streams.
+/// A gRPC server on a socket. Dropping it removes the socket and ends its streams.
 #[derive(Debug)]
 pub(super) struct Server {
     path: PathBuf,
@@ -40,7 +40,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves at `path`. Whatever socket lies there is replaced.
+    /// Serves at `path`, replacing any existing socket.
     pub(super) fn start(path: &Path, mode: Mode, service: DevicePluginService) -> io::Result<Self> {
         if file_id(path).is_some() {
             fs::remove_file(path)?;
@@ -51,7 +51,7 @@ impl Server {
             fs::symlink_metadata(path)
         };
         let found = ours().inspect_err(|_| {
-            // The next try has another name, and nobody would take this one away.
+            // A retry uses another name, so nothing else would remove this socket.
             let _ = fs::remove_file(path);
         })?;
         let stop = service.stop.clone();
@@ -65,50 +65,50 @@ impl Server {
         let serving = router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
         let task = tokio::spawn(async move {
             if let Err(error) = serving.await {
-                tracing::warn!(%error, "a socket is served no more");
+                tracing::warn!(%error, "the gRPC server failed");
             }
         });
         Ok(Self { path: path.to_owned(), file: (found.dev(), found.ino()), stop, task })
     }
 
-    /// Whether the socket is there and served.
+    /// Whether the socket exists and is served.
     pub(super) fn is_there(&self) -> bool {
         let same = file_id(&self.path).is_some_and(|file| (file.dev, file.ino) == self.file);
         same && !self.task.is_finished()
     }
 
-    /// Takes the socket away and ends in order.
+    /// Removes the socket and shuts down in order.
     pub(super) async fn end(mut self) {
-        self.take_away();
+        self.remove_socket();
         self.stop.cancel();
-        // What is not answered by then is a connection that says nothing.
+        // A connection that is still open by then is idle.
         let _ = tokio::time::timeout(DRAIN, &mut self.task).await;
     }
 
-    fn take_away(&self) {
+    fn remove_socket(&self) {
         if file_id(&self.path).is_some_and(|file| (file.dev, file.ino) == self.file)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            tracing::warn!(path = %self.path.display(), %error, "the socket's name stays");
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
         }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.take_away();
+        self.remove_socket();
         self.stop.cancel();
     }
 }
 
-/// Keeps a second plugin of the same domain away.
+/// Excludes a second plugin of the same domain.
 #[derive(Debug)]
 pub(crate) struct PluginLock {
     _file: Locked,
 }
 
 impl PluginLock {
-    /// Takes the lock. The kubelet leaves files alone, and no pod sees its directories.
+    /// Takes the lock. The kubelet deletes only sockets, and no pod can see this directory.
     pub(crate) fn take(dir: &Path, domain: &str) -> io::Result<Option<Self>> {
         let path = dir.join(format!(".{domain}.lock"));
         let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
@@ -120,7 +120,7 @@ impl PluginLock {
     }
 }
 
-/// Takes away the sockets that an earlier plugin left behind. Only with the lock: what is there is nobody's.
+/// Removes sockets of an earlier plugin. Requires the lock, so that they are known to be stale.
 pub(crate) fn remove_stale(dir: &Path, domain: &str) -> io::Result<()> {
     let prefix = format!("{domain}_");
     for entry in fs::read_dir(dir)? {
@@ -133,7 +133,7 @@ pub(crate) fn remove_stale(dir: &Path, domain: &str) -> io::Result<()> {
             match fs::remove_file(entry.path()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {
-                    tracing::info!(socket = %entry.path().display(), "left behind by an earlier plugin, removed")
+                    tracing::info!(socket = %entry.path().display(), "removed the stale socket of an earlier plugin")
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The kubelet's questions, answered. Nothing here waits.
+//! The gRPC services that the kubelet calls. No handler blocks.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -24,21 +24,21 @@ use crate::resource::Resource;
 use crate::resource::allocate::{AllocateError, AllocateSettings, MAX_CONTAINERS, answer};
 use crate::resource::preferred::choose;
 
-/// A resource as it is, and as it was before the last change of the configuration: the kubelet may ask for a unit that it
-/// has not yet heard is gone, and a refusal would fail the pod for ever.
+/// The current resource and the one before the last configuration change: the kubelet can still allocate a
+/// unit whose removal it has not seen, and a refusal would fail the pod permanently.
 #[derive(Clone, Debug)]
 pub(crate) struct ResourceOffer {
     pub(crate) now: Arc<Resource>,
     pub(crate) before: Option<Arc<Resource>>,
 }
 
-/// When each resource was last handed out.
+/// Time of the last allocation per resource.
 #[derive(Debug, Default)]
 pub(crate) struct AllocationTimes(Mutex<HashMap<String, Instant>>);
 
 impl AllocationTimes {
     fn map(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
-        // An insertion leaves nothing half done.
+        // An interrupted insertion leaves the map consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -50,22 +50,22 @@ impl AllocationTimes {
         }
     }
 
-    /// When this resource was last handed out by this process.
+    /// Returns the time of the last allocation by this process.
     pub(crate) fn last(&self, resource: &str) -> Option<Instant> {
         self.map().get(resource).copied()
     }
 }
 
-/// What is served at one socket.
+/// The gRPC services at one socket.
 #[derive(Clone, Debug)]
 pub(super) struct DevicePluginService {
     pub(super) offer: watch::Receiver<ResourceOffer>,
     pub(super) form: Arc<AllocateSettings>,
     pub(super) allocation_times: Arc<AllocationTimes>,
     pub(super) metrics: Metrics,
-    /// Of refusals, however many there are.
+    /// Rate limit for refusals.
     pub(super) log: Arc<Mutex<LogLimit>>,
-    /// Where streams are told of, with the number of this server.
+    /// Channel for stream events, tagged with the server's number.
     pub(super) events: mpsc::UnboundedSender<(u64, Event)>,
     pub(super) server: u64,
     pub(super) stop: CancellationToken,
@@ -73,14 +73,14 @@ pub(super) struct DevicePluginService {
 
 impl DevicePluginService {
     fn log_allowed(&self) -> Option<u64> {
-        // Three numbers, none of which depends on another.
+        // The limit is consistent after a panic.
         self.log.lock().unwrap_or_else(PoisonError::into_inner).allow(tokio::time::Instant::now().into_std())
     }
 
     fn refuse(&self, resource: &str, refusal: &AllocateError) -> Status {
         self.metrics.denied(resource, refusal.reason());
         if let Some(suppressed) = self.log_allowed() {
-            tracing::warn!(resource, %refusal, suppressed, "refused");
+            tracing::warn!(resource, %refusal, suppressed, "request refused");
         }
         match refusal {
             AllocateError::Unknown { .. } => Status::not_found(refusal.to_string()),
@@ -89,7 +89,7 @@ impl DevicePluginService {
     }
 }
 
-/// A list as the kubelet reads it.
+/// Converts a resource to a device list for the kubelet.
 fn list(resource: &Resource) -> api::ListAndWatchResponse {
     let topology = |numa: u32| api::TopologyInfo { nodes: vec![api::NumaNode { id: numa.into() }] };
     let devices = resource.units().iter().map(|unit| api::Device {
@@ -100,7 +100,7 @@ fn list(resource: &Resource) -> api::ListAndWatchResponse {
     api::ListAndWatchResponse { devices: devices.collect() }
 }
 
-/// Lists until the kubelet or we have enough; that it is over is told, however it ends.
+/// Streams device lists until the kubelet or the plugin ends; reports the end on drop.
 #[derive(Debug)]
 pub(super) struct DeviceListStream {
     offers: WatchStream<ResourceOffer>,
@@ -125,7 +125,7 @@ impl Stream for DeviceListStream {
 impl Drop for DeviceListStream {
     fn drop(&mut self) {
         self.metrics.stream_ended(&self.resource);
-        // Nobody listens any more at the end of the process.
+        // The receiver is gone when the process exits.
         let _ = self.events.send((self.server, Event::StreamEnded));
     }
 }
@@ -208,7 +208,7 @@ impl DevicePlugin for DevicePluginService {
         &self,
         _: Request<api::PreStartContainerRequest>,
     ) -> Result<Response<api::PreStartContainerResponse>, Status> {
-        // Not asked for in the options, and nothing to be done.
+        // Not announced in the options, and nothing to do.
         Ok(Response::new(api::PreStartContainerResponse {}))
     }
 }
@@ -222,7 +222,7 @@ impl watcher::registration_server::Registration for DevicePluginService {
         Ok(Response::new(watcher::PluginInfo {
             r#type: DEVICE_PLUGIN_TYPE.into(),
             name: self.offer.borrow().now.name.clone(),
-            // The socket that this was asked at, under whatever path the kubelet has for it.
+            // Empty means the socket of this request, whatever path the kubelet uses.
             endpoint: String::new(),
             supported_versions: vec![API_VERSION.into()],
         }))
@@ -240,8 +240,13 @@ impl watcher::registration_server::Registration for DevicePluginService {
         if status.plugin_registered {
             tracing::info!(resource, suppressed, "registered");
         } else {
-            // The kubelet tries again by itself.
-            tracing::warn!(resource, error = status.error, suppressed, "not registered");
+            // The kubelet retries by itself.
+            tracing::warn!(
+                resource,
+                error = status.error,
+                suppressed,
+                "the kubelet rejected the registration"
+            );
         }
         answer
     }

@@ -1,39 +1,39 @@
-//! When to listen, when to register, when to wait. No clock, no socket, no kubelet: what happened goes in, what to do comes
-//! out, so that thousands of days can be tried in a second.
+//! Decides when to listen, register and wait. It has no clock, socket or kubelet: events go in, actions come
+//! out, so tests can simulate thousands of days per second.
 //!
-//! The rules:
+//! Rules:
 //!
-//! 1. Our socket is gone: listen again, under a new name. A kubelet deletes all sockets when it starts.
-//! 2. The kubelet's socket is another one, or is there at last: register at once.
-//! 3. All `ListAndWatch` streams have ended while we live: register again after a short while that differs by chance. Up to
-//!    1.36 a kubelet drops the new registration when the old stream ends, and nobody else would notice.
-//! 4. Registered, and no stream comes: register again.
-//! 5. Never register while a stream of this kubelet is open: two at once are what makes the race.
-//! 6. What fails is tried again, ever less often, and never less often than [`MAX_BACKOFF`].
+//! 1. Our socket disappeared: listen again under a new name. A starting kubelet deletes all sockets.
+//! 2. The kubelet's socket changed or appeared: register at once.
+//! 3. All `ListAndWatch` streams ended: register again after a short random delay. Up to version 1.36 a
+//!    kubelet drops a new registration when the old stream ends, and does not report it.
+//! 4. Registered, but no stream was opened: register again.
+//! 5. Never register while a stream of this kubelet is open, because two registrations cause that race.
+//! 6. Retry failures with a growing delay up to [`MAX_BACKOFF`].
 //!
-//! Where the kubelet finds us (`pluginsRegistry`), to listen again under the same name stands for registering.
+//! In discovery mode (`pluginsRegistry`), listening again under the same name replaces registering.
 
 use std::time::Duration;
 
-/// A moment, after the machine was made.
+/// Time since the creation of the state machine.
 pub(crate) type Moment = Duration;
 
-/// Between two looks at the sockets.
+/// Interval for polling the sockets.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The least that is waited after a stream has ended: the kubelet is then still forgetting us.
+/// Minimum delay after a stream ended, while the kubelet still drops our registration.
 const MIN_BACKOFF: Duration = Duration::from_millis(200);
-/// The most that is waited, but for chance.
+/// Maximum delay, before jitter.
 pub(crate) const MAX_BACKOFF: Duration = Duration::from_millis(1_500);
-/// The most where the kubelet finds us: it looks once a second.
+/// Maximum delay in discovery mode, in which the kubelet polls once a second.
 const MAX_DISCOVERY_BACKOFF: Duration = Duration::from_secs(10);
-/// How long after a registration the stream may take. The kubelet opens it at once.
+/// Timeout for the stream after a registration; the kubelet opens it immediately.
 const STREAM_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// How long a registration may take: the kubelet itself waits ten seconds for us.
+/// Timeout of a registration; the kubelet itself waits ten seconds for us.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(12);
-/// A stream that lived so long was a good one.
+/// A stream that lived this long resets the backoff.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// Which file a socket is. Inode numbers are used again, times of change are not.
+/// Identity of a socket file. Inode numbers are reused, change times are not.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct FileId {
     pub(crate) dev: u64,
@@ -41,74 +41,74 @@ pub(crate) struct FileId {
     pub(crate) changed: (i64, i64),
 }
 
-/// Who begins.
+/// Whether we register or the kubelet discovers us.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
-    /// We register.
+    /// We register at the kubelet's socket.
     Register,
-    /// The kubelet finds us.
+    /// The kubelet discovers our socket.
     Discovered,
 }
 
-/// What happened.
+/// Input of the state machine.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Event {
-    /// A look at the sockets: the kubelet's, and whether ours is still there.
+    /// The sockets were polled: the kubelet's socket, and whether ours still exists.
     Polled { kubelet: Option<FileId>, ours: bool },
-    /// We listen (again). All streams of before are over.
+    /// We listen on a new socket; all previous streams are closed.
     Listening,
-    /// We cannot listen.
+    /// Listening on a socket failed.
     NotListening,
-    /// The attempt of this number went well.
+    /// The registration attempt with this number succeeded.
     Registered(u64),
-    /// The attempt of this number did not.
+    /// The registration attempt with this number failed.
     NotRegistered(u64),
-    /// A `ListAndWatch` stream began.
+    /// A `ListAndWatch` stream was opened.
     StreamBegan,
-    /// One ended.
+    /// A `ListAndWatch` stream was closed.
     StreamEnded,
 }
 
-/// What to do.
+/// Output of the state machine.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Action {
-    /// Listen, instead of where we listened before.
+    /// Listen on a new socket instead of the current one.
     Listen,
-    /// Register; this is the attempt's number. An earlier attempt that goes on counts no more.
+    /// Register, with the number of the attempt. Earlier attempts become irrelevant.
     Register(u64),
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum ListenState {
     Closed,
-    /// Told to listen, and not heard of yet.
+    /// Listening was requested and not yet confirmed.
     Opening,
     Open,
 }
 
-/// See the module.
+/// Registration state of one resource; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct StateMachine {
     mode: Mode,
     listening: ListenState,
     kubelet: Option<FileId>,
-    /// Which kubelet we are registered with, as far as we know.
+    /// The kubelet with which we are registered, as far as known.
     registered: Option<FileId>,
-    /// The attempt under way, when it began, and with whom.
+    /// Number, start and kubelet of the pending attempt.
     attempt: Option<(u64, Moment, FileId)>,
     attempts: u64,
     streams: u32,
     stream_began: Moment,
-    /// Not before then.
+    /// Earliest time of the next action.
     next: Moment,
-    /// In a row.
+    /// Consecutive failures, for the backoff.
     failures: u32,
-    /// Where chance comes from: a state of its own, so that a seed says it all.
+    /// State of the random generator, so that a seed determines everything.
     rng_state: u64,
 }
 
 impl StateMachine {
-    /// A machine that listens first. `seed` should differ between nodes.
+    /// Creates a state machine that first listens. `seed` should differ between nodes.
     pub(crate) fn new(mode: Mode, seed: u64) -> Self {
         Self {
             mode,
@@ -125,19 +125,19 @@ impl StateMachine {
         }
     }
 
-    /// Whether the kubelet has our list.
+    /// Whether the kubelet has our device list.
     pub(crate) fn is_served(&self) -> bool {
         self.streams > 0
     }
 
-    /// When to look, if nothing happens before; a look is made every [`POLL_INTERVAL`] besides.
+    /// Returns when to poll next if no event occurs; [`POLL_INTERVAL`] applies in addition.
     pub(crate) fn wake(&self, now: Moment) -> Option<Moment> {
         let given_up = self.attempt.map(|(_, began, _)| began + REGISTER_TIMEOUT);
         let next = (self.next > now).then_some(self.next);
         given_up.into_iter().chain(next).min()
     }
 
-    /// What follows from what happened.
+    /// Processes an event and returns the action to take.
     pub(crate) fn step(&mut self, now: Moment, event: Event) -> Option<Action> {
         match event {
             Event::Polled { kubelet, ours } => self.polled(now, kubelet, ours),
@@ -146,7 +146,7 @@ impl StateMachine {
                 let were = std::mem::take(&mut self.streams);
                 self.registered = None;
                 match self.mode {
-                    // The kubelet should see the old stream end before it hears of the new socket.
+                    // The kubelet should see the old stream end before it sees the new socket.
                     Mode::Register if were > 0 => self.next = now + self.with_jitter(MIN_BACKOFF),
                     Mode::Register => {}
                     Mode::Discovered => {
@@ -199,7 +199,7 @@ impl StateMachine {
         if kubelet != self.kubelet {
             self.kubelet = kubelet;
             self.failures = 0;
-            // One that asks a kubelet that is gone counts no more.
+            // A pending attempt went to the old kubelet.
             self.attempt = None;
             if self.mode == Mode::Register {
                 self.next = now;
@@ -261,7 +261,7 @@ impl StateMachine {
         self.next = now + self.with_jitter(wait);
     }
 
-    /// So long, and up to a third more: not every node at once.
+    /// Adds up to a third of random delay, so that nodes do not act in lockstep.
     fn with_jitter(&mut self, wait: Duration) -> Duration {
         // SplitMix64.
         self.rng_state = self.rng_state.wrapping_add(0x9e37_79b9_7f4a_7c15);

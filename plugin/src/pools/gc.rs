@@ -1,14 +1,15 @@
-//! Taking away what dead pods left in a pool: nobody is charged for its memory any more.
+//! Garbage collection of a pool: removes files of dead pods, whose memory is charged to no cgroup.
 //!
-//! A file does not say whose it is, and any pod that has the pool may use it. So a pool is emptied when nobody has had it for
-//! a while: no container by the kubelet's list, and none just let in, who is not on the list yet.
+//! A file does not record its owner, and every pod with the pool can use it. A pool is therefore emptied only
+//! after it was unused for a grace period: no container has it according to the kubelet's list, and none was
+//! allocated recently, which the list may lack.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::tree::Remover;
 
-/// How long a pool has been nobody's.
+/// Measures how long a pool has been unused.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IdleTimer<T> {
     since: Option<T>,
@@ -21,7 +22,7 @@ impl<T> Default for IdleTimer<T> {
 }
 
 impl<T: Copy + Ord + std::ops::Sub<T, Output = Duration>> IdleTimer<T> {
-    /// One look at the kubelet's list. Whether the pool may be emptied.
+    /// Updates the timer with the kubelet's list. Returns whether the pool can be emptied.
     pub(crate) fn poll(&mut self, now: T, is_held: bool, last_allocated: Option<T>, grace: Duration) -> bool {
         if is_held {
             self.since = None;
@@ -32,13 +33,13 @@ impl<T: Copy + Ord + std::ops::Sub<T, Output = Duration>> IdleTimer<T> {
         now >= since && now - since >= grace
     }
 
-    /// The kubelet did not say.
+    /// Resets the timer because the kubelet's list is unavailable.
     pub(crate) fn unknown(&mut self) {
         self.since = None;
     }
 }
 
-/// What was taken away.
+/// The files that a sweep removed.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct SweepReport {
     pub(crate) files: u64,
@@ -46,14 +47,14 @@ pub(crate) struct SweepReport {
     pub(crate) failures: u64,
 }
 
-/// Empties a pool of what is older than `before`, as long as `goes_on`.
+/// Removes everything older than `before`, while `goes_on` returns true.
 pub(crate) fn sweep(directory: &Path, before: SystemTime, goes_on: impl Fn() -> bool) -> SweepReport {
     let since = |moment: SystemTime| moment.duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = since(before).as_secs();
     let Ok(mut remover) = Remover::new(directory, since(SystemTime::now()).as_nanos(), goes_on) else {
         return SweepReport::default();
     };
-    // Of the entry itself: a link is taken away, not followed.
+    // The change time of the entry itself: links are removed, not followed.
     let swept = remover.run(|found| !u64::try_from(found.changed).is_ok_and(|changed| changed >= seconds));
     let failures = remover.failures + u64::from(swept.is_err());
     SweepReport { files: remover.gone.files, bytes: remover.gone.bytes, failures }

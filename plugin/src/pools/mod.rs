@@ -1,10 +1,10 @@
-//! The directories of pools on the node.
+//! Directories of pools on the node.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `directory.rs` | making one, and looking at what it holds |
-//! | `tree.rs` | going through one, whatever pods put there |
-//! | `sweep.rs` | taking away what dead pods left |
+//! | `directory.rs` | creates a directory and measures its use |
+//! | `tree.rs` | walks a directory with hostile contents |
+//! | `gc.rs` | garbage collection of unused pools |
 
 mod directory;
 mod gc;

@@ -10,13 +10,13 @@ fn mode(path: &std::path::Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
-/// Group that whoever runs the tests may give files to.
+/// A group to which this user can give files.
 fn own_gid() -> u32 {
     nix::unistd::getegid().as_raw()
 }
 
 #[test]
-fn made_and_made_right_again() {
+fn pool_directory_is_created_and_corrected() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("shmesh/a");
     prepare(&pool, own_gid(), true).unwrap();
@@ -30,7 +30,7 @@ fn made_and_made_right_again() {
 }
 
 #[test]
-fn a_link_in_its_place_is_not_followed() {
+fn symlink_as_pool_directory_is_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let (victim, pool) = (dir.path().join("victim"), dir.path().join("a"));
     fs::create_dir(&victim).unwrap();
@@ -44,7 +44,7 @@ fn a_link_in_its_place_is_not_followed() {
 }
 
 #[test]
-fn what_others_own_is_refused() {
+fn directory_of_another_user_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("b/a");
     prepare(&pool, own_gid(), true).unwrap();
@@ -53,7 +53,7 @@ fn what_others_own_is_refused() {
     directory::own(&opened, 0o3770, Some(own_gid()), uid).unwrap();
     let error = directory::own(&opened, 0o3770, Some(own_gid()), uid + 1).unwrap_err();
     assert!(error.to_string().contains("belongs to uid"), "{error:#}");
-    // Whoever may write above could put another directory there.
+    // A user with write permission on the parent could replace the directory.
     let above = dir.path().join("b");
     fs::set_permissions(&above, fs::Permissions::from_mode(0o777)).unwrap();
     let error = format!("{:#}", prepare(&pool, own_gid(), true).unwrap_err());
@@ -63,7 +63,7 @@ fn what_others_own_is_refused() {
 }
 
 #[test]
-fn everything_old_goes_and_nothing_outside() {
+fn sweep_removes_old_entries_and_nothing_outside() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("a");
     fs::create_dir_all(pool.join("sub/sub")).unwrap();
@@ -76,7 +76,7 @@ fn everything_old_goes_and_nothing_outside() {
 
     let hour = Duration::from_secs(3600);
     assert_eq!(sweep(&pool, SystemTime::now() - hour, || true).files, 0, "all is new");
-    assert_eq!(sweep(&pool, SystemTime::now() + hour, || false).files, 0, "somebody came");
+    assert_eq!(sweep(&pool, SystemTime::now() + hour, || false).files, 0, "a pod was let in");
     let swept = sweep(&pool, SystemTime::now() + hour, || true);
     assert_eq!((swept.files, swept.bytes, swept.failures), (files, bytes, 0));
     assert_eq!(used(&pool), (0, 0));
@@ -98,7 +98,7 @@ fn deep(top: &std::path::Path, levels: usize) {
 }
 
 #[test]
-fn directories_of_any_depth_take_neither_stack_nor_descriptors() {
+fn deep_directories_use_bounded_stack_and_descriptors() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let pool = dir.path().join("a");
     fs::create_dir_all(pool.join("wide")).unwrap();
@@ -133,7 +133,7 @@ fn fds() -> usize {
 }
 
 #[test]
-fn what_is_no_file_goes_without_being_opened() {
+fn special_files_are_removed_without_opening() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("a");
     fs::create_dir_all(dir.path().join("outside/sub")).unwrap();
@@ -164,7 +164,7 @@ fn what_is_no_file_goes_without_being_opened() {
 }
 
 #[test]
-fn a_pool_that_is_a_link_is_neither_counted_nor_emptied() {
+fn symlinked_pool_is_neither_counted_nor_emptied() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("victim")).unwrap();
     fs::write(dir.path().join("victim/precious"), "x").unwrap();
@@ -175,9 +175,9 @@ fn a_pool_that_is_a_link_is_neither_counted_nor_emptied() {
     assert!(dir.path().join("victim/precious").exists());
 }
 
-/// Somebody who still has a directory open swaps it for a link to elsewhere, again and again, while it is swept.
+/// During a sweep, another process repeatedly replaces a directory by a link to the outside.
 #[test]
-fn a_link_put_there_meanwhile_is_not_followed() {
+fn concurrent_symlink_is_not_followed() {
     use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let (pool, outside) = (dir.path().join("a"), dir.path().join("outside"));
@@ -210,9 +210,9 @@ fn a_link_put_there_meanwhile_is_not_followed() {
 }
 
 proptest! {
-    /// Never emptied unless, for the whole grace before, every list was empty and nobody was let in.
+    /// A pool is emptied only if it was unlisted and unallocated for the whole grace period.
     #[test]
-    fn emptied_only_after_a_whole_grace(
+    fn pool_is_emptied_only_after_the_grace_period(
         looks in proptest::collection::vec((1..20_u64, 0..4_u8), 1..60),
         grace in 1..60_u64,
     ) {

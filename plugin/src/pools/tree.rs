@@ -1,6 +1,6 @@
-//! Going through a pool's directory. A pod can put anything there: links, names of one file, a million files, directories
-//! deeper than a stack, and all of it changes while we look. So everything goes by descriptor, no link is followed, nothing is
-//! opened but directories, and what is needed has a bound: a few descriptors, a flat stack.
+//! Walks the directory of a pool with hostile contents: links, hard links, millions of files, deep
+//! directories, concurrent changes. All access is by descriptor; links are not followed; only directories are
+//! opened; the number of descriptors and the stack depth are bounded.
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
@@ -9,14 +9,14 @@ use std::path::Path;
 use shmesh_sys::dir::{self, Entry, look_at, names, open_at, remove_dir_at, remove_file_at, rename_at};
 use shmesh_sys::errno::Errno;
 
-/// Deeper directories are not counted: links are made of files.
+/// Deeper directories are not counted.
 const MAX_DEPTH: u32 = 16;
-/// Entries that one look counts, or one sweep takes away.
+/// Maximum number of entries that one count or one sweep visits.
 const MAX_ENTRIES: u64 = 1 << 20;
-/// What a directory that is moved up is called.
+/// Name prefix of directories that are moved to the top to be emptied.
 const MOVED: &str = ".shmesh-swept";
 
-/// Files and directories, and the bytes that they take.
+/// Number of files and directories, and their size.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Sum {
     pub(super) files: u64,
@@ -24,25 +24,25 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    /// It is there. A file takes its bytes once, however many names it has.
+    /// Counts an entry. A file with several names counts its bytes once in total.
     fn add(&mut self, found: &Entry) {
         self.files += 1;
         self.bytes += found.bytes / names_of(found);
     }
 
-    /// It is gone, and its bytes with its last name.
+    /// Counts a removed entry. Its bytes are freed with its last name.
     fn add_gone(&mut self, found: &Entry) {
         self.files += 1;
         self.bytes += if names_of(found) == 1 { found.bytes } else { 0 };
     }
 }
 
-/// A directory has more names than one: its own, and "." and "..".
+/// A directory always has several links: its name, `.` and `..` of its children.
 fn names_of(found: &Entry) -> u64 {
     if found.is_dir { 1 } else { found.names.max(1) }
 }
 
-/// What is in it, but for what is very deep or very much.
+/// Counts the contents of a directory up to the limits.
 pub(super) fn count(directory: &Path) -> Sum {
     let mut sum = Sum::default();
     if let Ok(top) = dir::open(directory) {
@@ -66,13 +66,13 @@ fn count_below(directory: &OwnedFd, depth: u32, sum: &mut Sum) {
     });
 }
 
-/// Takes things away from a directory.
+/// Removes old entries from a directory tree.
 pub(super) struct Remover<F> {
     top: OwnedFd,
     device: u64,
     goes_on: F,
     seen: u64,
-    /// Directories that were moved up, and how many of them were dealt with.
+    /// Directories moved to the top, and how many of them are done.
     moved: u64,
     emptied: u64,
     stamp: u128,
@@ -81,7 +81,7 @@ pub(super) struct Remover<F> {
 }
 
 impl<F: Fn() -> bool> Remover<F> {
-    /// `stamp` makes names that nobody else has.
+    /// Opens the directory. `stamp` makes the names of moved directories unique.
     pub(super) fn new(directory: &Path, stamp: u128, goes_on: F) -> Result<Self, Errno> {
         let top = dir::open(directory)?;
         let device = dir::look(&top)?.device;
@@ -89,7 +89,7 @@ impl<F: Fn() -> bool> Remover<F> {
         Ok(Self { top, device, goes_on, seen: 0, moved: 0, emptied: 0, stamp, gone, failures })
     }
 
-    /// Takes away everything of which `is_old` holds.
+    /// Removes every entry for which `is_old` returns true.
     pub(super) fn run(&mut self, is_old: impl Fn(&Entry) -> bool) -> Result<(), Errno> {
         let top = self.top.try_clone().map_err(|_| Errno::EMFILE)?;
         names(&top, |name| {
@@ -102,7 +102,7 @@ impl<F: Fn() -> bool> Remover<F> {
                         self.empty(name);
                         self.empty_moved();
                     } else {
-                        self.take(&top, name);
+                        self.remove(&top, name);
                     }
                 }
                 _ => {}
@@ -118,7 +118,7 @@ impl<F: Fn() -> bool> Remover<F> {
     }
 
     fn name(&self, number: u64) -> std::ffi::CString {
-        // It has no nul.
+        // The formatted name contains no NUL.
         std::ffi::CString::new(format!("{MOVED}-{:x}-{number}", self.stamp)).unwrap_or_default()
     }
 
@@ -130,14 +130,14 @@ impl<F: Fn() -> bool> Remover<F> {
         }
     }
 
-    /// Takes away a directory of the top.
+    /// Removes a directory at the top level with its contents.
     fn empty(&mut self, name: &CStr) {
         let Ok(found) = look_at(&self.top, name) else { return };
         match open_at(&self.top, name) {
             Ok(directory) => names(&directory, |below| {
                 let goes_on = self.may_go_on();
                 if goes_on {
-                    self.take(&directory, below);
+                    self.remove(&directory, below);
                 }
                 goes_on
             }),
@@ -145,13 +145,13 @@ impl<F: Fn() -> bool> Remover<F> {
         }
         match remove_dir_at(&self.top, name) {
             Ok(()) => self.gone.add_gone(&found),
-            Err(error) => self.stays(name, error),
+            Err(error) => self.failed(name, error),
         }
     }
 
-    /// Takes away a file or an empty directory. One that is not empty is moved to the top: emptied there, it takes no
-    /// descriptor for each directory that it was in.
-    fn take(&mut self, directory: &OwnedFd, name: &CStr) {
+    /// Removes a file or an empty directory. A non-empty directory is moved to the top level and emptied
+    /// there, so that depth costs no descriptors.
+    fn remove(&mut self, directory: &OwnedFd, name: &CStr) {
         let Ok(found) = look_at(directory, name) else { return };
         let outcome = if found.device != self.device {
             Err(Errno::EXDEV)
@@ -167,14 +167,14 @@ impl<F: Fn() -> bool> Remover<F> {
             }
         };
         if let Err(error) = outcome {
-            self.stays(name, error);
+            self.failed(name, error);
         }
     }
 
-    fn stays(&mut self, name: &CStr, error: Errno) {
-        // Somebody else was quicker.
+    fn failed(&mut self, name: &CStr, error: Errno) {
+        // ENOENT: another process removed it first.
         if error != Errno::ENOENT {
-            tracing::debug!(?name, %error, "stays");
+            tracing::debug!(?name, %error, "cannot be removed");
             self.failures += 1;
         }
     }

@@ -1,4 +1,4 @@
-//! From unit ids to what a container gets.
+//! Turns unit ids into the Allocate response for a container.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -9,26 +9,26 @@ use thiserror::Error;
 use super::{Pool, Resource, ResourceKind};
 use crate::config::{Bytes, Config, UserNamespaces};
 
-/// Where containers see the directory of the identity service, whatever it is on the node.
+/// Mount path of the identity service's directory in containers.
 pub(crate) const AGENT_DIR: &str = "/run/shmesh/agent";
-/// The identity service's socket in its directory.
+/// File name of the identity service's socket.
 pub(crate) const AGENT_SOCKET: &str = "agent.sock";
-/// The CDI device of the identity service's directory, after its kind.
+/// Name of the CDI device for the identity service's directory.
 pub(crate) const AGENT_DEVICE: &str = "identity";
 
-/// How answers look on this node.
+/// Node-wide settings of Allocate responses.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct AllocateSettings {
-    /// Before the `/` of CDI kinds.
+    /// Domain of the CDI kinds: the part before the `/`.
     pub(crate) domain: String,
-    /// Whether the runtime understands CDI.
+    /// Whether the runtime supports CDI.
     pub(crate) has_cdi: bool,
-    /// The identity service's directory on the node.
+    /// Directory of the identity service on the node.
     pub(crate) agent: PathBuf,
 }
 
 impl AllocateSettings {
-    /// As the configuration has it.
+    /// Takes the settings from the configuration.
     pub(crate) fn of(config: &Config) -> Self {
         Self {
             domain: config.domain.clone(),
@@ -38,31 +38,31 @@ impl AllocateSettings {
     }
 }
 
-/// A request that is none.
+/// Why an Allocate request was rejected.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub(crate) enum AllocateError {
-    /// Nothing is asked for.
-    #[error("no device ids: ask for at least one of {0}")]
+    /// The request lists no device ids.
+    #[error("no device ids: request at least one device of {0}")]
     Empty(String),
-    /// No such unit.
+    /// The resource has no device with this id.
     #[error("{resource} has no device {id:?}")]
     Unknown { resource: String, id: String },
-    /// One unit, twice.
-    #[error("device {id:?} of {resource} is asked for twice")]
+    /// The request lists a device id twice.
+    #[error("device {id:?} of {resource} is requested twice")]
     Twice { resource: String, id: String },
-    /// A number that does not fit the list.
-    #[error("{asked} devices of {resource} cannot be chosen: {must} must be, of {available} that may be")]
+    /// The requested number of devices is impossible.
+    #[error("cannot choose {asked} devices of {resource}: {must} are required and {available} available")]
     Size { resource: String, asked: i64, must: usize, available: usize },
-    /// No container, or many.
-    #[error("{0} containers in one request; ask for 1 to {MAX_CONTAINERS}")]
+    /// The request has no container requests, or too many.
+    #[error("{0} containers in one request; the limit is 1 to {MAX_CONTAINERS}")]
     Containers(usize),
 }
 
-/// The kubelet asks for one at a time.
+/// Maximum container requests per call; the kubelet sends one.
 pub(crate) const MAX_CONTAINERS: usize = 16;
 
 impl AllocateError {
-    /// In one word, for metrics.
+    /// Returns the reason as one word for metrics.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Empty(_) => "empty",
@@ -74,7 +74,7 @@ impl AllocateError {
     }
 }
 
-/// Where units are in the resource's list, each known and none twice.
+/// Returns the indexes of the units; fails for unknown and duplicate ids.
 pub(super) fn known(resource: &Resource, ids: &[String]) -> Result<Vec<usize>, AllocateError> {
     let mut seen = vec![false; resource.units.len()];
     let mut places = Vec::with_capacity(ids.len().min(seen.len()));
@@ -93,17 +93,17 @@ pub(super) fn known(resource: &Resource, ids: &[String]) -> Result<Vec<usize>, A
     Ok(places)
 }
 
-/// An id as it may be said back and logged.
+/// Shortens an id for messages and logs.
 fn shortened(id: &str) -> String {
     id.chars().take(64).collect()
 }
 
-/// What a container gets for these units. The same for the same units, however often it is asked; a unit that is unhealthy
-/// just now is no reason to fail a pod for ever.
+/// Returns the allocation for these units. It is deterministic, and units that are currently unhealthy are
+/// accepted: a refusal would fail the pod permanently.
 pub(crate) fn answer(
     resource: &Resource,
     ids: &[String],
-    form: &AllocateSettings,
+    settings: &AllocateSettings,
 ) -> Result<ContainerAllocateResponse, AllocateError> {
     if ids.is_empty() {
         return Err(AllocateError::Empty(resource.name.clone()));
@@ -114,31 +114,32 @@ pub(crate) fn answer(
         ResourceKind::Shm { .. } => {
             let bytes = resource.bytes(places.len());
             answer.envs.insert("SHMESH_SHM_BYTES".into(), bytes.to_string());
-            answer.cdi_devices.push(cdi(&form.domain, super::SHM, &Bytes(bytes).to_string()));
+            answer.cdi_devices.push(cdi(&settings.domain, super::SHM, &Bytes(bytes).to_string()));
         }
         ResourceKind::Pool(pool) => {
             answer.envs.insert("SHMESH_POOL".into(), pool.name.clone());
             answer.envs.insert("SHMESH_DIR".into(), text(&pool.mount_path));
-            give_pool(&mut answer, pool, form);
-            give_agent(&mut answer, form);
+            give_pool(&mut answer, pool, settings);
+            give_agent(&mut answer, settings);
         }
-        ResourceKind::Agent => give_agent(&mut answer, form),
+        ResourceKind::Agent => give_agent(&mut answer, settings),
         ResourceKind::Slots(kind, devices) => {
             let which: BTreeSet<_> = places.iter().map(|&at| resource.units[at].device).collect();
             let uuids: Vec<_> = which.into_iter().map(|device| devices[device].id.as_str()).collect();
             answer.envs.insert(kind.variable().into(), uuids.join(","));
-            give_agent(&mut answer, form);
+            give_agent(&mut answer, settings);
         }
     }
     Ok(answer)
 }
 
-fn give_pool(answer: &mut ContainerAllocateResponse, pool: &Pool, form: &AllocateSettings) {
-    if form.has_cdi {
-        answer.cdi_devices.push(cdi(&form.domain, "pool", &pool.name));
+fn give_pool(answer: &mut ContainerAllocateResponse, pool: &Pool, settings: &AllocateSettings) {
+    if settings.has_cdi {
+        answer.cdi_devices.push(cdi(&settings.domain, "pool", &pool.name));
     }
-    // One CDI mount cannot serve pods with and without a user namespace; of this one the kubelet makes what is right.
-    if !form.has_cdi || pool.user_namespaces == UserNamespaces::Mixed {
+    // A CDI mount works only with or only without a user namespace; the kubelet adapts this mount to each
+    // pod.
+    if !settings.has_cdi || pool.user_namespaces == UserNamespaces::Mixed {
         answer.mounts.push(Mount {
             container_path: text(&pool.mount_path),
             host_path: text(&pool.directory),
@@ -147,14 +148,14 @@ fn give_pool(answer: &mut ContainerAllocateResponse, pool: &Pool, form: &Allocat
     }
 }
 
-fn give_agent(answer: &mut ContainerAllocateResponse, form: &AllocateSettings) {
+fn give_agent(answer: &mut ContainerAllocateResponse, settings: &AllocateSettings) {
     answer.envs.insert("SHMESH_IDENTITY".into(), format!("{AGENT_DIR}/{AGENT_SOCKET}"));
-    if form.has_cdi {
-        answer.cdi_devices.push(cdi(&form.domain, "agent", AGENT_DEVICE));
+    if settings.has_cdi {
+        answer.cdi_devices.push(cdi(&settings.domain, "agent", AGENT_DEVICE));
     } else {
         answer.mounts.push(Mount {
             container_path: AGENT_DIR.into(),
-            host_path: text(&form.agent),
+            host_path: text(&settings.agent),
             read_only: true,
         });
     }
@@ -165,9 +166,9 @@ fn cdi(domain: &str, class: &str, device: &str) -> CdiDevice {
 }
 
 fn text(path: &Path) -> String {
-    // It came from text.
+    // The path was parsed from UTF-8 text.
     path.to_string_lossy().into_owned()
 }
 
-/// How many containers hold units of each resource, and how many units, as the kubelet lists them.
+/// Number of containers and units that hold each resource, as the kubelet lists them.
 pub(crate) type UsageByResource = HashMap<String, (usize, usize)>;

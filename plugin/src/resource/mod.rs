@@ -1,11 +1,11 @@
-//! What is advertised: resources, their units, and what a container that asks for some of them gets. Pure.
+//! Advertised resources, their units, and the allocation of units to containers. Pure functions.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `mod.rs` | a resource and its units; from the configuration and the node to all resources |
-//! | `name.rs` | names that the kubelet takes |
-//! | `allocate.rs` | from unit ids to mounts, CDI devices and environment |
-//! | `preferred.rs` | which of the free units to hand out |
+//! | `mod.rs` | resources and units; plans all resources of a node |
+//! | `name.rs` | resource names that the kubelet accepts |
+//! | `allocate.rs` | turns unit ids into mounts, CDI devices and environment |
+//! | `preferred.rs` | chooses which free units to allocate |
 
 pub(crate) mod allocate;
 pub(crate) mod name;
@@ -19,67 +19,67 @@ use std::path::PathBuf;
 use crate::config::{Config, UserNamespaces};
 use crate::devices::{Accelerator, AcceleratorKind, Numa};
 
-/// The resource of private shared memory, after the `/`.
+/// Name of the shared-memory resource after the `/`.
 pub(crate) const SHM: &str = "shm";
-/// The resource of the identity service, after the `/`.
+/// Name of the identity-service resource after the `/`.
 pub(crate) const AGENT: &str = "agent";
-/// Names that pools cannot have: ours, and those of CDI kinds.
+/// Names that pools cannot have: our resources and CDI kinds.
 pub(crate) const RESERVED: [&str; 5] = [SHM, "gpu-ipc", "npu-ipc", "pool", AGENT];
-/// What the kubelet reads of one `ListAndWatch` message.
+/// Maximum size of a `ListAndWatch` message in the kubelet.
 pub(crate) const MAX_LIST_BYTES: u64 = 4 << 20;
 
 /// One unit that the kubelet counts.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Unit {
-    /// Its name.
+    /// Device id for the kubelet.
     pub(crate) id: String,
-    /// Where it is, if that makes a difference.
+    /// NUMA node, if relevant for scheduling.
     pub(crate) numa: Option<u32>,
-    /// Which device it is a slot of; 0 where there are none.
+    /// Index of the device whose slot this is; 0 for other resources.
     pub(crate) device: usize,
-    /// Whether the kubelet may hand it out.
+    /// Whether the kubelet may allocate the unit.
     pub(crate) is_healthy: bool,
 }
 
-/// A pool as containers get it.
+/// A pool as containers see it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Pool {
     pub(crate) name: String,
-    /// On the node.
+    /// Directory on the node.
     pub(crate) directory: PathBuf,
-    /// In containers.
+    /// Mount path in containers.
     pub(crate) mount_path: PathBuf,
     pub(crate) gid: u32,
     pub(crate) user_namespaces: UserNamespaces,
 }
 
-/// What a unit is.
+/// What the units of a resource stand for.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum ResourceKind {
-    /// So many bytes of a private `/dev/shm`.
+    /// A number of bytes of a private `/dev/shm`.
     Shm { unit: u64 },
-    /// One attachment.
+    /// One attachment to a pool.
     Pool(Pool),
-    /// The identity service, and nothing else.
+    /// The identity service and nothing else.
     Agent,
-    /// A slot of one of these.
+    /// A slot of one of these devices.
     Slots(AcceleratorKind, Vec<Accelerator>),
 }
 
-/// A resource.
+/// A resource that the plugin advertises.
 #[derive(Clone, Debug)]
 pub(crate) struct Resource {
-    /// `domain/name`.
+    /// Full name in the form `domain/name`.
     pub(crate) name: String,
-    /// What its units are.
+    /// What the units stand for.
     pub(crate) kind: ResourceKind,
     units: Vec<Unit>,
-    /// Places of units, in the order of their ids: a map of ids would be larger than all units.
+    /// Indexes of units sorted by id, which is smaller than a map.
     by_id: Vec<u32>,
 }
 
 impl Resource {
-    /// A resource of these units. Should two have one id, the first counts.
+    /// Creates a resource. Of units with equal ids the first one counts.
     pub(crate) fn new(name: String, kind: ResourceKind, units: Vec<Unit>) -> Self {
         let mut by_id: Vec<u32> = (0..).take(units.len()).collect();
         by_id.sort_by_key(|&at| units[at as usize].id.as_str());
@@ -87,30 +87,29 @@ impl Resource {
         Self { name, kind, units, by_id }
     }
 
-    /// Where the unit of this id is.
+    /// Returns the index of the unit with this id.
     fn place(&self, id: &str) -> Option<usize> {
         let found = self.by_id.binary_search_by(|&at| self.units[at as usize].id.as_str().cmp(id));
         found.ok().map(|at| self.by_id[at] as usize)
     }
 
-    /// All units.
     pub(crate) fn units(&self) -> &[Unit] {
         &self.units
     }
 
-    /// The unit of this id.
+    /// Returns the unit with this id.
     #[cfg(test)]
     pub(crate) fn unit(&self, id: &str) -> Option<&Unit> {
         self.place(id).map(|at| &self.units[at])
     }
 
-    /// Part of the name after the `/`.
+    /// Returns the name after the `/`.
     #[cfg(test)]
     pub(crate) fn short_name(&self) -> &str {
         self.name.rsplit('/').next().unwrap_or(&self.name)
     }
 
-    /// The same, with what is known of the health of each device. Whether anything changed.
+    /// Sets the health of each unit by its device. Returns whether any unit changed.
     pub(crate) fn set_health(&mut self, is_healthy: impl Fn(usize) -> bool) -> bool {
         let mut changed = false;
         for unit in &mut self.units {
@@ -121,7 +120,7 @@ impl Resource {
         changed
     }
 
-    /// Bytes of what so many units are.
+    /// Returns the bytes of this many units.
     pub(crate) fn bytes(&self, units: usize) -> u64 {
         match self.kind {
             ResourceKind::Shm { unit } => unit.saturating_mul(units as u64),
@@ -130,32 +129,32 @@ impl Resource {
     }
 }
 
-/// An upper bound of the bytes that a list of so many units of memory or attachments takes: the id, its health at its longest,
-/// a NUMA node, and the tags and lengths around them.
+/// Returns an upper bound for the size of a device list of memory or attachment units: id, longest health,
+/// NUMA node, protobuf tags and lengths.
 pub(crate) fn list_bytes(units: u64) -> u64 {
     let digits = units.checked_ilog10().unwrap_or(0) + 1;
     units.saturating_mul(u64::from(digits) + "n00u".len() as u64 + "Unhealthy".len() as u64 + 14)
 }
 
-/// The same of the slots of a device.
+/// Returns an upper bound for the list size of one device's slots.
 pub(crate) fn slots_bytes(id: &str, slots: u32) -> u64 {
-    // The separator, and one more byte for each length of a long name.
+    // Separator, and one more byte per length prefix of a long id.
     let digits = slots.checked_ilog10().unwrap_or(0) as usize + 1;
     u64::from(slots).saturating_mul((id.len() + "::".len() + digits + "Unhealthy".len() + 18) as u64)
 }
 
-/// What the node has.
+/// The resources of the node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeResources {
-    /// Bytes of memory.
+    /// Total memory in bytes.
     pub(crate) memory: u64,
-    /// Its NUMA nodes; fewer than two make no difference.
+    /// NUMA nodes; fewer than two are ignored.
     pub(crate) numa: Vec<Numa>,
-    /// GPUs and NPUs.
+    /// GPUs and NPUs of the node.
     pub(crate) accelerators: Vec<Accelerator>,
 }
 
-/// Everything to advertise. Only what there is: without a GPU there is no resource of GPUs.
+/// Plans all resources to advertise. A resource without units is omitted.
 pub(crate) fn plan(config: &Config, node: &NodeResources) -> Vec<Resource> {
     let named = |name: &str| format!("{}/{name}", config.domain);
     let mut resources = Vec::new();
@@ -203,7 +202,7 @@ fn attachments(count: u32, numa: Option<u32>) -> Vec<Unit> {
     (0..count).map(|at| Unit { id: format!("a{at}"), numa, device: 0, is_healthy: true }).collect()
 }
 
-/// Units of memory, spread over the NUMA nodes as the memory is.
+/// Creates memory units, distributed over the NUMA nodes in proportion to their memory.
 fn shm_units(count: u64, numa: &[Numa]) -> Vec<Unit> {
     let plain = |id, numa| Unit { id, numa, device: 0, is_healthy: true };
     let total: u64 = numa.iter().map(|node| node.bytes).sum();
@@ -213,7 +212,7 @@ fn shm_units(count: u64, numa: &[Numa]) -> Vec<Unit> {
     let mut units = Vec::new();
     let (mut seen, mut given) = (0_u128, 0);
     for node in numa {
-        // By running sums, so that nothing is lost by rounding.
+        // Running sums avoid rounding losses.
         seen += u128::from(node.bytes);
         let until = u64::try_from(u128::from(count) * seen / u128::from(total)).unwrap_or(count);
         units.extend((0..until - given).map(|at| plain(format!("n{}u{at}", node.id), Some(node.id))));

@@ -1,11 +1,11 @@
-//! Names that the kubelet takes: those of extended resources.
+//! Rules for names of extended resources, as in the kubelet and CDI.
 
-/// Longest part after the `/`.
+/// Maximum length after the `/`.
 const MAX_NAME: usize = 63;
-/// Longest domain: the kubelet puts `requests.` before it and asks whether that is still one.
+/// Maximum length of the domain: the kubelet prepends `requests.`.
 const MAX_DOMAIN: usize = 253 - "requests.".len();
 
-/// What the kubelet, and CDI for its vendor, would say of the part before the `/`.
+/// Checks the part before the `/` by the rules of the kubelet and of CDI vendors.
 pub(crate) fn check_domain(domain: &str) -> Result<(), String> {
     let is_label = |label: &str| {
         !label.is_empty()
@@ -14,21 +14,21 @@ pub(crate) fn check_domain(domain: &str) -> Result<(), String> {
             && !label.ends_with('-')
     };
     if domain.len() > MAX_DOMAIN {
-        return Err(format!("has {} bytes, and the kubelet takes {MAX_DOMAIN}", domain.len()));
+        return Err(format!("has {} bytes, more than the maximum of {MAX_DOMAIN}", domain.len()));
     }
     if !domain.split('.').all(is_label) {
-        return Err(format!("{domain:?} is no DNS name in lower case, such as shmesh.io"));
+        return Err(format!("{domain:?} is not a lower-case DNS name such as shmesh.io"));
     }
     if domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") || domain.starts_with("requests.") {
-        return Err(format!("{domain:?} is Kubernetes' own; the kubelet refuses it"));
+        return Err(format!("{domain:?} is reserved by Kubernetes"));
     }
     if !domain.starts_with(|first: char| first.is_ascii_alphabetic()) {
-        return Err(format!("{domain:?} does not begin with a letter, as a vendor in CDI must"));
+        return Err(format!("{domain:?} must begin with a letter, as CDI vendors must"));
     }
     Ok(())
 }
 
-/// What the kubelet, and CDI for its devices, would say of the part after the `/`.
+/// Checks the part after the `/` by the rules of the kubelet and of CDI devices.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     let ends = |end: Option<u8>| end.is_some_and(|byte| byte.is_ascii_alphanumeric());
     let bytes = name.as_bytes();
@@ -36,11 +36,11 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
         && ends(bytes.last().copied())
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte));
     if bytes.len() > MAX_NAME {
-        return Err(format!("has {} bytes, and the kubelet takes {MAX_NAME}", bytes.len()));
+        return Err(format!("has {} bytes, more than the maximum of {MAX_NAME}", bytes.len()));
     }
     if !is_sound {
         return Err(format!(
-            "{name:?} is no name for a resource: letters and digits, with -, _ and . between them"
+            "{name:?} is not a valid resource name: use letters and digits, with -, _ and . between them"
         ));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Which of the free units to hand out: on one NUMA node, then of one device, then packed.
+//! Chooses which free units to allocate: on one NUMA node, then on one device, then packed.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use super::Resource;
 use super::allocate::{AllocateError, known};
 
-/// Units by NUMA node and device, as they are in the resource's list.
+/// Unit indexes by NUMA node and device.
 type Groups = BTreeMap<Option<u32>, BTreeMap<usize, Vec<usize>>>;
 
-/// Chooses `size` of `available`, `must` among them.
+/// Chooses `size` units of `available`, including all of `must`.
 pub(crate) fn choose(
     resource: &Resource,
     available: &[String],
@@ -67,8 +67,8 @@ fn take(resource: &Resource, is_free: &[bool], chosen: &mut Vec<usize>, wanted: 
     }
 }
 
-/// First what is chosen from already; then what is enough, the fullest first, so that large holes stay whole; then what is
-/// not enough, the emptiest first, so that few are needed.
+/// Sort key: groups already in use first; then groups that suffice, the fullest first to keep large groups
+/// whole; then groups that do not suffice, the emptiest first to use few of them.
 fn order(is_near: bool, free: usize, missing: usize) -> (bool, bool, usize, Reverse<usize>) {
     let is_enough = free >= missing;
     let (fullest, emptiest) = if is_enough { (free, 0) } else { (0, free) };

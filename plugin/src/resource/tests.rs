@@ -39,7 +39,7 @@ fn form(has_cdi: bool) -> AllocateSettings {
 }
 
 #[test]
-fn what_is_there_is_advertised_and_nothing_else() {
+fn only_existing_resources_are_advertised() {
     let resources = plan(&config("[{name: a, attachments: 3, numaNode: 1}]"), &node());
     let names: Vec<_> =
         resources.iter().map(|resource| (resource.name.as_str(), resource.units().len())).collect();
@@ -63,7 +63,7 @@ fn what_is_there_is_advertised_and_nothing_else() {
 }
 
 #[test]
-fn units_are_found_by_their_ids_the_first_of_two() {
+fn first_of_duplicate_unit_ids_is_found() {
     let unit = |id: &str, device| Unit { id: id.into(), numa: None, device, is_healthy: true };
     let units = vec![unit("u10", 0), unit("u9", 1), unit("u9", 2), unit("u1", 3), unit("u10", 4)];
     let resource = Resource::new("x.io/y".into(), ResourceKind::Shm { unit: 1 }, units);
@@ -73,7 +73,7 @@ fn units_are_found_by_their_ids_the_first_of_two() {
 }
 
 #[test]
-fn memory_is_a_cdi_device_of_exactly_that_size() {
+fn memory_is_a_cdi_device_of_the_exact_size() {
     let resources = plan(&Config::default(), &node());
     let given = answer(find(&resources, "shm"), &ids(&["n0u1", "n1u0", "n0u3"]), &form(true)).unwrap();
     assert_eq!(given.cdi_devices[0].name, "shmesh.io/shm=192Mi");
@@ -82,7 +82,7 @@ fn memory_is_a_cdi_device_of_exactly_that_size() {
 }
 
 #[test]
-fn a_pool_comes_in_four_forms() {
+fn pool_response_depends_on_cdi_and_user_namespaces() {
     let give = |pool: &str, has_cdi| {
         let resources = plan(&config(pool), &node());
         answer(find(&resources, "a"), &ids(&["a1"]), &form(has_cdi)).unwrap()
@@ -114,7 +114,7 @@ fn a_pool_comes_in_four_forms() {
 }
 
 #[test]
-fn the_agent_is_the_identity_service_and_nothing_else() {
+fn agent_provides_only_the_identity_service() {
     let resources = plan(&Config::default(), &node());
     let give = |has_cdi| answer(find(&resources, AGENT), &ids(&["a255"]), &form(has_cdi)).unwrap();
     let (with, without) = (give(true), give(false));
@@ -134,7 +134,7 @@ fn the_agent_is_the_identity_service_and_nothing_else() {
 }
 
 #[test]
-fn slots_tell_which_devices_each_once() {
+fn slots_list_each_device_once() {
     let resources = plan(&Config::default(), &node());
     let given = answer(find(&resources, "gpu-ipc"), &ids(&["GPU-c::1", "GPU-a::0", "GPU-c::0"]), &form(true))
         .unwrap();
@@ -142,7 +142,7 @@ fn slots_tell_which_devices_each_once() {
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
+fn invalid_allocate_requests_are_rejected() {
     let resources = plan(&Config::default(), &node());
     let shm = find(&resources, "shm");
     let refused = |asked: &[&str]| answer(shm, &ids(asked), &form(true)).unwrap_err();
@@ -170,7 +170,7 @@ fn chosen(resource: &Resource, available: &[&str], must: &[&str], size: i64) -> 
 }
 
 #[test]
-fn one_numa_node_then_one_device_then_packed() {
+fn preferred_allocation_packs_numa_then_device() {
     let resources = plan(&Config::default(), &node());
     let gpus = find(&resources, "gpu-ipc");
     let free = ["GPU-a::0", "GPU-a::1", "GPU-b::0", "GPU-b::1", "GPU-b::2", "GPU-c::5", "GPU-c::6"];
@@ -189,7 +189,7 @@ fn one_numa_node_then_one_device_then_packed() {
 proptest! {
     /// Whatever is free: the answer has the size, is free, has what it must, and needs no more NUMA nodes than the best.
     #[test]
-    fn any_choice_is_sound(
+    fn every_preferred_allocation_is_valid(
         free in proptest::sample::subsequence((0..24_usize).collect::<Vec<_>>(), 1..=24),
         size in 1..=24_usize,
         must in 0..4_usize,
@@ -215,7 +215,7 @@ proptest! {
 
     /// The bound on the size of a list holds for what is really sent.
     #[test]
-    fn lists_are_no_longer_than_computed(count in 1..3000_u64) {
+    fn list_size_bound_holds(count in 1..3000_u64) {
         use shmesh_kubelet_api::deviceplugin as api;
         let devices = (0..count)
             .map(|at| api::Device {

@@ -18,7 +18,7 @@ use shmesh_proto::limits::{MAX_PACKET_BYTES, VERSION};
 use shmesh_proto::packet;
 use shmesh_testing::own_process;
 
-/// Descriptors with one packet that the kernel lets anybody send.
+/// Maximum descriptors per packet in the kernel.
 const MOST_FDS: usize = 253;
 /// What the service lets one client have.
 const CONNECTIONS_PER_CLIENT: usize = 64;
@@ -28,7 +28,7 @@ fn unix_pair() -> (OwnedFd, OwnedFd) {
 }
 
 #[test]
-fn wrong_kinds_of_descriptors_are_refused_and_not_kept() {
+fn wrong_descriptor_types_are_refused() {
     let service = Service::start();
     let mut asker = service.asker();
     assert!(asker.ask(Subject::Pidfd, &me()).is_ok());
@@ -49,7 +49,7 @@ fn wrong_kinds_of_descriptors_are_refused_and_not_kept() {
         ("a tcp listener", tcp.into()),
         ("a tcp connection", tcp_client),
         ("a listening unix socket", listen_on(&dir.path().join("x"))),
-        ("a unix socket that nobody connected", seqpacket()),
+        ("an unconnected unix socket", seqpacket()),
     ];
     for (what, fd) in &wrong {
         for subject in [Subject::Pidfd, Subject::Socket] {
@@ -86,7 +86,7 @@ fn a_pidfd_of_a_thread_is_refused() {
 }
 
 #[test]
-fn a_question_has_exactly_one_descriptor() {
+fn question_requires_exactly_one_descriptor() {
     let service = Service::start();
     let (me, before) = (me(), service.open_fds());
     assert_eq!(service.asker().ask_with(Subject::Pidfd, &[]), Err(Unknown::BadDescriptor));
@@ -101,7 +101,7 @@ fn a_question_has_exactly_one_descriptor() {
 }
 
 #[test]
-fn packets_that_are_none_are_refused_and_not_kept() {
+fn invalid_packets_are_refused() {
     let service = Service::start();
     let (me, before) = (me(), service.open_fds());
     let question = packet::encode(&Question::new(7, Subject::Pidfd));
@@ -131,7 +131,7 @@ fn packets_that_are_none_are_refused_and_not_kept() {
     let asker = service.asker();
     asker.send(&long, &[me.as_fd()]).unwrap();
     assert_eq!(asker.answer().as_ref().and_then(unknown), Some(Unknown::BadQuestion));
-    // Another version is told so, and may try again.
+    // A client of another version gets an answer and may retry.
     let mut other = service.asker();
     other
         .send(
@@ -152,7 +152,7 @@ fn packets_that_are_none_are_refused_and_not_kept() {
 }
 
 #[test]
-fn who_does_not_read_its_answers_is_let_go_and_holds_nobody_up() {
+fn client_that_does_not_read_is_disconnected() {
     let service = Service::start();
     let (me, before) = (me(), service.open_fds());
     let lazy = service.asker();
@@ -172,14 +172,14 @@ fn who_does_not_read_its_answers_is_let_go_and_holds_nobody_up() {
 }
 
 #[test]
-fn who_never_asks_is_let_go() {
+fn idle_client_is_disconnected() {
     let service = Service::start_with(&["--idle-seconds", "1"], |_| {});
     assert_eq!(service.asker().answer(), None);
     assert_eq!(service.stop()["too_slow"], 1);
 }
 
 #[test]
-fn ten_thousand_connections_of_one_client_leave_room_for_others() {
+fn flooding_client_does_not_block_others() {
     // It raises the limit of this process, and counts against the one client that this process is.
     own_process(|| {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
@@ -223,18 +223,18 @@ fn limit_descriptors(pid: i32, soft: u64) -> u64 {
 }
 
 #[test]
-fn without_descriptors_it_says_so_and_recovers() {
+fn exhausted_descriptors_are_logged_and_recovered_from() {
     let mut service = Service::start();
     let (me, before) = (me(), service.open_fds());
     let mut asker = service.asker();
     assert!(asker.ask(Subject::Pidfd, &me).is_ok());
     let other = service.asker();
-    // Not one more than it has: so much for what comes with a question, and for whoever connects.
+    // No descriptor is left, neither for questions nor for connections.
     let enough = limit_descriptors(service.pid(), 0);
     assert_eq!(asker.ask(Subject::Pidfd, &me), Err(Unknown::Unavailable));
     assert_eq!(asker.ask_with(Subject::Pidfd, &[]), Err(Unknown::BadDescriptor));
     let waiting = service.asker();
-    service.line("no descriptor for another connection");
+    service.line("no free descriptor for another connection");
     limit_descriptors(service.pid(), enough);
     let mut waiting = waiting;
     assert!(waiting.ask(Subject::Pidfd, &me).is_ok(), "who waited is served");
@@ -245,7 +245,7 @@ fn without_descriptors_it_says_so_and_recovers() {
 }
 
 #[test]
-fn descriptors_cut_off_half_way_are_not_kept() {
+fn truncated_descriptors_are_closed() {
     let service = Service::start();
     let (me, before) = (me(), service.open_fds());
     let mut asker = service.asker();
@@ -261,7 +261,7 @@ fn descriptors_cut_off_half_way_are_not_kept() {
 }
 
 #[test]
-fn what_was_asked_before_the_end_is_answered() {
+fn pending_questions_are_answered_at_shutdown() {
     let mut service = Service::start();
     let mut asker = service.asker();
     let me = me();
@@ -285,7 +285,7 @@ fn what_was_asked_before_the_end_is_answered() {
 }
 
 #[test]
-fn a_wrong_start_says_why_with_its_own_status() {
+fn failed_start_has_reason_and_exit_status() {
     let run = |args: &[&str]| {
         let output =
             Command::new(env!("CARGO_BIN_EXE_shmesh-plugin")).arg("identity").args(args).output().unwrap();
@@ -296,9 +296,9 @@ fn a_wrong_start_says_why_with_its_own_status() {
     std::fs::write(&file, "precious: yes").unwrap();
     let file = file.to_str().unwrap();
     let (code, log) = run(&["--socket", file]);
-    assert!(code == 1 && log.contains("exists and is no socket"), "{code} {log}");
+    assert!(code == 1 && log.contains("exists and is not a socket"), "{code} {log}");
     let (code, log) = run(&["--socket", "/nowhere/x", "--pods", file]);
-    assert!(code == 64 && log.contains("is no file of pods"), "{code} {log}");
+    assert!(code == 64 && log.contains("is not a valid file of pods"), "{code} {log}");
     assert_eq!(run(&["--socket-mode", "rw"]).0, 2);
     assert_eq!(run(&["--log", "=/="]).0, 64);
     let service = Service::start();
@@ -315,7 +315,7 @@ fn a_wrong_start_says_why_with_its_own_status() {
 
 /// One service takes all packets; each is answered or the connection ends, and nothing is kept.
 #[test]
-fn no_packet_makes_it_fail() {
+fn arbitrary_packets_are_survived() {
     let service = Service::start();
     let (me, before) = (me(), service.open_fds());
     let packets = prop_oneof![

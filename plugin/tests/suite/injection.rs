@@ -44,7 +44,7 @@ fn documents_from_standard_input() {
 }
 
 #[test]
-fn what_is_refused_writes_nothing() {
+fn refusal_writes_no_document() {
     let bad = POD.replace("- name: a'", "- name: a/b'");
     let out = inject(&["-f", "-", "-n", "radio"], &format!("{POD}---\n{bad}"));
     assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0));
@@ -60,7 +60,7 @@ fn what_is_refused_writes_nothing() {
 }
 
 #[test]
-fn output_that_is_not_read_to_its_end_is_no_error() {
+fn closed_output_pipe_is_not_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let pod = dir.path().join("pod.yaml");
     std::fs::write(&pod, POD).unwrap();
@@ -74,7 +74,7 @@ fn output_that_is_not_read_to_its_end_is_no_error() {
 }
 
 #[test]
-fn text_logs_have_colours_on_terminals_alone() {
+fn text_logs_are_coloured_only_on_terminals() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin"));
     let output =
         command.args(["run", "--set", "nonsense=1", "--check", "--log-format", "text"]).output().unwrap();
@@ -88,7 +88,7 @@ fn snippet(name: &str, line: &str) -> String {
 }
 
 #[test]
-fn a_mistake_in_yaml_is_shown_in_one_way() {
+fn yaml_errors_have_one_format() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config.yaml");
     let path = file.to_str().unwrap();
@@ -108,7 +108,7 @@ fn a_mistake_in_yaml_is_shown_in_one_way() {
 }
 
 #[test]
-fn a_configuration_is_read_strictly() {
+fn unknown_configuration_keys_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("injector.yaml");
     let with = |text: &str, pod: &str| {
@@ -154,7 +154,7 @@ impl Webhook {
         let admin = lines
             .find_map(|line| {
                 let line: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
-                (line["message"] == "probes and metrics")
+                (line["message"] == "serving probes and metrics")
                     .then(|| line["address"].as_str().unwrap().to_owned())
             })
             .unwrap();
@@ -187,7 +187,7 @@ impl Webhook {
 }
 
 #[test]
-fn the_webhook_is_ready_when_it_has_a_certificate_and_ends_when_told() {
+fn webhook_is_ready_with_a_certificate_and_stops_on_sigterm() {
     let dir = tempfile::tempdir().unwrap();
     let mut webhook = Webhook::start(dir.path());
     assert!(webhook.ask("/livez").contains(" 200 "));

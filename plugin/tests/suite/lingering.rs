@@ -12,7 +12,7 @@ use shmesh_proto::packet;
 use shmesh_testing::own_process;
 
 #[test]
-fn a_socket_that_will_not_be_closed_hurts_only_who_sent_it() {
+fn blocking_close_affects_only_its_sender() {
     // Children that other tests start have copies of every descriptor for a moment, and the service
     // must have the last.
     own_process(|| {
@@ -23,7 +23,7 @@ fn a_socket_that_will_not_be_closed_hurts_only_who_sent_it() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         // What is sent has no room at the other end, not even later.
         setsockopt(&listener, sockopt::RcvBuf, &4096).unwrap();
-        // Bytes that nobody reads, and a close that waits for them: by the service, which has the last descriptor.
+        // Unread bytes, and SO_LINGER: the close by the service, which has the last descriptor, blocks.
         let linger = libc::linger { l_onoff: 1, l_linger: 600 };
         let full = || {
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -14,7 +14,7 @@ use nix::sys::stat::fstat;
 use nix::unistd::ForkResult;
 use shmesh_proto::identity::{PeerIdentity, Subject, Unknown};
 
-/// Connects wherever it is told to, and holds the connections until the end.
+/// Connects to each path that it reads from its input, and holds the connections.
 pub(crate) fn client() {
     tell("ready");
     let mut held = Vec::new();
@@ -40,13 +40,13 @@ pub(crate) fn sidecar() {
     let by_pidfd = asker.ask(Subject::Pidfd, &pidfd).unwrap();
     let by_socket = asker.ask(Subject::Socket, &accepted).unwrap();
     assert_eq!(by_pidfd, by_socket);
-    assert_eq!(by_pidfd.pidfd_inode, fstat(&pidfd).unwrap().st_ino, "the same for whoever looks");
+    assert_eq!(by_pidfd.pidfd_inode, fstat(&pidfd).unwrap().st_ino, "the same for every observer");
     tell(&format!("{} {}", by_pidfd.bare_tgid, by_pidfd.start_time));
     while told().is_some() {}
 }
 
 #[test]
-fn a_client_that_is_process_1_in_its_namespace_gets_its_bare_tgid() {
+fn process_1_of_a_namespace_gets_its_node_pid() {
     if !is_root() {
         return;
     }
@@ -69,7 +69,7 @@ fn a_client_that_is_process_1_in_its_namespace_gets_its_bare_tgid() {
 }
 
 #[test]
-fn two_clients_with_the_same_number_get_different_answers() {
+fn equal_pids_in_two_namespaces_are_distinguished() {
     if !is_root() {
         return;
     }
@@ -97,7 +97,7 @@ fn two_clients_with_the_same_number_get_different_answers() {
 }
 
 #[test]
-fn a_number_tells_whose_it_is_and_no_more() {
+fn pid_question_reveals_only_the_identity() {
     let service = Service::start();
     let mut asker = service.asker();
     let me = std::process::id().cast_signed();
@@ -106,15 +106,15 @@ fn a_number_tells_whose_it_is_and_no_more() {
     let told = PeerIdentity { bare_tgid, start_time, pidfd_inode, ..PeerIdentity::default() };
     assert_eq!(asker.ask_about(me), Ok(told), "neither user nor pod");
     let thread = std::thread::spawn(|| nix::unistd::gettid().as_raw()).join().unwrap();
-    for nobody in [0, -1, i32::MAX, thread] {
-        assert_eq!(asker.ask_about(nobody), Err(Unknown::Gone), "{nobody}");
+    for unused in [0, -1, i32::MAX, thread] {
+        assert_eq!(asker.ask_about(unused), Err(Unknown::Gone), "{unused}");
     }
     let file = fs::File::open("/dev/null").unwrap().into();
     assert_eq!(asker.ask(Subject::Number, &file), Err(Unknown::BadQuestion));
 }
 
 #[test]
-fn a_service_in_a_sibling_namespace_says_that_it_sees_nothing() {
+fn sibling_namespace_is_out_of_sight() {
     if !is_root() {
         return;
     }
@@ -131,7 +131,7 @@ fn a_service_in_a_sibling_namespace_says_that_it_sees_nothing() {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(69));
     let log = String::from_utf8(output.stderr).unwrap();
-    assert!(log.contains("/proc is of another pid namespace"), "{log}");
+    assert!(log.contains("/proc belongs to another pid namespace"), "{log}");
 
     // With a /proc of its own it serves, and is honest about it.
     let service = Service::start_with(&[], |command| {
@@ -154,7 +154,7 @@ fn a_service_in_a_sibling_namespace_says_that_it_sees_nothing() {
 }
 
 #[test]
-fn a_nested_pid_namespace_is_refused_only_where_a_flag_says_so() {
+fn nested_pid_namespace_is_refused_only_with_the_flag() {
     if !is_root() {
         return;
     }
@@ -168,7 +168,7 @@ fn a_nested_pid_namespace_is_refused_only_where_a_flag_says_so() {
 }
 
 #[test]
-fn a_socket_passed_on_still_names_who_connected() {
+fn forwarded_socket_identifies_the_connecting_process() {
     if !is_root() {
         return;
     }
@@ -213,7 +213,7 @@ pub(crate) fn forks() {
 }
 
 #[test]
-fn after_a_fork_the_connection_names_the_parent_and_nobody_once_that_is_gone() {
+fn connection_of_a_fork_identifies_the_parent_until_it_exits() {
     let service = Service::start();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x");
@@ -238,7 +238,7 @@ fn after_a_fork_the_connection_names_the_parent_and_nobody_once_that_is_gone() {
     assert_eq!(service.stop()["gone"], 4);
 }
 
-/// A pid namespace of its own with its own `/proc`: here nobody else takes numbers. It is the node, as kind's is.
+/// A pid namespace of its own with its own `/proc`: no other process takes pids. It is the node, as kind's is.
 pub(crate) fn arena() {
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
     mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>).unwrap();
@@ -265,7 +265,7 @@ fn reuse_of_a_number() {
     let mut new = loop {
         fs::write("/proc/sys/kernel/ns_last_pid", (number - 1).to_string()).unwrap();
         let mut new = sleeper();
-        assert_eq!(new.id().cast_signed(), number, "nobody else is here to take it");
+        assert_eq!(new.id().cast_signed(), number, "no other process takes the pid");
         if start_time_of(number) > start {
             break new;
         }
@@ -288,7 +288,7 @@ fn reuse_of_a_number() {
 }
 
 #[test]
-fn a_number_that_is_used_again_does_not_bring_back_who_had_it() {
+fn reused_pid_is_not_the_old_process() {
     if !is_root() {
         return;
     }
@@ -360,7 +360,7 @@ const POD: &str = "9a5f0e5c-7d6b-4c1e-8f3a-2b6d1c0e4f57";
 const SERVICE_POD: &str = "00000000-1111-2222-3333-444444444444";
 
 #[test]
-fn the_pod_comes_from_the_real_cgroup_and_is_confirmed_by_the_file() {
+fn pod_comes_from_the_cgroup_and_is_confirmed_by_the_file() {
     let (container, other) = ("c".repeat(64), "d".repeat(64));
     let Some(mut cgroups) = is_root().then(Cgroup::new).flatten() else { return };
     let client_cgroup = cgroups.make(&format!("kubepods/burstable/pod{POD}/{container}"));
@@ -402,11 +402,11 @@ fn the_pod_comes_from_the_real_cgroup_and_is_confirmed_by_the_file() {
             || nix::sys::signal::kill(nix::unistd::Pid::from_raw(service.pid()), nix::sys::signal::SIGHUP);
         fs::write(&pods, "pods: 7").unwrap();
         hangup().unwrap();
-        service.line("the pods stay what they were");
+        service.line("cannot reload the file of pods; keeping the previous one");
         assert!(service.asker().ask(Subject::Socket, &accepted).unwrap().pod.unwrap().confirmed);
         fs::write(&pods, yaml(&other)).unwrap();
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(service.pid()), nix::sys::signal::SIGHUP).unwrap();
-        service.line("pods read");
+        service.line("file of pods loaded");
         let pod = service.asker().ask(Subject::Socket, &accepted).unwrap().pod.unwrap();
         assert_eq!((pod.name.as_str(), pod.container.as_str(), pod.confirmed), ("du-0", "", false));
         client.end();

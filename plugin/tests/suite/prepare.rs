@@ -20,13 +20,13 @@ fn run(user: &str, args: &[&str]) -> Output {
 }
 
 #[test]
-fn one_user_makes_the_directory_and_another_serves_in_it() {
+fn prepared_directory_works_for_another_user() {
     let can = Command::new("setpriv").args(["--reuid", "65532", "--clear-groups", "true"]).status();
     if !can.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: without root and setpriv nobody can be another user");
+        eprintln!("skipped: running as another user requires root and setpriv");
         return;
     }
-    // As /run/shmesh: root's, and everybody may go through. The program must be reachable too.
+    // Like /run/shmesh: owned by root and searchable by all. The program must be reachable too.
     let parent = tempfile::tempdir_in("/run").unwrap();
     fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o755)).unwrap();
     if !Path::new(PLUGIN).ancestors().skip(1).all(|dir| dir.metadata().unwrap().permissions().mode() & 1 != 0)
@@ -49,7 +49,7 @@ fn one_user_makes_the_directory_and_another_serves_in_it() {
         assert!(made.status.success(), "{made:?}");
         assert!(
             !run("0", &["identity", "--check", "--socket", socket]).status.success(),
-            "nobody is there yet"
+            "no service listens yet"
         );
         let mut service =
             as_user("65532", &["identity", "--socket", socket]).stderr(Stdio::null()).spawn().unwrap();

@@ -12,7 +12,7 @@ use shmesh_proto::packet;
 use shmesh_testing::own_process;
 
 #[test]
-fn what_waits_in_a_connection_that_is_closed_hurts_nobody_else() {
+fn unread_data_of_a_closed_connection_affects_only_its_client() {
     // Children that other tests start have copies of every descriptor for a moment, and the service
     // must have the last.
     own_process(|| {

@@ -52,7 +52,7 @@ impl World {
             "#!/bin/sh\nhere={}\necho \"{name} $*\" >>$here/calls\n{script}\n",
             self.dir.path().display()
         );
-        // Whole at once: a file that somebody writes to cannot be run.
+        // Renamed into place, because a file that is open for writing cannot be executed.
         fs::write(bin.join("new"), text).unwrap();
         fs::set_permissions(bin.join("new"), fs::Permissions::from_mode(0o755)).unwrap();
         fs::rename(bin.join("new"), bin.join(name)).unwrap();
@@ -126,7 +126,7 @@ const NAMES: [&str; 8] =
     ["allocate", "sized", "two-containers", "two-pods", "device-keys", "kills", "upgrade", "uninstall"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_passes_and_nothing_stays() {
+async fn successful_run_leaves_nothing_behind() {
     let world = World::new(Wrong::Nothing).await;
     let ran = world.run_here(&["--registry", "r.example/x", "--tag", "9", "--pull-policy", "Always"]).await;
     assert_eq!(ran.code, 0, "{}\n{}", ran.out, ran.err);
@@ -153,7 +153,7 @@ async fn everything_passes_and_nothing_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_lost_fails_and_is_shown() {
+async fn lost_messages_fail_the_run() {
     let world = World::new(Wrong::Loses).await;
     let ran = world.run_here(&["--only", "two-pods", "--only", "allocate", "--output", "json"]).await;
     assert_eq!(ran.code, 1, "{}", ran.err);
@@ -179,7 +179,7 @@ async fn what_is_lost_fails_and_is_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_does_not_start_is_waited_for_and_described() {
+async fn pod_that_does_not_start_is_described() {
     let world = World::new(Wrong::NoImage("sized")).await;
     let ran = world.run_here(&["--only", "sized", "--only", "two-pods", "--timeout-seconds", "1"]).await;
     assert_eq!(ran.code, 1);
@@ -192,7 +192,7 @@ async fn a_pod_that_does_not_start_is_waited_for_and_described() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_keep_it_stops_and_leaves_all() {
+async fn keep_stops_at_the_first_failure_and_keeps_everything() {
     let world = World::new(Wrong::NoImage("sized")).await;
     let ran =
         world.run_here(&["--only", "sized", "--only", "two-pods", "--keep", "--timeout-seconds", "1"]).await;
@@ -210,7 +210,7 @@ async fn with_keep_it_stops_and_leaves_all() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_namespace_of_somebody_else_is_not_deleted() {
+async fn foreign_namespace_is_not_deleted() {
     let world = World::new(Wrong::Nothing).await;
     world.server.add_namespace("shmesh-e2e-sized");
     let ran = world.run_here(&["--only", "sized"]).await;
@@ -220,7 +220,7 @@ async fn a_namespace_of_somebody_else_is_not_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_restarts_without_being_killed_is_noticed() {
+async fn container_restart_is_detected() {
     let world = World::new(Wrong::Spreads).await;
     let ran = world.run_here(&["--only", "kills"]).await;
     assert_eq!(ran.code, 1);
@@ -228,7 +228,7 @@ async fn who_restarts_without_being_killed_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_stays_on_a_node_is_named() {
+async fn remaining_node_state_is_reported() {
     let world = World::new(Wrong::Litters).await;
     let ran = world.run_here(&["--only", "uninstall"]).await;
     assert_eq!(ran.code, 1);
@@ -237,7 +237,7 @@ async fn what_stays_on_a_node_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chart_that_cannot_be_installed_is_said_in_helms_words() {
+async fn failed_installation_reports_the_error_of_helm() {
     let world = World::new(Wrong::Nothing).await;
     fs::write(world.path("helm-fails"), "").unwrap();
     let ran = world.run_here(&["--only", "sized"]).await;
@@ -251,7 +251,7 @@ async fn a_chart_that_cannot_be_installed_is_said_in_helms_words() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_kubeconfig_a_kind_cluster_is_made_and_removed() {
+async fn kind_cluster_is_created_and_deleted() {
     let world = World::new(Wrong::Nothing).await;
     world.with_kind();
     let ran = world.run(&["--only", "two-pods", "--namespace", "here"]).await;
@@ -283,7 +283,7 @@ async fn without_a_kubeconfig_a_kind_cluster_is_made_and_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kind_cluster_of_that_name_is_somebody_elses() {
+async fn existing_kind_cluster_is_not_touched() {
     let world = World::new(Wrong::Nothing).await;
     world.with_kind();
     fs::write(world.path("clusters"), "other\nshmesh-e2e\n").unwrap();
@@ -294,7 +294,7 @@ async fn a_kind_cluster_of_that_name_is_somebody_elses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn interrupted_it_removes_the_cluster() {
+async fn interrupt_removes_the_cluster() {
     // A pod that never starts: there is time.
     for (signal, wait_for) in [(Signal::SIGINT, "the pod"), (Signal::SIGTERM, "kind create")] {
         let world = World::new(Wrong::NoImage("sized")).await;
@@ -322,7 +322,7 @@ async fn interrupted_it_removes_the_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_cluster_it_says_what_is_missing() {
+async fn missing_tools_are_listed() {
     let world = World::new(Wrong::Installed).await;
     let ran = world.run_here(&[]).await;
     assert_eq!(ran.code, 3);
@@ -361,7 +361,7 @@ async fn without_a_cluster_it_says_what_is_missing() {
 }
 
 #[test]
-fn flags_that_cannot_be_are_refused() {
+fn invalid_flags_are_refused() {
     let run = |flags: &[&str]| Command::new(env!("CARGO_BIN_EXE_shmesh-e2e")).args(flags).output().unwrap();
     for flags in [
         &["--only", "all"][..],
@@ -405,7 +405,7 @@ struct KindNode {
 }
 
 #[test]
-fn the_kind_cluster_is_one_that_kind_knows() {
+fn kind_configuration_is_valid() {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("kind.yaml")).unwrap();
     let config: KindConfig = serde_saphyr::from_str(&text).unwrap();
     assert_eq!((config.kind.as_str(), config.api_version.as_str()), ("Cluster", "kind.x-k8s.io/v1alpha4"));

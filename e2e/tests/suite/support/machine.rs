@@ -63,7 +63,7 @@ impl Machine {
             command.args(["--set", &setting]);
         }
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        drain(child.stderr.take().unwrap(), "the kubelet has every resource");
+        drain(child.stderr.take().unwrap(), "all resources are registered with the kubelet");
         self.plugin = Some(child);
         self.all_there().await;
     }
@@ -186,7 +186,7 @@ pub(crate) struct Running {
     user: u32,
 }
 
-/// Waits for a line of a log, and reads the rest so that nobody blocks on it.
+/// Waits for a log line, and drains the rest so that the writer never blocks.
 pub(crate) fn drain(log: impl std::io::Read + Send + 'static, there: &str) {
     let mut log = BufReader::new(log).lines().map_while(Result::ok);
     let mut before = Vec::new();

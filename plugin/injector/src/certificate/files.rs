@@ -1,4 +1,4 @@
-//! A certificate that somebody else keeps in files.
+//! A certificate from files that are managed externally.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use super::resolver::certified;
 use super::{Bundle, CertResolver, Terms};
 
-/// A certificate and its key in files, read again when they change. cert-manager keeps the `caBundle` itself.
+/// Presents a certificate and key from files, reloaded when they change. cert-manager sets the `caBundle`
+/// itself.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -33,16 +34,17 @@ pub struct CertFiles {
 }
 
 impl CertFiles {
-    /// These files.
+    /// Creates a loader for these files.
     #[must_use]
     pub fn new(certificate: PathBuf, key: PathBuf, served: CertResolver) -> Self {
         Self { certificate, key, served, read: None }
     }
 
-    /// Presents what the files hold. `true`: it is another one than before.
+    /// Presents the certificate in the files. Returns `true` if it changed.
     ///
     /// # Errors
-    /// A file cannot be read, or the two do not belong together, as while they are being replaced; what was presented stays.
+    /// A file cannot be read, or certificate and key do not match, as during a replacement. The previous
+    /// certificate stays in use.
     pub fn step(&mut self) -> Result<bool> {
         let text = |path: &PathBuf| {
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))

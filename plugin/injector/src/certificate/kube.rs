@@ -1,4 +1,4 @@
-//! The replicas' place in a cluster: a Secret, and the webhook's configuration.
+//! The replicas' certificate store in a cluster: a Secret, and the webhook configuration.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,13 @@ use kube::{Client, Error};
 
 use super::{Bundle, Store, StoredCert};
 
-/// Keys of the Secret; the first three are those of cert-manager, too.
+/// Keys of the Secret; the first three match cert-manager.
 const KEYS: [&str; 4] = ["ca.crt", "tls.crt", "tls.key", "terms.json"];
 
-/// A certificate in a Secret, whose authorities every webhook of one configuration has as its `caBundle`.
+/// Stores the certificate in a Secret and its authorities in the `caBundle` of every webhook of one
+/// configuration.
 ///
-/// It needs `get` and `update` of both by name, and `create` of Secrets unless there is an empty one.
+/// Requires `get` and `update` on both by name, and `create` on Secrets unless an empty Secret exists.
 ///
 /// ```no_run
 /// # async fn example() -> anyhow::Result<()> {
@@ -42,7 +43,7 @@ impl std::fmt::Debug for KubeStore {
 }
 
 impl KubeStore {
-    /// The place of these names.
+    /// Creates a store for the objects with these names.
     #[must_use]
     pub fn new(client: Client, namespace: &str, secret: &str, webhook: &str) -> Self {
         Self {
@@ -54,7 +55,7 @@ impl KubeStore {
     }
 }
 
-/// The API server says that it is another version by now, or that it is there already.
+/// Whether the API server reports a concurrent change.
 fn is_conflict(error: &Error) -> bool {
     matches!(error, Error::Api(status) if status.code == 409)
 }
@@ -97,7 +98,7 @@ impl Store for KubeStore {
         let name = &self.secret;
         let mut secret = match &found.version {
             None => Secret { type_: Some("kubernetes.io/tls".into()), ..Secret::default() },
-            // Its type and labels are whose who made it.
+            // Keeps the type and labels of the existing Secret.
             Some(_) => self.secrets.get(name).await.with_context(|| format!("cannot read secret {name}"))?,
         };
         secret.data = Some(data_of(bundle)?);
@@ -131,7 +132,7 @@ impl Store for KubeStore {
             }
         }
         if changed {
-            // With the version that was read: whoever changes the rest meanwhile is not overwritten.
+            // Sent with the resource version that was read, so that concurrent changes are not overwritten.
             self.webhooks.replace(name, &PostParams::default(), &configuration).await.with_context(named)?;
         }
         Ok(changed)

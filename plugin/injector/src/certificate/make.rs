@@ -1,4 +1,4 @@
-//! A new certificate.
+//! Issues a new certificate.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,13 +10,14 @@ use rcgen::{
 
 use super::{Bundle, Terms, first, seconds};
 
-/// Clocks of nodes differ.
+/// Tolerance for clock differences between nodes.
 const SKEW: Duration = Duration::from_secs(3600);
 
-/// A certificate for these names, signed by an authority of its own. `previous` was what clients have been told of.
+/// Issues a certificate for these names, signed by an authority of its own. The previous authority stays in
+/// the bundle.
 ///
 /// # Errors
-/// A name that no certificate can have; no random numbers.
+/// A name is invalid for certificates, or there are no random numbers.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -41,21 +42,21 @@ pub fn make(
     let at = |seconds| date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
 
     let mut authority = CertificateParams::default();
-    // A client that knows two authorities of one name would have to try both.
+    // Distinct names, so that a client with both authorities selects the right one.
     authority.distinguished_name = common(&format!("shmesh injector {from}"));
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
     (authority.not_before, authority.not_after) = (at(from), at(until));
-    let authority_key = KeyPair::generate().context("cannot make a key")?;
+    let authority_key = KeyPair::generate().context("cannot generate a key")?;
     let signed = authority.self_signed(&authority_key).context("cannot sign an authority")?;
 
-    let mut server = CertificateParams::new(names).context("a name that no certificate can have")?;
+    let mut server = CertificateParams::new(names).context("invalid name for a certificate")?;
     server.distinguished_name = common(names.first().map_or("shmesh", String::as_str));
     server.use_authority_key_identifier_extension = true;
     server.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     (server.not_before, server.not_after) = (at(from), at(until));
-    let key = KeyPair::generate().context("cannot make a key")?;
+    let key = KeyPair::generate().context("cannot generate a key")?;
     let issuer = Issuer::from_params(&authority, &authority_key);
     let certificate = server.signed_by(&key, &issuer).context("cannot sign the certificate")?;
 

@@ -1,17 +1,18 @@
-//! The webhook's certificate: made, kept, replaced in time.
+//! The webhook's certificate: issued, shared between replicas, renewed before it expires.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `mod.rs` | a certificate with its authorities, and when it is to be replaced |
-//! | `make.rs` | a new one |
-//! | `served.rs` | what the server presents, changed while it runs |
-//! | `store.rs` | where replicas keep it together: a trait, and a double for tests |
-//! | `kube.rs` | that place in a cluster: a Secret, and the webhook's configuration |
-//! | `rotator.rs` | one step: read, replace what is due, publish, present |
-//! | `files.rs` | a certificate that somebody else keeps in files, cert-manager for example |
+//! | `mod.rs` | a certificate bundle and its validity |
+//! | `make.rs` | issues a certificate |
+//! | `resolver.rs` | the certificate that the server presents |
+//! | `store.rs` | storage shared by replicas: trait and in-memory double |
+//! | `kube.rs` | storage in a cluster: a Secret and the webhook configuration |
+//! | `rotator.rs` | one step: read, renew if due, publish, present |
+//! | `files.rs` | a certificate in files, managed for example by cert-manager |
 //!
-//! Each certificate has an authority of its own, whose key is forgotten once it has signed: nothing that could sign is ever
-//! stored. The API server is told of the new authority and of the one before, so that replicas may change over one by one.
+//! Each certificate has its own authority, whose key is discarded after signing: no signing key is ever
+//! stored. The `caBundle` contains the current and the previous authority, so that replicas can switch one by
+//! one.
 
 mod files;
 mod kube;
@@ -32,29 +33,20 @@ pub use resolver::CertResolver;
 pub use rotator::{CertRotator, RotationStep};
 pub use store::{MemoryStore, Store, StoredCert};
 
-/// A certificate, its key, and the authorities that clients are told of. Texts are PEM.
-///
-/// ```
-/// use std::time::{Duration, SystemTime};
-/// use shmesh_injector::certificate::make;
-/// let names = ["injector.shmesh.svc".to_owned()];
-/// let bundle = make(&names, Duration::from_secs(86_400), SystemTime::now(), None)?;
-/// assert!(!format!("{bundle:?}").contains("PRIVATE KEY"), "not even by mistake");
-/// # Ok::<(), anyhow::Error>(())
-/// ```
+/// A certificate, its key, and the authorities that clients trust, in PEM. `Debug` does not print the key.
 #[derive(Clone, Eq, PartialEq)]
 pub struct Bundle {
-    /// The authority that signed it, and the one before.
+    /// The current and the previous authority.
     pub authorities: String,
-    /// The certificate.
+    /// The certificate chain in PEM.
     pub certificate: String,
-    /// Its key.
+    /// The private key in PEM.
     pub key: String,
-    /// What the certificate says, for those who do not read certificates.
+    /// Names and validity of the certificate.
     pub terms: Terms,
 }
 
-/// For whom and how long a certificate is.
+/// Names and validity of a certificate.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -66,22 +58,22 @@ pub struct Bundle {
 /// ```
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Terms {
-    /// The server's names.
+    /// DNS names of the server.
     pub names: Vec<String>,
-    /// Since when, in seconds after 1970.
+    /// Start of validity, in seconds since 1970.
     pub from: u64,
-    /// Until when.
+    /// End of validity, in seconds since 1970.
     pub until: u64,
 }
 
 impl Terms {
-    /// Whether it is time for another one.
+    /// Whether two thirds of the lifetime have passed, so that it must be renewed.
     #[must_use]
     pub fn is_due(&self, now: SystemTime) -> bool {
         seconds(now) >= self.from + self.until.saturating_sub(self.from) / 3 * 2
     }
 
-    /// Whether nobody accepts it any more.
+    /// Whether the certificate has expired.
     #[must_use]
     pub fn is_over(&self, now: SystemTime) -> bool {
         seconds(now) >= self.until
@@ -98,7 +90,7 @@ fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
-/// The first certificate of a PEM text.
+/// Returns the first certificate of a PEM text.
 fn first(pem: &str) -> &str {
     const END: &str = "-----END CERTIFICATE-----";
     pem.find(END).map_or("", |at| &pem[..at + END.len()])

@@ -1,4 +1,4 @@
-//! What the server presents, changed while it runs.
+//! The certificate that the server presents, replaceable at run time.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -16,14 +16,7 @@ use rustls::{RootCertStore, ServerConfig};
 
 use super::{Bundle, seconds};
 
-/// The certificate that new connections get. Without one they are refused.
-///
-/// ```
-/// let served = shmesh_injector::certificate::CertResolver::default();
-/// assert!(!served.is_loaded());
-/// assert_eq!(served.server_config()?.alpn_protocols, [b"http/1.1".to_vec()]);
-/// # Ok::<(), anyhow::Error>(())
-/// ```
+/// Resolves the certificate for new TLS connections. Without a certificate they are refused.
 #[derive(Clone, Default)]
 pub struct CertResolver(Arc<RwLock<Option<Arc<CertifiedKey>>>>);
 
@@ -34,10 +27,10 @@ impl fmt::Debug for CertResolver {
 }
 
 impl CertResolver {
-    /// Presents this one from now on.
+    /// Presents this certificate from now on.
     ///
     /// # Errors
-    /// It is none, or the key is another's; what was presented before stays.
+    /// The PEM is invalid, or the key does not match; the previous certificate stays in use.
     ///
     /// ```
     /// use std::time::{Duration, SystemTime};
@@ -55,7 +48,7 @@ impl CertResolver {
         Ok(())
     }
 
-    /// Whether there is one.
+    /// Whether a certificate is loaded.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.now().is_some()
@@ -65,19 +58,14 @@ impl CertResolver {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// TLS that presents it.
+    /// Returns a TLS configuration that presents the certificate.
     ///
     /// # Errors
-    /// The provider of cryptography lacks what TLS needs.
-    ///
-    /// ```
-    /// shmesh_injector::certificate::CertResolver::default().server_config()?;
-    /// # Ok::<(), anyhow::Error>(())
-    /// ```
+    /// The crypto provider does not support the TLS versions.
     pub fn server_config(&self) -> Result<Arc<ServerConfig>> {
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
-            .context("no TLS")?
+            .context("the crypto provider does not support TLS")?
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(self.clone()));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -95,16 +83,16 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// The certificate with its key, if the two belong together.
+/// Parses a certificate and its key; fails if they do not match.
 pub(super) fn certified(certificate: &str, key: &str) -> Result<CertifiedKey> {
     let chain = CertificateDer::pem_slice_iter(certificate.as_bytes())
         .collect::<Result<Vec<_>, _>>()
-        .context("the certificate is no PEM")?;
-    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).context("the key is no PEM")?;
+        .context("the certificate is not valid PEM")?;
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).context("the key is not valid PEM")?;
     CertifiedKey::from_der(chain, key, &provider()).context("the certificate and its key cannot be used")
 }
 
-/// Whether a client that knows its authorities would accept it, by each of its names.
+/// Whether a client that trusts the authorities accepts the certificate for all its names.
 pub(super) fn is_accepted(bundle: &Bundle, now: SystemTime) -> bool {
     accepted(bundle, now).is_ok()
 }

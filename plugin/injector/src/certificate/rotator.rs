@@ -1,4 +1,4 @@
-//! One step of keeping: read, replace what is due, publish, present.
+//! One rotation step: read, renew if due, publish, present.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::resolver::is_accepted;
 use super::{Bundle, CertResolver, Store, StoredCert, make};
 
-/// Keeps the certificate of one replica.
+/// Rotates the certificate of one replica.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -30,44 +30,41 @@ pub struct CertRotator<S> {
     names: Vec<String>,
     lifetime: Duration,
     presented: Option<Bundle>,
-    /// Published at the last step, to be presented at the next: by then API servers know its authority.
+    /// Published in the last step, to be presented in the next one, when API servers know its authority.
     announced: Option<Bundle>,
 }
 
-/// What a step did.
-///
-/// ```
-/// let nothing = shmesh_injector::certificate::RotationStep::default();
-/// assert!(!nothing.made && !nothing.published && !nothing.presented);
-/// ```
+/// The outcome of a rotation step.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct RotationStep {
-    /// A certificate was made and stored.
+    /// Whether a new certificate was issued and stored.
     pub made: bool,
-    /// The API server was told of other authorities.
+    /// Whether the `caBundle` was changed.
     pub published: bool,
-    /// Another certificate is presented.
+    /// Whether another certificate is presented now.
     pub presented: bool,
-    /// Until when the presented one is good, in seconds after 1970.
+    /// Expiry of the presented certificate, in seconds since 1970.
     pub until: u64,
 }
 
-/// How often two replicas may be in each other's way within one step.
+/// Attempts per step when replicas write concurrently.
 const TRIES: usize = 4;
 
 impl<S: Store> CertRotator<S> {
-    /// A rotator for a server of these names.
+    /// Creates a rotator for a server with these names.
     #[must_use]
     pub fn new(store: S, served: CertResolver, names: Vec<String>, lifetime: Duration) -> Self {
         Self { store, served, names, lifetime, presented: None, announced: None }
     }
 
-    /// Reads what there is, replaces it if it is due or broken, tells the API server, and presents it.
+    /// Reads the stored certificate, renews it if it is due or invalid, publishes its authorities and
+    /// presents it.
     ///
-    /// What is presented is only changed for what has been published at an earlier step, unless it is of no use any more.
+    /// A new certificate is presented one step after its authority was published, unless the current one is
+    /// unusable.
     ///
     /// # Errors
-    /// The store does not answer. What was presented stays.
+    /// The store does not answer; the previous certificate stays in use.
     pub async fn step(&mut self, now: SystemTime) -> Result<RotationStep> {
         let mut rotation = RotationStep::default();
         let mut current = None;
@@ -84,7 +81,9 @@ impl<S: Store> CertRotator<S> {
                 break;
             }
         }
-        let Some(current) = current else { anyhow::bail!("others write the certificate at the same time") };
+        let Some(current) = current else {
+            anyhow::bail!("other replicas keep writing the certificate concurrently")
+        };
 
         let is_needed = self.presented.as_ref().is_none_or(|presented| presented.terms.is_over(now));
         if is_needed {
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_replicas_agree() {
+    async fn concurrent_replicas_share_one_certificate() {
         let store = MemoryStore::default();
         let (mut a, mut b) = (rotator(&store), rotator(&store));
         let (first, second) = tokio::join!(a.step(start()), b.step(start()));
@@ -144,10 +143,10 @@ mod tests {
         assert_eq!(store.published(), presented(&a).authorities);
     }
 
-    /// A store on which somebody else is faster, once.
-    struct Raced(MemoryStore, std::sync::atomic::AtomicBool, Bundle);
+    /// A store on which another replica writes first, once.
+    struct RacingStore(MemoryStore, std::sync::atomic::AtomicBool, Bundle);
 
-    impl Store for Raced {
+    impl Store for RacingStore {
         async fn read(&self) -> Result<StoredCert> {
             self.0.read().await
         }
@@ -168,7 +167,7 @@ mod tests {
     async fn who_is_slower_takes_what_is_loaded() {
         let names = vec!["injector.shmesh.svc".to_owned()];
         let theirs = make(&names, LIFE, start(), None).unwrap();
-        let store = Raced(MemoryStore::default(), false.into(), theirs.clone());
+        let store = RacingStore(MemoryStore::default(), false.into(), theirs.clone());
         let mut rotator = CertRotator::new(store, CertResolver::default(), names, LIFE);
         let rotation = rotator.step(start()).await.unwrap();
         assert!(!rotation.made && rotation.presented);
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_replaced_before_it_expires_and_both_authorities_are_known_meanwhile() {
+    async fn renewal_publishes_both_authorities_before_presenting() {
         let store = MemoryStore::default();
         let (mut a, mut b) = (rotator(&store), rotator(&store));
         a.step(start()).await.unwrap();
@@ -197,7 +196,7 @@ mod tests {
         let new = presented(&a).clone();
         assert_ne!(new, old);
         assert!(!new.terms.is_due(due));
-        // The other one follows, and makes none.
+        // The other replica follows without issuing one.
         assert!(!b.step(due).await.unwrap().made);
         assert!(b.step(due).await.unwrap().presented);
         assert_eq!(presented(&b), &new);
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_somebody_spoils_is_repaired() {
+    async fn damaged_certificate_is_replaced() {
         let store = MemoryStore::default();
         let mut rotator = rotator(&store);
         rotator.step(start()).await.unwrap();
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn while_the_api_server_is_away_nothing_changes() {
+    async fn unavailable_api_server_keeps_the_certificate() {
         let store = MemoryStore::default();
         let mut rotator = rotator(&store);
         rotator.step(start()).await.unwrap();

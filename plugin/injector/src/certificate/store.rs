@@ -1,4 +1,4 @@
-//! Where replicas keep their certificate together.
+//! Storage for the certificate that replicas share.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,37 +6,24 @@ use anyhow::{Result, bail};
 
 use super::Bundle;
 
-/// What a store has.
-///
-/// ```
-/// assert_eq!(shmesh_injector::certificate::StoredCert::default().bundle, None);
-/// ```
+/// The content of a store.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct StoredCert {
-    /// The certificate; `None` when there is none, or none that can be read.
+    /// The certificate; `None` if it is missing or unreadable.
     pub bundle: Option<Bundle>,
-    /// Which writing it was; `None` when there is nothing to write over.
+    /// Version for optimistic locking; `None` if nothing is stored.
     pub version: Option<String>,
 }
 
-/// A place that replicas share.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> anyhow::Result<()> {
-/// use shmesh_injector::certificate::{MemoryStore, Store};
-/// assert_eq!(MemoryStore::default().read().await?.version, None);
-/// # Ok(())
-/// # }
-/// ```
+/// Storage that replicas share.
 pub trait Store: Send + Sync {
-    /// What is there.
+    /// Reads the stored certificate and its version.
     fn read(&self) -> impl Future<Output = Result<StoredCert>> + Send;
 
-    /// Writes over what was found. `false`: somebody else was faster.
+    /// Replaces the version that was read. Returns `false` if another replica was faster.
     fn write(&self, found: &StoredCert, bundle: &Bundle) -> impl Future<Output = Result<bool>> + Send;
 
-    /// Tells the API server of these authorities, if it knows others. `true`: it did.
+    /// Publishes authorities to the API server. Returns `true` if they changed.
     fn publish(&self, authorities: &str) -> impl Future<Output = Result<bool>> + Send;
 }
 
@@ -73,23 +60,23 @@ impl MemoryStore {
     fn answering(&self) -> Result<MutexGuard<'_, Inside>> {
         let inside = self.inside();
         if inside.fails {
-            bail!("the API server does not answer");
+            bail!("the API server is unavailable");
         }
         Ok(inside)
     }
 
-    /// Whether everything fails from now on.
+    /// Makes all further requests fail, or succeed again.
     pub fn fail(&self, fails: bool) {
         self.inside().fails = fails;
     }
 
-    /// What the API server was told.
+    /// Returns the authorities published last.
     #[must_use]
     pub fn published(&self) -> String {
         self.inside().published.clone()
     }
 
-    /// Somebody else writes.
+    /// Overwrites the bundle, as another writer would.
     pub fn spoil(&self, bundle: Option<Bundle>) {
         let mut inside = self.inside();
         inside.bundle = bundle;

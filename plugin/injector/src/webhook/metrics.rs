@@ -1,4 +1,4 @@
-//! What `/metrics` shows.
+//! Metrics of the webhook.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::review::Outcome;
 
-/// Seconds: a tenth of a millisecond is usual, and 5 ms are the promise.
+/// Buckets in seconds: 0.1 ms is typical, 5 ms is the limit.
 const BUCKETS: [f64; 9] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.1, 1.0];
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
@@ -20,7 +20,7 @@ struct Labels {
     reason: &'static str,
 }
 
-/// What the webhook counts.
+/// Counters and gauges of the webhook.
 ///
 /// ```
 /// use shmesh_injector::webhook::Metrics;
@@ -35,11 +35,11 @@ struct Labels {
 pub struct Metrics {
     admissions: Family<Labels, Counter>,
     seconds: Histogram,
-    turned_away: Counter,
-    broken: Counter,
+    refused_connections: Counter,
+    failed_connections: Counter,
     certificates: Counter,
     certificate_failures: Counter,
-    certificate_until: Gauge,
+    certificate_expiry: Gauge,
 }
 
 impl Default for Metrics {
@@ -47,37 +47,42 @@ impl Default for Metrics {
         Self {
             admissions: Family::default(),
             seconds: Histogram::new(BUCKETS),
-            turned_away: Counter::default(),
-            broken: Counter::default(),
+            refused_connections: Counter::default(),
+            failed_connections: Counter::default(),
             certificates: Counter::default(),
             certificate_failures: Counter::default(),
-            certificate_until: Gauge::default(),
+            certificate_expiry: Gauge::default(),
         }
     }
 }
 
 impl Metrics {
-    /// Registers all of them.
+    /// Registers all metrics with the prefix `shmesh_injector`.
     pub fn register(&self, registry: &mut Registry) {
         let registry = registry.sub_registry_with_prefix("shmesh_injector");
         registry.register(
             "admissions",
-            "Pods by outcome, and what was refused by reason",
+            "Admission requests by outcome, and refusals by reason",
             self.admissions.clone(),
         );
-        let help = "How long an answer takes, without TLS";
+        let help = "Time to answer an admission request, without TLS";
         registry.register_with_unit("admission", help, Unit::Seconds, self.seconds.clone());
         registry.register(
-            "turned_away",
-            "Connections for which there was no place",
-            self.turned_away.clone(),
+            "refused_connections",
+            "Connections refused at the connection limit",
+            self.refused_connections.clone(),
         );
-        registry.register("broken", "Connections that ended with an error", self.broken.clone());
-        registry.register("certificates", "Certificates that this replica made", self.certificates.clone());
-        let help = "Times that the certificate could not be looked after";
+        registry.register("failed_connections", "Connections that failed", self.failed_connections.clone());
+        registry.register("certificates", "Certificates issued by this replica", self.certificates.clone());
+        let help = "Failed attempts to renew or publish the certificate";
         registry.register("certificate_failures", help, self.certificate_failures.clone());
-        let help = "Until when the certificate is good, after 1970; 0 where somebody else keeps it";
-        registry.register_with_unit("certificate_until", help, Unit::Seconds, self.certificate_until.clone());
+        let help = "Expiry of the certificate in seconds since 1970; 0 if it is managed externally";
+        registry.register_with_unit(
+            "certificate_expiry_timestamp",
+            help,
+            Unit::Seconds,
+            self.certificate_expiry.clone(),
+        );
     }
 
     pub(super) fn answered(&self, outcome: Outcome, took: Duration) {
@@ -90,17 +95,17 @@ impl Metrics {
         self.admissions.get_or_create(&Labels { outcome: "malformed", reason: "" }).inc();
     }
 
-    pub(super) fn turned_away(&self) {
-        self.turned_away.inc();
+    pub(super) fn refused_connections(&self) {
+        self.refused_connections.inc();
     }
 
-    pub(super) fn broken(&self) {
-        self.broken.inc();
+    pub(super) fn failed_connections(&self) {
+        self.failed_connections.inc();
     }
 
     pub(super) fn certificate(&self, made: bool, until: u64) {
         self.certificates.inc_by(u64::from(made));
-        self.certificate_until.set(i64::try_from(until).unwrap_or(i64::MAX));
+        self.certificate_expiry.set(i64::try_from(until).unwrap_or(i64::MAX));
     }
 
     pub(super) fn certificate_failed(&self) {

@@ -1,10 +1,10 @@
-//! The server: `POST /inject` over TLS.
+//! The HTTPS server for `POST /inject`.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `mod.rs` | connections: accepted, bounded, ended in order |
-//! | `metrics.rs` | what `/metrics` shows |
-//! | `run.rs` | from start to end |
+//! | `mod.rs` | connections: limits and graceful shutdown |
+//! | `metrics.rs` | metrics |
+//! | `run.rs` | lifecycle of the webhook |
 
 mod metrics;
 mod run;
@@ -35,25 +35,25 @@ use crate::review;
 pub use metrics::Metrics;
 pub use run::{CertSource, Settings, run};
 
-/// The largest question: the API server takes objects of 3 MiB, and a question may hold one twice.
+/// Maximum size of a request: the API server accepts objects of 3 MiB, and a request can contain one twice.
 const MAX_QUESTION_BYTES: usize = 8 << 20;
-/// Connections at a time. An API server uses a few.
+/// Maximum number of connections. An API server uses a few.
 const MAX_CONNECTIONS: usize = 512;
-/// How long a handshake may take.
+/// Timeout of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How long a question may take to arrive.
+/// Timeout for receiving a request.
 const QUESTION: Duration = Duration::from_secs(10);
-/// How long a connection may stay without a question: longer than the API server keeps one.
+/// Idle limit of a connection, longer than in the API server.
 const IDLE: Duration = Duration::from_secs(120);
 
-/// What answers.
+/// State of the request handler.
 #[derive(Clone, Debug)]
 struct Injector {
     config: Arc<Config>,
     metrics: Metrics,
 }
 
-/// Serves until `stop`, then lets those finish that have asked, for as long as `grace`.
+/// Serves until `stop`, then completes pending requests for up to `grace`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -81,7 +81,7 @@ pub async fn serve(
         .route("/inject", post(inject))
         .with_state(Injector { config, metrics: metrics.clone() });
     let acceptor = TlsAcceptor::from(tls);
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let connections = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
@@ -91,12 +91,12 @@ pub async fn serve(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "nobody can be let in just now");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
             metrics.refused_connections();
             continue;
         };
@@ -105,15 +105,15 @@ pub async fn serve(
         connections.spawn(async move {
             if let Err(error) = connection(stream, &acceptor, routes, &stop).await {
                 metrics.failed_connections();
-                tracing::debug!(%error, "a connection ended");
+                tracing::debug!(%error, "a connection failed");
             }
-            drop(place);
+            drop(permit);
         });
     }
     drop(listener);
     connections.close();
     if timeout(grace, connections.wait()).await.is_err() {
-        tracing::warn!(connections = connections.len(), "not all have finished");
+        tracing::warn!(connections = connections.len(), "connections did not finish in time");
     }
 }
 
@@ -144,7 +144,7 @@ async fn inject(State(injector): State<Injector>, request: Request) -> Response 
         injector.metrics.malformed();
         return StatusCode::PAYLOAD_TOO_LARGE.into_response();
     }
-    // Who announces a question and does not send it would keep a place.
+    // A client that announces a body and does not send it must not hold a connection.
     let question = match timeout(QUESTION, to_bytes(request.into_body(), MAX_QUESTION_BYTES)).await {
         Ok(Ok(question)) => question,
         Ok(Err(_)) | Err(_) => {

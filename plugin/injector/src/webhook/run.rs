@@ -1,4 +1,4 @@
-//! From start to end.
+//! Lifecycle of the webhook.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,82 +18,59 @@ use super::Metrics;
 use crate::certificate::{CertFiles, CertResolver, CertRotator, KubeStore};
 use crate::config::Config;
 
-/// Between two looks at the certificate.
+/// Interval for checking the certificate.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
-/// Between two looks while there is none that works.
+/// Interval for retries while no valid certificate is loaded.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How long those who have asked may take for the answer, after the end was asked for.
+/// Time limit for pending requests at shutdown.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Where the certificate comes from.
-///
-/// ```
-/// use shmesh_injector::webhook::CertSource;
-/// let certificate = CertSource::Files { certificate: "/tls/tls.crt".into(), key: "/tls/tls.key".into() };
-/// assert!(matches!(certificate, CertSource::Files { .. }));
-/// ```
+/// Source of the webhook's certificate.
 #[derive(Clone, Debug)]
 pub enum CertSource {
-    /// The replicas make it, and keep it in the cluster.
+    /// The replicas issue the certificate and share it in the cluster.
     Cluster {
-        /// The webhook's Service.
+        /// Name of the webhook's Service.
         service: String,
-        /// The namespace of Service and Secret.
+        /// Namespace of the Service and the Secret.
         namespace: String,
-        /// The Secret.
+        /// Name of the Secret.
         secret: String,
-        /// The `MutatingWebhookConfiguration`.
+        /// Name of the `MutatingWebhookConfiguration`.
         webhook: String,
-        /// How long one is good.
+        /// Lifetime of a certificate.
         lifetime: Duration,
     },
-    /// Somebody else keeps it in files.
+    /// The certificate is managed externally.
     Files {
-        /// The certificate, with its chain.
+        /// File with the certificate chain.
         certificate: PathBuf,
-        /// Its key.
+        /// File with the private key.
         key: PathBuf,
     },
 }
 
-/// What the webhook is told.
-///
-/// ```
-/// use shmesh_injector::{Config, webhook::{CertSource, Settings}};
-/// let certificate = CertSource::Files { certificate: "/tls/tls.crt".into(), key: "/tls/tls.key".into() };
-/// let settings = Settings {
-///     listen: "0.0.0.0:8443".parse()?, admin: None, certificate, config: Config::default(), linger: Default::default(),
-/// };
-/// assert_eq!(settings.listen.port(), 8443);
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
+/// Settings of the webhook.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the API server asks.
+    /// Address for admission requests.
     pub listen: SocketAddr,
-    /// Where probes and metrics are.
+    /// Address for probes and metrics.
     pub admin: Option<SocketAddr>,
-    /// Where the certificate comes from.
+    /// Source of the certificate.
     pub certificate: CertSource,
-    /// What injection does.
+    /// Configuration of the injection.
     pub config: Config,
-    /// How long it serves on after it was told to end: until nobody is sent here any more.
+    /// How long to keep serving after a shutdown request, until the Service stops routing to this replica.
     pub linger: Duration,
 }
 
-/// Serves until it is told to end.
+/// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// An address cannot be had, or there is no cluster.
-///
-/// ```no_run
-/// # async fn example(settings: shmesh_injector::webhook::Settings) -> anyhow::Result<()> {
-/// shmesh_injector::webhook::run(settings, None).await?;
-/// # Ok(())
-/// # }
-/// ```
+/// An address is unavailable, or there is no cluster.
 pub async fn run(settings: Settings, log: Option<LogFilter>) -> Result<()> {
-    let told = shutdown::on_signal().context("cannot catch signals")?;
+    let stopped = shutdown::on_signal().context("cannot catch signals")?;
     let readiness = Readiness::default();
     let has_certificate = readiness.latch("certificate");
     let metrics = Metrics::default();
@@ -102,12 +79,12 @@ pub async fn run(settings: Settings, log: Option<LogFilter>) -> Result<()> {
 
     let stop = CancellationToken::new();
     let listener = bound(settings.listen).await?;
-    tracing::info!(address = %listener.local_addr()?, "webhook");
+    tracing::info!(address = %listener.local_addr()?, "serving the webhook");
     let admin = match settings.admin {
         None => None,
         Some(address) => {
             let listener = bound(address).await?;
-            tracing::info!(address = %listener.local_addr()?, "probes and metrics");
+            tracing::info!(address = %listener.local_addr()?, "serving probes and metrics");
             let admin = Admin { readiness: readiness.clone(), metrics: Arc::new(registry), log };
             Some(tokio::spawn(admin::serve(listener, admin, stop.clone())))
         }
@@ -121,11 +98,14 @@ pub async fn run(settings: Settings, log: Option<LogFilter>) -> Result<()> {
     let serving = tokio::spawn(super::serve(listener, tls, config, metrics, until, GRACE));
 
     tokio::select! {
-        () = told.cancelled() => {}
+        () = stopped.cancelled() => {}
         ended = kept => ended??,
     }
-    let leaving = readiness.latch("the end");
-    tracing::info!(seconds = settings.linger.as_secs(), "serves on until nobody is sent here any more");
+    let leaving = readiness.latch("shutdown");
+    tracing::info!(
+        seconds = settings.linger.as_secs(),
+        "shutting down; serving until the Service stops routing here"
+    );
     tokio::time::sleep(settings.linger).await;
     stop.cancel();
     serving.await?;
@@ -140,7 +120,7 @@ async fn bound(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address}"))
 }
 
-/// Looks after the certificate. Ends with an error only where there is no cluster at all.
+/// Loads and rotates the certificate. Fails only if there is no cluster.
 async fn keep(
     certificate: CertSource,
     served: CertResolver,
@@ -176,7 +156,7 @@ async fn keep(
         CertSource::Cluster { service, namespace, secret, webhook, lifetime } => {
             let client = kube::Client::try_default()
                 .await
-                .context("no cluster: neither a service account nor a kubeconfig")?;
+                .context("no cluster: found neither a service account nor a kubeconfig")?;
             let names =
                 ["", ".cluster.local"].map(|tail| format!("{service}.{namespace}.svc{tail}")).to_vec();
             let store = KubeStore::new(client, &namespace, &secret, &webhook);
@@ -187,14 +167,14 @@ async fn keep(
                     Ok(rotation) => {
                         metrics.certificate(rotation.made, rotation.until);
                         if rotation.made || rotation.published || rotation.presented {
-                            tracing::info!(?rotation, "the certificate was looked after");
+                            tracing::info!(?rotation, "certificate rotated");
                         }
                     }
                     Err(error) => {
                         metrics.certificate_failed();
                         tracing::warn!(
                             error = format!("{error:#}"),
-                            "the certificate cannot be looked after; tried again"
+                            "cannot rotate the certificate; retrying"
                         );
                     }
                 }
@@ -206,7 +186,7 @@ async fn keep(
     }
 }
 
-/// Whether to go on.
+/// Sleeps; returns `false` if the webhook stops.
 async fn pause(length: Duration, stop: &CancellationToken) -> bool {
     tokio::select! {
         () = stop.cancelled() => false,

@@ -104,7 +104,7 @@ fn rotator(server: &Server) -> (CertRotator<KubeStore>, CertResolver) {
 }
 
 #[tokio::test]
-async fn two_replicas_and_no_secret() {
+async fn replicas_create_a_missing_secret() {
     let server = Server::with_webhooks();
     let ((mut a, of_a), (mut b, of_b)) = (rotator(&server), rotator(&server));
     let now = SystemTime::now();
@@ -124,7 +124,7 @@ async fn two_replicas_and_no_secret() {
 }
 
 #[tokio::test]
-async fn an_empty_secret_of_the_chart_is_filled_and_keeps_its_labels() {
+async fn empty_secret_is_filled_and_keeps_its_labels() {
     let server = Server::with_webhooks();
     let empty = json!({
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
@@ -139,7 +139,7 @@ async fn an_empty_secret_of_the_chart_is_filled_and_keeps_its_labels() {
 }
 
 #[tokio::test]
-async fn who_writes_over_what_has_changed_is_told() {
+async fn conflicting_secret_write_is_detected() {
     let server = Server::with_webhooks();
     let store = server.store();
     let bundle = make(&["injector.shmesh.svc".to_owned()], LIFE, SystemTime::now(), None).unwrap();
@@ -153,7 +153,7 @@ async fn who_writes_over_what_has_changed_is_told() {
 }
 
 #[tokio::test]
-async fn without_the_webhook_configuration_it_serves_and_says_what_is_missing() {
+async fn missing_webhook_configuration_is_reported() {
     let server = Server::default();
     let (mut rotator, served) = rotator(&server);
     let error = format!("{:#}", rotator.step(SystemTime::now()).await.unwrap_err());

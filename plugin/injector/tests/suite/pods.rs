@@ -10,7 +10,7 @@ fn object(text: &str) -> Value {
 }
 
 #[test]
-fn what_goes_in_comes_out_as_written_down() {
+fn injection_matches_the_golden_files() {
     let is_update = std::env::var_os("SHMESH_UPDATE").is_some();
     for file in files(&pods(), ".in.yaml") {
         let text = std::fs::read_to_string(&file).unwrap();
@@ -39,7 +39,7 @@ fn what_goes_in_comes_out_as_written_down() {
 }
 
 #[test]
-fn what_cannot_be_honoured_is_refused_with_line_and_remedy() {
+fn refusals_have_line_and_remedy() {
     let mut wrong = Vec::new();
     for file in files(&pods().join("refused"), ".yaml") {
         let named = file.file_name().unwrap().display().to_string();
@@ -62,7 +62,7 @@ fn what_cannot_be_honoured_is_refused_with_line_and_remedy() {
 }
 
 #[test]
-fn resources_come_from_the_real_size() {
+fn sidecar_resources_match_the_links() {
     let links = "- name: a\n- { name: b, ring: { len: 8 }, backing: memfd }\n";
     let pod = json!({
         "metadata": {"annotations": {"shmesh.io/links": links}},
@@ -83,7 +83,7 @@ fn resources_come_from_the_real_size() {
 }
 
 #[test]
-fn a_pod_in_the_best_class_stays_in_it() {
+fn guaranteed_pod_stays_guaranteed() {
     let pod = |resources: Value| {
         json!({
             "metadata": {"annotations": {"shmesh.io/links": "- name: a"}},
@@ -103,7 +103,7 @@ fn a_pod_in_the_best_class_stays_in_it() {
 }
 
 #[test]
-fn the_sidecar_runs_as_who_is_on_its_links() {
+fn sidecar_runs_as_the_user_of_its_links() {
     let user = |spec: &str| {
         let text =
             format!("{{ metadata: {{ annotations: {{ shmesh.io/links: '- name: a' }} }}, spec: {spec} }}");
@@ -122,7 +122,7 @@ fn the_sidecar_runs_as_who_is_on_its_links() {
 }
 
 #[test]
-fn without_the_identity_service_a_pod_must_show_its_processes() {
+fn without_identity_service_a_shared_pid_namespace_is_required() {
     let config = shmesh_injector::Config { agent_resource: String::new(), ..config() };
     let text = "{ metadata: { annotations: { shmesh.io/links: '- name: a' } },
                   spec: { securityContext: { runAsUser: 7 }, containers: [{ name: a }] } }";
@@ -151,7 +151,7 @@ fn rotator() {
 
 /// A tmpfs of the `sizeLimit` holds the links, and one a page smaller does not.
 #[test]
-fn the_size_limit_is_exact() {
+fn shm_size_limit_is_exact() {
     let pod = json!({
         "metadata": {"annotations": {"shmesh.io/links": EXACT}},
         "spec": {"securityContext": {"runAsUser": 1}, "containers": [{"name": "a"}]},

@@ -54,9 +54,9 @@ fn untyped(mut expr: IdedExpr) -> IdedExpr {
 }
 
 /// A document whose whole numbers are signed, as in the API.
-struct Signed<'a>(&'a Value);
+struct SignedObject<'a>(&'a Value);
 
-impl Serialize for Signed<'_> {
+impl Serialize for SignedObject<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self.0 {
             Value::Array(list) => to.collect_seq(list.iter().map(Signed)),
@@ -221,7 +221,7 @@ fn pod(annotations: &Value, spec: &Value) -> Value {
 const SIZE: &str = "shmesh.io/size";
 
 #[test]
-fn both_ways_give_the_same_pod() {
+fn policy_and_webhook_produce_the_same_pod() {
     let config = Config::default();
     let policies = Policies::of(&config);
     let secure = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
@@ -277,7 +277,7 @@ fn both_ways_give_the_same_pod() {
 }
 
 #[test]
-fn another_configuration_is_followed() {
+fn changed_pool_configuration_is_applied() {
     let mut config =
         Config { domain: "mesh.example".into(), agent_resource: "identity".into(), ..Config::default() };
     config.sidecar.image = "registry.example/sidecar:7".into();
@@ -292,7 +292,7 @@ fn another_configuration_is_followed() {
 }
 
 #[test]
-fn what_the_policies_cannot_do_they_refuse_with_words() {
+fn unsupported_pods_are_rejected_with_a_message() {
     let policies = Policies::of(&Config::default());
     let plain = json!({"securityContext": {"runAsUser": 1}, "containers": [{"name": "a"}]});
     let with = |key: &str, value: Value| {
@@ -343,7 +343,7 @@ fn what_the_policies_cannot_do_they_refuse_with_words() {
 }
 
 #[test]
-fn who_asks_for_nothing_gets_nothing() {
+fn container_without_requests_gets_nothing() {
     let policies = Policies::of(&Config::default());
     for file in crate::support::files(&crate::support::pods(), "nothing.in.yaml") {
         let object: Value = serde_saphyr::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();

@@ -194,7 +194,7 @@ macro_rules! properties {
 
                 $(#[$attribute])*
                 #[test]
-                fn injection_adds_no_violation(pod in pod()) {
+                fn injection_keeps_pod_security_restricted(pod in pod()) {
                     if let Ok(injected) = inject(&pod, "default", &config()) {
                         prop_assert_eq!(violations(&injected.pod), violations(&pod));
                     }
@@ -211,7 +211,7 @@ properties! {
 
 /// The generator makes pods of both kinds; else the properties above would say little.
 #[test]
-fn some_are_injected_and_some_are_refused() {
+fn generated_pods_are_injected_or_refused() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();

@@ -38,7 +38,7 @@ impl Server {
         Self { address, served, stop, task }
     }
 
-    /// Connects as somebody who knows these authorities and nothing else.
+    /// Connects as a client that trusts only these authorities.
     async fn connect(&self, authorities: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
@@ -96,7 +96,7 @@ async fn ask(stream: &mut TlsStream<TcpStream>, method: &str, body: &str) -> (u1
 }
 
 #[tokio::test]
-async fn it_answers_over_tls() {
+async fn webhook_answers_over_tls() {
     let server = Server::start().await;
     server.connect(&made().authorities).await.expect_err("there is no certificate yet");
     let bundle = made();
@@ -110,11 +110,11 @@ async fn it_answers_over_tls() {
     assert_eq!((status, &answer["response"]["allowed"]), (200, &json!(false)), "on the same connection");
     assert_eq!(ask(&mut stream, "POST", "{}").await.0, 400);
     assert_eq!(ask(&mut stream, "GET", "").await.0, 405);
-    server.connect(&made().authorities).await.expect_err("signed by somebody else");
+    server.connect(&made().authorities).await.expect_err("signed by another authority");
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_refused_and_others_go_on() {
+async fn oversized_request_is_refused() {
     let server = Server::start().await;
     let bundle = made();
     server.served.present(&bundle).unwrap();
@@ -124,7 +124,7 @@ async fn what_is_too_large_is_refused_and_others_go_on() {
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 413");
-    // Somebody who speaks no TLS, and somebody who does not speak.
+    // One client does not speak TLS, another one sends nothing.
     let mut garbage = TcpStream::connect(server.address).await.unwrap();
     garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let _silent = TcpStream::connect(server.address).await.unwrap();
@@ -133,7 +133,7 @@ async fn what_is_too_large_is_refused_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn the_end_waits_for_who_has_asked() {
+async fn shutdown_completes_pending_requests() {
     let server = Server::start().await;
     let bundle = made();
     server.served.present(&bundle).unwrap();
@@ -160,7 +160,7 @@ async fn the_end_waits_for_who_has_asked() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_replaced_and_no_client_is_lost() {
+async fn certificate_rotation_loses_no_client() {
     let (store, server) = (MemoryStore::default(), Server::start().await);
     let mut rotator = CertRotator::new(store.clone(), server.served.clone(), vec![NAME.to_owned()], LIFE);
     rotator.step(SystemTime::now()).await.unwrap();

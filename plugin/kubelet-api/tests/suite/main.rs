@@ -10,7 +10,7 @@ const SOURCES: [(&str, &str); 3] = [
 ];
 
 #[test]
-fn the_bindings_are_those_of_the_proto_files() {
+fn bindings_match_the_proto_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut repaired = Vec::new();
     for (source, target) in SOURCES {

@@ -145,7 +145,7 @@ fn expected(uid: Option<&str>) -> Result<ContainerRef, NoContainer> {
 }
 
 #[test]
-fn every_known_layout_names_pod_and_container() {
+fn every_known_cgroup_layout_is_parsed() {
     for (name, pattern, uid) in IN_POD {
         // "CRI-O" and "Docker" are only names: the pattern is what is replaced.
         assert_eq!(container(pattern), expected(*uid), "{name}: {pattern}");
@@ -153,14 +153,14 @@ fn every_known_layout_names_pod_and_container() {
 }
 
 #[test]
-fn what_is_no_container_of_a_pod_is_in_none() {
+fn other_cgroups_are_not_in_a_pod() {
     for pattern in NOT_IN_POD {
         assert_eq!(container(pattern), Err(NoContainer::NotInPod), "{pattern}");
     }
 }
 
 #[test]
-fn a_container_cannot_name_itself_another_by_cgroups_below_its_own() {
+fn container_cannot_fake_identity_with_nested_cgroups() {
     let forged = "0::/kubepods/podU/C/kubepods/podT/O";
     assert_eq!(container(forged), expected(Some(UID)));
     let below_a_private_root = "0::/../../podU/C/podT/O";
@@ -168,13 +168,13 @@ fn a_container_cannot_name_itself_another_by_cgroups_below_its_own() {
 }
 
 #[test]
-fn hierarchies_that_disagree_name_nobody() {
+fn contradicting_hierarchies_are_ambiguous() {
     assert_eq!(container("2:pids:/kubepods/podU/C\n1:cpu:/kubepods/podT/C"), Err(NoContainer::Ambiguous));
     assert_eq!(container("2:pids:/kubepods/podU/C\n1:cpu:/kubepods/podU/O"), Err(NoContainer::Ambiguous));
 }
 
 #[test]
-fn in_a_cluster_within_a_pod_the_inner_pods_count() {
+fn nested_cluster_uses_its_own_pods() {
     for (own, inner, outer) in [
         (
             "0::/kubepods/podT/O/kubelet/kubepods/burstable/pod00000000-0000-0000-0000-000000000000/C",
@@ -195,7 +195,7 @@ fn in_a_cluster_within_a_pod_the_inner_pods_count() {
 }
 
 #[test]
-fn the_root_of_a_plain_node_is_the_root() {
+fn roots_are_empty_outside_pods() {
     for own in ["0::/", "0::/kubepods/podU/C", "0::/../..", "0::/system.slice/x.service"] {
         let roots = Roots::of_own(&text(own));
         assert_eq!(roots.container(&text("0::/kubepods/burstable/podU/C")), expected(Some(UID)), "{own}");
@@ -204,12 +204,12 @@ fn the_root_of_a_plain_node_is_the_root() {
 
 proptest::proptest! {
     #[test]
-    fn no_text_makes_it_panic(own: String, text: String) {
+    fn arbitrary_text_does_not_panic(own: String, text: String) {
         let _ = Roots::of_own(&own).container(&text);
     }
 
     #[test]
-    fn no_path_makes_it_panic(
+    fn arbitrary_paths_do_not_panic(
         own in "([0-9]{0,2}:[a-z,=]{0,8}:?(/(\\.\\.|kubepods|pod[0-9a-f]{32}|[0-9a-f]{64}|(x-)?pod[0-9a-f_]{36}\\.slice|crio-[0-9a-f]{64}\\.scope|:|é))*\n){0,3}",
         text in "([0-9]{0,2}:[a-z,=]{0,8}:?(/(\\.\\.|kubepods|pod[0-9a-f]{32}|[0-9a-f]{64}|(x-)?pod[0-9a-f_]{36}\\.slice|crio-[0-9a-f]{64}\\.scope|:|é))*\n){0,3}",
     ) {

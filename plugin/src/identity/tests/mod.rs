@@ -72,7 +72,7 @@ fn kill_and_wait(pid: i32) {
 }
 
 #[test]
-fn a_process_that_ends_while_it_is_looked_at_is_gone_and_never_a_mixture() {
+fn exit_while_reading_proc_never_mixes_two_processes() {
     let mut successor = sleeper();
     for file in [File::Stat, File::Status, File::Cgroup] {
         let mut child = sleeper();
@@ -98,7 +98,7 @@ impl Pods for Kills {
     }
 }
 
-/// Says that everybody is in a pod.
+/// A `/proc` in which every process is in a pod.
 struct InPod;
 
 impl Proc for InPod {
@@ -111,7 +111,7 @@ impl Proc for InPod {
 }
 
 #[test]
-fn a_process_that_ends_after_everything_was_read_is_gone() {
+fn exit_after_reading_proc_yields_gone() {
     let mut child = sleeper();
     let pidfd = pidfd(pid(&child));
     let before = resolver(InPod).identify(&pidfd, 0, &NoPods).unwrap();
@@ -130,7 +130,7 @@ impl Proc for Thread {
 }
 
 #[test]
-fn the_number_of_a_thread_is_never_taken_for_a_process() {
+fn thread_id_is_refused() {
     let me = pidfd(std::process::id().cast_signed());
     assert_eq!(resolver(Thread).identify(&me, 0, &NoPods), Err(Unknown::BadDescriptor));
 }
@@ -147,7 +147,7 @@ impl Pods for Always {
 }
 
 #[test]
-fn the_cgroup_decides_which_pod_and_the_source_only_confirms() {
+fn cgroup_decides_the_pod_and_the_file_confirms() {
     let me = pidfd(std::process::id().cast_signed());
     let agreed = resolver(InPod).identify(&me, 0, &Always("a")).unwrap().pod.unwrap();
     assert!(agreed.confirmed && agreed.name == "du-0" && agreed.container_id == "b".repeat(64));
@@ -158,7 +158,7 @@ fn the_cgroup_decides_which_pod_and_the_source_only_confirms() {
     );
 }
 
-/// A listening socket in a directory of its own, and who connects to it.
+/// A listening socket in a directory of its own, and its address.
 fn listening() -> (tempfile::TempDir, OwnedFd, UnixAddr) {
     let dir = tempfile::tempdir().unwrap();
     let address = UnixAddr::new(&dir.path().join("x")).unwrap();
@@ -186,7 +186,7 @@ fn socket_of(listener: &OwnedFd) -> OwnedFd {
 }
 
 #[test]
-fn an_old_kernel_gives_the_same_answer_about_a_socket() {
+fn socket_identity_matches_without_peer_pidfd() {
     let (_dir, accepted, _client) = accepted();
     let [old, new] = [PeerPidfd::Old, PeerPidfd::Newest]
         .map(|how| identify(&Pidfd::of_peer(accepted.as_fd(), how).unwrap()).unwrap());
@@ -195,7 +195,7 @@ fn an_old_kernel_gives_the_same_answer_about_a_socket() {
 }
 
 #[test]
-fn on_an_old_kernel_who_started_after_the_connection_is_not_who_connected() {
+fn reused_pid_is_rejected_without_peer_pidfd() {
     let (_dir, accepted, _client) = accepted();
     let me = Pidfd::of_peer(accepted.as_fd(), PeerPidfd::Old).unwrap();
     let start_time = identify(&me).unwrap().start_time;
@@ -205,7 +205,7 @@ fn on_an_old_kernel_who_started_after_the_connection_is_not_who_connected() {
 }
 
 #[test]
-fn a_socket_that_was_not_accepted_is_refused() {
+fn unaccepted_socket_is_refused() {
     let (_dir, listener, _address) = listening();
     let never = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

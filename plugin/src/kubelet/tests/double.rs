@@ -237,12 +237,12 @@ fn random_sequences(cases_count: u32) {
 }
 
 #[test]
-fn right_again_within_three_seconds() {
+fn random_sequences_recover_within_three_seconds() {
     random_sequences(1);
 }
 
 #[test]
 #[ignore = "long: 16 sequences"]
-fn right_again_within_three_seconds_in_many_sequences() {
+fn random_sequences_recover_within_three_seconds_long() {
     random_sequences(16);
 }

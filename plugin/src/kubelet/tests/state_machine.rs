@@ -17,10 +17,9 @@ enum Act {
     KubeletStarts,
     /// The connection of the newest stream breaks.
     StreamCut,
-    /// Somebody removes our socket.
+    /// Another process removes our socket.
     SocketRemoved,
     PluginRestarts,
-    /// Time passes.
     Wait(u16),
 }
 
@@ -120,7 +119,7 @@ impl World {
         }
     }
 
-    /// What a kubelet up to 1.36 does when a stream is over: it drops whoever has the name by then.
+    /// A kubelet up to 1.36 drops the current registration of the resource when any stream ends.
     fn end_seen(&mut self, stream: Stream) {
         if !self.streams.remove(&stream) {
             return;
@@ -276,7 +275,7 @@ proptest! {
 }
 
 #[test]
-fn a_kubelet_that_is_not_there_is_waited_for_and_not_asked() {
+fn missing_kubelet_is_not_called() {
     let mut world = World::new(1);
     world.pass(ms(60_000));
     assert_eq!((world.registrations, world.is_socket_there), (0, true));
@@ -286,7 +285,7 @@ fn a_kubelet_that_is_not_there_is_waited_for_and_not_asked() {
 }
 
 #[test]
-fn a_kubelet_that_has_stopped_is_not_asked_too_often() {
+fn registration_backs_off_while_the_kubelet_is_stopped() {
     let mut world = World::new(2);
     world.settle();
     world.act(Act::KubeletStops);
@@ -297,7 +296,7 @@ fn a_kubelet_that_has_stopped_is_not_asked_too_often() {
 }
 
 #[test]
-fn the_race_by_name_is_survived() {
+fn registration_race_is_survived() {
     let mut world = World::new(3);
     world.settle();
     // An old stream of ours that the kubelet still has, as after a quick restart.
@@ -309,7 +308,7 @@ fn the_race_by_name_is_survived() {
 }
 
 #[test]
-fn one_stream_at_a_time() {
+fn at_most_one_stream_is_open() {
     let mut world = World::new(4);
     for _ in 0..50 {
         world.act(Act::SocketRemoved);
@@ -328,7 +327,7 @@ fn kubelet(started: i64) -> Option<FileId> {
 const POLLED: Event = Event::Polled { kubelet: Some(FileId { dev: 1, ino: 2, changed: (1, 0) }), ours: true };
 
 #[test]
-fn a_registration_that_hangs_is_given_up() {
+fn hanging_registration_times_out() {
     let mut machine = StateMachine::new(Mode::Register, 5);
     assert_eq!(machine.step(ms(0), Event::Polled { kubelet: kubelet(1), ours: false }), Some(Action::Listen));
     assert_eq!(machine.step(ms(1), Event::Listening), Some(Action::Register(1)));
@@ -343,7 +342,7 @@ fn a_registration_that_hangs_is_given_up() {
 }
 
 #[test]
-fn another_kubelet_is_registered_with_at_once() {
+fn new_kubelet_is_registered_with_immediately() {
     let mut machine = StateMachine::new(Mode::Register, 8);
     assert_eq!(machine.step(ms(0), Event::Polled { kubelet: kubelet(1), ours: false }), Some(Action::Listen));
     assert_eq!(machine.step(ms(1), Event::Listening), Some(Action::Register(1)));
@@ -356,7 +355,7 @@ fn another_kubelet_is_registered_with_at_once() {
 }
 
 #[test]
-fn where_it_cannot_listen_it_tries_again() {
+fn failed_listen_is_retried() {
     let mut machine = StateMachine::new(Mode::Register, 6);
     let look = Event::Polled { kubelet: None, ours: false };
     assert_eq!(machine.step(ms(0), look), Some(Action::Listen));
@@ -366,7 +365,7 @@ fn where_it_cannot_listen_it_tries_again() {
 }
 
 #[test]
-fn where_the_kubelet_finds_us_nothing_is_registered() {
+fn discovery_mode_never_registers() {
     let mut machine = StateMachine::new(Mode::Discovered, 7);
     assert_eq!(machine.step(ms(0), Event::Polled { kubelet: None, ours: false }), Some(Action::Listen));
     assert_eq!(machine.step(ms(1), Event::Listening), None);

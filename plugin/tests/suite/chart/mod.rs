@@ -32,7 +32,7 @@ fn plugin_schema() -> Value {
     serde_json::from_slice(&out.stdout).unwrap()
 }
 
-/// The schema as it should be; written, when blessing, before anybody renders with it.
+/// Returns the expected schema; when blessing, writes it before the chart is rendered.
 fn wanted_schema() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {
@@ -45,7 +45,7 @@ fn wanted_schema() -> &'static str {
 }
 
 #[test]
-fn the_schema_of_the_values_is_that_of_the_configuration() {
+fn values_schema_matches_the_configuration() {
     let file = root().join("helm/values.schema.json");
     let text = wanted_schema();
     let there = fs::read_to_string(&file).unwrap_or_default();
@@ -56,7 +56,7 @@ fn the_schema_of_the_values_is_that_of_the_configuration() {
 }
 
 #[test]
-fn mistakes_in_values_are_not_buried_in_alternatives() {
+fn value_errors_do_not_mention_schema_alternatives() {
     let schema = values::schema(plugin_schema());
     let text = schema.to_string();
     assert!(!text.contains("anyOf") && !text.contains("oneOf"), "{text}");
@@ -67,7 +67,7 @@ fn mistakes_in_values_are_not_buried_in_alternatives() {
 
 /// Every key of `values.yaml` is known, and every key that is known is in `values.yaml`.
 #[test]
-fn the_values_are_all_there_is() {
+fn values_file_and_schema_have_the_same_keys() {
     let text = fs::read_to_string(root().join("helm/values.yaml")).unwrap();
     let values: Value = serde_saphyr::from_str(&text).unwrap();
     let schema = values::schema(plugin_schema());
@@ -99,7 +99,7 @@ fn the_values_are_all_there_is() {
 
 #[test]
 #[ignore = "long: every value, rendered by the Helm library and checked by the schemas of Kubernetes"]
-fn helm_and_kubernetes_take_the_chart() {
+fn chart_passes_helm_and_kubernetes_validation() {
     let Some(python) = python::environment(&root()) else { return };
     wanted_schema();
     let mut check = Command::new(python);

@@ -1,31 +1,31 @@
-//! The form of the chart's values: what `helm/values.schema.json` is made of.
+//! Types of the chart's values, from which `helm/values.schema.json` is generated.
 //!
-//! `config` is the device plugin's own configuration, in the words of `shmesh-plugin schema`.
+//! `config` has the schema that `shmesh-plugin schema` prints.
 
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde_json::{Map, Value};
 
-/// Everything that can be set.
+/// Values of the shmesh chart.
 #[derive(JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(title = "shmesh")]
 #[expect(dead_code, reason = "only its schema is wanted")]
 pub(crate) struct Values {
     image: Option<Image>,
-    /// Where probes, metrics and the webhook are served.
+    /// Listen address for probes, metrics and the webhook.
     listen_address: Option<ListenAddress>,
     namespace: Option<NamespaceValues>,
-    /// Replaced by the device plugin's schema.
+    /// Configuration of the device plugin.
     config: Option<Map<String, Value>>,
     plugin: Option<PluginValues>,
     injector: Option<InjectorValues>,
     sidecar: Option<SidecarValues>,
     network_policy: Option<NetworkPolicyValues>,
-    monitoring: Option<Monitoring>,
+    monitoring: Option<MonitoringValues>,
     test: Option<TestValues>,
-    /// Of charts that have this one as a part.
+    /// Global values of parent charts.
     global: Option<Map<String, Value>>,
 }
 
@@ -33,12 +33,12 @@ pub(crate) struct Values {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct Image {
-    /// Before the names of all images.
+    /// Registry and path for all images.
     registry: Option<String>,
-    /// Of all images; the chart's appVersion when empty.
+    /// Tag of all images; empty means the chart's appVersion.
     tag: Option<String>,
     pull_policy: Option<PullPolicy>,
-    /// Names of secrets in the release's namespace.
+    /// Names of image pull Secrets in the namespace of the release.
     pull_secrets: Option<Vec<String>>,
 }
 
@@ -63,7 +63,7 @@ enum ListenAddress {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct NamespaceValues {
-    /// Make the release's namespace part of the release, with its Pod Security labels.
+    /// Create the namespace of the release with its Pod Security labels.
     create: Option<bool>,
 }
 
@@ -72,11 +72,11 @@ struct NamespaceValues {
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct PluginValues {
     image: Option<String>,
-    /// A log filter.
+    /// Log level or filter.
     log: Option<String>,
     #[schemars(range(min = 1, max = 65535))]
     admin_port: Option<u16>,
-    /// Events about the node, with a token that may create Events and nothing else.
+    /// Write Events about the node, with a token that may only create Events.
     events: Option<bool>,
     resources: Option<Resources>,
     identity: Option<IdentityValues>,
@@ -84,7 +84,7 @@ struct PluginValues {
     node_selector: Option<BTreeMap<String, String>>,
     tolerations: Option<Vec<Map<String, Value>>>,
     affinity: Option<Map<String, Value>>,
-    /// Nodes that may be without the plugin at once during an upgrade.
+    /// Nodes that may be without the plugin during an upgrade.
     max_unavailable: Option<CountOrShare>,
     pod_annotations: Option<BTreeMap<String, String>>,
 }
@@ -93,7 +93,7 @@ struct PluginValues {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct IdentityValues {
-    /// Refuse a node whose pid namespace is nested; false in kind.
+    /// Fail if the node itself runs in a nested pid namespace; must be false in kind.
     require_initial_pid_namespace: Option<bool>,
     resources: Option<Resources>,
 }
@@ -106,7 +106,7 @@ struct Resources {
     limits: Option<BTreeMap<String, Quantity>>,
 }
 
-/// A quantity of Kubernetes.
+/// A Kubernetes quantity, as a number or a string.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is wanted")]
@@ -115,7 +115,7 @@ enum Quantity {
     Text(String),
 }
 
-/// So many, or such a share.
+/// A number or a percentage of nodes.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is wanted")]
@@ -132,7 +132,7 @@ struct InjectorValues {
     failure_policy: Option<FailurePolicy>,
     #[schemars(range(min = 1))]
     replicas: Option<u32>,
-    /// A log filter.
+    /// Log level or filter.
     log: Option<String>,
     #[schemars(range(min = 1, max = 65535))]
     admin_port: Option<u16>,
@@ -140,24 +140,24 @@ struct InjectorValues {
     priority_class_name: Option<String>,
     node_selector: Option<BTreeMap<String, String>>,
     tolerations: Option<Vec<Map<String, Value>>>,
-    /// Namespaces beside this release's and kube-system whose pods are never looked at.
+    /// Namespaces without injection, in addition to kube-system and the namespace of the release.
     excluded_namespaces: Option<Vec<String>>,
     limits: Option<shmesh_injector::Limits>,
-    /// Let pods with hostPID have links.
+    /// Allow links in pods with hostPID.
     allow_host_pid: Option<bool>,
     certificate: Option<Certificate>,
 }
 
-/// Who injects.
+/// How pods are injected.
 #[derive(JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "only its schema is wanted")]
 enum Mode {
-    /// A webhook: every cluster, and the annotation in full.
+    /// A webhook, which supports every cluster and the whole annotation.
     Webhook,
-    /// A MutatingAdmissionPolicy: Kubernetes 1.36 and later.
+    /// A MutatingAdmissionPolicy, which requires Kubernetes 1.36.
     Policy,
-    /// People, by hand.
+    /// No injection in the cluster; use `shmesh-plugin inject`.
     None,
 }
 
@@ -173,7 +173,7 @@ enum FailurePolicy {
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct Certificate {
     from: Option<CertificateFrom>,
-    /// For cert-manager; empty: an issuer of our own.
+    /// Issuer for cert-manager; empty creates a self-signed Issuer.
     issuer: Option<Map<String, Value>>,
 }
 
@@ -181,7 +181,7 @@ struct Certificate {
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "only its schema is wanted")]
 enum CertificateFrom {
-    /// The webhook makes its own and replaces it in time.
+    /// The webhook issues and renews its own certificate.
     #[serde(rename = "self")]
     Own,
     CertManager,
@@ -192,16 +192,16 @@ enum CertificateFrom {
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct SidecarValues {
     image: Option<String>,
-    /// Its share of a CPU.
+    /// CPU request of injected sidecars.
     cpu: Option<Quantity>,
-    /// Memory beside that of the links.
+    /// Memory limit in addition to the memory of the links.
     memory: Option<Quantity>,
     #[schemars(range(min = 1, max = 65535))]
     admin_port: Option<u16>,
-    /// The user it runs as where the pod would make it root.
+    /// User id of the sidecar in pods that would otherwise run it as root.
     #[schemars(range(min = 1))]
     user: Option<u32>,
-    /// A log filter.
+    /// Log level or filter.
     log: Option<String>,
 }
 
@@ -210,21 +210,21 @@ struct SidecarValues {
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct NetworkPolicyValues {
     enabled: Option<bool>,
-    /// Ports of the API server, before and behind its Service.
+    /// Ports of the API server (Service port and target port).
     api_server_ports: Option<Vec<u16>>,
 }
 
 #[derive(JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
-struct Monitoring {
-    /// PodMonitor for plugins and sidecars, ServiceMonitor for the injector.
+struct MonitoringValues {
+    /// Create a PodMonitor for plugins and sidecars and a ServiceMonitor for the injector.
     monitors: Option<bool>,
     #[schemars(regex(pattern = "^([0-9]+(ms|s|m|h))+$"))]
     interval: Option<String>,
-    /// Alerts.
+    /// Create a PrometheusRule with the alerts.
     rules: Option<bool>,
-    /// A ConfigMap with the dashboard.
+    /// Create a ConfigMap with the Grafana dashboard.
     dashboard: Option<bool>,
     labels: Option<BTreeMap<String, String>>,
 }
@@ -233,11 +233,11 @@ struct Monitoring {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct TestValues {
-    /// Where `helm test` makes a pod that asks for a link.
+    /// Namespace in which `helm test` creates a pod with a link.
     namespace: Option<String>,
 }
 
-/// The chart's schema: the values, and the device plugin's configuration in its place.
+/// Returns the chart's schema, with the device plugin's schema for `config`.
 pub(crate) fn schema(plugin: Value) -> Value {
     let mut schema = serde_json::to_value(schemars::schema_for!(Values)).unwrap();
     let Value::Object(mut plugin) = plugin else { panic!("the plugin's schema is no object") };
@@ -260,8 +260,7 @@ pub(crate) fn schema(plugin: Value) -> Value {
     schema
 }
 
-/// Writes alternatives as one schema each. Helm reports a value that fits no branch of `anyOf` or `oneOf` without saying what
-/// would fit; `type` and `enum` are reported by name.
+/// Replaces `anyOf` and `oneOf` by `type` and `enum`, for which Helm reports the allowed values.
 fn flatten(schema: &mut Value) {
     match schema {
         Value::Object(map) => {

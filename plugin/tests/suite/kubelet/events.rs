@@ -83,7 +83,7 @@ fn start(place: &TestNode, server: SocketAddr) -> Plugin {
 }
 
 #[tokio::test]
-async fn what_fails_and_works_again_is_told_once_each() {
+async fn health_changes_write_one_event_each() {
     let (place, server) = (TestNode::with_kubelet().await, Server::default());
     let plugin = start(&place, server.start().await);
     place.all_there().await;
@@ -99,10 +99,11 @@ async fn what_fails_and_works_again_is_told_once_each() {
     let written = server.written();
     assert_eq!(written[0].0, "ResourceUnhealthy");
     assert!(
-        written[0].1.starts_with("shmesh.io/gpu-ipc: ") && written[0].1.ends_with("/dev/nvidia0 is gone"),
+        written[0].1.starts_with("shmesh.io/gpu-ipc: ")
+            && written[0].1.ends_with("/dev/nvidia0 does not exist"),
         "{written:?}"
     );
-    assert_eq!(written[1], ("ResourceHealthy".into(), "shmesh.io/gpu-ipc: all of it works again".into()));
+    assert_eq!(written[1], ("ResourceHealthy".into(), "shmesh.io/gpu-ipc: all devices are healthy".into()));
     let first = server.0.lock().unwrap().0[0].clone();
     assert_eq!(first["regarding"], json!({"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"}));
     assert_eq!(first["reportingController"], "shmesh.io/plugin");
@@ -110,7 +111,7 @@ async fn what_fails_and_works_again_is_told_once_each() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_refuses_costs_nothing() {
+async fn refusing_api_server_does_not_affect_the_plugin() {
     let (place, server) = (TestNode::with_kubelet().await, Server::default());
     let plugin = start(&place, server.start().await);
     place.all_there().await;
@@ -119,7 +120,7 @@ async fn an_api_server_that_refuses_costs_nothing() {
     place.allocatable(GPU, 4).await;
     plugin.shows("shmesh_plugin_events_total{outcome=\"failed\"}", |events| events == 1.0).await;
     // Waits on this thread, which is the server's: only now.
-    plugin.said("no Event was written");
+    plugin.said("cannot write an Event");
     fs::write(place.path("dev/nvidia0"), "").unwrap();
     place.all_there().await;
     until("the next one", || server.written().len() == 1).await;
@@ -127,7 +128,7 @@ async fn an_api_server_that_refuses_costs_nothing() {
 }
 
 #[tokio::test]
-async fn what_dead_pods_left_and_a_new_configuration_are_told() {
+async fn sweep_and_reload_write_events() {
     let (place, server) = (TestNode::with_kubelet().await, Server::default());
     let plugin = start(&place, server.start().await);
     place.all_there().await;
@@ -137,7 +138,7 @@ async fn what_dead_pods_left_and_a_new_configuration_are_told() {
     place.node.delete_pod("p");
     until("the sweep", || server.written().iter().any(|(reason, _)| reason == "PoolSwept")).await;
     let note = server.written().pop().unwrap().1;
-    assert!(note.starts_with("a: 1 files of dead pods, "), "{note}");
+    assert!(note.starts_with("a: removed 1 files of dead pods, "), "{note}");
     plugin.signal(nix::sys::signal::Signal::SIGHUP);
     until("the reload", || server.written().iter().any(|(reason, _)| reason == "ConfigurationReloaded"))
         .await;

@@ -8,11 +8,11 @@ use shmesh_fake_kubelet::{Container, Phase, Pod};
 use crate::kubelet::plugin::*;
 
 #[tokio::test]
-async fn memory_a_pool_and_slots() {
+async fn memory_pool_and_slots_are_allocated() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
-    plugin.said("ready: the kubelet has every resource");
+    plugin.said("ready: all resources are registered with the kubelet");
     assert!(plugin.get("/readyz").starts_with("HTTP/1.1 200"));
 
     let status = place.node.add_pod(pod("p", &[(SHM, 3), (POOL, 1), (GPU, 2)])).await;
@@ -44,11 +44,11 @@ async fn memory_a_pool_and_slots() {
 }
 
 #[tokio::test]
-async fn without_cdi_a_pool_is_a_mount() {
+async fn pool_without_cdi_is_a_plain_mount() {
     let place = TestNode::with_kubelet().await;
     let settings = ["cdi.enabled=false", "shm.budget=0", "pools=[{name: a, attachments: 8}]"];
     let plugin = place.start_with(&settings);
-    plugin.said("set cdi.enabled where the runtime has it");
+    plugin.said("set cdi.enabled if the runtime supports it");
     place.allocatable(POOL, 8).await;
     assert_eq!(place.node.capacity(SHM), 0);
     let status = place.node.add_pod(pod("p", &[(POOL, 1)])).await;
@@ -67,7 +67,7 @@ async fn without_cdi_a_pool_is_a_mount() {
 }
 
 #[tokio::test]
-async fn a_native_sidecar_and_its_app_get_one_attachment_each() {
+async fn native_sidecar_and_app_get_one_attachment_each() {
     let place = TestNode::with_kubelet().await;
     let _plugin = place.start();
     place.all_there().await;
@@ -94,19 +94,19 @@ async fn topology_reaches_the_kubelet() {
 }
 
 #[tokio::test]
-async fn a_node_without_devices_advertises_none_until_there_are() {
+async fn devices_are_advertised_when_they_appear() {
     let place = TestNode::with_kubelet().await;
     fs::write(place.path("fake.yaml"), "gpus: []\n").unwrap();
     let plugin = place.start();
     place.allocatable(SHM, 16).await;
-    plugin.said("ready: the kubelet has every resource");
+    plugin.said("ready: all resources are registered with the kubelet");
     assert!(!place.node.resources().contains_key(GPU));
     fs::write(place.path("fake.yaml"), "gpus: [{uuid: GPU-z}]\n").unwrap();
     place.allocatable(GPU, 4).await;
 }
 
 #[tokio::test]
-async fn a_sidecar_that_needs_no_pool_gets_the_identity_service() {
+async fn sidecar_without_pool_gets_the_identity_service() {
     let place = TestNode::with_kubelet().await;
     let _plugin = place.start();
     place.all_there().await;
@@ -123,7 +123,7 @@ async fn a_sidecar_that_needs_no_pool_gets_the_identity_service() {
 }
 
 #[tokio::test]
-async fn without_an_identity_service_nobody_gets_it() {
+async fn disabled_identity_service_is_not_mounted() {
     let place = TestNode::with_kubelet().await;
     let _plugin = place.start_with(&["identity.enabled=false"]);
     place.allocatable(POOL, 8).await;
@@ -136,7 +136,7 @@ async fn without_an_identity_service_nobody_gets_it() {
 }
 
 #[tokio::test]
-async fn health_goes_both_ways() {
+async fn devices_become_unhealthy_and_recover() {
     let place = TestNode::with_kubelet().await;
     let command = place.path("check");
     fs::write(&command, "#!/bin/sh\ntest -e \"${0%/*}/well\"\n").unwrap();
@@ -163,14 +163,14 @@ async fn health_goes_both_ways() {
 }
 
 #[tokio::test]
-async fn what_is_removed_under_it_is_made_again() {
+async fn removed_files_are_restored() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     let spec = place.path("var/run/cdi/shmesh.io-shm.json");
     fs::remove_file(&spec).unwrap();
     fs::remove_dir(place.path("dev/shm/shmesh/a")).unwrap();
-    plugin.said("CDI specifications were gone");
+    plugin.said("CDI specifications were missing");
     until("written again", || spec.exists()).await;
     plugin
         .shows("shmesh_plugin_devices{resource=\"shmesh.io/a\",health=\"healthy\"}", |well| well == 8.0)
@@ -179,7 +179,7 @@ async fn what_is_removed_under_it_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_device_that_is_listed_no_more_is_unhealthy_though_its_file_stays() {
+async fn unlisted_device_is_unhealthy_despite_its_file() {
     let place = TestNode::with_kubelet().await;
     let all = fs::read_to_string(place.path("fake.yaml")).unwrap();
     let _plugin = place.start();
@@ -193,11 +193,11 @@ async fn a_device_that_is_listed_no_more_is_unhealthy_though_its_file_stays() {
 }
 
 #[tokio::test]
-async fn devices_that_do_not_answer_hold_nobody_up() {
+async fn hung_driver_delays_nothing_else() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
-    // As a driver that hangs: whoever reads it waits for ever.
+    // Simulates a hung driver: reading the file blocks for ever.
     let (list, kept) = (place.path("fake.yaml"), place.path("kept.yaml"));
     fs::rename(&list, &kept).unwrap();
     nix::unistd::mkfifo(&list, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
@@ -206,7 +206,7 @@ async fn devices_that_do_not_answer_hold_nobody_up() {
     let status = place.node.add_pod(pod("p", &[(SHM, 1), (POOL, 1)])).await;
     assert_eq!(status.phase, Phase::Running, "{status:?}");
     assert!(plugin.get("/livez").starts_with("HTTP/1.1 200"));
-    // Who waits there is told that there is nothing.
+    // Unblocks the reader with an empty file.
     fs::rename(&kept, place.path("next.yaml")).unwrap();
     let waiting = fs::OpenOptions::new().write(true).open(&list).unwrap();
     fs::rename(place.path("next.yaml"), &list).unwrap();
@@ -216,7 +216,7 @@ async fn devices_that_do_not_answer_hold_nobody_up() {
 }
 
 #[tokio::test]
-async fn one_slow_command_does_not_delay_another() {
+async fn slow_health_command_does_not_delay_others() {
     let place = TestNode::with_kubelet().await;
     // Two that end only together.
     nix::unistd::mkfifo(&place.path("meet"), nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -224,7 +224,7 @@ async fn one_slow_command_does_not_delay_another() {
     let text = "#!/bin/sh\ncd \"${0%/*}\"\ncase $SHMESH_DEVICE in a) echo x >meet;; b) read x <meet;; esac\n";
     fs::write(&command, text).unwrap();
     fs::set_permissions(&command, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    // Without CDI they need no groups, which not everybody may give.
+    // Without CDI pools need no groups, which unprivileged users cannot assign.
     let pools = ["a", "b"].map(|name| {
         format!("{{name: {name}, attachments: 8, minFree: 4Ki, healthCommand: [{}]}}", command.display())
     });
@@ -235,7 +235,7 @@ async fn one_slow_command_does_not_delay_another() {
 }
 
 #[tokio::test]
-async fn as_many_pods_as_there_are_attachments() {
+async fn attachments_limit_the_number_of_pods() {
     give_to_pods(30).await;
 }
 

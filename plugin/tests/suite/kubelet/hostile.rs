@@ -28,7 +28,7 @@ fn unit(at: usize) -> String {
 }
 
 #[tokio::test]
-async fn each_has_its_status() {
+async fn each_invalid_request_has_its_status_code() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start_with(&["shm.numa=false"]);
     place.all_there().await;
@@ -39,7 +39,7 @@ async fn each_has_its_status() {
         (
             request(ids(&["u0", "u1", "u0"])),
             Code::InvalidArgument,
-            "\"u0\" of shmesh.io/shm is asked for twice",
+            "\"u0\" of shmesh.io/shm is requested twice",
         ),
         (request([]), Code::InvalidArgument, "at least one"),
         (AllocateRequest::default(), Code::InvalidArgument, "0 containers"),
@@ -95,7 +95,7 @@ async fn each_has_its_status() {
 }
 
 #[tokio::test]
-async fn garbage_on_the_socket() {
+async fn garbage_on_the_socket_is_survived() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
@@ -126,7 +126,7 @@ async fn garbage_on_the_socket() {
 }
 
 #[tokio::test]
-async fn many_streams_and_their_sudden_end() {
+async fn many_streams_can_end_at_once() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
@@ -147,17 +147,17 @@ async fn many_streams_and_their_sudden_end() {
 }
 
 #[tokio::test]
-async fn many_refusals_are_few_lines() {
+async fn repeated_refusals_are_rate_limited_in_the_log() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     let mut client = client(&place, SHM).await;
     for _ in 0..1000 {
-        client.allocate(request(ids(&["nobody"]))).await.unwrap_err();
+        client.allocate(request(ids(&["unknown"]))).await.unwrap_err();
     }
     let denied = "shmesh_plugin_denied_total{resource=\"shmesh.io/shm\",reason=\"unknown_device\"}";
     assert_eq!(plugin.metric(denied), Some(1000.0), "all are counted");
-    let refused = plugin.end_and_tell().iter().filter(|line| line.contains("\"refused\"")).count();
+    let refused = plugin.end_and_tell().iter().filter(|line| line.contains("\"request refused\"")).count();
     // Five, and one a minute should the machine be that slow.
     assert!((5..20).contains(&refused), "{refused}");
 }

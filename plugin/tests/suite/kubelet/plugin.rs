@@ -200,7 +200,7 @@ impl Plugin {
         self.child.wait().unwrap()
     }
 
-    /// Tells it to end; all that it said and nobody waited for.
+    /// Sends SIGTERM and returns the remaining log lines.
     pub(crate) fn end_and_tell(mut self) -> Vec<String> {
         self.signal(Signal::SIGTERM);
         assert!(self.child.wait().unwrap().success());

@@ -138,7 +138,7 @@ async fn play(steps: Vec<Step>) {
     for name in pods {
         place.node.delete_pod(&name);
     }
-    // Freed when the next one asks. The kubelet may only now hear of a crash, and refuse one; what leaked it refuses for ever.
+    // Freed by the next request. The kubelet may notice a crash only now and refuse one pod; a leak would refuse all.
     let until_then = Instant::now() + LIMIT;
     loop {
         let status = place.node.add_pod(pod("last", &[(SHM, 16), (POOL, 8)])).await;

@@ -15,7 +15,7 @@ fn refused(place: &TestNode, settings: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn every_problem_at_once_and_64() {
+fn all_problems_are_printed_with_exit_status_64() {
     let place = TestNode::new();
     let wrong = [
         "domain=kubernetes.io",
@@ -31,7 +31,7 @@ fn every_problem_at_once_and_64() {
         "domain: ",
         "shm.unit: ",
         "shm.budget: ",
-        "pools[a]: two pools",
+        "pools[a]: duplicate pool",
         "pools[b/c].name: ",
         "gpuIpc.slotsPerDevice: ",
         "cdi.directory: ",
@@ -46,7 +46,7 @@ fn every_problem_at_once_and_64() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_64() {
+fn missing_directory_exits_with_64() {
     let place = TestNode::new();
     fs::remove_dir(place.sockets()).unwrap();
     let (code, said) = refused(&place, &[]);
@@ -55,7 +55,7 @@ fn a_directory_that_is_not_there_is_64() {
 }
 
 #[test]
-fn flags_that_contradict_each_other_are_64() {
+fn contradicting_flags_exit_with_64() {
     let place = TestNode::new();
     let (code, said) = refused(&place, &["cdi.enabled=false"]);
     assert_eq!(code, Some(64), "{said}");
@@ -69,20 +69,20 @@ fn flags_that_contradict_each_other_are_64() {
 }
 
 #[tokio::test]
-async fn a_second_plugin_of_the_node_is_69() {
+async fn second_plugin_exits_with_69() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
     let sockets = place.plugin_sockets();
     let (code, said) = refused(&place, &[]);
     assert_eq!(code, Some(69), "{said}");
-    assert!(said.contains("another plugin of shmesh.io"), "{said}");
+    assert!(said.contains("another plugin of domain shmesh.io"), "{said}");
     assert_eq!(place.plugin_sockets(), sockets, "and the first keeps its sockets");
     drop(plugin);
 }
 
 #[test]
-fn the_schema_is_printed() {
+fn schema_is_printed() {
     let output = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin")).arg("schema").output().unwrap();
     let schema: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(schema["additionalProperties"], false);

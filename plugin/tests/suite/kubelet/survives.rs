@@ -9,7 +9,7 @@ use shmesh_fake_kubelet::{Event, Phase};
 use crate::kubelet::plugin::*;
 
 #[tokio::test]
-async fn a_kubelet_that_comes_later() {
+async fn late_kubelet_is_registered_with() {
     let place = TestNode::new();
     let plugin = place.start();
     until("four sockets", || place.plugin_sockets().len() == 4).await;
@@ -20,7 +20,7 @@ async fn a_kubelet_that_comes_later() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_restarts_keeps_what_pods_have() {
+async fn kubelet_restart_keeps_allocations() {
     let place = TestNode::with_kubelet().await;
     let _plugin = place.start();
     place.all_there().await;
@@ -37,7 +37,7 @@ async fn a_kubelet_that_restarts_keeps_what_pods_have() {
 }
 
 #[tokio::test]
-async fn its_own_crash_and_its_own_end() {
+async fn plugin_crash_and_exit_are_survived() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
@@ -61,7 +61,7 @@ async fn its_own_crash_and_its_own_end() {
 }
 
 #[tokio::test]
-async fn a_socket_that_somebody_removes() {
+async fn removed_socket_is_recreated() {
     let place = TestNode::with_kubelet().await;
     let _plugin = place.start();
     place.all_there().await;
@@ -81,11 +81,11 @@ async fn a_socket_that_somebody_removes() {
 }
 
 #[tokio::test]
-async fn the_race_by_name() {
+async fn kubelet_registration_race_is_survived() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
-    // Registered once more by somebody, while the first stream is open: its end then drops the wrong client.
+    // A second registration while the first stream is open: its end then drops the wrong client.
     let socket =
         place.plugin_sockets().into_iter().find(|path| path.display().to_string().contains("_shm.")).unwrap();
     let endpoint = socket.file_name().unwrap().to_str().unwrap().to_owned();
@@ -116,7 +116,7 @@ async fn register(place: &TestNode, endpoint: &str, resource: &str) {
 }
 
 #[tokio::test]
-async fn a_reboot() {
+async fn reboot_is_survived() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
@@ -137,7 +137,7 @@ async fn a_reboot() {
 }
 
 #[tokio::test]
-async fn found_by_the_kubelet() {
+async fn kubelet_discovers_the_plugin() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start_with(&["kubelet.registration=pluginsRegistry"]);
     place.all_there().await;
@@ -161,7 +161,7 @@ async fn found_by_the_kubelet() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_changes() {
+async fn configuration_changes_are_applied() {
     let place = TestNode::with_kubelet().await;
     let file = place.path("config.yaml");
     let write = |text: &str| {
@@ -187,7 +187,7 @@ async fn a_configuration_that_changes() {
     plugin.shows("shmesh_plugin_reloads_total{outcome=\"failed\"}", |count| count == 1.0).await;
     // What needs a restart says so.
     write("domain: example.com\n");
-    plugin.said("with a restart only");
+    plugin.said("only be changed by a restart");
     // By signal, and less than pods hold: they keep it.
     write("shm: {budget: 512Mi}\n");
     plugin.signal(Signal::SIGHUP);
@@ -201,7 +201,7 @@ async fn a_configuration_that_changes() {
 }
 
 #[tokio::test]
-async fn what_is_in_the_way() {
+async fn obstructing_files_are_reported() {
     // A file and a foreign socket in the kubelet's directory are not ours.
     let place = TestNode::with_kubelet().await;
     let _foreign = UnixListener::bind(place.sockets().join("other.sock")).unwrap();
@@ -214,7 +214,7 @@ async fn what_is_in_the_way() {
 }
 
 #[tokio::test]
-async fn told_to_end_while_it_registers() {
+async fn sigterm_during_registration_is_handled() {
     let place = TestNode::new();
     // A kubelet that takes calls and never answers one.
     let mute = UnixListener::bind(place.node.paths().kubelet_socket()).unwrap();
@@ -230,7 +230,7 @@ async fn told_to_end_while_it_registers() {
 }
 
 #[tokio::test]
-async fn what_containers_have_is_not_changed_under_them() {
+async fn running_containers_keep_their_allocations() {
     let place = TestNode::with_kubelet().await;
     let file = place.path("config.yaml");
     let pool = TestNode::pool("").replace("pools=", "pools: ");
@@ -243,8 +243,8 @@ async fn what_containers_have_is_not_changed_under_them() {
     for more in ["mountPath: /elsewhere", "directory: /dev/shm/elsewhere", "userNamespaces: mixed"] {
         fs::write(&file, format!("{}\n", pool.replace("}", &format!(", {more}}}")))).unwrap();
         plugin.signal(Signal::SIGHUP);
-        let said = plugin.said("not reloaded");
-        assert!(said.contains("pool a") && said.contains("with a restart only"), "{said}");
+        let said = plugin.said("configuration not reloaded");
+        assert!(said.contains("pool a") && said.contains("by a restart"), "{said}");
     }
     assert_eq!(fs::read(place.path("var/run/cdi/shmesh.io-pool.json")).unwrap(), before);
     // Another pool, and more of it, is no harm.

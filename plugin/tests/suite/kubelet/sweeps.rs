@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::kubelet::plugin::*;
 
 #[tokio::test]
-async fn left_by_the_dead_and_used_by_the_living() {
+async fn pool_is_swept_only_when_unused() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;
@@ -34,7 +34,7 @@ async fn left_by_the_dead_and_used_by_the_living() {
 
 #[tokio::test]
 #[ignore = "long: the plugin asks the kubelet four times in vain"]
-async fn nobody_is_dead_because_the_kubelet_does_not_say() {
+async fn unavailable_pod_list_prevents_sweeping() {
     let place = TestNode::with_kubelet().await;
     let plugin = place.start();
     place.all_there().await;

@@ -132,7 +132,7 @@ impl Asker {
     }
 }
 
-/// `shmesh-plugin identity`, running.
+/// A running process of `shmesh-plugin identity`.
 pub(crate) struct Service {
     pub(crate) child: Child,
     dir: Option<tempfile::TempDir>,
@@ -345,14 +345,14 @@ pub(crate) fn as_process_1(command: &mut Command) {
     unsafe { command.pre_exec(begin) };
 }
 
-/// Says a word to whoever started this helper.
+/// Sends a word to the parent of this helper.
 pub(crate) fn tell(word: &str) {
     let mut out = std::io::stdout();
     writeln!(out, "@@{word}").unwrap();
     out.flush().unwrap();
 }
 
-/// The next word of whoever started this helper; none at the end.
+/// Returns the next word of the helper's parent, or `None` at the end.
 pub(crate) fn told() -> Option<String> {
     let mut line = String::new();
     (std::io::stdin().read_line(&mut line).unwrap() > 0).then(|| line.trim_end().to_owned())
@@ -377,7 +377,7 @@ pub(crate) fn me() -> OwnedFd {
     pidfd_open(std::process::id().cast_signed(), 0).unwrap()
 }
 
-/// What an answer says instead of who it is.
+/// Returns the reason in an answer without identity.
 pub(crate) fn unknown(answer: &Answer) -> Option<Unknown> {
     match answer.result {
         Some(answer::Result::Unknown(unknown)) => Unknown::try_from(unknown).ok(),
