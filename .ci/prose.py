@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Checks names and prose against docs/glossary.md and the rules for plain language.
+
+    .ci/prose.py            check the paths below; exit status 1 and one line per finding
+    .ci/prose.py PATH...    check other paths
+
+It reports, in comments, strings and documents:
+  who         "who" without an antecedent ("Who sends waits.", "of who came")
+  pronoun     somebody, nobody and their like as the subject
+  personified "is told", "hears"
+  summary     a doc comment whose summary has fewer than four words
+  type        a type named by a bare participle or question word (Told, Given, What)
+  old name    a name that docs/glossary.md replaces
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What is clean so far. It grows until it is the whole repository.
+COVERED = [
+    "README.md",
+    "docs/glossary.md",
+    "docs/operations.md",
+    "e2e/src",
+    "helm",
+    "lib/daemon",
+    "lib/log-limit",
+    "manifests",
+    "plugin",
+]
+SUFFIXES = {".rs", ".md", ".yaml", ".yml", ".tpl", ".txt", ".py", ".json"}
+SKIPPED = re.compile(r"/generated/|values\.schema\.json$|requirements\.txt$|install\.yaml$")
+
+# (rule, path, text): findings that are right as they are. No longer than a screen.
+ALLOWED = [
+    ("old name", r"docs/glossary\.md$", r"^\| (`|\*\*)"),  # its table of replaced names
+    ("summary", r"/generated/", r""),
+]
+
+WHO = re.compile(
+    r"(?:^|[.:;] |, (?:and|but|or) )Who(?:ever)?\b(?![^.]*\?)|\b(?:of|to|for|by|than|from|with|and|or|but) who(?:ever)?\b|\b[Ww]hoever\b"
+)
+PRONOUN = re.compile(r"\b(?:some|no|any|every)body\b|\b(?:some|any|every)one\b", re.IGNORECASE)
+PERSONIFIED = re.compile(r"\b(?:is|are|was|were|be) told\b|\bhears?\b")
+PARTICIPLES = "Begun Chosen Found Given Gone Held Kept Known Left Lost Made Said Seen Sent Swept Taken Told Wanted Written".split()
+QUESTIONS = "How What When Where Which Who Whose Why".split()
+TYPE = re.compile(r"^\s*(?:pub(?:\([a-z ]+\))? )?(?:struct|enum|union|trait|type) ([A-Z]\w*)")
+REGULAR = re.compile(r"^[A-Z][a-z]+(?:[^e]ed|ing)$")
+NOUNS = {"Embed", "Feed", "Need", "Ring", "Seed", "Setting", "Shared", "Speed", "Thing"}
+OLD = re.compile(
+    r"\b(?:seldom|Seldom|steward|Steward|sweeper|rivals|Keeper|Doctor|unsaid)\b|shmesh[-_]kubelet\b(?![-_]api)|shmesh[-_]gate"
+)
+COMMENT = re.compile(r"^\s*(///|//!|//)( ?.*)$")
+
+
+def comments_of(text):
+    """Yields (line number, marker, lines) of each block of comments in Rust, without its examples."""
+    block, start, marker, in_example = [], 0, None, False
+    for number, line in enumerate(text.split("\n") + [""], 1):
+        found = COMMENT.match(line)
+        if not found or (marker and found[1] != marker):
+            if block:
+                yield start, marker, block
+            block, marker, in_example = [], None, False
+        if found:
+            if marker is None:
+                start, marker = number, found[1]
+            content = found[2].strip()
+            if content.startswith("```"):
+                in_example = not in_example
+                content = ""
+            block.append("" if in_example else content)
+
+
+def findings_in_prose(text):
+    """The rules for sentences, in one line of text."""
+    text = re.sub(r"`[^`]*`", "`x`", text)
+    for rule, pattern in [("who", WHO), ("pronoun", PRONOUN), ("personified", PERSONIFIED)]:
+        found = pattern.search(text)
+        if found:
+            yield rule, found[0].strip()
+
+
+def findings_in_rust(text):
+    """All rules, in a Rust source."""
+    for start, marker, lines in comments_of(text):
+        for offset, line in enumerate(lines):
+            for rule, found in findings_in_prose(line):
+                yield start + offset, rule, found
+        if marker != "//":
+            # As rustdoc has it: the first paragraph.
+            summary = " ".join(lines).split("  ")[0].strip()
+            if summary and len(summary.split()) < 4 and not summary.startswith(("|", "#", "-")):
+                yield start, "summary", summary
+    for number, line in enumerate(text.split("\n"), 1):
+        found = TYPE.match(line)
+        if found:
+            name = found[1]
+            bare = name in PARTICIPLES or name in QUESTIONS or (REGULAR.match(name) and name not in NOUNS)
+            if bare:
+                yield number, "type", name
+        if not COMMENT.match(line):
+            for quoted in re.findall(r'"((?:[^"\\]|\\.)*)"', line):
+                for rule, found in findings_in_prose(quoted):
+                    yield number, rule, found
+    yield from old_names(text)
+
+
+def old_names(text):
+    """Names that the glossary replaces."""
+    for number, line in enumerate(text.split("\n"), 1):
+        found = OLD.search(line)
+        if found:
+            yield number, "old name", found[0]
+
+
+def findings_in(path, text):
+    """(line number, rule, what was found) of one file."""
+    if path.suffix == ".rs":
+        yield from findings_in_rust(text)
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        for rule, found in findings_in_prose(line):
+            yield number, rule, found
+    yield from old_names(text)
+
+
+def is_allowed(rule, path, line):
+    """Whether the list of exceptions has it."""
+    return any(rule == r and re.search(p, path) and re.search(t, line) for r, p, t in ALLOWED)
+
+
+def main(paths):
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "--", *paths],
+        capture_output=True, text=True, check=True,
+    ).stdout.splitlines()
+    count = 0
+    for name in sorted(listed):
+        path = ROOT / name
+        if path.suffix not in SUFFIXES or SKIPPED.search(name) or not path.is_file():
+            continue
+        text = path.read_text()
+        lines = text.split("\n")
+        for number, rule, found in sorted(set(findings_in(path, text))):
+            if not is_allowed(rule, name, lines[number - 1]):
+                print(f"{name}:{number}: {rule}: {found}")
+                count += 1
+    if count:
+        print(f"{count} findings; see docs/glossary.md and the rules in .ci/prose.py", file=sys.stderr)
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or COVERED))

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Tests of prose.py: what it must find, and what it must leave alone."""
+
+import unittest
+from pathlib import Path
+
+import prose
+
+
+def rust(text):
+    return {(rule, found) for _, rule, found in prose.findings_in_rust(text)}
+
+
+def markdown(text):
+    return {(rule, found) for _, rule, found in prose.findings_in(Path("a.md"), text)}
+
+
+class Prose(unittest.TestCase):
+    def test_who_without_antecedent_is_found(self):
+        self.assertIn("who", {rule for rule, _ in markdown("Who sends waits.")})
+        self.assertIn("who", {rule for rule, _ in markdown("The messages of who came late.")})
+        self.assertIn("who", {rule for rule, _ in markdown("Open to whoever asks.")})
+
+    def test_who_with_antecedent_or_in_a_question_is_left_alone(self):
+        self.assertEqual(markdown("An operator who sees this restarts it."), set())
+        self.assertEqual(markdown("Who holds the buffers?"), set())
+        self.assertEqual(markdown("Run `shmesh who LINK`."), set())
+
+    def test_pronoun_subjects_are_found(self):
+        self.assertEqual(markdown("Nobody waits."), {("pronoun", "Nobody")})
+        self.assertEqual(rust('fn f() { warn!("somebody holds the lock") }'), {("pronoun", "somebody")})
+
+    def test_short_summaries_are_found(self):
+        self.assertEqual(rust("/// The link.\nstruct Link;\n"), {("summary", "The link.")})
+        self.assertEqual(rust("/// Closes the link for good.\nfn close() {}\n"), set())
+        self.assertEqual(rust("/// A link of shared memory.\n///\n/// Short.\nstruct Link;\n"), set())
+
+    def test_examples_are_not_prose(self):
+        self.assertEqual(rust("/// Does a thing well.\n///\n/// ```\n/// let nobody = 1;\n/// ```\nfn f() {}\n"), set())
+
+    def test_bare_participles_are_found(self):
+        for name in ["Told", "Given", "Swept", "Advertised", "Listening", "What", "Whose"]:
+            self.assertEqual(rust(f"pub(crate) struct {name};\n"), {("type", name)})
+        for name in ["SweepReport", "Ring", "Shared", "Reader", "Setting"]:
+            self.assertEqual(rust(f"pub(crate) struct {name};\n"), set())
+
+    def test_old_names_are_found(self):
+        self.assertEqual(rust("use shmesh_kubelet::Node;\n"), {("old name", "shmesh_kubelet")})
+        self.assertEqual(rust("use shmesh_kubelet_api::Device;\n"), set())
+
+    def test_allow_list_fits_on_a_screen(self):
+        self.assertLessEqual(len(prose.ALLOWED), 25)
+
+
+if __name__ == "__main__":
+    unittest.main()
