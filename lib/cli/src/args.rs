@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// The IPC directory.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Dir {
-    /// The IPC directory, where the links are
+    /// IPC directory with the links
     #[arg(long, value_name = "DIR", env = shmesh::DIR_VARIABLE, default_value = shmesh::DEFAULT_DIR)]
     pub(crate) dir: PathBuf,
 }
@@ -13,9 +13,9 @@ pub(crate) struct Dir {
 /// How to print results.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Output {
-    /// For people: aligned tables
+    /// Aligned tables for people
     Text,
-    /// For programs
+    /// JSON for programs
     Json,
 }
 

@@ -12,18 +12,18 @@ use crate::table::Table;
 use crate::{human, ls, people};
 
 const EXAMPLES: &str = "\
-Works on a link in use and on one that a crash left; nothing is changed, nobody is stopped. While a link is in use this
-is a moment's view: each line is true, the sums may be off by what moved meanwhile.
+Works on a link in use and after a crash, without changing the link or stopping participants. While a link is in use, each
+line is consistent, but the sums can be off by messages that moved in the meantime.
 
   loaned    being written by a participant        queued    sent, not received
-  borrowed  received by a participant             orphaned  its holder has ended; recovery gives it back
+  borrowed  received by a participant             orphaned  its owner has died; recovery frees it
 
 Examples:
   shmesh dump fronthaul
-  shmesh dump fronthaul --payload 64 --limit 5     the first bytes of five messages in each direction
+  shmesh dump fronthaul --payload 64 --limit 5     first bytes of five messages per direction
   shmesh dump fronthaul --output json | jq '.pool_use[] | select(.orphaned > 0)'";
 
-/// What `shmesh dump` is asked.
+/// The options of `shmesh dump`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -32,13 +32,13 @@ pub(crate) struct Args {
     link: LinkName,
     #[command(flatten)]
     dir: Dir,
-    /// Show at most so many messages of each direction and so many buffers of each pool
+    /// Maximum number of messages per direction and buffers per pool
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
-    /// Show the first N bytes of each part of each message
+    /// Show the first N bytes of each part of a message
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     payload: u32,
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
 }

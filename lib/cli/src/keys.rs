@@ -14,19 +14,20 @@ use crate::human;
 use crate::table::Table;
 
 const EXAMPLES: &str = "\
-Asks the sidecar that keeps the link for all its device keys: who has exported what, who imports it, how many may. HASH is
-what the audit log has; nobody is ever shown a key. An exporter that waits for its importers before it can free its memory
-is `closing`; `open` keys are for everybody who knows them.
+Asks the sidecar of the link for all device keys: exporter, size, importers, admitted processes. HASH identifies a key in the audit
+log; keys themselves are never shown. A `closing` key waits for its importers before its memory is freed; an `open` key can be
+imported by every process that knows it.
 
-The sidecar answers processes that it can see, of its own user or root. In a pod, ask from its container:
+The sidecar answers only processes in its pid namespace that run as its user or as root. In a pod, run the command in the
+sidecar's container:
   kubectl exec my-pod -c shmesh -- shmesh keys fronthaul
 
 Examples:
   shmesh keys fronthaul
   shmesh keys fronthaul --output json | jq '[.keys[].size_bytes] | add'
-  grep 4f1a09c2d7e6b350 audit.jsonl                what has become of one of them";
+  grep 4f1a09c2d7e6b350 audit.jsonl                history of one key";
 
-/// What `shmesh keys` is asked.
+/// The options of `shmesh keys`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -35,7 +36,7 @@ pub(crate) struct Args {
     link: LinkName,
     #[command(flatten)]
     dir: Dir,
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
 }

@@ -13,25 +13,24 @@ use crate::table::Table;
 use crate::{human, people};
 
 const EXAMPLES: &str = "\
-Nothing is changed and nobody notices: files are mapped for reading only. A link of memfds, which has no files, is asked of
-the process that holds it.
+Links are mapped read-only, so participants are not affected. A link of memfds has no files; its host process is asked instead.
 
-PRIMARY and SECONDARY are process ids, as their own pid namespaces number them. A `dead` process has ended, and what it held
-waits for recovery; an `evicted` one was declared dead and may run. Below the table stands why a process is `unknown`. m2s and s2m count the messages that wait, primary to secondary and back.
-What is not a usable link is listed with what is wrong with it.
+PRIMARY and SECONDARY are process ids, as their own pid namespaces number them. A `dead` process has exited and its buffers are not
+yet recovered; an `evicted` one was declared dead and may still run. The reason for each `unknown` stands below the table. m2s and
+s2m count queued messages, primary to secondary and back. Damaged links are listed with the reason.
 
 Examples:
   shmesh ls
   shmesh ls --dir /run/pool/blue
   shmesh ls --output json | jq -r '.links[] | select(.participants | any(.state == \"dead\")) | .name'";
 
-/// What `shmesh ls` is asked.
+/// The options of `shmesh ls`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
 }

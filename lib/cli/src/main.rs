@@ -51,21 +51,21 @@ impl std::error::Error for Refusal {}
 
 const EXAMPLES: &str = "\
 Examples:
-  shmesh demo                      two processes, a crash and a recovery, in ten seconds
-  shmesh device check              whether memory of this machine's GPU can be shared, and how fast
-  shmesh doctor                    what this machine or container gives, and what follows for links
-  shmesh ls                        who is connected to whom
-  shmesh dump fronthaul            what waits in a link, and who holds which buffer
-  shmesh capture fronthaul -o a.pcapng    what passes, for Wireshark
-  shmesh who fronthaul             who is on it, as its sidecar knows
-  shmesh keys fronthaul            which device keys there are, and who has them
-  shmesh rm --stale                removes what crashes left behind
-  shmesh talk fronthaul --side primary    one side of it; the other elsewhere
-  shmesh bench --ring spsc         how fast it is here, with what the hardware allows beside it
+  shmesh demo                      exchange messages, kill a process, recover; ten seconds
+  shmesh device check              check whether the GPU can share memory, and how fast
+  shmesh doctor                    check whether links work on this machine or in this container
+  shmesh ls                        list links and participants
+  shmesh dump fronthaul            show queued messages and the owners of buffers
+  shmesh capture fronthaul -o a.pcapng    record messages for Wireshark
+  shmesh who fronthaul             list the processes known to its sidecar
+  shmesh keys fronthaul            list device keys and their importers
+  shmesh rm --stale                remove links left behind by crashes
+  shmesh talk fronthaul --side primary    send numbered messages to the other side
+  shmesh bench --ring spsc         measure the speed, relative to the hardware
 
-Links live in the IPC directory: /dev/shm, or what SHMESH_DIR or --dir says.
+Links are in the IPC directory: /dev/shm, SHMESH_DIR, or --dir.
 
-Exit status: 0 it worked, 1 it failed or was found unhealthy, 2 the command line is wrong, 64 the configuration is wrong.";
+Exit status: 0 success, 1 failure or unhealthy, 2 invalid command line, 64 invalid configuration.";
 
 /// Shared-memory links between the processes of one machine.
 #[derive(Parser, Debug)]
@@ -77,27 +77,27 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Two processes exchange messages; one is killed, and nothing is lost
+    /// Exchange messages between two processes, kill one, and verify that nothing is lost
     Demo(demo::Args),
-    /// Measures round trips, streams, single steps, and many links
+    /// Measure round trips, streams, single operations, and many links
     Bench(bench::Args),
-    /// Lists the links, who is attached and what waits
+    /// List links with their participants and queued messages
     Ls(ls::Args),
-    /// Shows what waits in a link and who holds which buffer
+    /// Show queued messages of a link and the owners of its buffers
     Dump(dump::Args),
-    /// Records the messages of a link, for Wireshark
+    /// Record the messages of a link for Wireshark
     Capture(capture::Args),
-    /// Tells who is on a link, as its sidecar knows
+    /// List the processes on a link, as known to its sidecar
     Who(who::Args),
-    /// Lists the device keys of a link's sidecar, and who has them
+    /// List the device keys of a link's sidecar and their importers
     Keys(keys::Args),
-    /// Removes links that nobody uses
+    /// Remove unused links
     Rm(rm::Args),
-    /// One side of a link that is there: sends numbers, counts those of the other side
+    /// Send numbered messages over an existing link and count those of the other side
     Talk(talk::Args),
-    /// Tells what this machine or container gives, and what follows for links
+    /// Check whether links work on this machine or in this container
     Doctor(doctor::Args),
-    /// Tries whether memory of devices can be shared
+    /// Check whether device memory can be shared between processes
     Device(device::Args),
 }
 

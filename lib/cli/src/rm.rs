@@ -10,21 +10,21 @@ use crate::args::Dir;
 use crate::{human, people};
 
 const EXAMPLES: &str = "\
-Removes the link's segments, its socket and its lock: only files that are ours by their content. A link whose
-participants have all left in peace removes itself; this is for what a crash left.
+Removes the segments, the socket and the lock of a link, after checking by their content that they belong to shmesh. A link
+removes itself when its last participant detaches; this command is for links left behind by a crash.
 
-Refused while a participant lives, and says who. A process of another pid namespace cannot be judged from here and counts
-as living. With --force the names go, but the processes keep the memory, and do not notice.
+The command refuses to remove a link with living participants, and lists them. A process in another pid namespace counts as
+living. With --force the files are removed, but attached processes keep the memory and continue.
 
 Examples:
   shmesh rm fronthaul
-  shmesh rm fronthaul --force      although somebody uses it
-  shmesh rm --stale                all links without living participants and without waiting messages
-  shmesh rm --stale --force        also those with waiting messages, which are lost
+  shmesh rm fronthaul --force      even if it is in use
+  shmesh rm --stale                all links without living participants and queued messages
+  shmesh rm --stale --force        also links with queued messages, which are lost
 
-The exit status is 1 if anything that was asked for was refused.";
+The exit status is 1 if any removal was refused.";
 
-/// What `shmesh rm` is asked.
+/// The options of `shmesh rm`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Remove all links without living participants
     #[arg(long)]
     stale: bool,
-    /// Remove a link although participants live; with --stale, although messages wait
+    /// Remove links with living participants; with --stale, links with queued messages
     #[arg(long)]
     force: bool,
     #[command(flatten)]

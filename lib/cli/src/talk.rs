@@ -15,19 +15,19 @@ use shmesh_sys::signal::{Awaited, Signal};
 use crate::args::{Dir, seconds};
 
 const EXAMPLES: &str = "\
-Sends numbered messages and counts those of the other side: run one with each side, in two containers or two pods. What was
-lost or came twice is said, and then the exit status is 1. Another process that takes over begins a count of its own.
+Sends numbered messages and counts those of the other side. Run one process per side, in two containers or two pods. Lost and
+duplicate messages are reported, and the exit status is then 1. A restarted process starts a new count.
 
-With --region the primary exports memory as a device would, admits whoever asks, and hands out the key; the secondary
-imports it and reads it. That needs a sidecar. With --ask-for the secondary has another process admitted, and tries the key
-itself: it ends well only if it is refused.
+With --region the primary exports memory as a fake device, admits every process that asks, and hands out the key; the secondary
+imports and reads it. This needs a sidecar. With --ask-for the secondary has another process admitted and tries the key
+itself: it succeeds only if it is refused.
 
 Examples:
   shmesh talk fronthaul --side primary
   shmesh talk fronthaul --side secondary --seconds 10
   shmesh talk fronthaul --side primary --region
 
-It waits for the link, and goes on until it is told to end.";
+The command waits for the link and runs until SIGTERM or SIGINT.";
 
 /// Numbers of messages.
 const COUNT: i32 = 1;
@@ -40,29 +40,29 @@ const LINE: Duration = Duration::from_secs(5);
 /// Bytes of the region.
 const REGION: u64 = 1 << 20;
 
-/// What `shmesh talk` is asked.
+/// The options of `shmesh talk`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The link's name
     #[arg(value_name = "LINK")]
     link: LinkName,
-    /// Which side to be
+    /// Side of the link to attach to
     #[arg(long, value_name = "SIDE")]
     side: Which,
     /// Milliseconds between two messages
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     every_ms: u32,
-    /// End after so long, and fail if nothing came; otherwise when told to end
+    /// Exit after this many seconds, with failure if nothing was received; default: run until a signal
     #[arg(long, value_name = "N", value_parser = seconds)]
     seconds: Option<f64>,
-    /// How long to wait for the link
+    /// Seconds to wait for the link
     #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = seconds)]
     wait_seconds: f64,
-    /// Lend memory as a device would, or read what the other side lends
+    /// Export memory as a fake device (primary), or import and read it (secondary)
     #[arg(long)]
     region: bool,
-    /// As the secondary with --region: have this process of the node admitted instead, and be refused
+    /// For the secondary with --region: have this process of the node admitted instead, and expect a refusal
     #[arg(long, value_name = "PID", requires = "region", value_parser = clap::value_parser!(i32).range(1..))]
     ask_for: Option<i32>,
     #[command(flatten)]

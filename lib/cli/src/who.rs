@@ -14,18 +14,19 @@ use crate::people;
 use crate::table::Table;
 
 const EXAMPLES: &str = "\
-Asks the sidecar that keeps the link. TGID is the bare thread-group id: the number of the process in the outermost pid
-namespace, which is what is admitted to device keys. Without a sidecar it shows the seats in shared memory, and says so:
-there pids are what each process has written of itself.
+Asks the sidecar of the link. TGID is the thread-group id in the outermost pid namespace, by which processes are admitted to
+device keys. Without a sidecar the command shows the seats in shared memory and says so; their pids are written by the
+processes themselves and are not verified.
 
-The sidecar answers processes that it can see, of its own user or root. In a pod, ask from its container:
+The sidecar answers only processes in its pid namespace that run as its user or as root. In a pod, run the command in the
+sidecar's container:
   kubectl exec my-pod -c shmesh -- shmesh who fronthaul
 
 Examples:
   shmesh who fronthaul
   shmesh who fronthaul --output json | jq '.processes[] | select(.exports > 0) | .bare_tgid'";
 
-/// What `shmesh who` is asked.
+/// The options of `shmesh who`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -34,7 +35,7 @@ pub(crate) struct Args {
     link: LinkName,
     #[command(flatten)]
     dir: Dir,
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
 }

@@ -40,21 +40,21 @@ How to read a row:
   floor is a bare cache line's round trip around the test, ratio is p50 over it. Virtual cores move on their host, by a
   factor of four on some: compare rows of the same floor, or ask for one with --floor.
 
-Each test is two processes, pinned to a core each. The method and the JSON are those of lib/comparison, which measures others.
-Leave the machine alone meanwhile.
+Each test runs two processes, each pinned to a core. lib/comparison measures other transports by the same method and with the same
+JSON. Leave the machine idle during a run.
 
 Examples:
-  shmesh bench                                         everything, some two minutes
-  shmesh bench --metric rtt --sizes 48,64 --wait poll  the round trips of small messages
+  shmesh bench                                         everything; about two minutes
+  shmesh bench --metric rtt --sizes 48,64 --wait poll  round trips of small messages
   shmesh bench --sizes 65536 --form data --ring spsc
-  shmesh bench --apart --sizes 48,65536 --wait poll    the same between two containers' namespaces
-  shmesh bench ops                                     what each step costs on one core
+  shmesh bench --apart --sizes 48,65536 --wait poll    the same with each side in its own namespaces
+  shmesh bench ops                                     cost of each operation on one core
   shmesh bench links --counts 1,100,1000               memory, threads, files and time per link
-  shmesh bench --output json > shmesh.json             progress and remarks go to standard error
+  shmesh bench --output json > shmesh.json             progress goes to standard error
 
-Exit status: 0 all was measured, 1 a test failed, 2 a bad request.";
+Exit status: 0 success, 1 a test failed, 2 invalid command line.";
 
-/// What `shmesh bench` is asked.
+/// The options of `shmesh bench`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES, disable_help_subcommand = true)]
 pub(crate) struct Args {
@@ -66,10 +66,10 @@ pub(crate) struct Args {
     /// Payload sizes in bytes, multiples of 8
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["48", "64", "65536"], value_parser = size)]
     sizes: Vec<usize>,
-    /// How messages travel; unless said, in the ring up to 48 bytes, above in a MSG buffer, and from 4096 on also as DATA
+    /// How messages travel; default: up to 48 bytes in the ring, above in a MSG buffer, from 4096 also as DATA
     #[arg(long, value_enum, value_name = "FORM,...", value_delimiter = ',')]
     form: Vec<Form>,
-    /// How receivers wait; unless said, round trips in all ways, streams by polling
+    /// How receivers wait; default: round trips in all ways, streams by polling
     #[arg(long, value_enum, value_name = "WAIT,...", value_delimiter = ',')]
     wait: Vec<Wait>,
     /// Messages sent and received at once, for streams
@@ -80,7 +80,7 @@ pub(crate) struct Args {
     /// needs root and `unshare`
     #[arg(long)]
     apart: bool,
-    /// Print the names of the tests and leave
+    /// List the tests and exit
     #[arg(long)]
     list: bool,
     #[command(flatten)]
@@ -93,30 +93,30 @@ struct Common {
     /// Ring modes
     #[arg(long, value_enum, value_name = "MODE,...", value_delimiter = ',', default_values = ["spsc", "mpmc"], global = true)]
     ring: Vec<Mode>,
-    /// How long each repetition of each test measures; its first tenth is thrown away
+    /// Seconds per repetition of a test; the first tenth is discarded
     #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = args::seconds, global = true)]
     seconds: f64,
-    /// How often everything is repeated; each figure is the median over the repetitions
+    /// Number of repetitions; each figure is the median
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..), global = true)]
     repeat: u32,
-    /// The cores of the two sides, the sending one first; the first two that this process may use, unless said
+    /// Cores of the two sides, the sender first; default: the first two available cores
     #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1, global = true)]
     cores: Vec<usize>,
-    /// Count only tests during which a bare cache line's round trip lies between these, in ns; wait for it if need be
+    /// Use only tests during which the round trip of a bare cache line is within this range in ns; wait for it if needed
     #[arg(long, value_name = "MIN,MAX", value_delimiter = ',', num_args = 1, global = true)]
     floor: Vec<f64>,
     #[command(flatten)]
     dir: Dir,
-    /// A table for people, or a list of rows for scripts
+    /// Output format: a table, or a JSON list of rows
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text, global = true)]
     output: Output,
 }
 
 #[derive(clap::Subcommand, Clone, Debug)]
 enum Command {
-    /// What each step costs on one core, in ns
+    /// Measure the cost of each operation on one core, in ns
     Ops,
-    /// What links cost: memory, threads, files, time to create, attach and poll
+    /// Measure the cost of links: memory, threads, files, time to create, attach and poll
     Links {
         /// Numbers of links
         #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "100", "1000"],

@@ -19,14 +19,14 @@ use crate::args::{Dir, seconds};
 const SUCCESSOR: Duration = Duration::from_secs(1);
 
 const EXAMPLES: &str = "\
-Nothing is changed and nobody notices: files are mapped for reading only, no seat is taken, and no participant does anything
-for it. So nobody waits for it either: what it was too late for is counted and told at the end. Times are those at which it
-looked. It works on a link in use, and on what a crash left behind.
+The capture is passive: it maps the link read-only, takes no seat, and participants neither notice nor wait for it. Messages that
+it was too slow to see are counted and reported at the end. Timestamps are those of the observation. It works on a link in use
+and after a crash.
 
-A buffer that was received and released is soon loaned again, so on a busy link small messages that travel in the ring are
-seen best. To see more: --interval-us 0, a longer ring, --limit-bytes small, and a core of its own.
+A released buffer is soon reused, so on a busy link small messages that travel in the ring are captured best. To capture more, use
+--interval-us 0, a longer ring, a small --limit-bytes, and a dedicated core.
 
-Wireshark shows the file with lib/cli/wireshark/shmesh.lua of the sources, put into its folder of plugins.
+To view the file in Wireshark, copy lib/cli/wireshark/shmesh.lua from the sources into its plugin folder.
 
 Examples:
   shmesh capture fronthaul -o fronthaul.pcapng
@@ -34,13 +34,13 @@ Examples:
   shmesh capture fronthaul -o - --from secondary | tshark -r - -X lua_script:shmesh.lua
   shmesh capture fronthaul -o before-the-crash.pcapng --history --count 1000";
 
-/// What `shmesh capture` is asked.
+/// The options of `shmesh capture`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The link
     link: LinkName,
-    /// Where to write; `-`: standard output
+    /// Output file; `-` is standard output
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]
@@ -54,19 +54,19 @@ pub(crate) struct Args {
     /// Only messages that this side sends
     #[arg(long, value_enum, value_name = "SIDE")]
     from: Option<From>,
-    /// Also messages that were received already, as far as they can still be seen
+    /// Also messages that were already received, if they are still in memory
     #[arg(long)]
     history: bool,
-    /// Bytes of each part to keep; of both, no more than Wireshark reads, 262112
+    /// Maximum bytes to record per part; both parts together are limited to 262112 by Wireshark
     #[arg(long, value_name = "BYTES", default_value_t = 65_536)]
     limit_bytes: usize,
-    /// Ends after so many messages
+    /// Stop after this many messages
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// Ends after so long; else with Ctrl-C
+    /// Stop after this many seconds; default: run until Ctrl-C
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
-    /// Microseconds between two looks at a link where nothing is new; 0 polls, and takes a core
+    /// Microseconds between two polls of an idle link; 0 polls continuously and occupies a core
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     interval_us: u64,
 }

@@ -30,45 +30,45 @@ use verdict::Outcome;
 
 const EXAMPLES: &str = "\
 What happens:
-  1  two processes attach to one link and time round trips: in the ring, in a MSG buffer, with a DATA buffer
+  1  two processes attach to a link and time round trips: in the ring, in a MSG buffer, with a DATA buffer
   2  both send as fast as they can, all forms mixed, and check every byte, every number and the order
-  3  half way, one is killed with SIGKILL, with loans and received messages in its hands
-  4  the other goes on; what the dead one held is given back, what it had sent is delivered
-  5  a new process takes its place on the same link and finds what was sent to the dead one meanwhile
-  6  the accounts are compared: all that was sent and not taken by the dead came once
+  3  half way, one is killed with SIGKILL while it holds loans and received messages
+  4  the other continues; the buffers of the dead process are recovered, its sent messages are delivered
+  5  a new process attaches in its place and receives the messages queued for the dead process
+  6  the counts are compared: every message not received by the dead process arrived exactly once
 
-The link has a name of its own, with the shape of the one in --config, and is removed at the end, also after Ctrl-C.
+The link has a unique name and the configuration given by --config. It is removed at the end, also after Ctrl-C.
 
 Examples:
   shmesh demo
   shmesh demo --seconds 2 --kill primary
   shmesh demo --config links.yaml --link fronthaul
-  shmesh demo --keep               leaves a link as a crash would: look at it with ls and dump, remove it with rm
+  shmesh demo --keep               keep the link as after a crash: inspect it with ls and dump, remove it with rm
 
-Exit status: 0 all was verified, 1 something was not, 64 the configuration is wrong.";
+Exit status: 0 all messages verified, 1 verification failed, 64 invalid configuration.";
 
-/// What `shmesh demo` is asked.
+/// The options of `shmesh demo`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Take the shape of a link from this file, shmesh's YAML or NVIPC's; without it, built-in defaults
+    /// File with the configuration of the link, in shmesh's or NVIPC's YAML; default: built in
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Which link of the file; the first, unless named
+    /// Name of the link in the file; default: the first one
     #[arg(long, value_name = "NAME", requires = "config")]
     link: Option<String>,
-    /// About how long to run
+    /// Approximate duration in seconds
     #[arg(long, value_name = "S", default_value_t = 6.0, value_parser = args::seconds)]
     seconds: f64,
-    /// Which side is killed
+    /// Side to kill
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Victim::Secondary)]
     kill: Victim,
-    /// Leave the link behind, with messages in it and nobody alive
+    /// Keep the link at the end, with queued messages and no living participant
     #[arg(long)]
     keep: bool,
     #[command(flatten)]
     dir: Dir,
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
 }

@@ -29,19 +29,19 @@ use crate::args::Output;
 const NO_DEVICE: u8 = 3;
 
 const EXAMPLES: &str = "\
-Tries, between two processes with the CUDA driver and one without it: that what one writes the other reads (P1), how long
-sharing takes (P2), bandwidth of shared memory against a process's own (P3), namespaces and users (P4, as root), what deaths
-leave behind (P5), what cannot be taken back (P6, P7), that descriptors and what is none are handled well (P8), and how fast work of
-one process follows work of the other (P9). It takes a minute or two, and memory of the first device as said below.
+Tests with two processes that use the CUDA driver and one that does not: data written by one is read by the other (P1), the time to
+share memory (P2), bandwidth compared to private memory (P3), namespaces and users (P4, as root), cleanup after deaths (P5),
+revocation (P6, P7), valid and invalid descriptors (P8), and the latency of work that waits for the other process (P9). The test takes
+one or two minutes and uses memory of the first device as limited below.
 
 Examples:
   shmesh device check
-  shmesh device check --output json > device.json       to send along with a question
+  shmesh device check --output json > device.json       for a bug report
   SHMESH_CUDA_LIBRARY=/opt/libcuda.so.1 shmesh device check
 
-Exit status: 0 all that was tried works, 1 something does not, 2 the command line is wrong, 3 there is no device here.";
+Exit status: 0 all tests passed, 1 a test failed, 2 invalid command line, 3 no device.";
 
-/// What `shmesh device` is asked.
+/// The options of `shmesh device`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -50,21 +50,21 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand, Clone, Debug)]
 enum Command {
-    /// Tries whether memory of the first GPU can be shared, and how fast that is
+    /// Check whether memory of the first GPU can be shared, and how fast
     Check(CheckArgs),
 }
 
-/// What `shmesh device check` is asked.
+/// The options of `shmesh device check`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct CheckArgs {
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
-    /// How often each thing is measured
+    /// Number of measurements per test
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
-    /// The most device memory to take at once, in MiB; never more than a quarter of what is free
+    /// Maximum device memory to use at once, in MiB; at most a quarter of the free memory is used
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(4..=1_048_576))]
     max_mib: u64,
 }

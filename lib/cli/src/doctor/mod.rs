@@ -30,16 +30,16 @@ use source::{Source, Unknown};
 /// A way to open a pidfd by number, for tests that refuse it.
 pub(crate) type PidfdOpen = fn(u32) -> std::io::Result<OwnedFd>;
 
-/// What `shmesh doctor` is asked.
+/// The options of `shmesh doctor`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     /// The IPC directory
     #[arg(long, value_name = "DIR", env = "SHMESH_DIR", default_value = "/dev/shm")]
     pub(crate) dir: PathBuf,
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     pub(crate) output: Output,
-    /// Will links of this total size fit? Bytes, or 512Mi, 2Gi
+    /// Check whether links of this total size fit: bytes, or a quantity such as 512Mi
     #[arg(long, value_name = "N", value_parser = source::parse_bytes)]
     pub(crate) need_bytes: Option<u64>,
     /// Tries `pidfd_open`; without it the answer is inferred.
