@@ -32,10 +32,6 @@ pub struct Config {
 }
 
 /// What the end of an old stream does to a newer registration of the same resource.
-///
-/// ```
-/// assert_eq!(shmesh_fake_kubelet::Race::default(), shmesh_fake_kubelet::Race::ByName);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Race {
     /// Up to 1.36: plugins are told apart by their resource alone, so it disconnects the newer one, for good.

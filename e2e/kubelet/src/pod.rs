@@ -158,10 +158,6 @@ pub struct PodStatus {
 }
 
 /// How far a pod is.
-///
-/// ```
-/// assert_eq!(shmesh_fake_kubelet::Phase::default(), shmesh_fake_kubelet::Phase::Pending);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
     /// Not admitted yet, or a container has not started yet.
@@ -176,10 +172,6 @@ pub enum Phase {
 }
 
 /// What became of a container.
-///
-/// ```
-/// assert_eq!(shmesh_fake_kubelet::ContainerStatus::default().restarts, 0);
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerStatus {
     /// Whether it runs.
@@ -193,10 +185,6 @@ pub struct ContainerStatus {
 }
 
 /// Whether a container runs.
-///
-/// ```
-/// assert_eq!(shmesh_fake_kubelet::ContainerState::default(), shmesh_fake_kubelet::ContainerState::Waiting(None));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContainerState {
     /// Not started; if it was tried, why it did not start.

@@ -28,10 +28,6 @@ pub trait Subject {
 }
 
 /// What can happen.
-///
-/// ```
-/// assert_eq!(shmesh_fake_kubelet::Step::ALL.len(), 9);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     /// The kubelet is killed and started again.
@@ -70,10 +66,6 @@ impl Step {
 }
 
 /// What a run was like.
-///
-/// ```
-/// assert_eq!(shmesh_fake_kubelet::Report::default().steps.len(), 0);
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// How often each step was taken.
@@ -114,14 +106,6 @@ impl std::error::Error for Failure {}
 /// Takes so many steps, and after each checks that, within three seconds, the kubelet counts as many devices as are healthy;
 /// that no device is handed out twice, or to somebody who did not ask; that a pod is admitted if and only if there is enough;
 /// and that nothing is taken that nobody has. The kubelet must run, and the plugin too.
-///
-/// ```
-/// # async fn checks<S: shmesh_fake_kubelet::Subject>(node: &shmesh_fake_kubelet::Node, subject: &mut S) -> Result<(), shmesh_fake_kubelet::Failure> {
-/// let report = shmesh_fake_kubelet::soak(node, subject, 1000, 7).await?;
-/// assert!(report.admitted > 0);
-/// # Ok(())
-/// # }
-/// ```
 pub async fn soak<S: Subject>(
     node: &Node,
     subject: &mut S,

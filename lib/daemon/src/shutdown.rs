@@ -9,15 +9,6 @@ use tokio_util::sync::CancellationToken;
 ///
 /// # Errors
 /// The signal handlers cannot be installed.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> std::io::Result<()> {
-/// let stop = shmesh_daemon::shutdown::on_signal()?;
-/// assert!(!stop.is_cancelled(), "no signal was sent");
-/// # Ok(())
-/// # }
-/// ```
 pub fn on_signal() -> io::Result<CancellationToken> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let token = CancellationToken::new();

@@ -30,17 +30,6 @@ pub struct Injection {
 ///
 /// # Errors
 /// A request that cannot be honoured, with the line of the annotation and the remedy.
-///
-/// ```
-/// # let pod = serde_json::json!({
-/// #     "metadata": {"annotations": {"shmesh.io/links": "- name: a\n"}},
-/// #     "spec": {"securityContext": {"runAsUser": 1}, "containers": [{"name": "a"}]},
-/// # });
-/// let config = shmesh_injector::Config::default();
-/// let once = shmesh_injector::inject(&pod, "radio", &config)?;
-/// assert!(shmesh_injector::inject(&once.pod, "radio", &config)?.operations.is_empty());
-/// # Ok::<(), shmesh_injector::Refusal>(())
-/// ```
 pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injection, Refusal> {
     let Some(plan) = Plan::of(pod, namespace, config)? else {
         return Ok(Injection { operations: Vec::new(), pod: pod.clone(), warnings: Vec::new() });

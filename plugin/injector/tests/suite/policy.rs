@@ -59,8 +59,8 @@ struct SignedObject<'a>(&'a Value);
 impl Serialize for SignedObject<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self.0 {
-            Value::Array(list) => to.collect_seq(list.iter().map(Signed)),
-            Value::Object(map) => to.collect_map(map.iter().map(|(key, value)| (key, Signed(value)))),
+            Value::Array(list) => to.collect_seq(list.iter().map(SignedObject)),
+            Value::Object(map) => to.collect_map(map.iter().map(|(key, value)| (key, SignedObject(value)))),
             Value::Number(number) => to.serialize_i64(number.as_i64().unwrap()),
             other => other.serialize(to),
         }
@@ -79,8 +79,8 @@ fn evaluate(expression: &str, object: &Value, variables: &Value) -> Value {
     context
         .add_function("asInteger", |cel::extractors::This(this): cel::extractors::This<i64>| this)
         .unwrap();
-    context.add_variable("object", Signed(object)).unwrap();
-    context.add_variable("variables", Signed(variables)).unwrap();
+    context.add_variable("object", SignedObject(object)).unwrap();
+    context.add_variable("variables", SignedObject(variables)).unwrap();
     let program = Program::compile(expression).unwrap_or_else(|error| panic!("{expression}: {error}"));
     let expr = untyped(program.expression().clone());
     let value = cel::Value::resolve(&expr, &context).unwrap_or_else(|error| panic!("{expression}: {error}"));
