@@ -170,7 +170,8 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
     if backend.can_copy() {
         forward.start_as_configured(&config.debug_configs);
     }
-    *instance.open.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Open { backend, forward }));
+    *instance.open.write().unwrap_or_else(PoisonError::into_inner) =
+        Some(Arc::new(Open { backend, forward }));
     instance.handle()
 }
 
