@@ -11,7 +11,7 @@ use crate::notify;
 use crate::participant::{Participant, Role, Side};
 use crate::pool::owner::{DataOwner, MsgOwner};
 use crate::pool::{Pool, Stock};
-use crate::ring::{CONSUMER_ROLE, PRODUCER_ROLE, Ring, spsc};
+use crate::ring::{CONSUMER_ROLE, PRODUCER_ROLE, Ring, mpmc, spsc};
 use crate::segment::Lines;
 use crate::sync::Ordering;
 
@@ -28,6 +28,8 @@ pub(crate) struct Desk {
     stocks: [Option<Stock>; TABLES],
     producer: OnceCell<spsc::Producer>,
     consumer: OnceCell<spsc::Consumer>,
+    /// This participant's state as one of many producers.
+    pub(crate) shared_producer: mpmc::Producer,
 }
 
 impl Desk {
@@ -50,6 +52,7 @@ impl Desk {
             ),
             producer: OnceCell::new(),
             consumer: OnceCell::new(),
+            shared_producer: mpmc::Producer::default(),
             core: core.clone(),
             me,
         }

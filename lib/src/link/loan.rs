@@ -196,7 +196,8 @@ impl Link {
                         line.word(i + 1).store(*word, Ordering::Relaxed);
                     }
                 }
-                ring.push(Entry::inline_cell(cell, owner.epoch(), msg.len())).map_err(|error| {
+                let entry = Entry::inline_cell(cell, owner.epoch(), msg.len());
+                ring.push(&self.desk.shared_producer, entry).map_err(|error| {
                     self.desk.release_inline(cell, owner);
                     self.push_error(error)
                 })?;
@@ -508,7 +509,7 @@ impl<'a> Loan<'a> {
                 ring.push(producer, entry, None).map_err(|Full| link.full())
             }
             Ring::Mpmc(ring) => {
-                ring.push(entry).map_err(|error| link.push_error(error))?;
+                ring.push(&link.desk.shared_producer, entry).map_err(|error| link.push_error(error))?;
                 // FENCE: who was evicted before the message was sent cannot know whether it is delivered.
                 link.check_not_overtaken().inspect_err(|_| self.give_up())
             }

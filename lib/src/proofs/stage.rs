@@ -106,7 +106,7 @@ pub(super) fn send(desk: &Desk, held: &Held) -> bool {
     describe(desk, held);
     match &desk.outgoing {
         Ring::Spsc(ring) => ring.push(desk.producer(ring).expect("the role"), entry_of(held), None).is_ok(),
-        Ring::Mpmc(ring) => ring.push(entry_of(held)).is_ok(),
+        Ring::Mpmc(ring) => ring.push(&desk.shared_producer, entry_of(held)).is_ok(),
     }
 }
 
@@ -130,7 +130,8 @@ pub(super) fn send_inline(desk: &Desk, msg_id: i32) -> Result<(), Refused> {
             for (i, word) in words.iter().enumerate() {
                 line.word(i + 1).store(*word, Ordering::Relaxed);
             }
-            ring.push(Entry::inline_cell(cell, owner.epoch(), 48)).map_err(|_| {
+            let entry = Entry::inline_cell(cell, owner.epoch(), 48);
+            ring.push(&desk.shared_producer, entry).map_err(|_| {
                 desk.release_inline(cell, owner);
                 Refused::Full
             })

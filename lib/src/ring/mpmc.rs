@@ -7,6 +7,11 @@
 //! A consumer that reads an owner word must know that it belongs to this turn of the slot and not to a later loan of the
 //! same buffer. It reads `head` again afterwards: a later loan happens after the release of this one, that after its
 //! consumer moved `head` past this slot, so whoever sees the later owner word sees the later `head`.
+//!
+//! A producer works with a private copy of `head` and reads the consumers' line only when the ring looks full by that copy:
+//! `head` only grows, so a stale copy reports a full ring too early and never too late.
+
+use std::cell::Cell;
 
 use super::entry::Entry;
 use super::{AHEAD, Full, HEAD, Look, Owners, TAIL, Wild, Words};
@@ -20,6 +25,13 @@ const ROUNDS_MAX: u64 = if cfg!(loom) { 1_000 } else { 1 << 14 };
 #[derive(Clone, Debug)]
 pub(crate) struct Mpmc {
     pub(super) words: Words,
+}
+
+/// A producer's private state.
+#[derive(Debug, Default)]
+pub(crate) struct Producer {
+    /// `head` as last read. May be stale; any number, if a hostile peer wrote `head`.
+    head: Cell<u64>,
 }
 
 /// Why a message could not be sent.
@@ -56,8 +68,8 @@ impl Mpmc {
 
     /// Sends one message.
     #[inline(always)]
-    pub(crate) fn push(&self, entry: Entry) -> Result<(), PushError> {
-        let (head, tail) = (self.words.control(HEAD), self.words.control(TAIL));
+    pub(crate) fn push(&self, me: &Producer, entry: Entry) -> Result<(), PushError> {
+        let tail = self.words.control(TAIL);
         for _ in 0..self.words.capacity() + ROUNDS_MAX {
             let position = tail.load(Ordering::Acquire);
             let slot = self.slot(position);
@@ -79,9 +91,7 @@ impl Mpmc {
                 spin();
                 continue;
             }
-            // CONSUME. Signed: consumers may have passed an old position, and then the exchange below fails.
-            let ahead = position.wrapping_sub(head.load(Ordering::Acquire)).cast_signed();
-            if ahead >= self.words.capacity().cast_signed() {
+            if self.looks_full(me, position) {
                 return Err(PushError::Full);
             }
             // PUBLISH
@@ -98,6 +108,19 @@ impl Mpmc {
             }
         }
         Err(PushError::Wild(Wild("a ring whose slots never settle")))
+    }
+
+    /// Whether the slot of `position` still holds a message of the lap before.
+    #[inline(always)]
+    fn looks_full(&self, me: &Producer, position: u64) -> bool {
+        // Unsigned: a copy beyond `position` is refreshed too, so a wild value does not outlast the damage.
+        if position.wrapping_sub(me.head.get()) < self.words.capacity() {
+            return false;
+        }
+        // CONSUME
+        me.head.set(self.words.control(HEAD).load(Ordering::Acquire));
+        // Signed: consumers may have passed an old position, and then the exchange on its slot fails.
+        position.wrapping_sub(me.head.get()).cast_signed() >= self.words.capacity().cast_signed()
     }
 
     /// Takes one message: its entry and its owner word.
@@ -238,5 +261,29 @@ impl Mpmc {
                 Err(now) => current = now,
             }
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::ring::{CONTROL_LINES, Ring};
+    use crate::segment::Lines;
+
+    #[test]
+    fn wild_head_is_forgotten_once_it_is_repaired() {
+        let Ring::Mpmc(ring) = Ring::new(Lines::heap(CONTROL_LINES), Lines::heap(1), 2, false) else {
+            unreachable!()
+        };
+        let (me, head) = (Producer::default(), ring.words.control(HEAD));
+        let send = |cell| ring.push(&me, Entry::pooled(cell, 1));
+        assert_eq!((send(0), send(1), send(2)), (Ok(()), Ok(()), Err(PushError::Full)));
+        head.store(1 << 40, Ordering::Relaxed);
+        assert_eq!(send(2), Ok(()), "the ring says that all was received");
+        head.store(1, Ordering::Relaxed);
+        assert_eq!(send(3), Err(PushError::Full), "and now that it was not");
+        head.store(2, Ordering::Relaxed);
+        assert_eq!(send(3), Ok(()));
     }
 }
