@@ -43,8 +43,8 @@ impl Error {
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// use shmesh::ErrorKind;
-    /// let error = link.send_inline(1, 0, &[0; 49]).unwrap_err();
-    /// assert!(matches!(error.kind(), ErrorKind::InlineTooLong { len: 49, .. }));
+    /// let error = link.send_inline(1, 0, &[0; 113]).unwrap_err();
+    /// assert!(matches!(error.kind(), ErrorKind::InlineTooLong { len: 113, .. }));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]

@@ -489,7 +489,7 @@ shmesh_error_t shmesh_loan_send(shmesh_loan_t *loan,
 shmesh_error_t shmesh_loan_drop(shmesh_loan_t *loan);
 
 /**
- * Sends up to 48 bytes inside of the ring, without a buffer.
+ * Sends up to 112 bytes inside of the ring, without a buffer.
  */
 shmesh_error_t shmesh_link_send_inline(const shmesh_link_t *link,
                                        int32_t msg_id,

@@ -271,7 +271,7 @@ pub unsafe extern "C" fn shmesh_loan_drop(loan: *mut shmesh_loan_t) -> shmesh_er
     })
 }
 
-/// Sends up to 48 bytes inside of the ring, without a buffer.
+/// Sends up to 112 bytes inside of the ring, without a buffer.
 ///
 /// # Safety
 /// `msg` is NULL or points to `len` bytes.

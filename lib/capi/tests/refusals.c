@@ -88,7 +88,7 @@ static void lengths_and_pools(void)
     OK(shmesh_link_loan(mac, SHMESH_NO_DATA, &loan));
     REFUSED(SHMESH_ERROR_NO_POOL, shmesh_loan_send(&loan, 0, 0, 0, 1));
     OK(shmesh_loan_drop(&loan));
-    char long_one[49] = {0};
+    char long_one[113] = {0};
     REFUSED(SHMESH_ERROR_TOO_LONG, shmesh_link_send_inline(mac, 0, 0, long_one, sizeof(long_one)));
 
     shmesh_loan_t all[4];

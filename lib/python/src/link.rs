@@ -291,7 +291,7 @@ impl Link {
         Loan::take(&self.handle()?, msg, data).map_err(of_link)
     }
 
-    /// Sends up to 48 bytes inside of the ring.
+    /// Sends up to 112 bytes inside of the ring.
     #[pyo3(signature = (msg, *, msg_id=0, cell_id=0, notify=true))]
     fn send_inline(&self, msg: &[u8], msg_id: i32, cell_id: i32, notify: bool) -> PyResult<()> {
         self.with(|link| {

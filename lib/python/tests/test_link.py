@@ -42,13 +42,13 @@ def test_messages_are_written_and_read_in_place() -> None:
 
 def test_copies_and_inline_messages() -> None:
     phy, mac = pair()
-    mac.send(b"up to 48 bytes", msg_id=1)
-    mac.send(b"x" * 49)
+    mac.send(b"up to 112 bytes", msg_id=1)
+    mac.send(b"x" * 113)
     mac.send(b"", np.arange(6).reshape(2, 3).T)
     mac.send(bytearray(b"m"), b"bytes, too")
     first, second, third, fourth = phy.receive_batch()
-    assert first.inline and bytes(first) == b"up to 48 bytes" and first.data.size == 0
-    assert not second.inline and len(bytes(second)) == 49
+    assert first.inline and bytes(first) == b"up to 112 bytes" and first.data.size == 0
+    assert not second.inline and len(bytes(second)) == 113
     assert third.data.view(np.int64).tolist() == [0, 3, 1, 4, 2, 5]
     assert bytes(fourth.data) == b"bytes, too"
     with pytest.raises(shmesh.Invalid, match="pickle"):
@@ -144,7 +144,7 @@ def test_full_and_too_long() -> None:
     with pytest.raises(shmesh.TooLong):
         mac.loan(0, 65_537)
     with pytest.raises(shmesh.TooLong, match="loan a buffer"):
-        mac.send_inline(b"x" * 49)
+        mac.send_inline(b"x" * 113)
     with pytest.raises(shmesh.Invalid, match="not configured"):
         mac.loan(0, 1, pool="cpu_large")
     with pytest.raises(shmesh.Invalid, match="cpu_msg, cpu_data"):

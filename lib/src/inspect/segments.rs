@@ -227,7 +227,6 @@ pub struct PoolView {
 #[derive(Debug)]
 pub struct View {
     pub(super) core: Core,
-    pub(super) shm: Arc<Memory>,
     pub(super) memories: [Option<Arc<Memory>>; PoolId::COUNT],
     pub(super) me: ProcessIdentity,
     pub(super) locks: SeatLocks,
@@ -259,19 +258,19 @@ impl View {
         let me = ProcessIdentity::me().map_err(|error| {
             Error::system(&place.store.link, "read /proc/self (is /proc mounted?)", error)
         })?;
-        let (header, shm) = (segments[0].header, Arc::clone(&segments[0].memory));
+        let header = segments[0].header;
         let mut memories = [const { None }; PoolId::COUNT];
         for segment in &segments[1..] {
             if let Some(pool) = segment.header.pool {
                 memories[pool.index()] = Some(Arc::clone(&segment.memory));
             }
         }
-        let core = Core::place(&header.shape, &shm, &memories).ok_or_else(|| {
+        let core = Core::place(&header.shape, &segments[0].memory, &memories).ok_or_else(|| {
             let what = file_name(&place.store.link, None);
             Error::from(ErrorKind::Damaged { link: place.link(), what, why: "its tables do not fit" })
         })?;
         let locks = SeatLocks::new(lock_path(&place.store));
-        Ok(Self { core, shm, memories, me, locks, name: place.link(), header, backing })
+        Ok(Self { core, memories, me, locks, name: place.link(), header, backing })
     }
 
     /// The link that this process keeps.
@@ -285,7 +284,6 @@ impl View {
         let shm = &shared.segments[0];
         Self {
             core: shared.core.clone(),
-            shm: Arc::clone(&shm.memory),
             memories,
             me: shared.me,
             locks: SeatLocks::new(lock_path(&shared.store)),

@@ -14,10 +14,11 @@ use crate::participant::{Participant, SeatIndex, Seats, Side};
 use crate::pool::Table;
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::ring::entry::Entry;
+use crate::ring::inline::InlineLines;
 use crate::ring::{Ring, SLEEPERS, Wild};
-use crate::segment::layout::{LinkLayout, PoolLayout};
+use crate::segment::layout::PoolLayout;
 use crate::segment::lock::Lock;
-use crate::sync::{LINE_BYTES, Line, Ordering, WORDS_PER_LINE};
+use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 
 /// One taken seat.
 ///
@@ -447,8 +448,8 @@ impl View {
             seen.msg_len = entry.inline_len().ok_or(Wild("an inline message longer than its slot"))?;
         }
         if entry.is_inline() && single {
-            if let Some(line) = self.slot(from, position) {
-                (seen.msg_id, seen.cell_id) = unpack(line.0[1]);
+            if let Some(lines) = self.slot(from, position) {
+                (seen.msg_id, seen.cell_id) = unpack(lines.ids());
             }
             return Ok(true);
         }
@@ -478,12 +479,12 @@ impl View {
         Ok(true)
     }
 
-    /// A copy of the line of a slot, on a link with one producer.
-    pub(super) fn slot(&self, from: Side, position: u64) -> Option<Copied> {
-        let layout = LinkLayout::of(&self.core.shape);
-        let slots = self.shm.window(layout.slots[usize::from(from == Side::Secondary)], layout.slot_lines)?;
-        let index = usize::try_from(position & u64::from(self.core.shape.ring_capacity - 1)).ok()?;
-        Some(Copied::of(slots.get(index)?))
+    /// The lines of a slot, on a link with one producer.
+    pub(super) fn slot(&self, from: Side, position: u64) -> Option<InlineLines<'_>> {
+        match self.core.outgoing(from) {
+            Ring::Spsc(ring) => Some(ring.lines(position)),
+            Ring::Mpmc(_) => None,
+        }
     }
 
     fn in_rings(&self, rings: &[RingView; 2]) -> InRings {
@@ -575,11 +576,12 @@ impl View {
         }
         let limited = |len: u32| limit.min(len as usize);
         let msg = if queued.inline {
-            let line = match queued.buffer {
+            let lines = match queued.buffer {
                 None => self.slot(from, queued.position),
-                Some(cell) => self.core.inline().map(|table| Copied::of(table.cell(cell))),
+                Some(cell) => self.core.inline_lines(cell),
             };
-            let bytes = line.iter().flat_map(|line| line.0[2..].iter().flat_map(|word| word.to_ne_bytes()));
+            let words = lines.map(|lines| lines.copied().1);
+            let bytes = words.iter().flatten().flat_map(|word| word.to_ne_bytes());
             bytes.take(limited(queued.msg_len)).collect()
         } else {
             queued.buffer.map_or_else(Vec::new, |i| self.bytes_of(PoolId::CpuMsg, i, limited(queued.msg_len)))
@@ -608,20 +610,11 @@ impl View {
             .and_then(|start| self.memories[pool.index()].as_ref()?.window(start, len.div_ceil(LINE_BYTES)));
         let end = into.len() + len;
         for line in window.iter().flat_map(|lines| lines.iter()) {
-            for word in Copied::of(line).0 {
-                into.extend_from_slice(&word.to_ne_bytes());
+            for i in 0..WORDS_PER_LINE {
+                into.extend_from_slice(&line.word(i).load(Ordering::Relaxed).to_ne_bytes());
             }
         }
         into.truncate(end);
-    }
-}
-
-/// The words of a line, copied one by one: others may write them meanwhile.
-pub(super) struct Copied(pub(super) [u64; WORDS_PER_LINE]);
-
-impl Copied {
-    pub(super) fn of(line: &Line) -> Self {
-        Self(std::array::from_fn(|i| line.word(i).load(Ordering::Relaxed)))
     }
 }
 

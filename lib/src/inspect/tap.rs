@@ -13,13 +13,12 @@
 use std::time::SystemTime;
 
 use super::View;
-use super::snapshot::Copied;
 use crate::config::PoolId;
 use crate::link::core::{INLINE, unpack};
 use crate::participant::{SeatIndex, Side};
-use crate::pool::Table;
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::ring::entry::Entry;
+use crate::ring::inline::InlineWords;
 use crate::ring::{Ring, Sight};
 use crate::sync::{Ordering, fence};
 
@@ -375,7 +374,7 @@ impl Tap {
             Holder::Impossible => return Err(Missed::Damaged),
         };
         let found = if entry.is_inline() {
-            self.copy_cell(&table, cell, entry, sender)
+            self.copy_cell(cell, entry, sender)
         } else {
             self.copy_pooled(cell, owner, sender)
         };
@@ -443,22 +442,16 @@ impl Tap {
         Ok(found)
     }
 
-    fn copy_cell(
-        &mut self,
-        table: &Table,
-        cell: u32,
-        entry: Entry,
-        sender: Option<SeatIndex>,
-    ) -> Result<Found, Missed> {
+    fn copy_cell(&mut self, cell: u32, entry: Entry, sender: Option<SeatIndex>) -> Result<Found, Missed> {
         let msg_len = entry.inline_len().ok_or(Missed::Damaged)?;
-        let line = Copied::of(table.cell(cell));
-        self.take_inline(&line, msg_len, sender)
+        let copied = self.view.core.inline_lines(cell).ok_or(Missed::Damaged)?.copied();
+        self.take_inline(copied, msg_len, sender)
     }
 
     /// A small message in the slot itself, on a ring with one producer.
     fn copy_slot(&mut self, from: Side, ring: &Ring, position: u64, entry: Entry) -> Result<Found, Missed> {
         let msg_len = entry.inline_len().ok_or(Missed::Damaged)?;
-        let line = self.view.slot(from, position).ok_or(Missed::Damaged)?;
+        let copied = self.view.slot(from, position).ok_or(Missed::Damaged)?.copied();
         // Its producer comes back to this slot when the consumer has passed it, and all others after it are full.
         fence(Ordering::Acquire);
         let last = position.wrapping_add(u64::from(self.view.ring_len())).wrapping_sub(1);
@@ -466,20 +459,20 @@ impl Tap {
         if !is_safe || ring.sight(position) != Sight::Here(entry) {
             return Err(Missed::Overwritten);
         }
-        self.take_inline(&line, msg_len, None)
+        self.take_inline(copied, msg_len, None)
     }
 
     fn take_inline(
         &mut self,
-        line: &Copied,
+        (ids, words): (u64, InlineWords),
         msg_len: u32,
         sender: Option<SeatIndex>,
     ) -> Result<Found, Missed> {
-        let ids = unpack(line.0[1]);
+        let ids = unpack(ids);
         if !self.filter.accepts(ids.0, ids.1) {
             return Err(Missed::Unwanted);
         }
-        let bytes = line.0[2..].iter().flat_map(|word| word.to_ne_bytes());
+        let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
         self.msg.extend(bytes.take(self.limit.min(msg_len as usize)));
         Ok(Found { sender, inline: true, ids, msg_len, data: None })
     }

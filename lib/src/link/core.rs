@@ -10,6 +10,7 @@ use crate::participant::{Participant, Role, SEAT_LINES, SeatIndex, Seats, Side, 
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::pool::{Pool, Table};
 use crate::ring::entry::Entry;
+use crate::ring::inline::{FIRST_LINE_BYTES, InlineLines};
 use crate::ring::{CONTROL_LINES, Look, Owners, Ring, Wild};
 use crate::segment::layout::{LinkLayout, PoolLayout, Shape};
 use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
@@ -26,6 +27,8 @@ pub(crate) struct Core {
     pools: [Option<Pool>; PoolId::COUNT],
     on_device: [Option<Table>; PoolId::COUNT],
     inline: Option<Table>,
+    /// The second lines of the inline cells.
+    inline_seconds: Option<Lines>,
 }
 
 /// A table by its place in a handle's array of stocks: the pools by id, then the inline cells.
@@ -175,6 +178,11 @@ impl Core {
             pools: placed,
             on_device,
             inline: if shape.single { None } else { Some(Table::place(shm, l.inline, l.inline_cells)?) },
+            inline_seconds: if shape.single {
+                None
+            } else {
+                Some(shm.window(l.inline_seconds, l.inline_cells)?)
+            },
         })
     }
 
@@ -230,6 +238,13 @@ impl Core {
 
     pub(crate) fn inline(&self) -> Option<&Table> {
         self.inline.as_ref()
+    }
+
+    /// The lines of an inline cell, whose index must be checked; `None` on a link that has none.
+    #[inline(always)]
+    pub(crate) fn inline_lines(&self, cell: u32) -> Option<InlineLines<'_>> {
+        let (table, seconds) = (self.inline.as_ref()?, self.inline_seconds.as_ref()?);
+        Some(InlineLines::new(table.cell(cell), seconds, cell as usize))
     }
 
     /// The ring on which `side` sends.
@@ -366,9 +381,13 @@ impl Owners for Receiving<'_> {
         let Ok(table) = self.table(entry) else { return };
         if let Some(cell) = table.tame(entry.wild_cell()) {
             prefetch_exclusive(table.cell(cell));
+            // Exclusive too: whoever releases this buffer is the first to loan it again.
             if !entry.is_inline() {
-                // Exclusive too: whoever releases this buffer is the first to loan it again.
                 prefetch_exclusive_at(self.core.msg().buffer(cell).as_ptr());
+            } else if entry.inline_len().is_some_and(|len| len as usize > FIRST_LINE_BYTES)
+                && let Some(lines) = self.core.inline_lines(cell)
+            {
+                prefetch_exclusive(lines.second());
             }
         }
     }

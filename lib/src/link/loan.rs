@@ -11,7 +11,6 @@ use crate::ring::entry::Entry;
 use crate::ring::mpmc::PushError;
 use crate::ring::{Full, INLINE_MAX_BYTES, Ring};
 use crate::segment::prefetch_exclusive_at;
-use crate::sync::Ordering;
 
 /// A message being written: a MSG buffer, and perhaps a DATA buffer, that nobody else has.
 ///
@@ -147,7 +146,8 @@ impl Link {
         }
     }
 
-    /// Sends up to 48 bytes inside the ring's slot: one cache line, no pool.
+    /// Sends up to [`INLINE_MAX_BYTES`] inside the ring's slot, without a pool: 48 bytes cross with one cache line, more
+    /// with two.
     ///
     /// # Errors
     /// [`InlineTooLong`](crate::ErrorKind::InlineTooLong); [`Full`](crate::ErrorKind::Full); [`InlineExhausted`](crate::ErrorKind::InlineExhausted); [`RoleTaken`](crate::ErrorKind::RoleTaken); [`Evicted`](crate::ErrorKind::Evicted).
@@ -167,21 +167,11 @@ impl Link {
             return Err(Error::from(ErrorKind::InlineTooLong { link: self.link(), len: msg.len() }));
         }
         self.check_seated()?;
-        let mut words = [0; 7];
-        words[0] = pack(msg_id, cell_id);
-        let (whole, rest) = msg.as_chunks::<8>();
-        for (word, bytes) in words[1..].iter_mut().zip(whole) {
-            *word = u64::from_ne_bytes(*bytes);
-        }
-        if !rest.is_empty() {
-            let mut last = [0; 8];
-            last[..rest.len()].copy_from_slice(rest);
-            words[1 + whole.len()] = u64::from_ne_bytes(last);
-        }
+        let ids = pack(msg_id, cell_id);
         match self.outgoing() {
             Ring::Spsc(ring) => {
                 let producer = self.producer(ring)?;
-                ring.push(producer, Entry::inline_here(msg.len()), Some(&words)).map_err(|Full| self.full())
+                ring.push_inline(producer, ids, msg).map_err(|Full| self.full())
             }
             Ring::Mpmc(ring) => {
                 let Some((cell, owner)) = self.desk.loan_inline() else {
@@ -191,10 +181,8 @@ impl Link {
                         len: u32::try_from(len).unwrap_or(u32::MAX),
                     }));
                 };
-                if let Some(line) = self.core().inline().map(|table| table.cell(cell)) {
-                    for (i, word) in words.iter().enumerate() {
-                        line.word(i + 1).store(*word, Ordering::Relaxed);
-                    }
+                if let Some(lines) = self.core().inline_lines(cell) {
+                    lines.write(ids, msg);
                 }
                 let entry = Entry::inline_cell(cell, owner.epoch(), msg.len());
                 ring.push(&self.desk.shared_producer, entry).map_err(|error| {
@@ -506,7 +494,7 @@ impl<'a> Loan<'a> {
         match link.outgoing() {
             Ring::Spsc(ring) => {
                 let producer = link.producer(ring)?;
-                ring.push(producer, entry, None).map_err(|Full| link.full())
+                ring.push(producer, entry).map_err(|Full| link.full())
             }
             Ring::Mpmc(ring) => {
                 ring.push(&link.desk.shared_producer, entry).map_err(|error| link.push_error(error))?;

@@ -9,8 +9,8 @@ use crate::config::PoolId;
 use crate::error::Result;
 use crate::pool::owner::MsgOwner;
 use crate::ring::entry::Entry;
-use crate::ring::{INLINE_MAX_BYTES, Ring, Wild};
-use crate::sync::{Line, Ordering};
+use crate::ring::inline::InlineLines;
+use crate::ring::{Ring, Wild};
 
 /// A received message. It holds its buffers until it is dropped; then they can be loaned again, by this handle first.
 ///
@@ -72,8 +72,8 @@ impl Link {
             Ring::Spsc(ring) => {
                 let consumer = self.consumer(ring)?;
                 match ring.take(consumer, &receiving) {
-                    Ok(Some((entry, word, slot))) => {
-                        let message = self.open(entry, word, slot);
+                    Ok(Some((entry, word, lines))) => {
+                        let message = self.open(entry, word, lines);
                         ring.pass(consumer);
                         message
                     }
@@ -123,9 +123,11 @@ impl Link {
             Err(wild) => failed = failed.or(Some(wild)),
         };
         let taken = match self.incoming() {
-            Ring::Spsc(ring) => ring.pop_batch(self.consumer(ring)?, &receiving, max, |entry, word, slot| {
-                keep(self.open(entry, word, slot));
-            }),
+            Ring::Spsc(ring) => {
+                ring.pop_batch(self.consumer(ring)?, &receiving, max, |entry, word, lines| {
+                    keep(self.open(entry, word, lines));
+                })
+            }
             Ring::Mpmc(ring) => {
                 ring.pop_batch(&receiving, max, |entry, word| keep(self.open_shared(entry, word)))
             }
@@ -138,8 +140,13 @@ impl Link {
 
     /// A message off a ring with one consumer.
     #[inline(always)]
-    fn open(&self, entry: Entry, word: u64, slot: &Line) -> std::result::Result<Message<'_>, Wild> {
-        if entry.is_inline() { self.inline(entry, slot) } else { self.pooled(entry, word) }
+    fn open(
+        &self,
+        entry: Entry,
+        word: u64,
+        lines: InlineLines<'_>,
+    ) -> std::result::Result<Message<'_>, Wild> {
+        if entry.is_inline() { self.inline(entry, lines) } else { self.pooled(entry, word) }
     }
 
     /// A message off a ring with many.
@@ -162,14 +169,14 @@ impl Link {
         }
     }
 
-    /// A message in the words 1 to 7 of a line: copied, so that the line is free at once.
+    /// An inline message: copied, so that its lines are free at once.
     #[inline(always)]
-    fn inline(&self, entry: Entry, line: &Line) -> std::result::Result<Message<'_>, Wild> {
+    fn inline(&self, entry: Entry, lines: InlineLines<'_>) -> std::result::Result<Message<'_>, Wild> {
         let Some(len) = entry.inline_len() else {
             return Err(Wild("an inline message longer than its slot"));
         };
-        let (msg_id, cell_id) = unpack(line.word(1).load(Ordering::Relaxed));
-        let bytes = self.slab.put(std::array::from_fn(|i| line.word(i + 2).load(Ordering::Relaxed)));
+        let (msg_id, cell_id) = unpack(lines.ids());
+        let bytes = self.slab.put(|words| lines.read(len, words));
         let descriptor = Descriptor { msg_id, cell_id, msg_len: len, data_len: 0 };
         Ok(Message { link: self, bytes, descriptor, owner: INLINE, cell: 0, data: DataRef::NONE })
     }
@@ -178,10 +185,10 @@ impl Link {
     #[inline(always)]
     fn inline_cell(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
         let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.desk.me.seat));
-        let Some(table) = self.core().inline() else {
+        let Some(lines) = self.core().inline_lines(cell) else {
             return Err(Wild("an inline cell on a link that has none"));
         };
-        let message = self.inline(entry, table.cell(cell));
+        let message = self.inline(entry, lines);
         self.desk.release_inline(cell, owner);
         message
     }
@@ -376,5 +383,3 @@ fn bytes<'b>(_message: &'b Message<'_>, start: NonNull<u8>, len: u32) -> &'b [u8
     // place, to this message until it is dropped; bytes are valid whatever they hold.
     unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) }
 }
-
-const _: () = assert!(INLINE_MAX_BYTES == 6 * size_of::<u64>());

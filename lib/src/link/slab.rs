@@ -1,6 +1,6 @@
 //! Where the bytes of inline messages stay after they left their slot.
 //!
-//! A message that carried its 48 bytes with it would be copied each time it is moved, and all messages would pay for the
+//! A message that carried its bytes with it would be copied each time it is moved, and all messages would pay for the
 //! small ones. So a handle keeps the bytes in places of its own, which it uses again.
 // UNSAFETY: hands out raw places and frees them. A place is written only while no message has it.
 #![expect(unsafe_code, reason = "places are used by one message at a time and outlive it")]
@@ -8,34 +8,32 @@
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 
-use crate::ring::INLINE_MAX_BYTES;
-
-type Bytes = [u8; INLINE_MAX_BYTES];
+use crate::ring::inline::InlineWords;
 
 /// Places for the bytes of inline messages: as many as one handle ever held at once.
 #[derive(Debug, Default)]
 pub(super) struct Slab {
     /// The place that was given back last: the only one, for who takes one message at a time.
-    spare: Cell<Option<NonNull<Bytes>>>,
-    free: RefCell<Vec<NonNull<Bytes>>>,
+    spare: Cell<Option<NonNull<InlineWords>>>,
+    free: RefCell<Vec<NonNull<InlineWords>>>,
 }
 
 // SAFETY: the places belong to the slab and move with it; a handle with messages out is borrowed and cannot move.
 unsafe impl Send for Slab {}
 
 impl Slab {
-    /// A place with these bytes in it, for [`give_back`](Self::give_back).
-    #[inline]
-    pub(super) fn put(&self, words: [u64; 6]) -> NonNull<u8> {
-        let place = self.spare.take().unwrap_or_else(|| self.another());
-        // SAFETY: the place was allocated for `Bytes`, with the alignment of `u64`, and nobody else has it.
-        unsafe { place.cast::<[u64; 6]>().write(words) };
+    /// A place that `fill` has written, for [`give_back`](Self::give_back). It finds in it what the last user left.
+    #[inline(always)]
+    pub(super) fn put(&self, fill: impl FnOnce(&mut InlineWords)) -> NonNull<u8> {
+        let mut place = self.spare.take().unwrap_or_else(|| self.another());
+        // SAFETY: the place is a box of `InlineWords`, and nobody else has it.
+        fill(unsafe { place.as_mut() });
         place.cast()
     }
 
     #[cold]
-    fn another(&self) -> NonNull<Bytes> {
-        self.free.borrow_mut().pop().unwrap_or_else(|| NonNull::from(Box::leak(Box::new([0_u64; 6]))).cast())
+    fn another(&self) -> NonNull<InlineWords> {
+        self.free.borrow_mut().pop().unwrap_or_else(|| NonNull::from(Box::leak(Box::default())))
     }
 
     /// Takes a place back that `put` gave.
@@ -47,7 +45,7 @@ impl Slab {
     }
 
     #[cold]
-    fn keep(&self, place: NonNull<Bytes>) {
+    fn keep(&self, place: NonNull<InlineWords>) {
         self.free.borrow_mut().push(place);
     }
 }
@@ -55,8 +53,8 @@ impl Slab {
 impl Drop for Slab {
     fn drop(&mut self) {
         for place in self.spare.take().into_iter().chain(self.free.take()) {
-            // SAFETY: allocated in `another` as a box of `[u64; 6]`, and back from its message.
-            drop(unsafe { Box::from_raw(place.cast::<[u64; 6]>().as_ptr()) });
+            // SAFETY: allocated in `another` as a box, and back from its message.
+            drop(unsafe { Box::from_raw(place.as_ptr()) });
         }
     }
 }
@@ -68,11 +66,11 @@ mod tests {
     #[test]
     fn places_are_distinct_while_they_are_out_and_used_again_after() {
         let slab = Slab::default();
-        let (a, b) = (slab.put([1; 6]), slab.put([2; 6]));
+        let (a, b) = (slab.put(|words| words.fill(1)), slab.put(|words| words.fill(2)));
         assert_ne!(a, b);
         slab.give_back(a);
         slab.give_back(b);
-        let (c, d) = (slab.put([3; 6]), slab.put([4; 6]));
+        let (c, d) = (slab.put(|words| words.fill(3)), slab.put(|words| words.fill(4)));
         assert_eq!((c, d), (b, a));
         // SAFETY: `d` is out and was just written.
         assert_eq!(unsafe { d.cast::<u64>().read() }, 4);

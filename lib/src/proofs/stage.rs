@@ -8,9 +8,9 @@ use crate::link::desk::Desk;
 use crate::participant::{Participant, Side};
 use crate::pool::owner::MsgOwner;
 use crate::ring::entry::Entry;
+use crate::ring::inline::InlineLines;
 use crate::ring::{Ring, Wild};
 use crate::segment::layout::Shape;
-use crate::sync::{Line, Ordering};
 
 pub(super) const DATA: PoolId = PoolId::CpuData;
 
@@ -105,7 +105,7 @@ pub(super) fn describe(desk: &Desk, held: &Held) {
 pub(super) fn send(desk: &Desk, held: &Held) -> bool {
     describe(desk, held);
     match &desk.outgoing {
-        Ring::Spsc(ring) => ring.push(desk.producer(ring).expect("the role"), entry_of(held), None).is_ok(),
+        Ring::Spsc(ring) => ring.push(desk.producer(ring).expect("the role"), entry_of(held)).is_ok(),
         Ring::Mpmc(ring) => ring.push(&desk.shared_producer, entry_of(held)).is_ok(),
     }
 }
@@ -116,21 +116,24 @@ pub(super) enum Refused {
     NoCell,
 }
 
+/// Sends 48 bytes, which fit in one line.
 pub(super) fn send_inline(desk: &Desk, msg_id: i32) -> Result<(), Refused> {
-    let mut words = [u64::from(msg_id.cast_unsigned()); 7];
-    words[0] = u64::from(msg_id.cast_unsigned()) << 32;
+    send_inline_of(desk, msg_id, 48)
+}
+
+/// Sends `len` bytes, a multiple of 8.
+pub(super) fn send_inline_of(desk: &Desk, msg_id: i32, len: usize) -> Result<(), Refused> {
+    let word = u64::from(msg_id.cast_unsigned());
+    let (ids, msg) = (word << 32, word.to_ne_bytes().repeat(len / 8));
     match &desk.outgoing {
         Ring::Spsc(ring) => {
             let producer = desk.producer(ring).expect("the role");
-            ring.push(producer, Entry::inline_here(48), Some(&words)).map_err(|_| Refused::Full)
+            ring.push_inline(producer, ids, &msg).map_err(|_| Refused::Full)
         }
         Ring::Mpmc(ring) => {
             let (cell, owner) = desk.loan_inline().ok_or(Refused::NoCell)?;
-            let line = desk.core.inline().expect("inline cells").cell(cell);
-            for (i, word) in words.iter().enumerate() {
-                line.word(i + 1).store(*word, Ordering::Relaxed);
-            }
-            let entry = Entry::inline_cell(cell, owner.epoch(), 48);
+            desk.core.inline_lines(cell).expect("inline cells").write(ids, &msg);
+            let entry = Entry::inline_cell(cell, owner.epoch(), len);
             ring.push(&desk.shared_producer, entry).map_err(|_| {
                 desk.release_inline(cell, owner);
                 Refused::Full
@@ -139,10 +142,12 @@ pub(super) fn send_inline(desk: &Desk, msg_id: i32) -> Result<(), Refused> {
     }
 }
 
-fn inline(line: &Line) -> Got {
-    let word = |i| line.word(i).load(Ordering::Relaxed);
-    let msg_id = ((word(1) >> 32) as u32).cast_signed();
-    Got::Inline(msg_id, word(2), word(7))
+fn inline(entry: Entry, lines: InlineLines<'_>) -> Result<Got, Wild> {
+    let len = entry.inline_len().ok_or(Wild("an inline message longer than its slot"))?;
+    let msg_id = ((lines.ids() >> 32) as u32).cast_signed();
+    let mut words = [0; 14];
+    lines.read(len, &mut words);
+    Ok(Got::Inline(msg_id, words[0], words[len as usize / 8 - 1]))
 }
 
 fn pooled(desk: &Desk, entry: Entry, word: u64) -> Result<Got, Wild> {
@@ -158,8 +163,8 @@ fn pooled(desk: &Desk, entry: Entry, word: u64) -> Result<Got, Wild> {
     }
 }
 
-fn open(desk: &Desk, entry: Entry, word: u64, slot: &Line) -> Result<Got, Wild> {
-    if entry.is_inline() { Ok(inline(slot)) } else { pooled(desk, entry, word) }
+fn open(desk: &Desk, entry: Entry, word: u64, lines: InlineLines<'_>) -> Result<Got, Wild> {
+    if entry.is_inline() { inline(entry, lines) } else { pooled(desk, entry, word) }
 }
 
 fn open_shared(desk: &Desk, entry: Entry, word: u64) -> Result<Got, Wild> {
@@ -167,9 +172,9 @@ fn open_shared(desk: &Desk, entry: Entry, word: u64) -> Result<Got, Wild> {
         return pooled(desk, entry, word);
     }
     let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(desk.me.seat));
-    let got = inline(desk.core.inline().expect("inline cells").cell(cell));
+    let got = inline(entry, desk.core.inline_lines(cell).expect("inline cells"));
     desk.release_inline(cell, owner);
-    Ok(got)
+    got
 }
 
 /// As `Link::receive`, in its order of steps.
@@ -178,8 +183,8 @@ pub(super) fn receive(desk: &Desk) -> Result<Option<Got>, Wild> {
     match &desk.incoming {
         Ring::Spsc(ring) => {
             let me = desk.consumer(ring).expect("the role");
-            let Some((entry, word, slot)) = ring.take(me, &receiving)? else { return Ok(None) };
-            let got = open(desk, entry, word, slot);
+            let Some((entry, word, lines)) = ring.take(me, &receiving)? else { return Ok(None) };
+            let got = open(desk, entry, word, lines);
             ring.pass(me);
             got.map(Some)
         }
@@ -197,7 +202,9 @@ pub(super) fn receive_batch(desk: &Desk, max: usize) -> Result<Vec<Got>, Wild> {
     match &desk.incoming {
         Ring::Spsc(ring) => {
             let me = desk.consumer(ring).expect("the role");
-            ring.pop_batch(me, &receiving, max, |entry, word, slot| all.push(open(desk, entry, word, slot)))?;
+            ring.pop_batch(me, &receiving, max, |entry, word, lines| {
+                all.push(open(desk, entry, word, lines))
+            })?;
         }
         Ring::Mpmc(ring) => {
             ring.pop_batch(&receiving, max, |entry, word| all.push(open_shared(desk, entry, word)))?;

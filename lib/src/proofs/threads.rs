@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64 as Count, Ordering};
 
 use super::stage::{
-    Got, Held, abandon, attach, link, loan_with, receive, receive_batch, release, send, send_inline,
+    Got, Held, abandon, attach, link, loan_with, receive, receive_batch, release, send, send_inline_of,
 };
 use crate::link::desk::Desk;
 use crate::participant::Side::{Primary, Secondary};
@@ -53,7 +53,9 @@ fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 fn send_all(desk: &Desk, first: i32) {
     for id in first..first + MESSAGES {
         if id % 3 == 0 {
-            until(|| send_inline(desk, id).ok());
+            // In one line and in two.
+            let len = if id % 2 == 0 { 48 } else { 112 };
+            until(|| send_inline_of(desk, id, len).ok());
             continue;
         }
         let mut held = until(|| loan_with(desk)?.ok());

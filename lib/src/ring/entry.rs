@@ -2,16 +2,18 @@
 //!
 //! ```text
 //! | lap 32 | epoch, low 12      | cell 19 | 0 |    a MSG buffer
-//! | lap 32 | length 6 | epoch 6 | cell 19 | 1 |    an inline message in a cell (many producers)
-//! | lap 32 | length 6 | 0             | 0       | 1 |    an inline message in this very slot (one producer)
+//! | lap 32 | length 7 | epoch 6 | cell 18 | 1 |    an inline message in a cell (many producers)
+//! | lap 32 | length 7 | 0       | 0       | 1 |    an inline message in this very slot (one producer)
 //! ```
 //!
 //! The lap counts how often the ring went round, from 1, so the zeroes of fresh memory are "not yet". It wraps after 2^32
 //! laps, which matters only to an exchange that was stalled for exactly that long.
 
-/// Bits of a cell index in an entry.
+/// Bits of the index of a MSG buffer in an entry.
 pub(crate) const CELL_BITS: u32 = 19;
-/// The most bytes that a message inside a slot can have.
+/// Bits of the index of an inline cell in an entry.
+pub(crate) const INLINE_CELL_BITS: u32 = 18;
+/// The most bytes that a message inside a slot can have. Up to 48 of them travel with one cache line, more with two.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -24,11 +26,13 @@ pub(crate) const CELL_BITS: u32 = 19;
 /// assert!(mac.send_inline(1, 0, &[7; INLINE_MAX_BYTES + 1]).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub const INLINE_MAX_BYTES: usize = 48;
+pub const INLINE_MAX_BYTES: usize = 112;
 const INLINE: u64 = 1;
 const CELL_SHIFT: u32 = 1;
-const HIGH_SHIFT: u32 = CELL_SHIFT + CELL_BITS;
-const LENGTH_SHIFT: u32 = HIGH_SHIFT + 6;
+const POOLED_EPOCH_SHIFT: u32 = CELL_SHIFT + CELL_BITS;
+const INLINE_EPOCH_SHIFT: u32 = CELL_SHIFT + INLINE_CELL_BITS;
+const LENGTH_SHIFT: u32 = INLINE_EPOCH_SHIFT + 6;
+const LENGTH_BITS: u32 = LAP_SHIFT - LENGTH_SHIFT;
 const LAP_SHIFT: u32 = 32;
 /// Bits of an epoch in an entry; in models one, so that they come round with the second loan.
 const POOLED_BITS: u32 = if cfg!(loom) { 1 } else { 12 };
@@ -46,15 +50,15 @@ impl Entry {
     /// The MSG buffer `cell` in its epoch.
     #[inline]
     pub(crate) fn pooled(cell: u32, epoch: u64) -> Self {
-        Self(low(epoch, POOLED_BITS) << HIGH_SHIFT | u64::from(cell) << CELL_SHIFT)
+        Self(low(epoch, POOLED_BITS) << POOLED_EPOCH_SHIFT | u64::from(cell) << CELL_SHIFT)
     }
 
     /// An inline message of `len` bytes in `cell`.
     pub(crate) fn inline_cell(cell: u32, epoch: u64, len: usize) -> Self {
-        debug_assert!(len <= INLINE_MAX_BYTES);
+        debug_assert!(len <= INLINE_MAX_BYTES && cell < 1 << INLINE_CELL_BITS);
         Self(
             (len as u64) << LENGTH_SHIFT
-                | low(epoch, INLINE_BITS) << HIGH_SHIFT
+                | low(epoch, INLINE_BITS) << INLINE_EPOCH_SHIFT
                 | u64::from(cell) << CELL_SHIFT
                 | INLINE,
         )
@@ -76,23 +80,28 @@ impl Entry {
     #[inline]
     pub(crate) fn wild_cell(self) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "19 bits")]
-        let cell = low(self.0 >> CELL_SHIFT, CELL_BITS) as u32;
+        let cell =
+            low(self.0 >> CELL_SHIFT, if self.is_inline() { INLINE_CELL_BITS } else { CELL_BITS }) as u32;
         cell
     }
 
     /// Bytes of an inline message; `None` when no sender of ours writes that.
     #[inline]
     pub(crate) fn inline_len(self) -> Option<u32> {
-        #[expect(clippy::cast_possible_truncation, reason = "6 bits")]
-        let len = low(self.0 >> LENGTH_SHIFT, 6) as u32;
+        #[expect(clippy::cast_possible_truncation, reason = "7 bits")]
+        let len = low(self.0 >> LENGTH_SHIFT, LENGTH_BITS) as u32;
         (len as usize <= INLINE_MAX_BYTES).then_some(len)
     }
 
     /// Whether the entry names this epoch of its cell, as far as its bits go.
     #[inline]
     pub(crate) fn names(self, epoch: u64) -> bool {
-        let bits = if self.is_inline() { INLINE_BITS } else { POOLED_BITS };
-        low(self.0 >> HIGH_SHIFT, bits) == low(epoch, bits)
+        let (shift, bits) = if self.is_inline() {
+            (INLINE_EPOCH_SHIFT, INLINE_BITS)
+        } else {
+            (POOLED_EPOCH_SHIFT, POOLED_BITS)
+        };
+        low(self.0 >> shift, bits) == low(epoch, bits)
     }
 
     #[inline]
@@ -121,9 +130,10 @@ mod tests {
             assert_eq!((e.is_inline(), e.wild_cell()), (false, (1 << CELL_BITS) - 1));
             assert!(e.names(0xabcd_efff) && e.names(0xfff) && !e.names(0xabcd_effe));
 
-            let entry = Entry::inline_cell(77, 63, INLINE_MAX_BYTES);
+            let last = (1 << INLINE_CELL_BITS) - 1;
+            let entry = Entry::inline_cell(last, 63, INLINE_MAX_BYTES);
             let (l, e) = Entry::split(entry.in_lap(lap));
-            assert_eq!((l, e.is_inline(), e.wild_cell(), e.inline_len()), (lap, true, 77, Some(48)));
+            assert_eq!((l, e.is_inline(), e.wild_cell(), e.inline_len()), (lap, true, last, Some(112)));
             assert!(e.names(63) && e.names(127) && !e.names(62));
             assert_eq!(Entry::inline_here(0).inline_len(), Some(0));
         }
@@ -131,6 +141,8 @@ mod tests {
 
     #[test]
     fn lengths_that_no_sender_writes_are_refused() {
-        assert_eq!(Entry(63 << LENGTH_SHIFT | INLINE).inline_len(), None);
+        for len in 113..128 {
+            assert_eq!(Entry(len << LENGTH_SHIFT | INLINE).inline_len(), None);
+        }
     }
 }

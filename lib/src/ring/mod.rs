@@ -18,6 +18,7 @@
 //! - `FENCE`: a producer's exchange on `tail`, a recoverer's exchange on it: of a message and an eviction, one sees the other.
 
 pub(crate) mod entry;
+pub(crate) mod inline;
 pub(crate) mod mpmc;
 pub(crate) mod spsc;
 
@@ -132,9 +133,10 @@ pub(crate) enum Ring {
     Mpmc(mpmc::Mpmc),
 }
 
-/// Lines that the slots of a ring take.
+/// Lines that the slots of a ring take. With one producer a slot has a second line, for long inline messages; these come
+/// after all first ones.
 pub(crate) const fn slot_lines(capacity: usize, single: bool) -> usize {
-    if single { capacity } else { capacity.div_ceil(WORDS_PER_LINE) }
+    if single { 2 * capacity } else { capacity.div_ceil(WORDS_PER_LINE) }
 }
 
 impl Ring {

@@ -1,6 +1,7 @@
 //! The ring for one producer and one consumer.
 //!
-//! A slot is a whole line: its word, the two ids and 48 bytes, so a small message crosses with one line and no pool. The
+//! A slot is a whole line: its word, the two ids and 48 bytes, so a small message crosses with one line and no pool; up to
+//! 112 bytes cross with a second line. The
 //! producer stores the word last (`PUBLISH`); the consumer moves `head` on a line of its own (`CONSUME`). Neither reads the
 //! other's index on the hot path: the consumer looks at the slot, and the producer keeps an old `head` until it seems full.
 //!
@@ -10,12 +11,10 @@
 use std::cell::Cell;
 
 use super::entry::Entry;
+use super::inline::{FIRST_LINE_BYTES, InlineLines};
 use super::{AHEAD, Full, HEAD, Look, Owners, Wild, Words};
-use crate::segment::prefetch_exclusive;
+use crate::segment::{prefetch_exclusive, prefetch_shared};
 use crate::sync::{Line, Ordering};
-
-/// An inline message: both ids in one word, then the bytes.
-pub(crate) type InlineWords = [u64; 7];
 
 #[derive(Clone, Debug)]
 pub(crate) struct Spsc {
@@ -36,6 +35,8 @@ pub(crate) struct Producer {
 pub(crate) struct Consumer {
     /// Where the next message comes from; always right.
     head: Cell<u64>,
+    /// Whether the last inline message had a second line: the next one probably has one, too.
+    long: Cell<bool>,
 }
 
 impl Spsc {
@@ -46,6 +47,13 @@ impl Spsc {
     #[inline]
     pub(super) fn slot(&self, position: u64) -> &Line {
         &self.words.slots[self.words.slot_index(position)]
+    }
+
+    /// The lines of an inline message at `position`.
+    #[inline(always)]
+    pub(crate) fn lines(&self, position: u64) -> InlineLines<'_> {
+        let (index, slots) = (self.words.slot_index(position), &self.words.slots);
+        InlineLines::new(&slots[index], slots, slots.len() / 2 + index)
     }
 
     /// Takes up the producer's role where the last one left it.
@@ -63,12 +71,30 @@ impl Spsc {
 
     /// Takes up the consumer's role where the last one left it.
     pub(crate) fn resume_consumer(&self) -> Consumer {
-        Consumer { head: Cell::new(self.words.control(HEAD).load(Ordering::Acquire)) }
+        let head = self.words.control(HEAD).load(Ordering::Acquire);
+        Consumer { head: Cell::new(head), long: Cell::new(false) }
     }
 
-    /// Sends one message.
+    /// Sends a message in a MSG buffer.
     #[inline(always)]
-    pub(crate) fn push(&self, me: &Producer, entry: Entry, inline: Option<&InlineWords>) -> Result<(), Full> {
+    pub(crate) fn push(&self, me: &Producer, entry: Entry) -> Result<(), Full> {
+        self.push_with(me, entry, |_| {})
+    }
+
+    /// Sends a message of at most [`INLINE_MAX_BYTES`](super::INLINE_MAX_BYTES) in the slot.
+    #[inline(always)]
+    pub(crate) fn push_inline(&self, me: &Producer, ids: u64, msg: &[u8]) -> Result<(), Full> {
+        self.push_with(me, Entry::inline_here(msg.len()), |position| {
+            self.lines(position).write(ids, msg);
+            if msg.len() > FIRST_LINE_BYTES {
+                prefetch_exclusive(self.lines(position.wrapping_add(AHEAD)).second());
+            }
+        })
+    }
+
+    /// Sends `entry` once `fill` has written what belongs to it at its position.
+    #[inline(always)]
+    fn push_with(&self, me: &Producer, entry: Entry, fill: impl FnOnce(u64)) -> Result<(), Full> {
         let tail = me.tail.get();
         if tail.wrapping_sub(me.head.get()) >= self.words.capacity() {
             // CONSUME: the consumer has read what we are going to overwrite.
@@ -77,28 +103,23 @@ impl Spsc {
                 return Err(Full);
             }
         }
-        let slot = self.slot(tail);
-        if let Some(inline) = inline {
-            for (i, word) in inline.iter().enumerate() {
-                slot.word(i + 1).store(*word, Ordering::Relaxed);
-            }
-        }
+        fill(tail);
         // PUBLISH
-        slot.word(0).store(entry.in_lap(self.words.lap(tail)), Ordering::Release);
+        self.slot(tail).word(0).store(entry.in_lap(self.words.lap(tail)), Ordering::Release);
         me.tail.set(tail.wrapping_add(1));
         prefetch_exclusive(self.slot(tail.wrapping_add(AHEAD)));
         Ok(())
     }
 
-    /// Makes the oldest message ours: its entry, its owner word (if it has a buffer) and its slot. The caller copies what it
-    /// needs from the slot and then calls [`pass`](Self::pass): after that the producer writes the next message there.
+    /// Makes the oldest message ours: its entry, its owner word (if it has a buffer) and its lines. The caller copies what it
+    /// needs from the lines and then calls [`pass`](Self::pass): after that the producer writes the next message there.
     #[inline(always)]
     pub(crate) fn take(
         &self,
         me: &Consumer,
         owners: &impl Owners,
-    ) -> Result<Option<(Entry, u64, &Line)>, Wild> {
-        let taken = self.take_at(me.head.get(), owners);
+    ) -> Result<Option<(Entry, u64, InlineLines<'_>)>, Wild> {
+        let taken = self.take_at(me, me.head.get(), owners);
         if taken.is_err() {
             // What is wrong is passed too: it is reported once.
             self.pass(me);
@@ -119,15 +140,15 @@ impl Spsc {
         me: &Consumer,
         owners: &impl Owners,
         max: usize,
-        mut each: impl FnMut(Entry, u64, &Line),
+        mut each: impl FnMut(Entry, u64, InlineLines<'_>),
     ) -> Result<usize, Wild> {
         let start = me.head.get();
         // A producer that keeps up must not keep us here.
         let max = max.min(usize::try_from(self.words.capacity()).unwrap_or(usize::MAX));
         for taken in 0..max {
             let head = start.wrapping_add(taken as u64);
-            match self.take_at(head, owners) {
-                Ok(Some((entry, word, slot))) => each(entry, word, slot),
+            match self.take_at(me, head, owners) {
+                Ok(Some((entry, word, lines))) => each(entry, word, lines),
                 // What was taken comes first; the next call reports what is wrong.
                 Ok(None) | Err(_) if taken > 0 => {
                     self.consume(me, head);
@@ -146,10 +167,19 @@ impl Spsc {
 
     /// Makes the message at `head` ours. `head` must move before the next one is taken, or at the end of a batch.
     #[inline(always)]
-    fn take_at(&self, head: u64, owners: &impl Owners) -> Result<Option<(Entry, u64, &Line)>, Wild> {
-        let slot = self.slot(head);
+    fn take_at(
+        &self,
+        me: &Consumer,
+        head: u64,
+        owners: &impl Owners,
+    ) -> Result<Option<(Entry, u64, InlineLines<'_>)>, Wild> {
+        let lines = self.lines(head);
+        if me.long.get() {
+            // Both lines cross at once, where one load after the other would take a crossing each.
+            prefetch_shared(lines.second());
+        }
         // PUBLISH
-        let (lap, entry) = Entry::split(slot.word(0).load(Ordering::Acquire));
+        let (lap, entry) = Entry::split(self.slot(head).word(0).load(Ordering::Acquire));
         if lap != self.words.lap(head) {
             if lap.wrapping_add(1) != self.words.lap(head) {
                 return Err(Wild("a slot of a lap that was never reached"));
@@ -157,7 +187,8 @@ impl Spsc {
             return Ok(None);
         }
         if entry.is_inline() {
-            return Ok(Some((entry, 0, slot)));
+            me.long.set(entry.inline_len().is_some_and(|len| len as usize > FIRST_LINE_BYTES));
+            return Ok(Some((entry, 0, lines)));
         }
         owners.ahead(entry);
         let later = head.wrapping_add(AHEAD);
@@ -169,7 +200,7 @@ impl Spsc {
             Look::Here(word) => {
                 // Before `head` moves: recovery must find every message either in the ring or in our hands.
                 owners.take_alone(entry, word);
-                Ok(Some((entry, word, slot)))
+                Ok(Some((entry, word, lines)))
             }
             Look::Gone => Err(Wild("an entry whose buffer belongs to nobody on this ring")),
         }

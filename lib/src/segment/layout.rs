@@ -13,8 +13,8 @@ use crate::sync::LINE_BYTES;
 pub(crate) const HEADER_LINES: usize = 2;
 /// Buffers start on a page, and segments are whole pages. Models need no pages, and each word of one costs them time.
 const PAGE_LINES: usize = if cfg!(loom) { 1 } else { 4096 / LINE_BYTES };
-/// The most cells that an entry of a ring can name.
-const CELLS_MAX: usize = 1 << crate::ring::entry::CELL_BITS;
+/// The most inline cells that an entry of a ring can name.
+const INLINE_CELLS_MAX: usize = 1 << crate::ring::entry::INLINE_CELL_BITS;
 
 /// Everything that decides the layout of a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -69,6 +69,8 @@ pub(crate) struct LinkLayout {
     pub(crate) slot_lines: usize,
     /// The table of inline cells, of which a link with one producer needs none.
     pub(crate) inline: usize,
+    /// The second lines of these cells.
+    pub(crate) inline_seconds: usize,
     pub(crate) inline_cells: usize,
     pub(crate) total: usize,
 }
@@ -83,7 +85,7 @@ impl LinkLayout {
         let slot_lines = slot_lines(capacity, shape.single);
         let slots = second + CONTROL_LINES;
         let inline = slots + 2 * slot_lines;
-        let inline_cells = if shape.single { 0 } else { (2 * capacity).min(CELLS_MAX) };
+        let inline_cells = if shape.single { 0 } else { (2 * capacity).min(INLINE_CELLS_MAX) };
         let inline_lines = if shape.single { 0 } else { table_lines(inline_cells) };
         Self {
             primary_role,
@@ -92,8 +94,9 @@ impl LinkLayout {
             slots: [slots, slots + slot_lines],
             slot_lines,
             inline,
+            inline_seconds: inline + inline_lines,
             inline_cells,
-            total: (inline + inline_lines).next_multiple_of(PAGE_LINES),
+            total: (inline + inline_lines + inline_cells).next_multiple_of(PAGE_LINES),
         }
     }
 
@@ -179,7 +182,8 @@ mod tests {
                 assert!(l.controls[0] + CONTROL_LINES <= l.controls[1]);
                 assert!(l.controls[1] + CONTROL_LINES <= l.slots[0]);
                 assert!(l.slots[0] + l.slot_lines <= l.slots[1] && l.slots[1] + l.slot_lines <= l.inline);
-                assert!(l.inline < l.total + 1 && l.bytes().is_multiple_of(4096));
+                assert!(l.inline <= l.inline_seconds && l.inline_seconds + l.inline_cells <= l.total);
+                assert!(l.bytes().is_multiple_of(4096));
             }
         }
     }

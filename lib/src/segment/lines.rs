@@ -121,6 +121,24 @@ pub(crate) fn prefetch_exclusive(line: &Line) {
     prefetch_exclusive_at(std::ptr::from_ref(line).cast());
 }
 
+/// Asks the cache for `line` in order to read it, together with another line that is read first.
+#[inline]
+pub(crate) fn prefetch_shared(line: &Line) {
+    let address: *const Line = line;
+    #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+    // SAFETY: a prefetch reads and writes nothing and does not fault, whatever the address.
+    unsafe {
+        std::arch::asm!("prefetcht0 [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri), not(loom)))]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri, loom))]
+    let _ = address;
+}
+
 /// As [`prefetch_exclusive`], for the first line of a buffer.
 #[inline]
 pub(crate) fn prefetch_exclusive_at(address: *const u8) {

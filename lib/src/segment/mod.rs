@@ -15,4 +15,4 @@ pub(crate) mod lock;
 pub(crate) mod store;
 
 pub(crate) use lines::{Lines, Memory};
-pub(crate) use lines::{prefetch_exclusive, prefetch_exclusive_at};
+pub(crate) use lines::{prefetch_exclusive, prefetch_exclusive_at, prefetch_shared};

@@ -43,7 +43,7 @@ impl Layout {
     }
 
     pub(crate) fn slots(self, ring: usize) -> Range<usize> {
-        let lines = if self.single { self.ring_len } else { self.ring_len.div_ceil(8) };
+        let lines = if self.single { 2 * self.ring_len } else { self.ring_len.div_ceil(8) };
         let start = self.control(2, 0) + ring * lines * LINE;
         start..start + lines * LINE
     }
@@ -56,8 +56,9 @@ impl Layout {
 
     /// Everything that participants write.
     pub(crate) fn mutable(self) -> Range<usize> {
+        // Behind the cells are their second lines.
         let table = self.inline();
-        self.primary_role()..table.cells().end
+        self.primary_role()..table.cells().end + table.len * LINE
     }
 
     /// Panics unless `segment` is laid out like this: the seat of this process is where it should be.

@@ -94,10 +94,12 @@ impl Tag {
         [Kind::Inline, Kind::Msg, Kind::MsgData][usize::try_from(self.0 % 3).unwrap_or(0)]
     }
 
-    fn bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
+    /// Each second inline message needs a second line.
+    fn bytes(self) -> Vec<u8> {
+        let len = if self.kind() == Kind::Inline && (self.0 / 3).is_multiple_of(2) { 100 } else { 16 };
+        let mut bytes = vec![self.fill(); len];
         bytes[..8].copy_from_slice(&self.0.to_le_bytes());
-        bytes[8..].copy_from_slice(&(!self.0).to_le_bytes());
+        bytes[len - 8..].copy_from_slice(&(!self.0).to_le_bytes());
         bytes
     }
 

@@ -417,8 +417,8 @@ fn messages_larger_than_their_buffers() {
     says(&error, "TooLong", &["link link: ", "8193 bytes", "pool cpu_large", "8192"]);
     let error = refused(link.loan().unwrap().data_mut(1).map(|_| ()));
     says(&error, "NoDataPart", &["link link: ", "`loan_with`"]);
-    let error = refused(link.send_inline(0, 0, &[0; 49]));
-    says(&error, "InlineTooLong", &["link link: ", "at most 48 bytes", "not 49", "loan a buffer"]);
+    let error = refused(link.send_inline(0, 0, &[0; 113]));
+    says(&error, "InlineTooLong", &["link link: ", "at most 112 bytes", "not 113", "loan a buffer"]);
     assert!(!error.is_retryable());
 }
 

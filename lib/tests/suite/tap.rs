@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use shmesh::config::PoolId;
 use shmesh::inspect::{Filter, Lost, Tap, View};
-use shmesh::{Link, LinkOptions, Side};
+use shmesh::{INLINE_MAX_BYTES, Link, LinkOptions, Side};
 use shmesh_testing::{Peer, Watchdog, config, ipc_dir, receive, send};
 
 fn tap(dir: &std::path::Path, name: &str) -> Tap {
@@ -24,7 +24,7 @@ fn say(link: &Link, number: u32, inline: bool) -> bool {
     let id = number.cast_signed();
     let [byte, ..] = number.to_le_bytes();
     if inline {
-        return link.send_inline(id, -id, &[byte; 48]).is_ok();
+        return link.send_inline(id, -id, &[byte; INLINE_MAX_BYTES][..inline_len(id)]).is_ok();
     }
     let Ok(mut loan) = link.loan_with(PoolId::CpuData) else { return false };
     loan.msg_mut(200).unwrap().fill(byte);
@@ -32,9 +32,14 @@ fn say(link: &Link, number: u32, inline: bool) -> bool {
     loan.with_msg_id(id).with_cell_id(-id).send().is_ok()
 }
 
+/// In one line or in two.
+fn inline_len(id: i32) -> usize {
+    if id % 4 == 0 { 48 } else { INLINE_MAX_BYTES }
+}
+
 fn is_whole(seen: &shmesh::inspect::Seen<'_>) -> bool {
     let [byte, ..] = seen.msg_id.to_le_bytes();
-    let lens = if seen.inline { (48, 0) } else { (200, 2000) };
+    let lens = if seen.inline { (u32::try_from(inline_len(seen.msg_id)).unwrap(), 0) } else { (200, 2000) };
     seen.cell_id == -seen.msg_id
         && (seen.msg_len, seen.data_len) == lens
         && seen.msg.len() == lens.0 as usize

@@ -66,7 +66,7 @@ pub(crate) struct Args {
     /// Payload sizes in bytes, multiples of 8
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["48", "64", "65536"], value_parser = size)]
     sizes: Vec<usize>,
-    /// How messages travel; default: up to 48 bytes in the ring, above in a MSG buffer, from 4096 also as DATA
+    /// How messages travel; default: in the ring up to 112 bytes, above 48 also in a MSG buffer, from 4096 also as DATA
     #[arg(long, value_enum, value_name = "FORM,...", value_delimiter = ',')]
     form: Vec<Form>,
     /// How receivers wait; default: round trips in all ways, streams by polling
@@ -186,7 +186,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
         None => grid(args, cores),
         _ => ops_cases(common, cores.0),
     };
-    request(!cases.is_empty(), || "nothing to measure: inline messages have at most 48 bytes".to_owned())?;
+    request(!cases.is_empty(), || "nothing to measure: inline messages have at most 112 bytes".to_owned())?;
     if args.apart && !args.list {
         let runs =
             std::process::Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).output();
@@ -322,7 +322,9 @@ fn forms(args: &Args, bytes: usize) -> Vec<Form> {
         return args.form.iter().copied().filter(fits).collect();
     }
     match bytes {
-        8..=shmesh::INLINE_MAX_BYTES => vec![Form::Inline],
+        // In one line of the ring; in two.
+        8..=48 => vec![Form::Inline],
+        49..=shmesh::INLINE_MAX_BYTES => vec![Form::Inline, Form::Pooled],
         4096.. => vec![Form::Pooled, Form::Data],
         _ => vec![Form::Pooled],
     }

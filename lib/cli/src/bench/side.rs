@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode};
-use shmesh::{Link, LinkOptions, Loan, Message, Side};
+use shmesh::{INLINE_MAX_BYTES, Link, LinkOptions, Loan, Message, Side};
 use shmesh_sys::poll::{self, Watch};
 
 use super::measure::{Dist, Rx, Tx, consume, echo, ping, produce};
@@ -16,7 +16,7 @@ use crate::child::{die_with_parent, say};
 /// How a message travels.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(super) enum Form {
-    /// Inside the ring: up to 48 bytes
+    /// Inside the ring: up to 112 bytes
     Inline,
     /// In a MSG buffer
     Pooled,
@@ -141,6 +141,8 @@ pub(super) fn run(spec: &Spec) -> Result<()> {
     say(&dist)
 }
 
+type InlineBytes = [u8; INLINE_MAX_BYTES];
+
 const INLINE: u8 = 0;
 const POOLED: u8 = 1;
 const DATA: u8 = 2;
@@ -181,6 +183,7 @@ fn drive<const FORM: u8, const HOW: u8>(link: &Link, spec: &Spec) -> Result<Opti
             link,
             bytes: spec.bytes,
             batch: spec.batch,
+            buffer: [0; INLINE_MAX_BYTES],
             loans: Vec::new(),
             unnoticed: 0,
         };
@@ -190,7 +193,7 @@ fn drive<const FORM: u8, const HOW: u8>(link: &Link, spec: &Spec) -> Result<Opti
             false => consume(seconds, &mut rx, batch).map(Some),
         };
     }
-    let mut tx = OneTx::<FORM, HOW> { link, bytes: spec.bytes };
+    let mut tx = OneTx::<FORM, HOW> { link, bytes: spec.bytes, buffer: [0; INLINE_MAX_BYTES] };
     let mut rx = OneRx::<FORM, HOW> { link };
     match (spec.metric, spec.primary) {
         (Metric::Rtt, true) => ping(seconds, &mut tx, &mut rx).map(Some),
@@ -219,9 +222,8 @@ fn loan<const FORM: u8>(link: &Link, bytes: usize, word: u64) -> Result<Option<L
 }
 
 #[inline(always)]
-fn send_inline(link: &Link, bytes: usize, word: u64) -> Result<()> {
-    let mut message = [0; 48];
-    let Some(message) = message.get_mut(..bytes) else { bail!("{bytes} bytes are no inline message") };
+fn send_inline(link: &Link, buffer: &mut InlineBytes, bytes: usize, word: u64) -> Result<()> {
+    let Some(message) = buffer.get_mut(..bytes) else { bail!("{bytes} bytes are no inline message") };
     payload::fill(message, word);
     loop {
         match link.send_inline(1, 0, message) {
@@ -245,13 +247,15 @@ fn read<const FORM: u8>(message: &Message<'_>) -> Result<u64> {
 struct OneTx<'a, const FORM: u8, const HOW: u8> {
     link: &'a Link,
     bytes: usize,
+    /// Where inline messages are written.
+    buffer: InlineBytes,
 }
 
 impl<const FORM: u8, const HOW: u8> Tx for OneTx<'_, FORM, HOW> {
     #[inline(always)]
     fn send(&mut self, word: u64) -> Result<()> {
         if FORM == INLINE {
-            send_inline(self.link, self.bytes, word)?;
+            send_inline(self.link, &mut self.buffer, self.bytes, word)?;
         } else {
             let mut filled = loop {
                 if let Some(loan) = loan::<FORM>(self.link, self.bytes, word)? {
@@ -294,6 +298,7 @@ struct BatchTx<'a, const FORM: u8, const HOW: u8> {
     link: &'a Link,
     bytes: usize,
     batch: usize,
+    buffer: InlineBytes,
     loans: Vec<Loan<'a>>,
     unnoticed: usize,
 }
@@ -320,7 +325,7 @@ impl<const FORM: u8, const HOW: u8> Tx for BatchTx<'_, FORM, HOW> {
     #[inline(always)]
     fn send(&mut self, word: u64) -> Result<()> {
         if FORM == INLINE {
-            send_inline(self.link, self.bytes, word)?;
+            send_inline(self.link, &mut self.buffer, self.bytes, word)?;
         } else {
             loop {
                 if let Some(loan) = loan::<FORM>(self.link, self.bytes, word)? {

@@ -118,7 +118,7 @@ fn exit_statuses_tell_what_kind_of_failure_it_was() {
     fails(dir, &["bench", "--sizes", "7"], 2);
     fails(dir, &["bench", "--cores", "0,0"], 2);
     fails(dir, &["bench", "--floor", "9,1"], 2);
-    fails(dir, &["bench", "--form", "inline", "--sizes", "64"], 2);
+    fails(dir, &["bench", "--form", "inline", "--sizes", "128"], 2);
     assert!(fails(dir, &["dump", "nobody"], 1).starts_with("error: link nobody: not found"));
     assert!(fails(dir, &["rm", "nobody"], 1).contains("not found"));
     assert!(fails(dir, &["who", "nobody"], 1).starts_with("error: link nobody: not found"));
@@ -485,7 +485,7 @@ fn benchmarks_measure_and_clean_up() {
     assert_eq!(
         ok(dir, &["bench", "--list", "--metric", "rtt", "--sizes", "64", "--ring", "spsc", "--wait", "spin"])
             .trim(),
-        "pooled-rtt-64-spsc-spin"
+        "inline-rtt-64-spsc-spin\npooled-rtt-64-spsc-spin"
     );
     let quick = ["--seconds", "0.1", "--repeat", "1", "--output", "json"];
     let grid = [

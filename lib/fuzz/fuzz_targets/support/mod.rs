@@ -150,7 +150,7 @@ pub fn call(link: &Link, which: u8, bytes: &mut Bytes<'_>) {
 
 /// Reads all bytes of a message.
 pub fn read(message: &shmesh::Message<'_>) {
-    assert!(message.msg().len() <= MSG_BYTES.max(48) as usize && message.data().len() <= DATA_BYTES as usize);
+    assert!(message.msg().len() <= (MSG_BYTES as usize).max(shmesh::INLINE_MAX_BYTES) && message.data().len() <= DATA_BYTES as usize);
     let sum = |bytes: &[u8]| bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
     std::hint::black_box(sum(message.msg()).wrapping_add(sum(message.data())));
 }

@@ -155,7 +155,7 @@ class Link:
     def loan(self, msg: int = 0, data: int | None = None, *, pool: str = "cpu_data") -> Loan:
         """Buffers that nobody else has, of so many bytes."""
     def send_inline(self, msg: bytes, *, msg_id: int = 0, cell_id: int = 0, notify: bool = True) -> None:
-        """Sends up to 48 bytes inside of the ring."""
+        """Sends up to 112 bytes inside of the ring."""
     def try_receive(self) -> Message | None:
         """The oldest message. Never waits."""
     def receive_batch(self, max: int = 64) -> list[Message]:

@@ -1,6 +1,6 @@
 //! Rings that go round: more messages than slots, each taken once, in order, with its bytes.
 
-use super::super::stage::{self, attach, link, loan, receive_batch, send_inline};
+use super::super::stage::{self, attach, link, loan, receive_batch, send_inline, send_inline_of};
 use super::{Bytes, assert_all_free, consume, drain, explore, loan_and_write, receive, send, spawn, until};
 use crate::link::desk::Desk;
 use crate::participant::Side::{Primary, Secondary};
@@ -50,6 +50,34 @@ fn inline(name: &str, capacity: u32, count: i32, single: bool) {
         }
         sender.join().unwrap();
     });
+}
+
+/// Bytes in both lines of the only slot or cell, and its next message in one line only.
+fn two_lines(name: &str, single: bool) {
+    explore(name, Some(2), move || {
+        let core = link(1, single, 1, 0);
+        let bytes = Bytes::new(1);
+        let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
+        let sender = spawn(move || {
+            for (value, len) in [(1, 112), (2, 48), (3, 56)] {
+                until(|| send_inline_of(&producer, value, len).ok());
+            }
+        });
+        for value in 1..=3 {
+            assert_eq!(until(|| receive(&consumer, &bytes)), value);
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn spsc_inline_two_lines() {
+    two_lines("spsc_inline_two_lines", true);
+}
+
+#[test]
+fn mpmc_inline_two_lines() {
+    two_lines("mpmc_inline_two_lines", false);
 }
 
 #[test]
