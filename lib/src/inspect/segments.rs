@@ -227,10 +227,11 @@ pub struct PoolView {
 #[derive(Debug)]
 pub struct View {
     pub(super) core: Core,
+    shm: Arc<Memory>,
     pub(super) memories: [Option<Arc<Memory>>; PoolId::COUNT],
     pub(super) me: ProcessIdentity,
     pub(super) locks: SeatLocks,
-    name: Arc<str>,
+    store: Store,
     header: Header,
     backing: Backing,
 }
@@ -270,7 +271,8 @@ impl View {
             Error::from(ErrorKind::Damaged { link: place.link(), what, why: "its tables do not fit" })
         })?;
         let locks = SeatLocks::new(lock_path(&place.store));
-        Ok(Self { core, memories, me, locks, name: place.link(), header, backing })
+        let shm = Arc::clone(&segments[0].memory);
+        Ok(Self { core, shm, memories, me, locks, store: place.store, header, backing })
     }
 
     /// The link that this process keeps.
@@ -284,13 +286,38 @@ impl View {
         let shm = &shared.segments[0];
         Self {
             core: shared.core.clone(),
+            shm: Arc::clone(&shm.memory),
             memories,
             me: shared.me,
             locks: SeatLocks::new(lock_path(&shared.store)),
-            name: Arc::clone(&shared.store.link),
+            store: shared.store.clone(),
             header: shm.header,
             backing: shared.store.backing,
         }
+    }
+
+    /// What is wrong with the link if a segment was truncated after it was mapped. Known only of the [`Keeper`](crate::Keeper)
+    /// of a link that is guarded ([`LinkOptions::guard_truncation`](crate::LinkOptions::guard_truncation)).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// let keeper = options.guard_truncation(true).keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = keeper.view();
+    /// assert!(view.damage().is_none());
+    /// std::fs::File::options().write(true).open(dir.path().join("fronthaul_shm"))?.set_len(0)?;
+    /// view.snapshot(); // reads zeros
+    /// assert!(view.damage().is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn damage(&self) -> Option<Error> {
+        let pools = PoolId::ALL.into_iter().map(Some);
+        let memories = std::iter::once((None, Some(&self.shm)))
+            .chain(pools.zip(self.memories.iter().map(Option::as_ref)));
+        let (pool, _) =
+            memories.into_iter().find(|(_, memory)| memory.is_some_and(|memory| memory.is_damaged()))?;
+        Some(self.store.truncated(pool))
     }
 
     /// The link's name.
@@ -305,7 +332,7 @@ impl View {
     /// ```
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.store.link
     }
 
     /// Which of all links that had this name it is: a random number, another one after it was removed and created again.

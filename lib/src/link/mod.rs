@@ -43,7 +43,7 @@ use shmesh_proto::broker::{Request, Seated, request};
 use shmesh_proto::packet;
 use shmesh_sys::bell::Bell;
 use shmesh_sys::process::{Liveness, ProcessIdentity};
-use shmesh_sys::socket;
+use shmesh_sys::{sigbus, socket};
 
 use crate::config::{Backing, PoolId};
 use crate::error::{Error, ErrorKind, Result};
@@ -86,6 +86,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// What is wrong with a segment whose file was truncated under it; known of guarded mappings alone.
+    pub(crate) fn damage(&self) -> Option<Error> {
+        let segment = self.segments.iter().find(|segment| segment.memory.is_damaged())?;
+        Some(self.store.truncated(segment.header.pool))
+    }
+
     /// Whether there is anything that has no name, so that somebody has to hand it out.
     fn has_descriptors(&self) -> bool {
         self.store.backing == Backing::Memfd || self.core.shape.device_pools().next().is_some()
@@ -412,7 +418,17 @@ impl Link {
     /// Nothing may be loaned or received by a participant that was declared dead: others have what it held.
     #[inline]
     fn check_seated(&self) -> Result<()> {
-        if self.desk.is_current() { Ok(()) } else { Err(self.evicted()) }
+        if self.desk.is_current() && !sigbus::any_damage() { Ok(()) } else { self.check_whole() }
+    }
+
+    /// Some link of this process was damaged, or this participant has lost its seat.
+    #[cold]
+    fn check_whole(&self) -> Result<()> {
+        match self.shared.damage() {
+            Some(damage) => Err(damage),
+            None if self.desk.is_current() => Ok(()),
+            None => Err(self.evicted()),
+        }
     }
 
     /// The place in a ring with one producer; its last holder may have died.
@@ -448,14 +464,16 @@ impl Link {
 
     #[cold]
     fn evicted(&self) -> Error {
-        Error::from(ErrorKind::Evicted { link: self.link() })
+        // A seat that was truncated away reads as one that nobody has.
+        let evicted = || ErrorKind::Evicted { link: self.link() }.into();
+        self.shared.damage().unwrap_or_else(evicted)
     }
 
     #[cold]
     fn corrupt(&self, Wild(what): Wild) -> Error {
         // Who was evicted in the middle of a call finds others at work in what it held.
-        if !self.desk.is_current() {
-            return self.evicted();
+        if let Err(error) = self.check_seated() {
+            return error;
         }
         Error::from(ErrorKind::Corrupt { link: self.link(), what })
     }

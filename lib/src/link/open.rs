@@ -73,6 +73,7 @@ pub struct LinkOptions {
     beside: bool,
     monitor: bool,
     fresh: bool,
+    guard_truncation: bool,
 }
 
 impl Default for LinkOptions {
@@ -105,6 +106,7 @@ impl LinkOptions {
             beside: false,
             monitor: true,
             fresh: false,
+            guard_truncation: false,
         }
     }
 
@@ -232,6 +234,29 @@ impl LinkOptions {
         self
     }
 
+    /// Whether this process survives that a peer truncates a named segment. Off unless switched on.
+    ///
+    /// Without it, touching what the file no longer has raises SIGBUS, which kills the process. With it, a handler of SIGBUS
+    /// puts zeros there, and the calls on the link fail with [`Damaged`](crate::ErrorKind::Damaged) from then on. SIGBUS at other
+    /// addresses goes to the handler that was installed before; one that is installed later must call this one.
+    ///
+    /// Links without names (`backing: memfd`) need no guard: nobody can truncate their segments.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::ErrorKind;
+    /// let link = options.guard_truncation(true).create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// std::fs::File::options().write(true).open(dir.path().join("fronthaul_shm"))?.set_len(0)?;
+    /// assert!(matches!(link.loan().unwrap_err().kind(), ErrorKind::Damaged { .. }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn guard_truncation(mut self, guard_truncation: bool) -> Self {
+        self.guard_truncation = guard_truncation;
+        self
+    }
+
     /// Creates the link as its primary, or takes the place of a primary that has ended: then the link, and everything that
     /// waits in it, is as it was, unless [`fresh`](Self::fresh) is on. [`Link::was_created`] says which of the two it was.
     ///
@@ -283,13 +308,13 @@ impl LinkOptions {
         let name: LinkName = link.parse()?;
         let mut config = LinkConfig::new(name);
         config.prefault = self.prefault;
-        let store = Store::new(&config, &self.dir);
+        let store = self.store(&config);
         self.settle(&store, || self.try_open(&store, None, side))
     }
 
     /// Tries until the link is there, or has waited long enough for what it waits for.
     pub(super) fn store(&self, config: &LinkConfig) -> Store {
-        Store::new(config, &self.dir)
+        Store { guard_truncation: self.guard_truncation, ..Store::new(config, &self.dir) }
     }
 
     pub(super) fn settle<T>(&self, store: &Store, attempt: impl Fn() -> Result<Attempt<T>>) -> Result<T> {

@@ -7,6 +7,8 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use shmesh_sys::sigbus::Mapping;
+
 use crate::sync::Line;
 
 /// Memory that holds a segment: mapped in production, on the heap for loom, Miri and property tests.
@@ -15,7 +17,7 @@ pub(crate) struct Memory {
     base: NonNull<Line>,
     lines: usize,
     /// None for memory on the heap.
-    map: Option<memmap2::MmapRaw>,
+    map: Option<Mapping>,
 }
 
 // SAFETY: the memory is a plain range without thread affinity, and everything reachable through `&Memory` is atomic
@@ -27,7 +29,8 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// Takes over a mapping. Its length is rounded down to whole lines.
     #[must_use]
-    pub(crate) fn mapped(map: memmap2::MmapRaw) -> Arc<Self> {
+    pub(crate) fn mapped(map: impl Into<Mapping>) -> Arc<Self> {
+        let map = map.into();
         let base = NonNull::new(map.as_mut_ptr().cast::<Line>()).unwrap_or(NonNull::dangling());
         debug_assert!(base.is_aligned(), "mmap returns page-aligned addresses");
         Arc::new(Self { base, lines: map.len() / size_of::<Line>(), map: Some(map) })
@@ -39,6 +42,11 @@ impl Memory {
         let boxed: Box<[Line]> = (0..lines).map(|_| Line::zeroed()).collect();
         let base = NonNull::from(Box::leak(boxed)).cast::<Line>();
         Arc::new(Self { base, lines, map: None })
+    }
+
+    /// Whether its file was truncated under it; known of guarded mappings alone.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.map.as_ref().is_some_and(Mapping::is_damaged)
     }
 
     /// A window of `count` lines from line `start`; `None` when it does not fit.

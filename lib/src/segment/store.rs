@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use shmesh_sys::sigbus::Mapping;
 use shmesh_sys::{errno, file, mount};
 
 use super::header::{Header, LAYOUT_VERSION, Unusable};
@@ -42,6 +43,8 @@ pub(crate) struct Store {
     pub(crate) prefault: bool,
     pub(crate) lock_memory: bool,
     pub(crate) file_mode: u32,
+    /// Survive the truncation of a named segment.
+    pub(crate) guard_truncation: bool,
 }
 
 impl Store {
@@ -54,6 +57,7 @@ impl Store {
             prefault: config.prefault,
             lock_memory: config.lock_memory,
             file_mode: config.file_mode,
+            guard_truncation: false,
         }
     }
 
@@ -187,7 +191,21 @@ impl Store {
                 )
             })?;
         }
-        Ok(Memory::mapped(map))
+        // The size of a memfd is sealed.
+        if !self.guard_truncation || file::is_size_sealed(file) {
+            return Ok(Memory::mapped(map));
+        }
+        let guarded = Mapping::guarded(map);
+        guarded.map(Memory::mapped).map_err(|source| {
+            Error::system(&self.link, "install the handler of SIGBUS that guards against truncation", source)
+        })
+    }
+
+    /// The error of a segment whose file was truncated after it was mapped.
+    pub(crate) fn truncated(&self, pool: Option<PoolId>) -> Error {
+        let what = self.path(pool).display().to_string();
+        let why = "its file was truncated while it was in use";
+        ErrorKind::Damaged { link: Arc::clone(&self.link), what, why }.into()
     }
 
     pub(crate) fn refused(&self, what: &str, source: io::Error) -> Error {

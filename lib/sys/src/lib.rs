@@ -20,6 +20,7 @@
 //! | [`pidfd`], [`identify`](mod@identify) | from a descriptor, a socket or a number to a process, never a mixture of two |
 //! | [`procfs`], [`namespace`] | what `/proc` says |
 //! | [`cgroup`] | memory that may still be charged |
+//! | [`sigbus`] | mappings that survive the truncation of their file |
 //! | [`signal`] | signals of threads |
 //! | [`cancel`], [`fork`] | threads that C programs cancel, processes that fork |
 //! | [`sched`] | processor affinity |
@@ -45,6 +46,7 @@ pub mod process;
 pub mod procfs;
 pub mod rlimit;
 pub mod sched;
+pub mod sigbus;
 pub mod signal;
 pub mod socket;
 pub mod sysv;

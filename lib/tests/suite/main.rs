@@ -11,6 +11,7 @@ mod notification;
 mod restart;
 mod tap;
 mod threads;
+mod truncation;
 mod two_mappings;
 mod ui;
 
