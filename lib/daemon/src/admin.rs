@@ -33,7 +33,8 @@ pub struct Admin {
 /// | path | response |
 /// |---|---|
 /// | `GET /livez` | 200 while the event loop runs |
-/// | `GET /readyz` | 200 when ready, else 503 with the missing parts |
+/// | `GET /startupz` | 200 when every latch has opened or failed once, else 503 with the others |
+/// | `GET /readyz` | 200 when ready, else 503 with the missing parts and the reasons |
 /// | `GET /metrics` | OpenMetrics text |
 /// | `PUT /log-level` | sets the filter in the body; 400 with the reason if it is invalid |
 ///
@@ -58,6 +59,7 @@ pub struct Admin {
 pub async fn serve(listener: TcpListener, admin: Admin, stop: CancellationToken) -> Result<()> {
     let routes = Router::new()
         .route("/livez", get(|| async { "ok\n" }))
+        .route("/startupz", get(started))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/log-level", put(set_log))
@@ -69,11 +71,19 @@ pub async fn serve(listener: TcpListener, admin: Admin, stop: CancellationToken)
 }
 
 async fn ready(State(admin): State<Admin>) -> Response {
-    let missing = admin.readiness.missing();
+    waits_for(&admin.readiness.missing())
+}
+
+async fn started(State(admin): State<Admin>) -> Response {
+    waits_for(&admin.readiness.starting())
+}
+
+fn waits_for(missing: &[String]) -> Response {
     if missing.is_empty() {
         return "ok\n".into_response();
     }
-    (StatusCode::SERVICE_UNAVAILABLE, format!("waits for: {}\n", missing.join(", "))).into_response()
+    let lines: String = missing.iter().map(|one| format!("waits for: {one}\n")).collect();
+    (StatusCode::SERVICE_UNAVAILABLE, lines).into_response()
 }
 
 async fn metrics(State(admin): State<Admin>) -> Response {
@@ -127,6 +137,14 @@ mod tests {
         assert!(ask(address, &get("/livez")).await.starts_with("HTTP/1.1 200"));
         let not_yet = ask(address, &get("/readyz")).await;
         assert!(not_yet.starts_with("HTTP/1.1 503") && not_yet.contains("waits for: links"), "{not_yet}");
+        assert!(ask(address, &get("/startupz")).await.starts_with("HTTP/1.1 503"));
+        links.fail("a file is missing");
+        let failed = ask(address, &get("/readyz")).await;
+        assert!(
+            failed.starts_with("HTTP/1.1 503") && failed.contains("links (a file is missing)"),
+            "{failed}"
+        );
+        assert!(ask(address, &get("/startupz")).await.starts_with("HTTP/1.1 200"));
         links.open();
         assert!(ask(address, &get("/readyz")).await.starts_with("HTTP/1.1 200"));
         assert!(ask(address, &get("/metrics")).await.contains("shmesh_reaped_total 3"));

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use tokio::io::unix::AsyncFd;
+use tokio::io::unix::{AsyncFd, AsyncFdRegisterError};
 
 /// Registers a file descriptor with the event loop.
 ///
@@ -21,8 +21,28 @@ use tokio::io::unix::AsyncFd;
 /// # Ok(())
 /// # }
 /// ```
-#[expect(unsafe_code, reason = "tokio wants to be promised that the number stays this descriptor's")]
 pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    try_watched(fd).map_err(|(_, error)| error)
+}
+
+/// As [`watched`]; a descriptor that cannot be watched comes back, because closing a stranger's may block.
+///
+/// # Errors
+/// The kernel cannot watch it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// use shmesh_daemon::descriptor::try_watched;
+/// # let dir = tempfile::tempdir()?;
+/// let file = std::fs::File::create(dir.path().join("file"))?;
+/// let (_file, error) = try_watched(file.into()).unwrap_err();
+/// assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "a plain file");
+/// # Ok(())
+/// # }
+/// ```
+#[expect(unsafe_code, reason = "tokio wants to be promised that the number stays this descriptor's")]
+pub fn try_watched(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, (OwnedFd, io::Error)> {
     // SAFETY: an `OwnedFd` names the same open descriptor as long as it lives, and `AsyncFd` owns it from here on.
-    unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)
+    unsafe { AsyncFd::register(fd) }.map_err(AsyncFdRegisterError::into_parts)
 }
