@@ -214,7 +214,7 @@ pub enum ErrorKind {
         /// The size it should have.
         expected: u64,
     },
-    /// The header of a segment contradicts itself, or the link's other segments.
+    /// The header of a segment contradicts itself, or the link's other segments; or a guarded segment was truncated while it was in use.
     #[error("link {link}: {what} is damaged ({why}); remove the link with `shmesh rm {link}`")]
     Damaged {
         /// The link.

@@ -16,7 +16,7 @@
 //! | `session.rs` | one connection: packets in, packets out |
 //! | `hub/` | the one task that owns all state; attaching, seats, deaths |
 //! | [`broker`] | device keys: a state machine without I/O |
-//! | `links.rs` | the links that are kept |
+//! | `links.rs` | the links: each kept by a task of its own, which retries |
 //! | `inspect.rs` | what an operator is told |
 //! | `audit/`, `metrics.rs` | what is written down and counted |
 //!

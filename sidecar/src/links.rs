@@ -1,17 +1,37 @@
-//! The links of this sidecar, kept from start to end.
+//! The links of this sidecar. Each is kept by a task of its own, which retries until it works: a link that cannot be kept, or
+//! is damaged later, costs the others nothing.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use shmesh::config::LinkConfig;
+use prometheus_client::metrics::counter::Counter;
+use shmesh::config::{Backing, LinkConfig};
 use shmesh::inspect::View;
-use shmesh::{Keeper, LinkOptions};
+use shmesh::{Keeper, LinkOptions, Participant};
+use shmesh_daemon::descriptor::watched;
+use shmesh_daemon::readiness::{Latch, Readiness};
 use shmesh_proto::broker::Attached;
 use shmesh_sys::file::set_nonblocking;
-use shmesh_sys::socket;
+use shmesh_sys::{sigbus, socket};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
+
+/// Between two attempts to keep a link: each time twice as long.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+/// How long failed attempts belong to the start: until then, the startup probe waits.
+const START_LIMIT: Duration = Duration::from_secs(10);
+/// How long one link may be alone in creating its memory. Links are created one after the other, because each looks at how much
+/// memory is left.
+const TURN_LIMIT: Duration = Duration::from_secs(2);
+/// How often the files of a link are looked at, scraped or not.
+const LOOK_PERIOD: Duration = Duration::from_secs(10);
 
 /// A link, by its place among those of this sidecar.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -26,15 +46,231 @@ pub(crate) struct Kept {
     /// What a newcomer is told, and the descriptors beside it.
     pub(crate) attached: Attached,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
+    files: Vec<NamedFile>,
 }
 
-/// Creates or adopts all links, in their order.
-pub(crate) fn keep_all(dir: &Path, links: &[LinkConfig]) -> Result<Vec<Kept>> {
-    let options = LinkOptions::new().dir(dir);
-    links.iter().map(|link| keep(&options, link)).collect()
+impl Kept {
+    /// What is wrong with the link, as far as it was noticed.
+    fn damage(&self) -> Option<String> {
+        Some(self.view.damage()?.to_string())
+    }
+
+    /// As `damage`, and looks at the files as well: a segment may be shorter where nobody has accessed it yet.
+    fn look(&self) -> Option<String> {
+        let changed = || self.files.iter().find(|file| !file.is_unchanged());
+        self.damage()
+            .or_else(|| Some(format!("{} was removed, replaced or truncated", changed()?.path.display())))
+    }
 }
 
-fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<Kept> {
+/// A file as it was when the link was kept.
+#[derive(Debug)]
+struct NamedFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+    len: u64,
+}
+
+impl NamedFile {
+    fn of(path: PathBuf) -> Option<Self> {
+        let found = std::fs::symlink_metadata(&path).ok()?;
+        Some(Self { device: found.dev(), inode: found.ino(), len: found.len(), path })
+    }
+
+    fn is_unchanged(&self) -> bool {
+        let found = Self::of(self.path.clone());
+        found.is_some_and(|found| {
+            (found.device, found.inode, found.len) == (self.device, self.inode, self.len)
+        })
+    }
+}
+
+/// All links, kept or not.
+#[derive(Debug)]
+pub(crate) struct Links {
+    all: Vec<Slot>,
+    /// Whose turn it is to create memory.
+    turn: Semaphore,
+    dir: PathBuf,
+    options: LinkOptions,
+    has_peer_pidfds: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    config: LinkConfig,
+    kept: Mutex<Option<Arc<Kept>>>,
+    latch: Latch,
+    failures: Counter,
+    /// Somebody has seen that it is damaged.
+    is_damaged: Notify,
+}
+
+impl Slot {
+    fn kept(&self) -> MutexGuard<'_, Option<Arc<Kept>>> {
+        // A reference is replaced whole.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Links {
+    pub(crate) fn new(
+        dir: &Path,
+        configs: &[LinkConfig],
+        has_peer_pidfds: bool,
+        readiness: &Readiness,
+    ) -> Self {
+        let slot = |config: &LinkConfig| Slot {
+            config: config.clone(),
+            kept: Mutex::default(),
+            latch: readiness.latch(format!("link {}", config.name)),
+            failures: Counter::default(),
+            is_damaged: Notify::new(),
+        };
+        Self {
+            all: configs.iter().map(slot).collect(),
+            turn: Semaphore::new(1),
+            dir: dir.to_owned(),
+            options: LinkOptions::new().dir(dir).guard_truncation(true),
+            has_peer_pidfds,
+        }
+    }
+
+    pub(crate) fn indices(&self) -> impl Iterator<Item = LinkIndex> + use<> {
+        (0..self.all.len()).map(LinkIndex)
+    }
+
+    pub(crate) fn name(&self, link: LinkIndex) -> &str {
+        self.all[link.0].config.name.as_str()
+    }
+
+    /// The link, while it is kept and whole.
+    pub(crate) fn kept(&self, link: LinkIndex) -> Option<Arc<Kept>> {
+        let slot = &self.all[link.0];
+        let kept = slot.kept().clone()?;
+        if kept.damage().is_some() {
+            slot.is_damaged.notify_one();
+            return None;
+        }
+        Some(kept)
+    }
+
+    /// All links whose files are as they were.
+    pub(crate) fn all_whole(&self) -> Vec<(LinkIndex, Arc<Kept>)> {
+        let whole = self.all_kept().filter(|(link, kept)| {
+            let is_whole = kept.look().is_none();
+            if !is_whole {
+                self.all[link.0].is_damaged.notify_one();
+            }
+            is_whole
+        });
+        whole.collect()
+    }
+
+    /// All links that are kept and whole.
+    pub(crate) fn all_kept(&self) -> impl Iterator<Item = (LinkIndex, Arc<Kept>)> {
+        self.indices().filter_map(|link| Some((link, self.kept(link)?)))
+    }
+
+    /// The participants of a link, as far as it is there.
+    pub(crate) fn participants(&self, link: LinkIndex) -> Vec<Participant> {
+        self.kept(link).map_or_else(Vec::new, |kept| kept.keeper.participants().collect())
+    }
+
+    /// How often a link could not be kept, or was damaged.
+    pub(crate) fn failures(&self, link: LinkIndex) -> u64 {
+        self.all[link.0].failures.get()
+    }
+
+    /// After links were accessed: those that turned out to be damaged are given up.
+    pub(crate) fn look_for_damage(&self) {
+        if sigbus::any_damage() {
+            self.all_kept().for_each(drop);
+        }
+    }
+
+    /// Gives all links up: their sockets lose their names.
+    pub(crate) fn release(&self) {
+        self.all.iter().for_each(|slot| drop(slot.kept().take()));
+    }
+
+    /// Keeps one link until this future is dropped. While it is kept, `serve` lets participants in. Before another link of the
+    /// same name is kept, `forget` forgets who was on the last one.
+    pub(crate) async fn keep<S: Future, F: Future>(
+        &self,
+        link: LinkIndex,
+        serve: impl Fn(AsyncFd<OwnedFd>) -> S,
+        forget: impl Fn() -> F,
+    ) {
+        let slot = &self.all[link.0];
+        let (start, mut pause, mut epoch) = (Instant::now(), RETRY_MIN, None);
+        loop {
+            let reason = match self.attempt(slot).await {
+                Ok((kept, listener)) => {
+                    if epoch.replace(kept.view.epoch()).is_some_and(|last| last != kept.view.epoch()) {
+                        forget().await;
+                    }
+                    *slot.kept() = Some(Arc::new(kept));
+                    slot.latch.open();
+                    pause = RETRY_MIN;
+                    tokio::select! {
+                        _ = serve(listener) => return,
+                        reason = self.damaged(link) => reason,
+                    }
+                }
+                Err(error) => format!("{error:#}"),
+            };
+            let failures = slot.failures.inc() + 1;
+            let retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+            tracing::error!(link = %slot.config.name, reason, failures, retry_ms, "link not kept");
+            let name = format!("link {}: ", slot.config.name);
+            let short = reason.strip_prefix(&name).unwrap_or(&reason);
+            if start.elapsed() < START_LIMIT {
+                slot.latch.delay(short)
+            } else {
+                slot.latch.fail(short)
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+
+    /// Waits until a link is damaged, and gives it up.
+    async fn damaged(&self, link: LinkIndex) -> String {
+        let slot = &self.all[link.0];
+        loop {
+            let damage = slot.kept().as_ref().and_then(|kept| kept.look());
+            if let Some(reason) = damage {
+                slot.kept().take();
+                return reason;
+            }
+            // Nobody need scrape.
+            let _ = tokio::time::timeout(LOOK_PERIOD, slot.is_damaged.notified()).await;
+        }
+    }
+
+    /// In a thread of its own: until the pages are there, probes answer that they are not, and other links have their turn.
+    async fn attempt(&self, slot: &Slot) -> Result<(Kept, AsyncFd<OwnedFd>)> {
+        let turn = self.turn.acquire().await;
+        let (options, dir, config) = (self.options.clone(), self.dir.clone(), slot.config.clone());
+        let mut keeping = tokio::task::spawn_blocking(move || keep(&options, &dir, &config));
+        let kept = match tokio::time::timeout(TURN_LIMIT, &mut keeping).await {
+            Ok(kept) => kept,
+            Err(_) => {
+                drop(turn);
+                keeping.await
+            }
+        };
+        let kept = kept.context("the attempt to keep it was lost")??;
+        let listener = listener(&kept, self.has_peer_pidfds).and_then(watched);
+        let listener = listener.context("cannot wait for participants")?;
+        Ok((kept, listener))
+    }
+}
+
+/// Creates or adopts one link.
+fn keep(options: &LinkOptions, dir: &Path, link: &LinkConfig) -> Result<Kept> {
     let keeper = options.keep(link)?;
     let participants = keeper.participants().count();
     // Those that died while nobody kept the link.
@@ -51,11 +287,19 @@ fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<Kept> {
     let attached = Attached { layout: offer.layout.into(), segments: offer.segments };
     let fds = offer.fds.iter().map(|fd| fd.try_clone_to_owned().map(Arc::new)).collect::<io::Result<_>>();
     let fds = fds.with_context(|| format!("link {}: cannot copy its descriptors", link.name))?;
-    Ok(Kept { view: keeper.view(), keeper, attached, fds })
+    let view = keeper.view();
+    let mut files = Vec::new();
+    // Memory without names is here alone, and is not given up because of a file.
+    if view.backing() == Backing::Named {
+        let ends = view.pools().into_iter().map(|pool| format!("_{}", pool.pool.name()));
+        let ends = ends.chain(["_shm".to_owned(), ".lock".to_owned()]);
+        files.extend(ends.filter_map(|end| NamedFile::of(dir.join(format!("{}{end}", link.name)))));
+    }
+    Ok(Kept { view, keeper, attached, fds, files })
 }
 
 /// Where participants connect, for the event loop.
-pub(crate) fn listener(kept: &Kept, by_pidfd: bool) -> io::Result<OwnedFd> {
+fn listener(kept: &Kept, by_pidfd: bool) -> io::Result<OwnedFd> {
     let listener = kept.keeper.listener().try_clone_to_owned()?;
     if !by_pidfd {
         // As on a kernel that cannot.

@@ -1,6 +1,7 @@
 //! `shmesh-sidecar`: keeps the links of a pod, says who may attach, brokers device keys, takes back what the dead held.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -11,6 +12,9 @@ use shmesh_sidecar::{config, run};
 /// Exit status for a wrong configuration: a file, the annotation, the IPC directory, the log filter (`EX_USAGE` of sysexits,
 /// as in the other programs). clap exits with 2 where the command line itself is wrong.
 const BAD_CONFIG: u8 = 64;
+
+/// How long the end waits for an attempt to keep a link.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -39,5 +43,8 @@ fn start(args: &Args, links: &[shmesh::config::LinkConfig], filter: LogFilter) -
         .enable_all()
         .build()
         .context("cannot start the event loop")?;
-    runtime.block_on(run::run(args, links, filter))
+    let ended = runtime.block_on(run::run(args, links, filter));
+    // An attempt to keep a link may take longer, or hang in a file system.
+    runtime.shutdown_timeout(ATTEMPT_LIMIT);
+    ended
 }

@@ -1,7 +1,7 @@
 //! What `/metrics` shows.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet};
@@ -14,7 +14,7 @@ use shmesh::config::PoolId;
 use shmesh::inspect::{Hand, Snapshot};
 
 use crate::broker::{Reason, Stats};
-use crate::links::Kept;
+use crate::links::{Kept, Links};
 
 const PREFIX: &str = "shmesh_sidecar";
 
@@ -81,18 +81,12 @@ impl Metrics {
 
 /// What is read in the shared memory of the links when somebody asks, and at no other time. A series is there as long as what
 /// it counts: at most one for each seat, direction and pool of each link.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LinksMetrics(Arc<OnceLock<Arc<[Kept]>>>);
+#[derive(Clone, Debug)]
+pub(crate) struct LinksMetrics(pub(crate) Arc<Links>);
 
 impl LinksMetrics {
-    pub(crate) fn register(&self, registry: &mut Registry) {
-        registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(self.clone()));
-    }
-
-    /// From now on these links are there.
-    pub(crate) fn keep(&self, links: Arc<[Kept]>) {
-        // Once, at start.
-        let _ = self.0.set(links);
+    pub(crate) fn register(self, registry: &mut Registry) {
+        registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(self));
     }
 }
 
@@ -126,16 +120,35 @@ impl Values<'_> {
 
 impl Collector for LinksMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let links: &[Kept] = self.0.get().map_or(&[], |links| links);
-        let seen: Vec<(&Kept, Snapshot)> = links.iter().map(|kept| (kept, kept.view.snapshot())).collect();
+        let links = &self.0;
+        let mut seen: Vec<_> =
+            links.all_whole().into_iter().map(|(link, kept)| (link, kept.view.snapshot(), kept)).collect();
+        // The snapshot of a link that turned out to be damaged says nothing.
+        links.look_for_damage();
+        seen.retain(|(.., kept)| kept.view.damage().is_none());
+        let is_seen = |link| seen.iter().any(|(other, ..)| *other == link);
         let encoder = &mut encoder;
+
+        let ready = ("link_ready", "Whether a link is kept: 1, or 0 while the sidecar retries");
+        family(encoder, ready, MetricType::Gauge, |values| {
+            links
+                .indices()
+                .try_for_each(|link| values.one(&[("link", links.name(link))], is_seen(link).into()))
+        })?;
+        let failures =
+            ("link_failures", "Attempts to keep a link that failed, and times that it was damaged");
+        family(encoder, failures, MetricType::Counter, |values| {
+            links
+                .indices()
+                .try_for_each(|link| values.one(&[("link", links.name(link))], links.failures(link)))
+        })?;
 
         encoder
             .encode_descriptor("links", "Links that are kept", None, MetricType::Gauge)?
-            .encode_gauge(&(links.len() as u64))?;
+            .encode_gauge(&(seen.len() as u64))?;
         let each = |values: &mut Values<'_>, value: &dyn Fn(&Kept, &Snapshot) -> u64| {
             seen.iter()
-                .try_for_each(|(kept, now)| values.one(&[("link", kept.keeper.name())], value(kept, now)))
+                .try_for_each(|(_, now, kept)| values.one(&[("link", kept.keeper.name())], value(kept, now)))
         };
         let bytes = ("link_bytes", "Bytes of all segments of a link");
         family(encoder, bytes, MetricType::Gauge, |v| each(v, &|kept, _| kept.keeper.segment_bytes()))?;
@@ -147,7 +160,7 @@ impl Collector for LinksMetrics {
         family(encoder, reaped, MetricType::Counter, |v| each(v, &|_, now| now.recovered))?;
 
         let directions = |values: &mut Values<'_>, value: &dyn Fn(&shmesh::inspect::RingView) -> u64| {
-            let rings = seen.iter().flat_map(|(kept, now)| now.rings.iter().map(move |ring| (kept, ring)));
+            let rings = seen.iter().flat_map(|(_, now, kept)| now.rings.iter().map(move |ring| (kept, ring)));
             rings.into_iter().try_for_each(|(kept, ring)| {
                 let labels: Labels<'_> = [("link", kept.keeper.name()), ("direction", ring.name())];
                 values.one(&labels, value(ring))
@@ -160,7 +173,7 @@ impl Collector for LinksMetrics {
 
         let loans = ("loans", "Buffers that a participant writes, or has received and not released");
         family(encoder, loans, MetricType::Gauge, |values| {
-            for (kept, now) in &seen {
+            for (_, now, kept) in &seen {
                 for (seat, count) in loans_by_seat(now) {
                     let labels: Labels<'_> = [("link", kept.keeper.name()), ("seat", &seat)];
                     values.one(&labels, count)?;
@@ -170,7 +183,7 @@ impl Collector for LinksMetrics {
         })?;
         let tables = |values: &mut Values<'_>, value: &dyn Fn(&shmesh::inspect::TableView) -> usize| {
             let tables =
-                seen.iter().flat_map(|(kept, now)| now.tables.iter().map(move |table| (kept, table)));
+                seen.iter().flat_map(|(_, now, kept)| now.tables.iter().map(move |table| (kept, table)));
             tables.into_iter().try_for_each(|(kept, table)| {
                 let pool = table.pool.map_or("inline", PoolId::name);
                 let labels: Labels<'_> = [("link", kept.keeper.name()), ("pool", pool)];

@@ -1,15 +1,15 @@
 //! From start to end: keep the links, serve their sockets, say ready, drain.
 
-use std::io::{self, Read};
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use prometheus_client::registry::Registry;
-use shmesh::config::{LinkConfig, PoolId};
+use shmesh::config::{Backing, LinkConfig, PoolId};
 use shmesh_daemon::admin::{self, Admin};
-use shmesh_daemon::descriptor::watched;
+use shmesh_daemon::descriptor::try_watched;
 use shmesh_daemon::readiness::Readiness;
 use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
@@ -22,17 +22,16 @@ use shmesh_sys::rlimit::{self, OpenFiles};
 use shmesh_sys::socket::{self, hang_up};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Semaphore, mpsc};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
 use crate::args::Args;
 use crate::audit::AuditLog;
 use crate::broker::{Broker, Credentials, Op, Outcome, Party, Policy, Reason, Record, SessionId};
-use crate::events::close_elsewhere;
+use crate::events::{close_connection, close_elsewhere};
 use crate::hub::{Descriptors, Hub, ToHub};
 use crate::identity::{Connector, Known, Resolver};
-use crate::links::{self, LinkIndex};
+use crate::links::{LinkIndex, Links};
 use crate::metrics::{LinksMetrics, Metrics};
 use crate::pending::Pending;
 use crate::session::{self, OUTGOING_MAX, Session};
@@ -49,17 +48,17 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// Runs a sidecar until it is told to end.
 ///
 /// # Errors
-/// A link cannot be kept, or an address or file cannot be opened.
+/// An address or file cannot be opened. A link that cannot be kept is retried.
 pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Result<()> {
     let stop = shutdown::on_signal().context("cannot catch signals")?;
     let readiness = Readiness::default();
-    let are_kept = readiness.latch("links");
+    // Before the probes answer: no link is forgotten.
+    let links = Arc::new(Links::new(&args.dir, configs, !args.old_kernel, &readiness));
 
     let metrics = Metrics::default();
     let mut registry = Registry::default();
     metrics.register(&mut registry);
-    let links_metrics = LinksMetrics::default();
-    links_metrics.register(&mut registry);
+    LinksMetrics(Arc::clone(&links)).register(&mut registry);
     let admin = match args.daemon.admin {
         None => None,
         Some(address) => {
@@ -76,18 +75,6 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     };
 
     let audit = AuditLog::open(args.audit.as_deref(), metrics.clone())?;
-    // In a thread of its own: until the pages are there, probes answer that they are not.
-    let (dir, links) = (args.dir.clone(), configs.to_vec());
-    let kept: Arc<[_]> = tokio::select! {
-        kept = tokio::task::spawn_blocking(move || links::keep_all(&dir, &links)) => kept??.into(),
-        () = stop.cancelled() => return Ok(()),
-    };
-    links_metrics.keep(Arc::clone(&kept));
-    let listeners = kept
-        .iter()
-        .map(|kept| links::listener(kept, !args.old_kernel).and_then(watched))
-        .collect::<io::Result<Vec<_>>>()
-        .context("cannot wait for participants")?;
     let peer_pidfd = if args.old_kernel { PeerPidfd::Old } else { PeerPidfd::Newest };
     let resolver = Resolver::new(args.identity.clone(), peer_pidfd);
     let bare_numbers = resolver.service.is_some() || are_bare()?;
@@ -101,12 +88,10 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         tracing::warn!("any file passes for a device's memory: that is for tests alone");
     }
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
-    // Those of pools in device memory come later, and are never refused.
-    let of_pools = configs.iter().flat_map(|link| PoolId::ALL.map(|pool| (pool, link.pool(pool))));
-    let of_pools = of_pools.filter(|(pool, size)| pool.is_device() && size.is_enabled()).count();
-    let room = Room::of(raise_limit(), open_descriptors() + of_pools);
+    let room =
+        Room::of(raise_limit(), open_descriptors() + configs.iter().map(descriptors_of).sum::<usize>());
     let hub = Hub::new(
-        kept,
+        Arc::clone(&links),
         Broker::new(policy, entropy()?),
         resolver.clone(),
         metrics.clone(),
@@ -123,17 +108,35 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         hub: to_hub.clone(),
         metrics,
         audit,
-        link_names: configs.iter().map(|link| link.name.to_string()).collect(),
+        links: Arc::clone(&links),
         places: Arc::new(Semaphore::new(room.sessions)),
         closings: Arc::new(Semaphore::new(CLOSINGS_MAX)),
         pending: Pending::default(),
         sessions_ever: Mutex::new(0),
     });
-    for (i, listener) in listeners.into_iter().enumerate() {
-        tokio::spawn(Arc::clone(&door).serve(listener, LinkIndex(i), stop.clone()));
+    for link in links.indices() {
+        let (door, links, stop) = (Arc::clone(&door), Arc::clone(&links), stop.clone());
+        let readiness = readiness.clone();
+        tokio::spawn(async move {
+            let serve = |listener| {
+                tracing::info!(link = links.name(link), "link ready");
+                if readiness.is_ready() {
+                    tracing::info!("ready");
+                }
+                Arc::clone(&door).serve(listener, link)
+            };
+            let forget = || async {
+                let (done, forgotten) = oneshot::channel();
+                if door.hub.send(ToHub::LinkLost { link, done }).await.is_ok() {
+                    let _ = forgotten.await;
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = links.keep(link, serve, forget) => {}
+            }
+        });
     }
-    are_kept.open();
-    tracing::info!(links = configs.len(), dir = %args.dir.display(), "ready");
 
     tokio::select! {
         () = stop.cancelled() => {}
@@ -152,6 +155,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     if let Some(admin) = admin {
         admin.abort();
     }
+    links.release();
     match drained {
         Ok(ended) => ended.context("the sidecar's state was lost")?,
         // Whoever reads slowly can make it so: that is no failure of ours.
@@ -194,6 +198,19 @@ fn raise_limit() -> usize {
         }
     };
     usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+/// What a link takes: its lock file, two for its listener, and up to two for each segment that has no name.
+fn descriptors_of(link: &LinkConfig) -> usize {
+    let pools = PoolId::ALL.into_iter().filter(|pool| link.pool(*pool).is_enabled());
+    let (on_device, here): (Vec<_>, Vec<_>) = pools.partition(|pool| pool.is_device());
+    let segments = 1 + here.len();
+    let of_segments = match link.backing {
+        Backing::Memfd => 2 * segments,
+        Backing::Named if !on_device.is_empty() => segments,
+        Backing::Named => 0,
+    };
+    3 + of_segments + on_device.len()
 }
 
 fn open_descriptors() -> usize {
@@ -245,7 +262,7 @@ struct Door {
     hub: mpsc::Sender<ToHub>,
     metrics: Metrics,
     audit: AuditLog,
-    link_names: Vec<String>,
+    links: Arc<Links>,
     places: Arc<Semaphore>,
     /// Connections of those who found no place, that do not let themselves be closed.
     closings: Arc<Semaphore>,
@@ -255,13 +272,9 @@ struct Door {
 }
 
 impl Door {
-    async fn serve(self: Arc<Self>, listener: AsyncFd<OwnedFd>, link: LinkIndex, stop: CancellationToken) {
+    async fn serve(self: Arc<Self>, listener: AsyncFd<OwnedFd>, link: LinkIndex) {
         loop {
-            let accepted = tokio::select! {
-                () = stop.cancelled() => return,
-                accepted = listener.async_io(Interest::READABLE, socket::accept) => accepted,
-            };
-            match accepted {
+            match listener.async_io(Interest::READABLE, socket::accept).await {
                 Ok(connection) => self.admit(connection, link).await,
                 Err(error) => {
                     tracing::warn!(%error, "nobody can be let in just now");
@@ -312,23 +325,29 @@ impl Door {
             reason: Some(reason),
             caller: who.map(Party::from),
             socket: credentials(connection).filter(|_| who.is_none()),
-            link: self.link_names.get(link.0).cloned(),
+            link: Some(self.links.name(link).to_owned()),
             ..Record::new(self.audit.now(), op)
         });
     }
 
     async fn receive(&self, connection: OwnedFd, id: SessionId, link: LinkIndex) {
         let known = self.resolver.resolve(&connection).await;
-        let Ok(connector) = Connector::of(&connection, &known) else { return };
-        let Ok(connection) = set_nonblocking(&connection).and_then(|()| watched(connection)) else {
-            return;
+        // Whatever fails: what waits in the connection is not closed here.
+        let connector = match Connector::of(&connection, &known) {
+            Ok(connector) if set_nonblocking(&connection).is_ok() => connector,
+            _ => return close_connection(connection).await,
+        };
+        let connection = match try_watched(connection) {
+            Ok(connection) => connection,
+            Err((connection, error)) => {
+                tracing::warn!(%error, "a connection cannot be watched");
+                return close_connection(connection).await;
+            }
         };
         let session = Session { id, connection, connector };
         self.converse(&session, known, link).await;
         // Its place is free when all is closed that it has sent.
-        if let Some(stubborn) = hang_up(session.connection.into_inner()) {
-            close_elsewhere(vec![stubborn]).await;
-        }
+        close_connection(session.connection.into_inner()).await;
         let _ = self.hub.send(ToHub::Ended { session: id }).await;
     }
 

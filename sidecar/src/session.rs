@@ -162,15 +162,14 @@ pub(crate) async fn serve(
 async fn read(packet: Packet, session: &Session, hub: &mpsc::Sender<ToHub>) -> Result<(), End> {
     let is_connectors = session.connector.has_sent(&packet);
     let Packet { bytes, fds, .. } = packet;
+    let Ok(request) = packet::decode(&bytes) else {
+        close_elsewhere(fds).await;
+        return Err(End::Malformed);
+    };
     let (fds, strange): (Vec<_>, Vec<_>) = fds.into_iter().partition(may_be_memory);
     let (has_memory, is_strange) = (!fds.is_empty(), !strange.is_empty());
-    let read = match packet::decode(&bytes) {
-        Ok(request) => {
-            let told = ToHub::Request { session: session.id, request, fds, is_strange, is_connectors };
-            hub.send(told).await.map_err(|_| End::Dismissed)
-        }
-        Err(_) => Err(End::Malformed),
-    };
+    let told = ToHub::Request { session: session.id, request, fds, is_strange, is_connectors };
+    let read = hub.send(told).await.map_err(|_| End::Dismissed);
     if is_strange {
         // However long that takes: nobody who means well sends one.
         close_elsewhere(strange).await;

@@ -262,6 +262,8 @@ reasons! {
     NotOperator = "not_operator",
     /// The link is kept by this sidecar, which leaves it to nobody.
     KeptHere = "kept_here",
+    /// The link is damaged, and not kept just now.
+    LinkNotKept = "link_not_kept",
     /// The caller has not attached to the link.
     NotAttached = "not_attached",
     /// What was offered cannot be the memory of this pool.
@@ -351,6 +353,7 @@ impl Reason {
         Self::Slow,
         Self::NotOperator,
         Self::KeptHere,
+        Self::LinkNotKept,
         Self::NotAttached,
         Self::BadPoolMemory,
         Self::NotSeated,

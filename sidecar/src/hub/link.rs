@@ -1,7 +1,6 @@
 //! Who gets a link, its pools of device memory, and whose its seats are.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use shmesh::{SeatIndex, SeatWord};
 use shmesh_proto::broker::{Code, PoolMemory, Reply, reply};
@@ -22,13 +21,15 @@ impl Hub {
         process: Option<ProcessId>,
         id: u64,
     ) {
-        let kept = &self.links[link.0];
         if process.is_none() {
-            let text =
-                format!("link {}: who you are is not known here; see the sidecar's log", kept.keeper.name());
+            let name = self.links.name(link);
+            let text = format!("link {name}: who you are is not known here; see the sidecar's log");
             self.refuse(session, id, Op::Attach, Code::Unidentified, Reason::Unidentified, text);
             return;
         }
+        let Some(kept) = self.links.kept(link) else {
+            return self.refuse_without_link(session, id, Op::Attach, link);
+        };
         if let Some(known) = process.and_then(|process| self.processes.get_mut(&process)) {
             if known.links.is_empty() {
                 if self.fds.len() + self.attached >= self.descriptors.max {
@@ -45,6 +46,13 @@ impl Hub {
         self.send(session, &Reply::new(id, reply::Result::Attached(attached)), fds);
     }
 
+    /// For who came while the link was kept. The code says: connect again later.
+    fn refuse_without_link(&mut self, session: SessionId, id: u64, op: Op, link: LinkIndex) {
+        let text =
+            format!("link {}: it is not kept just now; see the sidecar's /readyz", self.links.name(link));
+        self.refuse(session, id, op, Code::Draining, Reason::LinkNotKept, text);
+    }
+
     /// The sessions on a link whose processes have attached to it.
     fn attached_to(&self, link: LinkIndex) -> impl Iterator<Item = SessionId> {
         let is_attached = move |known: &Session| {
@@ -57,10 +65,11 @@ impl Hub {
     /// The device memory of a pool: for who may have the link's segments, and kept as they are.
     pub(super) fn pool_memory(&mut self, session: SessionId, id: u64, told: &PoolMemory, fds: Vec<OwnedFd>) {
         let Some(link) = self.sessions.get(&session).map(|known| known.link) else { return };
-        let links = Arc::clone(&self.links);
-        let keeper = &links[link.0].keeper;
+        let Some(kept) = self.links.kept(link) else {
+            return self.refuse_without_link(session, id, Op::PoolMemory, link);
+        };
         if !self.attached_to(link).any(|other| other == session) {
-            let text = format!("link {}: attach to it first", keeper.name());
+            let text = format!("link {}: attach to it first", self.links.name(link));
             return self.refuse(session, id, Op::PoolMemory, Code::Denied, Reason::NotAttached, text);
         }
         let is_offer = told.id != 0;
@@ -69,7 +78,7 @@ impl Hub {
                         growing";
             return self.refuse(session, id, Op::PoolMemory, Code::Invalid, Reason::BadDescriptors, text);
         }
-        let (answer, fd, is_news) = match keeper.pool_memory(told, fds) {
+        let (answer, fd, is_news) = match kept.keeper.pool_memory(told, fds) {
             Ok(answered) => answered,
             Err(text) => {
                 let reason = Reason::BadPoolMemory;
@@ -116,7 +125,7 @@ impl Hub {
             return Ok(false);
         }
         // A seat that is somebody else's by what it says of itself is not believed.
-        let is_there = self.links[link.0].keeper.participants().any(|other| {
+        let is_there = self.links.participants(link).iter().any(|other| {
             other.seat == seat
                 && other.word == word
                 && (other.start_time == 0 || other.start_time == process.start_time)
@@ -128,7 +137,8 @@ impl Hub {
             // Those that it has left since.
             let links = &self.links;
             known.seats.retain(|(link, seat, word)| {
-                links[link.0].keeper.participants().any(|other| other.seat == *seat && other.word == *word)
+                let participants = links.participants(*link);
+                participants.iter().any(|other| other.seat == *seat && other.word == *word)
             });
         }
         if known.seats.len() >= SEATS_PER_PROCESS {

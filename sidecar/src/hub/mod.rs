@@ -25,6 +25,7 @@ use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::limits::VERSION;
 use shmesh_proto::packet;
 use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 pub(crate) use self::descriptors::Descriptors;
@@ -34,7 +35,7 @@ use crate::broker::{
     Broker, Command, Credentials, FdToken, Op, Outcome, Party, ProcessId, Reason, Record, SessionId, Ticket,
 };
 use crate::identity::Resolver;
-use crate::links::{Kept, LinkIndex};
+use crate::links::{LinkIndex, Links};
 use crate::metrics::Metrics;
 use crate::session::Outgoing;
 
@@ -78,6 +79,11 @@ pub(crate) enum ToHub {
         session: SessionId,
     },
     Died(ProcessId),
+    /// A link was lost, and the next one of its name has other seats. The sender waits until the last ones are forgotten.
+    LinkLost {
+        link: LinkIndex,
+        done: oneshot::Sender<()>,
+    },
     Drain,
 }
 
@@ -93,7 +99,7 @@ struct Session {
 /// All state of the sidecar.
 #[derive(Debug)]
 pub(crate) struct Hub {
-    links: Arc<[Kept]>,
+    links: Arc<Links>,
     broker: Broker,
     resolver: Resolver,
     metrics: Metrics,
@@ -110,7 +116,7 @@ pub(crate) struct Hub {
 
 impl Hub {
     pub(crate) fn new(
-        links: Arc<[Kept]>,
+        links: Arc<Links>,
         broker: Broker,
         resolver: Resolver,
         metrics: Metrics,
@@ -159,7 +165,10 @@ impl Hub {
                     is_draining = true;
                     self.tell_broker(Command::Drain);
                 }
-                Some(told) => self.hear(told),
+                Some(told) => {
+                    self.hear(told);
+                    self.links.look_for_damage();
+                }
                 None => break,
             }
             observe_at.get_or_insert_with(|| Instant::now() + OBSERVE_AFTER);
@@ -209,6 +218,10 @@ impl Hub {
             ToHub::Broke { session, reason } => self.deny(session, Op::Packet, reason, None),
             ToHub::Ended { session } => self.ended(session),
             ToHub::Died(process) => self.died(process),
+            ToHub::LinkLost { link, done } => {
+                self.forget_link(link);
+                let _ = done.send(());
+            }
             ToHub::Drain => {}
         }
     }
@@ -225,7 +238,7 @@ impl Hub {
             Some(request::Op::Attach(_)) => self.attach(session, link, process, id),
             Some(request::Op::Seated(seated)) => self.seated(session, seated.seat, seated.word),
             Some(request::Op::Yield(_)) => {
-                let name = self.links[link.0].keeper.name();
+                let name = self.links.name(link);
                 let text = format!("link {name} is kept by a sidecar; end that one first");
                 self.refuse(session, id, Op::Yield, Code::Denied, Reason::KeptHere, text);
             }
@@ -299,7 +312,7 @@ impl Hub {
         Record {
             caller: identity.map(Party::from),
             socket: known.filter(|_| identity.is_none()).and_then(|known| known.credentials),
-            link: known.map(|known| self.links[known.link.0].keeper.name().to_owned()),
+            link: known.map(|known| self.links.name(known.link).to_owned()),
             ..Record::new(self.audit.now(), op)
         }
     }

@@ -109,22 +109,18 @@ impl Hub {
 
     /// All processes, without the first `skip` of them.
     pub(super) fn everybody(&self, link: LinkIndex, skip: usize) -> Processes {
-        let keeper = &self.links[link.0].keeper;
+        let participants = self.links.participants(link);
         let sits =
             |known: &Process, other: &Participant| known.seats.contains(&(link, other.seat, other.word));
         let identified =
             || self.processes.iter().filter_map(|(id, known)| Some((id, known, known.identity.as_ref()?)));
         let all = identified().skip(skip).map(|(id, known, identity)| {
-            let seats = keeper.participants().filter(|other| sits(known, other));
+            let seats = participants.iter().copied().filter(|other| sits(known, other));
             inspect::process(identity, known.sessions, seats, self.broker.holdings(id))
         });
         let unclaimed = || {
             let is_claimed = |other: &Participant| self.processes.values().any(|known| sits(known, other));
-            keeper
-                .participants()
-                .filter(|other| !is_claimed(other))
-                .map(|other| inspect::seat(&other))
-                .collect()
+            participants.iter().filter(|other| !is_claimed(other)).map(inspect::seat).collect()
         };
         Processes {
             processes: inspect::page(all),
@@ -150,17 +146,31 @@ impl Hub {
         }
     }
 
+    /// Forgets who was on a link.
+    pub(super) fn forget_link(&mut self, link: LinkIndex) {
+        let ids: Vec<_> = self.processes.keys().copied().collect();
+        for id in ids {
+            let Some(known) = self.processes.get_mut(&id) else { continue };
+            known.seats.retain(|(of, ..)| *of != link);
+            if known.links.remove(&link) && known.links.is_empty() {
+                self.attached -= 1;
+            }
+            self.forget_if_idle(id);
+        }
+    }
+
     pub(super) fn died(&mut self, process: ProcessId) {
         let Some(dead) = self.processes.remove(&process) else { return };
         self.attached -= usize::from(!dead.links.is_empty());
         let mut done = Recovered::default();
         for &(link, seat, word) in &dead.seats {
-            let taken = self.links[link.0].keeper.recover_participant(seat, word);
+            let Some(kept) = self.links.kept(link) else { continue };
+            let taken = kept.keeper.recover_participant(seat, word);
             done.participants += taken.participants;
             done.messages += taken.messages;
         }
         // Seats that it had taken and not told of yet, where this process can see whose they are.
-        for kept in self.links.iter() {
+        for (_, kept) in self.links.all_kept() {
             done.participants += kept.keeper.recover().participants;
         }
         tracing::info!(

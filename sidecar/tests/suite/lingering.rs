@@ -34,20 +34,20 @@ fn export(mechanism: Mechanism) -> Op {
 type Way = dyn Fn(&OwnedFd, BorrowedFd<'_>);
 
 /// Bytes that nobody reads, and a close that waits for them for ten minutes.
-struct Stubborn {
+pub(crate) struct Stubborn {
     listener: TcpListener,
     others: Vec<TcpStream>,
 }
 
 impl Stubborn {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         // What is sent has no room at the other end, not even later.
         setsockopt(&listener, sockopt::RcvBuf, &4096).unwrap();
         Self { listener, others: Vec::new() }
     }
 
-    fn one(&mut self) -> TcpStream {
+    pub(crate) fn one(&mut self) -> TcpStream {
         let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
         self.others.push(self.listener.accept().unwrap().0);
         setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 600 }).unwrap();

@@ -208,24 +208,24 @@ fn what_cannot_be_is_told() {
         assert!(!said.contains("(line"), "{said}");
     }
     std::fs::remove_file(&file).unwrap();
-    // Another keeper has it.
-    let _sidecar = Sidecar::start(dir.path(), "mpmc");
-    let config = dir.path().join("links.yaml");
-    let (code, said) = fails(&["--annotation", config.to_str().unwrap(), "--dir", at, "--any-file-system"]);
-    assert!(
-        code == Some(1) && said.contains("link link") && said.contains("another keeper"),
-        "{code:?} {said}"
-    );
 }
 
+/// It goes on trying: another keeper may end, and a link of another shape be removed.
 #[test]
-fn another_shape_is_told() {
+fn link_that_cannot_be_kept_yet_is_retried() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
-    Sidecar::start(dir.path(), "mpmc").stop();
-    let flags = ["--link", "link", "--dir", dir.path().to_str().unwrap(), "--any-file-system"];
-    let (code, said) = fails(&flags);
-    assert!(code == Some(1) && said.contains("link link") && said.contains("ring.len"), "{code:?} {said}");
+    let first = Sidecar::start_links(dir.path(), &["link"]);
+    until("it is kept", || first.get("/readyz").starts_with("HTTP/1.1 200"));
+    let second = Sidecar::start_links(dir.path(), &["link"]);
+    until("the reason is told", || second.get("/readyz").contains("link link ("));
+    until("it is the other keeper", || second.get("/readyz").contains("another keeper"));
+    first.stop();
+    until("it takes the link over", || second.get("/readyz").starts_with("HTTP/1.1 200"));
+    second.stop();
+
+    let third = Sidecar::start_yaml(dir.path(), "- name: link\n  ring: { len: 64 }\n");
+    until("the other shape is told", || third.get("/readyz").contains("ring.len"));
 }
 
 #[test]

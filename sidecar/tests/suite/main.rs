@@ -14,6 +14,7 @@ mod links;
 mod metrics;
 mod strangers;
 mod support;
+mod two_links;
 mod unprivileged;
 mod vendors;
 mod who;

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -13,6 +14,7 @@ const SIDECAR: &str = env!("CARGO_BIN_EXE_shmesh-sidecar");
 pub(crate) struct Sidecar {
     child: Child,
     admin: String,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Sidecar {
@@ -39,9 +41,23 @@ impl Sidecar {
         Self::start_by(limited, dir, changes, flags)
     }
 
+    /// With these links, and does not wait until they are ready.
+    pub(crate) fn start_links(dir: &Path, names: &[&str]) -> Self {
+        let link = |name: &&str| {
+            format!(
+                "- name: {name}\n  ring: {{ len: 16 }}\n  notify: {{ spin_us: 0 }}\n  pools:\n    \
+                 cpu_msg: {{ buf_size_bytes: 256, pool_len: 32 }}\n    cpu_data: {{ buf_size_bytes: 4096, pool_len: 16 }}\n"
+            )
+        };
+        Self::start_yaml(dir, &names.iter().map(link).collect::<String>())
+    }
+
+    pub(crate) fn start_yaml(dir: &Path, yaml: &str) -> Self {
+        Self::start_until("probes and metrics", Command::new(SIDECAR), dir, yaml, &[])
+    }
+
     /// With a command that ends in the program.
-    pub(crate) fn start_by(mut command: Command, dir: &Path, changes: &str, flags: &[&str]) -> Self {
-        let path = dir.join("links.yaml");
+    pub(crate) fn start_by(command: Command, dir: &Path, changes: &str, flags: &[&str]) -> Self {
         let mode = if changes.contains("spsc") { "spsc" } else { "mpmc" };
         let backing = if changes.contains("memfd") { "memfd" } else { "named" };
         let notify = !changes.contains("notify=off");
@@ -56,6 +72,12 @@ impl Sidecar {
              memory: {{ file_mode: \"{file_mode}\" }}\n  notify: {{ enabled: {notify}, spin_us: 0 }}\n  pools:\n    \
              cpu_msg: {{ buf_size_bytes: 256, pool_len: 32 }}\n    cpu_data: {{ buf_size_bytes: 4096, pool_len: 16 }}\n{on_device}"
         );
+        Self::start_until("ready", command, dir, &yaml, flags)
+    }
+
+    /// Waits until it logs this message.
+    fn start_until(awaited: &str, mut command: Command, dir: &Path, yaml: &str, flags: &[&str]) -> Self {
+        let path = dir.join("links.yaml");
         std::fs::write(&path, yaml).unwrap();
         let mut child = command
             .args([
@@ -70,23 +92,33 @@ impl Sidecar {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let (mut admin, mut is_ready) = (String::new(), false);
-        for line in log.by_ref() {
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let (mut admin, mut is_there) = (String::new(), false);
+        for line in lines.by_ref() {
             let said: serde_json::Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{line}"));
-            match said["message"].as_str() {
-                Some("probes and metrics") => said["address"].as_str().unwrap().clone_into(&mut admin),
-                Some("ready") => {
-                    is_ready = true;
-                    break;
-                }
-                _ => {}
+            if said["message"] == "probes and metrics" {
+                said["address"].as_str().unwrap().clone_into(&mut admin);
+            }
+            is_there = said["message"] == awaited;
+            if is_there {
+                break;
             }
         }
-        assert!(is_ready, "it became ready");
-        // Nobody reads the rest; but it must not block on a full pipe.
-        std::thread::spawn(move || log.for_each(drop));
-        Self { child, admin }
+        assert!(is_there, "it has not logged {awaited:?}");
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&log);
+        // It must not block on a full pipe.
+        std::thread::spawn(move || lines.for_each(|line| kept.lock().unwrap().push(line)));
+        Self { child, admin, log }
+    }
+
+    /// Whether it has logged a line with all these parts since it was there.
+    pub(crate) fn has_logged(&self, parts: &[&str]) -> bool {
+        self.log.lock().unwrap().iter().any(|line| parts.iter().all(|part| line.contains(part)))
+    }
+
+    pub(crate) fn lives(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
     }
 
     pub(crate) fn get(&self, path: &str) -> String {
@@ -117,6 +149,13 @@ impl Sidecar {
     pub(crate) fn stop(mut self) {
         kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).unwrap();
         assert!(self.child.wait().unwrap().success(), "it drains, and says that all is well");
+    }
+
+    /// Kills it, and starts another one with these links.
+    pub(crate) fn restart(&mut self, dir: &Path, names: &[&str]) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        *self = Self::start_links(dir, names);
     }
 
     pub(crate) fn kill(mut self) {
