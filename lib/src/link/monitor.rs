@@ -7,6 +7,7 @@
 //! It also keeps a connection to the sidecar of the link, if there is one: the sidecar learns which seat is whose, and sees
 //! deaths exactly. No call waits for the sidecar or for the monitor.
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,6 +25,7 @@ use super::holder::{ASKED, Reap, lock_path, proof, reap, socket_path};
 use crate::error::{Error, Result};
 
 const STACK_BYTES: usize = 128 * 1024;
+const CLOSE_STACK_BYTES: usize = 64 * 1024;
 /// How often to look for the dead where inotify is not to be had: a user has 128 instances, unless the node says otherwise.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Between two connections that the sidecar ends, at least; each time twice as long, until it takes one.
@@ -219,7 +221,11 @@ impl Watching {
             self.links.push(Watched::new(*id, shared, self.inotify.as_ref()));
         }
         drop(state);
-        for watch in gone.into_iter().filter_map(|link| link.watch) {
+        for mut link in gone {
+            if let (Some(shared), Some(sidecar)) = (link.shared.upgrade(), link.sidecar.take()) {
+                hang_up(&shared, sidecar);
+            }
+            let Some(watch) = link.watch else { continue };
             // Two handles on one link have one watch.
             if !self.links.iter().any(|link| link.watch == Some(watch))
                 && let Some(inotify) = &self.inotify
@@ -259,17 +265,18 @@ impl Watched {
 
     fn look(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
-        if let Some(sidecar) = self.sidecar.clone() {
-            match hear(&shared, &sidecar) {
-                Heard::Nothing => {}
-                Heard::Attached => self.retry.1 = RETRY_MIN,
-                Heard::Ended => {
-                    *shared.broker() = None;
-                    self.sidecar = None;
-                    self.retry = (Instant::now() + self.retry.1, (self.retry.1 * 2).min(RETRY_MAX));
-                    // It may be back soon.
-                    self.reap.begin();
-                }
+        if let Some(sidecar) = self.sidecar.take() {
+            let heard = hear(&shared, &sidecar);
+            if matches!(heard, Heard::Ended) {
+                hang_up(&shared, sidecar);
+                self.retry = (Instant::now() + self.retry.1, (self.retry.1 * 2).min(RETRY_MAX));
+                // It may be back soon.
+                self.reap.begin();
+            } else {
+                self.sidecar = Some(sidecar);
+            }
+            if matches!(heard, Heard::Attached) {
+                self.retry.1 = RETRY_MIN;
             }
         }
         if self.reap.is_due() {
@@ -299,6 +306,30 @@ fn connect(shared: &Shared) -> Option<Arc<OwnedFd>> {
     Some(Arc::new(sidecar))
 }
 
+/// Ends the connection to a sidecar. What waits in it is closed elsewhere.
+fn hang_up(shared: &Shared, sidecar: Arc<OwnedFd>) {
+    *shared.broker() = None;
+    match Arc::try_unwrap(sidecar) {
+        Ok(sidecar) => {
+            if let Some(unread) = socket::hang_up(sidecar) {
+                close_elsewhere(unread);
+            }
+        }
+        // Another thread announces a seat just now.
+        Err(sidecar) => close_elsewhere(sidecar),
+    }
+}
+
+/// Closes what a sidecar has sent in a thread of its own: if it is none, a descriptor that lingers may be among it. Without a thread
+/// it stays open.
+fn close_elsewhere<T: Send + 'static>(strange: T) {
+    let strange = Arc::new(Mutex::new(Some(ManuallyDrop::new(strange))));
+    let _blocked = Blocked::all();
+    let close = move || drop(lock(&strange).take().map(ManuallyDrop::into_inner));
+    let _ =
+        std::thread::Builder::new().name("shmesh-close".into()).stack_size(CLOSE_STACK_BYTES).spawn(close);
+}
+
 /// What a sidecar has said.
 enum Heard {
     Nothing,
@@ -311,8 +342,13 @@ enum Heard {
 fn hear(shared: &Shared, sidecar: &Arc<OwnedFd>) -> Heard {
     let mut heard = Heard::Nothing;
     for _ in 0..PACKETS_MAX {
-        let (bytes, _) = match socket::receive(sidecar) {
-            Ok((bytes, fds)) if !bytes.is_empty() => (bytes, fds),
+        let bytes = match socket::receive_all(sidecar) {
+            Ok((packet, is_whole)) if !packet.fds.is_empty() || is_whole.is_err() => {
+                // A sidecar sends none here.
+                close_elsewhere(packet.fds);
+                return Heard::Ended;
+            }
+            Ok((packet, _)) if !packet.bytes.is_empty() => packet.bytes,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return heard,
             _ => return Heard::Ended,
         };

@@ -1,11 +1,14 @@
 //! Descriptors for which there are no numbers left.
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::socket::{setsockopt, sockopt};
 use shmesh::LinkOptions;
 use shmesh_sys::socket;
-use shmesh_testing::{config, ipc_dir, own_process};
+use shmesh_testing::{Peer, Watchdog, config, ipc_dir, own_process, until};
 
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
@@ -61,4 +64,39 @@ fn links_take_one_descriptor_each_and_one_thread_together() {
         assert_eq!((open_descriptors() - fds, threads() - before), (LINKS, 0));
         drop((first, links));
     });
+}
+
+/// A process that listens in the place of a sidecar sends descriptors whose close takes ten minutes: deaths are noticed all the
+/// same.
+#[test]
+fn descriptor_that_lingers_does_not_hold_up_the_monitor() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let listener = socket::listen_on(&dir.path().join("link.broker"), 0o600).unwrap();
+    let mut phy = Peer::start(dir.path());
+    phy.tell("create link mode=mpmc");
+    // Its monitor connects, and asks.
+    let connection = socket::accept(&listener).unwrap();
+    socket::receive(&connection).unwrap();
+    phy.stop();
+    let inside = TcpListener::bind("127.0.0.1:0").unwrap();
+    setsockopt(&inside, sockopt::RcvBuf, &4096).unwrap();
+    for n in 0..2 {
+        let stream = TcpStream::connect(inside.local_addr().unwrap()).unwrap();
+        setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 600 }).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while (&stream).write(&[0; 65_536]).is_ok() {}
+        // The second one waits in the connection when that is closed.
+        let packet: &[u8] = if n == 0 { b"x" } else { b"y" };
+        socket::send(&connection, packet, &[stream.as_fd()]).unwrap();
+    }
+    drop(connection);
+    phy.go_on();
+
+    let mut mac = Peer::start(dir.path());
+    mac.tell("attach link secondary 1000");
+    assert_eq!(phy.ask("participants"), "2");
+    mac.kill();
+    until("the monitor reaps the dead one", || phy.ask("participants") == "1");
+    drop(inside);
 }

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use shmesh_daemon::descriptor::watched;
+use shmesh_daemon::descriptor::try_watched;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
 use shmesh_proto::limits::VERSION;
 use shmesh_proto::packet;
@@ -143,12 +143,18 @@ impl<P: Proc + 'static> Service<P> {
     }
 
     async fn attend(self: Rc<Self>, fd: OwnedFd, permit: ConnectionPermit, stopping: watch::Receiver<bool>) {
-        let Ok(fd) = watched(fd) else {
-            return Counters::add(&self.counters.exhausted);
+        let fd = match try_watched(fd) {
+            Ok(fd) => {
+                self.converse(&fd, &permit, stopping).await;
+                fd.into_inner()
+            }
+            Err((fd, _)) => {
+                Counters::add(&self.counters.exhausted);
+                fd
+            }
         };
-        self.converse(&fd, &permit, stopping).await;
         // The permit is held until the unread data of the connection is closed.
-        if let Some(unread) = socket::hang_up(fd.into_inner()) {
+        if let Some(unread) = socket::hang_up(fd) {
             permit.closing().await.close(vec![unread]);
         }
     }
