@@ -40,7 +40,9 @@ pub(crate) fn container(plan: &Plan<'_>, scope: &Scope) -> Value {
         "ports": [{ "name": "shmesh-admin", "containerPort": port, "protocol": "TCP" }],
         "resources": resources(plan, scope),
         "securityContext": security(plan),
-        "startupProbe": { "httpGet": probe("/readyz"), "periodSeconds": 1, "failureThreshold": start },
+        // A link that stays bad must not keep the pod's containers from starting; it keeps the pod from being ready.
+        "startupProbe": { "httpGet": probe("/startupz"), "periodSeconds": 1, "failureThreshold": start },
+        "readinessProbe": { "httpGet": probe("/readyz"), "periodSeconds": 5, "failureThreshold": 2 },
         "livenessProbe": { "httpGet": probe("/livez"), "periodSeconds": 10, "failureThreshold": 6 },
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
