@@ -1,4 +1,4 @@
-//! Whose time it is: the runtime's, or the script's.
+//! The clock of a node: tokio's or a manual one.
 
 use std::future::Future;
 use std::pin::pin;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The time that the double goes by, counted from the clock's making. Every timeout of the kubelet is measured with it.
+/// The clock for all timeouts of the fake kubelet, starting at zero.
 ///
-/// [`Clock::runtime`] is tokio's clock, so it stands still, and jumps to the next timer, in a runtime whose time is paused.
-/// [`Clock::manual`] moves only when its [`Hand`] does, whatever runtime or process the plugin is in.
+/// [`Clock::runtime`] follows tokio's clock: in a runtime with paused time it stands still and jumps to the next timer.
+/// [`Clock::manual`] moves only with its [`Hand`], independently of the runtime or process of the plugin.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -33,7 +33,7 @@ enum Source {
     Manual(watch::Receiver<Duration>),
 }
 
-/// What moves a manual [`Clock`]. When it is dropped, time stands still for good.
+/// Moves a manual [`Clock`]. When dropped, the clock stops for good.
 ///
 /// ```
 /// let (clock, hand) = shmesh_fake_kubelet::Clock::manual();
@@ -44,25 +44,25 @@ enum Source {
 pub struct Hand(watch::Sender<Duration>);
 
 impl Hand {
-    /// Moves the clock forward and wakes who slept until then.
+    /// Moves the clock forward and wakes sleeping tasks.
     pub fn advance(&self, by: Duration) {
         self.0.send_modify(|now| *now += by);
     }
 }
 
 impl Clock {
-    /// Tokio's clock. To be made inside the runtime whose time it is to follow.
+    /// Returns tokio's clock. Call it inside the runtime.
     pub fn runtime() -> Self {
         Self(Source::Runtime(Instant::now()))
     }
 
-    /// A clock that stands still until its hand is moved.
+    /// Returns a clock that only moves with its hand.
     pub fn manual() -> (Self, Hand) {
         let (hand, clock) = watch::channel(Duration::ZERO);
         (Self(Source::Manual(clock)), Hand(hand))
     }
 
-    /// How long ago, by its own count, the clock was made.
+    /// Returns the time since the clock was created.
     pub fn now(&self) -> Duration {
         match &self.0 {
             Source::Runtime(start) => start.elapsed(),
@@ -70,7 +70,7 @@ impl Clock {
         }
     }
 
-    /// Ends when the clock has moved on by `time` since this call.
+    /// Sleeps until the clock has advanced by `time`.
     pub fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send + use<> {
         let (source, deadline) = (self.0.clone(), self.now() + time);
         async move {
@@ -85,7 +85,7 @@ impl Clock {
         }
     }
 
-    /// What `work` returned, or `None` if the clock moved on by `limit` first.
+    /// Returns the output of `work`, or `None` if the clock advances by `limit` first.
     pub async fn timeout<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         tokio::select! {

@@ -1,4 +1,4 @@
-//! What a node is like, and where its files are.
+//! Configuration of a node, and its paths.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use shmesh_kubelet_api::KUBELET_SOCKET;
 
 use crate::clock::Clock;
 
-/// What a node is like.
+/// Configuration of a node.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -19,30 +19,31 @@ use crate::clock::Clock;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Stands for `/var/lib/kubelet`. Keep it short: a socket's path has at most 107 bytes.
+    /// Directory used as `/var/lib/kubelet`. Keep it short: a socket path has at most 107 bytes.
     pub root: PathBuf,
-    /// Which kubelet it is.
+    /// Behaviour in the registration race.
     pub race: Race,
-    /// The time that it goes by.
+    /// The clock for all timeouts.
     pub clock: Clock,
-    /// What chance makes of its sets, which have no order.
+    /// Seed for the order of unordered sets.
     pub seed: u64,
-    /// How often the node's status is told to the API server, and containers that did not start are tried again.
+    /// Interval for updating the status of the node and retrying containers.
     pub status_period: Duration,
 }
 
-/// What the end of an old stream does to a newer registration of the same resource.
+/// Effect of an ending stream on a newer registration of the same resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Race {
-    /// Up to 1.36: plugins are told apart by their resource alone, so it disconnects the newer one, for good.
+    /// Up to 1.36: plugins are identified by their resource, so the newer one is disconnected permanently.
     #[default]
     ByName,
-    /// From 1.37 (kubernetes#135437): they are told apart by their socket too.
+    /// Since 1.37 (kubernetes#135437): plugins are identified by their socket too.
     Fixed,
 }
 
 impl Config {
-    /// A node of Kubernetes 1.36 whose files are in `root`, on the runtime's clock. To be made inside the runtime.
+    /// Creates the configuration of a Kubernetes 1.36 node with files in `root`, on tokio's clock. Call it
+    /// inside the runtime.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
             root: root.into(),
@@ -53,13 +54,13 @@ impl Config {
         }
     }
 
-    /// Where its files are.
+    /// Returns the paths of the node.
     pub fn paths(&self) -> Paths {
         Paths { root: self.root.clone() }
     }
 }
 
-/// Where the files of a node are.
+/// The paths of a node.
 ///
 /// ```
 /// let paths = shmesh_fake_kubelet::Paths::new("/var/lib/kubelet");
@@ -71,37 +72,37 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// The paths below `root`.
+    /// Creates the paths below `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Where plugins of the legacy way have their sockets.
+    /// Returns the directory of device plugin sockets.
     pub fn device_plugins(&self) -> PathBuf {
         self.root.join("device-plugins")
     }
 
-    /// Where they register.
+    /// Returns the socket at which device plugins register.
     pub fn kubelet_socket(&self) -> PathBuf {
         self.device_plugins().join(KUBELET_SOCKET)
     }
 
-    /// What the kubelet remembers over a restart.
+    /// Returns the checkpoint file of the device manager.
     pub fn checkpoint(&self) -> PathBuf {
         self.device_plugins().join("kubelet_internal_checkpoint")
     }
 
-    /// The directory that is watched for sockets of plugins.
+    /// Returns the directory in which plugins are discovered.
     pub fn plugins_registry(&self) -> PathBuf {
         self.root.join("plugins_registry")
     }
 
-    /// Where the kubelet says which pod has which device.
+    /// Returns the socket of the pod resources API.
     pub fn pod_resources_socket(&self) -> PathBuf {
         self.root.join("pod-resources").join(KUBELET_SOCKET)
     }
 
-    /// What stands for `/var/lib/kubelet`.
+    /// Returns the directory used as `/var/lib/kubelet`.
     pub fn root(&self) -> &Path {
         &self.root
     }

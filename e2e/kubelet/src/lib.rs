@@ -1,22 +1,22 @@
-//! A kubelet double: the kubelet's side of the device plugin protocol, as Kubernetes 1.36 plays it.
+//! A fake kubelet: the kubelet's side of the device plugin protocol, as in Kubernetes 1.36.
 //!
-//! | file | concept |
+//! | file | contents |
 //! |---|---|
-//! | `node.rs` | [`Node`]: what a script does, and what it can see |
-//! | `config.rs` | [`Config`]: which kubelet, where its files are, whose time |
-//! | `clock.rs` | [`Clock`]: the runtime's time, or the script's |
-//! | `pod.rs` | [`Pod`], [`Container`], and what becomes of them |
-//! | `journal.rs` | [`Event`]: what has happened |
-//! | `api.rs` | what outlives the kubelet: pods, containers, the node's status |
+//! | `node.rs` | [`Node`]: actions on a node, and its state |
+//! | `config.rs` | [`Config`]: paths, clock and behaviour of the kubelet |
+//! | `clock.rs` | [`Clock`]: tokio's clock, or a manual one |
+//! | `pod.rs` | [`Pod`], [`Container`], and their status |
+//! | `journal.rs` | [`Event`]: the log of events |
+//! | `api.rs` | state that outlives the kubelet: pods, containers, the status of the node |
 //! | `kubelet.rs` | one run of the kubelet: admission, containers, node status |
-//! | `devices` | the device manager: which devices there are, and who has them |
-//! | `registry` | plugins that register, and plugins that are found |
-//! | `podresources.rs` | the server that says which pod has which device |
+//! | `devices` | the device manager: devices and their allocation |
+//! | `registry` | registration and discovery of plugins |
+//! | `podresources.rs` | the pod resources server |
 //! | `soak.rs` | [`soak`]: random sequences against an oracle |
-//! | `wire` | gRPC as Go does it |
-//! | `names.rs`, `random.rs`, `process.rs` | names of resources; chance that can be repeated; tasks that end together |
+//! | `wire` | gRPC with the quirks of grpc-go |
+//! | `names.rs`, `random.rs`, `process.rs` | resource names; a seeded random generator; task groups |
 //!
-//! See the README for what it does like the real one, and what it leaves out.
+//! The README lists the behaviour of the real kubelet that is reproduced, and the limitations.
 
 mod api;
 mod clock;
@@ -44,7 +44,7 @@ pub use pod::{Container, ContainerState, ContainerStatus, Phase, Pod, PodStatus,
 pub use random::Chance;
 pub use soak::{Failure, Report, Step, Subject, soak};
 
-/// Whether a kubelet would believe this checkpoint, by its checksum; `None` if it could not read it.
+/// Whether a kubelet would accept this checkpoint by its checksum; `None` if it cannot be parsed.
 ///
 /// ```
 /// let checkpoint = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#;

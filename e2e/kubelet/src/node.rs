@@ -1,4 +1,4 @@
-//! A node: what a script does to it, and what it can see.
+//! A node: actions for test scripts, and its state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,8 @@ use crate::kubelet::Kubelet;
 use crate::pod::{ContainerState, ContainerStatus, Phase, Pod, PodStatus};
 use crate::random::Chance;
 
-/// A node with its pods and containers, and a kubelet that can be started and killed. Clones are the same node.
+/// A node with its pods and containers, and a kubelet that can be started and killed. Clones share the same
+/// node.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(async {
@@ -37,7 +38,7 @@ pub struct Node {
     chance: Arc<Mutex<Chance>>,
 }
 
-/// Who has a device.
+/// The container that holds a device.
 ///
 /// ```
 /// let holder = shmesh_fake_kubelet::Holder { device: "u0".into(), pod: "a".into(), container: "main".into() };
@@ -45,7 +46,7 @@ pub struct Node {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
-    /// The device's name.
+    /// Id of the device.
     pub device: String,
     /// Uid of the pod.
     pub pod: String,
@@ -53,7 +54,7 @@ pub struct Holder {
     pub container: String,
 }
 
-/// What was waited for did not come. It says what there was instead.
+/// The timeout of [`Node::wait_for`], with the last state.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(async {
@@ -81,7 +82,7 @@ impl fmt::Display for Late {
 impl std::error::Error for Late {}
 
 impl Node {
-    /// A node whose kubelet has not been started yet.
+    /// Creates a node whose kubelet is not running.
     pub fn new(config: Config) -> Self {
         Self {
             journal: Arc::new(Journal::new(config.clock.clone())),
@@ -92,12 +93,12 @@ impl Node {
         }
     }
 
-    /// Where its files are.
+    /// Returns the paths of the node.
     pub fn paths(&self) -> Paths {
         self.config.paths()
     }
 
-    /// The time that it goes by.
+    /// Returns the clock of the node.
     pub fn clock(&self) -> &Clock {
         &self.config.clock
     }
@@ -106,14 +107,15 @@ impl Node {
         self.kubelet.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Starts the kubelet, which admits all pods again before this returns.
+    /// Starts the kubelet and waits until it has admitted all pods again.
     pub async fn start_kubelet(&self) -> io::Result<()> {
         self.start_kubelet_alone().await?;
         self.learn_pods().await;
         Ok(())
     }
 
-    /// Starts the kubelet, but does not let it reach the API server: it knows no pods until [`Node::learn_pods`].
+    /// Starts the kubelet without a connection to the API server: it knows no pods until
+    /// [`Node::learn_pods`].
     pub async fn start_kubelet_alone(&self) -> io::Result<()> {
         let mut running = self.kubelet.lock().unwrap_or_else(PoisonError::into_inner);
         if running.is_some() {
@@ -124,7 +126,7 @@ impl Node {
         Ok(())
     }
 
-    /// Lets the kubelet have its pods, in no order. Does nothing if it has them, or does not run.
+    /// Gives the kubelet its pods, in arbitrary order. Does nothing if it has them or does not run.
     pub async fn learn_pods(&self) {
         let Some(kubelet) = self.kubelet() else { return };
         if !self.api.all_known() {
@@ -134,7 +136,8 @@ impl Node {
         }
     }
 
-    /// Kills the kubelet: every connection ends, sockets stay as files, containers run on. Does nothing if it does not run.
+    /// Kills the kubelet: all connections end, socket files remain, containers continue. Does nothing if it
+    /// does not run.
     pub async fn kill_kubelet(&self) {
         let kubelet = self.kubelet.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(kubelet) = kubelet {
@@ -149,22 +152,22 @@ impl Node {
         self.start_kubelet().await
     }
 
-    /// Switches the node off: the kubelet is killed and containers end. What is on disk stays; plugins are the caller's.
+    /// Switches the node off: kubelet and containers end, files remain. The caller must stop the plugins.
     pub async fn switch_off(&self) {
         self.kill_kubelet().await;
         self.api.stop_containers();
     }
 
-    /// Lets the kubelet give up the plugin of a resource, as it does in the race by name: the connection is closed, the plugin
-    /// lives, and its socket is untouched. Does nothing if nobody is registered.
+    /// Makes the kubelet drop the plugin of a resource, as in the race by name: the connection is closed,
+    /// plugin and socket remain. Does nothing if no plugin is registered.
     pub fn give_up(&self, resource: &str) {
         if let Some(kubelet) = self.kubelet() {
             kubelet.registry.give_up(resource);
         }
     }
 
-    /// Binds a pod to the node, and returns when it has been admitted and its containers were started, or not. Where no
-    /// kubelet runs, it waits for one, and this does not. A uid that is there already is left as it is.
+    /// Binds a pod to the node and returns when it was admitted and its containers were started, or not.
+    /// Without a running kubelet the pod stays pending. An existing uid is left unchanged.
     pub async fn add_pod(&self, pod: Pod) -> PodStatus {
         let uid = pod.uid.clone();
         let added = self.api.add(pod.clone());
@@ -174,14 +177,15 @@ impl Node {
         self.pod(&uid).unwrap_or_default()
     }
 
-    /// Deletes a pod. Nobody tells the plugin, and its devices are free when the next pod is admitted. Whether it was there.
+    /// Deletes a pod; returns whether it existed. The plugin is not called, and the devices are freed at the
+    /// next admission.
     pub fn delete_pod(&self, uid: &str) -> bool {
         let deleted = self.api.remove(uid);
         self.journal.changed();
         deleted
     }
 
-    /// Lets a pod end well. It stays known, but is not active any more.
+    /// Ends a pod successfully. It stays known but inactive.
     pub fn finish_pod(&self, uid: &str) {
         self.api.update(uid, |status| {
             status.phase = Phase::Succeeded;
@@ -190,7 +194,7 @@ impl Node {
         self.journal.changed();
     }
 
-    /// Lets a container end and be started again. `None` if there is no such container, or no kubelet to start it.
+    /// Ends a container and restarts it. Returns `None` without such a container or a running kubelet.
     pub async fn restart_container(&self, uid: &str, container: &str) -> Option<ContainerStatus> {
         let (pod, _) = self.api.pod(uid)?;
         let container = pod.all().find(|other| other.name == container)?;
@@ -206,14 +210,14 @@ impl Node {
         self.pod(uid)?.containers.remove(&container.name)
     }
 
-    /// Tries again to start containers that did not start.
+    /// Retries containers that did not start.
     pub async fn sync_pod(&self, uid: &str) {
         if let Some(kubelet) = self.kubelet() {
             kubelet.process.run(kubelet.start_containers(uid)).await;
         }
     }
 
-    /// What became of a pod, if it is there.
+    /// Returns the status of a pod, if it exists.
     pub fn pod(&self, uid: &str) -> Option<PodStatus> {
         let (pod, mut status) = self.api.pod(uid)?;
         if let Some(kubelet) = self.kubelet() {
@@ -227,58 +231,57 @@ impl Node {
         Some(status)
     }
 
-    /// What the kubelet would tell the API server now. Nothing where no kubelet runs.
+    /// Returns the resources that the kubelet would report now; empty if it does not run.
     pub fn resources(&self) -> BTreeMap<String, Quantity> {
         let present = self.kubelet().map(|kubelet| kubelet.manager.capacity().0).unwrap_or_default();
         let quantity = |(resource, capacity, allocatable)| (resource, Quantity { capacity, allocatable });
         present.into_iter().map(quantity).collect()
     }
 
-    /// Devices of a resource that may be handed out, or are.
+    /// Returns the number of allocatable devices of a resource, including allocated ones.
     pub fn allocatable(&self, resource: &str) -> u64 {
         self.resources().get(resource).map_or(0, |quantity| quantity.allocatable)
     }
 
-    /// Devices of a resource, healthy or not.
+    /// Returns the number of devices of a resource, healthy or not.
     pub fn capacity(&self, resource: &str) -> u64 {
         self.resources().get(resource).map_or(0, |quantity| quantity.capacity)
     }
 
-    /// What the API server knows of the node.
+    /// Returns the status of the node in the API server.
     pub fn status(&self) -> BTreeMap<String, Quantity> {
         self.api.node()
     }
 
-    /// Tells the API server now, not at the end of the period.
+    /// Updates the status in the API server now instead of at the end of the period.
     pub fn update_status(&self) {
         if let Some(kubelet) = self.kubelet() {
             kubelet.update_node();
         }
     }
 
-    /// Devices that are not free: those that a container has, those of pods that are gone but not yet forgotten, and those
-    /// that leaked.
+    /// Returns devices that are not free: held by containers, by pods that are not yet forgotten, or leaked.
     pub fn allocated(&self, resource: &str) -> BTreeSet<String> {
         self.kubelet().map(|kubelet| kubelet.manager.allocated(resource)).unwrap_or_default()
     }
 
-    /// Who has which devices of a resource.
+    /// Returns the containers that hold devices of a resource.
     pub fn holders(&self, resource: &str) -> Vec<Holder> {
         let holders = self.kubelet().map(|kubelet| kubelet.manager.holders(resource)).unwrap_or_default();
         holders.into_iter().map(|(device, pod, container)| Holder { device, pod, container }).collect()
     }
 
-    /// What has happened, in order.
+    /// Returns all events in order.
     pub fn events(&self) -> Vec<Record> {
         self.journal.records()
     }
 
-    /// Forgets what has happened.
+    /// Clears the recorded events.
     pub fn clear_events(&self) {
         self.journal.clear();
     }
 
-    /// Returns when `state` holds, which it asks after every change. An error if that takes longer than `limit`.
+    /// Waits until `state` holds, which is checked after every change. Fails after `limit`.
     pub async fn wait_for(&self, limit: Duration, state: impl Fn(&Self) -> bool) -> Result<(), Late> {
         let mut changes = self.journal.changes();
         let holds = async {

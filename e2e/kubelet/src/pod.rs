@@ -1,8 +1,8 @@
-//! Pods: what they ask for, and what became of them.
+//! Pods and their status.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A pod that has been bound to the node. Its uid tells it from others.
+/// A pod that is bound to the node, identified by its uid.
 ///
 /// ```
 /// use shmesh_fake_kubelet::{Container, Pod};
@@ -12,20 +12,20 @@ use std::collections::{BTreeMap, BTreeSet};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Unique on the node, over all time.
+    /// Unique on the node for all time.
     pub uid: String,
-    /// As in the API.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// As in the API.
+    /// Name of the pod.
     pub name: String,
-    /// Init containers, in the order of the spec; those with [`Container::restartable`] are native sidecars.
+    /// Init containers in order; those with [`Container::restartable`] are native sidecars.
     pub init: Vec<Container>,
-    /// The others, in the order of the spec.
+    /// Other containers in order.
     pub containers: Vec<Container>,
 }
 
 impl Pod {
-    /// A pod of this name and uid in the default namespace, without containers.
+    /// Creates a pod with this name and uid in the default namespace, without containers.
     pub fn new(name: &str) -> Self {
         Self {
             uid: name.to_owned(),
@@ -36,14 +36,14 @@ impl Pod {
         }
     }
 
-    /// With another container.
+    /// Adds a container to the pod.
     #[must_use]
     pub fn container(mut self, container: Container) -> Self {
         self.containers.push(container);
         self
     }
 
-    /// With another init container.
+    /// Adds an init container to the pod.
     #[must_use]
     pub fn init(mut self, container: Container) -> Self {
         self.init.push(container);
@@ -54,7 +54,7 @@ impl Pod {
         self.init.iter().chain(&self.containers)
     }
 
-    /// What the scheduler and the kubelet's predicates count for the pod.
+    /// Returns the request of the pod as the scheduler and the kubelet compute it.
     pub(crate) fn request(&self, resource: &str) -> u64 {
         let of = |container: &Container| container.limits.get(resource).copied().unwrap_or(0);
         let (mut sidecars, mut peak) = (0, 0);
@@ -78,20 +78,20 @@ impl Pod {
 pub struct Container {
     /// Unique in the pod.
     pub name: String,
-    /// How many devices of which resource.
+    /// Number of devices per resource.
     pub limits: BTreeMap<String, u64>,
-    /// Of an init container: it goes on running beside those that come after it.
+    /// For init containers: whether it is a native sidecar.
     pub restartable: bool,
-    /// The environment of the pod's spec.
+    /// Environment in the pod's spec.
     pub env: Vec<(String, String)>,
-    /// Container path and host path of the pod's volumes.
+    /// Container path and host path of volumes.
     pub mounts: Vec<(String, String)>,
-    /// What the topology manager decided for it: the NUMA nodes to take devices from, if they can be had there.
+    /// NUMA nodes preferred by the topology manager.
     pub numa: Option<BTreeSet<i64>>,
 }
 
 impl Container {
-    /// A container that asks for nothing.
+    /// Creates a container without requests.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -103,35 +103,35 @@ impl Container {
         }
     }
 
-    /// Asking for so many devices of a resource.
+    /// Requests devices of a resource.
     #[must_use]
     pub fn limit(mut self, resource: &str, count: u64) -> Self {
         self.limits.insert(resource.to_owned(), count);
         self
     }
 
-    /// As an init container, a native sidecar.
+    /// Makes an init container a native sidecar.
     #[must_use]
     pub fn restartable(mut self) -> Self {
         self.restartable = true;
         self
     }
 
-    /// With a variable in its spec.
+    /// Adds an environment variable to the spec.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// With a volume in its spec.
+    /// Adds a volume mount to the spec.
     #[must_use]
     pub fn mount(mut self, container_path: &str, host_path: &str) -> Self {
         self.mounts.push((container_path.to_owned(), host_path.to_owned()));
         self
     }
 
-    /// Placed by the topology manager on these NUMA nodes.
+    /// Sets the NUMA nodes chosen by the topology manager.
     #[must_use]
     pub fn numa(mut self, nodes: impl IntoIterator<Item = i64>) -> Self {
         self.numa = Some(nodes.into_iter().collect());
@@ -139,7 +139,7 @@ impl Container {
     }
 }
 
-/// What became of a pod.
+/// The status of a pod.
 ///
 /// ```
 /// let status = shmesh_fake_kubelet::PodStatus::default();
@@ -147,51 +147,51 @@ impl Container {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodStatus {
-    /// How far it is.
+    /// Phase of the pod.
     pub phase: Phase,
-    /// In a word, why it failed.
+    /// Reason of a failure as one word.
     pub reason: String,
-    /// In a sentence, why it failed.
+    /// Message of a failure as a sentence.
     pub message: String,
-    /// Its containers, init containers too, by name.
+    /// Status of all containers, including init containers, by name.
     pub containers: BTreeMap<String, ContainerStatus>,
 }
 
-/// How far a pod is.
+/// The phase of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
-    /// Not admitted yet, or a container has not started yet.
+    /// Not admitted yet, or a container has not started.
     #[default]
     Pending,
     /// Every container has started.
     Running,
-    /// Over, and all went well.
+    /// All containers ended successfully.
     Succeeded,
-    /// Over: it was not admitted.
+    /// The pod was not admitted.
     Failed,
 }
 
-/// What became of a container.
+/// The status of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerStatus {
-    /// Whether it runs.
+    /// State of the container.
     pub state: ContainerState,
-    /// How often it was started again.
+    /// Number of restarts so far.
     pub restarts: u32,
-    /// `allocatedResourcesStatus`: health of each device by resource. Only of containers that are not init containers.
+    /// `allocatedResourcesStatus`: health of each device by resource. Empty for init containers.
     pub devices: BTreeMap<String, BTreeMap<String, String>>,
-    /// What the runtime was told when it was started last.
+    /// Options passed to the runtime at the last start.
     pub options: RunOptions,
 }
 
-/// Whether a container runs.
+/// The state of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContainerState {
-    /// Not started; if it was tried, why it did not start.
+    /// Not started, with the reason if a start failed.
     Waiting(Option<String>),
-    /// It runs.
+    /// The container is running.
     Running,
-    /// An init container that is done.
+    /// A completed init container.
     Completed,
 }
 
@@ -201,7 +201,7 @@ impl Default for ContainerState {
     }
 }
 
-/// What the container runtime is told: all resources' answers to Allocate, then what the pod's spec says.
+/// Options for the container runtime, merged from all Allocate responses and the pod's spec.
 ///
 /// ```
 /// let options = shmesh_fake_kubelet::RunOptions { envs: vec![("A".into(), "1".into()), ("A".into(), "2".into())], ..Default::default() };
@@ -209,22 +209,22 @@ impl Default for ContainerState {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
-    /// Environment.
+    /// Environment variables in order.
     pub envs: Vec<(String, String)>,
-    /// Mounts: private, and not relabelled for SELinux.
+    /// Private mounts without SELinux relabelling.
     pub mounts: Vec<shmesh_kubelet_api::deviceplugin::Mount>,
-    /// Device nodes.
+    /// Device nodes to add.
     pub devices: Vec<shmesh_kubelet_api::deviceplugin::DeviceSpec>,
-    /// Annotations, the kubelet's own over the plugins'.
+    /// Annotations; the kubelet's own take precedence.
     pub annotations: BTreeMap<String, String>,
-    /// CDI names.
+    /// Names of CDI devices.
     pub cdi_devices: Vec<String>,
-    /// What two plugins disagreed about; the kubelet logs it and takes the first.
+    /// Conflicts between plugins; the kubelet logs them and uses the first value.
     pub conflicts: Vec<String>,
 }
 
 impl RunOptions {
-    /// What the container will find in its environment.
+    /// Returns the value of an environment variable in the container.
     pub fn env(&self, name: &str) -> Option<&str> {
         self.envs.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
