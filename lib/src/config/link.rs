@@ -128,7 +128,8 @@ pub enum HugePages {
     /// Base pages.
     #[default]
     Off,
-    /// Ask the kernel for transparent huge pages; base pages where it has none.
+    /// Transparent huge pages, which the creator of the link asks for whatever the node's `shmem_enabled` says (Linux 6.1 or
+    /// later); base pages where the kernel has no huge ones.
     Transparent,
     /// Reserved huge pages; needs [`Backing::Memfd`].
     Hugetlb,

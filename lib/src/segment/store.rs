@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use shmesh_sys::sigbus::Mapping;
-use shmesh_sys::{errno, file, mount};
+use shmesh_sys::{errno, file, huge, mount};
 
 use super::header::{Header, LAYOUT_VERSION, Unusable};
 use super::lines::Memory;
@@ -79,6 +79,11 @@ impl Store {
             file::set_mode(&made, self.file_mode).map_err(|source| self.refused(&name, source))?;
         }
         made.set_len(bytes).map_err(|source| self.refused(&name, source))?;
+        if self.huge_pages == HugePages::Transparent {
+            // Advice: what it fails for stays on small pages, and a lack of room is reported below. Before the file has pages:
+            // afterwards each of them would be copied.
+            let _ = huge::collapse(&made, bytes);
+        }
         file::reserve(&made, bytes).map_err(|source| match source.raw_os_error() {
             Some(errno::ENOSPC | errno::ENOMEM | errno::EFBIG) => Error::from(ErrorKind::NoSpace {
                 link: Arc::clone(&self.link),
@@ -179,7 +184,7 @@ impl Store {
         let map =
             file::map(file.as_fd(), bytes, self.prefault).map_err(|source| self.refused(what, source))?;
         if self.huge_pages == HugePages::Transparent {
-            // Advice: a node whose shmem_enabled is `never` maps small pages, and `shmesh doctor` says so.
+            // Advice: on a node whose shmem_enabled is `never` it changes nothing, and the creator's collapse is all.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         if self.lock_memory {

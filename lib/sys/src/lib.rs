@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`errno`] | error numbers |
 //! | [`file`](mod@file) | files and memfds of segments: reserved, sealed, mapped, locked |
+//! | [`huge`] | huge pages for files in memory |
 //! | [`dir`] | directories of others, by descriptor and without following links |
 //! | [`mount`] | which file system a path is on, and how much is free there |
 //! | [`socket`] | unix sockets, descriptors and credentials over them, hanging up |
@@ -36,6 +37,7 @@ pub mod eventfd;
 pub mod file;
 pub mod fork;
 pub mod futex;
+pub mod huge;
 pub mod identify;
 pub mod inotify;
 pub mod mount;

@@ -136,6 +136,12 @@ fn transparent(source: &Source, mount: Option<&Mount>) -> Finding {
     let value = json!({ "shmem_enabled": general, "memfd": memfd, "dir": dir });
     let shown = format!("memfd {memfd}, directory {dir}");
     let (status, means) = match (effect(memfd), effect(dir)) {
+        (Effect::None, Effect::None) if general != "deny" && can_collapse(source) => (
+            Status::Ok,
+            "`huge_pages: transparent` works: the creator of a link collapses its pages into huge ones (Linux \
+             6.1 or later), whatever shmem_enabled says. Other links stay on small pages."
+                .to_owned(),
+        ),
         (Effect::None, Effect::None) => (
             Status::Note,
             format!(
@@ -159,6 +165,13 @@ fn transparent(source: &Source, mount: Option<&Mount>) -> Finding {
         (memfd, _) => (Status::Ok, format!("{} The same holds for the directory.", memfd.sentence())),
     };
     Finding::new(ID, status, value, shown, means)
+}
+
+/// Whether the kernel has `MADV_COLLAPSE` for memory in files: Linux 6.1.
+fn can_collapse(source: &Source) -> bool {
+    let release = source.text("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 1)
 }
 
 /// What a setting does to a segment.

@@ -69,6 +69,13 @@ fn switches() {
     assert_eq!((found.status, found.shown.as_str()), (Status::Ok, "memfd never, directory advise"));
     set("deny");
     assert_eq!(transparent(&tree.source(), Some(mounted)).value["dir"], "deny");
+    for (release, status) in
+        [("5.15.0-1", Status::Note), ("6.0", Status::Note), ("6.1.0-13-amd64\n", Status::Ok)]
+    {
+        tree.file("proc/sys/kernel/osrelease", release);
+        assert_eq!(set("deny").status, Status::Note);
+        assert_eq!(set("never").status, status, "{release}");
+    }
 }
 
 #[test]
