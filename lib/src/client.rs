@@ -24,7 +24,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::link::holder::proof;
 
 /// How long a broker may take to answer: it may have to ask others first, for as long as a grant lives.
-const ANSWER_LIMIT: Duration = Duration::from_millis(shmesh_proto::limits::GRANT_MILLIS + 2 * ANSWER_MILLIS);
+pub(crate) const ANSWER_LIMIT: Duration =
+    Duration::from_millis(shmesh_proto::limits::GRANT_MILLIS + 2 * ANSWER_MILLIS);
 /// Events that nobody has asked for yet; older ones are dropped.
 const EVENTS_MAX: usize = 1024;
 
@@ -60,8 +61,9 @@ pub struct Everybody {
 #[derive(Debug)]
 pub struct Client {
     link: Arc<str>,
+    dir: PathBuf,
     path: PathBuf,
-    connection: OwnedFd,
+    connection: Arc<OwnedFd>,
     last_id: u64,
     events: VecDeque<Happened>,
 }
@@ -82,14 +84,26 @@ impl Client {
     pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
         let name: LinkName = link.parse()?;
         let link: Arc<str> = name.as_str().into();
-        let path = dir.as_ref().join(format!("{link}.broker"));
-        let connection = socket::connect_to(&path).map_err(|error| match error.raw_os_error() {
-            Some(errno::ENOENT | errno::ECONNREFUSED) => {
-                ErrorKind::NoBroker { link: Arc::clone(&link), path: path.clone() }.into()
-            }
-            _ => Error::system(&link, "connect to its broker", error),
-        })?;
-        Ok(Self { link, path, connection, last_id: 0, events: VecDeque::new() })
+        let dir = dir.as_ref().to_owned();
+        let (path, connection) = dial(&dir, &link)?;
+        Ok(Self { link, dir, path, connection, last_id: 0, events: VecDeque::new() })
+    }
+
+    /// Connects anew. Events that were not taken yet stay.
+    pub(crate) fn reconnect(&mut self) -> Result<()> {
+        (self.path, self.connection) = dial(&self.dir, &self.link)?;
+        Ok(())
+    }
+
+    /// The connection, until [`reconnect`](Self::reconnect).
+    pub(crate) fn connection(&self) -> &Arc<OwnedFd> {
+        &self.connection
+    }
+
+    /// Whether the broker has gone.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        let ready = poll::wait(&mut [Watch::hung_up(&*self.connection)], Some(Instant::now()));
+        ready.is_ok_and(|ready| ready > 0)
     }
 
     /// The name of the link.
@@ -237,6 +251,24 @@ impl Client {
         Ok(self.events.pop_front())
     }
 
+    /// The oldest event that has come and was not taken yet, whether the broker is there or not.
+    pub(crate) fn kept_event(&mut self) -> Option<Happened> {
+        self.events.pop_front()
+    }
+
+    /// Events that have come and were not taken yet.
+    pub(crate) fn kept_events(&self) -> impl Iterator<Item = &Happened> {
+        self.events.iter()
+    }
+
+    /// Adds something that the broker would say if it could.
+    pub(crate) fn happened(&mut self, happened: Happened) {
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(happened);
+    }
+
     /// Leaves out events that have come and were not taken yet.
     pub(crate) fn forget(&mut self, is_old: impl Fn(&Happened) -> bool) {
         self.events.retain(|happened| !is_old(happened));
@@ -245,13 +277,10 @@ impl Client {
     fn keep_event(&mut self, reply: Reply) -> Result<()> {
         match reply.result {
             Some(reply::Result::Challenge(challenge)) => {
-                socket::send(&self.connection, &proof(challenge), &[]).map_err(|error| self.lost(error))?;
+                socket::send(&*self.connection, &proof(challenge), &[]).map_err(|error| self.lost(error))?;
             }
             Some(reply::Result::Event(Event { happened: Some(happened) })) => {
-                if self.events.len() == EVENTS_MAX {
-                    self.events.pop_front();
-                }
-                self.events.push_back(happened);
+                self.happened(happened);
             }
             _ => {}
         }
@@ -268,14 +297,14 @@ impl Client {
     }
 
     /// As [`ask`](Self::ask), with what a refusal says.
-    fn converse(
+    pub(crate) fn converse(
         &mut self,
         op: request::Op,
         fds: &[BorrowedFd<'_>],
     ) -> Result<std::result::Result<(reply::Result, Vec<OwnedFd>), Refused>> {
         self.last_id += 1;
         let request = packet::encode(&Request::new(self.last_id, op));
-        socket::send(&self.connection, &request, fds).map_err(|error| self.lost(error))?;
+        socket::send(&*self.connection, &request, fds).map_err(|error| self.lost(error))?;
         let deadline = Instant::now() + ANSWER_LIMIT;
         loop {
             if !self.is_readable(deadline.saturating_duration_since(Instant::now()))? {
@@ -295,7 +324,7 @@ impl Client {
     }
 
     fn receive(&self) -> Result<(Reply, Vec<OwnedFd>)> {
-        let (bytes, fds) = socket::receive(&self.connection).map_err(|error| self.lost(error))?;
+        let (bytes, fds) = socket::receive(&*self.connection).map_err(|error| self.lost(error))?;
         if bytes.is_empty() {
             return Err(self.lost(std::io::ErrorKind::ConnectionReset.into()));
         }
@@ -305,12 +334,12 @@ impl Client {
 
     fn is_readable(&self, limit: Duration) -> Result<bool> {
         let deadline = Instant::now() + limit;
-        let ready = poll::wait(&mut [Watch::readable(&self.connection)], Some(deadline));
+        let ready = poll::wait(&mut [Watch::readable(&*self.connection)], Some(deadline));
         let ready = ready.map_err(|error| Error::system(&self.link, "wait for its broker", error))?;
         Ok(ready > 0)
     }
 
-    fn refused(&self, refused: Refused) -> Error {
+    pub(crate) fn refused(&self, refused: Refused) -> Error {
         let link = Arc::clone(&self.link);
         match refused.code() {
             Code::Busy => ErrorKind::Busy { link, importers: refused.importers },
@@ -332,6 +361,17 @@ impl Client {
     pub(crate) fn strange(&self) -> Error {
         let what = "says what was not asked for; run one version on both sides";
         ErrorKind::Holder { link: Arc::clone(&self.link), path: self.path.clone(), what }.into()
+    }
+}
+
+fn dial(dir: &Path, link: &Arc<str>) -> Result<(PathBuf, Arc<OwnedFd>)> {
+    let path = dir.join(format!("{link}.broker"));
+    match socket::connect_to(&path) {
+        Ok(connection) => Ok((path, Arc::new(connection))),
+        Err(error) if matches!(error.raw_os_error(), Some(errno::ENOENT | errno::ECONNREFUSED)) => {
+            Err(ErrorKind::NoBroker { link: Arc::clone(link), path }.into())
+        }
+        Err(error) => Err(Error::system(link, "connect to its broker", error)),
     }
 }
 

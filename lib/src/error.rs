@@ -486,7 +486,7 @@ pub enum ErrorKind {
         link: Arc<str>,
     },
     /// Others still import the memory.
-    #[error("link {link}: still imported by {importers:?}; they close first, or force it")]
+    #[error("link {link}: {}; they close first, or force it", still_imported(importers))]
     Busy {
         /// The link.
         link: Arc<str>,
@@ -533,4 +533,11 @@ impl Error {
     pub(crate) fn system(link: &Arc<str>, doing: impl Into<String>, source: io::Error) -> Self {
         ErrorKind::System { link: Arc::clone(link), doing: doing.into(), source }.into()
     }
+}
+
+fn still_imported(importers: &[i32]) -> String {
+    if importers.is_empty() {
+        return "importers may still come back after the restart of the sidecar".to_owned();
+    }
+    format!("still imported by {importers:?}")
 }

@@ -19,6 +19,9 @@ Example, on a workstation:
 Exit status: 0 it was told to end, 1 something failed while it ran, 2 the command line is wrong, 64 the configuration (a
 file, the annotation, the log filter, the IPC directory) is wrong.";
 
+/// The longest that importers wait for a key.
+const RESTORE_SECONDS: u64 = shmesh_proto::limits::RESTORE_MILLIS / 1000;
+
 /// Flags of `shmesh-sidecar`; its `--help` has the words.
 ///
 /// ```
@@ -68,6 +71,12 @@ pub struct Args {
     /// Let memory be exported by CUDA's old handles, which cannot be taken back from whoever has seen one
     #[arg(long)]
     pub allow_cuda_legacy: bool,
+
+    /// How long after the start exporters and importers of a former sidecar may register their keys again; then keys that were
+    /// not are lost for their importers
+    #[arg(long, env = "SHMESH_RESTORE_SECONDS", default_value_t = RESTORE_SECONDS, value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(0..=RESTORE_SECONDS))]
+    pub restore_seconds: u64,
 
     /// Where the audit log goes, one JSON object per line: a file, or `-` for standard output
     #[arg(long, env = "SHMESH_AUDIT", value_name = "FILE")]

@@ -82,6 +82,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         open_keys: args.allow_open_keys,
         cuda_legacy: args.allow_cuda_legacy,
         bare_numbers,
+        restore_millis: args.restore_seconds * 1000,
         ..Policy::default()
     };
     if args.memfds_for_devices {

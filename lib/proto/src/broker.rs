@@ -125,6 +125,56 @@ pub struct ImportByKey {
     pub key: Vec<u8>,
 }
 
+/// A process that a key admits.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Admitted {
+    /// Its bare thread-group id.
+    #[prost(int32, tag = "1")]
+    pub bare_tgid: i32,
+    /// When it started, in clock ticks after boot: another process that gets the number later is not admitted.
+    #[prost(uint64, tag = "2")]
+    pub start_time: u64,
+    /// Inode of its pidfd; 0 before Linux 6.9.
+    #[prost(uint64, tag = "3")]
+    pub pidfd_inode: u64,
+}
+
+/// Registers an export again, under its old key: after a restart of the broker, and when the exporter has connected again. The
+/// memory's descriptor comes along as with [`ExportKey`]. May be sent several times, to admit more than one packet holds.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Restore {
+    /// The key.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    /// The secret that came with the key in [`Exported`]: importers know the key, but not this.
+    #[prost(bytes = "vec", tag = "2")]
+    pub secret: Vec<u8>,
+    /// The export, as it was.
+    #[prost(message, optional, tag = "3")]
+    pub export: Option<ExportKey>,
+    /// Processes that the key admits, as [`Done`] named them: up to
+    /// [`MAX_RESTORED_PIDS`](crate::limits::MAX_RESTORED_PIDS).
+    #[prost(message, repeated, tag = "4")]
+    pub admitted: Vec<Admitted>,
+    /// Pods that it admits, as `namespace/name`.
+    #[prost(string, repeated, tag = "5")]
+    pub pods: Vec<String>,
+    /// Service accounts that it admits, as `namespace/name`.
+    #[prost(string, repeated, tag = "6")]
+    pub service_accounts: Vec<String>,
+    /// The exporter has closed the key by force, and waits for its importers.
+    #[prost(bool, tag = "7")]
+    pub closing: bool,
+}
+
+/// Registers an import again, after a restart of the broker: the caller has the memory behind this key mapped.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Claim {
+    /// The key.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+}
+
 /// Says that the step that a grant waits for is done: the exporter has admitted the importer in its driver, or the
 /// importer has mapped the memory.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -227,7 +277,10 @@ pub struct Request {
     #[prost(uint64, tag = "2")]
     pub id: u64,
     /// What is asked.
-    #[prost(oneof = "request::Op", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19")]
+    #[prost(
+        oneof = "request::Op",
+        tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21"
+    )]
     pub op: Option<request::Op>,
 }
 
@@ -248,8 +301,8 @@ impl Request {
 /// What a [`Request`] holds.
 pub mod request {
     use super::{
-        Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, ListKeys, ListProcesses,
-        Oneof, PoolMemory, Proof, Seated, SetImportPid, Stands, Yield,
+        Ack, Attach, BareTgid, Claim, Close, Detach, ExportKey, Hello, ImportByKey, List, ListKeys,
+        ListProcesses, Oneof, PoolMemory, Proof, Restore, Seated, SetImportPid, Stands, Yield,
     };
 
     /// What is asked.
@@ -311,6 +364,12 @@ pub mod request {
         /// [`Stands`].
         #[prost(message, tag = "19")]
         Stands(Stands),
+        /// [`Restore`].
+        #[prost(message, tag = "20")]
+        Restore(Restore),
+        /// [`Claim`].
+        #[prost(message, tag = "21")]
+        Claim(Claim),
     }
 }
 
@@ -324,8 +383,12 @@ pub struct Challenge {
 }
 
 /// It is done.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct Done {}
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Done {
+    /// After [`SetImportPid`]: which processes were admitted, for [`Restore`].
+    #[prost(message, repeated, tag = "1")]
+    pub admitted: Vec<Admitted>,
+}
 
 /// Who the broker takes the caller for.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -360,6 +423,9 @@ pub struct Exported {
     /// Its 65 bytes.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
+    /// 32 bytes for [`Restore`], and for nobody else. Not there in the answer to that.
+    #[prost(bytes = "vec", tag = "2")]
+    pub secret: Vec<u8>,
 }
 
 /// The memory behind a key. With the mechanisms `host` and `cuda-vmm`, its descriptor comes along.
@@ -574,7 +640,7 @@ impl Reply {
     ///
     /// ```
     /// use shmesh_proto::broker::{Done, Reply, reply};
-    /// assert_eq!(Reply::new(9, reply::Result::Done(Done {})).id, 9);
+    /// assert_eq!(Reply::new(9, reply::Result::Done(Done::default())).id, 9);
     /// ```
     #[must_use]
     pub fn new(id: u64, result: reply::Result) -> Self {
@@ -707,7 +773,7 @@ pub mod event {
         /// A participant of the link has died; its bare thread-group id.
         #[prost(int32, tag = "1")]
         PeerDied(i32),
-        /// The exporter of this key has died: its memory may be gone.
+        /// The exporter of this key has died, or has not come back after a restart of the broker: its memory may be gone.
         #[prost(bytes, tag = "2")]
         RegionLost(Vec<u8>),
         /// The exporter of this key closes: unmap it, and close.

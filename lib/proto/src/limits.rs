@@ -21,6 +21,9 @@ pub const MAX_KEYS_PER_SESSION: usize = 16_384;
 /// Process ids in one `SetImportPid`: what a driver takes per call.
 pub const MAX_PIDS_PER_CALL: usize = 31;
 
+/// Processes in one `Restore`.
+pub const MAX_RESTORED_PIDS: usize = 128;
+
 /// Process ids that one key admits.
 pub const MAX_PIDS_PER_KEY: usize = 32_768;
 
@@ -44,6 +47,10 @@ pub const MAX_LISTED_IMPORTERS: usize = 8;
 
 /// Milliseconds that a grant waits for the exporter's word and to be delivered.
 pub const GRANT_MILLIS: u64 = 10_000;
+
+/// Milliseconds after the start of a broker in which exporters and importers of a former one register again. What nobody has
+/// registered by then is lost for its importers.
+pub const RESTORE_MILLIS: u64 = 10_000;
 
 /// Milliseconds that one side may take to answer.
 pub const ANSWER_MILLIS: u64 = 1_000;

@@ -37,7 +37,7 @@ impl std::error::Error for Malformed {}
 /// ```
 /// use shmesh_proto::broker::{Done, Reply, reply};
 /// use shmesh_proto::packet;
-/// assert!(!packet::encode(&Reply::new(7, reply::Result::Done(Done {}))).is_empty());
+/// assert!(!packet::encode(&Reply::new(7, reply::Result::Done(Done::default()))).is_empty());
 /// ```
 #[must_use]
 pub fn encode(message: &impl Message) -> Vec<u8> {

@@ -19,6 +19,7 @@
 //! | `host.rs` | [`HostMemory`]: a memfd in the place of a device's memory |
 //! | `cuda/` | [`CudaMemory`] and [`CudaLegacyMemory`]: memory of NVIDIA GPUs |
 //! | `ascend/` | [`AscendMemory`]: memory of Ascend NPUs |
+//! | `state.rs` | what a session has, and its registration with the next sidecar |
 //! | `pool.rs` | [`DevicePool`]: a link's pool in device memory |
 //! | `library.rs` | vendors' libraries, loaded when they are first needed |
 
@@ -27,19 +28,20 @@ mod cuda;
 mod host;
 mod library;
 mod pool;
+mod state;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 use shmesh_proto::broker::{
-    self, Ack, Admit, Close, ExportKey, ImportByKey, Mechanism, SetImportPid, Stands, event::Happened, reply,
-    request,
+    self, Ack, Admit, Close, ImportByKey, Mechanism, SetImportPid, Stands, event::Happened, reply, request,
 };
 pub use shmesh_proto::key::DeviceKey;
 use shmesh_proto::key::KEY_BYTES;
 
+use self::state::{Export, Import, Shared, State};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 pub use ascend::{AscendDevice, AscendMemory};
@@ -82,7 +84,8 @@ impl ExportFlags {
     pub const DISABLE_PID_VALIDATION: Self = Self(1);
 }
 
-/// Memory that can be exported and imported: what a mechanism implements.
+/// Memory that can be exported and imported: what a mechanism implements. A thread of the session reads its size, handle and
+/// descriptor when the sidecar was started again.
 ///
 /// ```
 /// use shmesh::device::{DeviceMemory, HostMemory};
@@ -90,7 +93,7 @@ impl ExportFlags {
 /// assert_eq!(memory.size(), 4096);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub trait DeviceMemory: Sized {
+pub trait DeviceMemory: Sized + Send + Sync + 'static {
     /// Its mechanism.
     const MECHANISM: Mechanism;
 
@@ -138,6 +141,10 @@ pub trait DeviceMemory: Sized {
 
 /// A process's session with the broker of device keys.
 ///
+/// It outlives the sidecar: exports and imports are registered with the next one, under the same keys, and imported memory
+/// stays mapped meanwhile. A call waits some seconds for a sidecar that is away. A key that cannot be registered again is
+/// [`RegionLost`](Happened::RegionLost), for the exporter as for importers.
+///
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
@@ -152,14 +159,9 @@ pub trait DeviceMemory: Sized {
 /// ```
 #[derive(Debug)]
 pub struct Session<M: DeviceMemory = HostMemory> {
-    client: Client,
-    /// Kept until they are closed: who imports them has them mapped.
-    exports: HashMap<[u8; KEY_BYTES], M>,
-    imports: HashMap<[u8; KEY_BYTES], (Arc<M>, u64)>,
-    /// Exports that were closed by force, and may still be mapped elsewhere.
-    forced: HashSet<[u8; KEY_BYTES]>,
-    /// Whether broker and driver have been found to agree on who this process is.
-    is_agreed: bool,
+    shared: Arc<Shared<M>>,
+    /// A forked child has neither the thread nor the connection.
+    process: u32,
 }
 
 impl<M: DeviceMemory> Session<M> {
@@ -175,14 +177,8 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
-        let client = Client::connect(dir, link)?;
-        Ok(Self {
-            client,
-            exports: HashMap::new(),
-            imports: HashMap::new(),
-            forced: HashSet::new(),
-            is_agreed: false,
-        })
+        let shared = Arc::new(Shared::new(Client::connect(dir, link)?)?);
+        Ok(Self { shared, process: std::process::id() })
     }
 
     /// This process, as others have to name it to admit it.
@@ -205,10 +201,8 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn bare_tgid(&mut self) -> Result<BareTgid> {
-        match self.client.ask(request::Op::BareTgid(broker::BareTgid {}), &[])? {
-            (reply::Result::Tgid(tgid), _) => Ok(BareTgid(tgid.bare_tgid)),
-            _ => Err(self.client.strange()),
-        }
+        let shared = &self.shared;
+        bare_tgid(shared, &mut shared.lock())
     }
 
     /// Exports memory. The session keeps it until it is closed.
@@ -232,21 +226,21 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn export_key(&mut self, mut memory: M, flags: ExportFlags) -> Result<DeviceKey> {
-        self.agree()?;
+        let shared = &self.shared;
+        let state = &mut *shared.lock();
+        agree(shared, state)?;
+        shared.watch(state)?;
         memory
             .prepare(flags)
-            .map_err(|error| Error::system(&self.client.link().into(), "export the memory", error))?;
-        let export = ExportKey {
-            size: memory.size(),
-            flags: flags.0,
-            mechanism: M::MECHANISM.into(),
-            handle: memory.handle(),
-        };
+            .map_err(|error| Error::system(&state.client.link().into(), "export the memory", error))?;
+        let export = request::Op::ExportKey(state::exported(&memory, flags));
         let fds: Vec<_> = memory.fd().into_iter().collect();
-        let (result, _) = self.client.ask(request::Op::ExportKey(export), &fds)?;
-        let reply::Result::Exported(exported) = result else { return Err(self.client.strange()) };
-        let key = DeviceKey::from_wild(&exported.key).ok_or_else(|| self.client.strange())?;
-        self.exports.insert(*key.as_bytes(), memory);
+        let (result, _) = shared.ask(state, &export, &fds)?;
+        let reply::Result::Exported(exported) = result else { return Err(state.client.strange()) };
+        let key = DeviceKey::from_wild(&exported.key).ok_or_else(|| state.client.strange())?;
+        let secret = exported.secret;
+        let export = Export { memory, flags, secret, admitted: BTreeMap::new(), is_forced: false };
+        state.exports.insert(*key.as_bytes(), export);
         Ok(key)
     }
 
@@ -274,7 +268,13 @@ impl<M: DeviceMemory> Session<M> {
             bare_tgids: importers.iter().map(|tgid| tgid.0).collect(),
             ..SetImportPid::default()
         };
-        self.done(request::Op::SetImportPid(admit))
+        let shared = &self.shared;
+        let state = &mut *shared.lock();
+        let done = shared.done(state, &request::Op::SetImportPid(admit))?;
+        if let Some(export) = state.exports.get_mut(key.as_bytes()) {
+            export.admitted.extend(done.admitted.into_iter().map(|admitted| (admitted.bare_tgid, admitted)));
+        }
+        Ok(())
     }
 
     /// Maps the memory behind a key. Importing it again gives the same memory, and each import is closed once.
@@ -294,35 +294,44 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn import_by_key(&mut self, key: &DeviceKey) -> Result<Arc<M>> {
-        if let Some((memory, count)) = self.imports.get_mut(key.as_bytes()) {
-            *count += 1;
-            return Ok(Arc::clone(memory));
+        let shared = &self.shared;
+        let state = &mut *shared.lock();
+        if let Some(import) = state.imports.get_mut(key.as_bytes()) {
+            import.count += 1;
+            return Ok(Arc::clone(&import.memory));
         }
-        self.agree()?;
-        let import = ImportByKey { key: key.as_bytes().to_vec() };
-        let (result, fds) = self.client.ask(request::Op::ImportByKey(import), &[])?;
-        let reply::Result::Imported(imported) = result else { return Err(self.client.strange()) };
+        agree(shared, state)?;
+        shared.watch(state)?;
+        let import = request::Op::ImportByKey(ImportByKey { key: key.as_bytes().to_vec() });
+        let (result, fds) = shared.ask(state, &import, &[])?;
+        let reply::Result::Imported(imported) = result else { return Err(state.client.strange()) };
         let mapped = if imported.mechanism() == M::MECHANISM {
             M::import(imported.size, fds.into_iter().next(), &imported.handle)
         } else {
             Err(std::io::Error::other("it was exported by another mechanism"))
         };
-        let ack = Ack { grant: imported.grant, done: mapped.is_ok() };
-        let acknowledged = self.done(request::Op::Ack(ack));
+        let ack = request::Op::Ack(Ack { grant: imported.grant, done: mapped.is_ok() });
         let memory = match mapped {
             Ok(memory) => Arc::new(memory),
             Err(error) => {
-                let _ = self.say_closed(key, false);
-                return Err(Error::system(&self.client.link().into(), "map the memory", error));
+                let _ = shared.done(state, &ack);
+                let _ = say_closed(shared, state, key, false);
+                return Err(Error::system(&state.client.link().into(), "map the memory", error));
             }
         };
-        if let Err(error) = acknowledged {
-            drop(memory);
-            let _ = self.say_closed(key, false);
-            return Err(error);
+        // First, so that it is registered with a sidecar that takes the place of the one that is told.
+        state.imports.insert(*key.as_bytes(), Import { memory: Arc::clone(&memory), count: 1 });
+        let reconnected = state.reconnected;
+        match shared.done(state, &ack) {
+            Err(error) if state.reconnected == reconnected => {
+                state.imports.remove(key.as_bytes());
+                drop(memory);
+                let _ = say_closed(shared, state, key, false);
+                Err(error)
+            }
+            // The next sidecar knows of the import, and of no grant.
+            _ => Ok(memory),
         }
-        self.imports.insert(*key.as_bytes(), (Arc::clone(&memory), 1));
-        Ok(memory)
     }
 
     /// Ends an import, or an export that nobody imports any more. An import whose exporter has died is closed here alone: the
@@ -343,11 +352,13 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn close(&mut self, key: &DeviceKey) -> Result<()> {
-        if self.imports.contains_key(key.as_bytes()) {
-            return self.close_import(key);
+        let shared = &self.shared;
+        let state = &mut *shared.lock();
+        if state.imports.contains_key(key.as_bytes()) {
+            return close_import(shared, state, key);
         }
-        self.say_closed(key, false)?;
-        self.exports.remove(key.as_bytes());
+        say_closed(shared, state, key, false)?;
+        state.exports.remove(key.as_bytes());
         Ok(())
     }
 
@@ -369,18 +380,27 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn force_close(&mut self, key: &DeviceKey) -> Result<()> {
-        if !self.exports.contains_key(key.as_bytes()) {
+        let shared = &self.shared;
+        let state = &mut *shared.lock();
+        let Some(export) = state.exports.get_mut(key.as_bytes()) else {
             let text = "this session has not exported it".to_owned();
-            return Err(ErrorKind::Denied { link: self.client.link().into(), text }.into());
+            return Err(ErrorKind::Denied { link: state.client.link().into(), text }.into());
+        };
+        // First, so that a sidecar that takes the place of the one that is told lets nobody in either.
+        let was_forced = std::mem::replace(&mut export.is_forced, true);
+        if let Err(error) = say_closed(shared, state, key, true) {
+            let is_known = !matches!(error.kind(), ErrorKind::NoBroker { .. } | ErrorKind::System { .. });
+            if let Some(export) = state.exports.get_mut(key.as_bytes()).filter(|_| is_known) {
+                export.is_forced = was_forced;
+            }
+            return Err(error);
         }
-        self.say_closed(key, true)?;
-        match self.say_closed(key, false) {
+        match say_closed(shared, state, key, false) {
             Err(error) if matches!(error.kind(), ErrorKind::Busy { .. }) => {
                 // Nobody new comes in: who was said to be the last before this answer was not.
-                self.client.forget(
+                state.client.forget(
                     |happened| matches!(happened, Happened::Unused(unused) if unused == key.as_bytes()),
                 );
-                self.forced.insert(*key.as_bytes());
                 Ok(())
             }
             Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. } | ErrorKind::System { .. }) => {
@@ -388,82 +408,19 @@ impl<M: DeviceMemory> Session<M> {
             }
             // Nobody had it any more, and the broker has forgotten it.
             _ => {
-                self.exports.remove(key.as_bytes());
+                state.exports.remove(key.as_bytes());
                 Ok(())
             }
-        }
-    }
-
-    /// Unmapped before the broker hears of it: from then on the exporter may free the memory.
-    fn close_import(&mut self, key: &DeviceKey) -> Result<()> {
-        let Some((memory, count)) = self.imports.remove(key.as_bytes()) else { return Ok(()) };
-        if count > 1 {
-            self.imports.insert(*key.as_bytes(), (memory, count - 1));
-            return Ok(());
-        }
-        match Arc::try_unwrap(memory) {
-            Ok(memory) => drop(memory),
-            Err(memory) => {
-                self.imports.insert(*key.as_bytes(), (memory, 1));
-                return Err(ErrorKind::StillMapped { link: self.client.link().into() }.into());
-            }
-        }
-        match self.say_closed(key, false) {
-            // Its exporter has died, or the sidecar is another one: nobody waits for us.
-            Err(error) if matches!(error.kind(), ErrorKind::Denied { .. }) => Ok(()),
-            closed => closed,
-        }
-    }
-
-    /// Compares whom the broker and the driver take this process for, once. A number that admits somebody else is worse than
-    /// none.
-    fn agree(&mut self) -> Result<()> {
-        if self.is_agreed {
-            return Ok(());
-        }
-        let link: Arc<str> = self.client.link().into();
-        let drivers =
-            M::driver_tgid().map_err(|error| Error::system(&link, "ask the driver who this is", error))?;
-        if let Some(BareTgid(driver)) = drivers {
-            let BareTgid(broker) = self.bare_tgid()?;
-            if driver != broker {
-                let text = format!(
-                    "the broker takes this process for {broker}, the driver for {driver}: the sidecar needs the identity \
-                     service of this node (--identity)"
-                );
-                return Err(ErrorKind::Denied { link, text }.into());
-            }
-        }
-        self.is_agreed = true;
-        Ok(())
-    }
-
-    /// Puts an importer on the driver's list. The driver goes by its number, and this may be long after the broker has said
-    /// so: when that process has died, the number may be another's. So the broker is asked last thing before.
-    fn admit(&mut self, admit: &Admit) -> bool {
-        if self.done(request::Op::Stands(Stands { grant: admit.grant.clone() })).is_err() {
-            return false;
-        }
-        let memory = self.exports.get(admit.key.as_slice());
-        memory.is_some_and(|memory| memory.admit(BareTgid(admit.bare_tgid)).is_ok())
-    }
-
-    fn say_closed(&mut self, key: &DeviceKey, force: bool) -> Result<()> {
-        self.done(request::Op::Close(Close { key: key.as_bytes().to_vec(), force }))
-    }
-
-    fn done(&mut self, op: request::Op) -> Result<()> {
-        match self.client.ask(op, &[])? {
-            (reply::Result::Done(_), _) => Ok(()),
-            _ => Err(self.client.strange()),
         }
     }
 
     /// The oldest event that was not taken yet; never waits. What the exporter's driver has to do is done here: call it when
     /// the session's descriptor is readable.
     ///
+    /// While the sidecar is away there are no events; the session connects to the next one by itself.
+    ///
     /// # Errors
-    /// [`NoBroker`](crate::ErrorKind::NoBroker) when the broker has gone.
+    /// [`System`](crate::ErrorKind::System): the connection cannot be read.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -477,44 +434,142 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn event(&mut self) -> Result<Option<Happened>> {
-        while let Some(happened) = self.client.event()? {
-            if let Happened::Unused(key) = &happened
-                && let Ok(key) = <[u8; KEY_BYTES]>::try_from(key.as_slice())
-                && self.forced.remove(&key)
-            {
-                self.exports.remove(&key);
+        let shared = &self.shared;
+        let state = &mut *shared.lock();
+        shared.hear();
+        loop {
+            let happened = match state.client.event() {
+                answer if state::is_away(&answer) => {
+                    // The thread looks for the next sidecar.
+                    shared.lose(state);
+                    shared.watch(state)?;
+                    state.client.kept_event()
+                }
+                answer => answer?,
+            };
+            match happened {
+                None => return Ok(None),
+                Some(Happened::Admit(admit)) => {
+                    let done = admit_in_driver(shared, state, &admit);
+                    // Refused when the importer has gone meanwhile, which is no concern of ours.
+                    let _ = shared.done(state, &request::Op::Ack(Ack { grant: admit.grant, done }));
+                }
+                Some(happened) => {
+                    if let Happened::Unused(key) = &happened
+                        && let Ok(key) = <[u8; KEY_BYTES]>::try_from(key.as_slice())
+                        && state.exports.get(&key).is_some_and(|export| export.is_forced)
+                    {
+                        state.exports.remove(&key);
+                    }
+                    return Ok(Some(happened));
+                }
             }
-            let Happened::Admit(admit) = happened else { return Ok(Some(happened)) };
-            let done = self.admit(&admit);
-            // Refused when the importer has gone meanwhile, which is no concern of ours.
-            let _ = self.done(request::Op::Ack(Ack { grant: admit.grant, done }));
         }
-        Ok(None)
+    }
+}
+
+fn bare_tgid<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>) -> Result<BareTgid> {
+    match shared.ask(state, &request::Op::BareTgid(broker::BareTgid {}), &[])? {
+        (reply::Result::Tgid(tgid), _) => Ok(BareTgid(tgid.bare_tgid)),
+        _ => Err(state.client.strange()),
+    }
+}
+
+/// Compares whom the broker and the driver take this process for, once. A number that admits somebody else is worse than
+/// none.
+fn agree<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>) -> Result<()> {
+    if state.agreed.is_some() {
+        return Ok(());
+    }
+    let link: Arc<str> = state.client.link().into();
+    let drivers =
+        M::driver_tgid().map_err(|error| Error::system(&link, "ask the driver who this is", error))?;
+    if let Some(BareTgid(driver)) = drivers {
+        let BareTgid(broker) = bare_tgid(shared, state)?;
+        if driver != broker {
+            let text = format!(
+                "the broker takes this process for {broker}, the driver for {driver}: the sidecar needs the identity \
+                 service of this node (--identity)"
+            );
+            return Err(ErrorKind::Denied { link, text }.into());
+        }
+    }
+    state.agreed = Some(drivers);
+    Ok(())
+}
+
+/// Puts an importer on the driver's list. The driver goes by its number, and this may be long after the broker has said
+/// so: when that process has died, the number may be another's. So the broker is asked last thing before.
+fn admit_in_driver<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>, admit: &Admit) -> bool {
+    if shared.done(state, &request::Op::Stands(Stands { grant: admit.grant.clone() })).is_err() {
+        return false;
+    }
+    let export = state.exports.get(admit.key.as_slice());
+    export.is_some_and(|export| export.memory.admit(BareTgid(admit.bare_tgid)).is_ok())
+}
+
+fn say_closed<M: DeviceMemory>(
+    shared: &Shared<M>,
+    state: &mut State<M>,
+    key: &DeviceKey,
+    force: bool,
+) -> Result<()> {
+    shared.done(state, &request::Op::Close(Close { key: key.as_bytes().to_vec(), force })).map(drop)
+}
+
+/// Unmapped before the broker hears of it: from then on the exporter may free the memory.
+fn close_import<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>, key: &DeviceKey) -> Result<()> {
+    let Some(Import { memory, count }) = state.imports.remove(key.as_bytes()) else { return Ok(()) };
+    if count > 1 {
+        state.imports.insert(*key.as_bytes(), Import { memory, count: count - 1 });
+        return Ok(());
+    }
+    match Arc::try_unwrap(memory) {
+        Ok(memory) => drop(memory),
+        Err(memory) => {
+            state.imports.insert(*key.as_bytes(), Import { memory, count: 1 });
+            return Err(ErrorKind::StillMapped { link: state.client.link().into() }.into());
+        }
+    }
+    match say_closed(shared, state, key, false) {
+        // Its exporter has died, or the sidecar is another one: nobody waits for us.
+        Err(error) if matches!(error.kind(), ErrorKind::Denied { .. }) => Ok(()),
+        closed => closed,
     }
 }
 
 impl<M: DeviceMemory> Drop for Session<M> {
     /// Ends what the session has: its imports, and by force its exports, whose memory goes with it.
     fn drop(&mut self) {
+        if std::process::id() != self.process {
+            // Its memory is the parent's, and so is its lock.
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
+        let state = &mut *self.shared.lock();
         // What somebody here still uses is not closed: the broker has it in its books until this process ends.
         // Unmapped before the broker hears of it.
-        let closed = |(key, (memory, _))| Arc::try_unwrap(memory).is_ok().then_some((key, false));
-        let imports: Vec<_> = self.imports.drain().filter_map(closed).collect();
-        let exports: Vec<_> = self.exports.keys().map(|key| (*key, true)).collect();
+        let closed =
+            |(key, import): (_, Import<M>)| Arc::try_unwrap(import.memory).is_ok().then_some((key, false));
+        let imports: Vec<_> = state.imports.drain().filter_map(closed).collect();
+        let exports: Vec<_> = state.exports.keys().map(|key| (*key, true)).collect();
         for (key, force) in imports.into_iter().chain(exports) {
-            // Whoever has gone need not be told.
-            if self.done(request::Op::Close(Close { key: key.to_vec(), force })).is_err_and(|error| {
+            let close = request::Op::Close(Close { key: key.to_vec(), force });
+            // Whoever has gone need not be told, and the next sidecar does not know of it.
+            if state.client.ask(close, &[]).is_err_and(|error| {
                 matches!(error.kind(), ErrorKind::NoBroker { .. } | ErrorKind::System { .. })
             }) {
-                return;
+                break;
             }
         }
+        state.exports.clear();
+        self.shared.end(state);
     }
 }
 
 impl<M: DeviceMemory> std::os::fd::AsFd for Session<M> {
-    /// Readable when an event comes: see [`Client`].
+    /// Readable when an event comes, as that of a [`Client`]; the same one as long as the session lives.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.client.as_fd()
+        self.shared.readiness().as_fd()
     }
 }

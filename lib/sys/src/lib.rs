@@ -32,6 +32,7 @@ pub mod bell;
 pub mod cancel;
 pub mod cgroup;
 pub mod dir;
+pub mod epoll;
 pub mod errno;
 pub mod eventfd;
 pub mod file;

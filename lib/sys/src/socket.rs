@@ -563,6 +563,11 @@ impl Drop for Unread {
     }
 }
 
+/// Ends a connection for all who have it, before its last descriptor is closed.
+pub fn shut(connection: &impl AsFd) {
+    let _ = shutdown(connection.as_fd().as_raw_fd(), Shutdown::Both);
+}
+
 /// Ends a connection. It is closed if nothing waits in its queue; otherwise it comes back, to be dropped where nobody waits.
 ///
 /// ```

@@ -130,6 +130,13 @@ impl Sessions {
                 self.imported.push((key.to_owned(), memory));
                 return Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned());
             }
+            ["read", key] => {
+                let (_, memory) =
+                    self.imported.iter().find(|(imported, _)| imported == key).expect("imported");
+                let mut bytes = [0; 8];
+                memory.read_at(0, &mut bytes).expect("read");
+                return Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned());
+            }
             ["close", key] => {
                 self.imported.retain(|(imported, _)| imported != key);
                 session.close(&key_of(key))?;

@@ -681,7 +681,7 @@ fn a_holder_of_another_version() {
 #[test]
 fn holders_that_are_none() {
     let socket = |dir: &Path| dir.join("link.broker").display().to_string();
-    let other_answer = packet::encode(&Reply::new(2, reply::Result::Done(broker::Done {})));
+    let other_answer = packet::encode(&Reply::new(2, reply::Result::Done(broker::Done::default())));
     for answer in [&b"HTTP/1.1 400 Bad Request"[..], b"SHMESH!", b"x", &other_answer] {
         let dir = ipc_dir();
         impostor(dir.path(), Some(answer.to_vec()));

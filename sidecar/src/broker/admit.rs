@@ -62,8 +62,9 @@ impl Broker {
 
         let (known, asked) = self.split(pids);
         if asked.is_empty() {
+            let done = done(&known);
             self.tables.admit(id, known, subjects);
-            return Ok(Answer::done());
+            return Ok(Answer::Now(done, None));
         }
         let Caller { session, request, .. } = *caller;
         let ticket = Ticket(self.questions_ever);
@@ -99,7 +100,7 @@ impl Broker {
     }
 
     /// What may have changed while the question was open is checked again.
-    fn may_admit(
+    pub(super) fn may_admit(
         &self,
         region: &Region,
         pids: &BTreeSet<i32>,
@@ -136,10 +137,10 @@ impl Broker {
         let to = (question.session, question.request);
         let mut record = question.record.clone();
         match self.admit_resolved(question, found) {
-            Ok(()) => {
+            Ok(done) => {
                 record.at = self.now;
                 record.outcome = Outcome::Done;
-                let reply = Reply::new(to.1, reply::Result::Done(Done {}));
+                let reply = Reply::new(to.1, done);
                 self.effects.push(Effect::Reply { session: to.0, reply, fd: None });
                 self.effects.push(Effect::Audit(Box::new(record)));
             }
@@ -151,7 +152,11 @@ impl Broker {
     }
 
     /// All or nobody.
-    fn admit_resolved(&mut self, question: Question, found: &[PeerIdentity]) -> Result<(), Refusal> {
+    fn admit_resolved(
+        &mut self,
+        question: Question,
+        found: &[PeerIdentity],
+    ) -> Result<reply::Result, Refusal> {
         let mut pids = question.known;
         for identity in found {
             if let Some(process) = ProcessId::of(identity)
@@ -167,8 +172,9 @@ impl Broker {
         // Its number is never used again, so it is still the one that was asked about, and the caller its exporter.
         let region = self.tables.regions.get(&question.region).ok_or(Refusal::key(Reason::UnknownKey))?;
         self.may_admit(region, &pids.keys().copied().collect(), &question.subjects)?;
+        let done = done(&pids);
         self.tables.admit(question.region, pids, question.subjects);
-        Ok(())
+        Ok(done)
     }
 
     /// Nobody has said, or not in time, who the processes are.
@@ -188,7 +194,13 @@ impl Broker {
     }
 }
 
-fn subjects(pods: Vec<String>, accounts: Vec<String>) -> Result<BTreeSet<Subject>, Refusal> {
+/// Which processes were meant: the exporter says so again after a restart.
+fn done(pids: &BTreeMap<i32, Pin>) -> reply::Result {
+    let admitted = pids.iter().map(|(tgid, pin)| pin.admitted(*tgid)).collect();
+    reply::Result::Done(Done { admitted })
+}
+
+pub(super) fn subjects(pods: Vec<String>, accounts: Vec<String>) -> Result<BTreeSet<Subject>, Refusal> {
     if let Some(bad) = pods.iter().chain(&accounts).find(|text| !Subject::is_sane(text)) {
         let text = format!("a pod or service account is namespace/name, not {:?}", shortened(bad));
         return Err(Refusal::invalid(Reason::BadSubject, text));

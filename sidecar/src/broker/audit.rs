@@ -43,6 +43,10 @@ pub enum Op {
     Ack,
     /// `Stands`.
     Stands,
+    /// `Restore`.
+    Restore,
+    /// `Claim`.
+    Claim,
     /// `Close`.
     Close,
     /// `List`.
@@ -76,6 +80,8 @@ impl Op {
             Some(Op::ImportByKey(_)) => Self::Import,
             Some(Op::Ack(_)) => Self::Ack,
             Some(Op::Stands(_)) => Self::Stands,
+            Some(Op::Restore(_)) => Self::Restore,
+            Some(Op::Claim(_)) => Self::Claim,
             Some(Op::Close(_)) => Self::Close,
             Some(Op::List(_)) => Self::List,
         }
@@ -200,7 +206,9 @@ reasons! {
     Closing = "closing",
     /// The exporter has died.
     ExporterDied = "exporter_died",
-    /// The exporter has no session, so that it cannot admit.
+    /// The exporter has not registered the key again in time, after a restart of the broker.
+    NotRestored = "not_restored",
+    /// The exporter had no session in time, so that it could not admit.
     ExporterAway = "exporter_away",
     /// The exporter could not admit the importer.
     ExporterRefused = "exporter_refused",
@@ -250,6 +258,8 @@ reasons! {
     GrantsOfKey = "limit_grants_per_key",
     /// Limit: process ids in one call.
     PidsOfCall = "limit_pids_per_call",
+    /// Limit: processes in one `Restore`.
+    RestoredPids = "limit_restored_pids",
     /// Limit: process ids of one key.
     PidsOfKey = "limit_pids_per_key",
     /// Limit: pods and service accounts of one key.

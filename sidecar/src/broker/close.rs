@@ -16,10 +16,13 @@ impl Broker {
         close: &Close,
         record: &mut Record,
     ) -> Result<Answer, Refusal> {
+        if self.unclaim(caller, &close.key) {
+            return Ok(Answer::done());
+        }
         let (id, region) = self.find(&close.key, record)?;
         if region.exporter == caller.process {
             // Importers were told already when it is closing: more force does not make them faster.
-            if region.is_used() && (region.closing || !close.force) {
+            if region.may_be_used() && (region.closing || !close.force) {
                 let importers = region.importers().take(MAX_NAMED).map(|process| process.bare_tgid);
                 return Err(Refusal::busy(importers.collect()));
             }
@@ -37,6 +40,7 @@ impl Broker {
     pub(super) fn detach(&mut self, caller: &Caller) -> Answer {
         if let Some(process) = self.tables.processes.get(&caller.process) {
             let (imports, exports) = (process.imports.clone(), process.exports.clone());
+            self.end_claims(&caller.process, Reason::Cancelled);
             for id in imports {
                 self.end_import(id, caller.process, Reason::Cancelled);
             }
@@ -59,14 +63,15 @@ impl Broker {
             .iter()
             .map(|(process, import)| (*process, import.session, import.stage))
             .partition(|(_, _, stage)| *stage == Stage::Delivered);
-        if !used.is_empty() {
+        let stays = region.may_be_used();
+        if stays {
             region.closing = true;
             self.effects.extend(region.fd.take().map(Effect::DropFd));
         }
         for (importer, _, _) in waiting {
             self.drop_import(id, importer, Reason::Closing);
         }
-        if used.is_empty() {
+        if !stays {
             self.remove(id, Reason::Closing);
         }
         for (importer, session, _) in used {
@@ -83,6 +88,16 @@ impl Broker {
         if region.is_used() {
             return;
         }
+        // Others may still come back who have it mapped.
+        if region.is_awaited && region.closing {
+            return;
+        }
+        self.unused(id);
+    }
+
+    /// Nobody imports it any more.
+    pub(super) fn unused(&mut self, id: RegionId) {
+        let Some(region) = self.tables.regions.get(&id) else { return };
         let (exporter, session, closing) = (region.exporter, region.session, region.closing);
         let unused = Happened::Unused(region.key.as_bytes().to_vec());
         self.tell(&exporter, session, unused);
@@ -102,7 +117,7 @@ impl Broker {
         }
         let import = self.tables.remove_import(id, &importer)?;
         match import.stage {
-            Stage::Admitting { request }
+            Stage::Admitting { request, .. }
                 if why != Reason::ImporterDied && self.tables.sessions.contains_key(&import.session) =>
             {
                 self.refuse(Some((import.session, request)), Refusal::key(why), record);

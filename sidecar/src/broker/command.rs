@@ -135,6 +135,9 @@ pub enum Command {
         /// The question.
         ticket: Ticket,
     },
+    /// A broker was here before, and its keys and imports are registered again for
+    /// [`Policy::restore_millis`](super::Policy::restore_millis) from now on.
+    Recover,
     /// Time has passed: see [`Broker::next_deadline`](super::Broker::next_deadline).
     Tick,
     /// The sidecar is going to end: no new exports and imports.

@@ -3,6 +3,12 @@
 use std::fmt::Write;
 
 use sha2::{Digest as _, Sha256};
+use shmesh_proto::key::DeviceKey;
+
+use super::ProcessId;
+
+/// Bytes of the secret behind a key.
+pub(super) const SECRET_BYTES: usize = 32;
 
 /// SHA-256 of a secret. Looking one up compares hashes, so how long it takes says nothing of the secret; nobody can
 /// choose secrets so that their hashes share a long beginning with that of one they do not know.
@@ -23,6 +29,16 @@ impl Digest {
         }
         text
     }
+}
+
+/// The key that a secret makes, for one process: whoever shows the secret is its exporter, also to a broker that has never
+/// seen the key.
+pub(super) fn key_of(secret: &[u8; SECRET_BYTES], exporter: &ProcessId) -> DeviceKey {
+    let hash = Sha256::new()
+        .chain_update(secret)
+        .chain_update(exporter.bare_tgid.to_le_bytes())
+        .chain_update(exporter.start_time.to_le_bytes());
+    DeviceKey::from_entropy(hash.finalize().into())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use shmesh_proto::broker::{ExportKey, Exported, Mechanism, reply};
 use shmesh_proto::key::{DeviceKey, KEY_BYTES};
 
 use super::audit::{self, Reason, Record};
-use super::digest::Digest;
+use super::digest::{Digest, key_of};
 use super::refusal::Refusal;
 use super::region::Region;
 use super::request::{Answer, Caller};
@@ -31,6 +31,27 @@ fn shape(mechanism: Mechanism) -> (usize, usize) {
     }
 }
 
+/// A region without a descriptor, that admits nobody yet.
+pub(super) fn region(caller: &Caller, key: DeviceKey, export: ExportKey) -> Region {
+    Region {
+        key,
+        digest: Digest::of(key.as_bytes()),
+        exporter: caller.process,
+        session: caller.session,
+        size: export.size,
+        mechanism: export.mechanism(),
+        handle: export.handle,
+        fd: None,
+        open: export.flags == OPEN,
+        closing: false,
+        is_awaited: false,
+        pids: Default::default(),
+        subjects: Default::default(),
+        imports: Default::default(),
+        grants: 0,
+    }
+}
+
 impl Broker {
     /// Takes the descriptor out of `fds` only when there is a region to hold it.
     pub(super) fn export(
@@ -46,34 +67,26 @@ impl Broker {
         self.may_export(&export, mechanism, fds)?;
         self.has_quota(caller, export.size)?;
 
-        let key = DeviceKey::from_entropy(self.draw());
+        let secret = self.draw();
+        let key = key_of(&secret, &caller.process);
         let digest = Digest::of(key.as_bytes());
         if self.tables.is_taken(&digest) {
             return Err(Refusal::entropy());
         }
-        let region = Region {
-            key,
-            digest,
-            exporter: caller.process,
-            session: caller.session,
-            size: export.size,
-            mechanism,
-            handle: export.handle,
-            fd: fds.pop(),
-            open: export.flags == OPEN,
-            closing: false,
-            pids: Default::default(),
-            subjects: Default::default(),
-            imports: Default::default(),
-            grants: 0,
-        };
         record.key_hash = Some(digest.short());
+        let mut region = region(caller, key, export);
+        region.fd = fds.pop();
         self.tables.insert(region);
-        let exported = Exported { key: key.as_bytes().to_vec() };
+        let exported = Exported { key: key.as_bytes().to_vec(), secret: secret.to_vec() };
         Ok(Answer::Now(reply::Result::Exported(exported), None))
     }
 
-    fn may_export(&self, export: &ExportKey, mechanism: Mechanism, fds: &[FdToken]) -> Result<(), Refusal> {
+    pub(super) fn may_export(
+        &self,
+        export: &ExportKey,
+        mechanism: Mechanism,
+        fds: &[FdToken],
+    ) -> Result<(), Refusal> {
         if export.size == 0 {
             return Err(Refusal::invalid(Reason::BadSize, "there is no memory of 0 bytes"));
         }
@@ -109,7 +122,7 @@ impl Broker {
         Ok(())
     }
 
-    fn has_quota(&self, caller: &Caller, size: u64) -> Result<(), Refusal> {
+    pub(super) fn has_quota(&self, caller: &Caller, size: u64) -> Result<(), Refusal> {
         let policy = &self.policy;
         let keys = self.tables.sessions.get(&caller.session).map_or(0, |session| session.keys);
         if keys >= policy.keys_per_session {

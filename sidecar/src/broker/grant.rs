@@ -22,7 +22,7 @@ pub(super) struct Grant {
     pub(super) region: RegionId,
     pub(super) importer: ProcessId,
     pub(super) step: Step,
-    deadline: Millis,
+    pub(super) deadline: Millis,
 }
 
 /// What a grant waits for.

@@ -17,6 +17,9 @@ impl Broker {
         key: &[u8],
         record: &mut Record,
     ) -> Result<Answer, Refusal> {
+        if self.waits_for(caller, key) {
+            return Ok(Answer::Later);
+        }
         let (id, region) = self.find(key, record)?;
         if region.exporter == caller.process {
             let text = "an exporter has the memory already";
@@ -40,14 +43,15 @@ impl Broker {
             return Ok(Answer::Now(imported, fd));
         }
         let key = region.key.as_bytes().to_vec();
-        let Some(exporter) = self.tables.session_of(&region.exporter, region.session) else {
-            return Err(Refusal::key(Reason::ExporterAway));
-        };
-        let stage = Stage::Admitting { request: caller.request };
+        // Without a session it may come back in time.
+        let asked = self.tables.session_of(&region.exporter, region.session);
+        let stage = Stage::Admitting { request: caller.request, asked };
         let (grant, digest) = self.promise(id, caller.process, caller.session, stage)?;
         record.grant_hash = Some(digest.short());
-        let admit = Admit { grant: grant.to_vec(), key, bare_tgid: caller.process.bare_tgid };
-        self.effects.push(Effect::Event { session: exporter, happened: Happened::Admit(admit) });
+        if let Some(session) = asked {
+            let admit = Admit { grant: grant.to_vec(), key, bare_tgid: caller.process.bare_tgid };
+            self.effects.push(Effect::Event { session, happened: Happened::Admit(admit) });
+        }
         Ok(Answer::Later)
     }
 
@@ -62,11 +66,15 @@ impl Broker {
             let what = "imports of one pod that wait to be acknowledged: acknowledge them";
             return Err(Refusal::limit(Reason::GrantsOfAccount, policy.grants_per_account, what));
         }
-        if usage.imports >= policy.imports_per_account {
-            let what = "imports of one pod: close some";
-            return Err(Refusal::limit(Reason::ImportsOfAccount, policy.imports_per_account, what));
+        self.may_import(caller)
+    }
+
+    pub(super) fn may_import(&self, caller: &Caller) -> Result<(), Refusal> {
+        let limit = self.policy.imports_per_account;
+        if self.tables.usage(&caller.process).imports < limit {
+            return Ok(());
         }
-        Ok(())
+        Err(Refusal::limit(Reason::ImportsOfAccount, limit, "imports of one pod: close some"))
     }
 
     /// Enters an import with a new grant.
@@ -157,7 +165,7 @@ impl Broker {
     /// The exporter has admitted an importer, which gets its answer now.
     fn admitted(&mut self, id: RegionId, importer: ProcessId) {
         let Some(import) = self.tables.remove_import(id, &importer) else { return };
-        let Stage::Admitting { request } = import.stage else { return };
+        let Stage::Admitting { request, .. } = import.stage else { return };
         let mut record = self.record(Op::Import, id, &importer);
         let session = import.session;
         match self.deliver(id, importer, session) {

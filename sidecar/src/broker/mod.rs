@@ -13,6 +13,7 @@
 //! | `admit.rs` | processes, pods and service accounts are admitted to it |
 //! | `import.rs` | the memory is delivered, and acknowledged |
 //! | `close.rs` | imports and exports end |
+//! | `recover.rs` | what a former broker knew is registered again |
 //! | `inspect.rs` | what an operator sees |
 //! | `region.rs`, `grant.rs`, `table.rs` | what is remembered |
 //! | `policy.rs` | every limit |
@@ -31,6 +32,14 @@
 //! A forced close, and `Detach` of an exporter, tell the importers and drop the descriptor at once, so that nobody new can
 //! import; the key stays in the books until the last importer is gone. The exporter hears `Unused` then: from that moment
 //! it can free the memory without a fault in another process.
+//!
+//! # After a restart
+//!
+//! Nothing is stored. For [`Policy::restore_millis`] after [`Command::Recover`], exporters register their keys again
+//! (`Restore`) and importers what they have mapped (`Claim`), in any order; whoever asks for a key that is not there yet waits.
+//! A key is the hash of a secret and of its exporter's identity, so that the exporter, and no importer, can show that it is
+//! its own. A claim counts as an import when the key is there and admits the claimant. Until the time is over a restored key
+//! counts as imported; then claims whose key has not come back end in `RegionLost`.
 //!
 //! # What is left to the socket around it
 //!
@@ -79,6 +88,7 @@ mod grant;
 mod import;
 mod inspect;
 mod policy;
+mod recover;
 mod refusal;
 mod region;
 mod request;
@@ -95,6 +105,7 @@ pub use policy::Policy;
 
 use admit::Question;
 use grant::Grants;
+use recover::Recovery;
 pub(crate) use table::Account;
 use table::Tables;
 
@@ -114,6 +125,7 @@ pub struct Broker {
     grants: Grants,
     questions: BTreeMap<Ticket, Question>,
     questions_ever: u64,
+    recovery: Option<Recovery>,
     effects: Vec<Effect>,
 }
 
@@ -152,6 +164,8 @@ pub struct Stats {
     pub grants: usize,
     /// Questions that wait for the identity service.
     pub questions: usize,
+    /// Imports whose exporter has not come back after a restart.
+    pub claims: usize,
 }
 
 impl Broker {
@@ -175,6 +189,7 @@ impl Broker {
             grants: Grants::default(),
             questions: BTreeMap::new(),
             questions_ever: 0,
+            recovery: None,
             effects: Vec::new(),
         }
     }
@@ -201,8 +216,9 @@ impl Broker {
             Command::Died { process } => self.died(process),
             Command::Resolved { ticket, found } => self.resolved(ticket, &found),
             Command::Unanswered { ticket } => self.unanswered(ticket),
+            Command::Recover => self.recover(),
             Command::Tick => {}
-            Command::Drain => self.draining = true,
+            Command::Drain => self.drain(),
         }
         std::mem::take(&mut self.effects)
     }
@@ -217,7 +233,8 @@ impl Broker {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Millis> {
         let question = self.questions.first_key_value().map(|(_, question)| question.deadline);
-        self.grants.next_deadline().into_iter().chain(question).min()
+        let recovery = self.recovery.as_ref().map(|recovery| recovery.until);
+        self.grants.next_deadline().into_iter().chain(question).chain(recovery).min()
     }
 
     /// Whether nobody has a key or an import: a draining sidecar can end.
@@ -250,6 +267,7 @@ impl Broker {
             imports: regions().map(|region| region.imports.len()).sum(),
             grants: self.grants.len(),
             questions: self.questions.len(),
+            claims: self.tables.claims().count(),
         }
     }
 

@@ -55,6 +55,8 @@ pub struct Policy {
     pub grant_millis: u64,
     /// Milliseconds that a question about processes waits for its answer.
     pub answer_millis: u64,
+    /// Milliseconds after [`Command::Recover`](super::Command::Recover) in which what a former broker knew is registered again.
+    pub restore_millis: u64,
 }
 
 impl Default for Policy {
@@ -82,6 +84,7 @@ impl Default for Policy {
             questions_per_session: 4,
             grant_millis: limits::GRANT_MILLIS,
             answer_millis: limits::ANSWER_MILLIS,
+            restore_millis: limits::RESTORE_MILLIS,
         }
     }
 }

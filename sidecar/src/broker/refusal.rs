@@ -49,7 +49,12 @@ impl Refusal {
     }
 
     pub(super) fn busy(importers: Vec<i32>) -> Self {
-        let text = "others import this key: wait until they have closed it, or force it";
+        let text = if importers.is_empty() {
+            "the sidecar was started again, and importers of this key may not have registered yet: try again in some \
+             seconds, or force it"
+        } else {
+            "others import this key: wait until they have closed it, or force it"
+        };
         Self { importers, ..Self::new(Code::Busy, Reason::Busy, text) }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shmesh_proto::broker::Mechanism;
+use shmesh_proto::broker::{Admitted, Mechanism};
 use shmesh_proto::identity::{PeerIdentity, Pod};
 use shmesh_proto::key::DeviceKey;
 use shmesh_proto::limits::MAX_SUBJECT_BYTES;
@@ -31,6 +31,8 @@ pub(super) struct Region {
     pub(super) open: bool,
     /// The exporter has closed it although others import it: no new imports.
     pub(super) closing: bool,
+    /// A former broker had it, and its importers may not have come back yet.
+    pub(super) is_awaited: bool,
     pub(super) pids: BTreeMap<i32, Pin>,
     pub(super) subjects: BTreeSet<Subject>,
     pub(super) imports: BTreeMap<ProcessId, Import>,
@@ -48,6 +50,15 @@ pub(super) struct Pin {
 impl Pin {
     pub(super) fn of(process: &ProcessId) -> Self {
         Self { start_time: process.start_time, pidfd_inode: process.pidfd_inode }
+    }
+
+    /// As the exporter says it after a restart.
+    pub(super) fn restored(admitted: &Admitted) -> Self {
+        Self { start_time: admitted.start_time, pidfd_inode: admitted.pidfd_inode }
+    }
+
+    pub(super) fn admitted(self, bare_tgid: i32) -> Admitted {
+        Admitted { bare_tgid, start_time: self.start_time, pidfd_inode: self.pidfd_inode }
     }
 
     /// Inodes count where the kernel has them.
@@ -108,8 +119,8 @@ pub(super) struct Import {
 /// How far an import is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Stage {
-    /// The exporter is to admit; then this request is answered.
-    Admitting { request: u64 },
+    /// The exporter is to admit; then this request is answered. `asked`: the session on which it was told, if it had one.
+    Admitting { request: u64, asked: Option<SessionId> },
     /// The importer has what it needs. Whether it has acknowledged or not, it may have mapped the memory.
     Delivered,
 }
@@ -134,6 +145,11 @@ impl Region {
 
     pub(super) fn is_used(&self) -> bool {
         self.importers().next().is_some()
+    }
+
+    /// Whether importers have it mapped, or may have.
+    pub(super) fn may_be_used(&self) -> bool {
+        self.is_awaited || self.is_used()
     }
 
     /// Whom it admits, all together.

@@ -30,7 +30,7 @@ pub(super) enum Answer {
 
 impl Answer {
     pub(super) fn done() -> Self {
-        Self::Now(reply::Result::Done(Done {}), None)
+        Self::Now(reply::Result::Done(Done::default()), None)
     }
 }
 
@@ -40,7 +40,24 @@ impl Broker {
         let op = Op::of(&request);
         let mut record = Record::new(self.now, op);
         let changes = !matches!(op, Op::Hello | Op::BareTgid | Op::List | Op::Stands);
-        match self.answer(session, request, &mut fds, &mut record) {
+        let answer = self.answer(session, request, &mut fds, &mut record);
+        self.finish((session, id), answer, record, changes);
+        if op == Op::Restore {
+            self.unpark();
+        }
+        // Those that no region has taken.
+        self.effects.extend(fds.into_iter().map(Effect::DropFd));
+    }
+
+    /// Answers a request, and writes it down if it `changes` something.
+    pub(super) fn finish(
+        &mut self,
+        (session, id): (SessionId, u64),
+        answer: Result<Answer, Refusal>,
+        mut record: Record,
+        changes: bool,
+    ) {
+        match answer {
             Ok(Answer::Now(result, fd)) => {
                 self.effects.push(Effect::Reply { session, reply: Reply::new(id, result), fd });
                 if changes {
@@ -56,8 +73,6 @@ impl Broker {
                 self.refuse(known.then_some((session, id)), refusal, record);
             }
         }
-        // Those that no region has taken.
-        self.effects.extend(fds.into_iter().map(Effect::DropFd));
     }
 
     /// Refuses, records and counts. Nobody is told when there is nobody to tell.
@@ -95,7 +110,7 @@ impl Broker {
         if request.version != VERSION {
             return Err(Refusal::version(request.version));
         }
-        if !fds.is_empty() && !matches!(request.op, Some(Op::ExportKey(_))) {
+        if !fds.is_empty() && !matches!(request.op, Some(Op::ExportKey(_) | Op::Restore(_))) {
             return Err(Refusal::invalid(Reason::BadDescriptors, "this request takes no descriptor"));
         }
         if let Some(Op::Hello(_)) = request.op {
@@ -129,6 +144,8 @@ impl Broker {
                 Ok(Answer::Now(reply::Result::Tgid(tgid), None))
             }
             Some(Op::ExportKey(export)) => self.export(&caller, export, fds, record),
+            Some(Op::Restore(restore)) => self.restore(&caller, restore, fds, record),
+            Some(Op::Claim(claim)) => self.claim(&caller, &claim.key, record),
             Some(Op::SetImportPid(admit)) => self.admit(&caller, admit, record),
             Some(Op::ImportByKey(import)) => self.import(&caller, &import.key, record),
             Some(Op::Ack(ack)) => self.ack(&caller, &ack, record),

@@ -69,6 +69,7 @@ impl Broker {
         for ticket in closed.questions {
             self.questions.remove(&ticket);
         }
+        self.forget_parked(session);
         let Some((process, _)) = closed.peer else { return };
         let imports = self.tables.processes.get(&process).map(|p| p.imports.clone()).unwrap_or_default();
         for id in imports {
@@ -85,6 +86,7 @@ impl Broker {
         let Some(dead) = self.tables.processes.get(&process) else { return };
         let (sessions, imports, exports) =
             (dead.sessions.clone(), dead.imports.clone(), dead.exports.clone());
+        self.end_claims(&process, Reason::ImporterDied);
         for id in imports {
             self.end_import(id, process, Reason::ImporterDied);
         }
@@ -97,6 +99,7 @@ impl Broker {
             for ticket in self.tables.close(session).map(|closed| closed.questions).unwrap_or_default() {
                 self.questions.remove(&ticket);
             }
+            self.forget_parked(session);
         }
         self.tables.forget(&process);
     }
@@ -145,7 +148,13 @@ impl Broker {
         while let Some(digest) = self.grants.late(self.now) {
             let Some(grant) = self.grants.end(&digest, Reason::GrantExpired) else { return };
             match grant.step {
-                Step::Admit => self.end_import(grant.region, grant.importer, Reason::GrantExpired),
+                Step::Admit => {
+                    let exporter = self.tables.regions.get(&grant.region).map(|r| (r.exporter, r.session));
+                    let is_there =
+                        exporter.and_then(|(process, first)| self.tables.session_of(&process, first));
+                    let why = if is_there.is_some() { Reason::GrantExpired } else { Reason::ExporterAway };
+                    self.end_import(grant.region, grant.importer, why);
+                }
                 // The memory was delivered and may be mapped, so the import stays; only the grant is void.
                 Step::Map => {
                     self.tables.take_grant(grant.region, &grant.importer);
@@ -160,6 +169,9 @@ impl Broker {
         {
             let ticket = *entry.key();
             self.unanswered(ticket);
+        }
+        if self.recovery.as_ref().is_some_and(|recovery| recovery.until <= self.now) {
+            self.settle();
         }
     }
 }

@@ -7,7 +7,7 @@ use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::key::DeviceKey;
 
 use super::digest::Digest;
-use super::region::{Import, Pin, Region, RegionId, Subject};
+use super::region::{Import, Pin, Region, RegionId, Stage, Subject};
 use super::{ProcessId, SessionId, Ticket};
 
 /// One connection.
@@ -29,6 +29,24 @@ pub(super) struct Process {
     pub(super) sessions: BTreeSet<SessionId>,
     pub(super) exports: BTreeSet<RegionId>,
     pub(super) imports: BTreeSet<RegionId>,
+    /// What it says it imports, of which the exporter has not come back yet.
+    pub(super) claims: BTreeMap<Digest, Claimed>,
+}
+
+impl Process {
+    fn is_idle(&self) -> bool {
+        self.sessions.is_empty()
+            && self.exports.is_empty()
+            && self.imports.is_empty()
+            && self.claims.is_empty()
+    }
+}
+
+/// An import that a process says it has, of a key that is not known.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claimed {
+    pub(super) key: DeviceKey,
+    pub(super) session: SessionId,
 }
 
 /// Whose quotas count.
@@ -126,6 +144,7 @@ impl Tables {
                     sessions: BTreeSet::new(),
                     exports: BTreeSet::new(),
                     imports: BTreeSet::new(),
+                    claims: BTreeMap::new(),
                 }
             });
             process.sessions.insert(session);
@@ -157,15 +176,45 @@ impl Tables {
 
     /// Forgets a process that has nothing here. `true`: it was known until now.
     pub(super) fn forget(&mut self, process: &ProcessId) -> bool {
-        let idle = self
-            .processes
-            .get(process)
-            .is_some_and(|p| p.sessions.is_empty() && p.exports.is_empty() && p.imports.is_empty());
+        let idle = self.processes.get(process).is_some_and(Process::is_idle);
         if idle {
             self.account(process, |usage| usage.processes = usage.processes.saturating_sub(1));
             self.processes.remove(process);
         }
         idle
+    }
+
+    /// All claims, by who has them.
+    pub(super) fn claims(&self) -> impl Iterator<Item = (ProcessId, Digest, Claimed)> {
+        let all = self.processes.iter();
+        all.flat_map(|(process, known)| {
+            known.claims.iter().map(|(digest, claim)| (*process, *digest, *claim))
+        })
+    }
+
+    pub(super) fn insert_claim(&mut self, process: &ProcessId, digest: Digest, claimed: Claimed) {
+        let Some(known) = self.processes.get_mut(process) else { return };
+        if known.claims.insert(digest, claimed).is_none() {
+            self.account(process, |usage| usage.imports += 1);
+        }
+    }
+
+    pub(super) fn remove_claim(&mut self, process: &ProcessId, digest: &Digest) -> Option<Claimed> {
+        let claimed = self.processes.get_mut(process)?.claims.remove(digest)?;
+        self.account(process, |usage| usage.imports = usage.imports.saturating_sub(1));
+        Some(claimed)
+    }
+
+    /// The exporter has come back on another session.
+    pub(super) fn move_region(&mut self, id: RegionId, to: SessionId) {
+        let Some(region) = self.regions.get_mut(&id) else { return };
+        let from = std::mem::replace(&mut region.session, to);
+        if let Some(session) = self.sessions.get_mut(&from) {
+            session.keys = session.keys.saturating_sub(1);
+        }
+        if let Some(session) = self.sessions.get_mut(&to) {
+            session.keys += 1;
+        }
     }
 
     pub(super) fn insert(&mut self, region: Region) -> RegionId {
@@ -240,6 +289,17 @@ impl Tables {
         Some(import)
     }
 
+    /// An import that waits for its exporter has another grant.
+    pub(super) fn renew_grant(&mut self, id: RegionId, importer: &ProcessId, grant: Digest, stage: Stage) {
+        let Some(region) = self.regions.get_mut(&id) else { return };
+        let Some(import) = region.imports.get_mut(importer) else { return };
+        import.stage = stage;
+        if import.grant.replace(grant).is_none() {
+            region.grants += 1;
+            self.account(importer, |usage| usage.grants += 1);
+        }
+    }
+
     /// An import's grant is over.
     pub(super) fn take_grant(&mut self, id: RegionId, importer: &ProcessId) -> Option<Digest> {
         let region = self.regions.get_mut(&id)?;
@@ -258,6 +318,7 @@ impl Tables {
             let usage = accounts.entry(process.account.clone()).or_default();
             usage.processes += 1;
             usage.sessions += process.sessions.len();
+            usage.imports += process.claims.len();
         }
         for (id, region) in &self.regions {
             let Some(exporter) = self.processes.get(&region.exporter) else { return Some("no exporter") };
@@ -269,7 +330,7 @@ impl Tables {
             usage.bytes += region.size;
             usage.admitted += region.admitted();
             *keys.entry(region.session).or_default() += 1;
-            if region.closing && (region.fd.is_some() || !region.is_used()) {
+            if region.closing && (region.fd.is_some() || !region.may_be_used()) {
                 return Some("closing without need");
             }
             if region.grants != region.imports.values().filter(|import| import.grant.is_some()).count() {
@@ -308,12 +369,7 @@ impl Tables {
                 }),
                 "sessions of a process",
             ),
-            (
-                self.processes
-                    .values()
-                    .all(|p| !(p.sessions.is_empty() && p.exports.is_empty() && p.imports.is_empty())),
-                "a process that has nothing",
-            ),
+            (!self.processes.values().any(Process::is_idle), "a process that has nothing"),
         ];
         checks.iter().find(|(holds, _)| !holds).map(|(_, what)| *what)
     }

@@ -142,6 +142,8 @@ impl Hub {
 
     /// Works until it is told to drain; nothing happens while nothing happens.
     pub(crate) async fn run(mut self, mut inbox: mpsc::Receiver<ToHub>) {
+        // There may have been another before.
+        self.tell_broker(Command::Recover);
         let mut observe_at = None;
         let mut is_draining = false;
         // At the end the identity service may still answer, and it does so soon or never.
@@ -157,6 +159,7 @@ impl Hub {
                 }
                 () = until(deadline) => {
                     self.tell_broker(Command::Tick);
+                    observe_at.get_or_insert_with(|| Instant::now() + OBSERVE_AFTER);
                     continue;
                 }
             };
@@ -256,24 +259,25 @@ impl Hub {
                 self.hear_of_the_death_of(self.broker.importer(grant));
                 self.ask_broker(session, request, fds);
             }
-            Some(request::Op::ExportKey(export))
-                if !fds
-                    .iter()
-                    .all(|fd| self.descriptors.is_memory_of(fd, export.mechanism(), export.size)) =>
-            {
+            Some(op) if exported(op).is_some_and(|export| !self.are_memory_of(&fds, export)) => {
                 let text = "the descriptor is no device's, or no sealed memfd of this size: seal it against shrinking \
                             and growing";
-                self.refuse(session, id, Op::Export, Code::Invalid, Reason::BadDescriptors, text);
+                self.refuse(session, id, Op::of(&request), Code::Invalid, Reason::BadDescriptors, text);
             }
-            Some(request::Op::ExportKey(_))
-                if self.fds.len() + self.attached + fds.len() > self.descriptors.max =>
+            Some(op)
+                if exported(op).is_some()
+                    && self.fds.len() + self.attached + fds.len() > self.descriptors.max =>
             {
                 let text =
                     format!("at most {} keys with descriptors in all: close some", self.descriptors.max);
-                self.refuse(session, id, Op::Export, Code::Limit, Reason::Descriptors, text);
+                self.refuse(session, id, Op::of(&request), Code::Limit, Reason::Descriptors, text);
             }
             _ => self.ask_broker(session, request, fds),
         }
+    }
+
+    fn are_memory_of(&self, fds: &[OwnedFd], export: &broker::ExportKey) -> bool {
+        fds.iter().all(|fd| self.descriptors.is_memory_of(fd, export.mechanism(), export.size))
     }
 
     /// Whoever has got hold of somebody's connection does not speak for it.
@@ -336,6 +340,15 @@ impl Hub {
             known.outgoing = mpsc::channel(1).0;
             known.is_dismissed = true;
         }
+    }
+}
+
+/// What a request exports, for the first time or again.
+fn exported(op: &request::Op) -> Option<&broker::ExportKey> {
+    match op {
+        request::Op::ExportKey(export) => Some(export),
+        request::Op::Restore(restore) => restore.export.as_ref(),
+        _ => None,
     }
 }
 

@@ -12,6 +12,7 @@ mod kills;
 mod lingering;
 mod links;
 mod metrics;
+mod restarts;
 mod strangers;
 mod support;
 mod two_links;

@@ -166,7 +166,7 @@ impl Service {
             let _ = std::fs::remove_file(&self.path);
         }
         lock.leave_duty();
-        let done = packet::encode(&Reply::new(request, reply::Result::Done(broker::Done {})));
+        let done = packet::encode(&Reply::new(request, reply::Result::Done(broker::Done::default())));
         if socket::send(heir, &done, &[]).is_err() {
             return End::HandedOver;
         }

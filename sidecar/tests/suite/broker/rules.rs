@@ -160,7 +160,11 @@ fn an_exporter_may_be_unable_to_admit_or_away_or_too_slow() {
     assert_eq!(town.broker.stats().imports, 0);
 
     town.closed(a);
-    town.refuses(b, import(&key), Code::Denied, Reason::ExporterAway);
+    let waits = town.ask(b, import(&key));
+    assert_eq!(town.events(), [], "there is nobody to tell");
+    town.wait(10_000);
+    assert_eq!(town.refusal(b, waits).code(), Code::Denied);
+    assert_eq!(town.reasons(), [Reason::ExporterAway]);
 }
 
 #[test]

@@ -2,15 +2,16 @@
 
 mod oracle;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use self::oracle::{Entropy, Oracle, Out};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use shmesh_proto::broker::{
-    Ack, Attach, BareTgid, Close, Code, Detach, ExportKey, Hello, ImportByKey, List, ListKeys, ListProcesses,
-    Mechanism, Request, Seated, SetImportPid, Stands, Yield, reply, request,
+    Ack, Admitted, Attach, BareTgid, Claim, Close, Code, Detach, ExportKey, Hello, ImportByKey, List,
+    ListKeys, ListProcesses, Mechanism, Request, Restore, Seated, SetImportPid, Stands, Yield, reply,
+    request,
 };
 use shmesh_proto::identity::{PeerIdentity, Pod};
 use shmesh_sidecar::broker::{
@@ -45,10 +46,22 @@ enum Ask {
     Ack(usize, bool),
     Stands(usize),
     Close(usize, bool),
+    Restore {
+        key: usize,
+        tgids: Vec<usize>,
+        closing: bool,
+        /// What is wrong with it, if anything.
+        odd: usize,
+    },
+    Claim(usize),
 }
 
 #[derive(Clone, Debug)]
 enum Step {
+    /// The broker loses all that it knows; some come back, in some order.
+    Restart(usize, usize),
+    /// The exporter of a key hangs up, and then all others want it.
+    Leave(usize),
     Open(usize),
     OpenAgain(usize),
     Closed(usize),
@@ -94,12 +107,14 @@ impl Dice {
             27..33 => Step::Wait(self.pick() as u64),
             33 => Step::UntilDeadline,
             34 if self.once_in(10) => Step::Drain,
+            35..37 => Step::Restart(self.pick(), self.pick()),
+            37 => Step::Leave(self.pick()),
             _ => Step::Ask(self.pick(), self.once_in(50), self.ask()),
         }
     }
 
     fn ask(mut self) -> Ask {
-        match self.roll(148) {
+        match self.roll(158) {
             0 => Ask::Hello,
             1 => Ask::Other(self.roll(5)),
             2 => Ask::Detach,
@@ -119,6 +134,13 @@ impl Dice {
             57..105 => Ask::Import(self.pick()),
             105..126 => Ask::Ack(self.pick(), !self.once_in(4)),
             126..134 => Ask::Stands(self.pick()),
+            134..138 => Ask::Claim(self.pick()),
+            138..144 => Ask::Restore {
+                key: self.pick(),
+                tgids: self.picks(),
+                closing: self.once_in(4),
+                odd: self.pick(),
+            },
             _ => Ask::Close(self.pick(), self.once_in(2)),
         }
     }
@@ -144,9 +166,10 @@ fn policy() -> impl Strategy<Value = Policy> {
         questions_per_session: 1,
         grant_millis: 100,
         answer_millis: 50,
+        restore_millis: 80,
         ..Policy::default()
     };
-    let roomy = Policy { grant_millis: 100, answer_millis: 50, ..Policy::default() };
+    let roomy = Policy { grant_millis: 100, answer_millis: 50, restore_millis: 80, ..Policy::default() };
     // One limit alone shows what another would hide.
     let one = |n: usize| match n {
         0 => Policy { imports_per_account: 1, ..roomy.clone() },
@@ -205,6 +228,9 @@ struct World {
     fds: u64,
     /// Every key, grant and question that has come out.
     keys: Vec<Vec<u8>>,
+    /// What came with each key, and what was exported, for whoever registers it again.
+    secrets: BTreeMap<Vec<u8>, (Vec<u8>, ExportKey)>,
+    last_export: Option<ExportKey>,
     grants: Vec<Vec<u8>>,
     questions: Vec<(Ticket, Vec<i32>)>,
     dropped: BTreeSet<FdToken>,
@@ -223,6 +249,8 @@ impl World {
             requests: 0,
             fds: 0,
             keys: Vec::new(),
+            secrets: BTreeMap::new(),
+            last_export: None,
             grants: Vec::new(),
             questions: Vec::new(),
             dropped: BTreeSet::new(),
@@ -272,12 +300,14 @@ impl World {
                 };
                 let count = takes.0 + usize::from(odd_fds);
                 fds = (0..count).map(|_| self.fd()).collect();
-                Op::ExportKey(ExportKey {
+                let export = ExportKey {
                     size: SIZES[size % SIZES.len()],
                     flags: if flags < 48 { 0 } else { [1, 1, 1, 2][flags % 4] },
                     mechanism,
                     handle: vec![7; takes.1 + usize::from(odd_handle)],
-                })
+                };
+                self.last_export = Some(export.clone());
+                Op::ExportKey(export)
             }
             Ask::Admit { key, tgids, subjects } => {
                 let named = |kind: usize| {
@@ -306,6 +336,13 @@ impl World {
             Ask::Stands(63) => Op::Stands(Stands { grant: vec![1; 15] }),
             Ask::Stands(n) => Op::Stands(Stands { grant: pick(&self.grants, n).unwrap_or(vec![1; 16]) }),
             Ask::Close(key, force) => Op::Close(Close { key: self.key(key), force }),
+            Ask::Claim(key) => Op::Claim(Claim { key: self.key(key) }),
+            Ask::Restore { key, tgids, closing, odd } => {
+                let key = self.key(key);
+                let restore = self.restore(key, &tgids, closing, odd);
+                fds = restore.1;
+                Op::Restore(restore.0)
+            }
         };
         self.requests += 1;
         let mut request = Request::new(self.requests, op);
@@ -316,6 +353,100 @@ impl World {
             request.version = 2;
         }
         (request, fds)
+    }
+
+    /// With as many descriptors as it takes.
+    fn restore(
+        &mut self,
+        key: Vec<u8>,
+        tgids: &[usize],
+        closing: bool,
+        odd: usize,
+    ) -> (Restore, Vec<FdToken>) {
+        let (secret, export) = self.secrets.get(&key).cloned().unzip();
+        let takes = export.as_ref().is_some_and(|e| matches!(e.mechanism, 1 | 2));
+        let fds = (0..usize::from(takes)).map(|_| self.fd()).collect();
+        let admitted = |tgid: &usize| Admitted {
+            bare_tgid: TGIDS[if *tgid == 63 { 8 } else { tgid % 6 }],
+            start_time: 1 + (*tgid as u64 / 8) % 2,
+            pidfd_inode: 0,
+        };
+        let mut restore = Restore {
+            key,
+            secret: secret.unwrap_or(vec![7; 32]),
+            export,
+            admitted: tgids.iter().map(admitted).collect(),
+            closing,
+            ..Restore::default()
+        };
+        match odd {
+            61 => restore.secret = vec![7; 32],
+            62 => restore.secret = Vec::new(),
+            63 => restore.admitted = vec![admitted(&0); 129],
+            60 => restore.pods = vec!["ns".into()],
+            50..60 => restore.pods = vec!["ns/a".into()],
+            _ => {}
+        }
+        (restore, fds)
+    }
+
+    /// Who had a session or a key comes back, but for some, each on a session of its own, and says what it has.
+    fn restart(&mut self, order: usize, who: usize) -> Result<(), TestCaseError> {
+        let mut holders = self.oracle.holders();
+        let (oracle, mut entropy) = self.oracle.restarted();
+        let policy = oracle.policy();
+        self.dropped.extend(self.oracle.fds());
+        self.oracle = oracle;
+        self.broker = Broker::new(policy, move |bytes| entropy.fill(bytes));
+        self.check(Command::Recover)?;
+        let middle = order.checked_rem(holders.len()).unwrap_or(0);
+        holders.rotate_left(middle);
+        if order.is_multiple_of(2) {
+            holders.reverse();
+        }
+        let mut sessions = BTreeMap::new();
+        for (n, (peer, key, restore)) in holders.into_iter().enumerate() {
+            let process = ProcessId::of(&peer).expect("a process");
+            if who % 8 == n % 8 || who == 63 {
+                continue;
+            }
+            let session = match sessions.get(&process) {
+                Some(session) => *session,
+                None => {
+                    self.sessions += 1;
+                    let session = SessionId(self.sessions);
+                    self.check(Command::Opened { session, peer: Some(peer) })?;
+                    *sessions.entry(process).or_insert(session)
+                }
+            };
+            let (op, fds) = match restore {
+                None => (request::Op::Claim(Claim { key }), Vec::new()),
+                Some(restore) => {
+                    let (said, fds) = self.restore(key, &[], restore.closing, 0);
+                    let Restore { secret, export, .. } = said;
+                    (request::Op::Restore(Restore { secret, export, ..restore }), fds)
+                }
+            };
+            self.requests += 1;
+            let request = Request::new(self.requests, op);
+            self.check(Command::Request { session, request, fds })?;
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, key: usize) -> Result<(), TestCaseError> {
+        let key = pick(&self.oracle.keys(), key).unwrap_or_default();
+        let (own, others) = self.oracle.sides(&key);
+        for session in own {
+            self.check(Command::Closed { session })?;
+        }
+        for session in others {
+            self.requests += 1;
+            let request =
+                Request::new(self.requests, request::Op::ImportByKey(ImportByKey { key: key.clone() }));
+            self.check(Command::Request { session, request, fds: Vec::new() })?;
+        }
+        Ok(())
     }
 
     fn command(&mut self, step: Step) -> Command {
@@ -370,11 +501,22 @@ impl World {
                 Command::Tick
             }
             Step::Drain => Command::Drain,
+            Step::Restart(..) | Step::Leave(_) => Command::Tick,
         }
     }
 
     fn apply(&mut self, step: Step) -> Result<(), TestCaseError> {
+        if let Step::Restart(order, who) = step {
+            return self.restart(order, who);
+        }
+        if let Step::Leave(key) = step {
+            return self.leave(key);
+        }
         let command = self.command(step);
+        self.check(command)
+    }
+
+    fn check(&mut self, command: Command) -> Result<(), TestCaseError> {
         let expected = self.oracle.handle(self.now, &command);
         let effects = self.broker.handle(Millis(self.now), command.clone());
 
@@ -424,7 +566,11 @@ impl World {
                 let size = shmesh_proto::packet::encode(reply).len();
                 prop_assert!(size <= shmesh_proto::limits::MAX_PACKET_BYTES);
                 match &reply.result {
-                    Some(reply::Result::Exported(exported)) => self.keys.push(exported.key.clone()),
+                    Some(reply::Result::Exported(exported)) if !exported.secret.is_empty() => {
+                        self.keys.push(exported.key.clone());
+                        let export = self.last_export.clone().expect("somebody has asked for it");
+                        self.secrets.insert(exported.key.clone(), (exported.secret.clone(), export));
+                    }
                     Some(reply::Result::Imported(imported)) => self.grants.push(imported.grant.clone()),
                     _ => {}
                 }

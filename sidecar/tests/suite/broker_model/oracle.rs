@@ -1,9 +1,10 @@
 //! The oracle: the rules once more, with lists and loops, and nothing remembered twice.
 
+use sha2::{Digest as _, Sha256};
 use shmesh_proto::broker::event::Happened;
 use shmesh_proto::broker::{
-    Admit, AllKeys, Code, Done, Exported, Imported, KeyInfo, Keys, Listed, Mechanism, Request, Tgid, Welcome,
-    reply, request,
+    Admit, Admitted, AllKeys, Code, Done, ExportKey, Exported, Imported, KeyInfo, Keys, Listed, Mechanism,
+    Request, Restore, Tgid, Welcome, reply, request,
 };
 use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::key::DeviceKey;
@@ -43,10 +44,14 @@ struct Import {
     session: SessionId,
     /// The request that waits for the exporter.
     waits: Option<u64>,
+    /// Where the exporter was told.
+    asked: Option<SessionId>,
     grant: Option<Vec<u8>>,
 }
 
 struct Region {
+    /// Another one when the key ends and comes back.
+    number: u64,
     key: Vec<u8>,
     exporter: ProcessId,
     session: SessionId,
@@ -56,6 +61,7 @@ struct Region {
     fd: Option<FdToken>,
     open: bool,
     closing: bool,
+    awaited: bool,
     pids: Vec<ProcessId>,
     subjects: Vec<(char, String)>,
     imports: Vec<Import>,
@@ -83,10 +89,20 @@ struct Question {
     session: SessionId,
     request: u64,
     key: Vec<u8>,
+    region: u64,
     known: Vec<ProcessId>,
     asked: Vec<i32>,
     subjects: Vec<(char, String)>,
     deadline: u64,
+}
+
+/// An import of a former broker, or one that waits for a key of it.
+struct Former {
+    key: Vec<u8>,
+    by: PeerIdentity,
+    session: SessionId,
+    /// The request that waits; otherwise it is a claim.
+    waits: Option<u64>,
 }
 
 pub(crate) struct Oracle {
@@ -99,7 +115,11 @@ pub(crate) struct Oracle {
     grants: Vec<Grant>,
     questions: Vec<Question>,
     tickets: u64,
+    numbers: u64,
     watched: Vec<PeerIdentity>,
+    /// Until when a restart is recovered from.
+    until: Option<u64>,
+    former: Vec<Former>,
     out: Vec<Out>,
 }
 
@@ -109,10 +129,31 @@ fn no<T>(code: Code, reason: Reason) -> Result<T, (Code, Reason, Vec<i32>)> {
     Err((code, reason, Vec::new()))
 }
 
-const DONE: reply::Result = reply::Result::Done(Done {});
+const DONE: reply::Result = reply::Result::Done(Done { admitted: Vec::new() });
 
 fn id(peer: &PeerIdentity) -> ProcessId {
     ProcessId { bare_tgid: peer.bare_tgid, start_time: peer.start_time, pidfd_inode: peer.pidfd_inode }
+}
+
+fn admitted(p: &ProcessId) -> Admitted {
+    Admitted { bare_tgid: p.bare_tgid, start_time: p.start_time, pidfd_inode: p.pidfd_inode }
+}
+
+fn process(a: &Admitted) -> ProcessId {
+    ProcessId { bare_tgid: a.bare_tgid, start_time: a.start_time, pidfd_inode: a.pidfd_inode }
+}
+
+/// Says which processes were meant.
+fn done(pids: &[ProcessId]) -> reply::Result {
+    let mut pids = pids.to_vec();
+    pids.sort();
+    reply::Result::Done(Done { admitted: pids.iter().map(admitted).collect() })
+}
+
+/// The key of a secret.
+fn key_of(secret: &[u8], exporter: &PeerIdentity) -> Vec<u8> {
+    let numbers = [&exporter.bare_tgid.to_le_bytes()[..], &exporter.start_time.to_le_bytes()].concat();
+    DeviceKey::from_entropy(Sha256::digest([secret, &numbers].concat()).into()).as_bytes().to_vec()
 }
 
 fn count(n: usize) -> u32 {
@@ -138,9 +179,57 @@ impl Oracle {
             grants: Vec::new(),
             questions: Vec::new(),
             tickets: 0,
+            numbers: 0,
             watched: Vec::new(),
+            until: None,
+            former: Vec::new(),
             out: Vec::new(),
         }
+    }
+
+    /// A new one in its place, whose random numbers are others.
+    pub(crate) fn restarted(&self) -> (Self, Entropy) {
+        let new = Self { entropy: self.entropy.clone(), now: self.now, ..Self::new(self.policy.clone()) };
+        (new, self.entropy.clone())
+    }
+
+    /// What everybody has who would register it again: exporters with the processes on their lists, and importers.
+    pub(crate) fn holders(&self) -> Vec<(PeerIdentity, Vec<u8>, Option<Restore>)> {
+        let mut all = Vec::new();
+        for r in &self.regions {
+            let admitted = r.pids.iter().map(admitted).collect();
+            let named = |kind| r.subjects.iter().filter(move |s| s.0 == kind).map(|s| s.1.clone()).collect();
+            let restore = Restore {
+                key: r.key.clone(),
+                admitted: if r.closing { Vec::new() } else { admitted },
+                pods: named('p'),
+                service_accounts: named('s'),
+                closing: r.closing,
+                secret: Vec::new(),
+                export: Some(ExportKey {
+                    size: r.size,
+                    flags: r.open.into(),
+                    mechanism: r.mechanism.into(),
+                    handle: r.handle.clone(),
+                }),
+            };
+            all.push((self.peer(r.exporter), r.key.clone(), Some(restore)));
+            all.extend(r.importers().into_iter().map(|p| (self.peer(p), r.key.clone(), None)));
+        }
+        all
+    }
+
+    /// The sessions of a key's exporter, and those of others.
+    pub(crate) fn sides(&self, key: &[u8]) -> (Vec<SessionId>, Vec<SessionId>) {
+        let exporter = self.find(key).ok().map(|r| r.exporter);
+        let (own, others): (Vec<_>, Vec<_>) =
+            self.sessions.iter().partition(|(_, p)| p.as_ref().map(id) == exporter && exporter.is_some());
+        let ids = |all: Vec<&(SessionId, Option<PeerIdentity>)>| all.into_iter().map(|(s, _)| *s).collect();
+        (ids(own), ids(others))
+    }
+
+    pub(crate) fn policy(&self) -> Policy {
+        self.policy.clone()
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -153,6 +242,7 @@ impl Oracle {
             imports: self.regions.iter().map(|r| r.imports.len()).sum(),
             grants: self.grants.iter().filter(|g| g.over.is_none()).count(),
             questions: self.questions.len(),
+            claims: self.former.iter().filter(|f| f.waits.is_none()).count(),
         }
     }
 
@@ -182,7 +272,7 @@ impl Oracle {
 
     pub(crate) fn next_deadline(&self) -> Option<Millis> {
         let grants = self.grants.iter().filter(|g| g.over.is_none()).map(|g| g.deadline);
-        grants.chain(self.questions.iter().map(|q| q.deadline)).min().map(Millis)
+        grants.chain(self.questions.iter().map(|q| q.deadline)).chain(self.until).min().map(Millis)
     }
 
     pub(crate) fn fds(&self) -> Vec<FdToken> {
@@ -222,8 +312,19 @@ impl Oracle {
                 self.questions = open;
                 self.unanswered(late);
             }
+            Command::Recover => self.until = self.until.or(Some(self.now + self.policy.restore_millis)),
             Command::Tick => {}
-            Command::Drain => self.draining = true,
+            Command::Drain => {
+                self.draining = true;
+                let waits = self.former.extract_if(.., |f| f.waits.is_some()).collect::<Vec<_>>();
+                for f in waits {
+                    self.denied(
+                        Some((f.session, f.waits.expect("waits"))),
+                        Op::Import,
+                        (Code::Draining, Reason::Draining, Vec::new()),
+                    );
+                }
+            }
         }
         // Whoever has nothing here is not watched any more.
         let idle = |me: &Self, process: ProcessId| {
@@ -232,6 +333,7 @@ impl Oracle {
                     .regions
                     .iter()
                     .any(|r| r.exporter == process || r.imports.iter().any(|i| i.by == process))
+                && !me.former.iter().any(|f| f.waits.is_none() && id(&f.by) == process)
         };
         let (gone, watched) = std::mem::take(&mut self.watched).into_iter().partition(|p| idle(self, id(p)));
         self.watched = watched;
@@ -317,12 +419,23 @@ impl Oracle {
     fn forget_session(&mut self, session: SessionId) {
         self.sessions.retain(|(s, _)| *s != session);
         self.questions.retain(|q| q.session != session);
+        self.former.retain(|f| f.waits.is_none() || f.session != session);
+    }
+
+    /// Ends the claims of a process, and gives those that it had.
+    fn end_claims(&mut self, by: impl Fn(&Former) -> bool, why: Option<Reason>) -> Vec<Former> {
+        let ended: Vec<_> = self.former.extract_if(.., |f| f.waits.is_none() && by(f)).collect();
+        if let Some(why) = why {
+            self.out.extend(ended.iter().map(|_| Out::Audit(Op::Claim, Outcome::Ended, Some(why))));
+        }
+        ended
     }
 
     fn died(&mut self, dead: ProcessId) {
         if !self.watched.iter().any(|w| id(w) == dead) {
             return;
         }
+        self.end_claims(|f| id(&f.by) == dead, Some(Reason::ImporterDied));
         for key in self.keys() {
             if self.regions.iter().any(|r| r.key == key && r.imports.iter().any(|i| i.by == dead)) {
                 self.end_import(&key, dead, Reason::ImporterDied);
@@ -355,7 +468,10 @@ impl Oracle {
             grant.over = Some(Reason::GrantExpired);
             let (key, importer) = (grant.key.clone(), grant.importer);
             if grant.for_exporter {
-                self.end_import(&key, importer, Reason::GrantExpired);
+                let exporter = self.find(&key).expect("a grant has its region").exporter;
+                let is_there = self.sessions.iter().any(|(_, p)| p.as_ref().map(id) == Some(exporter));
+                let why = if is_there { Reason::GrantExpired } else { Reason::ExporterAway };
+                self.end_import(&key, importer, why);
             } else {
                 let region = self.region(&key).expect("a grant has its region");
                 region.imports.iter_mut().filter(|i| i.by == importer).for_each(|i| i.grant = None);
@@ -366,6 +482,29 @@ impl Oracle {
         let (late, open) = std::mem::take(&mut self.questions).into_iter().partition(|q| q.deadline <= now);
         self.questions = open;
         self.unanswered(late);
+        if self.until.is_some_and(|until| until <= now) {
+            self.settle();
+        }
+    }
+
+    /// What has not come back is lost.
+    fn settle(&mut self) {
+        self.until = None;
+        for f in self.former.extract_if(.., |f| f.waits.is_some()).collect::<Vec<_>>() {
+            let to = (f.session, f.waits.expect("it waits"));
+            self.denied(Some(to), Op::Import, (Code::Denied, Reason::UnknownKey, Vec::new()));
+        }
+        for f in self.end_claims(|_| true, Some(Reason::NotRestored)) {
+            self.tell(id(&f.by), f.session, Happened::RegionLost(f.key));
+        }
+        for key in self.keys() {
+            let region = self.region(&key).expect("it is there");
+            if std::mem::take(&mut region.awaited) && region.closing && region.importers().is_empty() {
+                let (exporter, session) = (region.exporter, region.session);
+                self.tell(exporter, session, Happened::Unused(key.clone()));
+                self.take_region(&key, Reason::Closing);
+            }
+        }
     }
 
     fn unanswered(&mut self, late: Vec<Question>) {
@@ -403,7 +542,7 @@ impl Oracle {
     fn end_import(&mut self, key: &[u8], by: ProcessId, why: Reason) {
         let was_delivered = self.take_import(key, by, why).waits.is_none();
         let region = self.region(key).expect("it is there");
-        if was_delivered && region.importers().is_empty() {
+        if was_delivered && region.importers().is_empty() && !(region.closing && region.awaited) {
             let (exporter, session, closing) = (region.exporter, region.session, region.closing);
             self.tell(exporter, session, Happened::Unused(key.to_vec()));
             if closing {
@@ -431,10 +570,12 @@ impl Oracle {
             Some(Ask::Stands(_)) => Op::Stands,
             Some(Ask::Close(_)) => Op::Close,
             Some(Ask::List(_)) => Op::List,
+            Some(Ask::Restore(_)) => Op::Restore,
+            Some(Ask::Claim(_)) => Op::Claim,
         };
         let known = self.sessions.iter().any(|(s, _)| *s == session);
         let verdict = self.verdict(session, request, fds);
-        let is_kept = matches!(&verdict, Ok(Some((reply::Result::Exported(_), _))));
+        let is_kept = fds.iter().any(|fd| self.regions.iter().any(|r| r.fd == Some(*fd)));
         match verdict {
             Ok(Some((result, fd))) => {
                 self.out.push(Out::Reply(session, request.id, result, fd));
@@ -444,6 +585,21 @@ impl Oracle {
             }
             Ok(None) => self.out.push(Out::Audit(op, Outcome::Waits, None)),
             Err(why) => self.denied(known.then_some((session, request.id)), op, why),
+        }
+        if op == Op::Restore {
+            let keys = self.keys();
+            let back = self.former.extract_if(.., |f| f.waits.is_some() && keys.contains(&f.key));
+            for f in back.collect::<Vec<_>>() {
+                let request = f.waits.expect("it waits");
+                match self.import(f.session, request, &f.by, &f.key) {
+                    Ok(Some((result, fd))) => {
+                        self.out.push(Out::Reply(f.session, request, result, fd));
+                        self.out.push(Out::Audit(Op::Import, Outcome::Done, None));
+                    }
+                    Ok(None) => self.out.push(Out::Audit(Op::Import, Outcome::Waits, None)),
+                    Err(why) => self.denied(Some((f.session, request)), Op::Import, why),
+                }
+            }
         }
         if !is_kept {
             self.out.extend(fds.iter().copied().map(Out::DropFd));
@@ -458,7 +614,7 @@ impl Oracle {
         if request.version != 1 {
             return no(Code::Version, Reason::Version);
         }
-        if !fds.is_empty() && !matches!(request.op, Some(Ask::ExportKey(_))) {
+        if !fds.is_empty() && !matches!(request.op, Some(Ask::ExportKey(_) | Ask::Restore(_))) {
             return no(Code::Invalid, Reason::BadDescriptors);
         }
         if let Some(Ask::Hello(_)) = request.op {
@@ -483,11 +639,24 @@ impl Oracle {
             Ask::BareTgid(_) => Ok(Some((reply::Result::Tgid(Tgid { bare_tgid: peer.bare_tgid }), None))),
             Ask::ExportKey(export) => self.export(session, &peer, export, fds),
             Ask::SetImportPid(admit) => self.admit(session, request.id, &peer, admit),
-            Ask::ImportByKey(import) => self.import(session, request.id, &peer, &import.key),
+            Ask::ImportByKey(import) => {
+                let is_there = matches!(self.find(&import.key), Err((_, Reason::UnknownKey, _)));
+                let waiting =
+                    self.former.iter().filter(|f| f.waits.is_some() && f.session == session).count();
+                if self.until.is_some() && is_there && waiting < 4 {
+                    let (key, waits) = (import.key.clone(), Some(request.id));
+                    self.former.push(Former { key, by: peer, session, waits });
+                    return Ok(None);
+                }
+                self.import(session, request.id, &peer, &import.key)
+            }
+            Ask::Restore(restore) => self.restore(session, &peer, restore, fds),
+            Ask::Claim(claim) => self.claim(session, &peer, &claim.key),
             Ask::Ack(ack) => self.ack(&peer, &ack.grant, ack.done),
             Ask::Stands(stands) => self.granted(&peer, &stands.grant).map(|_| Some((DONE, None))),
             Ask::Close(close) => self.close(&peer, &close.key, close.force),
             Ask::Detach(_) => {
+                self.end_claims(|f| id(&f.by) == id(&peer), Some(Reason::Cancelled));
                 for key in self.keys() {
                     if self.region(&key).is_some_and(|r| r.imports.iter().any(|i| i.by == id(&peer))) {
                         self.end_import(&key, id(&peer), Reason::Cancelled);
@@ -523,13 +692,7 @@ impl Oracle {
         }
     }
 
-    fn export(
-        &mut self,
-        session: SessionId,
-        peer: &PeerIdentity,
-        export: &shmesh_proto::broker::ExportKey,
-        fds: &[FdToken],
-    ) -> Verdict {
+    fn may_export(&self, export: &ExportKey, fds: &[FdToken]) -> Result<(), (Code, Reason, Vec<i32>)> {
         let policy = &self.policy;
         let mechanism = export.mechanism();
         let shape = match mechanism {
@@ -555,6 +718,16 @@ impl Oracle {
         } else if export.handle.len() != shape.1 {
             return no(Code::Invalid, Reason::BadHandle);
         }
+        Ok(())
+    }
+
+    fn has_quota(
+        &self,
+        session: SessionId,
+        peer: &PeerIdentity,
+        size: u64,
+    ) -> Result<(), (Code, Reason, Vec<i32>)> {
+        let policy = &self.policy;
         if self.regions.iter().filter(|r| r.session == session).count() >= policy.keys_per_session {
             return no(Code::Limit, Reason::KeysOfSession);
         }
@@ -564,13 +737,28 @@ impl Oracle {
             return no(Code::Limit, Reason::KeysOfAccount);
         }
         let bytes: u128 = ours.iter().map(|r| u128::from(r.size)).sum();
-        if bytes + u128::from(export.size) > u128::from(policy.bytes_per_account) {
+        if bytes + u128::from(size) > u128::from(policy.bytes_per_account) {
             return no(Code::Limit, Reason::BytesOfAccount);
         }
+        Ok(())
+    }
+
+    fn export(
+        &mut self,
+        session: SessionId,
+        peer: &PeerIdentity,
+        export: &ExportKey,
+        fds: &[FdToken],
+    ) -> Verdict {
+        self.may_export(export, fds)?;
+        self.has_quota(session, peer, export.size)?;
+        let mechanism = export.mechanism();
         let mut random = [0; 32];
         self.entropy.fill(&mut random);
-        let key = DeviceKey::from_entropy(random).as_bytes().to_vec();
+        let key = key_of(&random, peer);
+        self.numbers += 1;
         self.regions.push(Region {
+            number: self.numbers,
             key: key.clone(),
             exporter: id(peer),
             session,
@@ -580,11 +768,187 @@ impl Oracle {
             fd: fds.first().copied(),
             open: export.flags == 1,
             closing: false,
+            awaited: false,
             pids: Vec::new(),
             subjects: Vec::new(),
             imports: Vec::new(),
         });
-        Ok(Some((reply::Result::Exported(Exported { key }), None)))
+        Ok(Some((reply::Result::Exported(Exported { key, secret: random.to_vec() }), None)))
+    }
+
+    fn restore(
+        &mut self,
+        session: SessionId,
+        peer: &PeerIdentity,
+        restore: &Restore,
+        fds: &[FdToken],
+    ) -> Verdict {
+        let key = restore.key.clone();
+        let is_key = !matches!(self.find(&key), Err((_, Reason::Malformed, _)));
+        let (true, 32, Some(export)) = (is_key, restore.secret.len(), &restore.export) else {
+            return no(Code::Invalid, Reason::Malformed);
+        };
+        if key_of(&restore.secret, peer) != key {
+            return no(Code::Denied, Reason::NotExporter);
+        }
+        self.may_export(export, fds)?;
+        let bad = |s: &String| s.split('/').count() != 2 || s.split('/').any(str::is_empty);
+        if restore.pods.iter().chain(&restore.service_accounts).any(bad) {
+            return no(Code::Invalid, Reason::BadSubject);
+        } else if restore.admitted.len() > 128 {
+            return no(Code::Limit, Reason::RestoredPids);
+        } else if restore.admitted.iter().any(|a| a.bare_tgid <= 0) {
+            return no(Code::Invalid, Reason::BadPid);
+        }
+        let pods = restore.pods.iter().map(|s| ('p', s.clone()));
+        let subjects: Vec<_> =
+            pods.chain(restore.service_accounts.iter().map(|s| ('s', s.clone()))).collect();
+        let pins: Vec<ProcessId> = restore.admitted.iter().map(process).collect();
+        let tgids: Vec<_> = pins.iter().map(|p| p.bare_tgid).collect();
+        let admits = !pins.is_empty() || !subjects.is_empty();
+        let exported = reply::Result::Exported(Exported { key: key.clone(), secret: Vec::new() });
+        let there = self.regions.iter().find(|r| r.key == key).map(|r| (r.exporter, r.closing));
+        match there {
+            Some((exporter, _)) if exporter != id(peer) => return no(Code::Denied, Reason::NotExporter),
+            Some((_, closing)) => {
+                if admits && !closing {
+                    self.fits(&key, &tgids, &subjects)?;
+                    self.enter(&key, pins, subjects);
+                }
+                self.region(&key).expect("it is there").session = session;
+            }
+            None if restore.closing && self.until.is_none() => {
+                self.out.push(Out::Event(session, Happened::Unused(key)));
+                return Ok(Some((exported, None)));
+            }
+            None => {
+                self.has_quota(session, peer, export.size)?;
+                self.numbers += 1;
+                self.regions.push(Region {
+                    number: self.numbers,
+                    key: key.clone(),
+                    exporter: id(peer),
+                    session,
+                    size: export.size,
+                    mechanism: export.mechanism(),
+                    handle: export.handle.clone(),
+                    fd: fds.first().copied(),
+                    open: export.flags == 1,
+                    closing: false,
+                    awaited: self.until.is_some(),
+                    pids: Vec::new(),
+                    subjects: Vec::new(),
+                    imports: Vec::new(),
+                });
+                if admits && let Err(why) = self.fits(&key, &tgids, &subjects) {
+                    self.regions.pop();
+                    return Err(why);
+                }
+                self.enter(&key, pins, subjects);
+                let region = self.region(&key).expect("it is there");
+                if restore.closing {
+                    (region.closing, region.fd) = (true, None);
+                }
+            }
+        }
+        // Claims that it admits, and importers that its exporter was to admit on a session that has ended.
+        for n in (0..self.former.len()).rev() {
+            let f = &self.former[n];
+            if f.waits.is_none() && f.key == key && id(&f.by) != id(peer) && self.admits(&key, &f.by).is_ok()
+            {
+                let f = self.former.remove(n);
+                self.enter_claim(&key, id(&f.by), f.session);
+            }
+        }
+        let is_open = |s: SessionId| self.sessions.iter().any(|(open, _)| *open == s);
+        let region = self.regions.iter().find(|r| r.key == key).expect("it is there");
+        let mut waiting: Vec<_> = region
+            .imports
+            .iter()
+            .filter(|i| i.waits.is_some() && !i.asked.is_some_and(is_open))
+            .map(|i| (i.by, i.grant.clone().expect("it waits for that")))
+            .collect();
+        waiting.sort();
+        for (by, old) in waiting {
+            let mut bytes = vec![0; 16];
+            self.entropy.fill(&mut bytes);
+            let grant = self.grants.iter_mut().find(|g| g.bytes == old).expect("a grant");
+            grant.over = Some(Reason::GrantCancelled);
+            let new = Grant { bytes: bytes.clone(), key: key.clone(), over: None, ..*grant };
+            self.grants.push(new);
+            let region = self.region(&key).expect("it is there");
+            let import = region.imports.iter_mut().find(|i| i.by == by).expect("it waits");
+            (import.grant, import.asked) = (Some(bytes.clone()), Some(session));
+            let admit = Admit { grant: bytes, key: key.clone(), bare_tgid: by.bare_tgid };
+            self.out.push(Out::Event(session, Happened::Admit(admit)));
+        }
+        Ok(Some((exported, None)))
+    }
+
+    fn enter_claim(&mut self, key: &[u8], by: ProcessId, session: SessionId) {
+        let region = self.region(key).expect("it is there");
+        region.imports.push(Import { by, session, waits: None, asked: None, grant: None });
+        if region.closing {
+            self.tell(by, session, Happened::ExporterClosing(key.to_vec()));
+        }
+    }
+
+    fn claim(&mut self, session: SessionId, peer: &PeerIdentity, key: &[u8]) -> Verdict {
+        let me = id(peer);
+        let is_mine = |f: &&Former| f.waits.is_none() && f.key == key && id(&f.by) == me;
+        match self.find(key).map(|r| (r.exporter == me, r.imports.iter().find(|i| i.by == me))) {
+            Err((_, Reason::UnknownKey, _)) if self.until.is_some() => {
+                if !self.former.iter().any(|f| is_mine(&f)) {
+                    self.may_import(peer)?;
+                }
+                self.former.retain(|f| !is_mine(&f));
+                self.former.push(Former { key: key.to_vec(), by: peer.clone(), session, waits: None });
+                return Ok(Some((DONE, None)));
+            }
+            Err(why) => return Err(why),
+            Ok((true, _)) => return no(Code::Invalid, Reason::SelfImport),
+            Ok((_, Some(import))) if import.waits.is_none() => return Ok(Some((DONE, None))),
+            Ok((_, Some(_))) => return no(Code::Invalid, Reason::AlreadyImported),
+            Ok((_, None)) => {}
+        }
+        self.admits(key, peer)?;
+        let region = self.find(key)?;
+        if region.closing && !region.awaited {
+            return no(Code::Denied, Reason::Closing);
+        }
+        self.may_import(peer)?;
+        self.enter_claim(key, me, session);
+        Ok(Some((DONE, None)))
+    }
+
+    fn may_import(&self, peer: &PeerIdentity) -> Result<(), (Code, Reason, Vec<i32>)> {
+        let imports = self.regions.iter().flat_map(|r| &r.imports).map(|i| i.by);
+        let claims = self.former.iter().filter(|f| f.waits.is_none()).map(|f| id(&f.by));
+        let ours = imports.chain(claims).filter(|by| account(&self.peer(*by)) == account(peer));
+        if ours.count() >= self.policy.imports_per_account {
+            return no(Code::Limit, Reason::ImportsOfAccount);
+        }
+        Ok(())
+    }
+
+    fn admits(&self, key: &[u8], peer: &PeerIdentity) -> Result<(), (Code, Reason, Vec<i32>)> {
+        let me = id(peer);
+        let region = self.find(key)?;
+        let pin = region.pids.iter().find(|p| p.bare_tgid == me.bare_tgid);
+        let is_pinned = pin.is_some_and(|p| {
+            p.start_time == me.start_time
+                && (p.pidfd_inode == me.pidfd_inode || p.pidfd_inode == 0 || me.pidfd_inode == 0)
+        });
+        let is_subject = peer.pod.as_ref().filter(|pod| pod.confirmed).is_some_and(|pod| {
+            let pod_name = ('p', format!("{}/{}", pod.namespace, pod.name));
+            let account = ('s', format!("{}/{}", pod.namespace, pod.service_account));
+            region.subjects.contains(&pod_name) || region.subjects.contains(&account)
+        });
+        if !region.open && !is_pinned && !is_subject {
+            let why = if pin.is_some() { Reason::ProcessReplaced } else { Reason::NotAdmitted };
+            return no(Code::Denied, why);
+        }
+        Ok(())
     }
 
     fn find(&self, key: &[u8]) -> Result<&Region, (Code, Reason, Vec<i32>)> {
@@ -634,8 +998,9 @@ impl Oracle {
             if here.len() == 1 { known.push(here[0]) } else { asked.push(tgid) }
         }
         if asked.is_empty() {
+            let done = done(&known);
             self.enter(&admit.key, known, subjects);
-            return Ok(Some((DONE, None)));
+            return Ok(Some((done, None)));
         }
         if self.questions.iter().filter(|q| q.session == session).count() >= self.policy.questions_per_session
         {
@@ -645,8 +1010,18 @@ impl Oracle {
         self.tickets += 1;
         self.out.push(Out::Resolve(ticket, asked.clone()));
         let deadline = self.now + self.policy.answer_millis;
-        let key = admit.key.clone();
-        self.questions.push(Question { ticket, session, request, key, known, asked, subjects, deadline });
+        let (key, region) = (admit.key.clone(), self.find(&admit.key)?.number);
+        self.questions.push(Question {
+            ticket,
+            session,
+            request,
+            key,
+            region,
+            known,
+            asked,
+            subjects,
+            deadline,
+        });
         Ok(None)
     }
 
@@ -707,11 +1082,18 @@ impl Oracle {
             all.push(id(alive));
         }
         let pids: Vec<_> = all.iter().map(|p| p.bare_tgid).collect();
-        match self.fits(&q.key, &pids, &q.subjects) {
+        let is_there = self.regions.iter().any(|r| r.number == q.region);
+        let fits = if is_there {
+            self.fits(&q.key, &pids, &q.subjects)
+        } else {
+            no(Code::Denied, Reason::UnknownKey)
+        };
+        match fits {
             Err(why) => self.denied(Some(to), Op::Admit, why),
             Ok(()) => {
+                let done = done(&all);
                 self.enter(&q.key, all, q.subjects);
-                self.out.push(Out::Reply(to.0, to.1, DONE, None));
+                self.out.push(Out::Reply(to.0, to.1, done, None));
                 self.out.push(Out::Audit(Op::Admit, Outcome::Done, None));
             }
         }
@@ -725,20 +1107,8 @@ impl Oracle {
         } else if region.imports.iter().any(|i| i.by == me) {
             return no(Code::Invalid, Reason::AlreadyImported);
         }
-        let pin = region.pids.iter().find(|p| p.bare_tgid == me.bare_tgid);
-        let is_pinned = pin.is_some_and(|p| {
-            p.start_time == me.start_time
-                && (p.pidfd_inode == me.pidfd_inode || p.pidfd_inode == 0 || me.pidfd_inode == 0)
-        });
-        let is_subject = peer.pod.as_ref().filter(|pod| pod.confirmed).is_some_and(|pod| {
-            let pod_name = ('p', format!("{}/{}", pod.namespace, pod.name));
-            let account = ('s', format!("{}/{}", pod.namespace, pod.service_account));
-            region.subjects.contains(&pod_name) || region.subjects.contains(&account)
-        });
-        if !region.open && !is_pinned && !is_subject {
-            let why = if pin.is_some() { Reason::ProcessReplaced } else { Reason::NotAdmitted };
-            return no(Code::Denied, why);
-        } else if region.closing {
+        self.admits(key, peer)?;
+        if region.closing {
             return no(Code::Denied, Reason::Closing);
         }
         let ours = |i: &&Import| account(&self.peer(i.by)) == account(peer);
@@ -748,23 +1118,33 @@ impl Oracle {
             return no(Code::Limit, Reason::GrantsOfKey);
         } else if imports.iter().filter(|i| i.grant.is_some()).count() >= self.policy.grants_per_account {
             return no(Code::Limit, Reason::GrantsOfAccount);
-        } else if imports.len() >= self.policy.imports_per_account {
-            return no(Code::Limit, Reason::ImportsOfAccount);
         }
+        self.may_import(peer)?;
+        let region = self.find(key)?;
         if region.mechanism != Mechanism::Ascend || region.open {
             return Ok(Some(self.deliver(key, me, session)));
         }
         let (exporter, preferred) = (region.exporter, region.session);
-        if !self.sessions.iter().any(|(_, p)| p.as_ref().map(id) == Some(exporter)) {
-            return no(Code::Denied, Reason::ExporterAway);
+        let theirs =
+            self.sessions.iter().filter(|(_, p)| p.as_ref().map(id) == Some(exporter)).map(|(s, _)| *s);
+        let theirs: Vec<_> = theirs.collect();
+        let asked = theirs.iter().find(|s| **s == preferred).or(theirs.iter().min()).copied();
+        let grant = self.promise(key, me, session, Some(request), asked);
+        if let Some(session) = asked {
+            let admit = Admit { grant, key: key.to_vec(), bare_tgid: me.bare_tgid };
+            self.out.push(Out::Event(session, Happened::Admit(admit)));
         }
-        let grant = self.promise(key, me, session, Some(request));
-        let admit = Admit { grant, key: key.to_vec(), bare_tgid: me.bare_tgid };
-        self.tell(exporter, preferred, Happened::Admit(admit));
         Ok(None)
     }
 
-    fn promise(&mut self, key: &[u8], by: ProcessId, session: SessionId, waits: Option<u64>) -> Vec<u8> {
+    fn promise(
+        &mut self,
+        key: &[u8],
+        by: ProcessId,
+        session: SessionId,
+        waits: Option<u64>,
+        asked: Option<SessionId>,
+    ) -> Vec<u8> {
         let mut bytes = vec![0; 16];
         self.entropy.fill(&mut bytes);
         self.grants.push(Grant {
@@ -775,13 +1155,13 @@ impl Oracle {
             deadline: self.now + self.policy.grant_millis,
             over: None,
         });
-        let import = Import { by, session, waits, grant: Some(bytes.clone()) };
+        let import = Import { by, session, waits, asked, grant: Some(bytes.clone()) };
         self.region(key).expect("it is there").imports.push(import);
         bytes
     }
 
     fn deliver(&mut self, key: &[u8], by: ProcessId, session: SessionId) -> (reply::Result, Option<FdToken>) {
-        let grant = self.promise(key, by, session, None);
+        let grant = self.promise(key, by, session, None, None);
         let region = self.region(key).expect("it is there");
         let imported = Imported {
             size: region.size,
@@ -835,10 +1215,13 @@ impl Oracle {
     }
 
     fn close(&mut self, peer: &PeerIdentity, key: &[u8], force: bool) -> Verdict {
+        if !self.end_claims(|f| f.key == key && id(&f.by) == id(peer), None).is_empty() {
+            return Ok(Some((DONE, None)));
+        }
         let region = self.find(key)?;
         if region.exporter == id(peer) {
             let importers = region.importers();
-            if !importers.is_empty() && (!force || region.closing) {
+            if (region.awaited || !importers.is_empty()) && (!force || region.closing) {
                 return Err((Code::Busy, Reason::Busy, importers.iter().map(|p| p.bare_tgid).collect()));
             }
             self.close_export(key);
@@ -853,7 +1236,7 @@ impl Oracle {
     fn close_export(&mut self, key: &[u8]) {
         let region = self.region(key).expect("it is there");
         let all: Vec<_> = region.imports.iter().map(|i| (i.by, i.session, i.waits)).collect();
-        let is_used = !region.importers().is_empty();
+        let is_used = region.awaited || !region.importers().is_empty();
         region.closing = true;
         let fd = region.fd.take();
         self.out.extend(fd.map(Out::DropFd));

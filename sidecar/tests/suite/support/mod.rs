@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::ops::Not;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -10,6 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 const SIDECAR: &str = env!("CARGO_BIN_EXE_shmesh-sidecar");
+
+/// Nobody waits for the exporters of a former sidecar, unless a test says how long.
+const NO_RESTORE: [&str; 2] = ["--restore-seconds", "0"];
 
 pub(crate) struct Sidecar {
     child: Child,
@@ -88,6 +92,7 @@ impl Sidecar {
                 "--any-file-system",
             ])
             .args(["--admin", "127.0.0.1:0", "--log-format", "json"])
+            .args(flags.contains(&"--restore-seconds").not().then_some(NO_RESTORE).into_iter().flatten())
             .args(flags)
             .stderr(Stdio::piped())
             .spawn()

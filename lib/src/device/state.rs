@@ -1,0 +1,313 @@
+//! What a session has, and how it gets that registered again when the sidecar was started again.
+//!
+//! A thread waits for the connection to end, so that this needs no call of the program: who has memory mapped may compute
+//! for hours without one. It is started with the first key.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use shmesh_proto::broker::{
+    self, Admitted, Claim, Code, Done, ExportKey, Hello, Restore, event::Happened, reply, request,
+};
+use shmesh_proto::key::KEY_BYTES;
+use shmesh_proto::limits::MAX_RESTORED_PIDS;
+use shmesh_sys::epoll::Epoll;
+use shmesh_sys::eventfd::Doorbell;
+use shmesh_sys::poll::{self, Watch};
+use shmesh_sys::socket;
+
+use super::{BareTgid, DeviceMemory, ExportFlags};
+use crate::client::{ANSWER_LIMIT, Client};
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long a call waits for a sidecar that has gone.
+const AWAY_LIMIT: Duration = ANSWER_LIMIT;
+/// Between two attempts to connect: the first, and then twice as long each time up to the last.
+const RETRY_FIRST: Duration = Duration::from_millis(20);
+const RETRY_LAST: Duration = Duration::from_millis(500);
+
+pub(super) type KeyBytes = [u8; KEY_BYTES];
+
+/// An export of this session.
+#[derive(Debug)]
+pub(super) struct Export<M> {
+    /// Kept until it is closed: who imports it has it mapped.
+    pub(super) memory: M,
+    pub(super) flags: ExportFlags,
+    /// Shows a new sidecar that the key is ours. Empty from a sidecar that keeps no keys over its end.
+    pub(super) secret: Vec<u8>,
+    pub(super) admitted: BTreeMap<i32, Admitted>,
+    /// It was closed by force, and may still be mapped elsewhere.
+    pub(super) is_forced: bool,
+}
+
+/// An import of this session.
+#[derive(Debug)]
+pub(super) struct Import<M> {
+    pub(super) memory: Arc<M>,
+    pub(super) count: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct State<M> {
+    pub(super) client: Client,
+    pub(super) exports: HashMap<KeyBytes, Export<M>>,
+    pub(super) imports: HashMap<KeyBytes, Import<M>>,
+    /// This process, once broker and driver have been found to agree on who it is; `None` inside where the driver has no word
+    /// for that.
+    pub(super) agreed: Option<Option<BareTgid>>,
+    /// How often it has connected again.
+    pub(super) reconnected: u64,
+    is_watched: bool,
+    is_over: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared<M> {
+    state: Mutex<State<M>>,
+    over: Condvar,
+    /// The connection, whichever it is, and the bell.
+    readiness: Epoll,
+    /// Rung when events came in while nobody asked for them.
+    bell: Doorbell,
+}
+
+impl<M: DeviceMemory> Shared<M> {
+    pub(super) fn new(client: Client) -> Result<Self> {
+        let failed =
+            |error| Error::system(&client.link().into(), "watch the connection to its broker", error);
+        let readiness = Epoll::new().map_err(failed)?;
+        let bell = Doorbell::new().map_err(failed)?;
+        readiness.add(&bell).and_then(|()| readiness.add(client.connection())).map_err(failed)?;
+        let state = State {
+            client,
+            exports: HashMap::new(),
+            imports: HashMap::new(),
+            agreed: None,
+            reconnected: 0,
+            is_watched: false,
+            is_over: false,
+        };
+        Ok(Self { state: Mutex::new(state), over: Condvar::new(), readiness, bell })
+    }
+
+    pub(super) fn readiness(&self) -> &Epoll {
+        &self.readiness
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State<M>> {
+        // Each change is whole before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connects again from now on whenever the connection ends, whether anything is called or not.
+    pub(super) fn watch(self: &Arc<Self>, state: &mut State<M>) -> Result<()> {
+        if state.is_watched {
+            return Ok(());
+        }
+        let shared = Arc::clone(self);
+        let thread =
+            std::thread::Builder::new().name("shmesh-keys".into()).spawn(move || shared.keep_connected());
+        thread.map_err(|error| Error::system(&state.client.link().into(), "start a thread", error))?;
+        state.is_watched = true;
+        Ok(())
+    }
+
+    fn keep_connected(&self) {
+        loop {
+            let connection: Arc<OwnedFd> = Arc::clone(self.lock().client.connection());
+            if poll::wait(&mut [Watch::hung_up(&connection)], None).is_err() {
+                return;
+            }
+            drop(connection);
+            let mut state = self.lock();
+            let mut pause = RETRY_FIRST;
+            while !state.is_over && state.client.is_hung_up() && self.reconnect(&mut state).is_err() {
+                let waited = self.over.wait_timeout(state, pause);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                pause = (pause * 2).min(RETRY_LAST);
+            }
+            if state.is_over {
+                return;
+            }
+        }
+    }
+
+    /// Ends the thread. It may still hold the connection for a moment, which is of no use from now on.
+    pub(super) fn end(&self, state: &mut State<M>) {
+        state.is_over = true;
+        socket::shut(state.client.connection());
+        self.over.notify_all();
+    }
+
+    /// The connection has ended: it says nothing more, and is no reason to wake up.
+    pub(super) fn lose(&self, state: &State<M>) {
+        self.readiness.remove(state.client.connection());
+    }
+
+    /// Takes the word that events have come.
+    pub(super) fn hear(&self) {
+        while self.bell.take().is_ok_and(|rung| rung) {}
+    }
+
+    /// Asks. When the sidecar has gone, asks the next one, if there is one in time.
+    pub(super) fn ask(
+        &self,
+        state: &mut State<M>,
+        op: &request::Op,
+        fds: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(reply::Result, Vec<OwnedFd>)> {
+        let deadline = Instant::now() + AWAY_LIMIT;
+        loop {
+            let answer = state.client.ask(op.clone(), fds);
+            if !is_away(&answer) {
+                return answer;
+            }
+            let mut pause = RETRY_FIRST;
+            while let Err(error) = self.reconnect(state) {
+                if Instant::now() >= deadline {
+                    return Err(error);
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(RETRY_LAST);
+            }
+        }
+    }
+
+    pub(super) fn done(&self, state: &mut State<M>, op: &request::Op) -> Result<Done> {
+        match self.ask(state, op, &[])? {
+            (reply::Result::Done(done), _) => Ok(done),
+            _ => Err(state.client.strange()),
+        }
+    }
+
+    /// Connects to whoever serves the link now, and registers there what this session has.
+    fn reconnect(&self, state: &mut State<M>) -> Result<()> {
+        self.lose(state);
+        state.client.reconnect()?;
+        state.reconnected += 1;
+        state.restore()?;
+        let added = self.readiness.add(state.client.connection());
+        added.map_err(|error| Error::system(&state.client.link().into(), "watch its broker", error))?;
+        if state.client.kept_events().next().is_some() {
+            // One more than are taken does no harm.
+            let _ = self.bell.signal();
+        }
+        Ok(())
+    }
+}
+
+/// What a new sidecar makes of a key.
+enum Registered {
+    Yes,
+    /// It is not ours there, or there is no room for it.
+    Lost,
+    /// A participant serves the link, and keeps no keys.
+    NoSidecar,
+}
+
+impl<M: DeviceMemory> State<M> {
+    fn restore(&mut self) -> Result<()> {
+        // Whoever is refused as a whole is refused here, and comes again later.
+        let hello = self.client.converse(request::Op::Hello(Hello {}), &[])?;
+        hello.map_err(|refused| self.client.refused(refused))?;
+        let of_importers: Vec<KeyBytes> = self.imports.keys().copied().collect();
+        let is_lost = |client: &Client, key: &KeyBytes| {
+            client.kept_events().any(|event| matches!(event, Happened::RegionLost(lost) if lost == key))
+        };
+        let mut lost = Vec::new();
+        if !self.exports.is_empty() && !self.is_who_it_was()? {
+            lost.extend(self.exports.keys().copied());
+        } else {
+            for (key, export) in &self.exports {
+                match restore_export(&mut self.client, key, export)? {
+                    Registered::Yes => {}
+                    Registered::Lost => lost.push(*key),
+                    Registered::NoSidecar => return Ok(()),
+                }
+            }
+        }
+        for key in of_importers {
+            if is_lost(&self.client, &key) {
+                continue;
+            }
+            let claim = request::Op::Claim(Claim { key: key.to_vec() });
+            match registered(&mut self.client, claim, &[])? {
+                Registered::Yes => {}
+                Registered::Lost => lost.push(key),
+                Registered::NoSidecar => return Ok(()),
+            }
+        }
+        for key in lost {
+            self.client.happened(Happened::RegionLost(key.to_vec()));
+        }
+        Ok(())
+    }
+
+    /// A driver's lists have numbers: a sidecar that knows this process by another one is no help.
+    fn is_who_it_was(&mut self) -> Result<bool> {
+        let Some(Some(driver)) = self.agreed else { return Ok(true) };
+        let asked = self.client.converse(request::Op::BareTgid(broker::BareTgid {}), &[])?;
+        Ok(matches!(asked, Ok((reply::Result::Tgid(tgid), _)) if BareTgid(tgid.bare_tgid) == driver))
+    }
+}
+
+fn restore_export<M: DeviceMemory>(
+    client: &mut Client,
+    key: &KeyBytes,
+    export: &Export<M>,
+) -> Result<Registered> {
+    if export.secret.is_empty() {
+        return Ok(Registered::Lost);
+    }
+    let admitted: Vec<_> = export.admitted.values().copied().collect();
+    let mut pages: Vec<_> = admitted.chunks(MAX_RESTORED_PIDS).map(<[_]>::to_vec).collect();
+    if pages.is_empty() {
+        pages.push(Vec::new());
+    }
+    let fds: Vec<_> = export.memory.fd().into_iter().collect();
+    for admitted in pages {
+        let restore = Restore {
+            key: key.to_vec(),
+            secret: export.secret.clone(),
+            export: Some(exported(&export.memory, export.flags)),
+            admitted,
+            closing: export.is_forced,
+            ..Restore::default()
+        };
+        match registered(client, request::Op::Restore(restore), &fds)? {
+            Registered::Yes => {}
+            other => return Ok(other),
+        }
+    }
+    Ok(Registered::Yes)
+}
+
+/// Registers a key again.
+fn registered(
+    client: &mut Client,
+    op: request::Op,
+    fds: &[std::os::fd::BorrowedFd<'_>],
+) -> Result<Registered> {
+    match client.converse(op, fds)? {
+        Ok(_) => Ok(Registered::Yes),
+        Err(refused) => match refused.code() {
+            Code::Unsupported => Ok(Registered::NoSidecar),
+            // Of this connection alone: another may fare better.
+            Code::Unidentified | Code::Draining => Err(client.refused(refused)),
+            _ => Ok(Registered::Lost),
+        },
+    }
+}
+
+/// What a broker is told of memory.
+pub(super) fn exported<M: DeviceMemory>(memory: &M, flags: ExportFlags) -> ExportKey {
+    ExportKey { size: memory.size(), flags: flags.0, mechanism: M::MECHANISM.into(), handle: memory.handle() }
+}
+
+/// Whether who was asked has gone.
+pub(super) fn is_away<T>(answer: &Result<T>) -> bool {
+    answer.as_ref().is_err_and(|error| matches!(error.kind(), ErrorKind::NoBroker { .. }))
+}

@@ -1,0 +1,267 @@
+//! A sidecar dies and another takes its place: keys, imports and the rules between them go on.
+
+use std::path::Path;
+
+use crate::support::{Sidecar, audited};
+use crate::vendors::ascend::npud;
+use crate::vendors::cuda::library;
+use crate::vendors::peer;
+use shmesh::device::{DeviceMemory, HostMemory};
+use shmesh_proto::broker::{
+    Claim, Code, ExportKey, Mechanism, Reply, Request, Restore, SetImportPid, reply, request,
+};
+use shmesh_proto::packet;
+use shmesh_sys::socket;
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
+
+fn start(dir: &Path, seconds: &str) -> Sidecar {
+    Sidecar::start_with(dir, "mpmc", &["--restore-seconds", seconds])
+}
+
+fn connected(dir: &Path) -> Peer {
+    let mut peer = Peer::start(dir);
+    peer.tell("device connect");
+    peer
+}
+
+#[test]
+fn keys_imports_and_whitelists_outlive_a_sidecar() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = start(dir.path(), "10");
+    let [mut exporter, mut importer, mut late, mut stranger] = [(); 4].map(|()| connected(dir.path()));
+    let (importer_tgid, late_tgid) = (importer.ask("device tgid"), late.ask("device tgid"));
+    let keys: Vec<String> = (0..40).map(|_| exporter.ask("device export weights 0")).collect();
+    for key in &keys {
+        exporter.tell(&format!("device admit {key} {importer_tgid}"));
+        exporter.tell(&format!("device admit {key} {late_tgid}"));
+        assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    }
+
+    sidecar.kill();
+    assert_eq!(importer.ask(&format!("device read {}", keys[0])), "weights", "the mapping stays");
+    assert_eq!(importer.ask("device event"), "none", "nothing is lost");
+    let sidecar = start(dir.path(), "10");
+    for key in &keys {
+        assert_eq!(late.ask(&format!("device import {key}")), "weights");
+    }
+    let refused = stranger.ask(&format!("device import {}", keys[0]));
+    assert!(refused.starts_with("err Denied"), "the whitelist is the old one: {refused}");
+
+    let key = &keys[0];
+    until("both importers are known", || {
+        let busy = exporter.ask(&format!("device close {key}"));
+        assert!(busy.starts_with("err Busy"), "{busy}");
+        busy.contains(&importer_tgid) && busy.contains(&late_tgid)
+    });
+    importer.tell(&format!("device close {key}"));
+    late.tell(&format!("device close {key}"));
+    until("nobody else can come back", || exporter.ask(&format!("device close {key}")) == "ok");
+    until("one key is gone", || sidecar.metric("shmesh_sidecar_keys") == 39);
+
+    // What a key of the new sidecar can do, one of the old can: the exporter dies, and its importers are told.
+    exporter.kill();
+    until("the importer is told", || importer.ask("device event") == "lost");
+    until("nothing is left", || sidecar.metric("shmesh_sidecar_keys") == 0);
+}
+
+#[test]
+fn whoever_dies_meanwhile_is_dead_afterwards() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = start(dir.path(), "2");
+    let [mut exporter, mut doomed, mut importer] = [(); 3].map(|()| connected(dir.path()));
+    let tgid = importer.ask("device tgid");
+    let (stays, goes) = (exporter.ask("device export weights 0"), doomed.ask("device export weights 0"));
+    exporter.tell(&format!("device admit {stays} {tgid}"));
+    doomed.tell(&format!("device admit {goes} {tgid}"));
+    for key in [&stays, &goes] {
+        assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    }
+    sidecar.kill();
+    doomed.kill();
+    let sidecar = start(dir.path(), "2");
+    until("the importer is told that one is lost", || importer.ask("device event") == "lost");
+    importer.tell(&format!("device close {goes}"));
+    assert!(exporter.ask(&format!("device close {stays}")).starts_with("err Busy"), "the other is not");
+
+    sidecar.kill();
+    importer.kill();
+    let _sidecar = start(dir.path(), "2");
+    until("an importer that has died has closed", || exporter.ask(&format!("device close {stays}")) == "ok");
+}
+
+/// Also several times, and with one that is closed by force meanwhile.
+#[test]
+fn force_is_remembered() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let mut sidecar = start(dir.path(), "2");
+    let [mut exporter, mut importer] = [(); 2].map(|()| connected(dir.path()));
+    let tgid = importer.ask("device tgid");
+    let key = exporter.ask("device export weights 0");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    exporter.tell(&format!("device force {key}"));
+    until("the importer is told", || importer.ask("device event") == "closing");
+    for _ in 0..2 {
+        sidecar.kill();
+        sidecar = start(dir.path(), "2");
+        until("the importer is told again", || importer.ask("device event") == "closing");
+        assert_eq!(exporter.ask("device event"), "none", "it is still mapped");
+    }
+    importer.tell(&format!("device close {key}"));
+    until("the exporter may free it", || exporter.ask("device event") == "unused");
+    until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
+}
+
+/// A call that is made while nobody is there is answered by whoever comes.
+#[test]
+fn a_call_waits_for_the_next_sidecar() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = start(dir.path(), "2");
+    let [mut exporter, mut importer] = [(); 2].map(|()| connected(dir.path()));
+    let tgid = importer.ask("device tgid");
+    sidecar.kill();
+    exporter.order("device export weights 0");
+    let _sidecar = start(dir.path(), "2");
+    let key = exporter.answer();
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+}
+
+#[test]
+#[ignore = "long: waits as long as a call does"]
+fn a_call_that_nobody_answers_says_so() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = start(dir.path(), "2");
+    let mut exporter = connected(dir.path());
+    exporter.ask("device tgid");
+    sidecar.kill();
+    let answer = exporter.ask("device tgid");
+    assert!(answer.starts_with("err NoBroker"), "{answer}");
+}
+
+fn ask(fd: &std::os::fd::OwnedFd, op: request::Op, memory: Option<&HostMemory>) -> reply::Result {
+    let fds: Vec<_> = memory.and_then(DeviceMemory::fd).into_iter().collect();
+    socket::send(fd, &packet::encode(&Request::new(5, op)), &fds).unwrap();
+    loop {
+        let (bytes, _) = socket::receive(fd).unwrap();
+        let reply = packet::decode::<Reply>(&bytes).unwrap();
+        if reply.id == 5 {
+            return reply.result.unwrap();
+        }
+    }
+}
+
+/// An importer knows the key, and would put its own memory behind it.
+#[test]
+fn only_its_exporter_restores_a_key() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let audit = dir.path().join("audit");
+    let flags = ["--restore-seconds", "10", "--audit", audit.to_str().unwrap()];
+    let sidecar = Sidecar::start_with(dir.path(), "mpmc", &flags);
+    let (mut exporter, mut importer) = (connected(dir.path()), connected(dir.path()));
+    let key = exporter.ask("device export weights 0");
+    let tgid = importer.ask("device tgid");
+    exporter.tell(&format!("device admit {key} {tgid}"));
+    // Before and after its exporter has come back: stopped, it does not.
+    exporter.stop();
+    sidecar.kill();
+    let sidecar = Sidecar::start_with(dir.path(), "mpmc", &flags);
+    let thief = stranger(dir.path());
+    let memory = HostMemory::new(4096).unwrap();
+    let export = ExportKey { size: 4096, flags: 0, mechanism: Mechanism::Host.into(), handle: Vec::new() };
+    let key_bytes = key_of(&key).as_bytes().to_vec();
+    let restore = |key: &[u8], secret: &[u8]| {
+        let (key, secret, export) = (key.to_vec(), secret.to_vec(), Some(export.clone()));
+        request::Op::Restore(Restore { key, secret, export, ..Restore::default() })
+    };
+    let refused = |result| match result {
+        reply::Result::Refused(refused) => refused.code(),
+        other => panic!("this must be refused: {other:?}"),
+    };
+    let mut others = vec![ask(&thief, restore(&key_bytes, &[7; 32]), Some(&memory))];
+    exporter.go_on();
+    assert_eq!(importer.ask(&format!("device import {key}")), "weights");
+    others.push(ask(&thief, restore(&key_bytes, &[7; 32]), Some(&memory)));
+    // Nor with the secret of another key, or of a key that it has itself.
+    let reply::Result::Exported(own) = ask(&thief, request::Op::ExportKey(export.clone()), Some(&memory))
+    else {
+        panic!("its own")
+    };
+    others.push(ask(&thief, restore(&key_bytes, &own.secret), Some(&memory)));
+    for other in others {
+        assert_eq!(refused(other), Code::Denied);
+    }
+    until("it is written down", || audited(&audit, "restore", "not_exporter").len() == 3);
+    // A claim keeps nobody from closing who has not admitted the claimant.
+    let claim = request::Op::Claim(Claim { key: key_bytes.clone() });
+    assert_eq!(refused(ask(&thief, claim, None)), Code::Denied);
+    let admit = SetImportPid { key: key_bytes, bare_tgids: vec![1], ..SetImportPid::default() };
+    assert_eq!(refused(ask(&thief, request::Op::SetImportPid(admit), None)), Code::Denied);
+    // Its own it may restore again and again: there is one of it.
+    let again = ask(&thief, restore(&own.key, &own.secret), Some(&memory));
+    assert!(matches!(again, reply::Result::Exported(_)), "{again:?}");
+    assert_eq!(importer.ask(&format!("device read {key}")), "weights");
+    until("two keys are there", || sidecar.metric("shmesh_sidecar_keys") == 2);
+}
+
+#[test]
+fn of_gpu_memory() {
+    if !is_root() {
+        return;
+    }
+    let library = library();
+    let variables = [("SHMESH_CUDA_LIBRARY", library.as_str())];
+    over("cuda", &variables, &["--restore-seconds", "10", "--memfds-for-devices"]);
+}
+
+#[test]
+fn of_npu_memory() {
+    let dir = ipc_dir();
+    let (_daemon, variables) = npud(dir.path());
+    let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    over("ascend", &variables, &["--restore-seconds", "10"]);
+}
+
+fn over(mechanism: &str, variables: &[(&str, &str)], flags: &[&str]) {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = Sidecar::start_with(dir.path(), "mpmc", flags);
+    let [mut exporter, mut importer, mut late] = [(); 3].map(|()| {
+        let mut peer = peer::start(dir.path(), mechanism, variables, &[]);
+        peer.tell("connect");
+        peer
+    });
+    let (tgid, late_tgid) = (importer.ask("tgid"), late.ask("tgid"));
+    let key = exporter.ask("export weights 0");
+    assert_eq!(key.len(), 64, "{key}");
+    exporter.tell(&format!("admit {key} {tgid}"));
+    exporter.tell(&format!("admit {key} {late_tgid}"));
+    assert_eq!(peer::import(&mut importer, &mut exporter, &key), "weights");
+    // The exporter is to admit somebody when the sidecar dies: that importer's call goes on with the next one.
+    late.order(&format!("import {key}"));
+    sidecar.kill();
+    let sidecar = Sidecar::start_with(dir.path(), "mpmc", flags);
+    let mut answer = None;
+    until("the import is answered", || {
+        assert_eq!(exporter.ask("event"), "none");
+        answer = late.answered();
+        answer.is_some()
+    });
+    assert_eq!(answer.as_deref(), Some("weights"));
+    assert_eq!(importer.ask(&format!("read {key}")), "weights");
+    until("both importers are known", || {
+        let busy = exporter.ask(&format!("close {key}"));
+        busy.starts_with("err Busy") && busy.contains(&tgid) && busy.contains(&late_tgid)
+    });
+    for importer in [&mut importer, &mut late] {
+        importer.tell(&format!("close {key}"));
+    }
+    until("it is closed", || exporter.ask(&format!("close {key}")) == "ok");
+    until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
+}
