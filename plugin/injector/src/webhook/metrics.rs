@@ -9,6 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::places::Limit;
 use crate::review::Outcome;
 
 /// Buckets in seconds: 0.1 ms is typical, 5 ms is the limit.
@@ -18,6 +19,11 @@ const BUCKETS: [f64; 9] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.
 struct Labels {
     outcome: &'static str,
     reason: &'static str,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct ByLimit {
+    limit: &'static str,
 }
 
 /// Counters and gauges of the webhook.
@@ -36,6 +42,7 @@ pub struct Metrics {
     admissions: Family<Labels, Counter>,
     seconds: Histogram,
     refused_connections: Counter,
+    evicted: Family<ByLimit, Counter>,
     failed_connections: Counter,
     certificates: Counter,
     certificate_failures: Counter,
@@ -48,6 +55,7 @@ impl Default for Metrics {
             admissions: Family::default(),
             seconds: Histogram::new(BUCKETS),
             refused_connections: Counter::default(),
+            evicted: Family::default(),
             failed_connections: Counter::default(),
             certificates: Counter::default(),
             certificate_failures: Counter::default(),
@@ -69,8 +77,13 @@ impl Metrics {
         registry.register_with_unit("admission", help, Unit::Seconds, self.seconds.clone());
         registry.register(
             "refused_connections",
-            "Connections refused at the connection limit",
+            "Connections refused because every other connection was being answered",
             self.refused_connections.clone(),
+        );
+        registry.register(
+            "evicted",
+            "Connections closed to make room for new ones, by the limit that was reached",
+            self.evicted.clone(),
         );
         registry.register("failed_connections", "Connections that failed", self.failed_connections.clone());
         registry.register("certificates", "Certificates issued by this replica", self.certificates.clone());
@@ -97,6 +110,10 @@ impl Metrics {
 
     pub(super) fn refused_connections(&self) {
         self.refused_connections.inc();
+    }
+
+    pub(super) fn evicted(&self, limit: Limit) {
+        self.evicted.get_or_create(&ByLimit { limit: limit.as_str() }).inc();
     }
 
     pub(super) fn failed_connections(&self) {

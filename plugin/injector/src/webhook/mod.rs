@@ -3,27 +3,28 @@
 //! | file | concept |
 //! |---|---|
 //! | `mod.rs` | connections: limits and graceful shutdown |
+//! | `places.rs` | limits of connections, and which one is evicted |
 //! | `metrics.rs` | metrics |
 //! | `run.rs` | lifecycle of the webhook |
 
 mod metrics;
+mod places;
 mod run;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -31,19 +32,20 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::review;
+use places::{Place, Places, Stage};
 
 pub use metrics::Metrics;
 pub use run::{CertSource, Settings, run};
 
 /// Maximum size of a request: the API server accepts objects of 3 MiB, and a request can contain one twice.
 const MAX_QUESTION_BYTES: usize = 8 << 20;
-/// Maximum number of connections. An API server uses a few.
-const MAX_CONNECTIONS: usize = 512;
 /// Timeout of a TLS handshake.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE: Duration = Duration::from_secs(3);
+/// Timeout of a new connection for the head of its first request.
+const FIRST_QUESTION: Duration = Duration::from_secs(5);
 /// Timeout for receiving a request.
 const QUESTION: Duration = Duration::from_secs(10);
-/// Idle limit of a connection, longer than in the API server.
+/// Idle limit of a connection that has sent a request, longer than in the API server.
 const IDLE: Duration = Duration::from_secs(120);
 
 /// State of the request handler.
@@ -81,33 +83,41 @@ pub async fn serve(
         .route("/inject", post(inject))
         .with_state(Injector { config, metrics: metrics.clone() });
     let acceptor = TlsAcceptor::from(tls);
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places = Places::default();
     let connections = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
             accepted = listener.accept() => accepted,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+        let Some((place, limit)) = places.enter(address.ip()) else {
             metrics.refused_connections();
             continue;
         };
+        if let Some(limit) = limit {
+            metrics.evicted(limit);
+        }
         let (acceptor, routes, metrics, stop) =
             (acceptor.clone(), routes.clone(), metrics.clone(), stop.clone());
         connections.spawn(async move {
-            if let Err(error) = connection(stream, &acceptor, routes, &stop).await {
+            let place = Arc::new(place);
+            let ended = tokio::select! {
+                ended = connection(stream, &acceptor, routes, &place, &stop) => ended,
+                // Counted when the newer connection was accepted.
+                () = place.evicted.cancelled() => return,
+            };
+            if let Err(error) = ended {
                 metrics.failed_connections();
                 tracing::debug!(%error, "a connection failed");
             }
-            drop(permit);
         });
     }
     drop(listener);
@@ -121,23 +131,43 @@ async fn connection(
     stream: TcpStream,
     acceptor: &TlsAcceptor,
     routes: Router,
+    place: &Arc<Place>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
     let stream = timeout(HANDSHAKE, acceptor.accept(stream)).await??;
+    let routes = routes.layer(Extension(Arc::clone(place)));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     let mut served = std::pin::pin!(served);
+    let silent = async {
+        tokio::time::sleep(FIRST_QUESTION).await;
+        if place.has_asked() {
+            std::future::pending::<()>().await;
+        }
+    };
     tokio::select! {
         ended = served.as_mut() => return Ok(ended?),
+        () = silent => anyhow::bail!("it connected and asked nothing"),
         () = stop.cancelled() => served.as_mut().graceful_shutdown(),
     }
     Ok(served.await?)
 }
 
-async fn inject(State(injector): State<Injector>, request: Request) -> Response {
+async fn inject(
+    State(injector): State<Injector>,
+    Extension(place): Extension<Arc<Place>>,
+    request: Request,
+) -> Response {
+    place.is_at(Stage::Asking);
+    let response = answer(&injector, &place, request).await;
+    place.is_at(Stage::Idle);
+    response
+}
+
+async fn answer(injector: &Injector, place: &Place, request: Request) -> Response {
     let length =
         request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if length.is_some_and(|length: usize| length > MAX_QUESTION_BYTES) {
@@ -152,6 +182,7 @@ async fn inject(State(injector): State<Injector>, request: Request) -> Response 
             return StatusCode::REQUEST_TIMEOUT.into_response();
         }
     };
+    place.is_at(Stage::Answering);
     let begun = Instant::now();
     match review::answer(&question, &injector.config) {
         Ok((outcome, answer)) => {

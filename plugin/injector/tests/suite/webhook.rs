@@ -12,7 +12,7 @@ use shmesh_injector::Config;
 use shmesh_injector::certificate::{Bundle, CertResolver, CertRotator, MemoryStore, make};
 use shmesh_injector::webhook::{Metrics, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -40,6 +40,10 @@ impl Server {
 
     /// Connects as a client that trusts only these authorities.
     async fn connect(&self, authorities: &str) -> std::io::Result<TlsStream<TcpStream>> {
+        self.connect_from("127.0.0.1", authorities).await
+    }
+
+    async fn connect_from(&self, from: &str, authorities: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
             roots.add(certificate.unwrap()).unwrap();
@@ -49,8 +53,15 @@ impl Server {
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
-        let stream = TcpStream::connect(self.address).await?;
+        let stream = self.open(from).await?;
         TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(NAME).unwrap(), stream).await
+    }
+
+    /// A connection without a handshake.
+    async fn open(&self, from: &str) -> std::io::Result<TcpStream> {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind(SocketAddr::new(from.parse().unwrap(), 0))?;
+        socket.connect(self.address).await
     }
 }
 
@@ -178,4 +189,43 @@ async fn certificate_rotation_loses_no_client() {
     let error = server.connect(&between).await.expect_err("not valid yet").to_string();
     assert!(error.contains("NotValidYet") || error.contains("not valid yet"), "{error}");
     assert_eq!(ask(&mut kept, "POST", &question("- name: a")).await.0, 200, "connections stay");
+}
+
+/// Somebody takes all that there is: connections without a handshake, and finished ones that say nothing.
+#[tokio::test]
+async fn half_open_and_silent_connections_keep_nobody_out() {
+    let server = Server::start().await;
+    let bundle = made();
+    server.served.present(&bundle).unwrap();
+    let mut kept = server.connect_from("127.0.0.3", &bundle.authorities).await.unwrap();
+    assert_eq!(ask(&mut kept, "POST", &question("- name: a")).await.0, 200);
+    let mut half_open = Vec::new();
+    for _ in 0..400 {
+        half_open.push(server.open("127.0.0.1").await.unwrap());
+    }
+    let mut silent = Vec::new();
+    for _ in 0..400 {
+        silent.push(server.connect_from("127.0.0.1", &bundle.authorities).await.unwrap());
+    }
+    for from in ["127.0.0.2", "127.0.0.1"] {
+        let begun = std::time::Instant::now();
+        let mut stream = server.connect_from(from, &bundle.authorities).await.unwrap();
+        assert_eq!(ask(&mut stream, "POST", &question("- name: a")).await.0, 200, "from {from}");
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?} from {from}", begun.elapsed());
+    }
+    assert_eq!(ask(&mut kept, "POST", &question("- name: a")).await.0, 200, "who was here before");
+}
+
+/// A finished handshake is worth a few seconds.
+#[tokio::test]
+async fn who_asks_nothing_is_let_go() {
+    let server = Server::start().await;
+    let bundle = made();
+    server.served.present(&bundle).unwrap();
+    let mut silent = server.connect(&bundle.authorities).await.unwrap();
+    let mut asking = server.connect(&bundle.authorities).await.unwrap();
+    assert_eq!(ask(&mut asking, "POST", &question("- name: a")).await.0, 200);
+    let read = tokio::time::timeout(Duration::from_secs(60), silent.read(&mut [0; 1])).await;
+    assert!(matches!(read, Ok(Ok(0) | Err(_))), "closed: {read:?}");
+    assert_eq!(ask(&mut asking, "POST", &question("- name: a")).await.0, 200, "who has asked may idle");
 }
