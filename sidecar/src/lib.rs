@@ -13,6 +13,7 @@
 //! | `identity.rs` | who is at the other end |
 //! | `events.rs` | closing descriptors of strangers |
 //! | `pending.rs` | who has connected and proved nothing yet |
+//! | `shares.rs` | how much of what is scarce one source may take |
 //! | `session.rs` | one connection: packets in, packets out |
 //! | `hub/` | the one task that owns all state; attaching, seats, deaths |
 //! | [`broker`] | device keys: a state machine without I/O |
@@ -35,3 +36,4 @@ mod metrics;
 mod pending;
 pub mod run;
 mod session;
+mod shares;

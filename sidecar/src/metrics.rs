@@ -23,6 +23,34 @@ struct ByReason {
     reason: &'static str,
 }
 
+/// Why a record is not in the audit log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cause {
+    /// Its account caused too many.
+    Rate,
+    /// Too many of its account wait to be written.
+    Queue,
+    /// The log cannot be written.
+    Writer,
+}
+
+impl Cause {
+    const ALL: [Self; 3] = [Self::Rate, Self::Queue, Self::Writer];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Rate => "rate",
+            Self::Queue => "queue",
+            Self::Writer => "writer",
+        }
+    }
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct ByCause {
+    cause: &'static str,
+}
+
 /// Counters and gauges of one sidecar.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Metrics {
@@ -31,13 +59,16 @@ pub(crate) struct Metrics {
     attached: Counter,
     denied: Family<ByReason, Counter>,
     refused_connections: Counter,
-    audit_suppressed: Counter,
+    audit_suppressed: Family<ByCause, Counter>,
 }
 
 impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         for reason in Reason::ALL.iter().map(|reason| reason.as_str()) {
             let _ = self.denied.get_or_create(&ByReason { reason });
+        }
+        for cause in Cause::ALL.map(Cause::as_str) {
+            let _ = self.audit_suppressed.get_or_create(&ByCause { cause });
         }
         let registry = registry.sub_registry_with_prefix(PREFIX);
         registry.register("sessions", "Connections of participants", self.sessions.clone());
@@ -51,7 +82,7 @@ impl Metrics {
         );
         registry.register(
             "audit_suppressed",
-            "Records that are not in the audit log, because they were too many",
+            "Records that are not in the audit log, by cause",
             self.audit_suppressed.clone(),
         );
     }
@@ -70,8 +101,8 @@ impl Metrics {
         self.denied.get_or_create(&ByReason { reason: reason.as_str() }).inc();
     }
 
-    pub(crate) fn audit_suppressed(&self, records: u64) {
-        self.audit_suppressed.inc_by(records);
+    pub(crate) fn audit_suppressed(&self, cause: Cause) {
+        self.audit_suppressed.get_or_create(&ByCause { cause: cause.as_str() }).inc();
     }
 
     pub(crate) fn refused_connection(&self) {

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use shmesh_daemon::readiness::Readiness;
 use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
 use shmesh_proto::identity::PeerIdentity;
-use shmesh_proto::limits::{MAX_FDS, MAX_SESSIONS};
+use shmesh_proto::limits::{MAX_FDS, MAX_PACKET_BYTES, MAX_SESSIONS, MAX_SESSIONS_PER_PROCESS};
+use shmesh_sys::cgroup;
 use shmesh_sys::file::set_nonblocking;
 use shmesh_sys::namespace::Namespaces;
 use shmesh_sys::pidfd::PeerPidfd;
@@ -34,8 +36,13 @@ use crate::identity::{Connector, Known, Resolver};
 use crate::links::{LinkIndex, Links};
 use crate::metrics::{LinksMetrics, Metrics};
 use crate::pending::Pending;
-use crate::session::{self, OUTGOING_MAX, Session};
+use crate::session::{self, OUTGOING_BYTES_MAX, OUTGOING_MAX, Session};
+use crate::shares::{Full, Share, Shares};
 
+/// Processes that have attached, all together: as many as the broker of keys knows.
+const MAX_ATTACHED: usize = 4096;
+/// Keys, all together.
+const MAX_KEYS: usize = 16_384;
 /// What waits for the hub; beyond that, sessions wait.
 const INBOX_MAX: usize = 256;
 /// How long nobody is let in after this process ran out of descriptors.
@@ -78,10 +85,17 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     let peer_pidfd = if args.old_kernel { PeerPidfd::Old } else { PeerPidfd::Newest };
     let resolver = Resolver::new(args.identity.clone(), peer_pidfd);
     let bare_numbers = resolver.service.is_some() || are_bare()?;
+    let room = Room::of(
+        raise_limit(),
+        open_descriptors() + configs.iter().map(descriptors_of).sum::<usize>(),
+        memory_without(configs, &args.dir),
+    );
     let policy = Policy {
         open_keys: args.allow_open_keys,
         cuda_legacy: args.allow_cuda_legacy,
         bare_numbers,
+        sessions_per_process: MAX_SESSIONS_PER_PROCESS.min(room.sessions.div_ceil(2)),
+        keys: room.keys,
         restore_millis: args.restore_seconds * 1000,
         ..Policy::default()
     };
@@ -89,15 +103,18 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         tracing::warn!("any file passes for a device's memory: that is for tests alone");
     }
     let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
-    let room =
-        Room::of(raise_limit(), open_descriptors() + configs.iter().map(descriptors_of).sum::<usize>());
     let hub = Hub::new(
         Arc::clone(&links),
         Broker::new(policy, entropy()?),
         resolver.clone(),
         metrics.clone(),
         audit.clone(),
-        Descriptors { max: room.descriptors, memfds_for_devices: args.memfds_for_devices },
+        Descriptors {
+            keys: room.keys,
+            attached: room.attached,
+            outgoing: room.outgoing,
+            memfds_for_devices: args.memfds_for_devices,
+        },
         to_hub.clone(),
     );
     let mut hub = tokio::spawn(hub.run(inbox));
@@ -110,7 +127,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         metrics,
         audit,
         links: Arc::clone(&links),
-        places: Arc::new(Semaphore::new(room.sessions)),
+        places: Arc::new(Mutex::new(Shares::new(room.sessions))),
         closings: Arc::new(Semaphore::new(CLOSINGS_MAX)),
         pending: Pending::default(),
         sessions_ever: Mutex::new(0),
@@ -201,6 +218,13 @@ fn raise_limit() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
+/// Bytes of memory that are left when the links have theirs. A link that exists has it already.
+fn memory_without(links: &[LinkConfig], dir: &Path) -> Option<u64> {
+    let exists = |link: &LinkConfig| dir.join(format!("{}_shm", link.name)).exists();
+    let needed = links.iter().filter(|link| !exists(link)).map(LinkConfig::payload_bytes);
+    cgroup::room_bytes().map(|room| room.saturating_sub(needed.sum()))
+}
+
 /// What a link takes: its lock file, two for its listener, and up to two for each segment that has no name.
 fn descriptors_of(link: &LinkConfig) -> usize {
     let pools = PoolId::ALL.into_iter().filter(|pool| link.pool(*pool).is_enabled());
@@ -224,27 +248,55 @@ fn open_descriptors() -> usize {
 struct Room {
     /// Connections of participants.
     sessions: usize,
-    /// Keys that have a descriptor.
-    descriptors: usize,
+    /// Processes that have attached: each keeps one for its pidfd until it ends, connected or not.
+    attached: usize,
+    /// Keys.
+    keys: usize,
+    /// Bytes that wait to be read by participants.
+    outgoing: usize,
 }
 
 impl Room {
     /// Each has its connection and its pidfd, one more while the identity service is asked, and what comes along with a packet
     /// until it is looked at.
     const PER_SESSION: usize = 3 + MAX_FDS;
+    /// A quarter of the rest is for processes that attach, and never for keys.
+    const PART_OF_ATTACHED: usize = 4;
     /// For probes, `/proc`, and who is refused.
     const SPARE: usize = 24 + CLOSINGS_MAX;
 
-    fn of(limit: usize, used: usize) -> Self {
+    /// Bytes that a session takes: 7.5 KiB were measured here, and the kernel charges sockets and descriptors.
+    const SESSION_BYTES: u64 = 12 << 10;
+    /// Bytes that an attached process takes, with its pidfd.
+    const ATTACHED_BYTES: u64 = 2 << 10;
+    /// Bytes that a key takes: 760 were measured here, and the kernel charges its file; imports come on top.
+    const KEY_BYTES: u64 = 1536;
+    /// Bytes for this program: code, stacks, the queue of the audit log.
+    const PROGRAM_BYTES: u64 = 4 << 20;
+
+    /// With so many descriptors, of which some are used, and so many bytes of memory.
+    fn of(limit: usize, used: usize, memory: Option<u64>) -> Self {
+        // Two eighths for sessions, one for attached processes, three for keys, two for what waits to be read.
+        let memory = memory.map_or(u64::MAX, |bytes| bytes.saturating_sub(Self::PROGRAM_BYTES));
+        let fit =
+            |eighths, bytes: u64| usize::try_from(memory / 8 * eighths / bytes).unwrap_or(usize::MAX).max(1);
         let free = limit.saturating_sub(used).saturating_sub(Self::SPARE);
         // A quarter: there are more keys than participants.
-        let sessions = (free / 4 / Self::PER_SESSION).clamp(1, MAX_SESSIONS);
-        let room = Self { sessions, descriptors: free.saturating_sub(sessions * Self::PER_SESSION) };
+        let sessions = (free / 4 / Self::PER_SESSION).min(fit(2, Self::SESSION_BYTES)).clamp(1, MAX_SESSIONS);
+        let rest = free.saturating_sub(sessions * Self::PER_SESSION);
+        let attached = rest / Self::PART_OF_ATTACHED;
+        let room = Self {
+            sessions,
+            attached: attached.min(fit(1, Self::ATTACHED_BYTES)).min(MAX_ATTACHED),
+            keys: (rest - attached).min(fit(3, Self::KEY_BYTES)).min(MAX_KEYS),
+            outgoing: fit(2, 1).clamp(MAX_PACKET_BYTES * MAX_SESSIONS_PER_PROCESS, OUTGOING_BYTES_MAX),
+        };
         if sessions < MAX_SESSIONS {
-            tracing::warn!(
+            tracing::info!(
                 limit,
+                memory,
                 ?room,
-                "few descriptors: raise the limit (ulimit -n) for more participants and keys"
+                "raise the limit of descriptors (ulimit -n) or of memory (sidecar.memory) for more participants and keys"
             );
         }
         room
@@ -264,7 +316,8 @@ struct Door {
     metrics: Metrics,
     audit: AuditLog,
     links: Arc<Links>,
-    places: Arc<Semaphore>,
+    /// By user: of a connection just accepted, no more is known.
+    places: Arc<Mutex<Shares<u32>>>,
     /// Connections of those who found no place, that do not let themselves be closed.
     closings: Arc<Semaphore>,
     /// On old kernels.
@@ -286,10 +339,14 @@ impl Door {
     }
 
     async fn admit(self: &Arc<Self>, connection: OwnedFd, link: LinkIndex) {
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+        let user = credentials(&connection).map_or(u32::MAX, |socket| socket.uid);
+        let place = Share::take(&self.places, user, 1, 1);
+        if let Err(full) = place {
             // Closed at once; who comes again later may find a place.
             self.metrics.refused_connection();
-            self.turn_away(Op::Open, &connection, None, link, Reason::Sessions);
+            let reason = if full == Full::All { Reason::Sessions } else { Reason::SessionsOfUser };
+            self.metrics.denied(reason);
+            self.turn_away(Op::Open, &connection, None, link, reason);
             if let Some(stubborn) = hang_up(connection) {
                 // Never closed. Who comes meanwhile would find no place either.
                 let closing = Arc::clone(&self.closings).acquire_owned().await;
@@ -299,7 +356,7 @@ impl Door {
                 });
             }
             return;
-        };
+        }
         let session = {
             let mut ever = self.sessions_ever.lock().unwrap_or_else(PoisonError::into_inner);
             *ever += 1;
@@ -405,16 +462,34 @@ mod tests {
 
     #[test]
     fn few_descriptors_make_little_room() {
-        let roomy = Room::of(1 << 20, 20);
+        let roomy = Room::of(1 << 20, 20, None);
         assert_eq!(roomy.sessions, MAX_SESSIONS);
-        assert!(roomy.descriptors > 1 << 19);
+        assert_eq!((roomy.attached, roomy.keys), (MAX_ATTACHED, MAX_KEYS));
         for (limit, used) in [(0, 20), (20, 20), (64, 20), (256, 30), (1024, 20), (4096, 40)] {
-            let Room { sessions, descriptors } = Room::of(limit, used);
+            let Room { sessions, attached, keys, .. } = Room::of(limit, used, None);
             assert!((1..=MAX_SESSIONS).contains(&sessions));
-            let needs = used + sessions * Room::PER_SESSION + descriptors;
+            let needs = used + sessions * Room::PER_SESSION + attached + keys;
             assert!(needs <= limit.max(used + Room::PER_SESSION), "{limit}: {needs}");
         }
-        assert_eq!(Room::of(512, 30), Room { sessions: 10, descriptors: 340 });
-        assert!(Room::of(20_000, 30).descriptors > 11_000, "as many keys as are measured");
+        let outgoing = OUTGOING_BYTES_MAX;
+        assert_eq!(Room::of(512, 30, None), Room { sessions: 10, attached: 85, keys: 255, outgoing });
+        assert!(Room::of(20_000, 30, None).keys > 11_000, "as many keys as are measured");
+    }
+
+    /// What the injector sets, with two mebibytes used by then, and four times that.
+    #[test]
+    fn all_that_is_allowed_fits_into_memory() {
+        for (mebibytes, sessions, keys) in [(14, 200, 2_000), (62, MAX_SESSIONS, 14_000)] {
+            let room = Room::of(1 << 20, 20, Some(mebibytes << 20));
+            assert!(room.sessions >= sessions && room.keys >= keys, "{room:?}");
+            let takes = room.sessions as u64 * Room::SESSION_BYTES
+                + room.attached as u64 * Room::ATTACHED_BYTES
+                + room.keys as u64 * Room::KEY_BYTES
+                + room.outgoing as u64
+                + Room::PROGRAM_BYTES;
+            assert!(takes <= mebibytes << 20, "{room:?} takes {takes}");
+        }
+        let none = Room::of(1 << 20, 20, Some(0));
+        assert!(none.sessions == 1 && none.keys == 1, "{none:?}");
     }
 }

@@ -14,10 +14,15 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use crate::broker::{Reason, SessionId};
+use crate::broker::{Account, Reason, SessionId};
 use crate::events::close_elsewhere;
 use crate::hub::ToHub;
 use crate::identity::{Connector, Known};
+use crate::shares::Share;
+
+/// Bytes that wait to be read by participants, all together. One account has half of them at most: more than a death of the
+/// exporter of all its imports takes, at 256 bytes for each.
+pub(crate) const OUTGOING_BYTES_MAX: usize = 8 << 20;
 
 /// Packets that wait to be read by a participant, at most: a death can mean an event for each of its keys. Who does not read
 /// is dismissed long before, when one packet has waited for a second.
@@ -32,6 +37,13 @@ const EARLY_FDS_MAX: usize = MAX_FDS;
 pub(crate) struct Outgoing {
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
+    /// Of the bytes that may wait; not of a challenge.
+    pub(crate) _room: Option<Share<Account>>,
+}
+
+impl Outgoing {
+    /// What a packet takes besides its bytes, in the queue and in the allocator.
+    pub(crate) const OVERHEAD: usize = 128;
 }
 
 /// Why a session ended.
@@ -76,7 +88,8 @@ pub(crate) async fn proves(session: &Session, known: &Known, early: &mut Vec<Pac
     early.push(next(connection).await?);
     let nonce = nonce().map_err(|_| End::Full)?;
     let challenge = reply::Result::Challenge(broker::Challenge { nonce: nonce.clone() });
-    let challenge = Outgoing { bytes: packet::encode(&Reply::new(0, challenge)), fds: Vec::new() };
+    let challenge =
+        Outgoing { bytes: packet::encode(&Reply::new(0, challenge)), fds: Vec::new(), _room: None };
     let answered = tokio::time::timeout(Duration::from_millis(ANSWER_MILLIS), async {
         write(connection, &challenge).await?;
         while early.len() < EARLY_MAX

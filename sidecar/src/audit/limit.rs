@@ -12,7 +12,7 @@ const REFUSED: Rate = Rate { burst: 100, millis: 1_000 };
 /// The same of what is done, and ends: more than all keys of an account, exported, admitted, imported and closed at once.
 const DONE: Rate = Rate { burst: 100_000, millis: 10 };
 /// Accounts that are told apart.
-const ACCOUNTS_MAX: usize = 1024;
+pub(super) const ACCOUNTS_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
 struct Rate {
@@ -22,7 +22,7 @@ struct Rate {
 }
 
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum Account {
+pub(super) enum Account {
     Pod(String),
     User(u32),
     /// Those beyond [`ACCOUNTS_MAX`], and those of whom not even the user is known.
@@ -30,7 +30,7 @@ enum Account {
 }
 
 impl Account {
-    fn of(record: &Record) -> Self {
+    pub(super) fn of(record: &Record) -> Self {
         let party = record.caller.as_ref();
         match (party.and_then(|party| party.pod.as_ref()), party, record.socket) {
             (Some(pod), ..) => Self::Pod(pod.uid.clone()),
@@ -69,12 +69,16 @@ impl Bucket {
             self.tokens = rest;
             return true;
         }
+        self.leave_out(record);
+        false
+    }
+
+    fn leave_out(&mut self, record: &Record) {
         let (count, last) = self.left_out.get_or_insert_with(|| (0, Box::new(record.clone())));
         *count += 1;
         if *count > 1 {
             **last = record.clone();
         }
-        false
     }
 
     /// Whether it is as a new one would be.
@@ -95,6 +99,15 @@ pub(super) struct Limiter {
 impl Limiter {
     /// Whether a record may be written. It is counted if not.
     pub(super) fn admits(&mut self, record: &Record) -> bool {
+        self.bucket(record).take(record)
+    }
+
+    /// Counts a record that is not written for another reason.
+    pub(super) fn leave_out(&mut self, record: &Record) {
+        self.bucket(record).leave_out(record);
+    }
+
+    fn bucket(&mut self, record: &Record) -> &mut Bucket {
         let now = record.at.0;
         let mut account = Account::of(record);
         if !self.accounts.contains_key(&account) && self.accounts.len() >= ACCOUNTS_MAX {
@@ -107,7 +120,7 @@ impl Limiter {
             .accounts
             .entry(account)
             .or_insert_with(|| [REFUSED, DONE].map(|rate| Bucket::new(rate, now)));
-        buckets[usize::from(record.outcome != Outcome::Refused)].take(record)
+        &mut buckets[usize::from(record.outcome != Outcome::Refused)]
     }
 
     /// For each account that had records left out: how many, since the last time, and whose the last one was.

@@ -20,13 +20,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use tokio::time::Instant;
 
-use crate::broker::{Millis, Record};
-use crate::metrics::Metrics;
+use crate::broker::{Millis, Outcome, Record};
+use crate::metrics::{Cause, Metrics};
+use crate::shares::{Share, Shares};
 use file::LogFile;
-use limit::Limiter;
+use limit::{Account, Limiter};
 
-/// Records that wait to be written.
-const QUEUE_MAX: usize = 4096;
+/// Records that wait to be written: refusals, and the rest. Of each kind one account has at most as many as are free, so that
+/// there is always room for another's.
+const QUEUE_MAX: [usize; 2] = [1024, 3072];
+/// Reports of what was left out: at most one for each account and kind at a time.
+const REPORTS_MAX: usize = 2 * (limit::ACCOUNTS_MAX + 1);
 /// How long after the first record that was left out their number is written.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
 
@@ -41,14 +45,18 @@ pub(crate) struct AuditLog {
     shared: Arc<Mutex<Shared>>,
 }
 
+/// A line to write, and its place in the queue.
+type Line = (String, Option<Share<Account>>);
+
 /// Lines to write; and what says that all are written, by ending.
-type Writer = (SyncSender<String>, Receiver<()>);
+type Writer = (SyncSender<Line>, Receiver<()>);
 
 #[derive(Debug)]
 struct Shared {
     /// `None`: into the log of the sidecar.
     writer: Option<Writer>,
     limiter: Limiter,
+    queued: [Arc<Mutex<Shares<Account>>>; 2],
     /// Somebody is going to write how many were left out.
     will_report: bool,
     lost: u64,
@@ -57,7 +65,8 @@ struct Shared {
 impl AuditLog {
     pub(crate) fn open(path: Option<&Path>, metrics: Metrics) -> Result<Self> {
         let writer = path.map(writer).transpose()?;
-        let shared = Shared { writer, limiter: Limiter::default(), will_report: false, lost: 0 };
+        let queued = QUEUE_MAX.map(|max| Arc::new(Mutex::new(Shares::new(max))));
+        let shared = Shared { writer, limiter: Limiter::default(), queued, will_report: false, lost: 0 };
         Ok(Self { start: Instant::now(), metrics, shared: Arc::new(Mutex::new(shared)) })
     }
 
@@ -74,9 +83,17 @@ impl AuditLog {
     pub(crate) fn write(&self, record: &Record) {
         let mut shared = self.shared();
         if shared.limiter.admits(record) {
-            return shared.put(record, &self.metrics);
+            let queued = &shared.queued[usize::from(record.outcome != Outcome::Refused)];
+            match Share::take(queued, Account::of(record), 1, 1) {
+                Ok(place) => return shared.put(record, Some(place), &self.metrics),
+                Err(_) => {
+                    shared.limiter.leave_out(record);
+                    self.metrics.audit_suppressed(Cause::Queue);
+                }
+            }
+        } else {
+            self.metrics.audit_suppressed(Cause::Rate);
         }
-        self.metrics.audit_suppressed(1);
         if !std::mem::replace(&mut shared.will_report, true) {
             let log = self.clone();
             tokio::spawn(async move {
@@ -91,7 +108,7 @@ impl AuditLog {
         let mut shared = self.shared();
         shared.will_report = false;
         for record in shared.limiter.reports(self.now()) {
-            shared.put(&record, &self.metrics);
+            shared.put(&record, None, &self.metrics);
         }
     }
 
@@ -113,7 +130,7 @@ impl AuditLog {
 }
 
 impl Shared {
-    fn put(&mut self, record: &Record, metrics: &Metrics) {
+    fn put(&mut self, record: &Record, place: Option<Share<Account>>, metrics: &Metrics) {
         let line = record.to_line();
         let Some((queue, _)) = &self.writer else {
             tracing::info!(target: "audit", "{line}");
@@ -121,7 +138,8 @@ impl Shared {
         };
         // The record's own clock starts with the sidecar.
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        match queue.try_send(format!("{{\"time_ms\":{time},{}\n", line.trim_start_matches('{'))) {
+        let line = format!("{{\"time_ms\":{time},{}\n", line.trim_start_matches('{'));
+        match queue.try_send((line, place)) {
             Ok(()) if self.lost > 0 => {
                 tracing::error!(lost = self.lost, "the audit log was too slow for these records");
                 self.lost = 0;
@@ -129,7 +147,7 @@ impl Shared {
             Ok(()) => {}
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
                 self.lost += 1;
-                metrics.audit_suppressed(1);
+                metrics.audit_suppressed(Cause::Writer);
             }
         }
     }
@@ -142,11 +160,11 @@ fn writer(path: &Path) -> Result<Writer> {
         let file = LogFile::open(path);
         Box::new(file.with_context(|| format!("cannot open the audit log {}", path.display()))?)
     };
-    let (queue, lines) = sync_channel::<String>(QUEUE_MAX);
+    let (queue, lines) = sync_channel::<Line>(QUEUE_MAX.iter().sum::<usize>() + REPORTS_MAX);
     let (writing, written) = channel::<()>();
     let thread = std::thread::Builder::new().name("audit".into()).spawn(move || {
         let _writing = writing;
-        for line in lines {
+        for (line, _place) in lines {
             if let Err(error) = out.write_all(line.as_bytes()) {
                 tracing::error!(%error, "the audit log cannot be written");
             }

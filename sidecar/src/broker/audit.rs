@@ -242,6 +242,8 @@ reasons! {
     ProcessesOfAccount = "limit_processes_per_account",
     /// Limit: processes.
     Processes = "limit_processes",
+    /// Limit: keys.
+    Keys = "limit_keys",
     /// Limit: keys of one session.
     KeysOfSession = "limit_keys_per_session",
     /// Limit: keys of one account.
@@ -286,6 +288,14 @@ reasons! {
     SeatsOfProcess = "limit_seats_per_process",
     /// Limit: descriptors of this sidecar.
     Descriptors = "limit_descriptors",
+    /// Limit: descriptors for one process.
+    DescriptorsOfProcess = "limit_descriptors_per_process",
+    /// Limit: descriptors for one account.
+    DescriptorsOfAccount = "limit_descriptors_per_account",
+    /// Limit: connections of one user.
+    SessionsOfUser = "limit_sessions_per_user",
+    /// Limit: bytes that wait to be read by one account.
+    OutgoingOfAccount = "limit_outgoing_per_account",
 }
 
 impl Serialize for Reason {
@@ -370,6 +380,10 @@ impl Reason {
         Self::SeatTaken,
         Self::SeatsOfProcess,
         Self::Descriptors,
+        Self::DescriptorsOfProcess,
+        Self::DescriptorsOfAccount,
+        Self::SessionsOfUser,
+        Self::OutgoingOfAccount,
     ];
 }
 

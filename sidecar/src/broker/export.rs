@@ -124,6 +124,10 @@ impl Broker {
 
     pub(super) fn has_quota(&self, caller: &Caller, size: u64) -> Result<(), Refusal> {
         let policy = &self.policy;
+        if self.tables.regions.len() >= policy.keys {
+            let what = "keys in all: close some, or give the sidecar more memory and descriptors";
+            return Err(Refusal::limit(Reason::Keys, policy.keys, what));
+        }
         let keys = self.tables.sessions.get(&caller.session).map_or(0, |session| session.keys);
         if keys >= policy.keys_per_session {
             return Err(Refusal::limit(

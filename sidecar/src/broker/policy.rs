@@ -31,6 +31,8 @@ pub struct Policy {
     pub processes: usize,
     /// The same, of one account.
     pub processes_per_account: usize,
+    /// Keys.
+    pub keys: usize,
     /// Keys that one session has exported.
     pub keys_per_session: usize,
     /// Keys of one account.
@@ -71,6 +73,7 @@ impl Default for Policy {
             sessions_unidentified: 64,
             processes: 4096,
             processes_per_account: 512,
+            keys: 65_536,
             keys_per_session: limits::MAX_KEYS_PER_SESSION,
             keys_per_account: limits::MAX_KEYS_PER_SESSION,
             // More than the memory of any eight devices.

@@ -1,24 +1,18 @@
 //! What the broker is told, and what it wants done.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use shmesh_proto::broker::{Reply, Request};
 
 use super::{Hub, ToHub};
-use crate::broker::{Command, Effect, FdToken, SessionId};
+use crate::broker::{Command, Effect, SessionId};
 
 impl Hub {
     pub(super) fn ask_broker(&mut self, session: SessionId, request: Request, fds: Vec<OwnedFd>) {
-        let fds = fds.into_iter().map(|fd| self.hold(fd)).collect();
+        let process = self.sessions.get(&session).and_then(|known| known.process);
+        let owner = process.filter(|_| !fds.is_empty()).and_then(|process| self.owner(process));
+        let fds = fds.into_iter().map(|fd| self.held.hold(fd, owner.clone())).collect();
         self.tell_broker(Command::Request { session, request, fds });
-    }
-
-    fn hold(&mut self, fd: OwnedFd) -> FdToken {
-        self.fds_ever += 1;
-        let token = FdToken(self.fds_ever);
-        self.fds.insert(token, Arc::new(fd));
-        token
     }
 
     pub(super) fn tell_broker(&mut self, command: Command) {
@@ -32,16 +26,14 @@ impl Hub {
         for effect in self.broker.handle(self.audit.now(), command) {
             match effect {
                 Effect::Reply { session, reply, fd } => {
-                    let fds = fd.and_then(|fd| self.fds.get(&fd).cloned()).into_iter().collect();
+                    let fds = fd.and_then(|fd| self.held.get(fd)).into_iter().collect();
                     self.send(session, &reply, fds);
                 }
                 Effect::Event { session, happened } => {
                     self.send(session, &Reply::event(happened), Vec::new())
                 }
                 Effect::CloseSession(session) => self.dismiss(session),
-                Effect::DropFd(fd) => {
-                    self.fds.remove(&fd);
-                }
+                Effect::DropFd(fd) => self.held.release(fd),
                 Effect::Watch(process) => {
                     self.processes.entry(process).or_default().is_watched_by_broker = true;
                 }

@@ -30,13 +30,13 @@ impl Hub {
         let Some(kept) = self.links.kept(link) else {
             return self.refuse_without_link(session, id, Op::Attach, link);
         };
-        if let Some(known) = process.and_then(|process| self.processes.get_mut(&process)) {
-            if known.links.is_empty() {
-                if self.fds.len() + self.attached >= self.descriptors.max {
-                    let text = "there are no descriptors left to watch one more process with";
-                    return self.refuse(session, id, Op::Attach, Code::Limit, Reason::Descriptors, text);
-                }
-                self.attached += 1;
+        let owner = process.and_then(|process| self.owner(process));
+        let known = process.and_then(|process| self.processes.get_mut(&process));
+        if let (Some(known), Some((_, account))) = (known, owner) {
+            if known.links.is_empty()
+                && let Err((reason, text)) = self.held.attach(&account)
+            {
+                return self.refuse(session, id, Op::Attach, Code::Limit, reason, text);
             }
             known.links.insert(link);
         }

@@ -17,7 +17,7 @@ mod process;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
@@ -29,15 +29,17 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 pub(crate) use self::descriptors::Descriptors;
+use self::descriptors::Held;
 use self::process::Process;
 use crate::audit::AuditLog;
 use crate::broker::{
-    Broker, Command, Credentials, FdToken, Op, Outcome, Party, ProcessId, Reason, Record, SessionId, Ticket,
+    Account, Broker, Command, Credentials, Op, Outcome, Party, ProcessId, Reason, Record, SessionId, Ticket,
 };
 use crate::identity::Resolver;
 use crate::links::{LinkIndex, Links};
 use crate::metrics::Metrics;
 use crate::session::Outgoing;
+use crate::shares::{Share, Shares};
 
 /// Metrics are this old at most while something happens.
 const OBSERVE_AFTER: Duration = Duration::from_millis(20);
@@ -107,10 +109,9 @@ pub(crate) struct Hub {
     descriptors: Descriptors,
     sessions: HashMap<SessionId, Session>,
     processes: BTreeMap<ProcessId, Process>,
-    /// How many of them have attached: each takes a descriptor until it ends, connected or not.
-    attached: usize,
-    fds: HashMap<FdToken, Arc<OwnedFd>>,
-    fds_ever: u64,
+    held: Held,
+    /// Bytes that wait to be read, by whom they are for.
+    outgoing: Arc<Mutex<Shares<Account>>>,
     myself: mpsc::Sender<ToHub>,
 }
 
@@ -133,9 +134,8 @@ impl Hub {
             descriptors,
             sessions: HashMap::new(),
             processes: BTreeMap::new(),
-            attached: 0,
-            fds: HashMap::new(),
-            fds_ever: 0,
+            held: Held::new(descriptors),
+            outgoing: Arc::new(Mutex::new(Shares::new(descriptors.outgoing))),
             myself,
         }
     }
@@ -264,16 +264,25 @@ impl Hub {
                             and growing";
                 self.refuse(session, id, Op::of(&request), Code::Invalid, Reason::BadDescriptors, text);
             }
-            Some(op)
-                if exported(op).is_some()
-                    && self.fds.len() + self.attached + fds.len() > self.descriptors.max =>
-            {
-                let text =
-                    format!("at most {} keys with descriptors in all: close some", self.descriptors.max);
-                self.refuse(session, id, Op::of(&request), Code::Limit, Reason::Descriptors, text);
-            }
+            Some(op) if exported(op).is_some() && !fds.is_empty() => match self.may_export(process) {
+                Err((reason, text)) => {
+                    self.refuse(session, id, Op::of(&request), Code::Limit, reason, text);
+                }
+                Ok(()) => self.ask_broker(session, request, fds),
+            },
             _ => self.ask_broker(session, request, fds),
         }
+    }
+
+    /// Nobody knows who is not identified: the broker refuses it.
+    fn may_export(&self, process: Option<ProcessId>) -> Result<(), (Reason, String)> {
+        let owner = process.and_then(|process| self.owner(process));
+        owner.map_or(Ok(()), |(process, account)| self.held.may_export(&process, &account))
+    }
+
+    fn owner(&self, process: ProcessId) -> Option<(ProcessId, Account)> {
+        let identity = self.processes.get(&process)?.identity.as_ref()?;
+        Some((process, Account::of(identity)))
     }
 
     fn are_memory_of(&self, fds: &[OwnedFd], export: &broker::ExportKey) -> bool {
@@ -324,13 +333,21 @@ impl Hub {
     /// Who does not read is dismissed: its queue must not become our memory.
     fn send(&mut self, session: SessionId, reply: &Reply, fds: Vec<Arc<OwnedFd>>) {
         let Some(known) = self.sessions.get(&session) else { return };
-        // Closed: it has ended, and we are going to hear of it.
-        if let Err(TrySendError::Full(_)) =
-            known.outgoing.try_send(Outgoing { bytes: packet::encode(reply), fds })
-        {
-            self.deny(session, Op::Packet, Reason::Slow, None);
-            self.dismiss(session);
-        }
+        let bytes = packet::encode(reply);
+        let account = known.process.and_then(|process| self.owner(process));
+        let user = || Account::User(known.credentials.map_or(u32::MAX, |socket| socket.uid));
+        let account = account.map_or_else(user, |(_, account)| account);
+        let amount = bytes.len() + Outgoing::OVERHEAD;
+        let reason = match Share::take(&self.outgoing, account, amount, 1) {
+            Err(_) => Reason::OutgoingOfAccount,
+            Ok(room) => match known.outgoing.try_send(Outgoing { bytes, fds, _room: Some(room) }) {
+                Err(TrySendError::Full(_)) => Reason::Slow,
+                // Closed: it has ended, and we are going to hear of it.
+                Ok(()) | Err(TrySendError::Closed(_)) => return,
+            },
+        };
+        self.deny(session, Op::Packet, reason, None);
+        self.dismiss(session);
     }
 
     /// Ends a session: its task sees that nothing more is to be sent, and closes the connection. The broker hears of it when

@@ -13,7 +13,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 
 use super::{Hub, ToHub};
-use crate::broker::{Command, Op, ProcessId, Reason, SessionId};
+use crate::broker::{Account, Command, Op, ProcessId, Reason, SessionId};
 use crate::inspect;
 use crate::links::LinkIndex;
 
@@ -152,8 +152,11 @@ impl Hub {
         for id in ids {
             let Some(known) = self.processes.get_mut(&id) else { continue };
             known.seats.retain(|(of, ..)| *of != link);
-            if known.links.remove(&link) && known.links.is_empty() {
-                self.attached -= 1;
+            if known.links.remove(&link)
+                && known.links.is_empty()
+                && let Some(identity) = &known.identity
+            {
+                self.held.detach(&Account::of(identity));
             }
             self.forget_if_idle(id);
         }
@@ -161,7 +164,9 @@ impl Hub {
 
     pub(super) fn died(&mut self, process: ProcessId) {
         let Some(dead) = self.processes.remove(&process) else { return };
-        self.attached -= usize::from(!dead.links.is_empty());
+        if let Some(identity) = dead.identity.as_ref().filter(|_| !dead.links.is_empty()) {
+            self.held.detach(&Account::of(identity));
+        }
         let mut done = Recovered::default();
         for &(link, seat, word) in &dead.seats {
             let Some(kept) = self.links.kept(link) else { continue };

@@ -411,8 +411,12 @@ fn ten_thousand_connections() {
     assert!(written().iter().all(by_me));
     until("each is in the log, or counted", || {
         let written = audited(&scene.audit(), "open", "limit_sessions_per_process").len()
-            + audited(&scene.audit(), "open", "limit_sessions").len();
-        written as u64 + scene.sidecar.metric("shmesh_sidecar_audit_suppressed_total") == came
+            + audited(&scene.audit(), "open", "limit_sessions").len()
+            + audited(&scene.audit(), "open", "limit_sessions_per_user").len();
+        let left_out = ["rate", "queue", "writer"].map(|cause| {
+            scene.sidecar.metric(&format!("shmesh_sidecar_audit_suppressed_total{{cause=\"{cause}\"}}"))
+        });
+        written as u64 + left_out.iter().sum::<u64>() == came
     });
     assert!(std::fs::metadata(scene.audit()).unwrap().len() < 1 << 20, "the log stays small");
     drop(crowd);
@@ -513,7 +517,7 @@ fn descriptors_run_out() {
         crowd.extend(socket::connect_to(&scene.dir.path().join("link.broker")));
         scene.sidecar.metric("shmesh_sidecar_refused_connections_total") > 0
     });
-    let written = || audited(&scene.audit(), "open", "limit_sessions");
+    let written = || audited(&scene.audit(), "open", "limit_sessions_per_user");
     until("it is written down", || !written().is_empty());
     assert_eq!(written()[0]["socket"]["pid"], std::process::id());
     scene.others_are_undisturbed();
@@ -532,7 +536,7 @@ fn descriptors_run_out() {
     };
     assert_eq!(refused.code(), Code::Limit);
     assert!(refused.text.contains("keys with descriptors") && keys > 50, "{keys}: {}", refused.text);
-    scene.was_refused("export", "limit_descriptors", 1, by_me);
+    scene.was_refused("export", "limit_descriptors_per_process", 1, by_me);
     scene.others_are_undisturbed();
 
     // What comes along with packets, as fast as it can be sent, with all that was taken above still taken.

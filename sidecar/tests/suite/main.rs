@@ -13,6 +13,7 @@ mod lingering;
 mod links;
 mod metrics;
 mod restarts;
+mod shares;
 mod strangers;
 mod support;
 mod two_links;

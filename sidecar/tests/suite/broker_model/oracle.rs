@@ -728,6 +728,9 @@ impl Oracle {
         size: u64,
     ) -> Result<(), (Code, Reason, Vec<i32>)> {
         let policy = &self.policy;
+        if self.regions.len() >= policy.keys {
+            return no(Code::Limit, Reason::Keys);
+        }
         if self.regions.iter().filter(|r| r.session == session).count() >= policy.keys_per_session {
             return no(Code::Limit, Reason::KeysOfSession);
         }
