@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::places::Limit;
+use super::slots::Limit;
 use crate::review::Outcome;
 
 /// Buckets in seconds: 0.1 ms is typical, 5 ms is the limit.

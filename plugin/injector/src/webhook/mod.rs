@@ -3,13 +3,13 @@
 //! | file | concept |
 //! |---|---|
 //! | `mod.rs` | connections: limits and graceful shutdown |
-//! | `places.rs` | limits of connections, and which one is evicted |
+//! | `slots.rs` | limits of connections, and which one is evicted |
 //! | `metrics.rs` | metrics |
 //! | `run.rs` | lifecycle of the webhook |
 
 mod metrics;
-mod places;
 mod run;
+mod slots;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::review;
-use places::{Place, Places, Stage};
+use slots::{Slot, Slots, Stage};
 
 pub use metrics::Metrics;
 pub use run::{CertSource, Settings, run};
@@ -83,7 +83,7 @@ pub async fn serve(
         .route("/inject", post(inject))
         .with_state(Injector { config, metrics: metrics.clone() });
     let acceptor = TlsAcceptor::from(tls);
-    let places = Places::default();
+    let slots = Slots::default();
     let connections = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
@@ -98,7 +98,7 @@ pub async fn serve(
                 continue;
             }
         };
-        let Some((place, limit)) = places.enter(address.ip()) else {
+        let Some((slot, limit)) = slots.enter(address.ip()) else {
             metrics.refused_connections();
             continue;
         };
@@ -108,11 +108,11 @@ pub async fn serve(
         let (acceptor, routes, metrics, stop) =
             (acceptor.clone(), routes.clone(), metrics.clone(), stop.clone());
         connections.spawn(async move {
-            let place = Arc::new(place);
+            let slot = Arc::new(slot);
             let ended = tokio::select! {
-                ended = connection(stream, &acceptor, routes, &place, &stop) => ended,
+                ended = connection(stream, &acceptor, routes, &slot, &stop) => ended,
                 // Counted when the newer connection was accepted.
-                () = place.evicted.cancelled() => return,
+                () = slot.evicted.cancelled() => return,
             };
             if let Err(error) = ended {
                 metrics.failed_connections();
@@ -131,12 +131,12 @@ async fn connection(
     stream: TcpStream,
     acceptor: &TlsAcceptor,
     routes: Router,
-    place: &Arc<Place>,
+    slot: &Arc<Slot>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
     let stream = timeout(HANDSHAKE, acceptor.accept(stream)).await??;
-    let routes = routes.layer(Extension(Arc::clone(place)));
+    let routes = routes.layer(Extension(Arc::clone(slot)));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
@@ -144,13 +144,13 @@ async fn connection(
     let mut served = std::pin::pin!(served);
     let silent = async {
         tokio::time::sleep(FIRST_QUESTION).await;
-        if place.has_asked() {
+        if slot.has_sent_request() {
             std::future::pending::<()>().await;
         }
     };
     tokio::select! {
         ended = served.as_mut() => return Ok(ended?),
-        () = silent => anyhow::bail!("it connected and asked nothing"),
+        () = silent => anyhow::bail!("no request was received in time"),
         () = stop.cancelled() => served.as_mut().graceful_shutdown(),
     }
     Ok(served.await?)
@@ -158,16 +158,16 @@ async fn connection(
 
 async fn inject(
     State(injector): State<Injector>,
-    Extension(place): Extension<Arc<Place>>,
+    Extension(slot): Extension<Arc<Slot>>,
     request: Request,
 ) -> Response {
-    place.is_at(Stage::Asking);
-    let response = answer(&injector, &place, request).await;
-    place.is_at(Stage::Idle);
+    slot.set_stage(Stage::Receiving);
+    let response = answer(&injector, &slot, request).await;
+    slot.set_stage(Stage::Idle);
     response
 }
 
-async fn answer(injector: &Injector, place: &Place, request: Request) -> Response {
+async fn answer(injector: &Injector, slot: &Slot, request: Request) -> Response {
     let length =
         request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if length.is_some_and(|length: usize| length > MAX_QUESTION_BYTES) {
@@ -182,7 +182,7 @@ async fn answer(injector: &Injector, place: &Place, request: Request) -> Respons
             return StatusCode::REQUEST_TIMEOUT.into_response();
         }
     };
-    place.is_at(Stage::Answering);
+    slot.set_stage(Stage::Answering);
     let begun = Instant::now();
     match review::answer(&question, &injector.config) {
         Ok((outcome, answer)) => {

@@ -191,9 +191,9 @@ async fn certificate_rotation_loses_no_client() {
     assert_eq!(ask(&mut kept, "POST", &question("- name: a")).await.0, 200, "connections stay");
 }
 
-/// Somebody takes all that there is: connections without a handshake, and finished ones that say nothing.
+/// One address takes all connections: half of them without a handshake, half silent after it.
 #[tokio::test]
-async fn half_open_and_silent_connections_keep_nobody_out() {
+async fn half_open_and_silent_connections_shut_out_no_client() {
     let server = Server::start().await;
     let bundle = made();
     server.served.present(&bundle).unwrap();

@@ -1,0 +1,199 @@
+//! Connection slots: limits in all and per address, and which connection is evicted for a new one.
+//!
+//! A new connection gets a slot unless every other connection is being answered. The connection that is evicted for it is one
+//! that has sent no request, else an idle one, else one that is still sending, the oldest first. So neither half-open nor silent
+//! connections shut out the API server, not even from its own address.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+/// Maximum number of connections. An API server uses a few.
+pub(super) const MAX_CONNECTIONS: usize = 512;
+/// Maximum number of connections from one address.
+pub(super) const MAX_OF_ADDRESS: usize = 128;
+
+/// Stage of a connection, in the order of eviction.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) enum Stage {
+    /// No request has been received yet.
+    New,
+    /// A request was answered, and another may follow.
+    Idle,
+    /// The body of a request is being received.
+    Receiving,
+    /// The request is being answered.
+    Answering,
+}
+
+/// The limit that caused an eviction.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Limit {
+    Address,
+    All,
+}
+
+impl Limit {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Address => "address",
+            Self::All => "all",
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Connection {
+    address: IpAddr,
+    stage: Stage,
+    evicted: CancellationToken,
+}
+
+/// The connections by number, in the order in which they were accepted.
+type Table = BTreeMap<u64, Connection>;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Slots(Arc<Mutex<(u64, Table)>>);
+
+impl Slots {
+    /// Takes a slot for a connection from this address. Returns the limit if another connection was evicted for it, and `None`
+    /// if every connection that could be evicted is being answered.
+    pub(super) fn enter(&self, address: IpAddr) -> Option<(Slot, Option<Limit>)> {
+        let address = source(address);
+        let mut inner = self.lock();
+        let (ever, table) = &mut *inner;
+        let mut counts = BTreeMap::<IpAddr, usize>::new();
+        for connection in table.values() {
+            *counts.entry(connection.address).or_default() += 1;
+        }
+        let of = |address: &IpAddr| counts.get(address).copied().unwrap_or(0);
+        let limit = if of(&address) >= MAX_OF_ADDRESS {
+            Some(Limit::Address)
+        } else {
+            (table.len() >= MAX_CONNECTIONS).then_some(Limit::All)
+        };
+        if let Some(limit) = limit {
+            let may_go = table.iter().filter(|(_, one)| match limit {
+                Limit::Address => one.address == address,
+                Limit::All => true,
+            });
+            let may_go = may_go.filter(|(_, one)| one.stage != Stage::Answering);
+            // From the address with the most connections, so that an address with a few is not affected by one with many.
+            let first = may_go.min_by_key(|(id, one)| (usize::MAX - of(&one.address), one.stage, **id));
+            let id = first.map(|(id, _)| *id)?;
+            if let Some(gone) = table.remove(&id) {
+                gone.evicted.cancel();
+            }
+        }
+        *ever += 1;
+        let (id, evicted) = (*ever, CancellationToken::new());
+        table.insert(id, Connection { address, stage: Stage::New, evicted: evicted.clone() });
+        drop(inner);
+        Some((Slot { slots: self.clone(), id, evicted }, limit))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (u64, Table)> {
+        // Each entry is replaced as a whole, so a panic leaves none half written.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The slot of a connection, free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Slot {
+    slots: Slots,
+    id: u64,
+    /// Cancelled when the connection is evicted.
+    pub(super) evicted: CancellationToken,
+}
+
+impl Slot {
+    pub(super) fn set_stage(&self, stage: Stage) {
+        if let Some(connection) = self.slots.lock().1.get_mut(&self.id) {
+            connection.stage = stage;
+        }
+    }
+
+    pub(super) fn has_sent_request(&self) -> bool {
+        self.slots.lock().1.get(&self.id).is_some_and(|connection| connection.stage != Stage::New)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.slots.lock().1.remove(&self.id);
+    }
+}
+
+/// What counts as one source: an IPv4 address, or the /64 of an IPv6 address, below which a machine can choose freely.
+fn source(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn v4(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    fn enter(slots: &Slots, address: IpAddr, stage: Stage, count: usize) -> Vec<Slot> {
+        let each = (0..count).map(|_| slots.enter(address).expect("a slot").0);
+        each.inspect(|slot| slot.set_stage(stage)).collect()
+    }
+
+    #[test]
+    fn oldest_that_asked_nothing_gives_way_first() {
+        let slots = Slots::default();
+        let idle = enter(&slots, v4(1), Stage::Idle, 1);
+        let new = enter(&slots, v4(1), Stage::New, MAX_OF_ADDRESS - 1);
+        let (_next, limit) = slots.enter(v4(1)).unwrap();
+        assert_eq!(limit, Some(Limit::Address));
+        assert!(new[0].evicted.is_cancelled() && !new[1].evicted.is_cancelled());
+        assert!(!idle[0].evicted.is_cancelled());
+        assert_eq!(slots.enter(v4(2)).unwrap().1, None, "another address");
+    }
+
+    #[test]
+    fn address_with_most_connections_gives_way_when_all_are_taken() {
+        let slots = Slots::default();
+        let few = enter(&slots, v4(9), Stage::New, 3);
+        let many: Vec<_> = (0..4).flat_map(|last| enter(&slots, v4(last), Stage::Idle, 127)).collect();
+        let rest = enter(&slots, v4(10), Stage::New, 1);
+        assert_eq!(slots.lock().1.len(), MAX_CONNECTIONS);
+        let (_next, limit) = slots.enter(v4(11)).unwrap();
+        assert_eq!(limit, Some(Limit::All));
+        assert_eq!(many.iter().filter(|slot| slot.evicted.is_cancelled()).count(), 1);
+        assert!(few.iter().chain(&rest).all(|slot| !slot.evicted.is_cancelled()));
+    }
+
+    #[test]
+    fn answers_are_never_cut_off() {
+        let slots = Slots::default();
+        let _all = enter(&slots, v4(1), Stage::Answering, MAX_OF_ADDRESS);
+        assert!(slots.enter(v4(1)).is_none());
+        let _asking = enter(&slots, v4(2), Stage::Receiving, MAX_OF_ADDRESS);
+        assert!(slots.enter(v4(2)).is_some());
+    }
+
+    #[test]
+    fn one_machine_is_one_source() {
+        let v6 = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert_eq!(source(v6("fd00::1:2:3:4")), source(v6("fd00::5:6:7:8")));
+        assert_ne!(source(v6("fd00:0:0:1::1")), source(v6("fd00:0:0:2::1")));
+        assert_eq!(source(v6("::ffff:10.0.0.1")), v4(1));
+    }
+
+    #[test]
+    fn places_come_back() {
+        let slots = Slots::default();
+        drop(enter(&slots, v4(1), Stage::New, MAX_OF_ADDRESS));
+        assert!(slots.lock().1.is_empty());
+    }
+}
