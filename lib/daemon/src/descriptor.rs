@@ -34,8 +34,7 @@ pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> std::io::Result<()> {
 /// use shmesh_daemon::descriptor::try_watched;
-/// # let dir = tempfile::tempdir()?;
-/// let file = std::fs::File::create(dir.path().join("file"))?;
+/// let file = std::fs::File::open("/proc/self/exe")?;
 /// let (_file, error) = try_watched(file.into()).unwrap_err();
 /// assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "a plain file");
 /// # Ok(())

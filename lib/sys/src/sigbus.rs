@@ -322,6 +322,17 @@ mod tests {
         unsafe { map.as_mut_ptr().add(at).write_volatile(byte) }
     }
 
+    /// Threads of the library block the signals of the application.
+    #[test]
+    fn thread_that_blocks_signals_is_guarded() {
+        let file = file(1);
+        let map = Mapping::guarded(map(&file)).unwrap();
+        file.set_len(0).unwrap();
+        let _blocked = crate::signal::Blocked::all();
+        assert_eq!(byte(&map, 0), 0);
+        assert!(map.is_damaged());
+    }
+
     #[test]
     fn truncated_mapping_reads_zeros_and_is_damaged() {
         // More than one chunk of ranges.

@@ -5,16 +5,21 @@ use std::io;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Number};
 use nix::sys::time::TimeSpec;
 
-/// All signals of this thread stay pending while this lives. Threads that it starts meanwhile inherit the mask, so that an
-/// application's handlers run in the application's own threads.
+/// All signals of this thread stay pending while this lives, except faults: the kernel kills a process whose fault is blocked,
+/// whatever handler it has. Threads that it starts meanwhile inherit the mask, so that an application's handlers run in the
+/// application's own threads.
 #[derive(Debug)]
 pub struct Blocked(Option<SigSet>);
 
 impl Blocked {
-    /// Blocks all signals of this thread.
+    /// Blocks all signals of this thread but faults.
     #[must_use]
     pub fn all() -> Self {
-        Self(SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).ok())
+        let mut signals = SigSet::all();
+        for fault in [Number::SIGBUS, Number::SIGSEGV, Number::SIGILL, Number::SIGFPE, Number::SIGTRAP] {
+            signals.remove(fault);
+        }
+        Self(signals.thread_swap_mask(SigmaskHow::SIG_SETMASK).ok())
     }
 }
 

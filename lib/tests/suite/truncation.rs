@@ -60,7 +60,14 @@ fn guarded_process_survives_and_its_calls_name_the_link() {
             phy.send_inline(2, 0, b"held").unwrap();
             let held = mac.receive().unwrap().unwrap();
             let sleeper = mac.try_clone().unwrap();
-            let sleeper = std::thread::spawn(move || sleeper.wait(None).unwrap_err());
+            // What it finds first may be a message of the calls below.
+            let sleeper = std::thread::spawn(move || {
+                loop {
+                    if let Err(error) = sleeper.wait(None) {
+                        break error;
+                    }
+                }
+            });
 
             File::options().write(true).open(dir.path().join(file)).unwrap().set_len(len).unwrap();
             // Each of the two has mapped the link by itself.

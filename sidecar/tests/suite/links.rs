@@ -192,7 +192,7 @@ fn what_cannot_be_is_told() {
     assert!(code == Some(64) && said.contains("not on a tmpfs"), "{code:?} {said}");
     let file = dir.path().join("links.yaml");
     let shown =
-        "unknown key \"frobnicate\"; known here: name, ring, receivers, pools, backing, memory, notify";
+        "unknown key \"frobnicate\"; known here: name, ring, pools, receivers, backing, memory, notify";
     for (flag, text, at) in [
         (
             "--config",
