@@ -11,7 +11,7 @@ use shmesh::ErrorKind;
 use shmesh::config::{LinkConfig, LoadedConfig, from_file, from_yaml};
 
 use crate::error::{Failed, argument, guarded, shmesh_error_t, uncancelled};
-use crate::handles::interned;
+use crate::handles::{interned, no_fork};
 use shmesh_error_t::SHMESH_OK;
 
 /// The links of a configuration. Free it with `shmesh_config_free`. It points to nothing: what was freed has no links.
@@ -25,21 +25,26 @@ type Links = Arc<[(&'static CStr, LinkConfig)]>;
 /// Configurations by their handles: numbers that no process has as an address, and that no later configuration gets again.
 static CONFIGS: Mutex<BTreeMap<usize, Links>> = Mutex::new(BTreeMap::new());
 
-fn configs() -> MutexGuard<'static, BTreeMap<usize, Links>> {
+/// Released in this order.
+type Locked = (MutexGuard<'static, BTreeMap<usize, Links>>, MutexGuard<'static, ()>);
+
+fn configs() -> Locked {
+    let no_fork = no_fork();
     // Each change is one step.
-    CONFIGS.lock().unwrap_or_else(PoisonError::into_inner)
+    (CONFIGS.lock().unwrap_or_else(PoisonError::into_inner), no_fork)
 }
 
 /// The links of a configuration; `None`: it was freed, or never was one.
 pub(crate) fn links(config: *const shmesh_config_t) -> Option<Links> {
-    configs().get(&config.addr()).cloned()
+    configs().0.get(&config.addr()).cloned()
 }
 
 fn opened(links: Vec<LinkConfig>) -> *mut shmesh_config_t {
-    static NEXT: AtomicUsize = AtomicUsize::new(1 << 63);
+    // No handle of a link has both bits: its slot would have been used 2^42 times.
+    static NEXT: AtomicUsize = AtomicUsize::new(0b11 << 62);
     let handle = NEXT.fetch_add(1, Ordering::Relaxed);
     let links = links.into_iter().map(|link| (interned(link.name.as_str()), link)).collect();
-    configs().insert(handle, links);
+    configs().0.insert(handle, links);
     std::ptr::without_provenance_mut(handle)
 }
 
@@ -146,6 +151,6 @@ pub extern "C" fn shmesh_config_name(config: *const shmesh_config_t, index: usiz
 /// Frees it. Nothing happens for NULL, and when it was freed before.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_config_free(config: *mut shmesh_config_t) {
-    let freed = configs().remove(&config.addr());
+    let freed = configs().0.remove(&config.addr());
     drop(freed);
 }

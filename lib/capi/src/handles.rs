@@ -3,14 +3,43 @@
 //! A handle is never dereferenced, and slots are never freed, so any bits may be looked up: those of a closed handle, of
 //! another process or of no handle at all are refused. Entering a handle costs one atomic exchange.
 
-use std::cell::UnsafeCell;
+use std::cell::{RefCell, UnsafeCell};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use shmesh_sys::fork;
+
+static NO_FORK: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    static FORKING: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
+}
+
+/// While it lives, no thread forks. Whoever changes what all threads share here takes this first: else a child could find a lock
+/// taken by a thread that it does not have.
+pub(crate) fn no_fork() -> MutexGuard<'static, ()> {
+    static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+    if cfg!(not(miri)) && !IS_WATCHED.swap(true, Ordering::Relaxed) {
+        fork::around(before_fork, after_fork);
+    }
+    NO_FORK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+extern "C" fn before_fork() {
+    // A thread that ends has no place for the guard: then it forks as if this were not there.
+    let _ = FORKING.try_with(|held| {
+        *held.borrow_mut() = Some(NO_FORK.lock().unwrap_or_else(PoisonError::into_inner));
+    });
+}
+
+extern "C" fn after_fork() {
+    let _ = FORKING.try_with(|held| held.take());
+}
 
 /// No address of a process has it, so no pointer of the application is taken for a handle.
 const TAG: usize = 1 << 63;
@@ -96,6 +125,7 @@ impl<T> Table<T> {
 
     /// Makes a handle of a value; gives the value back when there are as many handles as there can be.
     pub(crate) fn insert(&self, name: &'static CStr, value: T) -> Result<*mut (), T> {
+        let no_fork = no_fork();
         let index = {
             let mut free = self.free();
             match free.indices.pop() {
@@ -114,6 +144,7 @@ impl<T> Table<T> {
             value: UnsafeCell::new(None),
         };
         let chunk = self.chunks[chunk].get_or_init(|| (0..FIRST_CHUNK << chunk).map(|_| vacant()).collect());
+        drop(no_fork);
         let slot = &chunk[offset];
         // SAFETY: the slot is vacant and its index was in the free list, from which this thread took it.
         unsafe { *slot.value.get() = Some(value) };
@@ -176,6 +207,7 @@ impl<T> Entered<'_, T> {
         this.slot.word.store(generation << STATE_BITS | VACANT, Ordering::Release);
         // A slot whose generations are used up is not used again.
         if generation >> GENERATION_BITS == 0 {
+            let _no_fork = no_fork();
             this.table.free().indices.push(this.index);
         }
         value
@@ -224,6 +256,7 @@ pub(crate) fn interned(text: &str) -> &'static CStr {
     static TEXTS: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
     // Names of links hold no NUL.
     let text = CString::new(text).unwrap_or_default();
+    let _no_fork = no_fork();
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     match texts.get(text.as_c_str()) {
         Some(known) => known,

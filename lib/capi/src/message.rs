@@ -184,15 +184,24 @@ pub unsafe extern "C" fn shmesh_link_loan(
         let (open, loans) = (entered.link(), &mut entered.outstanding().loans);
         let size = |pool| open.pool(pool).map_or(0, |(size, _)| size as usize);
         let (index, place) = loans.vacancy();
-        if pool < 0 {
-            out.msg = place.insert(open.loan()?).msg_mut(0)?.as_mut_ptr().cast();
-        } else {
-            let pool = pool_of(pool)?;
-            let loan = place.insert(open.loan_with(pool)?);
-            out.data = loan.data_mut(0)?.as_mut_ptr().cast();
-            out.data_size = size(pool);
-            out.msg = loan.msg_mut(0)?.as_mut_ptr().cast();
+        let mut fill = || {
+            if pool < 0 {
+                out.msg = place.insert(open.loan()?).msg_mut(0)?.as_mut_ptr().cast();
+            } else {
+                let pool = pool_of(pool)?;
+                let loan = place.insert(open.loan_with(pool)?);
+                out.data = loan.data_mut(0)?.as_mut_ptr().cast();
+                out.data_size = size(pool);
+                out.msg = loan.msg_mut(0)?.as_mut_ptr().cast();
+            }
+            Ok(())
+        };
+        let filled: Result<(), Failed> = fill();
+        if filled.is_err() {
+            // What was loaned goes back at once, not when the place is used again.
+            *place = None;
         }
+        filled?;
         out.msg_size = size(shmesh::config::PoolId::CpuMsg);
         out.private_words = loans.fill(index);
         out.private_link = link;

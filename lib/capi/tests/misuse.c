@@ -224,6 +224,108 @@ static void many_handles(void)
     OK(shmesh_link_close(other));
 }
 
+/* What is refused holds no buffer: here the only one. */
+static void refused_loans(void)
+{
+    shmesh_config_t *config;
+    shmesh_link_t *link;
+    OK(shmesh_config_from_yaml("links:\n  - name: misuse-device\n    ring: { len: 16 }\n    backing: memfd\n    pools:\n"
+                               "      cpu_msg: { buf_size_bytes: 512, pool_len: 1 }\n"
+                               "      cuda_data: { buf_size_bytes: 4096, pool_len: 1 }\n",
+                               &config));
+    OK(shmesh_link_create(config, 0, NULL, &link));
+    shmesh_loan_t loan;
+    CHECK(shmesh_link_loan(link, SHMESH_CUDA_DATA, &loan) == SHMESH_ERROR_NO_POOL);
+    OK(shmesh_link_loan(link, SHMESH_NO_DATA, &loan));
+    OK(shmesh_loan_drop(&loan));
+    OK(shmesh_link_close(link));
+    shmesh_config_free(config);
+}
+
+/* A thread that is cancelled while it asks who has the role that it needs: not inside of the call. */
+static void *refused_receiver(void *link)
+{
+    /* Not on the stack: the address sanitizer takes a cancelled thread's for one that is in use. */
+    static shmesh_message_t message;
+    for (;;) {
+        CHECK(shmesh_link_receive((shmesh_link_t *)link, &message) == SHMESH_ERROR_TAKEN);
+        pthread_testcancel();
+    }
+    return NULL;
+}
+
+static void cancelled_receivers(void)
+{
+    shmesh_config_t *config;
+    shmesh_link_t *link, *second;
+    OK(shmesh_config_from_yaml("links:\n  - name: misuse-single\n    ring: { len: 16, mode: spsc }\n    pools:\n"
+                               "      cpu_msg: { buf_size_bytes: 512, pool_len: 16 }\n",
+                               &config));
+    OK(shmesh_link_create(config, 0, NULL, &link));
+    OK(shmesh_link_clone(link, &second));
+    shmesh_message_t message;
+    CHECK(shmesh_link_receive(link, &message) == SHMESH_ERROR_EMPTY);
+    for (int i = 0; i < 50; i++) {
+        pthread_t thread;
+        void *ended;
+        CHECK(pthread_create(&thread, NULL, refused_receiver, second) == 0);
+        usleep(500);
+        CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &ended) == 0 && ended == PTHREAD_CANCELED);
+    }
+    OK(shmesh_link_close(second));
+    OK(shmesh_link_close(link));
+    shmesh_config_free(config);
+}
+
+#ifndef __SANITIZE_ADDRESS__
+static int churning = 1;
+
+static void *churn(void *link)
+{
+    while (__atomic_load_n(&churning, __ATOMIC_RELAXED)) {
+        shmesh_config_t *config;
+        shmesh_link_t *clone;
+        OK(shmesh_config_default("misuse-churn", &config));
+        shmesh_config_free(config);
+        OK(shmesh_link_clone((shmesh_link_t *)link, &clone));
+        OK(shmesh_link_close(clone));
+    }
+    return NULL;
+}
+
+/* A child has handles of its own, whatever the threads of its parent were doing. */
+static void forked_children(void)
+{
+    enum { CHURNING = 3 };
+    pthread_t threads[CHURNING];
+    shmesh_link_t *links[CHURNING];
+    for (int i = 0; i < CHURNING; i++) {
+        OK(shmesh_link_clone(mac, &links[i]));
+        CHECK(pthread_create(&threads[i], NULL, churn, links[i]) == 0);
+    }
+    for (int i = 0; i < 100; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            alarm(HANGS_S / 2);
+            shmesh_config_t *config;
+            OK(shmesh_config_default("misuse-child", &config));
+            shmesh_link_t *link = attached("misuse");
+            OK(shmesh_link_close(link));
+            shmesh_config_free(config);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    __atomic_store_n(&churning, 0, __ATOMIC_RELAXED);
+    for (int i = 0; i < CHURNING; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+        OK(shmesh_link_close(links[i]));
+    }
+}
+#endif
+
 int main(void)
 {
     alarm(HANGS_S);
@@ -234,6 +336,12 @@ int main(void)
     closed_handles();
     closed_by_several();
     many_handles();
+    refused_loans();
+    cancelled_receivers();
+#ifndef __SANITIZE_ADDRESS__
+    /* Its own locks are not for children of a process with threads. */
+    forked_children();
+#endif
 
     /* And nothing was lost or counted twice: all 16 buffers go round. */
     for (int i = 0; i < 64; i++) {

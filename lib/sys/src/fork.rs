@@ -26,6 +26,21 @@ pub fn watch() {
     });
 }
 
+/// Has `before` called before each fork of this process, and `after` behind it, in the parent and in the child: all three in the
+/// thread that forks.
+///
+/// ```
+/// extern "C" fn nothing() {}
+/// shmesh_sys::fork::around(nothing, nothing);
+/// ```
+pub fn around(before: extern "C" fn(), after: extern "C" fn()) {
+    // SAFETY: functions of a library that is not unloaded before its handlers are removed, which the loader does.
+    #[expect(unsafe_code, reason = "nix has no pthread_atfork")]
+    unsafe {
+        libc::pthread_atfork(Some(before), Some(after), Some(after));
+    }
+}
+
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     replace_all();
