@@ -7,7 +7,7 @@ use super::Link;
 use super::open::{RECOVERY, RETRY};
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify;
-use crate::participant::Side;
+use crate::participant::{Participant, Side};
 
 impl Link {
     /// Drops what earlier participants sent and posted. Refused unless this handle is the only participant.
@@ -31,7 +31,9 @@ impl Link {
                 let ring = self.core().incoming(side);
                 (side, ring.queued().count(), notify::posted(ring))
             });
-            let Some(other) = self.core().seats.all().find(|other| other.seat != self.seat()) else {
+            // An evicted one sends nothing more, and its process may hang for ever.
+            let is_other = |other: &Participant| other.seat != self.seat() && !other.word.is_evicted();
+            let Some(other) = self.core().seats.all().find(is_other) else {
                 break leftovers;
             };
             if start.elapsed() >= RECOVERY {
@@ -42,11 +44,15 @@ impl Link {
                 }));
             }
             std::thread::sleep(RETRY);
+            // Who was killed just before may have died only now.
+            self.recover()?;
         };
         for (side, queued, posted) in leftovers {
             notify::forget_posts(self.core().incoming(side), posted);
-            // A participant of its own: this handle must not become the consumer of a ring that has one.
-            let reader = Self::seated(Arc::clone(&self.shared), Arc::clone(&self.holder), side)?;
+            // A participant of its own: this handle must not become the consumer of a ring that has one. On the primary side,
+            // whichever ring it is: a newcomer on the other one would take it for a second receiver there.
+            let mut reader = Self::seated(Arc::clone(&self.shared), Arc::clone(&self.holder), self.side())?;
+            reader.desk.incoming = self.core().incoming(side).clone();
             for _ in 0..queued {
                 match reader.receive() {
                     Ok(Some(message)) => drop(message),

@@ -354,6 +354,7 @@ impl LinkOptions {
             if self.fresh && create.is_some() {
                 link.empty()?;
             }
+            link.announce_attached();
             Ok(link)
         })
     }
@@ -733,7 +734,11 @@ impl LinkOptions {
             // Two that come at once see each other, and both may be refused; neither is let in wrongly.
             let start = Instant::now();
             while let Some(owner) = link.core().seats.all().find(|other| {
-                other.seat != link.desk.me.seat && other.word.side() == side && !other.is_of(me)
+                other.seat != link.desk.me.seat
+                    && other.word.side() == side
+                    && !other.is_of(me)
+                    // Its process may hang for ever, and receives nothing more.
+                    && (single || !other.word.is_evicted())
             }) {
                 // Whoever recovers a dead participant sits on the primary side for a moment.
                 if side == Side::Secondary || start.elapsed() >= RECOVERY {
@@ -742,7 +747,6 @@ impl LinkOptions {
                 std::thread::sleep(RETRY);
             }
         }
-        link.announce_attached();
         Ok(link)
     }
 }

@@ -886,3 +886,45 @@ fn two_receivers_at_once_are_not_both_let_in() {
         }
     }
 }
+
+#[test]
+fn newcomers_are_not_refused_while_a_kept_link_is_emptied() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let mut config = config("link", "mode=spsc");
+    (config.ring_len, config.pools[0].pool_len) = (4096, 4200);
+    let options = LinkOptions::new().dir(dir.path());
+    let keeper = options.keep(&config).unwrap();
+    let mut mac = Peer::start(dir.path());
+    for round in 0..40 {
+        let phy = options.create(&config).unwrap();
+        while phy.send_inline(1, 0, b"old").is_ok() {}
+        drop(phy);
+        let phy = std::thread::scope(|scope| {
+            let phy = scope.spawn(|| options.clone().fresh(true).create(&config));
+            std::thread::sleep(std::time::Duration::from_micros(100 * round));
+            mac.tell("attach link secondary 10000");
+            phy.join().unwrap()
+        });
+        if let Err(error) = phy {
+            assert!(matches!(error.kind(), shmesh::ErrorKind::InUse { .. }), "{error}");
+        }
+        mac.tell("close");
+    }
+    drop(keeper);
+}
+
+#[test]
+fn evicted_participant_makes_room_though_its_process_lives() {
+    let (dir, config) = (ipc_dir(), config("link", "receivers=one"));
+    let options = LinkOptions::new().dir(dir.path());
+    let phy = options.create(&config).unwrap();
+    let (mut hung, mut second) = (Peer::start(dir.path()), Peer::start(dir.path()));
+    hung.tell("attach link secondary 0");
+    phy.evict(phy.participants().find(|other| other.word.side() == Side::Secondary).unwrap().seat).unwrap();
+    second.tell("attach link secondary 0");
+    second.tell("close");
+    drop(phy);
+    assert!(options.fresh(true).create(&config).is_ok());
+    assert!(hung.ask("receive").starts_with("err Evicted"));
+}

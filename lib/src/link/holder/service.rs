@@ -322,7 +322,10 @@ pub(in crate::link) fn take_back(shared: &Shared, dead: &[Participant]) -> Recov
     for other in dead {
         // With every seat taken it is done from their own.
         let seat = me.map_or(other.seat, |me| me.seat);
-        shared.core.seats.record_end(other, Stage::Died);
+        if me.is_none() {
+            // Otherwise it would seem to have detached. Else it becomes known when all is taken back.
+            shared.core.seats.record_end(other, Stage::Died);
+        }
         done.add(shared.core.reclaim(other, seat, false));
     }
     if let Some(me) = me {
