@@ -19,11 +19,12 @@ use crate::ring::Ring;
 #[derive(Debug, Default)]
 pub(super) struct Bells(Mutex<HashMap<SeatIndex, (SeatWord, Ringer)>>);
 
-/// Whether the descriptor to a bell that was not open yet stays open: for events, which are rare, it does not.
+/// What a bell is rung for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Keep {
-    Yes,
-    No,
+pub(super) enum Cause {
+    Notification,
+    /// These are rare: the descriptor to a bell that was not open yet does not stay open.
+    Event,
 }
 
 /// What the names of all bells of a link begin with.
@@ -61,32 +62,33 @@ impl Shared {
 
     /// Wakes the receivers of a ring. Never blocks.
     #[cold]
-    pub(super) fn wake(&self, ring: &Ring, waiting: Waiting, keep: Keep) -> io::Result<()> {
+    pub(super) fn wake(&self, ring: &Ring, waiting: Waiting, cause: Cause) -> io::Result<()> {
         if waiting.is_any_asleep(&self.core.seats) {
             notify::wake(ring);
             notify::wake_all(ring);
         }
         let mut done = Ok(());
         for receiver in waiting.bells(&self.core.seats) {
-            done = done.and(self.bells.ring(&receiver, keep, || self.bell_path(&receiver)));
+            done = done.and(self.bells.ring(&receiver, cause, || self.bell_path(&receiver)));
         }
         done
     }
 }
 
 impl Bells {
-    fn ring(&self, receiver: &Participant, keep: Keep, path: impl FnOnce() -> PathBuf) -> io::Result<()> {
+    fn ring(&self, receiver: &Participant, cause: Cause, path: impl FnOnce() -> PathBuf) -> io::Result<()> {
+        let byte = u8::from(cause == Cause::Notification);
         // A bell is replaced whole.
         let mut bells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((word, bell)) = bells.get(&receiver.seat)
             && word.is_same(receiver.word)
         {
-            return bell.ring();
+            return bell.ring_with(byte);
         }
         match Ringer::open(&path()) {
             Ok(bell) => {
-                let rung = bell.ring();
-                if keep == Keep::Yes {
+                let rung = bell.ring_with(byte);
+                if cause == Cause::Notification {
                     bells.insert(receiver.seat, (receiver.word, bell));
                 }
                 rung

@@ -42,6 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use shmesh_proto::broker::{Request, Seated, request};
 use shmesh_proto::packet;
 use shmesh_sys::bell::Bell;
+use shmesh_sys::cancel::Uncancelled;
 use shmesh_sys::process::{Liveness, ProcessIdentity};
 use shmesh_sys::{sigbus, socket};
 
@@ -53,7 +54,7 @@ use crate::segment::Memory;
 use crate::segment::layout::PoolLayout;
 use crate::segment::lock::Lock;
 use crate::segment::store::{Segment, Store};
-use bell::Keep;
+use bell::Cause;
 use core::Core;
 pub use core::Recovered;
 use desk::Desk;
@@ -162,7 +163,7 @@ impl Shared {
             let waiting = crate::notify::waiting(ring);
             if !waiting.nobody() {
                 // Without descriptors, who has a bell looks again when the next message comes.
-                let _ = self.wake(ring, waiting, Keep::No);
+                let _ = self.wake(ring, waiting, Cause::Event);
             }
         }
     }
@@ -435,6 +436,7 @@ impl Link {
     #[inline]
     fn producer(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer> {
         self.desk.producer(ring).or_else(|_| {
+            let _uncancelled = Uncancelled::new();
             self.recover()?;
             self.desk.producer(ring).map_err(|holder| self.role_taken("producer", &holder))
         })
@@ -443,6 +445,7 @@ impl Link {
     #[inline]
     fn consumer(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer> {
         self.desk.consumer(ring).or_else(|_| {
+            let _uncancelled = Uncancelled::new();
             self.recover()?;
             self.desk.consumer(ring).map_err(|holder| self.role_taken("consumer", &holder))
         })

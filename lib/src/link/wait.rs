@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use shmesh_sys::bell::Bell;
 
 use super::Link;
-use super::bell::Keep;
+use super::bell::Cause;
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify;
 use crate::ring::Ring;
@@ -51,7 +51,7 @@ impl Link {
     #[cold]
     fn wake(&self, ring: &Ring, waiting: notify::Waiting) -> Result<()> {
         self.core().seats.rang(self.desk.me.seat);
-        let woken = self.shared.wake(ring, waiting, Keep::Yes);
+        let woken = self.shared.wake(ring, waiting, Cause::Notification);
         woken.map_err(|error| Error::system(&self.shared.store.link, "open the bell of a receiver", error))
     }
 
@@ -229,7 +229,8 @@ impl Link {
         Ok(bell.as_fd())
     }
 
-    /// Takes one signal off the bell of this handle: `Some(1)`, or `None` when there is none. Never waits.
+    /// Takes one signal off the bell of this handle, or `None` when there is none. Never waits. `Some(1)`: a notification or a post;
+    /// `Some(0)`: another participant attached, detached or died.
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification).
@@ -248,9 +249,9 @@ impl Link {
     /// ```
     pub fn value(&self) -> Result<Option<u64>> {
         self.check_notify()?;
-        let taken = self.bell.get().map_or(Ok(false), Bell::take);
+        let taken = self.bell.get().map_or(Ok(None), Bell::take_byte);
         let taken = taken.map_err(|error| Error::system(&self.shared.store.link, "read the bell", error))?;
-        Ok(taken.then_some(1))
+        Ok(taken.map(|byte| u64::from(byte != 0)))
     }
 
     /// The bell of this participant, created at the first call.

@@ -57,9 +57,18 @@ impl Bell {
     /// # Errors
     /// None in normal use.
     pub fn take(&self) -> io::Result<bool> {
-        match recv(self.0.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT) {
-            Ok(_) => Ok(true),
-            Err(Errno::EAGAIN | Errno::EINTR) => Ok(false),
+        self.take_byte().map(|byte| byte.is_some())
+    }
+
+    /// Takes one signal, and the byte that was sent with it, which anybody may have chosen.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn take_byte(&self) -> io::Result<Option<u8>> {
+        let mut byte = [1];
+        match recv(self.0.as_raw_fd(), &mut byte, MsgFlags::MSG_DONTWAIT) {
+            Ok(_) => Ok(Some(byte[0])),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -93,8 +102,16 @@ impl Ringer {
     /// # Errors
     /// None in normal use; a bell whose owner has ended is no error.
     pub fn ring(&self) -> io::Result<()> {
+        self.ring_with(1)
+    }
+
+    /// As [`ring`](Self::ring), with a byte for the owner.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ring_with(&self, byte: u8) -> io::Result<()> {
         loop {
-            match send(self.0.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
+            match send(self.0.as_raw_fd(), &[byte], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
                 Err(Errno::EINTR) => {}
                 Ok(_)
                 | Err(

@@ -323,10 +323,21 @@ fn received_data(
 impl Desk {
     /// Takes the signal of a post that was taken, now or when it comes.
     fn take_signal_of_post(&mut self) -> Result<()> {
-        if self.armed && self.link().value().map_err(|error| failed(&error))?.is_none() {
+        if self.armed && self.signal()?.is_none() {
             self.late.expect();
         }
         Ok(())
+    }
+
+    /// Takes one signal, if there is one, of a notification. Those of other participants that come and go are passed over: here
+    /// each signal counts.
+    fn signal(&self) -> Result<Option<u64>> {
+        loop {
+            match self.link().value().map_err(|error| failed(&error))? {
+                Some(0) => {}
+                signal => return Ok(signal),
+            }
+        }
     }
 
     fn link(&self) -> &'static Link {
@@ -620,8 +631,14 @@ impl Backend for LinkBackend {
                 return Ok(true);
             }
             // A signal without a post: of a peer that uses the other library, and does not post.
-            while desk.armed && link.value().map_err(|error| failed(&error))?.is_some() {
-                if !desk.late.is_late(link.has_message()) {
+            while desk.armed {
+                let is_ours = match link.value().map_err(|error| failed(&error))? {
+                    None => break,
+                    // Of a peer that died after it sent, and before it signalled.
+                    Some(0) => desk.late.are_mixed && link.has_message(),
+                    Some(_) => !desk.late.is_late(link.has_message()),
+                };
+                if is_ours {
                     return Ok(true);
                 }
             }
@@ -754,6 +771,21 @@ mod tests {
         peer.post().unwrap();
         assert!(ours.take().unwrap() && !ours.take().unwrap());
         peer.notify().unwrap();
+        assert!(ours.take().unwrap() && !ours.take().unwrap());
+    }
+
+    #[test]
+    fn participants_that_come_and_go_are_no_posts() {
+        let (dir, ours, peer) = endpoint();
+        ours.fd().unwrap();
+        let other = LinkOptions::new().dir(dir.path()).attach("link", Side::Secondary).unwrap();
+        assert!(!ours.take().unwrap(), "one attached");
+        drop(other);
+        assert!(!ours.take().unwrap(), "one detached");
+        let ours = Arc::new(ours);
+        drop(Arc::clone(&ours).sleep().unwrap());
+        assert!(!ours.take().unwrap(), "a thread of this endpoint slept");
+        peer.post().unwrap();
         assert!(ours.take().unwrap() && !ours.take().unwrap());
     }
 
