@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use shmesh::config::{PoolId, from_yaml};
-use shmesh::{ErrorKind, LinkOptions, Participant, PeerEvent, SeatIndex, Side};
+use shmesh::{ErrorKind, LinkOptions, Participant, PeerEvent, SeatIndex, SeatWord, Side};
 use shmesh_sys::process::{Liveness, ProcessIdentity};
 
 use crate::error::{error, forked, of_link, system};
@@ -71,7 +71,8 @@ struct Open {
     handle: Arc<Handle>,
     /// Waits, with a seat of its own, so that other threads can send meanwhile. Made when it is first needed.
     waiter: Option<Arc<Handle>>,
-    waiter_seat: Option<SeatIndex>,
+    /// In the table of participants.
+    waiter_seat: Option<(SeatIndex, SeatWord)>,
 }
 
 /// A participant of a link. Any thread may use it.
@@ -181,12 +182,15 @@ impl Link {
             return Ok(waiter);
         }
         let cloned = handle.lock().try_clone().map_err(of_link)?;
-        let seat = cloned.seat();
+        let seat = cloned.participants().find(|other| other.seat == cloned.seat());
+        let seat = seat.map(|other| (other.seat, other.word));
         let made = Arc::new(Handle::new(cloned));
         let mut state = self.state();
         Ok(match state.as_mut() {
             Some(open) => {
-                open.waiter_seat.get_or_insert(seat);
+                if open.waiter.is_none() {
+                    open.waiter_seat = seat;
+                }
                 Arc::clone(open.waiter.get_or_insert(made))
             }
             None => made,
@@ -337,9 +341,8 @@ impl Link {
         self.with(|link| {
             // The waiter is this link as well.
             let is_waiter = |event: &PeerEvent| {
-                peer_of(event).is_some_and(|(_, peer)| {
-                    Some(peer.seat) == waiter && peer.word.pid() == std::process::id()
-                })
+                // By its word: another participant of this process, or of this number, may have had the seat before.
+                peer_of(event).is_some_and(|(_, peer)| Some((peer.seat, peer.word)) == waiter)
             };
             let event = std::iter::from_fn(|| link.next_event()).find(|event| !is_waiter(event));
             Ok(event.map(|event| match (peer_of(&event), event) {

@@ -691,3 +691,14 @@ except shmesh.AlreadyExists as error:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
         assert f"process {os.getpid()} receives on the secondary side" in done.stdout, done.stdout + done.stderr
         assert "receivers: one" in done.stdout and phy.seat != other.seat
+
+
+def test_end_of_a_peer_whose_seat_the_waiter_takes_is_an_event() -> None:
+    phy, mac = pair()
+    event = phy.next_event()
+    assert event is not None and event.kind == "attached"
+    mac.close()
+    # The first wait takes a seat: the one that is free now.
+    assert not phy.wait(0.01)
+    assert phy.next_event() == ("detached", event.seat, "secondary", os.getpid(), 0)
+    assert phy.next_event() is None
