@@ -19,9 +19,11 @@ pub use shmesh_proto::identity::{PeerIdentity, Pod};
 use shmesh_sys::poll::{self, Watch};
 use shmesh_sys::{errno, socket};
 
-use crate::config::LinkName;
+use crate::config::{LinkConfig, LinkName};
 use crate::error::{Error, ErrorKind, Result};
-use crate::link::holder::proof;
+use crate::link::holder::{find, lock_path, proof};
+use crate::segment::lock::Lock;
+use crate::segment::store::Store;
 
 /// How long a broker may take to answer: it may have to ask others first, for as long as a grant lives.
 pub(crate) const ANSWER_LIMIT: Duration =
@@ -365,7 +367,13 @@ impl Client {
 }
 
 fn dial(dir: &Path, link: &Arc<str>) -> Result<(PathBuf, Arc<OwnedFd>)> {
-    let path = dir.join(format!("{link}.broker"));
+    let store = Store::new(&LinkConfig::new(link.parse()?), dir);
+    let lock =
+        Lock::open(&lock_path(&store)).map_err(|error| Error::system(link, "open its lock file", error))?;
+    let found = lock.map(|lock| find(&store, &lock)).transpose()?.flatten();
+    let Some(path) = found else {
+        return Err(ErrorKind::NoBroker { link: Arc::clone(link), path: dir.to_owned() }.into());
+    };
     match socket::connect_to(&path) {
         Ok(connection) => Ok((path, Arc::new(connection))),
         Err(error) if matches!(error.raw_os_error(), Some(errno::ENOENT | errno::ECONNREFUSED)) => {

@@ -12,7 +12,7 @@ use super::segments::{Place, is_ours};
 use super::snapshot::{SeatLocks, SeatView, seats};
 use crate::config::{LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::link::holder::Holder;
+use crate::link::holder::{Holder, socket_prefix};
 use crate::participant::{SEAT_LINES, Seats};
 use crate::segment::layout::LinkLayout;
 use crate::segment::lock::Lock;
@@ -76,10 +76,10 @@ impl Remains {
             sort(&place, place.store.path(pool), is_ours, &mut files, &mut foreign)?;
         }
         let is_socket = |path: &Path| Ok(std::fs::symlink_metadata(path)?.file_type().is_socket());
-        sort(&place, place.beside("broker"), is_socket, &mut files, &mut foreign)?;
-        // What killed participants were woken through.
-        for bell in bells(dir, name) {
-            sort(&place, bell, is_socket, &mut files, &mut foreign)?;
+        // Where killed processes listened, and what killed participants were woken through.
+        let prefixes = [socket_prefix(name.as_str()), crate::link::bell::prefix(name.as_str())];
+        for path in prefixes.iter().flat_map(|prefix| with_prefix(dir, prefix)) {
+            sort(&place, path, is_socket, &mut files, &mut foreign)?;
         }
         let lock_path = place.beside("lock");
         let is_lock = |path: &Path| {
@@ -167,12 +167,11 @@ impl Drop for Remains {
     }
 }
 
-/// The bells of a link, of whatever participants.
-fn bells(dir: &Path, name: &LinkName) -> Vec<PathBuf> {
-    let prefix = crate::link::bell::prefix(name.as_str());
+/// The files whose names begin so.
+pub(super) fn with_prefix(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().filter_map(std::result::Result::ok);
     entries
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)))
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)))
         .map(|entry| entry.path())
         .collect()
 }

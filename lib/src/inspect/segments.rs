@@ -10,20 +10,22 @@ use std::sync::Arc;
 use shmesh_sys::process::ProcessIdentity;
 use shmesh_sys::{errno, file};
 
+use super::remains::with_prefix;
 use super::snapshot::SeatLocks;
 use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::Shared;
 use crate::link::core::Core;
-use crate::link::holder::{Holder, lock_path};
+use crate::link::holder::{Holder, lock_path, socket_prefix};
 use crate::segment::Memory;
 use crate::segment::header::{Header, Unusable};
 use crate::segment::layout::{LinkLayout, PoolLayout};
+use crate::segment::lock::Lock;
 use crate::segment::store::{Store, file_name};
 
 /// Names of the links that something lies of in `dir`, sorted: whole ones, damaged ones, and what only looks like one.
 ///
-/// Told by `<link>_shm`, whatever it holds, by the socket `<link>.broker`, and by pools of ours without their link.
+/// Told by `<link>_shm`, whatever it holds, by the socket of its host, and by pools of ours without their link.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -45,7 +47,7 @@ pub fn names(dir: &Path) -> io::Result<Vec<LinkName>> {
         let Ok(file) = entry.file_name().into_string() else { continue };
         let link = if let Some(link) = file.strip_suffix("_shm") {
             link
-        } else if let Some(link) = file.strip_suffix(".broker") {
+        } else if let Some((link, _)) = file.rsplit_once(".broker-") {
             if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
                 continue;
             }
@@ -149,8 +151,12 @@ impl Place {
 
     /// Memfds have no names: the holder gives them to whoever asks and may connect.
     fn held(&self) -> Result<Vec<Segment>> {
-        let path = self.beside("broker");
-        if !std::fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
+        let lock = Lock::open(&self.beside("lock"));
+        let lock =
+            lock.map_err(|error| self.store.refused(&self.beside("lock").display().to_string(), error))?;
+        let Some(lock) =
+            lock.filter(|_| !with_prefix(&self.store.dir, &socket_prefix(&self.store.link)).is_empty())
+        else {
             let orphan =
                 PoolId::ALL.map(|pool| self.store.path(Some(pool))).into_iter().find(|path| path.exists());
             return Err(match orphan {
@@ -162,8 +168,9 @@ impl Place {
                 None => ErrorKind::NotFound { link: self.link(), dir: self.store.dir.clone() },
             }
             .into());
-        }
-        let Some((offer, _connection)) = Holder::ask(&self.store)? else {
+        };
+        let Some((offer, _connection)) = Holder::ask(&self.store, &lock)? else {
+            let path = self.beside("lock");
             let what = "has nobody behind it: all processes of the link have ended, and its memory with them";
             return Err(ErrorKind::Holder { link: self.link(), path, what }.into());
         };

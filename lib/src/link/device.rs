@@ -234,7 +234,7 @@ impl Shared {
             Error::system(&self.store.link, format!("ask for the device memory of pool {pool}"), error)
         };
         loop {
-            let asked = match Holder::ask(&self.store) {
+            let asked = match Holder::ask(&self.store, &self.lock) {
                 Ok(Some((_, connection))) => ask(&connection, &told, &fds),
                 // Somebody is about to.
                 Ok(None) => Err(io::ErrorKind::ConnectionReset.into()),

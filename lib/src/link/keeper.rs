@@ -6,7 +6,7 @@
 //! has names stays without it, and nobody takes its place.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use shmesh_proto::broker::PoolMemory;
@@ -16,10 +16,10 @@ use super::holder;
 use super::open::{Entered, LinkOptions};
 use super::{Recovered, Shared};
 use crate::config::LinkConfig;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::inspect::View;
 use crate::participant::{Participant, SeatIndex, SeatWord};
-use crate::segment::lock::Lock;
+use crate::segment::lock::{Host, Lock};
 
 /// Keeps one link: its segments, and the socket at which participants ask for those that have no names, and say which seats
 /// are theirs.
@@ -39,8 +39,7 @@ use crate::segment::lock::Lock;
 #[derive(Debug)]
 pub struct Keeper {
     shared: Arc<Shared>,
-    listener: OwnedFd,
-    path: PathBuf,
+    listening: holder::Listening,
 }
 
 /// What a newcomer gets from a [`Keeper`]: descriptors, in this order.
@@ -86,12 +85,12 @@ impl LinkOptions {
         let store = self.store(config);
         self.settle(&store, || {
             self.try_enter(&store, Some(config), true)?.and_then(|Entered { shared, connection }| {
-                let (listener, path) = holder::listen(&shared, socket::listen_for_senders)
-                    .map_err(|error| Error::system(&store.link, "listen for participants", error))?;
+                let listening = holder::listen(&shared, Host::Sidecar, socket::listen_for_senders)
+                    .map_err(|error| holder::Holder::deaf(&store, error))?;
                 // Now: who followed the old holder finds us, and whoever watches the lock file sees that there is something new.
                 drop(connection);
                 drop(Lock::open(&holder::lock_path(&store)));
-                Ok(Keeper { shared, listener, path })
+                Ok(Keeper { shared, listening })
             })
         })
     }
@@ -112,8 +111,7 @@ impl Keeper {
         &self.shared.store.link
     }
 
-    /// Where participants connect: a listening `SOCK_SEQPACKET` socket at `<dir>/<link>.broker`, whose packets say who sent
-    /// them.
+    /// Where participants connect: a listening `SOCK_SEQPACKET` socket, whose packets say who sent them.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -121,7 +119,7 @@ impl Keeper {
     /// use shmesh_sys::socket;
     /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// // Who comes before anybody has looked at the listener is known, too.
-    /// let client = socket::connect_to(&dir.path().join("fronthaul.broker"))?;
+    /// let client = socket::connect_to(&keeper.path())?;
     /// socket::send(&client, b"hello", &[])?;
     /// let packet = socket::receive_from(&socket::accept(&keeper.listener())?)?;
     /// assert_eq!(packet.sender_pid, std::process::id());
@@ -129,7 +127,22 @@ impl Keeper {
     /// ```
     #[must_use]
     pub fn listener(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
+        self.listening.listener.as_fd()
+    }
+
+    /// The path of that socket: `<dir>/<link>.broker-` and a number that is no other process's while this one lives. A lock in
+    /// `<link>.lock` tells it to participants.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert!(keeper.path().starts_with(dir.path()) && keeper.path().exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.listening.path
     }
 
     /// What a newcomer gets.
@@ -265,8 +278,8 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         // The link stays: for its participants, and for the next keeper. A forked child has no say in it.
-        if self.shared.me.is_me() && self.shared.lock.is_named() {
-            let _ = std::fs::remove_file(&self.path);
+        if self.shared.me.is_me() {
+            self.listening.end(&self.shared.lock);
         }
     }
 }

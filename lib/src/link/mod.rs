@@ -579,12 +579,15 @@ mod tests {
                 std::fs::create_dir(dir).unwrap();
                 mount(none, dir, Some("tmpfs"), MsFlags::empty(), none).unwrap();
             }
-            // As many files before the lock as there are in ours: the socket's place.
-            std::fs::write(dirs[0].join("first"), "").unwrap();
             let mut config = LinkConfig::new("link".parse().unwrap());
             config.backing = Backing::Memfd;
             let phy = LinkOptions::new().dir(&dirs[0]).create(&config).unwrap();
-            std::os::unix::fs::symlink(dirs[0].join("link.broker"), dirs[1].join("link.broker")).unwrap();
+            // The same socket, as another lock file says.
+            let (host, socket) = phy.shared.lock.host().unwrap().unwrap();
+            let [path, other] = [0, 1].map(|i| holder::socket_path(&Store::new(&config, &dirs[i]), socket));
+            let lock = Lock::open_or_make(&dirs[1].join("link.lock"), 0o600).unwrap().unwrap();
+            assert!(lock.try_publish(host, socket).unwrap());
+            std::os::unix::fs::symlink(path, other).unwrap();
             let mac = LinkOptions::new().dir(&dirs[1]).attach("link", Side::Secondary).unwrap();
             let number = |dir: &std::path::PathBuf| {
                 std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(dir.join("link.lock")).unwrap())

@@ -21,7 +21,7 @@ use shmesh_sys::signal::Blocked;
 use shmesh_sys::{poll, socket, user};
 
 use super::Shared;
-use super::holder::{ASKED, Reap, lock_path, proof, reap, socket_path};
+use super::holder::{ASKED, Reap, find, lock_path, proof, reap};
 use crate::error::{Error, Result};
 
 const STACK_BYTES: usize = 128 * 1024;
@@ -296,7 +296,7 @@ impl Watched {
 /// Any member of the link can take the name of its socket where no sidecar has it, so only root, this user and the user that
 /// created the link are trusted: a descriptor that another sends could keep this thread for as long as its sender likes.
 fn connect(shared: &Shared) -> Option<Arc<OwnedFd>> {
-    let sidecar = socket::connect_now(&socket_path(&shared.store)).ok()?;
+    let sidecar = socket::connect_now(&find(&shared.store, &shared.lock).ok()??).ok()?;
     let uid = socket::peer(&sidecar).ok()?.uid;
     if uid != 0 && uid != user::effective() && Some(uid) != shared.owner.map(|(uid, _)| uid) {
         return None;

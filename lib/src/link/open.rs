@@ -385,7 +385,7 @@ impl LinkOptions {
             });
         }
         // 2. What has no name comes from the process that serves it.
-        let (offer, connection) = match Holder::ask(store)? {
+        let (offer, connection) = match Holder::ask(store, &lock)? {
             Some((offer, connection)) => (offer, Some(connection)),
             None => (Offer::default(), None),
         };

@@ -5,7 +5,12 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use shmesh_sys::file::{self, ByteLock, is_byte_locked, try_lock_byte, unlock_byte};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use shmesh_sys::file::{
+    self, ByteLock, is_byte_locked, locked_from, try_lock_byte, try_lock_range, unlock_byte, unlock_range,
+};
 use shmesh_sys::fork::NotInherited;
 
 /// Byte of the lock file that whoever creates, serves or removes the link has for itself.
@@ -14,15 +19,42 @@ const DUTY: u32 = 0;
 const PRESENCE: u32 = 1;
 /// Byte of the lock file that whoever sits in seat 0 has for itself; the other seats' bytes follow.
 const SEATS: u32 = 2;
+/// From here on, the byte of each number that a process has taken for a socket of its own.
+const SOCKETS: u64 = 1 << 32;
+/// Numbers of sockets: a user, and a byte to tell the sockets of one user apart.
+const SOCKETS_MAX: u64 = 1 << 40;
+const SOCKETS_PER_USER: u64 = 1 << 8;
+
+/// Who hands out what has no name, by where its lock begins: that is the number of its socket. The lock reaches to the end of
+/// the range, so only one process has it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Host {
+    /// A sidecar: it goes before a participant.
+    Sidecar,
+    /// A process that created the link.
+    Participant,
+}
+
+impl Host {
+    fn range(self) -> Range<u64> {
+        let start = if self == Self::Sidecar { 1 << 48 } else { 1 << 49 };
+        start..start + SOCKETS_MAX
+    }
+}
+
+/// Nothing published.
+const NONE: u64 = u64::MAX;
 
 /// The lock file of a link, with locks in it that the kernel gives up when their last descriptor is closed, however that
-/// happens and in whatever pid namespace: the duty, which one has, the presence, which all share, and one for each seat. A
-/// forked child has none of them.
+/// happens and in whatever pid namespace: the duty, which one has, the presence, which all share, one for each seat, and the
+/// host's. A forked child has none of them.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: NotInherited,
     path: PathBuf,
     number: u64,
+    /// Where the host's lock begins that this opening has: the kernel tells only of those of others.
+    published: AtomicU64,
 }
 
 impl Lock {
@@ -30,7 +62,12 @@ impl Lock {
         let metadata = file.metadata()?;
         // Inodes of two file systems may be the same: those of a tmpfs are counted from its beginning.
         let number = metadata.ino() ^ metadata.dev().wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Ok(Self { file: NotInherited::new(file), path: path.to_path_buf(), number })
+        Ok(Self {
+            file: NotInherited::new(file),
+            path: path.to_path_buf(),
+            number,
+            published: AtomicU64::new(NONE),
+        })
     }
 
     /// Opens the lock file. `None`: there is none.
@@ -119,6 +156,58 @@ impl Lock {
         is_byte_locked(&self.file, SEATS + u32::from(seat))
     }
 
+    /// Takes a number for a socket of `user` that nobody else can have until this opening is closed. `None`: all are taken.
+    pub(crate) fn take_socket(&self, user: u32, from: u64) -> io::Result<Option<u64>> {
+        for number in (from..SOCKETS_PER_USER).map(|k| u64::from(user) * SOCKETS_PER_USER + k) {
+            if try_lock_range(&self.file, &(SOCKETS + number..SOCKETS + number + 1))? {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives the number of a socket up.
+    pub(crate) fn leave_socket(&self, number: u64) {
+        unlock_range(&self.file, &(SOCKETS + number..SOCKETS + number + 1));
+    }
+
+    /// Publishes the number of the host's socket, in one step. `false`: another host of this kind has.
+    pub(crate) fn try_publish(&self, host: Host, socket: u64) -> io::Result<bool> {
+        let Range { start, end } = host.range();
+        let is_ours = try_lock_range(&self.file, &(start + socket..end))?;
+        if is_ours {
+            self.published.store(start + socket, Ordering::Relaxed);
+        }
+        Ok(is_ours)
+    }
+
+    /// Takes the number back.
+    pub(crate) fn withdraw(&self) {
+        if self.published.swap(NONE, Ordering::Relaxed) != NONE {
+            for host in [Host::Sidecar, Host::Participant] {
+                unlock_range(&self.file, &host.range());
+            }
+        }
+    }
+
+    /// The number of the socket of this kind of host, if there is a living one.
+    pub(crate) fn published(&self, host: Host) -> io::Result<Option<u64>> {
+        let range = host.range();
+        let ours = Some(self.published.load(Ordering::Relaxed)).filter(|at| range.contains(at));
+        let at = ours.map_or_else(|| locked_from(&self.file, &range), |at| Ok(Some(at)))?;
+        Ok(at.map(|at| at.saturating_sub(range.start)))
+    }
+
+    /// The number of the host's socket.
+    pub(crate) fn host(&self) -> io::Result<Option<(Host, u64)>> {
+        for host in [Host::Sidecar, Host::Participant] {
+            if let Some(number) = self.published(host)? {
+                return Ok(Some((host, number)));
+            }
+        }
+        Ok(None)
+    }
+
     /// Lets nobody join any more. `false`: somebody has.
     pub(crate) fn try_close(&self) -> io::Result<bool> {
         try_lock_byte(&self.file, PRESENCE, ByteLock::Exclusive)
@@ -129,6 +218,27 @@ impl Lock {
 #[cfg(not(miri))]
 mod tests {
     use super::*;
+
+    fn a_host_is_found_by_its_lock(path: &Path, b: &Lock) -> bool {
+        let open = || Lock::open(path).unwrap().unwrap();
+        let (a, sidecar) = (open(), open());
+        let (first, second) = (a.take_socket(7, 0).unwrap(), b.take_socket(7, 0).unwrap());
+        assert_eq!((first, second), (Some(7 << 8), Some((7 << 8) + 1)));
+        assert_eq!(b.host().unwrap(), None);
+        assert!(a.try_publish(Host::Participant, 7 << 8).unwrap());
+        assert!(
+            !b.try_publish(Host::Participant, 3).unwrap()
+                && !b.try_publish(Host::Participant, 9 << 8).unwrap()
+        );
+        let found = Some((Host::Participant, 7 << 8));
+        assert_eq!((a.host().unwrap(), b.host().unwrap()), (found, found), "its own, too");
+        let most = (u64::from(u32::MAX) << 8) + 255;
+        assert!(sidecar.try_publish(Host::Sidecar, most).unwrap());
+        assert_eq!(b.host().unwrap(), Some((Host::Sidecar, most)));
+        sidecar.withdraw();
+        drop(a);
+        b.host().unwrap().is_none() && b.take_socket(7, 0).unwrap() == Some(7 << 8)
+    }
 
     #[test]
     fn one_has_the_duty_and_all_share_the_presence() {
@@ -155,6 +265,7 @@ mod tests {
         assert!(!b.is_seat_taken(7).unwrap(), "closing the file gives its locks up");
         assert!(b.try_join().unwrap(), "closing the file gives its locks up");
 
+        assert!(a_host_is_found_by_its_lock(&path, &b));
         assert!(b.is_named());
         std::fs::remove_file(&path).unwrap();
         assert!(!b.is_named());

@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -360,7 +361,6 @@ pub enum ByteLock {
 }
 
 /// Locks one byte of a file, or changes the lock that this opening has on it; `false` if another opening's lock is in the way.
-/// The kernel frees it when the last descriptor of this opening is closed, however that happens.
 ///
 /// # Errors
 /// What `fcntl(F_OFD_SETLK)` says.
@@ -369,7 +369,20 @@ pub fn try_lock_byte(file: &impl AsFd, at: u32, lock: ByteLock) -> io::Result<bo
         ByteLock::Exclusive => libc::F_WRLCK,
         ByteLock::Shared => libc::F_RDLCK,
     };
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&byte(at, kind))) {
+    try_lock(file, &of_byte(at), kind)
+}
+
+/// As [`try_lock_byte`], exclusively, for all bytes of a range below `i64::MAX`. Other openings see where it begins:
+/// [`locked_from`].
+///
+/// # Errors
+/// As there.
+pub fn try_lock_range(file: &impl AsFd, range: &Range<u64>) -> io::Result<bool> {
+    try_lock(file, range, libc::F_WRLCK)
+}
+
+fn try_lock(file: &impl AsFd, range: &Range<u64>, kind: i32) -> io::Result<bool> {
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&lock_of(range, kind))) {
         Ok(_) => Ok(true),
         Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
         Err(errno) => Err(errno.into()),
@@ -378,7 +391,12 @@ pub fn try_lock_byte(file: &impl AsFd, at: u32, lock: ByteLock) -> io::Result<bo
 
 /// Frees the lock of a byte.
 pub fn unlock_byte(file: &impl AsFd, at: u32) {
-    let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&byte(at, libc::F_UNLCK)));
+    unlock_range(file, &of_byte(at));
+}
+
+/// Frees the locks of a range.
+pub fn unlock_range(file: &impl AsFd, range: &Range<u64>) {
+    let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&lock_of(range, libc::F_UNLCK)));
 }
 
 /// Whether another opening of the file has a lock on a byte.
@@ -386,18 +404,40 @@ pub fn unlock_byte(file: &impl AsFd, at: u32) {
 /// # Errors
 /// What `fcntl(F_OFD_GETLK)` says.
 pub fn is_byte_locked(file: &impl AsFd, at: u32) -> io::Result<bool> {
-    let mut lock = byte(at, libc::F_WRLCK);
-    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
-    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+    Ok(locked_from(file, &of_byte(at))?.is_some())
 }
 
-fn byte(at: u32, kind: i32) -> libc::flock {
+/// Where a lock begins that another opening of the file has on a part of a range.
+///
+/// # Errors
+/// What `fcntl(F_OFD_GETLK)` says.
+///
+/// ```
+/// use shmesh_sys::file::{locked_from, try_lock_range};
+/// let file = tempfile::NamedTempFile::new()?;
+/// assert!(try_lock_range(&file, &(107..200))?);
+/// assert_eq!(locked_from(&file.reopen()?, &(100..200))?, Some(107));
+/// assert_eq!(locked_from(&file, &(100..200))?, None, "it is its own");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn locked_from(file: &impl AsFd, range: &Range<u64>) -> io::Result<Option<u64>> {
+    let mut lock = lock_of(range, libc::F_WRLCK);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    let is_locked = i32::from(lock.l_type) != libc::F_UNLCK;
+    Ok(is_locked.then(|| u64::try_from(lock.l_start).unwrap_or(0)))
+}
+
+fn of_byte(at: u32) -> Range<u64> {
+    u64::from(at)..u64::from(at) + 1
+}
+
+fn lock_of(range: &Range<u64>, kind: i32) -> libc::flock {
     let short = |value: i32| libc::c_short::try_from(value).unwrap_or(0);
     libc::flock {
         l_type: short(kind),
         l_whence: short(libc::SEEK_SET),
-        l_start: at.into(),
-        l_len: 1,
+        l_start: range.start.cast_signed(),
+        l_len: (range.end - range.start).cast_signed(),
         // The kernel wants 0 for locks that belong to the open file and not to the process.
         l_pid: 0,
     }

@@ -11,7 +11,8 @@ mod process;
 mod programs;
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -74,9 +75,33 @@ pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
+/// Where the host of the link `link` listens.
+pub fn broker(dir: &Path) -> PathBuf {
+    broker_of(dir, "link").expect("a host")
+}
+
+/// Where the host of a link listens, if there is one.
+pub fn broker_of(dir: &Path, link: &str) -> Option<PathBuf> {
+    let lock = shmesh_sys::file::open(&dir.join(format!("{link}.lock")), false).ok()?;
+    let number = [1 << 48, 1 << 49].into_iter().find_map(|start| {
+        Some(shmesh_sys::file::locked_from(&lock, &(start..start + (1 << 40))).ok()?? - start)
+    });
+    Some(dir.join(format!("{link}.broker-{:x}", number?)))
+}
+
+/// Takes the place of the host of the link `link`, as any member of the link could, until the test ends. Where to listen.
+pub fn pose_as_host(dir: &Path) -> PathBuf {
+    let mut options = std::fs::OpenOptions::new();
+    let lock = options.create(true).truncate(false).read(true).write(true).mode(0o600);
+    let lock = lock.open(dir.join("link.lock")).unwrap();
+    assert!(shmesh_sys::file::try_lock_range(&lock, &((1 << 49) + 7..(1 << 49) + (1 << 40))).unwrap());
+    std::mem::forget(lock);
+    dir.join("link.broker-7")
+}
+
 /// Connects to the broker of the link `link` as a stranger would, and waits for its answers as long as any step here may take.
 pub fn stranger(dir: &Path) -> OwnedFd {
-    let fd = socket::connect_to(&dir.join("link.broker")).unwrap();
+    let fd = socket::connect_to(&broker(dir)).unwrap();
     let limit = TimeVal::new(HANGS.as_secs().cast_signed(), 0);
     setsockopt(&fd, sockopt::ReceiveTimeout, &limit).unwrap();
     setsockopt(&fd, sockopt::SendTimeout, &limit).unwrap();

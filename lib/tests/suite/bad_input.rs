@@ -17,7 +17,7 @@ use shmesh::{Error, Link, LinkOptions, MAX_SEATS, Side};
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
 use shmesh_proto::limits::MAX_PACKET_BYTES;
 use shmesh_proto::packet;
-use shmesh_testing::{Peer, config, ipc_dir, is_root, kind_of, refused, send, until};
+use shmesh_testing::{Peer, broker, config, ipc_dir, is_root, kind_of, pose_as_host, refused, send, until};
 
 /// The error is of this kind, and its text has all of these parts.
 #[track_caller]
@@ -630,7 +630,7 @@ fn all_seats_taken() {
 /// Something that listens where the holder of a link does, and answers each newcomer so; `None`: not at all.
 fn impostor(dir: &Path, answer: Option<Vec<u8>>) {
     let listener = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
-    bind(listener.as_raw_fd(), &UnixAddr::new(&dir.join("link.broker")).unwrap()).unwrap();
+    bind(listener.as_raw_fd(), &UnixAddr::new(&pose_as_host(dir)).unwrap()).unwrap();
     listen(&listener, Backlog::new(8).unwrap()).unwrap();
     std::thread::spawn(move || {
         // Until the test ends.
@@ -681,7 +681,7 @@ fn a_holder_of_another_version() {
 
 #[test]
 fn holders_that_are_none() {
-    let socket = |dir: &Path| dir.join("link.broker").display().to_string();
+    let socket = |dir: &Path| dir.join("link.broker-7").display().to_string();
     let other_answer = packet::encode(&Reply::new(2, reply::Result::Done(broker::Done::default())));
     for answer in [&b"HTTP/1.1 400 Bad Request"[..], b"SHMESH!", b"x", &other_answer] {
         let dir = ipc_dir();
@@ -714,31 +714,36 @@ fn holders_that_are_none() {
 fn a_holder_that_never_answers() {
     let dir = ipc_dir();
     impostor(dir.path(), None);
-    let parts = ["link link: ", "link.broker", "does not answer", "stopped or stuck"];
+    let parts = ["link link: ", "link.lock", "does not answer", "stopped or stuck"];
     says(&refused(attach(dir.path())), "Holder", &parts);
 }
 
 #[test]
 fn a_stream_socket_where_the_holder_should_be() {
     let dir = ipc_dir();
-    let _listener = std::os::unix::net::UnixListener::bind(dir.path().join("link.broker")).unwrap();
+    let _listener = std::os::unix::net::UnixListener::bind(pose_as_host(dir.path())).unwrap();
     both_say_without_names(dir.path(), "Holder", &["link link: ", "link.broker", "is not a shmesh holder"]);
 }
 
 #[test]
-fn a_file_where_the_holder_should_be_is_left_alone() {
+fn files_where_a_host_would_listen_are_left_alone() {
     let dir = ipc_dir();
-    std::fs::write(dir.path().join("link.broker"), "somebody's").unwrap();
-    let error = refused(create(dir.path(), MEMFD));
-    said(&error.to_string(), &["link link: "]);
-    assert_eq!(std::fs::read(dir.path().join("link.broker")).unwrap(), b"somebody's");
+    // Its first two names.
+    let user = u64::from(nix::unistd::geteuid().as_raw()) << 8;
+    let [file, directory] = [user, user + 1].map(|number| dir.path().join(format!("link.broker-{number:x}")));
+    std::fs::write(&file, "somebody's").unwrap();
+    std::fs::create_dir(&directory).unwrap();
+    let _link = create(dir.path(), MEMFD).unwrap();
+    attach(dir.path()).unwrap();
+    assert_eq!(std::fs::read(&file).unwrap(), b"somebody's");
+    assert!(directory.is_dir() && broker(dir.path()).ends_with(format!("link.broker-{:x}", user + 2)));
 }
 
 #[test]
 fn a_socket_that_hangs_up_on_everybody_keeps_nobody_busy() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     let dir = ipc_dir();
-    let path = dir.path().join("link.broker");
+    let path = pose_as_host(dir.path());
     let listener = shmesh_sys::socket::listen_on(&path, 0o600).unwrap();
     let connections = std::sync::Arc::new(AtomicUsize::new(0));
     let counted = std::sync::Arc::clone(&connections);
@@ -760,8 +765,8 @@ fn a_link_with_names_does_not_care_who_has_the_socket() {
     let occupants: [fn(&Path); 4] = [
         |dir| impostor(dir, None),
         |dir| impostor(dir, Some(b"HTTP/1.1 400 Bad Request".to_vec())),
-        |dir| std::fs::write(dir.join("link.broker"), "somebody's").unwrap(),
-        |dir| std::mem::forget(std::os::unix::net::UnixListener::bind(dir.join("link.broker")).unwrap()),
+        |dir| std::fs::write(pose_as_host(dir), "somebody's").unwrap(),
+        |dir| std::mem::forget(std::os::unix::net::UnixListener::bind(pose_as_host(dir)).unwrap()),
     ];
     for occupy in occupants {
         let dir = ipc_dir();
@@ -770,7 +775,7 @@ fn a_link_with_names_does_not_care_who_has_the_socket() {
         let mac = attach(dir.path()).unwrap();
         send(&mac, 1, "hello").unwrap();
         assert!(phy.receive().unwrap().is_some());
-        assert!(dir.path().join("link.broker").exists(), "it is not ours to remove");
+        assert!(dir.path().join("link.broker-7").exists(), "it is not ours to remove");
     }
 }
 
@@ -804,7 +809,7 @@ fn strangers_at_the_holders_socket_do_no_harm() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());
     owner.tell("create link backing=memfd");
-    let address = UnixAddr::new(&dir.path().join("link.broker")).unwrap();
+    let address = UnixAddr::new(&broker(dir.path())).unwrap();
     let stranger = |packet: Option<&[u8]>| {
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
         nix::sys::socket::connect(fd.as_raw_fd(), &address).unwrap();

@@ -8,7 +8,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
 use shmesh::LinkOptions;
 use shmesh_sys::socket;
-use shmesh_testing::{Peer, Watchdog, config, ipc_dir, own_process, until};
+use shmesh_testing::{Peer, Watchdog, config, ipc_dir, own_process, pose_as_host, until};
 
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
@@ -66,13 +66,13 @@ fn links_take_one_descriptor_each_and_one_thread_together() {
     });
 }
 
-/// A process that listens in the place of a sidecar sends descriptors whose close takes ten minutes: deaths are noticed all the
+/// A process that listens in the place of a host sends descriptors whose close takes ten minutes: deaths are noticed all the
 /// same.
 #[test]
 fn descriptor_that_lingers_does_not_hold_up_the_monitor() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
-    let listener = socket::listen_on(&dir.path().join("link.broker"), 0o600).unwrap();
+    let listener = socket::listen_on(&pose_as_host(dir.path()), 0o600).unwrap();
     let mut phy = Peer::start(dir.path());
     phy.tell("create link mode=mpmc");
     // Its monitor connects, and asks.

@@ -452,6 +452,32 @@ fn a_killed_primary_comes_back_whoever_else_is_there() {
     }
 }
 
+/// Nobody may unlink what a dead process of another user has left where a host listens.
+#[test]
+fn a_stale_socket_of_another_user_keeps_nobody_from_serving() {
+    if !is_root() {
+        eprintln!("skipped: this takes root, to be several users");
+        return;
+    }
+    let _watchdog = Watchdog::start();
+    for mode in DIR_MODES {
+        let dir = dir_of_users(mode);
+        let create = "create link backing=memfd file_mode=660";
+        for uid in [10_001, 20_002, 30_003, 10_001] {
+            let (mut primary, mut secondary) = (user(dir.path(), uid), user(dir.path(), 40_004));
+            primary.tell(create);
+            secondary.tell("attach link secondary 0");
+            primary.tell("send 1 here");
+            assert_eq!(secondary.ask("receive"), "1 here", "{mode:o} {uid}");
+            // Neither removes its socket.
+            secondary.kill();
+            primary.kill();
+        }
+        let sockets = files(dir.path()).into_iter().filter(|name| name.contains(".broker")).count();
+        assert_eq!(sockets, 3, "{mode:o}: one of each user");
+    }
+}
+
 #[test]
 fn all_of_a_side_are_killed_at_once() {
     if !is_root() {

@@ -15,7 +15,7 @@ use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_SESSIONS_PER_PROCESS};
 use shmesh_proto::packet;
 use shmesh_sys::socket;
 use shmesh_testing::{
-    Peer, Watchdog, ipc_dir, is_root, key_of, own_process_by, passed, stranger, this_test, until,
+    Peer, Watchdog, broker, ipc_dir, is_root, key_of, own_process_by, passed, stranger, this_test, until,
 };
 
 /// Two who share a link and a key, and a socket for whoever comes.
@@ -394,7 +394,7 @@ fn ten_thousand_connections() {
     let mut came = 0;
     for n in 0..COME {
         // The kernel turns away whom there is no room to wait for.
-        came += u64::from(socket::connect_to(&scene.dir.path().join("link.broker")).is_ok());
+        came += u64::from(socket::connect_to(&broker(scene.dir.path())).is_ok());
         if n % 1000 == 0 {
             scene.others_are_undisturbed();
         }
@@ -514,7 +514,7 @@ fn descriptors_run_out() {
     // All places.
     let mut crowd = Vec::new();
     until("there is no more room", || {
-        crowd.extend(socket::connect_to(&scene.dir.path().join("link.broker")));
+        crowd.extend(socket::connect_to(&broker(scene.dir.path())));
         scene.sidecar.metric("shmesh_sidecar_refused_connections_total") > 0
     });
     let written = || audited(&scene.audit(), "open", "limit_sessions_per_user");

@@ -20,7 +20,7 @@ use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, a
 use shmesh_proto::limits::{MAX_SESSIONS, MAX_SESSIONS_PER_PROCESS};
 use shmesh_proto::packet;
 use shmesh_sys::socket;
-use shmesh_testing::{Peer, Watchdog, ipc_dir, key_of, stranger, until};
+use shmesh_testing::{Peer, Watchdog, broker, ipc_dir, key_of, stranger, until};
 
 const HELLO: Op = Op::Hello(Hello {});
 
@@ -180,9 +180,8 @@ fn on_an_old_kernel_who_says_nothing_does_not_take_all_places() {
     let flags = ["--old-kernel", "--audit", audit.to_str().unwrap()];
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &flags);
     let before = sidecar.fds();
-    let crowd: Vec<_> = (0..MAX_SESSIONS + 100)
-        .map_while(|_| socket::connect_to(&dir.path().join("link.broker")).ok())
-        .collect();
+    let crowd: Vec<_> =
+        (0..MAX_SESSIONS + 100).map_while(|_| socket::connect_to(&broker(dir.path())).ok()).collect();
     let mut other = Peer::start(dir.path());
     other.tell("device connect");
     assert_eq!(other.ask("device tgid"), other.pid().to_string());

@@ -1,5 +1,6 @@
 //! Links that a sidecar keeps: real processes, real deaths.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -167,10 +168,40 @@ fn it_drains_and_leaves_the_link() {
     let dir = ipc_dir();
     let sidecar = Sidecar::start(dir.path(), "mpmc");
     let before = files(dir.path());
-    assert!(before.contains(&"link.broker".to_owned()));
+    assert!(before.iter().any(|name| name.starts_with("link.broker-")));
     sidecar.stop();
-    let after: Vec<_> = before.into_iter().filter(|name| name != "link.broker").collect();
+    let after: Vec<_> = before.into_iter().filter(|name| !name.starts_with("link.broker-")).collect();
     assert_eq!(files(dir.path()), after, "the link stays for whoever comes next");
+}
+
+#[test]
+fn sockets_that_others_have_left_do_not_keep_it_from_serving() {
+    let _watchdog = Watchdog::start();
+    if !is_root() {
+        return;
+    }
+    let program = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(program.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = program.path().join("shmesh-sidecar");
+    // By another program: a descriptor that another test's child inherits would make it busy.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_shmesh-sidecar")).arg(&binary).status();
+    assert!(copied.unwrap().success());
+    for kind in ["mpmc", "mpmc memfd"] {
+        let dir = ipc_dir();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o1777)).unwrap();
+        // Also where it would listen first.
+        for name in ["link.broker".to_owned(), format!("link.broker-{:x}", 65_532 << 8)] {
+            let path = dir.path().join(name);
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            std::os::unix::fs::chown(&path, Some(10_001), None).unwrap();
+        }
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65532", "--regid", "65532", "--clear-groups"]).arg(&binary);
+        let sidecar = Sidecar::start_by(command, dir.path(), kind, &[]);
+        let mut peer = Peer::start(dir.path());
+        peer.tell("attach link secondary 0");
+        until("it is known", || sidecar.metric("shmesh_sidecar_sessions") == 1);
+    }
 }
 
 /// The exit code and the words of a sidecar that does not start.

@@ -11,7 +11,7 @@ use shmesh_proto::broker::{
 };
 use shmesh_proto::packet;
 use shmesh_sys::socket;
-use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, own_process, until};
+use shmesh_testing::{Peer, Watchdog, broker, ipc_dir, is_root, own_process, until};
 
 /// Whom the attacker becomes.
 const ATTACKER: Uid = Uid::from_raw(65_531);
@@ -38,8 +38,9 @@ fn a_greedy_user_leaves_enough_for_another() {
         let denied = |reason| sidecar.metric(&format!("shmesh_sidecar_denied_total{{reason=\"{reason}\"}}"));
         let (mut phy, mut mac) = (Peer::start(dir.path()), Peer::start(dir.path()));
 
+        let path = broker(dir.path());
         setresuid(ATTACKER, ATTACKER, Uid::from_raw(0)).unwrap();
-        let connect = || socket::connect_to(&dir.path().join("link.broker"));
+        let connect = || socket::connect_to(&path);
         let crowd: Vec<_> = (0..200).map_while(|_| connect().ok()).collect();
         until("it has all connections that it may", || {
             denied("limit_sessions_per_user") + denied("limit_sessions_per_process") > 0

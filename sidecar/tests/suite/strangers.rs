@@ -11,7 +11,7 @@ use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
 use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_SESSIONS};
 use shmesh_proto::packet;
 use shmesh_sys::socket;
-use shmesh_testing::{Watchdog, ipc_dir, stranger, until};
+use shmesh_testing::{Watchdog, broker, ipc_dir, stranger, until};
 
 fn ask(fd: &OwnedFd, op: request::Op, fds: &[std::os::fd::BorrowedFd<'_>]) -> reply::Result {
     socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();
@@ -182,9 +182,8 @@ fn a_crowd_is_turned_away_and_nobody_else_notices() {
     let phy = options.attach("link", Side::Primary).unwrap();
     until("it is known", || sidecar.metric("shmesh_sidecar_attached_total") == 1);
     let before = sidecar.fds();
-    let crowd: Vec<_> = (0..MAX_SESSIONS + 200)
-        .map_while(|_| socket::connect_to(&dir.path().join("link.broker")).ok())
-        .collect();
+    let crowd: Vec<_> =
+        (0..MAX_SESSIONS + 200).map_while(|_| socket::connect_to(&broker(dir.path())).ok()).collect();
     until("some are turned away", || {
         sidecar.metric("shmesh_sidecar_refused_connections_total")
             + sidecar.metric("shmesh_sidecar_denied_total{reason=\"limit_sessions_per_process\"}")

@@ -18,7 +18,7 @@ use shmesh_proto::broker::{Attach, Hello, Request, request::Op};
 use shmesh_proto::packet;
 use shmesh_sys::file::{ByteLock, open as open_file, try_lock_byte};
 use shmesh_sys::socket;
-use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, own_process, until};
+use shmesh_testing::{Peer, Watchdog, broker_of, ipc_dir, is_root, own_process, until};
 
 const LINKS: [&str; 2] = ["aaa", "bbb"];
 const FILES: [&str; 3] = ["aaa_shm", "aaa_cpu_msg", "aaa_cpu_data"];
@@ -93,11 +93,11 @@ const DAMAGES: [Damage; 14] = [
     perhaps("a lock of a stranger on the first byte of the lock file", |dir| lock(dir, 0)),
     perhaps("a lock of a stranger on the second byte of the lock file", |dir| lock(dir, 1)),
     perhaps("a file in place of the socket", |dir| {
-        fs::write(dir.join("aaa.broker"), "mine").unwrap();
+        fs::write(socket_of_aaa(dir), "mine").unwrap();
         Held::new()
     }),
     perhaps("a socket of a stranger, and files without permission", |dir| {
-        let listener = UnixListener::bind(dir.join("aaa.broker")).unwrap();
+        let listener = UnixListener::bind(socket_of_aaa(dir)).unwrap();
         for name in FILES {
             fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o000)).unwrap();
         }
@@ -107,6 +107,11 @@ const DAMAGES: [Damage; 14] = [
 
 fn open(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
+}
+
+/// Where the sidecar listens unless something else has the name.
+fn socket_of_aaa(dir: &Path) -> PathBuf {
+    dir.join(format!("aaa.broker-{:x}", u64::from(nix::unistd::geteuid().as_raw()) << 8))
 }
 
 fn lock(dir: &Path, byte: u32) -> Held {
@@ -402,7 +407,8 @@ impl Attacker {
     }
 
     fn connect(&mut self) {
-        let Ok(fd) = socket::connect_now(&self.dir.join("aaa.broker")) else { return };
+        let Some(path) = broker_of(&self.dir, "aaa") else { return };
+        let Ok(fd) = socket::connect_now(&path) else { return };
         let attach = packet::encode(&Request::new(1, Op::Attach(Attach { side: 0 })));
         let hello = packet::encode(&Request::new(1, Op::Hello(Hello {})));
         // Refused when the sidecar has hung up, or does not read.

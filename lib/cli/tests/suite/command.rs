@@ -408,7 +408,7 @@ fn what_is_not_a_usable_link_is_named_and_not_fatal() {
     fs::create_dir(dir.join("folder_shm")).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", dir.join("symlink_shm")).unwrap();
     fs::write(dir.join("bystander"), "nothing of ours").unwrap();
-    drop(std::os::unix::net::UnixListener::bind(dir.join("gone.broker")).unwrap());
+    drop(std::os::unix::net::UnixListener::bind(dir.join("gone.broker-1")).unwrap());
 
     let table = ok(dir, &["ls"]);
     let listed = json(dir, &["ls", "--output", "json"]);

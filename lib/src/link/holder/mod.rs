@@ -41,7 +41,7 @@ use crate::segment::header::LAYOUT_VERSION;
 use crate::segment::lock::Lock;
 use crate::segment::store::Store;
 use service::{End, Service, Woken, wait_any};
-pub(super) use service::{Reap, listen, offer, reap, take_back};
+pub(super) use service::{Listening, Reap, listen, offer, reap, take_back};
 
 /// Connections at the same time: one per process of the link, and as many strangers.
 const SESSIONS_MAX: usize = 128;
@@ -84,8 +84,20 @@ pub(crate) struct Holder {
     idle: Option<(Arc<Shared>, Option<Watch>)>,
 }
 
-pub(super) fn socket_path(store: &Store) -> PathBuf {
-    store.dir.join(format!("{}.broker", store.link))
+/// What the names of all sockets of a link's hosts begin with. Each has a number that is its own for as long as it lives, so
+/// what a dead process of another user has left is in nobody's way.
+pub(crate) fn socket_prefix(link: &str) -> String {
+    format!("{link}.broker-")
+}
+
+pub(super) fn socket_path(store: &Store, number: u64) -> PathBuf {
+    store.dir.join(format!("{}{number:x}", socket_prefix(&store.link)))
+}
+
+/// Where the host of a link listens, if there is one.
+pub(crate) fn find(store: &Store, lock: &Lock) -> Result<Option<PathBuf>> {
+    let found = lock.host().map_err(|error| Error::system(&store.link, "look at the lock file", error))?;
+    Ok(found.map(|(_, number)| socket_path(store, number)))
 }
 
 pub(crate) fn lock_path(store: &Store) -> PathBuf {
@@ -116,8 +128,8 @@ pub(super) fn answer_of(connection: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedF
 
 impl Holder {
     /// Asks the holder of a link. `None`: there is none just now. The connection stays open as a sign of life.
-    pub(crate) fn ask(store: &Store) -> Result<Option<(Offer, OwnedFd)>> {
-        let path = socket_path(store);
+    pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Option<(Offer, OwnedFd)>> {
+        let Some(path) = find(store, lock)? else { return Ok(None) };
         let holder =
             |what| Error::from(ErrorKind::Holder { link: Arc::clone(&store.link), path: path.clone(), what });
         let connection = match socket::connect_to(&path) {
@@ -126,9 +138,6 @@ impl Holder {
                 return match error.raw_os_error() {
                     // Nobody listens (any more).
                     Some(errno::ENOENT | errno::ECONNREFUSED | errno::EAGAIN) => Ok(None),
-                    Some(errno::ENAMETOOLONG) => {
-                        Err(holder("has a path too long for a socket; use a shorter directory"))
-                    }
                     // A socket of another kind.
                     Some(errno::EPROTOTYPE) => Err(holder(STRANGER)),
                     _ => Err(store.refused(&path.display().to_string(), error)),
@@ -191,9 +200,18 @@ impl Holder {
         matches!(answer, Ok(Ok(Reply { id: ASKED, result: Some(reply::Result::Done(_)) })))
     }
 
+    /// The error of who cannot listen.
+    pub(super) fn deaf(store: &Store, error: io::Error) -> Error {
+        if error.raw_os_error() == Some(errno::ENAMETOOLONG) {
+            let what = "has a path too long for a socket; use a shorter directory";
+            return Self::refused(store, what).into();
+        }
+        Error::system(&store.link, "listen for participants", error)
+    }
+
     /// The error of a link whose holder does something that keeps others away.
     pub(super) fn refused(store: &Store, what: &'static str) -> ErrorKind {
-        ErrorKind::Holder { link: Arc::clone(&store.link), path: socket_path(store), what }
+        ErrorKind::Holder { link: Arc::clone(&store.link), path: lock_path(store), what }
     }
 
     /// Opens the lock file of a link; makes it for who creates one, or finds one without it. `None`: there is no link.
@@ -204,10 +222,8 @@ impl Holder {
                 return Ok(opened);
             }
             // Who may lock it is who may use the link; whether that is one, and whole, is looked at later.
-            let there = [store.path(None), socket_path(store)]
-                .iter()
-                .find_map(|path| std::fs::symlink_metadata(path).ok())
-                .map(|metadata| metadata.mode() & 0o660);
+            let there =
+                std::fs::symlink_metadata(store.path(None)).ok().map(|metadata| metadata.mode() & 0o660);
             match there {
                 Some(mode) => Lock::open_or_make(&path, mode | store.file_mode),
                 None if create => Lock::open_or_make(&path, store.file_mode),
@@ -240,9 +256,7 @@ impl Holder {
         // Listening before the caller goes on: who is told of the link must be able to attach.
         let duty = match connection {
             Some(connection) => Duty::follow(shared, connection),
-            None => Duty::Serve(
-                Service::begin(shared).map_err(|error| failed("listen for other participants", error))?,
-            ),
+            None => Duty::Serve(Service::begin(shared).map_err(|error| Self::deaf(&shared.store, error))?),
         };
         let me = shared.me;
         // The application's signals are for its own threads, which have a stack for its handlers. The new thread inherits
@@ -349,7 +363,7 @@ fn elect(shared: &Arc<Shared>) -> Option<Duty> {
     if !lock.is_named() {
         return None;
     }
-    if let Ok(Some((_, connection))) = Holder::ask(&shared.store) {
+    if let Ok(Some((_, connection))) = Holder::ask(&shared.store, &shared.lock) {
         return Some(Duty::follow(shared, connection));
     }
     if !lock.try_take_duty().ok()? {

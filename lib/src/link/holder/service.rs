@@ -20,7 +20,7 @@ use crate::config::Backing;
 use crate::link::{Recovered, Shared, device};
 use crate::participant::{Participant, Side, Stage};
 use crate::segment::header::LAYOUT_VERSION;
-use crate::segment::lock::Lock;
+use crate::segment::lock::{Host, Lock};
 
 /// What ended a wait.
 pub(super) enum Woken {
@@ -92,19 +92,18 @@ impl Reap {
 
 /// Being the holder.
 pub(super) struct Service {
-    listener: OwnedFd,
+    listening: Listening,
     sessions: Vec<OwnedFd>,
     /// When to look for the dead again.
     reap: Reap,
     /// The last newcomer could not be let in, for want of descriptors or memory.
     is_full: bool,
-    path: PathBuf,
 }
 
 impl Service {
     pub(super) fn begin(shared: &Shared) -> io::Result<Self> {
-        let (listener, path) = listen(shared, socket::listen_on)?;
-        Ok(Self { listener, sessions: Vec::new(), reap: Reap::default(), is_full: false, path })
+        let listening = listen(shared, Host::Participant, socket::listen_on)?;
+        Ok(Self { listening, sessions: Vec::new(), reap: Reap::default(), is_full: false })
     }
 
     pub(super) fn look_for_the_dead(&mut self) {
@@ -115,7 +114,7 @@ impl Service {
         let lock = &shared.lock;
         loop {
             // The listener stays readable as long as somebody waits there: without a pause this would be a busy loop.
-            let listener = (!self.is_full).then(|| self.listener.as_fd());
+            let listener = (!self.is_full).then(|| self.listening.listener.as_fd());
             let listens = usize::from(listener.is_some());
             let fds: Vec<_> = listener.into_iter().chain(self.sessions.iter().map(AsFd::as_fd)).collect();
             let full = self.is_full.then_some(FULL_PAUSE);
@@ -151,9 +150,7 @@ impl Service {
                 }
             }
         }
-        if lock.is_named() {
-            let _ = std::fs::remove_file(&self.path);
-        }
+        self.listening.end(lock);
         End::Stopped
     }
 
@@ -161,10 +158,8 @@ impl Service {
     /// themselves.
     fn hand_over(self, lock: &Lock, stop: &Doorbell, heir: &OwnedFd, request: u64) -> End {
         // Before anybody can listen in our place: what is there from now on is not ours to remove.
-        drop(self.listener);
-        if lock.is_named() {
-            let _ = std::fs::remove_file(&self.path);
-        }
+        self.listening.end(lock);
+        drop(self.listening);
         lock.leave_duty();
         let done = packet::encode(&Reply::new(request, reply::Result::Done(broker::Done::default())));
         if socket::send(heir, &done, &[]).is_err() {
@@ -185,7 +180,7 @@ impl Service {
     }
 
     fn admit(&mut self) {
-        let connection = match socket::accept(&self.listener) {
+        let connection = match socket::accept(&self.listening.listener) {
             Ok(connection) => connection,
             Err(error) => {
                 self.is_full = errno::is_exhausted(&error);
@@ -216,20 +211,60 @@ enum Answered {
     TakesOver(u64),
 }
 
-/// Listens for newcomers, in this way. Only for who has the duty.
+/// A socket at which a host listens.
+#[derive(Debug)]
+pub(in crate::link) struct Listening {
+    pub(in crate::link) listener: OwnedFd,
+    number: u64,
+    pub(in crate::link) path: PathBuf,
+}
+
+impl Listening {
+    /// Removes the socket's name, and leaves its number to others.
+    pub(in crate::link) fn end(&self, lock: &Lock) {
+        lock.withdraw();
+        if lock.is_named() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        lock.leave_socket(self.number);
+    }
+}
+
+/// Listens for newcomers, in this way, and tells where. Only for who has the duty.
 pub(in crate::link) fn listen(
     shared: &Shared,
+    host: Host,
     on: fn(&Path, u32) -> io::Result<OwnedFd>,
-) -> io::Result<(OwnedFd, PathBuf)> {
-    let path = socket_path(&shared.store);
-    // We have the duty, so a socket that is there belongs to a holder that died.
-    match std::fs::symlink_metadata(&path) {
-        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(&path)?,
-        // Anything else is somebody's, and `bind` says that the place is taken.
-        _ => {}
+) -> io::Result<Listening> {
+    let listening = bind(shared, on)?;
+    if !shared.lock.try_publish(host, listening.number)? {
+        listening.end(&shared.lock);
+        return Err(io::ErrorKind::AddrInUse.into());
     }
-    let listener = on(&path, shared.store.file_mode)?;
-    Ok((listener, path))
+    Ok(listening)
+}
+
+fn bind(shared: &Shared, on: fn(&Path, u32) -> io::Result<OwnedFd>) -> io::Result<Listening> {
+    let (lock, mut from) = (&shared.lock, 0);
+    while let Some(number) = lock.take_socket(user::effective(), from)? {
+        let path = socket_path(&shared.store, number);
+        // The number is ours, so a socket that is there is a dead process's.
+        if std::fs::symlink_metadata(&path).is_ok_and(|there| there.file_type().is_socket()) {
+            let _ = std::fs::remove_file(&path);
+        }
+        match on(&path, shared.store.file_mode) {
+            Ok(listener) => return Ok(Listening { listener, number, path }),
+            Err(error) => {
+                lock.leave_socket(number);
+                // Another's, who may not be removed.
+                if error.kind() != io::ErrorKind::AddrInUse {
+                    return Err(error);
+                }
+            }
+        }
+        from = (number & 0xff) + 1;
+    }
+    Err(io::ErrorKind::AddrInUse.into())
 }
 
 /// Answers one packet of a newcomer. `None`: it has gone, or speaks something else.
