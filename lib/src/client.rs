@@ -21,7 +21,7 @@ use shmesh_sys::{errno, socket};
 
 use crate::config::{LinkConfig, LinkName};
 use crate::error::{Error, ErrorKind, Result};
-use crate::link::holder::{find, lock_path, proof};
+use crate::link::host::{find, lock_path, proof};
 use crate::segment::lock::Lock;
 use crate::segment::store::Store;
 
@@ -362,7 +362,7 @@ impl Client {
 
     pub(crate) fn strange(&self) -> Error {
         let what = "says what was not asked for; run one version on both sides";
-        ErrorKind::Holder { link: Arc::clone(&self.link), path: self.path.clone(), what }.into()
+        ErrorKind::Host { link: Arc::clone(&self.link), path: self.path.clone(), what }.into()
     }
 }
 

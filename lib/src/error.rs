@@ -445,9 +445,9 @@ pub enum ErrorKind {
         /// The link.
         link: Arc<str>,
     },
-    /// The process that keeps the link's descriptors did not answer as expected.
-    #[error("link {link}: the holder of its descriptors at {path} {what}", path = .path.display())]
-    Holder {
+    /// The process that hands out what has no name is not there, or did not answer as expected.
+    #[error("link {link}: the host of its memory at {path} {what}", path = .path.display())]
+    Host {
         /// The link.
         link: Arc<str>,
         /// Its socket.

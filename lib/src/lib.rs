@@ -61,8 +61,8 @@ mod sync;
 
 pub use error::{Error, ErrorKind, Result};
 pub use link::{
-    DEFAULT_DIR, DIR_VARIABLE, Keeper, KeeperOffer, Link, LinkOptions, Loan, Message, Readiness, Recovered,
-    SendError,
+    DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, Readiness,
+    Recovered, SendError,
 };
 pub use participant::{MAX_SEATS, Participant, PeerEvent, SeatIndex, SeatWord, Side};
 pub use ring::INLINE_MAX_BYTES;

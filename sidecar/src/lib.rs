@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  accept -> identity -> session --ToHub--> hub --Command--> broker (device keys)
-//!                           ^                |  \--> links (keepers)
+//!                           ^                |  \--> links (hosts)
 //!                           '----Outgoing----'
 //! ```
 //!

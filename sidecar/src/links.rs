@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use prometheus_client::metrics::counter::Counter;
 use shmesh::config::{Backing, LinkConfig};
 use shmesh::inspect::View;
-use shmesh::{Keeper, LinkOptions, Participant};
+use shmesh::{LinkHost, LinkOptions, Participant};
 use shmesh_daemon::descriptor::watched;
 use shmesh_daemon::readiness::{Latch, Readiness};
 use shmesh_proto::broker::Attached;
@@ -40,7 +40,7 @@ pub(crate) struct LinkIndex(pub(crate) usize);
 /// One link that is kept.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    pub(crate) keeper: Keeper,
+    pub(crate) host: LinkHost,
     /// For who asks for the metrics.
     pub(crate) view: View,
     /// What a newcomer is told, and the descriptors beside it.
@@ -175,7 +175,7 @@ impl Links {
 
     /// The participants of a link, as far as it is there.
     pub(crate) fn participants(&self, link: LinkIndex) -> Vec<Participant> {
-        self.kept(link).map_or_else(Vec::new, |kept| kept.keeper.participants().collect())
+        self.kept(link).map_or_else(Vec::new, |kept| kept.host.participants().collect())
     }
 
     /// How often a link could not be kept, or was damaged.
@@ -271,23 +271,23 @@ impl Links {
 
 /// Creates or adopts one link.
 fn keep(options: &LinkOptions, dir: &Path, link: &LinkConfig) -> Result<Kept> {
-    let keeper = options.keep(link)?;
-    let participants = keeper.participants().count();
+    let host = options.keep(link)?;
+    let participants = host.participants().count();
     // Those that died while nobody kept the link.
-    let recovered = keeper.recover();
+    let recovered = host.recover();
     tracing::info!(
         link = %link.name,
-        bytes = keeper.segment_bytes(),
+        bytes = host.segment_bytes(),
         backing = ?link.backing,
         participants,
         reaped = recovered.participants,
         "link kept"
     );
-    let offer = keeper.offer();
+    let offer = host.offer();
     let attached = Attached { layout: offer.layout.into(), segments: offer.segments };
     let fds = offer.fds.iter().map(|fd| fd.try_clone_to_owned().map(Arc::new)).collect::<io::Result<_>>();
     let fds = fds.with_context(|| format!("link {}: cannot copy its descriptors", link.name))?;
-    let view = keeper.view();
+    let view = host.view();
     let mut files = Vec::new();
     // Memory without names is here alone, and is not given up because of a file.
     if view.backing() == Backing::Named {
@@ -295,12 +295,12 @@ fn keep(options: &LinkOptions, dir: &Path, link: &LinkConfig) -> Result<Kept> {
         let ends = ends.chain(["_shm".to_owned(), ".lock".to_owned()]);
         files.extend(ends.filter_map(|end| NamedFile::of(dir.join(format!("{}{end}", link.name)))));
     }
-    Ok(Kept { view, keeper, attached, fds, files })
+    Ok(Kept { view, host, attached, fds, files })
 }
 
 /// Where participants connect, for the event loop.
 fn listener(kept: &Kept, by_pidfd: bool) -> io::Result<OwnedFd> {
-    let listener = kept.keeper.listener().try_clone_to_owned()?;
+    let listener = kept.host.listener().try_clone_to_owned()?;
     if !by_pidfd {
         // As on a kernel that cannot.
         socket::ask_for_senders(&listener, false)?;

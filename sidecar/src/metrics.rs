@@ -179,10 +179,10 @@ impl Collector for LinksMetrics {
             .encode_gauge(&(seen.len() as u64))?;
         let each = |values: &mut Values<'_>, value: &dyn Fn(&Kept, &Snapshot) -> u64| {
             seen.iter()
-                .try_for_each(|(_, now, kept)| values.one(&[("link", kept.keeper.name())], value(kept, now)))
+                .try_for_each(|(_, now, kept)| values.one(&[("link", kept.host.name())], value(kept, now)))
         };
         let bytes = ("link_bytes", "Bytes of all segments of a link");
-        family(encoder, bytes, MetricType::Gauge, |v| each(v, &|kept, _| kept.keeper.segment_bytes()))?;
+        family(encoder, bytes, MetricType::Gauge, |v| each(v, &|kept, _| kept.host.segment_bytes()))?;
         let participants = ("participants", "Participants of a link");
         family(encoder, participants, MetricType::Gauge, |v| each(v, &|_, now| now.seats.len() as u64))?;
         let wake_ups = ("wake_ups", "Times that a sleeping receiver was woken");
@@ -193,7 +193,7 @@ impl Collector for LinksMetrics {
         let directions = |values: &mut Values<'_>, value: &dyn Fn(&shmesh::inspect::RingView) -> u64| {
             let rings = seen.iter().flat_map(|(_, now, kept)| now.rings.iter().map(move |ring| (kept, ring)));
             rings.into_iter().try_for_each(|(kept, ring)| {
-                let labels: Labels<'_> = [("link", kept.keeper.name()), ("direction", ring.name())];
+                let labels: Labels<'_> = [("link", kept.host.name()), ("direction", ring.name())];
                 values.one(&labels, value(ring))
             })
         };
@@ -206,7 +206,7 @@ impl Collector for LinksMetrics {
         family(encoder, loans, MetricType::Gauge, |values| {
             for (_, now, kept) in &seen {
                 for (seat, count) in loans_by_seat(now) {
-                    let labels: Labels<'_> = [("link", kept.keeper.name()), ("seat", &seat)];
+                    let labels: Labels<'_> = [("link", kept.host.name()), ("seat", &seat)];
                     values.one(&labels, count)?;
                 }
             }
@@ -217,7 +217,7 @@ impl Collector for LinksMetrics {
                 seen.iter().flat_map(|(_, now, kept)| now.tables.iter().map(move |table| (kept, table)));
             tables.into_iter().try_for_each(|(kept, table)| {
                 let pool = table.pool.map_or("inline", PoolId::name);
-                let labels: Labels<'_> = [("link", kept.keeper.name()), ("pool", pool)];
+                let labels: Labels<'_> = [("link", kept.host.name()), ("pool", pool)];
                 values.one(&labels, value(table) as u64)
             })
         };

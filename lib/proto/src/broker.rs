@@ -1,8 +1,8 @@
 //! Participants and the broker of a link.
 //!
 //! A session is one connection. The participant asks, the broker answers each request with one [`Reply`] of the same id,
-//! and may send an [`Event`] at any time. Without a sidecar, a participant of a link whose memory has no names is the holder: it
-//! answers `Hello`, `Attach`, `PoolMemory` and `Yield`, and refuses the rest as [`Code::Unsupported`].
+//! and may send an [`Event`] at any time. Without a sidecar, the process that created a link whose memory has no names is its host: it
+//! answers `Hello`, `Attach` and `PoolMemory`, and refuses the rest as [`Code::Unsupported`].
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -63,9 +63,10 @@ pub struct Attach {
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Detach {}
 
-/// Asks a holder to leave its duty to the caller, who keeps the link without being on either side.
+/// Offers the segments of a link that have no names to a host that has said [`Wanted`]. They come along: the link's own, then
+/// the pools in order of id.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct Yield {}
+pub struct Offer {}
 
 /// Says which seat of the link the caller has taken: when its process ends, what that seat held is taken back.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
@@ -279,7 +280,7 @@ pub struct Request {
     /// What is asked.
     #[prost(
         oneof = "request::Op",
-        tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21"
+        tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16, 17, 18, 19, 20, 21, 22"
     )]
     pub op: Option<request::Op>,
 }
@@ -302,7 +303,7 @@ impl Request {
 pub mod request {
     use super::{
         Ack, Attach, BareTgid, Claim, Close, Detach, ExportKey, Hello, ImportByKey, List, ListKeys,
-        ListProcesses, Oneof, PoolMemory, Proof, Restore, Seated, SetImportPid, Stands, Yield,
+        ListProcesses, Offer, Oneof, PoolMemory, Proof, Restore, Seated, SetImportPid, Stands,
     };
 
     /// What is asked.
@@ -343,9 +344,6 @@ pub mod request {
         /// [`List`].
         #[prost(message, tag = "12")]
         List(List),
-        /// [`Yield`].
-        #[prost(message, tag = "13")]
-        Yield(Yield),
         /// [`Seated`].
         #[prost(message, tag = "14")]
         Seated(Seated),
@@ -370,6 +368,9 @@ pub mod request {
         /// [`Claim`].
         #[prost(message, tag = "21")]
         Claim(Claim),
+        /// [`Offer`].
+        #[prost(message, tag = "22")]
+        Offer(Offer),
     }
 }
 
@@ -393,7 +394,7 @@ pub struct Done {
 /// Who the broker takes the caller for.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Welcome {
-    /// Not there when the broker does not know its peers: a holder without a sidecar.
+    /// Not there when the broker does not know its peers: a participant that is the host.
     #[prost(message, optional, tag = "1")]
     pub identity: Option<PeerIdentity>,
 }
@@ -408,6 +409,10 @@ pub struct Attached {
     #[prost(uint32, tag = "3")]
     pub segments: u32,
 }
+
+/// The host is new and does not have the segments yet: who has them sends [`Offer`], who has not asks again.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Wanted {}
 
 /// The caller's bare thread-group id.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
@@ -586,7 +591,7 @@ pub enum Code {
     Unspecified = 0,
     /// The broker speaks another version.
     Version = 1,
-    /// This broker does not do that: it is a holder without a sidecar.
+    /// This broker does not do that: it is a participant that is the host.
     Unsupported = 2,
     /// The request breaks a rule; the text says which.
     Invalid = 3,
@@ -631,7 +636,7 @@ pub struct Reply {
     #[prost(uint64, tag = "1")]
     pub id: u64,
     /// What came of it; [`reply::Result::Event`] answers nothing.
-    #[prost(oneof = "reply::Result", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
+    #[prost(oneof = "reply::Result", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
     pub result: Option<reply::Result>,
 }
 
@@ -676,7 +681,7 @@ impl Reply {
 pub mod reply {
     use super::{
         AllKeys, Attached, Challenge, Done, Event, Exported, Imported, Keys, Oneof, PoolMemory, Processes,
-        Refused, Tgid, Welcome,
+        Refused, Tgid, Wanted, Welcome,
     };
 
     /// What came of a request, or an event.
@@ -727,6 +732,9 @@ pub mod reply {
         /// [`PoolMemory`].
         #[prost(message, tag = "14")]
         PoolMemory(PoolMemory),
+        /// [`Wanted`].
+        #[prost(message, tag = "15")]
+        Wanted(Wanted),
     }
 }
 

@@ -65,7 +65,7 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
         | ErrorKind::Truncated { .. }
         | ErrorKind::Damaged { .. }
         | ErrorKind::Corrupt { .. }
-        | ErrorKind::Holder { .. } => "Damaged",
+        | ErrorKind::Host { .. } => "Damaged",
         ErrorKind::System { .. } => "System",
         _ => "Error",
     };

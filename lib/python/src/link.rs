@@ -146,7 +146,7 @@ fn attach(
 fn may_come(failed: &shmesh::Error) -> bool {
     matches!(
         failed.kind(),
-        ErrorKind::NotFound { .. } | ErrorKind::NoDirectory { .. } | ErrorKind::Holder { .. }
+        ErrorKind::NotFound { .. } | ErrorKind::NoDirectory { .. } | ErrorKind::Host { .. }
     )
 }
 

@@ -121,7 +121,7 @@ impl Link {
     /// [`NoPool`](crate::ErrorKind::NoPool); [`NotOnDevice`](crate::ErrorKind::NotOnDevice) for a pool in shared memory;
     /// [`Refused`](crate::ErrorKind::Refused) when what was made breaks a rule, such as its size;
     /// [`System`](crate::ErrorKind::System) when it cannot be made or mapped, as with another mechanism than the link's;
-    /// [`Evicted`](crate::ErrorKind::Evicted); [`Holder`](crate::ErrorKind::Holder).
+    /// [`Evicted`](crate::ErrorKind::Evicted); [`Host`](crate::ErrorKind::Host).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

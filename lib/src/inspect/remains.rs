@@ -12,7 +12,7 @@ use super::segments::{Place, is_ours};
 use super::snapshot::{SeatLocks, SeatView, seats};
 use crate::config::{LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::link::holder::{Holder, socket_prefix};
+use crate::link::host::{socket_prefix, try_lock};
 use crate::participant::{SEAT_LINES, Seats};
 use crate::segment::layout::LinkLayout;
 use crate::segment::lock::Lock;
@@ -91,7 +91,7 @@ impl Remains {
             return Err(ErrorKind::NotFound { link: place.link(), dir: dir.to_path_buf() }.into());
         }
         // Another's lock file is not ours to lock; whatever it means, `foreign` tells the caller to stop.
-        let lock = if foreign.contains(&lock_path) { None } else { Holder::try_lock(&place.store)? };
+        let lock = if foreign.contains(&lock_path) { None } else { try_lock(&place.store)? };
         let is_held = lock.is_none() && !foreign.contains(&lock_path);
         let mut remains = Self {
             files,

@@ -16,7 +16,7 @@ use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::Shared;
 use crate::link::core::Core;
-use crate::link::holder::{Holder, lock_path, socket_prefix};
+use crate::link::host::{Asked, ask, lock_path, socket_prefix};
 use crate::segment::Memory;
 use crate::segment::header::{Header, Unusable};
 use crate::segment::layout::{LinkLayout, PoolLayout};
@@ -149,7 +149,7 @@ impl Place {
         Ok((Backing::Named, segments))
     }
 
-    /// Memfds have no names: the holder gives them to whoever asks and may connect.
+    /// Memfds have no names: the host gives them to whoever asks and may connect.
     fn held(&self) -> Result<Vec<Segment>> {
         let lock = Lock::open(&self.beside("lock"));
         let lock =
@@ -169,15 +169,16 @@ impl Place {
             }
             .into());
         };
-        let Some((offer, _connection)) = Holder::ask(&self.store, &lock)? else {
+        let Asked::Given(offer, ..) = ask(&self.store, &lock)? else {
             let path = self.beside("lock");
-            let what = "has nobody behind it: all processes of the link have ended, and its memory with them";
-            return Err(ErrorKind::Holder { link: self.link(), path, what }.into());
+            let what = "is not there: a sidecar, or a process that creates the link, would be; without one of its processes \
+                        the memory is gone";
+            return Err(ErrorKind::Host { link: self.link(), path, what }.into());
         };
         let mut segments = Vec::new();
         for file in &offer.segments {
             let pool = Header::of_file(file).ok().and_then(|header| header.ok()?.pool);
-            segments.push(self.check(file, "a memfd of the holder".to_owned(), pool)?);
+            segments.push(self.check(file, "a memfd of the host".to_owned(), pool)?);
         }
         // With names, but without its first file: somebody removed it from under its users.
         if segments.first().is_none_or(|first| first.header.pool.is_some()) {
@@ -249,7 +250,7 @@ impl View {
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound), and what can be wrong with a segment: [`NotOurs`](ErrorKind::NotOurs),
     /// [`Version`](ErrorKind::Version), [`Truncated`](ErrorKind::Truncated), [`Damaged`](ErrorKind::Damaged),
-    /// [`Permission`](ErrorKind::Permission); [`Holder`](ErrorKind::Holder) for a link of memfds.
+    /// [`Permission`](ErrorKind::Permission); [`Host`](ErrorKind::Host) for a link of memfds.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -303,14 +304,14 @@ impl View {
         }
     }
 
-    /// What is wrong with the link if a segment was truncated after it was mapped. Known only of the [`Keeper`](crate::Keeper)
+    /// What is wrong with the link if a segment was truncated after it was mapped. Known only of the [`LinkHost`](crate::LinkHost)
     /// of a link that is guarded ([`LinkOptions::guard_truncation`](crate::LinkOptions::guard_truncation)).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let keeper = options.guard_truncation(true).keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let view = keeper.view();
+    /// let host = options.guard_truncation(true).keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let view = host.view();
     /// assert!(view.damage().is_none());
     /// std::fs::File::options().write(true).open(dir.path().join("fronthaul_shm"))?.set_len(0)?;
     /// view.snapshot(); // reads zeros

@@ -2,8 +2,8 @@
 //!
 //! The segment of such a pool has header, hints and cells as any other, and no buffers: those are in one piece of device
 //! memory, of which there is a descriptor. Only participants have devices, so the first of them that wants the memory makes
-//! it and offers it to who serves the link. That keeps the descriptor as it keeps the link's, hands it to who asks, and tells
-//! those who are there. So the memory lives as long as the link, whoever made it.
+//! it and offers it to the link's host. That keeps the descriptor, hands it to who asks, and tells those who are there; they keep it,
+//! too, and offer it to the next host. So the memory lives as long as anybody on the link, whoever made it.
 //!
 //! If all who have it end and others stay, it is lost, and the pool is given other memory. That must not be mistaken for the
 //! first: each has an id, which messages carry.
@@ -18,7 +18,7 @@ use shmesh_proto::broker::{self, Mechanism, PoolMemory, Reply, Request, reply, r
 use shmesh_proto::packet;
 use shmesh_sys::{file, socket};
 
-use super::holder::{ASKED, Holder, answer_of};
+use super::host::{ASKED, Asked, NO_HOST, SILENT, TOLD, answer_of, ask as ask_host, memories, refused};
 use super::{Link, Shared};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
@@ -28,9 +28,9 @@ use crate::participant::Side;
 const ALIGNMENT: u64 = 256;
 /// What a device may round memory up by.
 const GRANULARITY_MAX: u64 = 1 << 30;
-/// How long a link may be without somebody who serves it.
+/// How long a link may be without a host.
 const UNSERVED: Duration = Duration::from_secs(10);
-/// Between two looks for who serves it.
+/// Between two looks for it.
 const RETRY: Duration = Duration::from_millis(2);
 
 /// Where things are in the device memory of a pool.
@@ -200,32 +200,46 @@ impl Shared {
         Ok(Answer { pool, memory: place.clone(), is_news })
     }
 
-    /// Has who serves the link know of the memory that this process knows of, and tell it of the rest.
+    /// Offers the host the memory that this process knows of, and asks for the rest.
     pub(super) fn tell_of_memory(&self, broker: &OwnedFd) {
         for pool in self.core.shape.device_pools() {
             let memory = self.memories.lock()[pool as usize].clone();
             let told = memory.as_ref().map_or_else(|| question(pool), |memory| memory.message(pool));
             let fds: Vec<_> = memory.iter().map(|memory| memory.fd.as_fd()).collect();
-            let request = Request::new(0, request::Op::PoolMemory(told));
-            // Refused if it has gone; then whoever takes its place is told.
-            let _ = socket::send(broker, &packet::encode(&request), &fds);
+            let request = Request::new(TOLD, request::Op::PoolMemory(told));
+            // Refused if it has gone; then the next host is told.
+            let _ = socket::send_now(broker, &packet::encode(&request), &fds);
         }
     }
 
-    /// Hears of memory from who serves the link.
+    /// Asks the host for all memory that it has: now, and not when it is needed, because by then all others who have it may have
+    /// gone.
+    pub(super) fn fetch_memory(&self, host: &OwnedFd) {
+        for pool in self.core.shape.device_pools() {
+            // Without it the link goes on, and the host tells us when there is some.
+            if let Ok(Ok((told, fds))) = ask(host, &question(pool), &[])
+                && told.id != 0
+            {
+                let _ = self.lend(&told, fds);
+            }
+        }
+    }
+
+    /// Hears of memory from the host.
     pub(super) fn hear_of_memory(&self, bytes: &[u8], fds: Vec<OwnedFd>) {
         if let Ok(Reply { result: Some(reply::Result::PoolMemory(told)), .. }) = packet::decode(bytes)
             && told.id != 0
+            && let Some(fds) = memories(fds)
         {
             // What breaks a rule is as if it had not been said.
             let _ = self.lend(&told, fds);
         }
     }
 
-    /// Asks who serves the link for a pool's memory, or offers some: what the link has then.
+    /// Asks the host for a pool's memory, or offers some: what the link has then.
     pub(crate) fn ask_for_memory(&self, pool: PoolId, offer: Option<&Lent>) -> Result<Option<Arc<Lent>>> {
         let start = Instant::now();
-        // Who serves may have come a moment ago, and not have been told yet of what there is.
+        // The host may have come a moment ago, and not have been told yet of what there is.
         let known = self.memories.lock()[pool as usize].clone();
         let offer = offer.or(known.as_deref());
         let told = offer.map_or_else(|| question(pool), |offer| offer.message(pool));
@@ -234,13 +248,15 @@ impl Shared {
             Error::system(&self.store.link, format!("ask for the device memory of pool {pool}"), error)
         };
         loop {
-            let asked = match Holder::ask(&self.store, &self.lock) {
-                Ok(Some((_, connection))) => ask(&connection, &told, &fds),
-                // Somebody is about to.
-                Ok(None) => Err(io::ErrorKind::ConnectionReset.into()),
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::Holder { what: super::holder::SILENT, .. }) =>
-                {
+            let asked = match ask_host(&self.store, &self.lock) {
+                Ok(Asked::Given(_, connection, _)) => ask(&connection, &told, &fds),
+                Ok(Asked::Nobody | Asked::Wanted) => match self.memories.lock()[pool as usize].clone() {
+                    // It is offered to the next host.
+                    Some(known) => return Ok(Some(known)),
+                    None if start.elapsed() >= UNSERVED => return Err(refused(&self.store, NO_HOST).into()),
+                    None => Err(io::ErrorKind::ConnectionReset.into()),
+                },
+                Err(error) if matches!(error.kind(), ErrorKind::Host { what: SILENT, .. }) => {
                     Err(io::ErrorKind::WouldBlock.into())
                 }
                 Err(error) => return Err(error),
@@ -284,7 +300,7 @@ impl Link {
 }
 
 /// Asks at the other end of a connection. `Err` inside: refused, and why.
-pub(super) fn ask(
+fn ask(
     connection: &OwnedFd,
     told: &PoolMemory,
     fds: &[BorrowedFd<'_>],
@@ -296,29 +312,18 @@ pub(super) fn ask(
         return Err(io::ErrorKind::ConnectionReset.into());
     }
     match packet::decode(&bytes) {
-        Ok(Reply { result: Some(reply::Result::PoolMemory(told)), .. }) => Ok(Ok((told, fds))),
+        Ok(Reply { result: Some(reply::Result::PoolMemory(told)), .. }) => {
+            let fds = memories(fds).ok_or_else(|| io::Error::other("the host sent what is no memory"))?;
+            Ok(Ok((told, fds)))
+        }
         Ok(Reply { result: Some(reply::Result::Refused(refused)), .. })
             if refused.code() == broker::Code::Draining =>
         {
             Err(io::ErrorKind::ConnectionReset.into())
         }
         Ok(Reply { result: Some(reply::Result::Refused(refused)), .. }) => Ok(Err(refused.text)),
-        _ => Err(io::Error::other(
-            "who serves the link says what was not asked for; run one version on both sides",
-        )),
+        _ => Err(io::Error::other("the host says what was not asked for; run one version on both sides")),
     }
-}
-
-/// The memory of these pools that the other end of a connection has.
-pub(super) fn all_of(
-    connection: &OwnedFd,
-    pools: impl Iterator<Item = PoolId>,
-) -> Vec<(PoolMemory, Vec<OwnedFd>)> {
-    // Without it the link goes on, and who has it tells us when it follows us.
-    pools
-        .filter_map(|pool| ask(connection, &question(pool), &[]).ok()?.ok())
-        .filter(|(told, _)| told.id != 0)
-        .collect()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::participant::{Participant, Side};
 impl Link {
     /// Drops what earlier participants sent and posted. Refused unless this handle is the only participant.
     pub(super) fn empty(&self) -> Result<()> {
-        // Newcomers wait until the link is empty, unless a keeper has joined too.
+        // Newcomers wait until the link is empty, unless a sidecar is present too.
         let is_closed = self.shared.lock.try_close().unwrap_or(false);
         let done = self.drop_leftovers();
         if is_closed {
@@ -51,7 +51,7 @@ impl Link {
             notify::forget_posts(self.core().incoming(side), posted);
             // A participant of its own: this handle must not become the consumer of a ring that has one. On the primary side,
             // whichever ring it is: a newcomer on the other one would take it for a second receiver there.
-            let mut reader = Self::seated(Arc::clone(&self.shared), Arc::clone(&self.holder), self.side())?;
+            let mut reader = Self::seated(Arc::clone(&self.shared), Arc::clone(&self.attachment), self.side())?;
             reader.desk.incoming = self.core().incoming(side).clone();
             for _ in 0..queued {
                 match reader.receive() {

@@ -2,6 +2,7 @@
 //!
 //! | file | concept |
 //! |---|---|
+//! | `attachment.rs` | what all handles of this process share, and leaving the link |
 //! | `bell.rs` | named sockets that wake receivers in poll and epoll |
 //! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
 //! | `desk.rs` | the same, seen from one participant's seat |
@@ -10,26 +11,27 @@
 //! | `events.rs` | other participants attach, detach and die |
 //! | `monitor.rs` | one thread that watches all links of the process |
 //! | `open.rs` | creating, attaching, adopting what a crash left |
-//! | `holder/` | serving a link whose memory has no names: who keeps the descriptors and hands them to newcomers |
-//! | `keeper.rs` | [`Keeper`]: keeping a link without being on it |
+//! | `host/` | handing out what has no name: [`LinkHost`] for sidecars, and what a process does that creates a link without one |
 //! | `loan.rs` | [`Loan`]: a message being written; sending |
 //! | `message.rs` | [`Message`]: a message received |
+//! | `reap.rs` | looking for the dead |
 //! | `slab.rs` | where the bytes of received inline messages stay |
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
 //! | `recover.rs` | taking back what dead participants held |
 
+mod attachment;
 pub(crate) mod bell;
 pub(crate) mod core;
 pub(crate) mod desk;
 pub(crate) mod device;
 mod empty;
 mod events;
-pub(crate) mod holder;
-mod keeper;
+pub(crate) mod host;
 mod loan;
 mod message;
 mod monitor;
 mod open;
+mod reap;
 mod recover;
 mod slab;
 mod wait;
@@ -37,7 +39,8 @@ mod wait;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use shmesh_proto::broker::{Request, Seated, request};
 use shmesh_proto::packet;
@@ -54,15 +57,19 @@ use crate::segment::Memory;
 use crate::segment::layout::PoolLayout;
 use crate::segment::lock::Lock;
 use crate::segment::store::{Segment, Store};
+use attachment::Attachment;
 use bell::Cause;
 use core::Core;
 pub use core::Recovered;
 use desk::Desk;
 pub use events::Readiness;
-pub use keeper::{Keeper, KeeperOffer};
+pub use host::{LinkHost, LinkHostOffer};
 pub use loan::{Loan, SendError};
 pub use message::Message;
 pub use open::{DEFAULT_DIR, DIR_VARIABLE, LinkOptions};
+
+/// How long participants may take to offer device memory to a new host.
+const GATHERING: Duration = Duration::from_millis(1500);
 
 /// What all handles of this process on one link share.
 #[derive(Debug)]
@@ -78,12 +85,14 @@ pub(crate) struct Shared {
     /// User and group of the link's own segment.
     owner: Option<(u32, u32)>,
     pub(crate) spin_us: u32,
-    /// The lock file: duty, presence, and the seats of this process.
+    /// The lock file: the host's lock, presence, and the seats of this process.
     pub(crate) lock: Lock,
-    /// The connection to who serves the link, while somebody else does.
+    /// The connection to the link's host, while another process is that.
     pub(crate) broker: Mutex<Option<Arc<OwnedFd>>>,
-    /// The device memory of its pools, as far as this process knows: kept to be handed to newcomers.
+    /// The device memory of its pools, as far as this process knows: kept to be offered to the next host.
     pub(crate) memories: device::Memories,
+    /// A new host: until then participants may offer device memory that the last one had.
+    gathering: OnceLock<Instant>,
 }
 
 impl Shared {
@@ -98,17 +107,28 @@ impl Shared {
         self.store.backing == Backing::Memfd || self.core.shape.device_pools().next().is_some()
     }
 
+    /// Waits a while with saying that there is no device memory.
+    fn begin_to_gather(&self) {
+        let _ = self.gathering.set(Instant::now() + GATHERING);
+    }
+
+    /// Whether participants may still offer device memory that the last host had.
+    fn is_gathering(&self) -> bool {
+        self.gathering.get().is_some_and(|until| Instant::now() < *until)
+    }
+
     fn broker(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
         // A reference is replaced whole.
         self.broker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells who serves the link which seat is this process's: it may see a death where this process's peers cannot.
+    /// Tells the host which seat is this process's: it may see a death where this process's peers cannot.
     fn announce(&self, me: &Participant) {
         let Some(broker) = self.broker().clone() else { return };
         let seated = Seated { seat: me.seat.value().into(), word: me.word.value() };
-        // Refused if it has gone; then whoever takes its place is told.
-        let _ = socket::send(&broker, &packet::encode(&Request::new(0, request::Op::Seated(seated))), &[]);
+        // Refused if it has gone; then the next host is told.
+        let _ =
+            socket::send_now(&broker, &packet::encode(&Request::new(0, request::Op::Seated(seated))), &[]);
     }
 
     /// Takes a seat, and its lock.
@@ -217,8 +237,8 @@ pub struct Link {
     has_fd: Cell<bool>,
     peers: RefCell<PeerObserver>,
     shared: Arc<Shared>,
-    /// Watches the link, or serves it where its memory has no names; after `shared`, so that the last handle stops it first.
-    holder: Arc<holder::Holder>,
+    /// Ends with the last handle.
+    attachment: Arc<Attachment>,
 }
 
 impl Link {
@@ -360,12 +380,12 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn try_clone(&self) -> Result<Self> {
-        let clone = Self::seated(Arc::clone(&self.shared), Arc::clone(&self.holder), self.side())?;
+        let clone = Self::seated(Arc::clone(&self.shared), Arc::clone(&self.attachment), self.side())?;
         clone.announce_attached();
         Ok(clone)
     }
 
-    fn seated(shared: Arc<Shared>, holder: Arc<holder::Holder>, side: Side) -> Result<Self> {
+    fn seated(shared: Arc<Shared>, attachment: Arc<Attachment>, side: Side) -> Result<Self> {
         let crowded = || {
             // Some may have died, and there is no seat to take back from what they held: it is done from their own.
             for dead in shared.dead() {
@@ -387,7 +407,7 @@ impl Link {
             bell: OnceCell::new(),
             has_fd: Cell::new(false),
             shared,
-            holder,
+            attachment,
         })
     }
 
@@ -551,7 +571,7 @@ mod tests {
         phy.core().seats.record_attached(&me);
         assert!(!poll::is_readable(&fd).unwrap());
         // Its lock file is closed when it ends.
-        drop(Lock::open(&holder::lock_path(&phy.shared.store)).unwrap());
+        drop(Lock::open(&host::lock_path(&phy.shared.store)).unwrap());
         let mut watches = [Watch::readable(&fd)];
         while !poll::is_readable(&fd).unwrap() {
             poll::wait_once(&mut watches, None).unwrap();
@@ -584,7 +604,7 @@ mod tests {
             let phy = LinkOptions::new().dir(&dirs[0]).create(&config).unwrap();
             // The same socket, as another lock file says.
             let (host, socket) = phy.shared.lock.host().unwrap().unwrap();
-            let [path, other] = [0, 1].map(|i| holder::socket_path(&Store::new(&config, &dirs[i]), socket));
+            let [path, other] = [0, 1].map(|i| host::socket_path(&Store::new(&config, &dirs[i]), socket));
             let lock = Lock::open_or_make(&dirs[1].join("link.lock"), 0o600).unwrap().unwrap();
             assert!(lock.try_publish(host, socket).unwrap());
             std::os::unix::fs::symlink(path, other).unwrap();

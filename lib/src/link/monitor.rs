@@ -1,13 +1,13 @@
 //! The monitor: one thread of this process that watches all its links, and recovers what dead participants held.
 //!
-//! No process serves a link whose memory has names, so no connection closes when a participant dies. But the kernel closes the
+//! Participants are not connected to each other, so no connection closes when one dies. But the kernel closes the
 //! files of a dead process, and inotify reports that a link's lock file was opened or closed, by any process of any user and in any
 //! namespace. Then the monitor looks for the dead.
 //!
-//! It also keeps a connection to the sidecar of the link, if there is one: the sidecar learns which seat is whose, and sees
-//! deaths exactly. No call waits for the sidecar or for the monitor.
+//! It also keeps a session with the link's host, if there is one. A sidecar learns which seat is whose, and sees deaths exactly. A
+//! new host that has not got the memory of the link gets it from here. And it serves the links whose host this process is. No
+//! call waits for a host or for the monitor.
 
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,11 +21,13 @@ use shmesh_sys::signal::Blocked;
 use shmesh_sys::{poll, socket, user};
 
 use super::Shared;
-use super::holder::{ASKED, Reap, find, lock_path, proof, reap};
+use super::host::{ASKED, Listening, Place, Service, TOLD, discard, hang_up, lock_path, proof, socket_path};
+use super::reap::{Reap, reap};
+use crate::config::Backing;
 use crate::error::{Error, Result};
+use crate::segment::lock::Host;
 
 const STACK_BYTES: usize = 128 * 1024;
-const CLOSE_STACK_BYTES: usize = 64 * 1024;
 /// How often to look for the dead where inotify is not to be had: a user has 128 instances, unless the node says otherwise.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Between two connections that the sidecar ends, at least; each time twice as long, until it takes one.
@@ -50,6 +52,8 @@ struct Monitor {
 struct State {
     next: u64,
     links: Vec<(u64, Weak<Shared>)>,
+    /// Of links that the thread has not taken up yet.
+    starts: Vec<(u64, Start)>,
     thread: Option<Arc<Thread>>,
 }
 
@@ -94,6 +98,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What a link begins with.
+#[derive(Debug, Default)]
+pub(super) struct Start {
+    /// The connection to the host by which the link came.
+    pub(super) session: Option<(OwnedFd, (Host, u64))>,
+    /// This process is the host.
+    pub(super) listening: Option<Listening>,
+}
+
 /// Has the monitor watch a link for as long as it lives.
 #[derive(Debug)]
 pub(super) struct Watch {
@@ -102,7 +115,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Starts watching, in a thread that is started if there is none yet.
-    pub(super) fn start(shared: &Arc<Shared>) -> Result<Self> {
+    pub(super) fn start(shared: &Arc<Shared>, start: Start) -> Result<Self> {
         let failed = |doing: &str, error| Error::system(&shared.store.link, doing, error);
         let mut state = lock(&monitor().state);
         let thread = match &state.thread {
@@ -118,6 +131,7 @@ impl Watch {
         let id = state.next;
         state.next += 1;
         state.links.push((id, Arc::downgrade(shared)));
+        state.starts.push((id, start));
         let _ = thread.wake.signal();
         Ok(Self { id })
     }
@@ -126,6 +140,7 @@ impl Watch {
     pub(super) fn stop(&self) {
         let mut state = lock(&monitor().state);
         state.links.retain(|(id, _)| *id != self.id);
+        state.starts.retain(|(id, _)| *id != self.id);
         let last = state.links.is_empty();
         let thread = if last { state.thread.take() } else { state.thread.clone() };
         drop(state);
@@ -160,9 +175,25 @@ struct Watched {
     shared: Weak<Shared>,
     watch: Option<inotify::File>,
     reap: Reap,
-    sidecar: Option<Arc<OwnedFd>>,
+    session: Option<Session>,
+    service: Option<(Service, Place)>,
     /// When to connect again, and how long to wait after the next refusal.
     retry: (Instant, Duration),
+}
+
+/// A connection to the host of a link.
+struct Session {
+    connection: Arc<OwnedFd>,
+    host: (Host, u64),
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // What waits in it is a stranger's.
+        if let Ok(copy) = self.connection.try_clone() {
+            hang_up(copy);
+        }
+    }
 }
 
 struct Watching {
@@ -193,13 +224,16 @@ impl Watching {
 
     /// Sleeps until something has happened, or a link is to be looked at.
     fn wait(&self, thread: &Thread) {
-        let sidecars = self.links.iter().filter_map(|link| link.sidecar.as_ref());
+        let sessions = self.links.iter().filter_map(|link| link.session.as_ref());
+        let services = || self.links.iter().filter_map(|link| Some(&link.service.as_ref()?.0));
         let fds: Vec<_> = std::iter::once(thread.wake.as_fd())
             .chain(self.inotify.iter().map(AsFd::as_fd))
-            .chain(sidecars.map(|sidecar| sidecar.as_fd()))
+            .chain(sessions.map(|session| session.connection.as_fd()))
+            .chain(services().flat_map(Service::fds))
             .collect();
         let mut watches: Vec<_> = fds.iter().map(poll::Watch::readable).collect();
-        let limit = self.links.iter().filter_map(|link| link.reap.pause()).min();
+        let pauses = self.links.iter().filter_map(|link| link.reap.pause());
+        let limit = pauses.chain(services().filter_map(Service::pause)).min();
         let waited = poll::wait_once(&mut watches, limit);
         if waited.is_err_and(|error| error.kind() != std::io::ErrorKind::Interrupted) {
             // A process may lower its limit of descriptors below what it has.
@@ -209,7 +243,8 @@ impl Watching {
 
     /// Takes up links that have come, and drops those that have gone.
     fn refresh(&mut self) {
-        let state = lock(&monitor().state);
+        let mut state = lock(&monitor().state);
+        let mut starts = std::mem::take(&mut state.starts);
         let (gone, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut self.links)
             .into_iter()
             // Sorted by id, because ids are given in order.
@@ -218,14 +253,11 @@ impl Watching {
         let known = self.links.last().map_or(0, |link| link.id + 1);
         let new = state.links.partition_point(|(id, _)| *id < known);
         for (id, shared) in &state.links[new..] {
-            self.links.push(Watched::new(*id, shared, self.inotify.as_ref()));
+            let start = starts.iter().position(|(of, _)| of == id).map(|i| starts.swap_remove(i).1);
+            self.links.push(Watched::new(*id, shared, start.unwrap_or_default(), self.inotify.as_ref()));
         }
         drop(state);
-        for mut link in gone {
-            if let (Some(shared), Some(sidecar)) = (link.shared.upgrade(), link.sidecar.take()) {
-                hang_up(&shared, sidecar);
-            }
-            let Some(watch) = link.watch else { continue };
+        for watch in gone.into_iter().filter_map(|link| link.watch) {
             // Two handles on one link have one watch.
             if !self.links.iter().any(|link| link.watch == Some(watch))
                 && let Some(inotify) = &self.inotify
@@ -248,124 +280,179 @@ impl Watching {
 }
 
 impl Watched {
-    fn new(id: u64, shared: &Weak<Shared>, inotify: Option<&Watcher>) -> Self {
+    fn new(id: u64, shared: &Weak<Shared>, start: Start, inotify: Option<&Watcher>) -> Self {
         let watch = shared.upgrade().and_then(|shared| inotify?.add(&lock_path(&shared.store)).ok());
         let mut reap = Reap::default();
         // Deaths before the watch began.
         reap.once();
-        Self {
+        let mut link = Self {
             id,
             shared: Weak::clone(shared),
             watch,
             reap,
-            sidecar: None,
+            session: None,
+            service: start.listening.map(|listening| {
+                let place = listening.place.clone();
+                (Service::new(listening), place)
+            }),
             retry: (Instant::now(), RETRY_MIN),
+        };
+        if let (Some((connection, host)), Some(shared)) = (start.session, shared.upgrade()) {
+            link.session = Some(Session { connection: Arc::new(connection), host });
+            link.begin(&shared);
         }
+        link
     }
 
     fn look(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
-        if let Some(sidecar) = self.sidecar.take() {
-            let heard = hear(&shared, &sidecar);
-            if matches!(heard, Heard::Ended) {
-                hang_up(&shared, sidecar);
-                self.retry = (Instant::now() + self.retry.1, (self.retry.1 * 2).min(RETRY_MAX));
-                // It may be back soon.
-                self.reap.begin();
-            } else {
-                self.sidecar = Some(sidecar);
+        if let Some(session) = &self.session {
+            match hear(&shared, &session.connection) {
+                Heard::Nothing => {}
+                Heard::Wanted => self.retry.1 = RETRY_MIN,
+                Heard::Attached => {
+                    self.retry.1 = RETRY_MIN;
+                    self.begin(&shared);
+                }
+                Heard::Ended => self.end(&shared),
             }
-            if matches!(heard, Heard::Attached) {
-                self.retry.1 = RETRY_MIN;
-            }
+        }
+        if let Some((service, _)) = &mut self.service
+            && service.look(&shared)
+        {
+            self.reap.begin();
         }
         if self.reap.is_due() {
             reap(&shared);
-            if self.sidecar.is_none() && Instant::now() >= self.retry.0 {
-                self.sidecar = connect(&shared);
-            }
+            self.connect(&shared);
             if self.reap.pause().is_none() && (self.watch.is_none() || shared.is_any_dying()) {
                 self.reap.once_in(PERIOD);
             }
         }
     }
+
+    /// The host knows this process now.
+    fn begin(&mut self, shared: &Shared) {
+        let Some(session) = &self.session else { return };
+        *shared.broker() = Some(Arc::clone(&session.connection));
+        // Later seats are announced when they are taken; these are taken already.
+        for mine in shared.core.seats.all().filter(|other| other.is_of(&shared.me)) {
+            shared.announce(&mine);
+        }
+        shared.tell_of_memory(&session.connection);
+        // There is one host.
+        if session.host.0 == Host::Sidecar
+            && let Some((_, place)) = self.service.take()
+        {
+            place.end(&shared.lock);
+        }
+    }
+
+    fn end(&mut self, shared: &Shared) {
+        *shared.broker() = None;
+        self.session = None;
+        self.retry = (Instant::now() + self.retry.1, (self.retry.1 * 2).min(RETRY_MAX));
+        // It may be back soon.
+        self.reap.begin();
+    }
+
+    /// Connects to the host of the link, unless that is this process or connected already.
+    fn connect(&mut self, shared: &Shared) {
+        let Ok(found) = shared.lock.host() else { return };
+        match (&self.session, found) {
+            (Some(session), Some(host)) if session.host == host => return,
+            // A child that was forked may keep the connection of a dead host open.
+            (Some(session), None) => {
+                // What it has said before.
+                let _ = hear(shared, &session.connection);
+                return self.end(shared);
+            }
+            (Some(_), Some(_)) => {
+                *shared.broker() = None;
+                self.session = None;
+            }
+            (None, _) => {}
+        }
+        let Some(host) = found.filter(|(kind, _)| *kind == Host::Sidecar || self.service.is_none()) else {
+            return;
+        };
+        if Instant::now() >= self.retry.0 {
+            self.session = connect(shared, host);
+        }
+    }
 }
 
-/// A connection to the sidecar that keeps a link, if there is one.
+/// A connection to the host of a link.
 ///
-/// Any member of the link can take the name of its socket where no sidecar has it, so only root, this user and the user that
-/// created the link are trusted: a descriptor that another sends could keep this thread for as long as its sender likes.
-fn connect(shared: &Shared) -> Option<Arc<OwnedFd>> {
-    let sidecar = socket::connect_now(&find(&shared.store, &shared.lock).ok()??).ok()?;
-    let uid = socket::peer(&sidecar).ok()?.uid;
-    if uid != 0 && uid != user::effective() && Some(uid) != shared.owner.map(|(uid, _)| uid) {
+/// It is going to be offered what only members of the link may have, and any process that may write to the directory can listen
+/// there: so it must be one that may open the lock file.
+fn connect(shared: &Shared, host: (Host, u64)) -> Option<Session> {
+    let connection = socket::connect_now(&socket_path(&shared.store, host.1)).ok()?;
+    let (uid, gid, mode) = shared.lock.owner().ok()?;
+    let peer = socket::peer(&connection).ok()?;
+    let is_in_group =
+        || peer.gid == gid || socket::peer_groups(&connection).is_ok_and(|groups| groups.contains(&gid));
+    let is_member = [0, user::effective(), uid].contains(&peer.uid)
+        || shared.owner.is_some_and(|(uid, _)| uid == peer.uid)
+        || mode & 0o006 == 0o006
+        || mode & 0o060 == 0o060 && is_in_group();
+    if !is_member {
         return None;
     }
     let attach = Request::new(ASKED, request::Op::Attach(broker::Attach { side: 0 }));
-    socket::send(&sidecar, &packet::encode(&attach), &[]).ok()?;
-    Some(Arc::new(sidecar))
+    socket::send_now(&connection, &packet::encode(&attach), &[]).ok()?;
+    Some(Session { connection: Arc::new(connection), host })
 }
 
-/// Ends the connection to a sidecar. What waits in it is closed elsewhere.
-fn hang_up(shared: &Shared, sidecar: Arc<OwnedFd>) {
-    *shared.broker() = None;
-    match Arc::try_unwrap(sidecar) {
-        Ok(sidecar) => {
-            if let Some(unread) = socket::hang_up(sidecar) {
-                close_elsewhere(unread);
-            }
-        }
-        // Another thread announces a seat just now.
-        Err(sidecar) => close_elsewhere(sidecar),
-    }
-}
-
-/// Closes what a sidecar has sent in a thread of its own: if it is none, a descriptor that lingers may be among it. Without a thread
-/// it stays open.
-fn close_elsewhere<T: Send + 'static>(strange: T) {
-    let strange = Arc::new(Mutex::new(Some(ManuallyDrop::new(strange))));
-    let _blocked = Blocked::all();
-    let close = move || drop(lock(&strange).take().map(ManuallyDrop::into_inner));
-    let _ =
-        std::thread::Builder::new().name("shmesh-close".into()).stack_size(CLOSE_STACK_BYTES).spawn(close);
-}
-
-/// What a sidecar has said.
+/// What a host has said.
 enum Heard {
     Nothing,
     /// It knows this process now.
     Attached,
-    /// It has ended or refuses, or is not a sidecar.
+    /// It is new, and was offered the link.
+    Wanted,
+    /// It has ended or refuses, or is not a host.
     Ended,
 }
 
-fn hear(shared: &Shared, sidecar: &Arc<OwnedFd>) -> Heard {
+fn hear(shared: &Shared, host: &OwnedFd) -> Heard {
     let mut heard = Heard::Nothing;
     for _ in 0..PACKETS_MAX {
-        let bytes = match socket::receive_all(sidecar) {
-            Ok((packet, is_whole)) if !packet.fds.is_empty() || is_whole.is_err() => {
-                // A sidecar sends none here.
-                close_elsewhere(packet.fds);
-                return Heard::Ended;
-            }
-            Ok((packet, _)) if !packet.bytes.is_empty() => packet.bytes,
+        let packet = match socket::receive_now(host) {
+            Ok(packet) => packet,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return heard,
-            _ => return Heard::Ended,
+            Err(_) => return Heard::Ended,
         };
-        match packet::decode::<Reply>(&bytes) {
+        let said = packet::decode::<Reply>(&packet.bytes);
+        if let Ok(Reply { result: Some(reply::Result::PoolMemory(_)), .. }) = &said {
+            shared.hear_of_memory(&packet.bytes, packet.fds);
+            continue;
+        }
+        discard(packet.fds);
+        if packet.bytes.is_empty() {
+            return Heard::Ended;
+        }
+        match said {
             Ok(Reply { result: Some(reply::Result::Challenge(challenge)), .. }) => {
-                if socket::send(sidecar, &proof(challenge), &[]).is_err() {
+                if socket::send_now(host, &proof(challenge), &[]).is_err() {
                     return Heard::Ended;
                 }
             }
-            Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(_)) }) => {
-                *shared.broker() = Some(Arc::clone(sidecar));
-                heard = Heard::Attached;
-                // Later seats are announced when they are taken; these are taken already.
-                for mine in shared.core.seats.all().filter(|other| other.is_of(&shared.me)) {
-                    shared.announce(&mine);
+            Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(_)) }) => heard = Heard::Attached,
+            Ok(Reply { id: ASKED, result: Some(reply::Result::Wanted(_)) }) => {
+                if shared.store.backing != Backing::Memfd {
+                    return Heard::Ended;
                 }
+                let segments = shared.segments.iter().filter_map(|segment| segment.file.as_ref());
+                let fds: Vec<_> = segments.map(AsFd::as_fd).collect();
+                let offer = packet::encode(&Request::new(ASKED, request::Op::Offer(broker::Offer {})));
+                if socket::send_now(host, &offer, &fds).is_err() {
+                    return Heard::Ended;
+                }
+                heard = Heard::Wanted;
             }
+            // There is none, and there may be some later.
+            Ok(Reply { id: TOLD, .. }) => {}
             Ok(Reply { result: Some(reply::Result::Refused(_)), .. }) | Err(_) => return Heard::Ended,
             Ok(_) => {}
         }

@@ -1,24 +1,30 @@
 //! Creating a link, attaching to it, and adopting what a crash left.
 
+use std::io::ErrorKind::NotFound;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use shmesh_sys::process::ProcessIdentity;
-use shmesh_sys::{cgroup, file};
+use shmesh_sys::{cgroup, file, socket};
 
+use super::attachment::Attachment;
 use super::bell::Bells;
 use super::core::Core;
-use super::holder::{Holder, Offer, SILENT};
+use super::host::{
+    Asked, Gathered, Listening, NO_HOST, OTHER_SIDECAR, SILENT, WANTING, ask, gather, listen, lock_file,
+    refused,
+};
+use super::monitor::Start;
 use super::{Link, Shared, device};
 use crate::config::{Backing, LinkConfig, LinkName, PoolId, Receivers};
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{Participant, Side};
 use crate::segment::header::{Conduct, Header};
 use crate::segment::layout::Shape;
-use crate::segment::lock::Lock;
+use crate::segment::lock::{Host, Lock};
 use crate::segment::store::{Segment, Store};
 
 /// Environment variable that names the IPC directory.
@@ -45,7 +51,7 @@ pub const DIR_VARIABLE: &str = "SHMESH_DIR";
 /// assert!(matches!(missing.kind(), shmesh::ErrorKind::NotFound { dir, .. } if dir == there));
 /// ```
 pub const DEFAULT_DIR: &str = "/dev/shm";
-/// How long two processes that start or end at the same moment may need to agree on who creates, serves or removes the link.
+/// How long two processes that start or end at the same moment may need to agree on who creates, hosts or removes the link.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Between two looks at a link that is not there yet.
 pub(super) const RETRY: Duration = Duration::from_millis(2);
@@ -191,7 +197,7 @@ impl LinkOptions {
     /// when a process that is connected to it dies: one without a monitor is not connected. That others attach and detach is noticed
     /// at once all the same.
     ///
-    /// A link without names (`backing: memfd`), or with a pool in device memory, has a thread all the same.
+    /// A link without names (`backing: memfd`), or with a pool in device memory, is watched all the same.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -281,7 +287,7 @@ impl LinkOptions {
     pub fn create(&self, config: &LinkConfig) -> Result<Link> {
         config.validate()?;
         let store = self.store(config);
-        self.settle(&store, || self.try_open(&store, Some(config), Side::Primary))
+        self.settle(&store, |limit| self.try_open(&store, Some(config), Side::Primary, limit))
     }
 
     /// Attaches to a link that exists.
@@ -309,206 +315,242 @@ impl LinkOptions {
         let mut config = LinkConfig::new(name);
         config.prefault = self.prefault;
         let store = self.store(&config);
-        self.settle(&store, || self.try_open(&store, None, side))
+        self.settle(&store, |limit| self.try_open(&store, None, side, limit))
     }
 
-    /// Tries until the link is there, or has waited long enough for what it waits for.
     pub(super) fn store(&self, config: &LinkConfig) -> Store {
         Store { guard_truncation: self.guard_truncation, ..Store::new(config, &self.dir) }
     }
 
-    pub(super) fn settle<T>(&self, store: &Store, attempt: impl Fn() -> Result<Attempt<T>>) -> Result<T> {
+    /// Tries until the link is there, or has waited long enough for what it waits for.
+    pub(super) fn settle<T>(
+        &self,
+        store: &Store,
+        attempt: impl Fn(Duration) -> Result<Attempt<T>>,
+    ) -> Result<T> {
         let start = Instant::now();
+        let patience = SETTLE.max(self.timeout);
         loop {
-            let attempt = match attempt() {
-                Err(error) if matches!(error.kind(), ErrorKind::Holder { what: SILENT, .. }) => {
+            let attempt = match attempt(patience.saturating_sub(start.elapsed())) {
+                Err(error) if matches!(error.kind(), ErrorKind::Host { what: SILENT, .. }) => {
                     Attempt::Unsettled(SILENT)
                 }
                 attempt => attempt?,
             };
-            let (limit, refused) = match attempt {
+            let (limit, error) = match attempt {
                 Attempt::Done(done) => return Ok(done),
                 Attempt::Absent => {
                     let (link, dir) = (Arc::clone(&store.link), self.dir.clone());
-                    let refused = if dir.is_dir() {
+                    let absent = if dir.is_dir() {
                         ErrorKind::NotFound { link, dir }
                     } else {
                         ErrorKind::NoDirectory { link, dir }
                     };
-                    (self.timeout, refused)
+                    (self.timeout, absent)
                 }
-                Attempt::Unsettled(what) => (SETTLE.max(self.timeout), Holder::refused(store, what)),
+                Attempt::Unsettled(what) => (patience, refused(store, what)),
             };
             if start.elapsed() >= limit {
-                return Err(refused.into());
+                return Err(error.into());
             }
             std::thread::sleep(RETRY);
         }
     }
 
-    /// One attempt.
-    fn try_open(&self, store: &Store, create: Option<&LinkConfig>, side: Side) -> Result<Attempt<Link>> {
-        self.try_enter(store, create, false)?.and_then(|Entered { shared, connection }| {
-            let holder = Arc::new(Holder::start(&shared, connection, self.monitor)?);
-            let link = self.admit(shared, holder, side)?;
+    /// One attempt, which may take so long.
+    fn try_open(
+        &self,
+        store: &Store,
+        create: Option<&LinkConfig>,
+        side: Side,
+        limit: Duration,
+    ) -> Result<Attempt<Link>> {
+        let host = create.map(|_| Host::Participant);
+        self.try_enter(store, create, host, limit)?.and_then(|entered| {
+            let Entered { shared, session, listening } = entered;
+            let attachment = Arc::new(Attachment::new(&shared, listening.as_ref()));
+            let link = self.admit(shared, attachment, side)?;
             if self.fresh && create.is_some() {
                 link.empty()?;
+            }
+            // Now, so that who gets the link from us finds who is its primary.
+            if self.monitor || link.shared.has_descriptors() {
+                link.attachment.watch(Start { session, listening })?;
             }
             link.announce_attached();
             Ok(link)
         })
     }
 
-    /// One attempt to have the link's memory, and to be present. Without a connection to who serves it, or
-    /// with `take_over`, the duty is ours as well.
+    /// One attempt to have the link's memory, and to be present; and to be its host, if that is asked for and needed.
     pub(super) fn try_enter(
         &self,
         store: &Store,
         create: Option<&LinkConfig>,
-        take_over: bool,
+        host: Option<Host>,
+        limit: Duration,
     ) -> Result<Attempt<Entered>> {
-        let failed = |error| Error::system(&store.link, "lock the lock file", error);
-        let Some(lock) = Holder::lock_file(store, create.is_some())? else { return Ok(Attempt::Absent) };
-        // Present before we look: whoever leaves meanwhile must know of us.
-        if !lock.try_join().map_err(failed)? || !lock.is_named() {
-            return Ok(Attempt::Unsettled(
-                "does not end: the process that removes the link is stopped or stuck",
-            ));
-        }
+        let Some(lock) = lock_file(store, create.is_some())? else { return Ok(Attempt::Absent) };
         // 1. A link with names is its files.
-        if let Some(attempt) = self.by_name(store, create, take_over, &lock)? {
-            return attempt.and_then(|segments| {
-                if let Some(config) = create {
-                    same_shape(store, config, &segments)?;
+        if let Some(attempt) = self.by_name(store, create, &lock)? {
+            let segments = match attempt {
+                Attempt::Done(segments) => segments,
+                unsettled => return unsettled.and_then(|_| unreachable!("it is not done")),
+            };
+            if let Some(config) = create {
+                same_shape(store, config, &segments)?;
+            }
+            let shared = assemble(store, segments, lock)?;
+            let listening = serve_devices(&shared, host)?;
+            if host == Some(Host::Sidecar) && listening.is_none() {
+                return Ok(Attempt::Unsettled(OTHER_SIDECAR));
+            }
+            let is_served = listening.is_some() || !shared.has_descriptors();
+            let session = if is_served { None } else { session_with_host(&shared) };
+            return Ok(Attempt::Done(Entered { shared, session, listening }));
+        }
+        // 2. What has no name comes from the host.
+        let is_host = |asked: (Host, u64)| lock.host().is_ok_and(|now| now == Some(asked));
+        if host != Some(Host::Sidecar) {
+            match ask(store, &lock)? {
+                Asked::Given(offer, connection, at) => {
+                    // Present from now on; if it is the host still, so is the link.
+                    if !join(store, &lock)? || !is_host(at) {
+                        return Ok(Attempt::Unsettled(GOING));
+                    }
+                    let Some(segments) = self.existing(store, offer.segments)? else {
+                        return Ok(Attempt::Unsettled(REMOVED));
+                    };
+                    if let Some(config) = create {
+                        same_shape(store, config, &segments)?;
+                    }
+                    let shared = assemble(store, segments, lock)?;
+                    let session = Some(session(&shared, connection, at));
+                    return Ok(Attempt::Done(Entered { shared, session, listening: None }));
                 }
-                Ok(Entered { shared: assemble(store, segments, lock)?, connection: None })
-            });
-        }
-        // 2. What has no name comes from the process that serves it.
-        let (offer, connection) = match Holder::ask(store, &lock)? {
-            Some((offer, connection)) => (offer, Some(connection)),
-            None => (Offer::default(), None),
-        };
-        let mut memory = match (&connection, create) {
-            // Who yields answers nothing more.
-            (Some(connection), Some(config)) if take_over => {
-                device::all_of(connection, Shape::of(config).device_pools())
+                Asked::Wanted => return Ok(Attempt::Unsettled(WANTING)),
+                Asked::Nobody => {}
             }
-            _ => Vec::new(),
-        };
-        match &connection {
-            Some(connection) if take_over && !Holder::ask_to_yield(connection) => {
-                return Ok(Attempt::Unsettled(
-                    "is served by another keeper, or by a process of another user, which does not hand it over; end that \
-                     first",
-                ));
+        }
+        let (Some(config), Some(host)) = (create, host) else {
+            if lock.host().map_err(|error| locking(store, error))?.is_some() {
+                return Ok(Attempt::Unsettled(SILENT));
             }
-            Some(_) => {}
-            // 3. Nobody does: then we are going to. Not present meanwhile: who waits like us does not use the link.
-            None => lock.leave(),
-        }
-        if (connection.is_none() || take_over) && (!lock.try_take_duty().map_err(failed)? || !lock.is_named())
-        {
-            return Ok(Attempt::Unsettled(
-                "does not come up: the process that starts or ends the link is stopped or stuck",
-            ));
-        }
-        let existing = self.existing(store, offer.segments)?;
-        if connection.is_none() && lock.others_joined().map_err(failed)? {
-            // They have what has no name; with others of ours there would be two links of one name.
-            return Ok(Attempt::Unsettled(
-                "has ended, and the process that could take its place is stopped or stuck",
-            ));
-        }
-        let segments = match (existing, create) {
-            (Some(segments), _) => segments,
-            (None, _) if connection.is_some() => {
-                return Ok(Attempt::Unsettled(
-                    "lives, but the files of the link were removed; end the link's processes first",
-                ));
-            }
-            (None, Some(config)) => self.make_segments(store, config)?,
-            (None, None) => return Ok(Attempt::Absent),
+            let is_anybody = lock.others_joined().map_err(|error| locking(store, error))?;
+            return Ok(if is_anybody { Attempt::Unsettled(NO_HOST) } else { Attempt::Absent });
         };
-        if connection.is_none() && !lock.try_join().map_err(failed)? {
-            return Ok(Attempt::Unsettled("has a lock file that another program has locked"));
+        // 3. There is none: then we are.
+        let Some(listening) = listen(store, &lock, host, listens(host))? else {
+            return Ok(Attempt::Unsettled(SECOND));
+        };
+        let entered = self.by_offer(store, config, host, &lock, &listening, limit);
+        match entered {
+            Ok(Attempt::Done(segments)) => {
+                let (shared, listening) = (assemble(store, segments, lock)?, Some(listening));
+                if shared.lock.others_joined().map_err(|error| locking(store, error))? {
+                    shared.begin_to_gather();
+                }
+                Ok(Attempt::Done(Entered { shared, session: None, listening }))
+            }
+            other => {
+                listening.place.end(&lock);
+                other?.and_then(|_| unreachable!("it is not done"))
+            }
         }
-        if let Some(config) = create {
-            same_shape(store, config, &segments)?;
-        }
-        let shared = assemble(store, segments, lock)?;
-        if let (Some(connection), false) = (&connection, take_over) {
-            // Now, and not when it is needed: by then, all who have it may have gone.
-            memory = device::all_of(connection, shared.core.shape.device_pools());
-        }
-        for (told, fds) in memory {
-            // What breaks a rule is as if it had not been said.
-            let _ = shared.lend(&told, fds);
-        }
-        Ok(Attempt::Done(Entered { shared, connection }))
     }
 
-    /// The segments of a link whose memory has names, and no memory that has none: no other process is asked. They are
-    /// created if `create` says so. `None`: it is not such a link.
+    /// The segments of a link that have no names, for its new host: from those who are on it, or new ones if nobody is.
+    fn by_offer(
+        &self,
+        store: &Store,
+        config: &LinkConfig,
+        host: Host,
+        lock: &Lock,
+        listening: &Listening,
+        limit: Duration,
+    ) -> Result<Attempt<Vec<Segment>>> {
+        let failed = |error| locking(store, error);
+        if host == Host::Participant && lock.published(Host::Sidecar).map_err(failed)?.is_some() {
+            return Ok(Attempt::Unsettled(WANTING));
+        }
+        let is_anybody = || {
+            // A participant that is the host is present a moment later.
+            let other = host == Host::Sidecar && lock.published(Host::Participant).map_err(failed)?.is_some();
+            Ok(other || lock.others_joined().map_err(failed)?)
+        };
+        let accept = |offered| {
+            let Some(segments) = self.existing(store, offered)? else { return Ok(None) };
+            same_shape(store, config, &segments)?;
+            Ok(Some(segments))
+        };
+        let segments = match gather(listening, limit, is_anybody, accept)? {
+            Gathered::Memory(segments) => segments,
+            Gathered::Nothing => return Ok(Attempt::Unsettled(WANTING)),
+            Gathered::Nobody if config.backing == Backing::Named => return Ok(Attempt::Unsettled(GOING)),
+            Gathered::Nobody => self.make_segments(store, config)?,
+        };
+        if !join(store, lock)? {
+            return Ok(Attempt::Unsettled(GOING));
+        }
+        Ok(Attempt::Done(segments))
+    }
+
+    /// The segments of a link whose memory has names: no other process is asked. They are created if `create` says so. `None`: it
+    /// is not such a link.
     fn by_name(
         &self,
         store: &Store,
         create: Option<&LinkConfig>,
-        keep: bool,
         lock: &Lock,
     ) -> Result<Option<Attempt<Vec<Segment>>>> {
-        let failed = |error| Error::system(&store.link, "lock the lock file", error);
-        let is_whole = |shape: Shape| shape.device_pools().next().is_none();
-        if let Some(segments) = self.existing(store, Vec::new())? {
-            if !is_whole(segments[0].header.shape) {
-                return Ok(None);
+        let failed = |error| locking(store, error);
+        // Present only where there is something to be present at: whoever has memory to offer looks for who is.
+        if !std::fs::symlink_metadata(store.path(None)).is_err_and(|error| error.kind() == NotFound) {
+            // Before we look: whoever leaves meanwhile must know of us.
+            if !join(store, lock)? {
+                return Ok(Some(Attempt::Unsettled(GOING)));
             }
-            if keep && !lock.try_take_duty().map_err(failed)? {
-                return Ok(Some(Attempt::Unsettled("is served by another keeper; end that first")));
+            if let Some(segments) = self.existing(store, Vec::new())? {
+                return Ok(Some(Attempt::Done(segments)));
             }
-            return Ok(Some(Attempt::Done(segments)));
+            lock.leave();
         }
-        let Some(config) = create else { return Ok(None) };
-        if config.backing != Backing::Named || !is_whole(Shape::of(config)) {
-            return Ok(None);
-        }
-        // Not present meanwhile: who waits like us does not use the link.
-        lock.leave();
+        let Some(config) = create.filter(|config| config.backing == Backing::Named) else { return Ok(None) };
         if !lock.try_take_duty().map_err(failed)? || !lock.is_named() {
-            // Perhaps a link of this name lives whose memory has none.
-            return Ok(None);
+            return Ok(Some(Attempt::Unsettled(
+                "does not come up: the process that creates or removes the link is stopped or stuck",
+            )));
         }
         if lock.others_joined().map_err(failed)? {
-            return Ok(Some(Attempt::Unsettled(
-                "lives, but the files of the link were removed; end the link's processes first",
-            )));
+            lock.leave_duty();
+            // Perhaps a link of this name lives whose memory has no names.
+            let has_host = lock.host().map_err(failed)?.is_some();
+            return Ok((!has_host).then_some(Attempt::Unsettled(REMOVED)));
         }
         // Since we looked, another may have created it.
         let segments = match self.existing(store, Vec::new())? {
             Some(segments) => segments,
             None => self.make_segments(store, config)?,
         };
-        if !lock.try_join().map_err(failed)? {
+        if !join(store, lock)? {
             return Ok(Some(Attempt::Unsettled("has a lock file that another program has locked")));
         }
-        if !keep {
-            lock.leave_duty();
-        }
+        lock.leave_duty();
         Ok(Some(Attempt::Done(segments)))
     }
 
-    /// The link's segments, if it exists: as the holder gave them, or by name.
+    /// The link's segments, if it exists: as they were given, or by name.
     fn existing(&self, store: &Store, given: Vec<std::fs::File>) -> Result<Option<Vec<Segment>>> {
         let mut given = given.into_iter();
         let mut next = |pool: Option<PoolId>| match given.next() {
             // One that can still be truncated would be a bus error later.
             Some(file) if !file::is_size_sealed(&file) => Err(ErrorKind::Damaged {
                 link: Arc::clone(&store.link),
-                what: "a memfd of the holder".into(),
+                what: "a memfd of the host".into(),
                 why: "its size is not sealed",
             }
             .into()),
-            Some(file) => store.check(file, "a memfd of the holder", pool).map(Some),
+            Some(file) => store.check(file, "a memfd of the host", pool).map(Some),
             None => store.open(pool),
         };
         let Some(shm) = next(None)? else { return Ok(None) };
@@ -588,7 +630,7 @@ pub(super) enum Attempt<T> {
     Done(T),
     /// There is no such link.
     Absent,
-    /// It is just being created or removed, or changes its holder; this is what its holder does if that does not end.
+    /// It is just being created or removed, or has no host; this is what its host does if that does not end.
     Unsettled(&'static str),
 }
 
@@ -605,9 +647,65 @@ impl<T> Attempt<T> {
 /// A link whose memory is here, and on which this process is present.
 pub(super) struct Entered {
     pub(super) shared: Arc<Shared>,
-    /// To the process that serves a link whose memory has no names, or has just handed it over. Processes that follow that one
-    /// do not notice before it is closed.
-    pub(super) connection: Option<OwnedFd>,
+    /// To the host that gave it.
+    pub(super) session: Option<(OwnedFd, (Host, u64))>,
+    /// This process is the host now.
+    pub(super) listening: Option<Listening>,
+}
+
+const GOING: &str = "ends or begins just now, or the process that removes the link is stopped or stuck";
+const REMOVED: &str = "lives, but the files of the link were removed; end the link's processes first";
+const SECOND: &str =
+    "is another sidecar, or a process that is just creating the link and is stopped or stuck";
+
+fn locking(store: &Store, error: std::io::Error) -> Error {
+    Error::system(&store.link, "lock the lock file", error)
+}
+
+/// Is present. `false`: the link is being removed, or has been.
+fn join(store: &Store, lock: &Lock) -> Result<bool> {
+    Ok(lock.try_join().map_err(|error| locking(store, error))? && lock.is_named())
+}
+
+/// How a host of this kind listens: a sidecar wants to know who says what.
+fn listens(host: Host) -> fn(&Path, u32) -> std::io::Result<OwnedFd> {
+    if host == Host::Sidecar { socket::listen_for_senders } else { socket::listen_on }
+}
+
+/// The connection by which a link came is the session with its host from now on.
+fn session(shared: &Shared, connection: OwnedFd, host: (Host, u64)) -> (OwnedFd, (Host, u64)) {
+    shared.fetch_memory(&connection);
+    let _ = file::set_nonblocking(&connection);
+    (connection, host)
+}
+
+/// A session with the host of a link with pools in device memory, if that answers.
+fn session_with_host(shared: &Shared) -> Option<(OwnedFd, (Host, u64))> {
+    match ask(&shared.store, &shared.lock) {
+        Ok(Asked::Given(_, connection, host)) => Some(session(shared, connection, host)),
+        _ => None,
+    }
+}
+
+/// Is the host of a link with names: a sidecar always is, and who creates it if it has pools in device memory and no host.
+fn serve_devices(shared: &Shared, host: Option<Host>) -> Result<Option<Listening>> {
+    let (store, lock) = (&shared.store, &shared.lock);
+    let is_needed = match host {
+        Some(Host::Sidecar) => true,
+        Some(Host::Participant) => {
+            shared.has_descriptors() && lock.host().map_err(|error| locking(store, error))?.is_none()
+        }
+        None => false,
+    };
+    if !is_needed {
+        return Ok(None);
+    }
+    let host = host.unwrap_or(Host::Participant);
+    let listening = listen(store, lock, host, listens(host))?;
+    if listening.is_some() && lock.others_joined().map_err(|error| locking(store, error))? {
+        shared.begin_to_gather();
+    }
+    Ok(listening)
 }
 
 /// What all handles of this process on a link share.
@@ -649,6 +747,7 @@ fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc
         lock,
         broker: Mutex::new(None),
         memories: device::Memories::default(),
+        gathering: OnceLock::new(),
     }))
 }
 
@@ -706,8 +805,8 @@ fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Resul
 
 impl LinkOptions {
     /// Sits down, unless this side has its one process already.
-    fn admit(&self, shared: Arc<Shared>, holder: Arc<Holder>, side: Side) -> Result<Link> {
-        let link = Link::seated(shared, holder, side)?;
+    fn admit(&self, shared: Arc<Shared>, attachment: Arc<Attachment>, side: Side) -> Result<Link> {
+        let link = Link::seated(shared, attachment, side)?;
         // What dead participants held, so that a restarted process finds its place free.
         link.recover()?;
         let me = &link.shared.me;

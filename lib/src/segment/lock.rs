@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use shmesh_sys::file::{
     self, ByteLock, is_byte_locked, locked_from, try_lock_byte, try_lock_range, unlock_byte, unlock_range,
@@ -42,9 +42,6 @@ impl Host {
     }
 }
 
-/// Nothing published.
-const NONE: u64 = u64::MAX;
-
 /// The lock file of a link, with locks in it that the kernel gives up when their last descriptor is closed, however that
 /// happens and in whatever pid namespace: the duty, which one has, the presence, which all share, one for each seat, and the
 /// host's. A forked child has none of them.
@@ -54,7 +51,7 @@ pub(crate) struct Lock {
     path: PathBuf,
     number: u64,
     /// Where the host's lock begins that this opening has: the kernel tells only of those of others.
-    published: AtomicU64,
+    published: Mutex<Option<u64>>,
 }
 
 impl Lock {
@@ -66,7 +63,7 @@ impl Lock {
             file: NotInherited::new(file),
             path: path.to_path_buf(),
             number,
-            published: AtomicU64::new(NONE),
+            published: Mutex::new(None),
         })
     }
 
@@ -176,24 +173,37 @@ impl Lock {
         let Range { start, end } = host.range();
         let is_ours = try_lock_range(&self.file, &(start + socket..end))?;
         if is_ours {
-            self.published.store(start + socket, Ordering::Relaxed);
+            *self.ours() = Some(start + socket);
         }
         Ok(is_ours)
     }
 
-    /// Takes the number back.
-    pub(crate) fn withdraw(&self) {
-        if self.published.swap(NONE, Ordering::Relaxed) != NONE {
+    fn ours(&self) -> MutexGuard<'_, Option<u64>> {
+        // A number is replaced whole.
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the number back. `false`: it was not published by this opening.
+    pub(crate) fn withdraw(&self) -> bool {
+        let was_published = self.ours().take().is_some();
+        if was_published {
             for host in [Host::Sidecar, Host::Participant] {
                 unlock_range(&self.file, &host.range());
             }
         }
+        was_published
+    }
+
+    /// User, group and mode of the file: who may be on the link.
+    pub(crate) fn owner(&self) -> io::Result<(u32, u32, u32)> {
+        let metadata = self.file.metadata()?;
+        Ok((metadata.uid(), metadata.gid(), metadata.mode()))
     }
 
     /// The number of the socket of this kind of host, if there is a living one.
     pub(crate) fn published(&self, host: Host) -> io::Result<Option<u64>> {
         let range = host.range();
-        let ours = Some(self.published.load(Ordering::Relaxed)).filter(|at| range.contains(at));
+        let ours = self.ours().filter(|at| range.contains(at));
         let at = ours.map_or_else(|| locked_from(&self.file, &range), |at| Ok(Some(at)))?;
         Ok(at.map(|at| at.saturating_sub(range.start)))
     }

@@ -264,6 +264,24 @@ pub fn peer(fd: &impl AsFd) -> io::Result<Peer> {
     Ok(Peer { pid: u32::try_from(peer.pid()).unwrap_or(0), uid: peer.uid(), gid: peer.gid() })
 }
 
+/// The groups, beside its own, of the process that made the connection, when it did.
+///
+/// # Errors
+/// `fd` is no unix socket; more than 1024 groups (`ERANGE`).
+#[expect(unsafe_code, reason = "nix has no SO_PEERGROUPS")]
+pub fn peer_groups(fd: &impl AsFd) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0_u32; 1024];
+    let mut len = libc::socklen_t::try_from(size_of_val(&groups[..])).unwrap_or_default();
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to a buffer of that many, and `len`; both live until the call returns.
+    let result = unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERGROUPS, groups.as_mut_ptr().cast(), &raw mut len)
+    };
+    Errno::result(result)?;
+    groups.truncate(usize::try_from(len).unwrap_or(0) / size_of::<u32>());
+    Ok(groups)
+}
+
 /// A pidfd of the process that made the connection: readable when it has ended. Since Linux 6.5.
 ///
 /// # Errors

@@ -559,7 +559,7 @@ fn finish(field: &mut Battlefield, mode: RingMode) {
             }
         }
     }
-    // The holder's reaper may be at work just now, in a seat of its own.
+    // A monitor may be at work just now, in a seat of its own.
     let deadline = Instant::now() + Duration::from_secs(60);
     while primary.participants().count() != 2 {
         assert!(Instant::now() < deadline, "seats leaked: {:?}", primary.participants().collect::<Vec<_>>());

@@ -62,7 +62,7 @@ fn both_say(dir: &Path, kind: &str, parts: &[&str]) {
     says(&refused(create(dir, "")), kind, parts);
 }
 
-/// As [`both_say`], of a link whose memory has no names: only that asks at the holder's socket.
+/// As [`both_say`], of a link whose memory has no names: only that asks at the host's socket.
 fn both_say_without_names(dir: &Path, kind: &str, parts: &[&str]) {
     says(&refused(attach(dir)), kind, parts);
     says(&refused(create(dir, MEMFD)), kind, parts);
@@ -370,7 +370,7 @@ fn a_directory_too_deep_for_a_socket() {
     std::fs::create_dir(&deep).unwrap();
     says(
         &refused(create(&deep, MEMFD)),
-        "Holder",
+        "Host",
         &["link link: ", "too long for a socket", "use a shorter directory"],
     );
     // A link with names needs no socket.
@@ -627,7 +627,7 @@ fn all_seats_taken() {
     attach(dir.path()).unwrap();
 }
 
-/// Something that listens where the holder of a link does, and answers each newcomer so; `None`: not at all.
+/// Something that listens where the host of a link does, and answers each newcomer so; `None`: not at all.
 fn impostor(dir: &Path, answer: Option<Vec<u8>>) {
     let listener = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
     bind(listener.as_raw_fd(), &UnixAddr::new(&pose_as_host(dir)).unwrap()).unwrap();
@@ -644,32 +644,32 @@ fn impostor(dir: &Path, answer: Option<Vec<u8>>) {
     });
 }
 
-/// What a holder says to a newcomer: layout version, and so many segments.
+/// What a host says to a newcomer: layout version, and so many segments.
 fn attached(layout: u32, segments: u32) -> Vec<u8> {
     let attached = broker::Attached { layout, segments };
     packet::encode(&Reply::new(1, reply::Result::Attached(attached)))
 }
 
 #[test]
-fn a_holder_of_another_protocol() {
+fn a_host_of_another_protocol() {
     let dir = ipc_dir();
     impostor(dir.path(), Some(packet::encode(&Reply::refused(1, Code::Version, "version 2"))));
     both_say_without_names(
         dir.path(),
-        "Holder",
+        "Host",
         &["link link: ", "link.broker", "version of the protocol", "one version on both"],
     );
     let dir = ipc_dir();
     impostor(dir.path(), Some(packet::encode(&Reply::refused(1, Code::Denied, "who are you"))));
     both_say_without_names(
         dir.path(),
-        "Holder",
+        "Host",
         &["link link: ", "link.broker", "does not let this process in", "log"],
     );
 }
 
 #[test]
-fn a_holder_of_another_version() {
+fn a_host_of_another_version() {
     let dir = ipc_dir();
     impostor(dir.path(), Some(attached(77, 6)));
     both_say_without_names(
@@ -680,7 +680,7 @@ fn a_holder_of_another_version() {
 }
 
 #[test]
-fn holders_that_are_none() {
+fn hosts_that_are_none() {
     let socket = |dir: &Path| dir.join("link.broker-7").display().to_string();
     let other_answer = packet::encode(&Reply::new(2, reply::Result::Done(broker::Done::default())));
     for answer in [&b"HTTP/1.1 400 Bad Request"[..], b"SHMESH!", b"x", &other_answer] {
@@ -688,8 +688,8 @@ fn holders_that_are_none() {
         impostor(dir.path(), Some(answer.to_vec()));
         both_say_without_names(
             dir.path(),
-            "Holder",
-            &["link link: ", &socket(dir.path()), "is not a shmesh holder"],
+            "Host",
+            &["link link: ", &socket(dir.path()), "is not a shmesh host"],
         );
     }
     // Of our version, but it promises six segments and sends nothing.
@@ -697,32 +697,28 @@ fn holders_that_are_none() {
     impostor(dir.path(), Some(attached(2, 6)));
     both_say_without_names(
         dir.path(),
-        "Holder",
+        "Host",
         &["link link: ", &socket(dir.path()), "other descriptors than it announced"],
     );
     // Longer than any packet.
     let dir = ipc_dir();
     impostor(dir.path(), Some(vec![b'S'; MAX_PACKET_BYTES + 1]));
-    both_say_without_names(
-        dir.path(),
-        "Holder",
-        &["link link: ", &socket(dir.path()), "is not a shmesh holder"],
-    );
+    both_say_without_names(dir.path(), "Host", &["link link: ", &socket(dir.path()), "is not a shmesh host"]);
 }
 
 #[test]
-fn a_holder_that_never_answers() {
+fn a_host_that_never_answers() {
     let dir = ipc_dir();
     impostor(dir.path(), None);
     let parts = ["link link: ", "link.lock", "does not answer", "stopped or stuck"];
-    says(&refused(attach(dir.path())), "Holder", &parts);
+    says(&refused(attach(dir.path())), "Host", &parts);
 }
 
 #[test]
-fn a_stream_socket_where_the_holder_should_be() {
+fn a_stream_socket_where_the_host_should_be() {
     let dir = ipc_dir();
     let _listener = std::os::unix::net::UnixListener::bind(pose_as_host(dir.path())).unwrap();
-    both_say_without_names(dir.path(), "Holder", &["link link: ", "link.broker", "is not a shmesh holder"]);
+    both_say_without_names(dir.path(), "Host", &["link link: ", "link.broker", "is not a shmesh host"]);
 }
 
 #[test]
@@ -785,13 +781,13 @@ fn a_stopped_primary_is_told_from_a_missing_one() {
     let mut owner = Peer::start(dir.path());
     owner.tell("create link backing=memfd");
     owner.stop();
-    says(&refused(attach(dir.path())), "Holder", &["link link: ", "does not answer", "stopped"]);
+    says(&refused(attach(dir.path())), "Host", &["link link: ", "does not answer", "stopped"]);
     owner.go_on();
     until("the primary answers again", || attach(dir.path()).is_ok());
 }
 
 #[test]
-fn who_has_time_waits_for_a_holder_that_does_not_answer_yet() {
+fn who_has_time_waits_for_a_host_that_does_not_answer_yet() {
     let dir = ipc_dir();
     let (mut owner, mut other) = (Peer::start(dir.path()), Peer::start(dir.path()));
     owner.tell("create link backing=memfd");
@@ -805,7 +801,7 @@ fn who_has_time_waits_for_a_holder_that_does_not_answer_yet() {
 }
 
 #[test]
-fn strangers_at_the_holders_socket_do_no_harm() {
+fn strangers_at_the_hosts_socket_do_no_harm() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());
     owner.tell("create link backing=memfd");
@@ -830,11 +826,11 @@ fn strangers_at_the_holders_socket_do_no_harm() {
     nix::sys::socket::sendmsg::<UnixAddr>(gives.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None)
         .unwrap();
     assert_eq!(recv(gives.as_raw_fd(), &mut [0; 8], MsgFlags::empty()).unwrap_or(0), 0, "it is closed");
-    let of_holder = std::fs::read_dir(format!("/proc/{}/fd", owner.pid())).unwrap();
+    let of_host = std::fs::read_dir(format!("/proc/{}/fd", owner.pid())).unwrap();
     let is_marked = |fd: std::io::Result<std::fs::DirEntry>| {
         std::fs::read_link(fd.unwrap().path()).is_ok_and(|to| to == marked)
     };
-    assert_eq!(of_holder.map(is_marked).filter(|&still| still).count(), 0, "and so are they");
+    assert_eq!(of_host.map(is_marked).filter(|&still| still).count(), 0, "and so are they");
     // Decodes to nothing; of another version; asks for what only a sidecar has.
     kept.push(stranger(Some(b"")));
     let list = Request::new(1, request::Op::List(broker::List { skip: 0 }));
@@ -856,15 +852,15 @@ fn strangers_at_the_holders_socket_do_no_harm() {
 }
 
 #[test]
-fn a_holder_out_of_descriptors_waits_for_some() {
+fn a_host_out_of_descriptors_waits_for_some() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());
     owner.tell("create link backing=memfd");
     owner.tell("prepare descriptors none");
     let before = owner.ticks();
-    says(&refused(attach(dir.path())), "Holder", &["link link: ", "does not answer"]);
+    says(&refused(attach(dir.path())), "Host", &["link link: ", "does not answer"]);
     let spent = owner.ticks() - before;
-    assert!(spent < 20, "it was tried for a second, and the holder was busy for {spent} hundredths of it");
+    assert!(spent < 20, "it was tried for a second, and the host was busy for {spent} hundredths of it");
     owner.tell("prepare descriptors most");
     until("the primary answers again", || attach(dir.path()).is_ok());
 }

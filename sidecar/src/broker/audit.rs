@@ -27,8 +27,8 @@ pub enum Op {
     Attach,
     /// `Seated`.
     Seated,
-    /// `Yield`.
-    Yield,
+    /// `Offer`.
+    Offer,
     /// `Detach`.
     Detach,
     /// `BareTgid`.
@@ -70,7 +70,7 @@ impl Op {
             Some(Op::Hello(_)) => Self::Hello,
             Some(Op::Attach(_) | Op::Proof(_)) => Self::Attach,
             Some(Op::Seated(_)) => Self::Seated,
-            Some(Op::Yield(_)) => Self::Yield,
+            Some(Op::Offer(_)) => Self::Offer,
             Some(Op::ListProcesses(_) | Op::ListKeys(_)) => Self::Inspect,
             Some(Op::PoolMemory(_)) => Self::PoolMemory,
             Some(Op::Detach(_)) => Self::Detach,

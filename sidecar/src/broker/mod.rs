@@ -49,7 +49,7 @@
 //!   whose sender is not the one that connected is not for the broker.
 //! - It looks at a descriptor before it hands it on: a sealed memfd of the size that is claimed, or a device. Here a
 //!   descriptor is a number, and a size is a claim.
-//! - `Attach`, `Seated` and `Yield` are the link's. Here they are refused as unsupported. So are `ListProcesses` and
+//! - `Attach`, `Seated` and `Offer` are the link's. Here they are refused as unsupported. So are `ListProcesses` and
 //!   `ListKeys`: who may ask that is decided by the socket, and `inspect.rs` has the answers.
 //! - It ticks at [`Broker::next_deadline`], writes the audit log, and sees to it that refusals do not fill it.
 //!

@@ -133,7 +133,7 @@ impl Broker {
             Some(
                 Op::Attach(_)
                 | Op::Seated(_)
-                | Op::Yield(_)
+                | Op::Offer(_)
                 | Op::Proof(_)
                 | Op::ListProcesses(_)
                 | Op::ListKeys(_)

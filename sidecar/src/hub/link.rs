@@ -78,13 +78,19 @@ impl Hub {
                         growing";
             return self.refuse(session, id, Op::PoolMemory, Code::Invalid, Reason::BadDescriptors, text);
         }
-        let (answer, fd, is_news) = match kept.keeper.pool_memory(told, fds) {
+        let (answer, fd, is_news) = match kept.host.pool_memory(told, fds) {
             Ok(answered) => answered,
             Err(text) => {
                 let reason = Reason::BadPoolMemory;
                 return self.refuse(session, id, Op::PoolMemory, Code::Invalid, reason, text);
             }
         };
+        if answer.id == 0 && kept.host.is_gathering() {
+            let name = self.links.name(link);
+            let text =
+                format!("link {name}: a participant may still offer what the last sidecar had; ask again");
+            return self.send(session, &Reply::refused(id, Code::Draining, text), Vec::new());
+        }
         let fds: Vec<_> = fd.into_iter().collect();
         if is_news {
             let size_bytes = Some(answer.size);

@@ -240,10 +240,10 @@ impl Hub {
             _ if request.version != VERSION => self.ask_broker(session, request, fds),
             Some(request::Op::Attach(_)) => self.attach(session, link, process, id),
             Some(request::Op::Seated(seated)) => self.seated(session, seated.seat, seated.word),
-            Some(request::Op::Yield(_)) => {
+            Some(request::Op::Offer(_)) => {
                 let name = self.links.name(link);
-                let text = format!("link {name} is kept by a sidecar; end that one first");
-                self.refuse(session, id, Op::Yield, Code::Denied, Reason::KeptHere, text);
+                let text = format!("link {name} is kept by a sidecar, which has its memory");
+                self.refuse(session, id, Op::Offer, Code::Denied, Reason::KeptHere, text);
             }
             Some(request::Op::PoolMemory(told)) => self.pool_memory(session, id, told, fds),
             Some(request::Op::ListProcesses(list)) => {

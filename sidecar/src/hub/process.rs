@@ -170,13 +170,13 @@ impl Hub {
         let mut done = Recovered::default();
         for &(link, seat, word) in &dead.seats {
             let Some(kept) = self.links.kept(link) else { continue };
-            let taken = kept.keeper.recover_participant(seat, word);
+            let taken = kept.host.recover_participant(seat, word);
             done.participants += taken.participants;
             done.messages += taken.messages;
         }
         // Seats that it had taken and not told of yet, where this process can see whose they are.
         for (_, kept) in self.links.all_kept() {
-            done.participants += kept.keeper.recover().participants;
+            done.participants += kept.host.recover().participants;
         }
         tracing::info!(
             tgid = process.bare_tgid,

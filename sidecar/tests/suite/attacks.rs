@@ -8,8 +8,8 @@ use crate::support::{Sidecar, audited};
 use serde_json::Value;
 use shmesh::device::{DeviceMemory, HostMemory};
 use shmesh_proto::broker::{
-    Ack, BareTgid, Close, Code, ExportKey, Hello, ImportByKey, Imported, List, Mechanism, Refused, Reply,
-    Request, Seated, SetImportPid, Yield, reply, request::Op,
+    Ack, BareTgid, Close, Code, ExportKey, Hello, ImportByKey, Imported, List, Mechanism, Offer, Refused,
+    Reply, Request, Seated, SetImportPid, reply, request::Op,
 };
 use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_SESSIONS_PER_PROCESS};
 use shmesh_proto::packet;
@@ -469,8 +469,8 @@ fn seats_and_duties_of_others() {
     let _watchdog = Watchdog::start();
     let scene = Scene::new();
     let fd = scene.connect();
-    assert!(refusal(ask(&fd, Op::Yield(Yield {}), &[])).text.contains("kept by a sidecar"));
-    scene.was_refused("yield", "kept_here", 1, by_me);
+    assert!(refusal(ask(&fd, Op::Offer(Offer {}), &[])).text.contains("kept by a sidecar"));
+    scene.was_refused("offer", "kept_here", 1, by_me);
     // No such seat; nobody there; and a word that is not what is there.
     for (seat, word) in [(64, 1), (40, 1), (0, 1)] {
         tell(&fd, Op::Seated(Seated { seat, word }), &[]);

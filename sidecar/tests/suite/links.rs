@@ -67,14 +67,17 @@ fn a_sidecar_that_restarts_adopts_what_it_finds() {
             } else {
                 sidecar.stop()
             }
-            // They go on without it, and one of them serves newcomers.
+            // They go on without it; a newcomer to memfds waits for it.
             mac.tell("send 2 without");
             let mut other = Peer::start(dir.path());
             if kind.starts_with("mpmc") {
-                until("a participant serves the link", || other.ask("attach link secondary 0") == "ok");
-                other.tell("send 3 newcomer");
+                other.order("attach link secondary 60000");
             }
             let sidecar = Sidecar::start(dir.path(), kind);
+            if kind.starts_with("mpmc") {
+                assert_eq!(other.answer(), "ok", "{kind}");
+                other.tell("send 3 newcomer");
+            }
             mac.tell("send 4 after");
             let mut ids = Vec::new();
             while let Some(message) = phy.receive().unwrap() {
@@ -86,6 +89,31 @@ fn a_sidecar_that_restarts_adopts_what_it_finds() {
             let processes = if kind.starts_with("mpmc") { 3 } else { 2 };
             until("they have come back", || sidecar.metric("shmesh_sidecar_sessions") == processes);
         }
+    }
+}
+
+/// A participant that created the link without a sidecar is its host, until there is one.
+#[test]
+fn a_sidecar_that_comes_later_is_the_host() {
+    let _watchdog = Watchdog::start();
+    for kind in ["backing=named", "backing=memfd"] {
+        let dir = ipc_dir();
+        let (mut phy, mut mac) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        phy.tell(&format!("create link {kind}"));
+        mac.tell("attach link secondary 0");
+        mac.tell("send 1 before");
+        let sidecar = Sidecar::start(dir.path(), if kind.contains("memfd") { "mpmc memfd" } else { "mpmc" });
+        until("both have come", || sidecar.metric("shmesh_sidecar_sessions") == 2);
+        until("there is one host", || {
+            files(dir.path()).iter().filter(|name| name.starts_with("link.broker-")).count() == 1
+        });
+        // Both at once; the one that stays has the memory.
+        sidecar.kill();
+        phy.kill();
+        let sidecar = Sidecar::start(dir.path(), if kind.contains("memfd") { "mpmc memfd" } else { "mpmc" });
+        let phy = attach(dir.path(), Side::Primary).unwrap();
+        assert_eq!(phy.receive().unwrap().unwrap().msg(), b"before", "{kind}");
+        until("both have come", || sidecar.metric("shmesh_sidecar_sessions") == 2);
     }
 }
 
@@ -151,10 +179,10 @@ fn who_died_while_no_sidecar_ran_is_noticed_by_the_next() {
         mac.tell("attach link secondary 0");
         mac.tell("hold-loan");
         mac.tell("send 1 last");
-        sidecar.kill();
-        // On a memfd link it is the only one that has the memory: then nothing is left to take back.
+        // Of memfds, it must be there before: nobody else gives them.
         let mut phy = Peer::start_alone(dir.path());
         phy.tell("attach link primary 10000");
+        sidecar.kill();
         mac.kill();
         let _sidecar = Sidecar::start(dir.path(), kind);
         until("it is taken back", || phy.ask("participants") == "1");
@@ -241,7 +269,7 @@ fn what_cannot_be_is_told() {
     std::fs::remove_file(&file).unwrap();
 }
 
-/// It goes on trying: another keeper may end, and a link of another shape be removed.
+/// It goes on trying: another sidecar may end, and a link of another shape be removed.
 #[test]
 fn link_that_cannot_be_kept_yet_is_retried() {
     let _watchdog = Watchdog::start();
@@ -250,7 +278,7 @@ fn link_that_cannot_be_kept_yet_is_retried() {
     until("it is kept", || first.get("/readyz").starts_with("HTTP/1.1 200"));
     let second = Sidecar::start_links(dir.path(), &["link"]);
     until("the reason is told", || second.get("/readyz").contains("link link ("));
-    until("it is the other keeper", || second.get("/readyz").contains("another keeper"));
+    until("it is the other sidecar", || second.get("/readyz").contains("another sidecar"));
     first.stop();
     until("it takes the link over", || second.get("/readyz").starts_with("HTTP/1.1 200"));
     second.stop();
@@ -266,7 +294,7 @@ fn without_an_identity_nobody_gets_in() {
     let absent = dir.path().join("absent.sock");
     let sidecar = Sidecar::start_with(dir.path(), "mpmc memfd", &["--identity", absent.to_str().unwrap()]);
     let error = refused(attach(dir.path(), Side::Secondary));
-    assert_eq!(kind_of(&error), "Holder");
+    assert_eq!(kind_of(&error), "Host");
     assert!(error.to_string().contains("its log says why"), "{error}");
     // When it came, and when it asked.
     assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}"), 2);

@@ -37,7 +37,7 @@ fn it_says_who_the_caller_is() {
     assert_eq!(identity.uid, nix::unistd::geteuid().as_raw());
     let tgid = ask(&me, request::Op::BareTgid(broker::BareTgid {}), &[]);
     assert_eq!(tgid, reply::Result::Tgid(broker::Tgid { bare_tgid: identity.bare_tgid }));
-    let reply::Result::Refused(refused) = ask(&me, request::Op::Yield(broker::Yield {}), &[]) else {
+    let reply::Result::Refused(refused) = ask(&me, request::Op::Offer(broker::Offer {}), &[]) else {
         panic!("a sidecar yields to nobody")
     };
     assert!(refused.text.contains("kept by a sidecar"), "{}", refused.text);

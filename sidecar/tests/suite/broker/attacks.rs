@@ -2,7 +2,7 @@
 //! nothing else has happened, and each test ends with what the others can still do.
 
 use shmesh_proto::broker::{
-    Attach, BareTgid, Code, Hello, List, Mechanism, Request, Yield, reply, request::Op,
+    Attach, BareTgid, Code, Hello, List, Mechanism, Offer, Request, reply, request::Op,
 };
 use shmesh_proto::identity::{PeerIdentity, Pod};
 use shmesh_sidecar::broker::{Command, Effect, FdToken, Policy, Reason, SessionId};
@@ -289,7 +289,7 @@ fn asking_without_an_identity() {
             Op::BareTgid(BareTgid {}),
             Op::List(List { skip: 0 }),
             Op::Attach(Attach::default()),
-            Op::Yield(Yield {}),
+            Op::Offer(Offer {}),
             DETACH,
             host(1),
             admit(&scene.key, &[300]),
@@ -343,7 +343,7 @@ fn requests_that_say_nothing_or_another_version() {
         tell(Request { version, ..Request::new(1, Op::Hello(Hello {})) }, Reason::Version);
     }
     tell(Request { op: None, ..Request::new(1, Op::Hello(Hello {})) }, Reason::Malformed);
-    for op in [Op::Attach(Attach::default()), Op::Yield(Yield {})] {
+    for op in [Op::Attach(Attach::default()), Op::Offer(Offer {})] {
         tell(Request::new(1, op), Reason::Unsupported);
     }
     scene.goes_on();

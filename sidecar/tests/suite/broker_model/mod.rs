@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use shmesh_proto::broker::{
     Ack, Admitted, Attach, BareTgid, Claim, Close, Code, Detach, ExportKey, Hello, ImportByKey, List,
-    ListKeys, ListProcesses, Mechanism, Request, Restore, Seated, SetImportPid, Stands, Yield, reply,
+    ListKeys, ListProcesses, Mechanism, Offer, Request, Restore, Seated, SetImportPid, Stands, reply,
     request,
 };
 use shmesh_proto::identity::{PeerIdentity, Pod};
@@ -285,7 +285,7 @@ impl World {
         let op = match ask {
             Ask::Hello => Op::Hello(Hello {}),
             Ask::Other(0) => Op::Attach(Attach::default()),
-            Ask::Other(1) => Op::Yield(Yield {}),
+            Ask::Other(1) => Op::Offer(Offer {}),
             Ask::Other(2) => Op::Seated(Seated { seat: 1, word: 1 }),
             Ask::Other(3) => Op::ListProcesses(ListProcesses { skip: 0 }),
             Ask::Other(_) => Op::ListKeys(ListKeys { skip: 0 }),

@@ -558,7 +558,7 @@ impl Oracle {
             Some(Ask::Hello(_)) => Op::Hello,
             Some(Ask::Attach(_) | Ask::Proof(_)) => Op::Attach,
             Some(Ask::Seated(_)) => Op::Seated,
-            Some(Ask::Yield(_)) => Op::Yield,
+            Some(Ask::Offer(_)) => Op::Offer,
             Some(Ask::ListProcesses(_) | Ask::ListKeys(_)) => Op::Inspect,
             Some(Ask::PoolMemory(_)) => Op::PoolMemory,
             Some(Ask::Detach(_)) => Op::Detach,
@@ -631,7 +631,7 @@ impl Oracle {
             Ask::Hello(_) => unreachable!(),
             Ask::Attach(_)
             | Ask::Seated(_)
-            | Ask::Yield(_)
+            | Ask::Offer(_)
             | Ask::Proof(_)
             | Ask::ListProcesses(_)
             | Ask::ListKeys(_)

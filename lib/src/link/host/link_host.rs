@@ -1,25 +1,20 @@
-//! Keeping a link without being on it: what a sidecar does.
-//!
-//! A keeper has the segments and the duty, and no seat. Of a link whose memory has no names, newcomers get the descriptors
-//! from it. When it ends, one of the participants takes its place; when it comes back, it takes the duty over again, with the
-//! descriptors that they have. So such a link lives as long as its keeper or one of its participants does. A link whose memory
-//! has names stays without it, and nobody takes its place.
+//! Being the host of a link without being on it: what a sidecar does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 use shmesh_proto::broker::PoolMemory;
-use shmesh_sys::socket;
 
-use super::holder;
-use super::open::{Entered, LinkOptions};
-use super::{Recovered, Shared};
+use super::{Listening, OTHER_SIDECAR, offer, refused};
 use crate::config::LinkConfig;
 use crate::error::Result;
 use crate::inspect::View;
+use crate::link::open::{Entered, LinkOptions};
+use crate::link::reap::take_back;
+use crate::link::{Recovered, Shared};
 use crate::participant::{Participant, SeatIndex, SeatWord};
-use crate::segment::lock::{Host, Lock};
+use crate::segment::lock::Host;
 
 /// Keeps one link: its segments, and the socket at which participants ask for those that have no names, and say which seats
 /// are theirs.
@@ -31,29 +26,29 @@ use crate::segment::lock::{Host, Lock};
 /// # let dir = tempfile::tempdir()?;
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
 /// use shmesh::config::LinkConfig;
-/// let keeper = options.keep(&LinkConfig::new("fronthaul".parse()?))?;
+/// let host = options.keep(&LinkConfig::new("fronthaul".parse()?))?;
 /// assert!(dir.path().join("fronthaul_shm").exists());
-/// assert_eq!(keeper.participants().count(), 0, "it is not on the link itself");
+/// assert_eq!(host.participants().count(), 0, "it is not on the link itself");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Keeper {
+pub struct LinkHost {
     shared: Arc<Shared>,
-    listening: holder::Listening,
+    listening: Listening,
 }
 
-/// What a newcomer gets from a [`Keeper`]: descriptors, in this order.
+/// What a newcomer gets from a [`LinkHost`]: descriptors, in this order.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// let offer = keeper.offer();
+/// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// let offer = host.offer();
 /// assert_eq!((offer.segments, offer.fds.len()), (0, 0), "segments have names here");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct KeeperOffer<'a> {
+pub struct LinkHostOffer<'a> {
     /// Version of the layout in shared memory.
     pub layout: u16,
     /// How many segments there are: none when they have names.
@@ -63,11 +58,12 @@ pub struct KeeperOffer<'a> {
 }
 
 impl LinkOptions {
-    /// Creates a link to keep it, or adopts one: from its files, or from the participant that serves it if its memory has no
-    /// names. Then it, and everything that waits in it, is as it was.
+    /// Creates a link to be its host, or adopts one: from its files, or from any of its participants if its memory has no names.
+    /// Then it, and everything that waits in it, is as it was. A participant that is the host is so no more.
     ///
     /// # Errors
-    /// As [`create`](Self::create); [`Holder`](crate::ErrorKind::Holder) when another keeper has it.
+    /// As [`create`](Self::create); [`Host`](crate::ErrorKind::Host) when another sidecar has it, or none of the processes that
+    /// are on it offers its memory.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -76,34 +72,32 @@ impl LinkOptions {
     /// let config = LinkConfig::new("fronthaul".parse()?);
     /// let phy = options.create(&config)?;
     /// phy.send_inline(7, 0, b"waits")?;
-    /// let keeper = options.keep(&config)?; // adopts the link of `phy`, which goes on
-    /// assert_eq!(keeper.participants().count(), 1);
+    /// let host = options.keep(&config)?; // adopts the link of `phy`, which goes on
+    /// assert_eq!(host.participants().count(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn keep(&self, config: &LinkConfig) -> Result<Keeper> {
+    pub fn keep(&self, config: &LinkConfig) -> Result<LinkHost> {
         config.validate()?;
         let store = self.store(config);
-        self.settle(&store, || {
-            self.try_enter(&store, Some(config), true)?.and_then(|Entered { shared, connection }| {
-                let listening = holder::listen(&shared, Host::Sidecar, socket::listen_for_senders)
-                    .map_err(|error| holder::Holder::deaf(&store, error))?;
-                // Now: who followed the old holder finds us, and whoever watches the lock file sees that there is something new.
-                drop(connection);
-                drop(Lock::open(&holder::lock_path(&store)));
-                Ok(Keeper { shared, listening })
+        self.settle(&store, |limit| {
+            self.try_enter(&store, Some(config), Some(Host::Sidecar), limit)?.and_then(|entered| {
+                let Entered { shared, listening, .. } = entered;
+                // Without one it would not be done.
+                let listening = listening.ok_or_else(|| refused(&store, OTHER_SIDECAR))?;
+                Ok(LinkHost { shared, listening })
             })
         })
     }
 }
 
-impl Keeper {
+impl LinkHost {
     /// The name of the link.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert_eq!(keeper.name(), "fronthaul");
+    /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert_eq!(host.name(), "fronthaul");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -117,11 +111,11 @@ impl Keeper {
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// use shmesh_sys::socket;
-    /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// // Who comes before anybody has looked at the listener is known, too.
-    /// let client = socket::connect_to(&keeper.path())?;
+    /// let client = socket::connect_to(&host.path())?;
     /// socket::send(&client, b"hello", &[])?;
-    /// let packet = socket::receive_from(&socket::accept(&keeper.listener())?)?;
+    /// let packet = socket::receive_from(&socket::accept(&host.listener())?)?;
     /// assert_eq!(packet.sender_pid, std::process::id());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -136,13 +130,13 @@ impl Keeper {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert!(keeper.path().starts_with(dir.path()) && keeper.path().exists());
+    /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert!(host.path().starts_with(dir.path()) && host.path().exists());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.listening.path
+        &self.listening.place.path
     }
 
     /// What a newcomer gets.
@@ -152,18 +146,18 @@ impl Keeper {
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
     /// config.backing = shmesh::config::Backing::Memfd;
-    /// let keeper = options.keep(&config)?;
-    /// assert!(keeper.offer().segments > 0, "segments without names travel, too");
+    /// let host = options.keep(&config)?;
+    /// assert!(host.offer().segments > 0, "segments without names travel, too");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn offer(&self) -> KeeperOffer<'_> {
-        let (attached, fds) = holder::offer(&self.shared);
-        KeeperOffer { layout: crate::segment::header::LAYOUT_VERSION, segments: attached.segments, fds }
+    pub fn offer(&self) -> LinkHostOffer<'_> {
+        let (attached, fds) = offer(&self.shared);
+        LinkHostOffer { layout: crate::segment::header::LAYOUT_VERSION, segments: attached.segments, fds }
     }
 
     /// Answers a participant that asks for the device memory of a pool, or offers some with its descriptor: the first offer
-    /// stays, for as long as the keeper or a participant lives. What the link has then, and the descriptor that goes with it;
+    /// stays, for as long as this host or a participant lives. What the link has then, and the descriptor that goes with it;
     /// and whether that is news, of which everybody should hear.
     ///
     /// # Errors
@@ -176,11 +170,11 @@ impl Keeper {
     /// use shmesh_proto::broker::PoolMemory;
     /// let mut config = LinkConfig::new("fronthaul".parse()?);
     /// config.pools[PoolId::GpuData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 8 };
-    /// let keeper = options.keep(&config)?;
+    /// let host = options.keep(&config)?;
     /// let question = PoolMemory { pool: PoolId::GpuData as u32, ..PoolMemory::default() };
-    /// let (answer, fd, is_news) = keeper.pool_memory(&question, Vec::new())?;
+    /// let (answer, fd, is_news) = host.pool_memory(&question, Vec::new())?;
     /// assert!(answer.id == 0 && fd.is_none() && !is_news, "nobody has offered any");
-    /// assert!(keeper.pool_memory(&PoolMemory { pool: 1, ..question }, Vec::new()).is_err(), "cpu_data is here");
+    /// assert!(host.pool_memory(&PoolMemory { pool: 1, ..question }, Vec::new()).is_err(), "cpu_data is here");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn pool_memory(
@@ -190,6 +184,13 @@ impl Keeper {
     ) -> std::result::Result<(PoolMemory, Option<Arc<OwnedFd>>, bool), String> {
         let answer = self.shared.lend(told, fds)?;
         Ok((answer.message(), answer.memory.as_ref().map(|memory| Arc::clone(&memory.fd)), answer.is_news))
+    }
+
+    /// Whether participants may still offer the device memory that the last host had. Until then, who asks for some that is not
+    /// here had better ask again.
+    #[must_use]
+    pub fn is_gathering(&self) -> bool {
+        self.shared.is_gathering()
     }
 
     /// Bytes of all segments.
@@ -213,9 +214,9 @@ impl Keeper {
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
     /// let phy = options.create(&config)?;
-    /// let keeper = options.keep(&config)?;
+    /// let host = options.keep(&config)?;
     /// phy.send_inline(7, 0, b"waits")?;
-    /// assert_eq!(keeper.view().snapshot().rings[0].sent, 1);
+    /// assert_eq!(host.view().snapshot().rings[0].sent, 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -230,8 +231,8 @@ impl Keeper {
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
     /// let phy = options.create(&config)?;
-    /// let keeper = options.keep(&config)?;
-    /// assert_eq!(keeper.participants().next().map(|phy| phy.word.pid()), Some(std::process::id()));
+    /// let host = options.keep(&config)?;
+    /// assert_eq!(host.participants().next().map(|phy| phy.word.pid()), Some(std::process::id()));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn participants(&self) -> impl Iterator<Item = Participant> + '_ {
@@ -243,13 +244,13 @@ impl Keeper {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let keeper = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert_eq!(keeper.recover().participants, 0, "nobody has died");
+    /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert_eq!(host.recover().participants, 0, "nobody has died");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn recover(&self) -> Recovered {
         let dead: Vec<_> = self.shared.dead().collect();
-        holder::take_back(&self.shared, &dead)
+        take_back(&self.shared, &dead)
     }
 
     /// Takes back what the participant in `seat` held, on the caller's word that its process has ended. `word` is what
@@ -260,26 +261,26 @@ impl Keeper {
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
     /// let phy = options.create(&config)?;
-    /// let keeper = options.keep(&config)?;
-    /// let seen = keeper.participants().next().expect("it is attached");
+    /// let host = options.keep(&config)?;
+    /// let seen = host.participants().next().expect("it is attached");
     /// drop(phy);
-    /// let done = keeper.recover_participant(seen.seat, seen.word);
+    /// let done = host.recover_participant(seen.seat, seen.word);
     /// assert_eq!(done.participants, 0, "it has left by itself");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Recovered {
         match self.shared.core.seats.at(seat) {
-            Some(dead) if dead.word.is_same(word) => holder::take_back(&self.shared, &[dead]),
+            Some(dead) if dead.word.is_same(word) => take_back(&self.shared, &[dead]),
             _ => Recovered::default(),
         }
     }
 }
 
-impl Drop for Keeper {
+impl Drop for LinkHost {
     fn drop(&mut self) {
-        // The link stays: for its participants, and for the next keeper. A forked child has no say in it.
+        // The link stays: for its participants, and for the next host. A forked child has no say in it.
         if self.shared.me.is_me() {
-            self.listening.end(&self.shared.lock);
+            self.listening.place.end(&self.shared.lock);
         }
     }
 }

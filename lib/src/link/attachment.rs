@@ -1,0 +1,94 @@
+//! What all handles of this process on one link share beside its memory: being watched, being the host, and the end of both.
+//!
+//! Every process on a link shares the presence, a lock on `<link>.lock`, from before it takes a seat until it has left. Who leaves
+//! removes the link only if it can shut the presence for all others, so nobody is left on a link without a name.
+
+use std::sync::{Arc, OnceLock};
+
+use super::Shared;
+use super::host::{Listening, Place, lock_path};
+use super::monitor::{Start, Watch};
+use crate::config::{Backing, PoolId};
+use crate::error::Result;
+
+/// Processes that can leave one after the other while one of them looks whether it is the last.
+const RETIRE_ROUNDS_MAX: u32 = 128;
+
+/// This process's part in a link, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    shared: Arc<Shared>,
+    /// Where this process listens as the link's host.
+    place: Option<Place>,
+    watch: OnceLock<Watch>,
+}
+
+impl Attachment {
+    /// The presence must be joined.
+    pub(super) fn new(shared: &Arc<Shared>, listening: Option<&Listening>) -> Self {
+        let place = listening.map(|listening| listening.place.clone());
+        Self { shared: Arc::clone(shared), place, watch: OnceLock::new() }
+    }
+
+    /// Has the monitor watch the link, and serve it.
+    pub(super) fn watch(&self, start: Start) -> Result<()> {
+        let _ = self.watch.set(Watch::start(&self.shared, start)?);
+        Ok(())
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        // A forked child has no say in it.
+        if !self.shared.me.is_me() {
+            return;
+        }
+        if let Some(place) = self.place.take() {
+            place.end(&self.shared.lock);
+        }
+        if let Some(watch) = self.watch.take() {
+            watch.stop();
+        }
+        remove_if_last(&self.shared);
+        // The lock file stays open for as long as somebody here holds memory of the link.
+        self.shared.lock.release();
+    }
+}
+
+/// Removes the link if nobody is there any more and nothing waits in it.
+fn remove_if_last(shared: &Shared) {
+    let lock = &shared.lock;
+    lock.leave();
+    // Once more for each process that leaves just now.
+    for _ in 0..RETIRE_ROUNDS_MAX {
+        // Whoever has the duty creates the link, or has to come here too, after us.
+        if !lock.try_take_duty().unwrap_or(false) || !lock.is_named() {
+            return;
+        }
+        if lock.try_close().unwrap_or(false) {
+            return remove(shared);
+        }
+        lock.leave_duty();
+        // Those who are here will look when they go; but if they went while we had the duty, they left it to us.
+        if lock.others_joined().unwrap_or(true) {
+            return;
+        }
+    }
+}
+
+/// Removes the files of a link that nobody is on, unless messages wait in it. Only with the duty, and the presence shut.
+fn remove(shared: &Shared) {
+    if shared.store.backing == Backing::Named {
+        if shared.core.rings().iter().any(|ring| ring.has_message()) {
+            return;
+        }
+        for dead in shared.core.seats.all() {
+            shared.remove_bell(&dead);
+        }
+        // The link's own segment first: without it there is no link.
+        for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
+            let _ = std::fs::remove_file(shared.store.path(pool));
+        }
+    }
+    let _ = std::fs::remove_file(lock_path(&shared.store));
+}

@@ -1,0 +1,122 @@
+//! Gathering: a new host gets the memory of a link from those who have it.
+//!
+//! Each process on the link connects to a new host and asks for the link, is told that the host wants it, and offers it. One
+//! that does is enough, so nobody waits for a process that is stopped.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use shmesh_proto::broker::{Reply, Request, Wanted, reply, request};
+use shmesh_proto::packet;
+use shmesh_sys::file::is_size_sealed;
+use shmesh_sys::{poll, socket};
+
+use super::{Listening, SESSIONS_MAX, discard, hang_up};
+use crate::error::{Error, Result};
+
+/// Between two looks whether anybody is still on the link.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What came of gathering.
+pub(in crate::link) enum Gathered<T> {
+    Memory(T),
+    /// There is nobody on the link any more, and so no memory.
+    Nobody,
+    /// Somebody is, and nobody has offered any.
+    Nothing,
+}
+
+/// Waits until somebody offers what `accept` takes.
+pub(in crate::link) fn gather<T>(
+    listening: &Listening,
+    limit: Duration,
+    is_anybody: impl Fn() -> Result<bool>,
+    accept: impl Fn(Vec<File>) -> Result<Option<T>>,
+) -> Result<Gathered<T>> {
+    let deadline = Instant::now() + limit;
+    let (mut sessions, mut refused) = (Vec::<OwnedFd>::new(), None::<Error>);
+    let end = |sessions: Vec<OwnedFd>| sessions.into_iter().for_each(hang_up);
+    loop {
+        let is_over = Instant::now() >= deadline;
+        let gathered = match is_anybody() {
+            Ok(true) if !is_over => None,
+            Ok(true) => Some(refused.take().map_or(Ok(Gathered::Nothing), Err)),
+            Ok(false) => Some(Ok(Gathered::Nobody)),
+            Err(error) => Some(Err(error)),
+        };
+        if let Some(gathered) = gathered {
+            end(sessions);
+            return gathered;
+        }
+        wait(listening, &sessions);
+        if let Ok(connection) = socket::accept_nonblocking(&listening.listener) {
+            if sessions.len() == SESSIONS_MAX {
+                // The one that has been silent for longest.
+                hang_up(sessions.remove(0));
+            }
+            sessions.push(connection);
+        }
+        let mut i = 0;
+        while i < sessions.len() {
+            match hear(&sessions[i]) {
+                Heard::Nothing => i += 1,
+                Heard::Offer(fds) => match accept(fds) {
+                    Ok(Some(memory)) => {
+                        end(sessions);
+                        return Ok(Gathered::Memory(memory));
+                    }
+                    // Another may have better.
+                    Ok(None) => hang_up(sessions.remove(i)),
+                    Err(error) => {
+                        refused = Some(error);
+                        hang_up(sessions.remove(i));
+                    }
+                },
+                Heard::End => hang_up(sessions.remove(i)),
+            }
+        }
+    }
+}
+
+fn wait(listening: &Listening, sessions: &[OwnedFd]) {
+    let fds = std::iter::once(listening.listener.as_fd()).chain(sessions.iter().map(AsFd::as_fd));
+    let fds: Vec<_> = fds.collect();
+    let mut watches: Vec<_> = fds.iter().map(poll::Watch::readable).collect();
+    if poll::wait_once(&mut watches, Some(LOOK))
+        .is_err_and(|error| error.kind() != io::ErrorKind::Interrupted)
+    {
+        std::thread::sleep(LOOK);
+    }
+}
+
+enum Heard {
+    Nothing,
+    Offer(Vec<File>),
+    End,
+}
+
+fn hear(session: &OwnedFd) -> Heard {
+    let packet = match socket::receive_now(session) {
+        Ok(packet) => packet,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
+        Err(_) => return Heard::End,
+    };
+    let is_offer = |request: &Request| matches!(request.op, Some(request::Op::Offer(_)));
+    match packet::decode::<Request>(&packet.bytes) {
+        // Nothing else is looked at: what cannot be sealed may be a stranger's, and never answer.
+        Ok(request) if is_offer(&request) && packet.fds.iter().all(is_size_sealed) => {
+            Heard::Offer(packet.fds.into_iter().map(File::from).collect())
+        }
+        Ok(Request { id, op: Some(request::Op::Attach(_)), .. }) => {
+            discard(packet.fds);
+            let wanted = packet::encode(&Reply::new(id, reply::Result::Wanted(Wanted {})));
+            if socket::send_now(session, &wanted, &[]).is_ok() { Heard::Nothing } else { Heard::End }
+        }
+        _ => {
+            discard(packet.fds);
+            Heard::End
+        }
+    }
+}
