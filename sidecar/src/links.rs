@@ -291,7 +291,12 @@ fn keep(options: &LinkOptions, dir: &Path, link: &LinkConfig) -> Result<Kept> {
     let mut files = Vec::new();
     // Memory without names is here alone, and is not given up because of a file.
     if view.backing() == Backing::Named {
-        let ends = view.pools().into_iter().map(|pool| format!("_{}", pool.pool.name()));
+        let spare = |end: String| {
+            // Where another process that created the link had the usual name.
+            let spare = format!("{end}-{:016x}", view.epoch());
+            if dir.join(format!("{}{spare}", link.name)).exists() { spare } else { end }
+        };
+        let ends = view.pools().into_iter().map(|pool| spare(format!("_{}", pool.pool.name())));
         let ends = ends.chain(["_shm".to_owned(), ".lock".to_owned()]);
         files.extend(ends.filter_map(|end| NamedFile::of(dir.join(format!("{}{end}", link.name)))));
     }

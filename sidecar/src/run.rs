@@ -94,10 +94,9 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         open_keys: args.allow_open_keys,
         cuda_legacy: args.allow_cuda_legacy,
         bare_numbers,
-        sessions_per_process: MAX_SESSIONS_PER_PROCESS.min(room.sessions.div_ceil(2)),
         keys: room.keys,
         restore_millis: args.restore_seconds * 1000,
-        ..Policy::default()
+        ..policy_for(configs.len(), room.sessions)
     };
     if args.memfds_for_devices {
         tracing::warn!("any file passes for a device's memory: that is for tests alone");
@@ -162,7 +161,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         ended = &mut hub => return ended.context("the sidecar's state was lost"),
     }
     let _ = to_hub.send(ToHub::Drain).await;
-    // Participants go on: one of them serves its link from now on. What waits to be sent to them goes out first.
+    // Participants go on, and offer what has no name to the next sidecar. What waits to be sent to them goes out first.
     sessions.close();
     let drained = tokio::time::timeout(DRAIN_LIMIT, async {
         let ended = hub.await;
@@ -181,6 +180,17 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     }
     tracing::info!("ended");
     Ok(())
+}
+
+/// A process has a session for each of its links, so many links mean many sessions. No process and no account gets most of them.
+fn policy_for(links: usize, sessions: usize) -> Policy {
+    let Policy { sessions_per_process, sessions_per_account, .. } = Policy::default();
+    let more = links.saturating_sub(1);
+    Policy {
+        sessions_per_process: (sessions_per_process + more).min(sessions.div_ceil(2)),
+        sessions_per_account: (sessions_per_account + 2 * more).min(MAX_SESSIONS * 3 / 4),
+        ..Policy::default()
+    }
 }
 
 /// Whether the numbers of processes here are the node's.
@@ -459,6 +469,20 @@ impl Door {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_may_be_on_every_link_and_take_no_more_than_half_of_all_places() {
+        for links in [1, 64, 100, 400] {
+            let policy = policy_for(links, MAX_SESSIONS);
+            assert!(
+                policy.sessions_per_process > links
+                    && policy.sessions_per_account > policy.sessions_per_process
+            );
+        }
+        let many = policy_for(100_000, MAX_SESSIONS);
+        assert_eq!((many.sessions_per_process, many.sessions_per_account), (512, 768));
+        assert_eq!(policy_for(1, 11).sessions_per_process, 6, "few descriptors");
+    }
 
     #[test]
     fn few_descriptors_make_little_room() {

@@ -16,6 +16,7 @@ use crate::link::host::{socket_prefix, try_lock};
 use crate::participant::{SEAT_LINES, Seats};
 use crate::segment::layout::LinkLayout;
 use crate::segment::lock::Lock;
+use crate::segment::store::file_name;
 
 /// The files of a link, and what speaks against removing them.
 ///
@@ -74,6 +75,12 @@ impl Remains {
         let (mut files, mut foreign) = (Vec::new(), Vec::new());
         for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
             sort(&place, place.store.path(pool), is_ours, &mut files, &mut foreign)?;
+        }
+        for pool in PoolId::ALL {
+            // Made while another process that created the link was stopped.
+            for path in with_prefix(dir, &format!("{}-", file_name(name.as_str(), Some(pool)))) {
+                sort(&place, path, is_ours, &mut files, &mut foreign)?;
+            }
         }
         let is_socket = |path: &Path| Ok(std::fs::symlink_metadata(path)?.file_type().is_socket());
         // Where killed processes listened, and what killed participants were woken through.

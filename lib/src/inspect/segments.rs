@@ -110,9 +110,26 @@ impl Place {
 
     /// Opens and maps a named segment. `None`: there is no such file.
     pub(super) fn open(&self, pool: Option<PoolId>) -> Result<Option<Segment>> {
-        let path = self.store.path(pool);
+        self.open_at(&self.store.path(pool), pool)
+    }
+
+    /// As [`Store::open_pool`].
+    fn open_pool(&self, pool: PoolId, epoch: u64) -> Result<Option<Segment>> {
+        let usual = self.open(Some(pool));
+        if let Ok(Some(segment)) = &usual
+            && segment.header.epoch == epoch
+        {
+            return usual;
+        }
+        match self.open_at(&self.store.spare_path(pool, epoch), Some(pool))? {
+            Some(spare) => Ok(Some(spare)),
+            None => usual,
+        }
+    }
+
+    fn open_at(&self, path: &Path, pool: Option<PoolId>) -> Result<Option<Segment>> {
         let what = path.display().to_string();
-        match file::open(&path, false) {
+        match file::open(path, false) {
             Ok(file) => self.check(&file, what, pool).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) if matches!(error.raw_os_error(), Some(errno::ELOOP | errno::ENXIO)) => {
@@ -140,7 +157,7 @@ impl Place {
                 let what = self.store.path(Some(pool)).display().to_string();
                 Error::from(ErrorKind::Damaged { link: self.link(), what, why })
             };
-            let segment = self.open(Some(pool))?.ok_or_else(|| damaged("it is missing"))?;
+            let segment = self.open_pool(pool, epoch)?.ok_or_else(|| damaged("it is missing"))?;
             if segment.header.epoch != epoch || segment.header.shape != shape {
                 return Err(damaged("it belongs to another link of the same name"));
             }

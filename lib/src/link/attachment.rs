@@ -89,6 +89,10 @@ fn remove(shared: &Shared) {
         for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
             let _ = std::fs::remove_file(shared.store.path(pool));
         }
+        let epoch = shared.segments.first().map_or(0, |segment| segment.header.epoch);
+        for pool in PoolId::ALL {
+            let _ = std::fs::remove_file(shared.store.spare_path(pool, epoch));
+        }
     }
     let _ = std::fs::remove_file(lock_path(&shared.store));
 }

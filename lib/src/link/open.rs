@@ -1,6 +1,6 @@
 //! Creating a link, attaching to it, and adopting what a crash left.
 
-use std::io::ErrorKind::NotFound;
+use std::io::ErrorKind::{AlreadyExists, NotFound};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -392,7 +392,7 @@ impl LinkOptions {
     ) -> Result<Attempt<Entered>> {
         let Some(lock) = lock_file(store, create.is_some())? else { return Ok(Attempt::Absent) };
         // 1. A link with names is its files.
-        if let Some(attempt) = self.by_name(store, create, &lock)? {
+        if let Some(attempt) = self.by_name(store, create, &lock, limit)? {
             let segments = match attempt {
                 Attempt::Done(segments) => segments,
                 unsettled => return unsettled.and_then(|_| unreachable!("it is not done")),
@@ -487,7 +487,7 @@ impl LinkOptions {
             Gathered::Memory(segments) => segments,
             Gathered::Nothing => return Ok(Attempt::Unsettled(WANTING)),
             Gathered::Nobody if config.backing == Backing::Named => return Ok(Attempt::Unsettled(GOING)),
-            Gathered::Nobody => self.make_segments(store, config)?,
+            Gathered::Nobody => self.make_segments(store, config, true)?.unwrap_or_default(),
         };
         if !join(store, lock)? {
             return Ok(Attempt::Unsettled(GOING));
@@ -502,6 +502,7 @@ impl LinkOptions {
         store: &Store,
         create: Option<&LinkConfig>,
         lock: &Lock,
+        limit: Duration,
     ) -> Result<Option<Attempt<Vec<Segment>>>> {
         let failed = |error| locking(store, error);
         // Present only where there is something to be present at: whoever has memory to offer looks for who is.
@@ -516,10 +517,12 @@ impl LinkOptions {
             lock.leave();
         }
         let Some(config) = create.filter(|config| config.backing == Backing::Named) else { return Ok(None) };
-        if !lock.try_take_duty().map_err(failed)? || !lock.is_named() {
-            return Ok(Some(Attempt::Unsettled(
-                "does not come up: the process that creates or removes the link is stopped or stuck",
-            )));
+        // One after the other, so that they do not need the room twice. But one that is stopped holds up nobody for long: the step
+        // that makes a link can be done by only one of them, whoever has the duty.
+        let has_duty = lock.try_take_duty().map_err(failed)?;
+        let is_late = SETTLE.max(self.timeout).saturating_sub(limit) >= SETTLE / 2;
+        if !(has_duty || is_late) || !lock.is_named() {
+            return Ok(Some(Attempt::Unsettled(GOING)));
         }
         if lock.others_joined().map_err(failed)? {
             lock.leave_duty();
@@ -530,7 +533,10 @@ impl LinkOptions {
         // Since we looked, another may have created it.
         let segments = match self.existing(store, Vec::new())? {
             Some(segments) => segments,
-            None => self.make_segments(store, config)?,
+            None => match self.make_segments(store, config, has_duty)? {
+                Some(segments) => segments,
+                None => return Ok(Some(Attempt::Unsettled(GOING))),
+            },
         };
         if !join(store, lock)? {
             return Ok(Some(Attempt::Unsettled("has a lock file that another program has locked")));
@@ -542,7 +548,7 @@ impl LinkOptions {
     /// The link's segments, if it exists: as they were given, or by name.
     fn existing(&self, store: &Store, given: Vec<std::fs::File>) -> Result<Option<Vec<Segment>>> {
         let mut given = given.into_iter();
-        let mut next = |pool: Option<PoolId>| match given.next() {
+        let mut next = |pool: Option<PoolId>, epoch: Option<u64>| match given.next() {
             // One that can still be truncated would be a bus error later.
             Some(file) if !file::is_size_sealed(&file) => Err(ErrorKind::Damaged {
                 link: Arc::clone(&store.link),
@@ -551,9 +557,12 @@ impl LinkOptions {
             }
             .into()),
             Some(file) => store.check(file, "a memfd of the host", pool).map(Some),
-            None => store.open(pool),
+            None => match (pool, epoch) {
+                (Some(pool), Some(epoch)) => store.open_pool(pool, epoch),
+                _ => store.open(pool),
+            },
         };
-        let Some(shm) = next(None)? else { return Ok(None) };
+        let Some(shm) = next(None, None)? else { return Ok(None) };
         let damaged = |pool, why| {
             Error::from(ErrorKind::Damaged {
                 link: Arc::clone(&store.link),
@@ -564,7 +573,8 @@ impl LinkOptions {
         let (shape, epoch) = (shm.header.shape, shm.header.epoch);
         let mut segments = vec![shm];
         for pool in PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0) {
-            let segment = next(Some(pool))?.ok_or_else(|| damaged(Some(pool), "it is missing"))?;
+            let segment =
+                next(Some(pool), Some(epoch))?.ok_or_else(|| damaged(Some(pool), "it is missing"))?;
             if segment.header.epoch != epoch || segment.header.shape != shape {
                 return Err(damaged(Some(pool), "it belongs to another link of the same name"));
             }
@@ -573,8 +583,14 @@ impl LinkOptions {
         Ok(Some(segments))
     }
 
-    /// Makes the link's segments. Only for who has the lock and found no link.
-    fn make_segments(&self, store: &Store, config: &LinkConfig) -> Result<Vec<Segment>> {
+    /// Makes the link's segments, for who found no link. `None`: another was faster. Without the duty, another may be at work on the
+    /// usual names of the pools: they are left to it.
+    fn make_segments(
+        &self,
+        store: &Store,
+        config: &LinkConfig,
+        has_duty: bool,
+    ) -> Result<Option<Vec<Segment>>> {
         let shape = Shape::of(config);
         let epoch = file::random()
             .map(u64::from_ne_bytes)
@@ -585,7 +601,9 @@ impl LinkOptions {
         let pools = PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0);
         let headers: Vec<_> = std::iter::once(None).chain(pools.map(Some)).map(header).collect();
 
-        remove_remnants(store)?;
+        if has_duty {
+            remove_remnants(store)?;
+        }
         let needed = headers.iter().map(Header::bytes).sum();
         if let Some(room) = cgroup::room_bytes().filter(|&room| needed > room) {
             return Err(Error::from(ErrorKind::MemoryLimit { link: Arc::clone(&store.link), needed, room }));
@@ -600,13 +618,45 @@ impl LinkOptions {
         if let Some(core) = Core::place(&shape, &segments[0].memory, &memories) {
             core.format();
         }
-        // The link's own segment last: who finds that finds all.
-        for segment in segments[1..].iter().chain(&segments[..1]) {
-            let path = store.path(segment.header.pool);
-            store.publish(segment).map_err(|error| store.refused(&path.display().to_string(), error))?;
+        if store.backing == Backing::Memfd || publish(store, &segments, has_duty)? {
+            return Ok(Some(segments));
         }
-        Ok(segments)
+        Ok(None)
     }
+}
+
+/// Gives segments their names: the link's own last, because who finds that finds all. `false`: another has made the link.
+fn publish(store: &Store, segments: &[Segment], has_duty: bool) -> Result<bool> {
+    let mut published = Vec::new();
+    for segment in segments[1..].iter().chain(&segments[..1]) {
+        let spare = segment.header.pool.map(|pool| store.spare_path(pool, segment.header.epoch));
+        let usual = store.path(segment.header.pool);
+        let paths = match spare {
+            Some(spare) if has_duty => [Some(usual), Some(spare)],
+            Some(spare) => [Some(spare), None],
+            None => [Some(usual), None],
+        };
+        let mut done = false;
+        for path in paths.into_iter().flatten() {
+            let file = segment.file.as_ref().map_or(Ok(()), |file| file::publish(file, &path));
+            match file {
+                Ok(()) => {
+                    published.push(path);
+                    done = true;
+                    break;
+                }
+                Err(error) if error.kind() == AlreadyExists => {}
+                Err(error) => return Err(store.refused(&path.display().to_string(), error)),
+            }
+        }
+        if !done {
+            for path in published {
+                let _ = std::fs::remove_file(path);
+            }
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// There is no link, so its pools are what a creator left that died between two names. They go first: a directory may

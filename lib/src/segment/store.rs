@@ -65,6 +65,12 @@ impl Store {
         self.dir.join(file_name(&self.link, pool))
     }
 
+    /// Where a pool is whose usual name another file has, or another process that creates the link just now: the epoch tells
+    /// it from all others.
+    pub(crate) fn spare_path(&self, pool: PoolId, epoch: u64) -> PathBuf {
+        self.dir.join(format!("{}-{epoch:016x}", file_name(&self.link, Some(pool))))
+    }
+
     /// Makes a segment with its header, without a name yet.
     pub(crate) fn create(&self, header: Header) -> Result<Segment> {
         let name = file_name(&self.link, header.pool);
@@ -113,21 +119,27 @@ impl Store {
         }
     }
 
-    /// Gives a named segment its name.
-    pub(crate) fn publish(&self, segment: &Segment) -> io::Result<()> {
-        match self.backing {
-            Backing::Named => match &segment.file {
-                Some(file) => file::publish(file, &self.path(segment.header.pool)),
-                None => Ok(()),
-            },
-            Backing::Memfd => Ok(()),
+    /// Opens a named segment. `None`: there is no such file.
+    pub(crate) fn open(&self, pool: Option<PoolId>) -> Result<Option<Segment>> {
+        self.open_at(&self.path(pool), pool)
+    }
+
+    /// Opens the pool of a link with this epoch, under whichever of its names.
+    pub(crate) fn open_pool(&self, pool: PoolId, epoch: u64) -> Result<Option<Segment>> {
+        let usual = self.open(Some(pool));
+        if let Ok(Some(segment)) = &usual
+            && segment.header.epoch == epoch
+        {
+            return usual;
+        }
+        match self.open_at(&self.spare_path(pool, epoch), Some(pool))? {
+            Some(spare) => Ok(Some(spare)),
+            None => usual,
         }
     }
 
-    /// Opens a named segment. `None`: there is no such file.
-    pub(crate) fn open(&self, pool: Option<PoolId>) -> Result<Option<Segment>> {
-        let path = self.path(pool);
-        match file::open(&path, true) {
+    fn open_at(&self, path: &Path, pool: Option<PoolId>) -> Result<Option<Segment>> {
+        match file::open(path, true) {
             Ok(file) => self.check(file, &path.display().to_string(), pool).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             // A link, a directory, a socket: whatever it is, we did not put it there.

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use shmesh::{LinkOptions, Side};
 use shmesh_testing::{Peer, Watchdog, config, files, ipc_dir, is_root, until};
@@ -635,6 +636,43 @@ fn two_primaries_at_once_make_one_link() {
     }
 }
 
+/// Stopped at any moment of creating a link, it holds up nobody, and finds the link of the one who was faster.
+#[test]
+fn a_process_that_is_stopped_while_it_creates_a_link_holds_up_nobody() {
+    stop_while_creating(3..5);
+}
+
+#[test]
+#[ignore = "long: a second for each moment"]
+fn a_process_that_is_stopped_at_any_moment_while_it_creates_a_link_holds_up_nobody() {
+    stop_while_creating(0..24);
+}
+
+fn stop_while_creating(rounds: std::ops::Range<u64>) {
+    let _watchdog = Watchdog::start();
+    for round in rounds {
+        let dir = ipc_dir();
+        let (mut first, mut second, mut third) =
+            (Peer::start(dir.path()), Peer::start(dir.path()), Peer::start(dir.path()));
+        first.order("create link msg=4096x1024");
+        std::thread::sleep(Duration::from_micros(round * 150));
+        first.stop();
+        let created = second.ask("create link msg=4096x1024");
+        // It may have come that far.
+        assert!(created == "ok" || created.starts_with("err AlreadyOwned"), "round {round}: {created}");
+        third.tell("attach link secondary 0");
+        third.tell("send 1 x");
+        first.go_on();
+        let answer = first.answer();
+        let (winner, loser) = if created == "ok" { (&mut second, answer) } else { (&mut first, created) };
+        assert!(loser.starts_with("err AlreadyOwned"), "round {round}: {loser}");
+        assert_eq!(winner.ask("receive"), "1 x", "round {round}");
+        winner.tell("close");
+        third.tell("close");
+        assert_eq!(files(dir.path()), [""; 0], "round {round}");
+    }
+}
+
 #[test]
 fn two_secondaries_at_once_are_not_both_let_in_with_one_producer() {
     for _ in 0..10 {
@@ -798,7 +836,7 @@ fn fresh_link_starts_empty() {
         let phy = options.clone().fresh(true).create(&config).unwrap();
         assert!(!phy.was_created(), "{kind}");
         let mac = options.attach("link", Side::Secondary).unwrap();
-        let none = Some(std::time::Duration::ZERO);
+        let none = Some(Duration::ZERO);
         for link in [&phy, &mac] {
             assert_eq!((link.queued(), link.has_message()), (0, false), "{kind}");
             if config.notify {

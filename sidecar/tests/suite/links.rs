@@ -232,6 +232,28 @@ fn sockets_that_others_have_left_do_not_keep_it_from_serving() {
     }
 }
 
+#[test]
+fn a_process_has_a_session_on_each_of_many_links() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let more = dir.path().join("more.yaml");
+    let yaml: String = (0..80)
+        .map(|i| {
+            format!(
+                "  - name: l{i}\n    backing: {}\n    ring: {{ len: 16 }}\n    pools:\n      cpu_msg: {{ buf_size_bytes: 256, \
+                 pool_len: 8 }}\n      cpu_data: {{ buf_size_bytes: 256, pool_len: 8 }}\n",
+                if i % 2 == 0 { "named" } else { "memfd" }
+            )
+        })
+        .collect();
+    std::fs::write(&more, format!("links:\n{yaml}")).unwrap();
+    let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--config", more.to_str().unwrap()]);
+    let options = LinkOptions::new().dir(dir.path()).timeout(Duration::from_secs(60));
+    let links: Vec<_> = (0..80).map(|i| options.attach(&format!("l{i}"), Side::Secondary).unwrap()).collect();
+    until("each has its session", || sidecar.metric("shmesh_sidecar_sessions") == 80);
+    drop(links);
+}
+
 /// The exit code and the words of a sidecar that does not start.
 fn fails(flags: &[&str]) -> (Option<i32>, String) {
     let out = Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar")).args(flags).output().unwrap();
