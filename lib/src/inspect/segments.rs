@@ -168,12 +168,7 @@ impl Place {
 
     /// Memfds have no names: the host gives them to whoever asks and may connect.
     fn held(&self) -> Result<Vec<Segment>> {
-        let lock = Lock::open(&self.beside("lock"));
-        let lock =
-            lock.map_err(|error| self.store.refused(&self.beside("lock").display().to_string(), error))?;
-        let Some(lock) =
-            lock.filter(|_| !with_prefix(&self.store.dir, &socket_prefix(&self.store.link)).is_empty())
-        else {
+        if with_prefix(&self.store.dir, &socket_prefix(&self.store.link)).is_empty() {
             let orphan =
                 PoolId::ALL.map(|pool| self.store.path(Some(pool))).into_iter().find(|path| path.exists());
             return Err(match orphan {
@@ -186,10 +181,12 @@ impl Place {
             }
             .into());
         };
-        let Asked::Given(offer, ..) = ask(&self.store, &lock)? else {
-            let path = self.beside("lock");
-            let what = "is not there: a sidecar, or a process that creates the link, would be; without one of its processes \
-                        the memory is gone";
+        let path = self.beside("lock");
+        let lock =
+            Lock::open(&path).map_err(|error| self.store.refused(&path.display().to_string(), error))?;
+        let asked = lock.map_or(Ok(Asked::Nobody), |lock| ask(&self.store, &lock))?;
+        let Asked::Given(offer, ..) = asked else {
+            let what = "is not there: it has ended, and without another process of the link the memory has gone with it";
             return Err(ErrorKind::Host { link: self.link(), path, what }.into());
         };
         let mut segments = Vec::new();

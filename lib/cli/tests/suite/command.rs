@@ -428,7 +428,7 @@ fn what_is_not_a_usable_link_is_named_and_not_fatal() {
         ("empty", "not a shmesh segment"),
         ("folder", "not a shmesh segment"),
         ("symlink", "not a shmesh segment"),
-        ("gone", "nobody behind it"),
+        ("gone", "the memory has gone with it"),
     ] {
         assert!(error(name).contains(what), "{name}: {}", error(name));
         assert!(table.contains(name), "{table}");
