@@ -188,9 +188,12 @@ impl<M: DeviceMemory> Shared<M> {
         self.lose(state);
         state.client.reconnect()?;
         state.reconnected += 1;
-        state.restore()?;
-        let added = self.readiness.add(state.client.connection());
-        added.map_err(|error| Error::system(&state.client.link().into(), "watch its broker", error))?;
+        let restored = state.restore().and_then(|()| {
+            let added = self.readiness.add(state.client.connection());
+            added.map_err(|error| Error::system(&state.client.link().into(), "watch its broker", error))
+        });
+        // A connection on which not all is registered is none: the next attempt makes another one.
+        restored.inspect_err(|_| socket::shut(state.client.connection()))?;
         if state.client.kept_events().next().is_some() {
             // One more than are taken does no harm.
             let _ = self.bell.signal();

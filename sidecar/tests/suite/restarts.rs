@@ -8,7 +8,8 @@ use crate::vendors::cuda::library;
 use crate::vendors::peer;
 use shmesh::device::{DeviceMemory, HostMemory};
 use shmesh_proto::broker::{
-    Claim, Code, ExportKey, Mechanism, Reply, Request, Restore, SetImportPid, reply, request,
+    Claim, Code, ExportKey, Mechanism, Refused, Reply, Request, Restore, SetImportPid, Welcome, reply,
+    request,
 };
 use shmesh_proto::packet;
 use shmesh_sys::socket;
@@ -154,6 +155,36 @@ fn ask(fd: &std::os::fd::OwnedFd, op: request::Op, memory: Option<&HostMemory>) 
             return reply.result.unwrap();
         }
     }
+}
+
+/// As a sidecar does whose node is slow to say who somebody is.
+#[test]
+fn session_comes_again_when_a_sidecar_does_not_know_it_yet() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = start(dir.path(), "10");
+    let mut exporter = connected(dir.path());
+    exporter.ask("device export weights 0");
+    sidecar.kill();
+    let path = dir.path().join("link.broker");
+    let _ = std::fs::remove_file(&path);
+    let listener = socket::listen_on(&path, 0o600).unwrap();
+    let answer = |fd: &std::os::fd::OwnedFd, result: fn() -> reply::Result| {
+        let (bytes, _) = socket::receive(fd).unwrap();
+        let request = packet::decode::<Request>(&bytes).unwrap();
+        socket::send(fd, &packet::encode(&Reply::new(request.id, result())), &[]).unwrap();
+        request.op.unwrap()
+    };
+    let welcome = || reply::Result::Welcome(Welcome::default());
+    let refused =
+        || reply::Result::Refused(Refused { code: Code::Unidentified.into(), ..Refused::default() });
+    let first = socket::accept(&listener).unwrap();
+    answer(&first, welcome);
+    assert!(matches!(answer(&first, refused), request::Op::Restore(_)));
+    let second = socket::accept(&listener).unwrap();
+    answer(&second, welcome);
+    assert!(matches!(answer(&second, refused), request::Op::Restore(_)), "the first connection lives");
+    drop(first);
 }
 
 /// An importer knows the key, and would put its own memory behind it.
