@@ -23,8 +23,11 @@ impl Broker {
         if region.exporter == caller.process {
             // Importers were told already when it is closing: more force does not make them faster.
             if region.may_be_used() && (region.closing || !close.force) {
-                let importers = region.importers().take(MAX_NAMED).map(|process| process.bare_tgid);
-                return Err(Refusal::busy(importers.collect()));
+                let importers = region.importers().take(MAX_NAMED).map(|process| process.bare_tgid).collect();
+                if let Some(region) = self.tables.regions.get_mut(&id) {
+                    region.is_wanted = region.is_awaited;
+                }
+                return Err(Refusal::busy(importers));
             }
             self.close_export(id);
             return Ok(Answer::done());

@@ -45,6 +45,7 @@ pub(super) fn region(caller: &Caller, key: DeviceKey, export: ExportKey) -> Regi
         open: export.flags == OPEN,
         closing: false,
         is_awaited: false,
+        is_wanted: false,
         pids: Default::default(),
         subjects: Default::default(),
         imports: Default::default(),

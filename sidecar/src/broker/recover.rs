@@ -146,7 +146,11 @@ impl Broker {
             return Err(Refusal::invalid(Reason::SelfImport, text));
         }
         match region.imports.get(&caller.process).map(|import| import.stage) {
-            Some(Stage::Delivered) => return Ok(Answer::done()),
+            Some(Stage::Delivered) => {
+                // It may have been told on a session that had ended.
+                self.tell_of_closing(id, caller.process, caller.session);
+                return Ok(Answer::done());
+            }
             Some(Stage::Admitting { .. }) => {
                 let text = "this process waits to import the key";
                 return Err(Refusal::invalid(Reason::AlreadyImported, text));
@@ -168,6 +172,10 @@ impl Broker {
 
     fn enter_claim(&mut self, id: RegionId, importer: ProcessId, session: SessionId) {
         self.tables.insert_import(id, importer, Import { stage: Stage::Delivered, session, grant: None });
+        self.tell_of_closing(id, importer, session);
+    }
+
+    fn tell_of_closing(&mut self, id: RegionId, importer: ProcessId, session: SessionId) {
         if let Some(region) = self.tables.regions.get(&id).filter(|region| region.closing) {
             let closing = Happened::ExporterClosing(region.key.as_bytes().to_vec());
             self.tell(&importer, session, closing);
@@ -190,16 +198,15 @@ impl Broker {
         }
     }
 
-    /// The exporter was to admit somebody on a session that has ended.
+    /// The exporter was to admit somebody on a session that has ended, or that does not know the key.
     fn ask_exporter_again(&mut self, id: RegionId, session: SessionId) {
         let Some(region) = self.tables.regions.get(&id) else { return };
         let key = region.key.as_bytes().to_vec();
-        let is_open = |asked: Option<SessionId>| asked.is_some_and(|s| self.tables.sessions.contains_key(&s));
         let waiting: Vec<_> = region
             .imports
             .iter()
             .filter_map(|(importer, import)| match import.stage {
-                Stage::Admitting { request, asked } if !is_open(asked) => Some((*importer, request)),
+                Stage::Admitting { request, asked } if asked != Some(session) => Some((*importer, request)),
                 _ => None,
             })
             .collect();
@@ -302,13 +309,13 @@ impl Broker {
             self.forget(process);
         }
         let awaited = self.tables.regions.iter_mut().filter(|(_, region)| region.is_awaited);
-        let closed: Vec<_> = awaited
+        let unused: Vec<_> = awaited
             .filter_map(|(id, region)| {
                 region.is_awaited = false;
-                (region.closing && !region.is_used()).then_some(*id)
+                ((region.closing || region.is_wanted) && !region.is_used()).then_some(*id)
             })
             .collect();
-        for id in closed {
+        for id in unused {
             self.unused(id);
         }
     }

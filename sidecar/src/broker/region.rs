@@ -33,6 +33,8 @@ pub(super) struct Region {
     pub(super) closing: bool,
     /// A former broker had it, and its importers may not have come back yet.
     pub(super) is_awaited: bool,
+    /// Its exporter was told that it is busy because it is awaited, and waits to hear that it is not.
+    pub(super) is_wanted: bool,
     pub(super) pids: BTreeMap<i32, Pin>,
     pub(super) subjects: BTreeSet<Subject>,
     pub(super) imports: BTreeMap<ProcessId, Import>,

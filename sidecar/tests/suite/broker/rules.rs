@@ -1,6 +1,8 @@
 //! Each rule by itself.
 
-use shmesh_proto::broker::{BareTgid, Code, Hello, Mechanism, event::Happened, reply, request::Op};
+use shmesh_proto::broker::{
+    BareTgid, Claim, Code, Exported, Hello, Mechanism, Restore, event::Happened, reply, request::Op,
+};
 use shmesh_proto::key::DeviceKey;
 use shmesh_sidecar::broker::{
     Broker, Command, Effect, FdToken, Millis, Outcome, Policy, Reason, SessionId, Stats,
@@ -583,4 +585,67 @@ fn ten_thousand_keys() {
     assert_eq!((town.broker.stats().keys, town.broker.stats().imports), (10_000, 10_000));
     town.died(&process(100));
     assert_eq!((town.broker.stats().keys, town.dropped().len()), (0, 10_000));
+}
+
+/// Exports, and gives what registers the key with the next broker.
+fn restorable(town: &mut Town, session: SessionId, op: Op) -> Op {
+    let Op::ExportKey(export) = op.clone() else { panic!("not an export: {op:?}") };
+    let id = town.ask(session, op);
+    let Some(reply::Result::Exported(Exported { key, secret })) = town.answer(session, id) else {
+        panic!("not exported: {:?}", town.effects)
+    };
+    Op::Restore(Restore { key, secret, export: Some(export), ..Restore::default() })
+}
+
+fn key(restore: &Op) -> Vec<u8> {
+    let Op::Restore(restore) = restore else { panic!("{restore:?}") };
+    restore.key.clone()
+}
+
+#[test]
+fn exporter_that_comes_back_is_asked_again_though_it_has_another_session() {
+    let mut town = Town::new(roomy());
+    let (a, b) = (town.open(&process(100)), town.open(&process(200)));
+    let restore = restorable(&mut town, a, ascend());
+    let key = key(&restore);
+    town.does(a, admit(&key, &[200]));
+    // That of its link: it knows no key.
+    let other = town.open(&process(100));
+    town.closed(a);
+    town.ask(b, import(&key));
+    let lost = town.admission();
+    assert_eq!(town.events()[0].0, other);
+    let again = town.open(&process(100));
+    town.ask(again, restore);
+    let grant = town.admission();
+    assert!(town.events()[0].0 == again && grant != lost);
+    town.does(again, ack(&grant, true));
+    assert_eq!(town.broker.stats().imports, 1);
+}
+
+#[test]
+fn exporter_that_was_told_busy_after_a_restart_hears_when_it_can_close() {
+    let mut town = Town::new(roomy());
+    let a = town.open(&process(100));
+    let restore = restorable(&mut town, a, host(1));
+    let mut town = Town::new(roomy());
+    town.tell(Command::Recover);
+    let a = town.open(&process(100));
+    town.ask_with(a, restore.clone(), 1);
+    town.refuses(a, close(&key(&restore)), Code::Busy, Reason::Busy);
+    town.wait(Policy::default().restore_millis);
+    assert_eq!(town.events(), [(a, Happened::Unused(key(&restore)))]);
+    town.does(a, close(&key(&restore)));
+}
+
+#[test]
+fn importer_that_comes_back_hears_that_the_exporter_is_closing() {
+    let (mut town, a, b, key) = pair(roomy(), host(1));
+    town.import(b, &key);
+    town.closed(b);
+    town.does(a, force(&key));
+    assert!(town.events().is_empty(), "nobody is there to hear it");
+    let again = town.open(&process(200));
+    town.does(again, Op::Claim(Claim { key: key.clone() }));
+    assert_eq!(town.events(), [(again, Happened::ExporterClosing(key))]);
 }

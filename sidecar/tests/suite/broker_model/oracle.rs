@@ -62,6 +62,8 @@ struct Region {
     open: bool,
     closing: bool,
     awaited: bool,
+    /// Its exporter was told that it is busy while it was awaited.
+    wanted: bool,
     pids: Vec<ProcessId>,
     subjects: Vec<(char, String)>,
     imports: Vec<Import>,
@@ -499,10 +501,13 @@ impl Oracle {
         }
         for key in self.keys() {
             let region = self.region(&key).expect("it is there");
-            if std::mem::take(&mut region.awaited) && region.closing && region.importers().is_empty() {
-                let (exporter, session) = (region.exporter, region.session);
+            let is_waited_for = region.closing || region.wanted;
+            if std::mem::take(&mut region.awaited) && is_waited_for && region.importers().is_empty() {
+                let (exporter, session, closing) = (region.exporter, region.session, region.closing);
                 self.tell(exporter, session, Happened::Unused(key.clone()));
-                self.take_region(&key, Reason::Closing);
+                if closing {
+                    self.take_region(&key, Reason::Closing);
+                }
             }
         }
     }
@@ -772,6 +777,7 @@ impl Oracle {
             open: export.flags == 1,
             closing: false,
             awaited: false,
+            wanted: false,
             pids: Vec::new(),
             subjects: Vec::new(),
             imports: Vec::new(),
@@ -839,6 +845,7 @@ impl Oracle {
                     open: export.flags == 1,
                     closing: false,
                     awaited: self.until.is_some(),
+                    wanted: false,
                     pids: Vec::new(),
                     subjects: Vec::new(),
                     imports: Vec::new(),
@@ -854,7 +861,7 @@ impl Oracle {
                 }
             }
         }
-        // Claims that it admits, and importers that its exporter was to admit on a session that has ended.
+        // Claims that it admits, and importers that its exporter was to admit on another session.
         for n in (0..self.former.len()).rev() {
             let f = &self.former[n];
             if f.waits.is_none() && f.key == key && id(&f.by) != id(peer) && self.admits(&key, &f.by).is_ok()
@@ -863,12 +870,11 @@ impl Oracle {
                 self.enter_claim(&key, id(&f.by), f.session);
             }
         }
-        let is_open = |s: SessionId| self.sessions.iter().any(|(open, _)| *open == s);
         let region = self.regions.iter().find(|r| r.key == key).expect("it is there");
         let mut waiting: Vec<_> = region
             .imports
             .iter()
-            .filter(|i| i.waits.is_some() && !i.asked.is_some_and(is_open))
+            .filter(|i| i.waits.is_some() && i.asked != Some(session))
             .map(|i| (i.by, i.grant.clone().expect("it waits for that")))
             .collect();
         waiting.sort();
@@ -891,7 +897,11 @@ impl Oracle {
     fn enter_claim(&mut self, key: &[u8], by: ProcessId, session: SessionId) {
         let region = self.region(key).expect("it is there");
         region.imports.push(Import { by, session, waits: None, asked: None, grant: None });
-        if region.closing {
+        self.tell_of_closing(key, by, session);
+    }
+
+    fn tell_of_closing(&mut self, key: &[u8], by: ProcessId, session: SessionId) {
+        if self.region(key).expect("it is there").closing {
             self.tell(by, session, Happened::ExporterClosing(key.to_vec()));
         }
     }
@@ -910,7 +920,10 @@ impl Oracle {
             }
             Err(why) => return Err(why),
             Ok((true, _)) => return no(Code::Invalid, Reason::SelfImport),
-            Ok((_, Some(import))) if import.waits.is_none() => return Ok(Some((DONE, None))),
+            Ok((_, Some(import))) if import.waits.is_none() => {
+                self.tell_of_closing(key, me, session);
+                return Ok(Some((DONE, None)));
+            }
             Ok((_, Some(_))) => return no(Code::Invalid, Reason::AlreadyImported),
             Ok((_, None)) => {}
         }
@@ -1225,6 +1238,8 @@ impl Oracle {
         if region.exporter == id(peer) {
             let importers = region.importers();
             if (region.awaited || !importers.is_empty()) && (!force || region.closing) {
+                let region = self.region(key).expect("it is there");
+                region.wanted = region.awaited;
                 return Err((Code::Busy, Reason::Busy, importers.iter().map(|p| p.bare_tgid).collect()));
             }
             self.close_export(key);
