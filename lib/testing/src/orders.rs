@@ -48,6 +48,11 @@ impl Obedient {
                 self.link = Some(options.attach(word(0), side)?);
                 return ok;
             }
+            "become" => {
+                nix::unistd::setuid(nix::unistd::Uid::from_raw(word(0).parse().expect("a uid")))
+                    .expect("setuid");
+                return ok;
+            }
             // Until it is killed.
             "churn" => loop {
                 drop(LinkOptions::new().attach(word(0), Side::Secondary));

@@ -33,10 +33,11 @@ impl Hub {
         let owner = process.and_then(|process| self.owner(process));
         let known = process.and_then(|process| self.processes.get_mut(&process));
         if let (Some(known), Some((_, account))) = (known, owner) {
-            if known.links.is_empty()
-                && let Err((reason, text)) = self.held.attach(&account)
-            {
-                return self.refuse(session, id, Op::Attach, Code::Limit, reason, text);
+            if known.attached.is_none() {
+                if let Err((reason, text)) = self.held.attach(&account) {
+                    return self.refuse(session, id, Op::Attach, Code::Limit, reason, text);
+                }
+                known.attached = Some(account);
             }
             known.links.insert(link);
         }

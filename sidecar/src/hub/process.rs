@@ -23,6 +23,8 @@ pub(super) struct Process {
     pub(super) identity: Option<PeerIdentity>,
     /// Links that it has attached to: its peers there hear of its death.
     pub(super) links: BTreeSet<LinkIndex>,
+    /// Whose place it has while it has links. It may be another user by the time it ends.
+    pub(super) attached: Option<Account>,
     sessions: usize,
     pub(super) is_watched_by_broker: bool,
     pub(super) seats: Vec<(LinkIndex, SeatIndex, SeatWord)>,
@@ -154,9 +156,9 @@ impl Hub {
             known.seats.retain(|(of, ..)| *of != link);
             if known.links.remove(&link)
                 && known.links.is_empty()
-                && let Some(identity) = &known.identity
+                && let Some(account) = known.attached.take()
             {
-                self.held.detach(&Account::of(identity));
+                self.held.detach(&account);
             }
             self.forget_if_idle(id);
         }
@@ -164,8 +166,8 @@ impl Hub {
 
     pub(super) fn died(&mut self, process: ProcessId) {
         let Some(dead) = self.processes.remove(&process) else { return };
-        if let Some(identity) = dead.identity.as_ref().filter(|_| !dead.links.is_empty()) {
-            self.held.detach(&Account::of(identity));
+        if let Some(account) = &dead.attached {
+            self.held.detach(account);
         }
         let mut done = Recovered::default();
         for &(link, seat, word) in &dead.seats {

@@ -102,3 +102,28 @@ fn a_greedy_user_leaves_enough_for_another() {
         assert!((100..300).contains(&written()), "the rest of the attacker's is counted: {}", written());
     });
 }
+
+/// As a daemon does that attaches as root and then gives its rights up.
+#[test]
+fn place_of_a_process_that_becomes_another_user_is_free_when_it_has_ended() {
+    if !is_root() {
+        return;
+    }
+    own_process(|| {
+        let _watchdog = Watchdog::start();
+        let dir = ipc_dir();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        let _sidecar = Sidecar::start_with_limit(dir.path(), "mpmc memfd 0660", 256, &[]);
+        for _ in 0..30 {
+            until("there is a place for one more", || {
+                let mut peer = Peer::start(dir.path());
+                let is_in = peer.ask("attach link secondary 0") == "ok";
+                peer.tell("become 65531");
+                peer.tell("device connect");
+                peer.ask("device tgid");
+                peer.kill();
+                is_in
+            });
+        }
+    });
+}
