@@ -51,7 +51,8 @@ impl Link {
             notify::forget_posts(self.core().incoming(side), posted);
             // A participant of its own: this handle must not become the consumer of a ring that has one. On the primary side,
             // whichever ring it is: a newcomer on the other one would take it for a second receiver there.
-            let mut reader = Self::seated(Arc::clone(&self.shared), Arc::clone(&self.attachment), self.side())?;
+            let mut reader =
+                Self::seated(Arc::clone(&self.shared), Arc::clone(&self.attachment), self.side())?;
             reader.desk.incoming = self.core().incoming(side).clone();
             for _ in 0..queued {
                 match reader.receive() {

@@ -1009,7 +1009,7 @@ fn newcomers_are_not_refused_while_a_kept_link_is_emptied() {
         drop(phy);
         let phy = std::thread::scope(|scope| {
             let phy = scope.spawn(|| options.clone().fresh(true).create(&config));
-            std::thread::sleep(std::time::Duration::from_micros(100 * round));
+            std::thread::sleep(Duration::from_micros(100 * round));
             mac.tell("attach link secondary 10000");
             phy.join().unwrap()
         });
