@@ -245,6 +245,16 @@ impl Links {
                 slot.kept().take();
                 return reason;
             }
+            // A process that died before it had connected is noticed here at the latest.
+            let recovered = slot.kept().as_ref().map(|kept| kept.host.recover()).unwrap_or_default();
+            if recovered.participants > 0 {
+                tracing::info!(
+                    link = self.name(link),
+                    participants = recovered.participants,
+                    messages = recovered.messages,
+                    "dead participants recovered"
+                );
+            }
             // Nobody need scrape.
             let _ = tokio::time::timeout(LOOK_PERIOD, slot.is_damaged.notified()).await;
         }

@@ -405,6 +405,11 @@ impl Link {
         Ok(())
     }
 
+    /// Becomes the host of a link whose memory has no names and whose host has ended; whether it did.
+    fn become_host(&self) -> PyResult<bool> {
+        self.with(shmesh::Link::become_host)
+    }
+
     /// Takes back what dead participants held: how many there were, their messages and their DATA buffers.
     fn recover(&self) -> PyResult<(u32, u32, u32)> {
         let done = self.with(shmesh::Link::recover)?;

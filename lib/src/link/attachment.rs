@@ -3,13 +3,17 @@
 //! Every process on a link shares the presence, a lock on `<link>.lock`, from before it takes a seat until it has left. Who leaves
 //! removes the link only if it can shut the presence for all others, so nobody is left on a link without a name.
 
-use std::sync::{Arc, OnceLock};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use shmesh_sys::socket;
 
 use super::Shared;
-use super::host::{Listening, Place, lock_path};
+use super::host::{self, Listening, Place, lock_path};
 use super::monitor::{Start, Watch};
 use crate::config::{Backing, PoolId};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::segment::lock::Host;
 
 /// Processes that can leave one after the other while one of them looks whether it is the last.
 const RETIRE_ROUNDS_MAX: u32 = 128;
@@ -19,7 +23,7 @@ const RETIRE_ROUNDS_MAX: u32 = 128;
 pub(super) struct Attachment {
     shared: Arc<Shared>,
     /// Where this process listens as the link's host.
-    place: Option<Place>,
+    place: Mutex<Option<Place>>,
     watch: OnceLock<Watch>,
 }
 
@@ -27,7 +31,30 @@ impl Attachment {
     /// The presence must be joined.
     pub(super) fn new(shared: &Arc<Shared>, listening: Option<&Listening>) -> Self {
         let place = listening.map(|listening| listening.place.clone());
-        Self { shared: Arc::clone(shared), place, watch: OnceLock::new() }
+        Self { shared: Arc::clone(shared), place: Mutex::new(place), watch: OnceLock::new() }
+    }
+
+    /// Becomes the host of a link that needs one and has none. `false`: there is one, or none is needed.
+    pub(super) fn become_host(&self) -> Result<bool> {
+        let (store, lock) = (&self.shared.store, &self.shared.lock);
+        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(watch) = self.watch.get() else { return Ok(false) };
+        if place.is_some() || !self.shared.me.is_me() || !self.shared.has_descriptors() {
+            return Ok(false);
+        }
+        let failed = |error| Error::system(&store.link, "look at the lock file", error);
+        if lock.host().map_err(failed)?.is_some() {
+            return Ok(false);
+        }
+        // As the creator wanted it.
+        let file_mode = std::fs::metadata(lock_path(store)).map_err(failed)?.mode() & 0o777;
+        let store = crate::segment::store::Store { file_mode, ..store.clone() };
+        let Some(listening) = host::listen(&store, lock, Host::Participant, socket::listen_on)? else {
+            return Ok(false);
+        };
+        *place = Some(listening.place.clone());
+        watch.serve(listening);
+        Ok(true)
     }
 
     /// Has the monitor watch the link, and serve it.
@@ -43,7 +70,7 @@ impl Drop for Attachment {
         if !self.shared.me.is_me() {
             return;
         }
-        if let Some(place) = self.place.take() {
+        if let Some(place) = self.place.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             place.end(&self.shared.lock);
         }
         if let Some(watch) = self.watch.take() {

@@ -136,6 +136,15 @@ impl Watch {
         Ok(Self { id })
     }
 
+    /// Has the monitor serve the link, whose host this process has become.
+    pub(super) fn serve(&self, listening: Listening) {
+        let mut state = lock(&monitor().state);
+        state.starts.push((self.id, Start { session: None, listening: Some(listening) }));
+        if let Some(thread) = &state.thread {
+            let _ = thread.wake.signal();
+        }
+    }
+
     /// Stops watching. The caller must be the process that started it.
     pub(super) fn stop(&self) {
         let mut state = lock(&monitor().state);
@@ -257,6 +266,13 @@ impl Watching {
             self.links.push(Watched::new(*id, shared, start.unwrap_or_default(), self.inotify.as_ref()));
         }
         drop(state);
+        for (id, start) in starts {
+            if let (Some(link), Some(listening)) =
+                (self.links.iter_mut().find(|link| link.id == id), start.listening)
+            {
+                link.serve(listening);
+            }
+        }
         for watch in gone.into_iter().filter_map(|link| link.watch) {
             // Two handles on one link have one watch.
             if !self.links.iter().any(|link| link.watch == Some(watch))
@@ -291,17 +307,22 @@ impl Watched {
             watch,
             reap,
             session: None,
-            service: start.listening.map(|listening| {
-                let place = listening.place.clone();
-                (Service::new(listening), place)
-            }),
+            service: None,
             retry: (Instant::now(), RETRY_MIN),
         };
+        if let Some(listening) = start.listening {
+            link.serve(listening);
+        }
         if let (Some((connection, host)), Some(shared)) = (start.session, shared.upgrade()) {
             link.session = Some(Session { connection: Arc::new(connection), host });
             link.begin(&shared);
         }
         link
+    }
+
+    fn serve(&mut self, listening: Listening) {
+        let place = listening.place.clone();
+        self.service = Some((Service::new(listening), place));
     }
 
     fn look(&mut self) {

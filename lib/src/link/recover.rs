@@ -18,6 +18,29 @@ impl Recovered {
 }
 
 impl Link {
+    /// Becomes the host of a link of memfds, or with pools in device memory, whose host has ended: processes that attach get its
+    /// memory from this one. `false`: there is a host, or the link needs none, or this handle has no monitor.
+    ///
+    /// A restarted sidecar, or a process that creates the link again, becomes the host by itself.
+    ///
+    /// # Errors
+    /// The kernel's, when the socket cannot be made.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::Side;
+    /// use shmesh::config::{Backing, LinkConfig};
+    /// let mut config = LinkConfig::new("fronthaul".parse()?);
+    /// config.backing = Backing::Memfd;
+    /// let phy = options.create(&config)?;
+    /// assert!(!phy.become_host()?, "its creator is");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn become_host(&self) -> Result<bool> {
+        self.attachment.become_host()
+    }
+
     /// Takes back what participants held that have ended: loans, received messages, their seats. What they had sent stays
     /// sent. Nobody else on the link waits for this, or notices it.
     ///

@@ -369,6 +369,9 @@ class BatchQueue:
         except Error:
             # Another was faster, or has made another queue of this name.
             pass
+        for link in (self._consumer, self._producer):
+            if link is not None:
+                link.become_host()
 
     def _here(self) -> None:
         """In a forked child the links are the parent's: it takes its own."""
