@@ -12,6 +12,9 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 
 use crate::errno::Errno;
 
+/// Of `linux/mman.h`; the libc crate has it for glibc only.
+const MADV_COLLAPSE: i32 = 25;
+
 /// Bytes of a huge page where base pages have 4096. With larger base pages [`collapse`] is refused.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const PAGE_BYTES: libc::off_t = 4096;
@@ -53,7 +56,7 @@ pub fn collapse(file: &File, len: u64) -> io::Result<()> {
     // SAFETY: from the next multiple of a huge page, `whole` bytes lie inside of `room`, which nobody else uses.
     let mapped: NonNull<libc::c_void> = unsafe { mmap(address, whole, protection, flags, file, 0) }?;
     // SAFETY: the range was just mapped and is unmapped after this. The advice changes where bytes are, not what they are.
-    let done = unsafe { libc::madvise(mapped.as_ptr(), whole.get(), libc::MADV_COLLAPSE) };
+    let done = unsafe { libc::madvise(mapped.as_ptr(), whole.get(), MADV_COLLAPSE) };
     Errno::result(done)?;
     Ok(())
 }

@@ -6,6 +6,7 @@ use crate::support::{Sidecar, audited};
 use crate::vendors::ascend::npud;
 use crate::vendors::cuda::library;
 use crate::vendors::peer;
+use shmesh::LinkOptions;
 use shmesh::device::{DeviceMemory, HostMemory};
 use shmesh_proto::broker::{
     Claim, Code, ExportKey, Mechanism, Refused, Reply, Request, Restore, SetImportPid, Welcome, reply,
@@ -13,7 +14,7 @@ use shmesh_proto::broker::{
 };
 use shmesh_proto::packet;
 use shmesh_sys::socket;
-use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
+use shmesh_testing::{Peer, Watchdog, config, ipc_dir, is_root, key_of, stranger, until};
 
 fn start(dir: &Path, seconds: &str) -> Sidecar {
     Sidecar::start_with(dir, "mpmc", &["--restore-seconds", seconds])
@@ -166,9 +167,15 @@ fn session_comes_again_when_a_sidecar_does_not_know_it_yet() {
     let mut exporter = connected(dir.path());
     exporter.ask("device export weights 0");
     sidecar.kill();
-    let path = dir.path().join("link.broker");
-    let _ = std::fs::remove_file(&path);
-    let listener = socket::listen_on(&path, 0o600).unwrap();
+    let host = LinkOptions::new().dir(dir.path()).keep(&config("link", "")).unwrap();
+    let accept = || {
+        let mut accepted = None;
+        until("it connects", || {
+            accepted = socket::accept(&host.listener()).ok();
+            accepted.is_some()
+        });
+        accepted.unwrap()
+    };
     let answer = |fd: &std::os::fd::OwnedFd, result: fn() -> reply::Result| {
         let (bytes, _) = socket::receive(fd).unwrap();
         let request = packet::decode::<Request>(&bytes).unwrap();
@@ -178,10 +185,10 @@ fn session_comes_again_when_a_sidecar_does_not_know_it_yet() {
     let welcome = || reply::Result::Welcome(Welcome::default());
     let refused =
         || reply::Result::Refused(Refused { code: Code::Unidentified.into(), ..Refused::default() });
-    let first = socket::accept(&listener).unwrap();
+    let first = accept();
     answer(&first, welcome);
     assert!(matches!(answer(&first, refused), request::Op::Restore(_)));
-    let second = socket::accept(&listener).unwrap();
+    let second = accept();
     answer(&second, welcome);
     assert!(matches!(answer(&second, refused), request::Op::Restore(_)), "the first connection lives");
     drop(first);
