@@ -3,16 +3,14 @@
 //! Every process on a link shares the presence, a lock on `<link>.lock`, from before it takes a seat until it has left. Who leaves
 //! removes the link only if it can shut the presence for all others, so nobody is left on a link without a name.
 
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use shmesh_sys::socket;
-
 use super::Shared;
-use super::host::{self, Listening, Place, lock_path};
+use super::host::{Listening, Place, lock_path};
 use super::monitor::{Start, Watch};
+use super::open::serve_memory;
 use crate::config::{Backing, PoolId};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::segment::lock::Host;
 
 /// Processes that can leave one after the other while one of them looks whether it is the last.
@@ -36,22 +34,9 @@ impl Attachment {
 
     /// Becomes the host of a link that needs one and has none. `false`: there is one, or none is needed.
     pub(super) fn become_host(&self) -> Result<bool> {
-        let (store, lock) = (&self.shared.store, &self.shared.lock);
+        let Some(watch) = self.watch.get().filter(|_| self.shared.me.is_me()) else { return Ok(false) };
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(watch) = self.watch.get() else { return Ok(false) };
-        if place.is_some() || !self.shared.me.is_me() || !self.shared.has_descriptors() {
-            return Ok(false);
-        }
-        let failed = |error| Error::system(&store.link, "look at the lock file", error);
-        if lock.host().map_err(failed)?.is_some() {
-            return Ok(false);
-        }
-        // As the creator wanted it.
-        let file_mode = std::fs::metadata(lock_path(store)).map_err(failed)?.mode() & 0o777;
-        let store = crate::segment::store::Store { file_mode, ..store.clone() };
-        let Some(listening) = host::listen(&store, lock, Host::Participant, socket::listen_on)? else {
-            return Ok(false);
-        };
+        let Some(listening) = serve_memory(&self.shared, Some(Host::Participant))? else { return Ok(false) };
         *place = Some(listening.place.clone());
         watch.serve(listening);
         Ok(true)

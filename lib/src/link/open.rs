@@ -401,7 +401,7 @@ impl LinkOptions {
                 same_shape(store, config, &segments)?;
             }
             let shared = assemble(store, segments, lock)?;
-            let listening = serve_devices(&shared, host)?;
+            let listening = serve_memory(&shared, host)?;
             if host == Some(Host::Sidecar) && listening.is_none() {
                 return Ok(Attempt::Unsettled(OTHER_SIDECAR));
             }
@@ -737,8 +737,9 @@ fn session_with_host(shared: &Shared) -> Option<(OwnedFd, (Host, u64))> {
     }
 }
 
-/// Is the host of a link with names: a sidecar always is, and who creates it if it has pools in device memory and no host.
-fn serve_devices(shared: &Shared, host: Option<Host>) -> Result<Option<Listening>> {
+/// Makes this process the host of a link whose memory it has: a sidecar always becomes it, a participant if newcomers need a host
+/// and there is none.
+pub(super) fn serve_memory(shared: &Shared, host: Option<Host>) -> Result<Option<Listening>> {
     let (store, lock) = (&shared.store, &shared.lock);
     let is_needed = match host {
         Some(Host::Sidecar) => true,
