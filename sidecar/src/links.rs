@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use prometheus_client::metrics::counter::Counter;
-use shmesh::config::{Backing, LinkConfig};
+use shmesh::config::LinkConfig;
 use shmesh::inspect::View;
 use shmesh::{LinkHost, LinkOptions, Participant};
 use shmesh_daemon::descriptor::watched;
@@ -92,7 +92,6 @@ pub(crate) struct Links {
     all: Vec<Slot>,
     /// Whose turn it is to create memory.
     turn: Semaphore,
-    dir: PathBuf,
     options: LinkOptions,
     has_peer_pidfds: bool,
 }
@@ -131,7 +130,6 @@ impl Links {
         Self {
             all: configs.iter().map(slot).collect(),
             turn: Semaphore::new(1),
-            dir: dir.to_owned(),
             options: LinkOptions::new().dir(dir).guard_truncation(true),
             has_peer_pidfds,
         }
@@ -236,7 +234,7 @@ impl Links {
         }
     }
 
-    /// Waits until a link is damaged, and gives it up.
+    /// Waits until a link is damaged, and gives it up. Recovers dead participants meanwhile.
     async fn damaged(&self, link: LinkIndex) -> String {
         let slot = &self.all[link.0];
         loop {
@@ -263,8 +261,8 @@ impl Links {
     /// In a thread of its own: until the pages are there, probes answer that they are not, and other links have their turn.
     async fn attempt(&self, slot: &Slot) -> Result<(Kept, AsyncFd<OwnedFd>)> {
         let turn = self.turn.acquire().await;
-        let (options, dir, config) = (self.options.clone(), self.dir.clone(), slot.config.clone());
-        let mut keeping = tokio::task::spawn_blocking(move || keep(&options, &dir, &config));
+        let (options, config) = (self.options.clone(), slot.config.clone());
+        let mut keeping = tokio::task::spawn_blocking(move || keep(&options, &config));
         let kept = match tokio::time::timeout(TURN_LIMIT, &mut keeping).await {
             Ok(kept) => kept,
             Err(_) => {
@@ -280,7 +278,7 @@ impl Links {
 }
 
 /// Creates or adopts one link.
-fn keep(options: &LinkOptions, dir: &Path, link: &LinkConfig) -> Result<Kept> {
+fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<Kept> {
     let host = options.keep(link)?;
     let participants = host.participants().count();
     // Those that died while nobody kept the link.
@@ -298,18 +296,8 @@ fn keep(options: &LinkOptions, dir: &Path, link: &LinkConfig) -> Result<Kept> {
     let fds = offer.fds.iter().map(|fd| fd.try_clone_to_owned().map(Arc::new)).collect::<io::Result<_>>();
     let fds = fds.with_context(|| format!("link {}: cannot copy its descriptors", link.name))?;
     let view = host.view();
-    let mut files = Vec::new();
     // Memory without names is here alone, and is not given up because of a file.
-    if view.backing() == Backing::Named {
-        let spare = |end: String| {
-            // Where another process that created the link had the usual name.
-            let spare = format!("{end}-{:016x}", view.epoch());
-            if dir.join(format!("{}{spare}", link.name)).exists() { spare } else { end }
-        };
-        let ends = view.pools().into_iter().map(|pool| spare(format!("_{}", pool.pool.name())));
-        let ends = ends.chain(["_shm".to_owned(), ".lock".to_owned()]);
-        files.extend(ends.filter_map(|end| NamedFile::of(dir.join(format!("{}{end}", link.name)))));
-    }
+    let files = host.files().into_iter().filter_map(NamedFile::of).collect();
     Ok(Kept { view, host, attached, fds, files })
 }
 

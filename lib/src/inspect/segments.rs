@@ -113,20 +113,6 @@ impl Place {
         self.open_at(&self.store.path(pool), pool)
     }
 
-    /// As [`Store::open_pool`].
-    fn open_pool(&self, pool: PoolId, epoch: u64) -> Result<Option<Segment>> {
-        let usual = self.open(Some(pool));
-        if let Ok(Some(segment)) = &usual
-            && segment.header.epoch == epoch
-        {
-            return usual;
-        }
-        match self.open_at(&self.store.spare_path(pool, epoch), Some(pool))? {
-            Some(spare) => Ok(Some(spare)),
-            None => usual,
-        }
-    }
-
     fn open_at(&self, path: &Path, pool: Option<PoolId>) -> Result<Option<Segment>> {
         let what = path.display().to_string();
         match file::open(path, false) {
@@ -157,7 +143,9 @@ impl Place {
                 let what = self.store.path(Some(pool)).display().to_string();
                 Error::from(ErrorKind::Damaged { link: self.link(), what, why })
             };
-            let segment = self.open_pool(pool, epoch)?.ok_or_else(|| damaged("it is missing"))?;
+            let open = |path: &Path| self.open_at(path, Some(pool));
+            let found = self.store.find_pool(pool, epoch, open, |segment| &segment.header)?;
+            let segment = found.ok_or_else(|| damaged("it is missing"))?;
             if segment.header.epoch != epoch || segment.header.shape != shape {
                 return Err(damaged("it belongs to another link of the same name"));
             }

@@ -126,13 +126,25 @@ impl Store {
 
     /// Opens the pool of a link with this epoch, under whichever of its names.
     pub(crate) fn open_pool(&self, pool: PoolId, epoch: u64) -> Result<Option<Segment>> {
-        let usual = self.open(Some(pool));
+        self.find_pool(pool, epoch, |path| self.open_at(path, Some(pool)), |segment| &segment.header)
+    }
+
+    /// The pool of a link with this epoch as `open` opens it: under its usual name, or under its spare one when the usual name
+    /// is another file's.
+    pub(crate) fn find_pool<S>(
+        &self,
+        pool: PoolId,
+        epoch: u64,
+        open: impl Fn(&Path) -> Result<Option<S>>,
+        header: impl Fn(&S) -> &Header,
+    ) -> Result<Option<S>> {
+        let usual = open(&self.path(Some(pool)));
         if let Ok(Some(segment)) = &usual
-            && segment.header.epoch == epoch
+            && header(segment).epoch == epoch
         {
             return usual;
         }
-        match self.open_at(&self.spare_path(pool, epoch), Some(pool))? {
+        match open(&self.spare_path(pool, epoch))? {
             Some(spare) => Ok(Some(spare)),
             None => usual,
         }

@@ -1,19 +1,20 @@
 //! Being the host of a link without being on it: what a sidecar does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use shmesh_proto::broker::PoolMemory;
 
-use super::{Listening, OTHER_SIDECAR, offer, refused};
-use crate::config::LinkConfig;
+use super::{Listening, OTHER_SIDECAR, lock_path, offer, refused};
+use crate::config::{Backing, LinkConfig};
 use crate::error::Result;
 use crate::inspect::View;
 use crate::link::open::{Entered, LinkOptions};
 use crate::link::reap::take_back;
 use crate::link::{Recovered, Shared};
 use crate::participant::{Participant, SeatIndex, SeatWord};
+use crate::segment::header::Header;
 use crate::segment::lock::Host;
 
 /// Keeps one link: its segments, and the socket at which participants ask for those that have no names, and say which seats
@@ -205,6 +206,30 @@ impl LinkHost {
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         self.shared.segments.iter().map(|segment| segment.header.bytes()).sum()
+    }
+
+    /// The files of a link whose segments have names, the lock file last; none if they have no names.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert_eq!(host.files().first(), Some(&dir.path().join("fronthaul_shm")));
+    /// assert_eq!(host.files().last(), Some(&dir.path().join("fronthaul.lock")));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn files(&self) -> Vec<PathBuf> {
+        let store = &self.shared.store;
+        if store.backing != Backing::Named {
+            return Vec::new();
+        }
+        let file = |header: &Header| {
+            let spare = header.pool.map(|pool| store.spare_path(pool, header.epoch));
+            spare.filter(|spare| spare.exists()).unwrap_or_else(|| store.path(header.pool))
+        };
+        let segments = self.shared.segments.iter().map(|segment| file(&segment.header));
+        segments.chain([lock_path(store)]).collect()
     }
 
     /// For looking at the link: what waits, who holds which buffer.
