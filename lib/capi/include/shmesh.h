@@ -71,7 +71,7 @@ typedef enum {
      */
     SHMESH_ERROR_NOT_FOUND = 12,
     /**
-     * The side, a role on it or all seats are taken, or somebody is on a link that shall start empty.
+     * The side, a role on it or every seat is taken, or `fresh` was asked for while another participant is attached.
      */
     SHMESH_ERROR_TAKEN = 13,
     /**
@@ -247,7 +247,7 @@ typedef struct {
 } shmesh_event_t;
 
 /**
- * A message being written: buffers that nobody else has. End it with `shmesh_loan_send` or `shmesh_loan_drop`, once. A copy
+ * A message being written, with buffers that belong to it alone. End it with `shmesh_loan_send` or `shmesh_loan_drop`, once. A copy
  * of the structure is the same loan, and ends with it.
  */
 typedef struct {

@@ -37,7 +37,7 @@ pub enum shmesh_error_t {
     SHMESH_ERROR_CONFIG = 11,
     /// There is no such link, or no directory for it.
     SHMESH_ERROR_NOT_FOUND = 12,
-    /// The side, a role on it or all seats are taken, or somebody is on a link that shall start empty.
+    /// The side, a role on it or every seat is taken, or `fresh` was asked for while another participant is attached.
     SHMESH_ERROR_TAKEN = 13,
     /// The link exists and was made otherwise.
     SHMESH_ERROR_DIFFERS = 14,

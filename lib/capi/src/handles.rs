@@ -1,6 +1,6 @@
 //! Handles: numbers in the form of pointers, which name a slot of a table and the generation of what is in it.
 //!
-//! A handle is never dereferenced, and slots are never freed, so any bits may be looked up: those of a closed handle, of
+//! A handle is never dereferenced, and slots are never freed, so any bits can be looked up: those of a closed handle, of
 //! another process or of no handle at all are refused. Entering a handle costs one atomic exchange.
 
 use std::cell::{RefCell, UnsafeCell};
@@ -20,8 +20,8 @@ thread_local! {
     static FORKING: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 
-/// While it lives, no thread forks. Whoever changes what all threads share here takes this first: else a child could find a lock
-/// taken by a thread that it does not have.
+/// Holds off forks of this process. Taken before each change of the tables that all threads share: otherwise a child could
+/// inherit a lock held by a thread that it does not have.
 pub(crate) fn no_fork() -> MutexGuard<'static, ()> {
     static IS_WATCHED: AtomicBool = AtomicBool::new(false);
     if cfg!(not(miri)) && !IS_WATCHED.swap(true, Ordering::Relaxed) {

@@ -106,7 +106,7 @@ impl Entered {
     /// As long as the handle is open; loans and messages of it are kept in [`OpenLink::outstanding`], which ends first.
     #[inline(always)]
     pub(crate) fn link(&self) -> &'static Link {
-        // SAFETY: closing drops the link after all that was borrowed from it here, and nobody else has it meanwhile.
+        // SAFETY: closing drops what was borrowed from the link before the link, and this thread alone has entered the handle.
         unsafe { self.0.link.0.as_ref() }
     }
 

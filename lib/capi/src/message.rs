@@ -10,7 +10,7 @@ use crate::error::{Failed, argument, guarded, shmesh_error_t};
 use crate::link::{Entered, pool_of, shmesh_link_t};
 use shmesh_error_t::*;
 
-/// A message being written: buffers that nobody else has. End it with `shmesh_loan_send` or `shmesh_loan_drop`, once. A copy
+/// A message being written, with buffers that belong to it alone. End it with `shmesh_loan_send` or `shmesh_loan_drop`, once. A copy
 /// of the structure is the same loan, and ends with it.
 #[repr(C)]
 #[derive(Debug)]

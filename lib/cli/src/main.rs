@@ -93,7 +93,7 @@ enum Command {
     Keys(keys::Args),
     /// Remove unused links
     Rm(rm::Args),
-    /// Send numbered messages over an existing link and count those of the other side
+    /// Send numbered messages over an existing link, and count the messages received
     Talk(talk::Args),
     /// Check whether links work on this machine or in this container
     Doctor(doctor::Args),

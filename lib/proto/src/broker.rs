@@ -410,7 +410,7 @@ pub struct Attached {
     pub segments: u32,
 }
 
-/// The host is new and does not have the segments yet: who has them sends [`Offer`], who has not asks again.
+/// The host is new and does not have the segments yet: a process with them sends [`Offer`], one without asks again.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Wanted {}
 
@@ -428,7 +428,7 @@ pub struct Exported {
     /// Its 65 bytes.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    /// 32 bytes for [`Restore`], and for nobody else. Not there in the answer to that.
+    /// 32 bytes that the exporter keeps secret and sends in [`Restore`]. Empty in the response to that.
     #[prost(bytes = "vec", tag = "2")]
     pub secret: Vec<u8>,
 }

@@ -329,7 +329,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Takes one signal, if there is one, of a notification. Those of other participants that come and go are passed over: here
+    /// Takes one signal, if there is one, of a notification. Signals of participants that attach or detach are skipped: here
     /// each signal counts.
     fn signal(&self) -> Result<Option<u64>> {
         loop {
@@ -626,7 +626,7 @@ impl Backend for LinkBackend {
         self.with(|desk| {
             let link = desk.link();
             if link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))? {
-                // Who has the descriptor must not find a signal there of a post that was taken.
+                // The descriptor must not stay readable for a post that was taken.
                 desk.take_signal_of_post()?;
                 return Ok(true);
             }
@@ -760,7 +760,7 @@ mod tests {
     #[test]
     fn signal_that_comes_after_its_post_was_taken_does_not_count() {
         let (_dir, ours, peer) = endpoint();
-        // The post, without its signal: nobody has a bell yet.
+        // The post, without its signal: no participant has a bell yet.
         peer.post().unwrap();
         ours.fd().unwrap();
         assert!(ours.take().unwrap());
