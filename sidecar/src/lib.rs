@@ -1,7 +1,7 @@
 //! The sidecar of a pod: keeps its links, says who may attach, brokers device keys, takes back what the dead held.
 //!
 //! ```text
-//!  accept -> identity -> session --ToHub--> hub --Command--> broker (device keys)
+//!  accept -> identity -> session --ActorEvent--> actor --Command--> broker (device keys)
 //!                           ^                |  \--> links (hosts)
 //!                           '----Outgoing----'
 //! ```
@@ -15,7 +15,7 @@
 //! | `pending.rs` | who has connected and proved nothing yet |
 //! | `shares.rs` | how much of what is scarce one source may take |
 //! | `session.rs` | one connection: packets in, packets out |
-//! | `hub/` | the one task that owns all state; attaching, seats, deaths |
+//! | `actor/` | the one task that owns all state; attaching, seats, deaths |
 //! | [`broker`] | device keys: a state machine without I/O |
 //! | `links.rs` | the links: each kept by a task of its own, which retries |
 //! | `inspect.rs` | what an operator is told |
@@ -23,12 +23,12 @@
 //!
 //! It depends on `lib` and not on `plugin`, and is not on the path of a message.
 
+mod actor;
 pub mod args;
 mod audit;
 pub mod broker;
 pub mod config;
 mod events;
-mod hub;
 mod identity;
 mod inspect;
 mod links;

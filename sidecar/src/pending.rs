@@ -1,4 +1,4 @@
-//! Before Linux 6.5: those who have connected and not yet shown that it was them. The hub does not know of them, so that its
+//! Before Linux 6.5: those who have connected and not yet shown that it was them. The actor does not know of them, so that its
 //! limits are kept here too, by whom they seem to be.
 
 use std::collections::BTreeMap;

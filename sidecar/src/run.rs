@@ -27,11 +27,11 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
+use crate::actor::{Actor, ActorEvent, Descriptors};
 use crate::args::Args;
 use crate::audit::AuditLog;
 use crate::broker::{Broker, Credentials, Op, Outcome, Party, Policy, Reason, Record, SessionId};
 use crate::events::{close_connection, close_elsewhere};
-use crate::hub::{Descriptors, Hub, ToHub};
 use crate::identity::{Connector, Known, Resolver};
 use crate::links::{LinkIndex, Links};
 use crate::metrics::{LinksMetrics, Metrics};
@@ -43,7 +43,7 @@ use crate::shares::{Full, Share, Shares};
 const MAX_ATTACHED: usize = 4096;
 /// Keys, all together.
 const MAX_KEYS: usize = 16_384;
-/// What waits for the hub; beyond that, sessions wait.
+/// What waits for the actor; beyond that, sessions wait.
 const INBOX_MAX: usize = 256;
 /// How long nobody is let in after this process ran out of descriptors.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
@@ -85,7 +85,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     let peer_pidfd = if args.old_kernel { PeerPidfd::Old } else { PeerPidfd::Newest };
     let resolver = Resolver::new(args.identity.clone(), peer_pidfd);
     let bare_numbers = resolver.service.is_some() || are_bare()?;
-    let room = Room::of(
+    let budget = FdBudget::of(
         raise_limit(),
         open_descriptors() + configs.iter().map(descriptors_of).sum::<usize>(),
         memory_without(configs, &args.dir),
@@ -94,45 +94,45 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         open_keys: args.allow_open_keys,
         cuda_legacy: args.allow_cuda_legacy,
         bare_numbers,
-        keys: room.keys,
+        keys: budget.keys,
         restore_millis: args.restore_seconds * 1000,
-        ..policy_for(configs.len(), room.sessions)
+        ..policy_for(configs.len(), budget.sessions)
     };
     if args.memfds_for_devices {
         tracing::warn!("any file passes for a device's memory: that is for tests alone");
     }
-    let (to_hub, inbox) = mpsc::channel(INBOX_MAX);
-    let hub = Hub::new(
+    let (to_actor, inbox) = mpsc::channel(INBOX_MAX);
+    let actor = Actor::new(
         Arc::clone(&links),
         Broker::new(policy, entropy()?),
         resolver.clone(),
         metrics.clone(),
         audit.clone(),
         Descriptors {
-            keys: room.keys,
-            attached: room.attached,
-            outgoing: room.outgoing,
+            keys: budget.keys,
+            attached: budget.attached,
+            outgoing: budget.outgoing,
             memfds_for_devices: args.memfds_for_devices,
         },
-        to_hub.clone(),
+        to_actor.clone(),
     );
-    let mut hub = tokio::spawn(hub.run(inbox));
+    let mut actor = tokio::spawn(actor.run(inbox));
 
     let sessions = TaskTracker::new();
-    let door = Arc::new(Door {
+    let acceptor = Arc::new(Acceptor {
         sessions: sessions.clone(),
         resolver,
-        hub: to_hub.clone(),
+        actor: to_actor.clone(),
         metrics,
         audit,
         links: Arc::clone(&links),
-        places: Arc::new(Mutex::new(Shares::new(room.sessions))),
+        places: Arc::new(Mutex::new(Shares::new(budget.sessions))),
         closings: Arc::new(Semaphore::new(CLOSINGS_MAX)),
         pending: Pending::default(),
         sessions_ever: Mutex::new(0),
     });
     for link in links.indices() {
-        let (door, links, stop) = (Arc::clone(&door), Arc::clone(&links), stop.clone());
+        let (acceptor, links, stop) = (Arc::clone(&acceptor), Arc::clone(&links), stop.clone());
         let readiness = readiness.clone();
         tokio::spawn(async move {
             let serve = |listener| {
@@ -140,11 +140,11 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
                 if readiness.is_ready() {
                     tracing::info!("ready");
                 }
-                Arc::clone(&door).serve(listener, link)
+                Arc::clone(&acceptor).serve(listener, link)
             };
             let forget = || async {
                 let (done, forgotten) = oneshot::channel();
-                if door.hub.send(ToHub::LinkLost { link, done }).await.is_ok() {
+                if acceptor.actor.send(ActorEvent::LinkLost { link, done }).await.is_ok() {
                     let _ = forgotten.await;
                 }
             };
@@ -158,13 +158,13 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     tokio::select! {
         () = stop.cancelled() => {}
         // Without it nothing works: better to end, and to be started again.
-        ended = &mut hub => return ended.context("the sidecar's state was lost"),
+        ended = &mut actor => return ended.context("the sidecar's state was lost"),
     }
-    let _ = to_hub.send(ToHub::Drain).await;
+    let _ = to_actor.send(ActorEvent::Drain).await;
     // Participants go on, and offer what has no name to the next sidecar. What waits to be sent to them goes out first.
     sessions.close();
     let drained = tokio::time::timeout(DRAIN_LIMIT, async {
-        let ended = hub.await;
+        let ended = actor.await;
         sessions.wait().await;
         ended
     });
@@ -232,7 +232,7 @@ fn raise_limit() -> usize {
 fn memory_without(links: &[LinkConfig], dir: &Path) -> Option<u64> {
     let exists = |link: &LinkConfig| dir.join(format!("{}_shm", link.name)).exists();
     let needed = links.iter().filter(|link| !exists(link)).map(LinkConfig::payload_bytes);
-    cgroup::room_bytes().map(|room| room.saturating_sub(needed.sum()))
+    cgroup::room_bytes().map(|budget| budget.saturating_sub(needed.sum()))
 }
 
 /// What a link takes: its lock file, two for its listener, and up to two for each segment that has no name.
@@ -255,7 +255,7 @@ fn open_descriptors() -> usize {
 /// For how much there are descriptors. Who would be one too many is refused; without that, who sends a descriptor, or comes
 /// to look at the metrics, would find that there is none left.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Room {
+struct FdBudget {
     /// Connections of participants.
     sessions: usize,
     /// Processes that have attached: each keeps one for its pidfd until it ends, connected or not.
@@ -266,7 +266,7 @@ struct Room {
     outgoing: usize,
 }
 
-impl Room {
+impl FdBudget {
     /// Each has its connection and its pidfd, one more while the identity service is asked, and what comes along with a packet
     /// until it is looked at.
     const PER_SESSION: usize = 3 + MAX_FDS;
@@ -295,7 +295,7 @@ impl Room {
         let sessions = (free / 4 / Self::PER_SESSION).min(fit(2, Self::SESSION_BYTES)).clamp(1, MAX_SESSIONS);
         let rest = free.saturating_sub(sessions * Self::PER_SESSION);
         let attached = rest / Self::PART_OF_ATTACHED;
-        let room = Self {
+        let budget = Self {
             sessions,
             attached: attached.min(fit(1, Self::ATTACHED_BYTES)).min(MAX_ATTACHED),
             keys: (rest - attached).min(fit(3, Self::KEY_BYTES)).min(MAX_KEYS),
@@ -305,11 +305,11 @@ impl Room {
             tracing::info!(
                 limit,
                 memory,
-                ?room,
+                ?budget,
                 "raise the limit of descriptors (ulimit -n) or of memory (sidecar.memory) for more participants and keys"
             );
         }
-        room
+        budget
     }
 }
 
@@ -319,10 +319,10 @@ fn credentials(connection: &OwnedFd) -> Option<Credentials> {
 }
 
 /// Where participants come in.
-struct Door {
+struct Acceptor {
     sessions: TaskTracker,
     resolver: Resolver,
-    hub: mpsc::Sender<ToHub>,
+    actor: mpsc::Sender<ActorEvent>,
     metrics: Metrics,
     audit: AuditLog,
     links: Arc<Links>,
@@ -335,7 +335,7 @@ struct Door {
     sessions_ever: Mutex<u64>,
 }
 
-impl Door {
+impl Acceptor {
     async fn serve(self: Arc<Self>, listener: AsyncFd<OwnedFd>, link: LinkIndex) {
         loop {
             match listener.async_io(Interest::READABLE, socket::accept).await {
@@ -372,9 +372,9 @@ impl Door {
             *ever += 1;
             SessionId(*ever)
         };
-        let door = Arc::clone(self);
+        let acceptor = Arc::clone(self);
         self.sessions.spawn(async move {
-            door.receive(connection, session, link).await;
+            acceptor.receive(connection, session, link).await;
             drop(place);
         });
     }
@@ -416,7 +416,7 @@ impl Door {
         self.converse(&session, known, link).await;
         // Its place is free when all is closed that it has sent.
         close_connection(session.connection.into_inner()).await;
-        let _ = self.hub.send(ToHub::Ended { session: id }).await;
+        let _ = self.actor.send(ActorEvent::Ended { session: id }).await;
     }
 
     async fn converse(&self, session: &Session, mut known: Known, link: LinkIndex) {
@@ -455,13 +455,13 @@ impl Door {
         let (session_id, credentials) = (session.id, credentials(connection));
         let Known { identity, pidfd, .. } = known;
         let pidfd = pidfd.map(OwnedFd::from);
-        let opened = ToHub::Opened { session: session_id, link, credentials, identity, pidfd, outgoing };
-        if self.hub.send(opened).await.is_err() {
+        let opened = ActorEvent::Opened { session: session_id, link, credentials, identity, pidfd, outgoing };
+        if self.actor.send(opened).await.is_err() {
             return close_elsewhere(early).await;
         }
-        let end = session::serve(session, early, &self.hub, &mut to_send).await;
+        let end = session::serve(session, early, &self.actor, &mut to_send).await;
         if let Some(reason) = end.reason() {
-            let _ = self.hub.send(ToHub::Broke { session: session_id, reason }).await;
+            let _ = self.actor.send(ActorEvent::Broke { session: session_id, reason }).await;
         }
     }
 }
@@ -486,34 +486,34 @@ mod tests {
 
     #[test]
     fn few_descriptors_make_little_room() {
-        let roomy = Room::of(1 << 20, 20, None);
+        let roomy = FdBudget::of(1 << 20, 20, None);
         assert_eq!(roomy.sessions, MAX_SESSIONS);
         assert_eq!((roomy.attached, roomy.keys), (MAX_ATTACHED, MAX_KEYS));
         for (limit, used) in [(0, 20), (20, 20), (64, 20), (256, 30), (1024, 20), (4096, 40)] {
-            let Room { sessions, attached, keys, .. } = Room::of(limit, used, None);
+            let FdBudget { sessions, attached, keys, .. } = FdBudget::of(limit, used, None);
             assert!((1..=MAX_SESSIONS).contains(&sessions));
-            let needs = used + sessions * Room::PER_SESSION + attached + keys;
-            assert!(needs <= limit.max(used + Room::PER_SESSION), "{limit}: {needs}");
+            let needs = used + sessions * FdBudget::PER_SESSION + attached + keys;
+            assert!(needs <= limit.max(used + FdBudget::PER_SESSION), "{limit}: {needs}");
         }
         let outgoing = OUTGOING_BYTES_MAX;
-        assert_eq!(Room::of(512, 30, None), Room { sessions: 10, attached: 85, keys: 255, outgoing });
-        assert!(Room::of(20_000, 30, None).keys > 11_000, "as many keys as are measured");
+        assert_eq!(FdBudget::of(512, 30, None), FdBudget { sessions: 10, attached: 85, keys: 255, outgoing });
+        assert!(FdBudget::of(20_000, 30, None).keys > 11_000, "as many keys as are measured");
     }
 
     /// What the injector sets, with two mebibytes used by then, and four times that.
     #[test]
     fn all_that_is_allowed_fits_into_memory() {
         for (mebibytes, sessions, keys) in [(14, 200, 2_000), (62, MAX_SESSIONS, 14_000)] {
-            let room = Room::of(1 << 20, 20, Some(mebibytes << 20));
-            assert!(room.sessions >= sessions && room.keys >= keys, "{room:?}");
-            let takes = room.sessions as u64 * Room::SESSION_BYTES
-                + room.attached as u64 * Room::ATTACHED_BYTES
-                + room.keys as u64 * Room::KEY_BYTES
-                + room.outgoing as u64
-                + Room::PROGRAM_BYTES;
-            assert!(takes <= mebibytes << 20, "{room:?} takes {takes}");
+            let budget = FdBudget::of(1 << 20, 20, Some(mebibytes << 20));
+            assert!(budget.sessions >= sessions && budget.keys >= keys, "{budget:?}");
+            let takes = budget.sessions as u64 * FdBudget::SESSION_BYTES
+                + budget.attached as u64 * FdBudget::ATTACHED_BYTES
+                + budget.keys as u64 * FdBudget::KEY_BYTES
+                + budget.outgoing as u64
+                + FdBudget::PROGRAM_BYTES;
+            assert!(takes <= mebibytes << 20, "{budget:?} takes {takes}");
         }
-        let none = Room::of(1 << 20, 20, Some(0));
+        let none = FdBudget::of(1 << 20, 20, Some(0));
         assert!(none.sessions == 1 && none.keys == 1, "{none:?}");
     }
 }

@@ -14,9 +14,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
+use crate::actor::ActorEvent;
 use crate::broker::{Account, Reason, SessionId};
 use crate::events::close_elsewhere;
-use crate::hub::ToHub;
 use crate::identity::{Connector, Known};
 use crate::shares::Share;
 
@@ -57,7 +57,7 @@ pub(crate) enum End {
     Slow,
     /// There are no descriptors left for those that it sent.
     Full,
-    /// The hub ended it.
+    /// The actor ended it.
     Dismissed,
 }
 
@@ -141,12 +141,12 @@ fn nonce() -> io::Result<Vec<u8>> {
 pub(crate) async fn serve(
     session: &Session,
     early: Vec<Packet>,
-    hub: &mpsc::Sender<ToHub>,
+    actor: &mpsc::Sender<ActorEvent>,
     outgoing: &mut mpsc::Receiver<Outgoing>,
 ) -> End {
     let mut early = early.into_iter();
     while let Some(packet) = early.next() {
-        if let Err(end) = read(packet, session, hub).await {
+        if let Err(end) = read(packet, session, actor).await {
             close_elsewhere(early.collect()).await;
             return end;
         }
@@ -161,7 +161,7 @@ pub(crate) async fn serve(
             },
             received = connection.async_io(Interest::READABLE, socket::receive_all) => {
                 match whole(received).await {
-                    Ok(packet) => read(packet, session, hub).await,
+                    Ok(packet) => read(packet, session, actor).await,
                     Err(end) => Err(end),
                 }
             }
@@ -172,7 +172,7 @@ pub(crate) async fn serve(
     }
 }
 
-async fn read(packet: Packet, session: &Session, hub: &mpsc::Sender<ToHub>) -> Result<(), End> {
+async fn read(packet: Packet, session: &Session, actor: &mpsc::Sender<ActorEvent>) -> Result<(), End> {
     let is_connectors = session.connector.has_sent(&packet);
     let Packet { bytes, fds, .. } = packet;
     let Ok(request) = packet::decode(&bytes) else {
@@ -181,13 +181,13 @@ async fn read(packet: Packet, session: &Session, hub: &mpsc::Sender<ToHub>) -> R
     };
     let (fds, strange): (Vec<_>, Vec<_>) = fds.into_iter().partition(may_be_memory);
     let (has_memory, is_strange) = (!fds.is_empty(), !strange.is_empty());
-    let told = ToHub::Request { session: session.id, request, fds, is_strange, is_connectors };
-    let read = hub.send(told).await.map_err(|_| End::Dismissed);
+    let told = ActorEvent::Request { session: session.id, request, fds, is_strange, is_connectors };
+    let read = actor.send(told).await.map_err(|_| End::Dismissed);
     if is_strange {
         // However long that takes: nobody who means well sends one.
         close_elsewhere(strange).await;
     } else if has_memory {
-        // The hub looks at them first: what one connection sends must not pile up here.
+        // The actor looks at them first: what one connection sends must not pile up here.
         tokio::task::yield_now().await;
     }
     read

@@ -212,7 +212,7 @@ typedef struct {
     /**
      * Attaching as a further primary beside another.
      */
-    bool beside;
+    bool allow_second_primary;
     /**
      * Creating empties a link that is found: messages and posts of an earlier run are dropped. TAKEN while any other
      * participant is attached.

@@ -53,7 +53,7 @@ pub struct shmesh_options_t {
     /// Attaching does not map all pages at once.
     pub no_prefault: bool,
     /// Attaching as a further primary beside another.
-    pub beside: bool,
+    pub allow_second_primary: bool,
     /// Creating empties a link that is found: messages and posts of an earlier run are dropped. TAKEN while any other
     /// participant is attached.
     pub fresh: bool,
@@ -166,7 +166,10 @@ unsafe fn options_of(options: *const shmesh_options_t) -> Result<LinkOptions, Fa
             made = made.dir(unsafe { text("dir", given.dir) }?);
         }
         made = made.timeout(Duration::from_nanos(given.timeout_ns));
-        made = made.prefault(!given.no_prefault).beside(given.beside).fresh(given.fresh);
+        made = made
+            .prefault(!given.no_prefault)
+            .allow_second_primary(given.allow_second_primary)
+            .fresh(given.fresh);
     }
     Ok(made)
 }
@@ -404,5 +407,5 @@ pub unsafe extern "C" fn shmesh_link_fd(link: *const shmesh_link_t, fd: *mut c_i
 /// Takes one signal off the descriptor; EMPTY if there is none. Never waits.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_take_signal(link: *const shmesh_link_t) -> shmesh_error_t {
-    with(link, |link| Ok(if link.value()?.is_some() { SHMESH_OK } else { SHMESH_ERROR_EMPTY }))
+    with(link, |link| Ok(if link.take_signal()?.is_some() { SHMESH_OK } else { SHMESH_ERROR_EMPTY }))
 }

@@ -254,7 +254,7 @@ impl Link {
 impl Link {
     /// Creates the link that `config` describes (YAML, or JSON, which is YAML), or attaches to one that is there.
     #[new]
-    #[pyo3(signature = (name, directory, *, side="secondary", config=None, timeout=0.0, beside=false, fresh=false))]
+    #[pyo3(signature = (name, directory, *, side="secondary", config=None, timeout=0.0, allow_second_primary=false, fresh=false))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(
         py: Python<'_>,
@@ -263,10 +263,11 @@ impl Link {
         side: &str,
         config: Option<&str>,
         timeout: f64,
-        beside: bool,
+        allow_second_primary: bool,
         fresh: bool,
     ) -> PyResult<Self> {
-        let options = LinkOptions::new().dir(&directory).beside(beside).fresh(fresh);
+        let options =
+            LinkOptions::new().dir(&directory).allow_second_primary(allow_second_primary).fresh(fresh);
         let side = side_of(side)?;
         let link = match config {
             None => attach(py, &options, name, side, duration_of(timeout)?)?,
@@ -381,7 +382,7 @@ impl Link {
 
     /// Takes one signal from the descriptor; False if there is none. Look for messages after it, not before.
     fn take_signal(&self) -> PyResult<bool> {
-        self.with(|link| Ok(link.value()?.is_some()))
+        self.with(|link| Ok(link.take_signal()?.is_some()))
     }
 
     /// Takes all posts that were not taken yet.

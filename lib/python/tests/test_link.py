@@ -282,7 +282,7 @@ def test_asyncio_hears_of_what_was_sent_before_it_listened() -> None:
             mac.send(b"nobody listens yet")
             return super().fileno()
 
-    with Late.attach("link", "primary", beside=True) as late:
+    with Late.attach("link", "primary", allow_second_primary=True) as late:
         message = asyncio.run(asyncio.wait_for(late.receive_async(), 200))
         assert bytes(message) == b"nobody listens yet"
         del message
@@ -333,7 +333,7 @@ def test_a_wait_is_as_long_as_was_said_though_others_are_faster() -> None:
                 return None
             return super().try_receive()
 
-    with Slow.attach("link", "primary", beside=True) as slow:
+    with Slow.attach("link", "primary", allow_second_primary=True) as slow:
         mac.send(b"first")
         with slow.receive(200) as message:
             assert bytes(message) == b"next" and slow.left == 0

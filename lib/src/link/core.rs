@@ -31,7 +31,7 @@ pub(crate) struct Core {
     inline_seconds: Option<Lines>,
 }
 
-/// A table by its place in a handle's array of stocks: the pools by id, then the inline cells.
+/// A table by its place in a handle's array of caches: the pools by id, then the inline cells.
 pub(crate) const TABLES: usize = PoolId::COUNT + 1;
 pub(crate) const INLINE: usize = PoolId::COUNT;
 

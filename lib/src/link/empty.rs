@@ -53,7 +53,7 @@ impl Link {
             // whichever ring it is: a newcomer on the other one would take it for a second receiver there.
             let mut reader =
                 Self::seated(Arc::clone(&self.shared), Arc::clone(&self.attachment), self.side())?;
-            reader.desk.incoming = self.core().incoming(side).clone();
+            reader.endpoint.incoming = self.core().incoming(side).clone();
             for _ in 0..queued {
                 match reader.receive() {
                     Ok(Some(message)) => drop(message),

@@ -132,7 +132,7 @@ impl Link {
 
     /// Makes it known that this participant has attached.
     pub(super) fn announce_attached(&self) {
-        self.core().seats.record_attached(&self.desk.me);
+        self.core().seats.record_attached(&self.endpoint.me);
         self.shared.wake_for_events();
     }
 }

@@ -105,12 +105,12 @@ impl Link {
     #[inline(always)]
     pub fn loan(&self) -> Result<Loan<'_>> {
         self.check_seated()?;
-        let Some((cell, owner)) = self.desk.loan_msg() else {
+        let Some((cell, owner)) = self.endpoint.loan_msg() else {
             return Err(self.exhausted(PoolId::CpuMsg));
         };
         // The receiver has read this line last; asked for now, it comes while the caller prepares what to write.
-        prefetch_exclusive_at(self.desk.msg_pool().buffer(cell).as_ptr());
-        self.desk.cell(cell).clear();
+        prefetch_exclusive_at(self.endpoint.msg_pool().buffer(cell).as_ptr());
+        self.endpoint.cell(cell).clear();
         Ok(Loan { link: self, cell, owner, data: DataRef::NONE })
     }
 
@@ -136,10 +136,10 @@ impl Link {
             return Err(Error::from(ErrorKind::MsgPool { link: self.link() }));
         }
         let mut loan = self.loan()?;
-        match self.desk.loan_data(pool, loan.cell, loan.owner) {
+        match self.endpoint.loan_data(pool, loan.cell, loan.owner) {
             Some(index) => {
                 loan.data = DataRef::new(pool, index);
-                self.desk.cell(loan.cell).set_data(loan.data);
+                self.endpoint.cell(loan.cell).set_data(loan.data);
                 Ok(loan)
             }
             None => Err(self.exhausted(pool)),
@@ -174,7 +174,7 @@ impl Link {
                 ring.push_inline(producer, ids, msg).map_err(|Full| self.full())
             }
             Ring::Mpmc(ring) => {
-                let Some((cell, owner)) = self.desk.loan_inline() else {
+                let Some((cell, owner)) = self.endpoint.loan_inline() else {
                     let len = self.core().inline().map_or(0, |table| table.len());
                     return Err(Error::from(ErrorKind::InlineExhausted {
                         link: self.link(),
@@ -185,8 +185,8 @@ impl Link {
                     lines.write(ids, msg);
                 }
                 let entry = Entry::inline_cell(cell, owner.epoch(), msg.len());
-                ring.push(&self.desk.shared_producer, entry).map_err(|error| {
-                    self.desk.release_inline(cell, owner);
+                ring.push(&self.endpoint.shared_producer, entry).map_err(|error| {
+                    self.endpoint.release_inline(cell, owner);
                     self.push_error(error)
                 })?;
                 self.check_not_overtaken()
@@ -244,7 +244,7 @@ impl Link {
     /// FENCE: after a message was sent on a ring with many producers.
     #[inline(always)]
     fn check_not_overtaken(&self) -> Result<()> {
-        if self.desk.is_current() { Ok(()) } else { Err(self.overtaken()) }
+        if self.endpoint.is_current() { Ok(()) } else { Err(self.overtaken()) }
     }
 
     /// The message may be there, and the caller is not going to ring for it.
@@ -258,7 +258,7 @@ impl Link {
     #[inline(never)]
     fn take_back_loan(&self, cell: u32, owner: MsgOwner, data: DataRef) {
         // Refused only if this participant was evicted, and then others have the buffers.
-        let _ = self.desk.release(cell, owner, data);
+        let _ = self.endpoint.release(cell, owner, data);
     }
 
     #[cold]
@@ -299,8 +299,8 @@ impl<'a> Loan<'a> {
     pub fn msg_mut(&mut self, len: usize) -> Result<&mut [u8]> {
         self.link.check_seated()?;
         let fits = self.link.fits(PoolId::CpuMsg, len)?;
-        self.link.desk.cell(self.cell).set_msg_len(fits);
-        Ok(bytes_mut(self, self.link.desk.msg_pool().buffer(self.cell), len))
+        self.link.endpoint.cell(self.cell).set_msg_len(fits);
+        Ok(bytes_mut(self, self.link.endpoint.msg_pool().buffer(self.cell), len))
     }
 
     /// The DATA part: its first `len` bytes, which is the length it will have. The last call that succeeds counts.
@@ -331,7 +331,7 @@ impl<'a> Loan<'a> {
         };
         let Some(bytes) = self.link.core().pool(pool) else { return Err(self.link.beyond_the_cpu(pool)) };
         let fits = self.link.fits(pool, len)?;
-        self.link.desk.cell(self.cell).set_data_len(fits);
+        self.link.endpoint.cell(self.cell).set_data_len(fits);
         Ok(bytes_mut(self, bytes.buffer(index), len))
     }
 
@@ -344,7 +344,7 @@ impl<'a> Loan<'a> {
         let limit = self.link.core().data_table(pool).map_or(0, |(_, buf_size)| buf_size);
         let fits = u32::try_from(len).ok().filter(|&fits| fits <= limit);
         let fits = fits.ok_or_else(|| self.link.too_long(pool, len, limit))?;
-        let cell = self.link.desk.cell(self.cell);
+        let cell = self.link.endpoint.cell(self.cell);
         cell.set_data_len(fits);
         cell.set_memory(memory);
         Ok((pool, index))
@@ -370,8 +370,8 @@ impl<'a> Loan<'a> {
     #[inline]
     pub fn with_msg_id(self, msg_id: i32) -> Self {
         // Of an evicted participant the message is no longer its own; sending it will say so.
-        if self.link.desk.is_current() {
-            self.link.desk.cell(self.cell).set_msg_id(msg_id);
+        if self.link.endpoint.is_current() {
+            self.link.endpoint.cell(self.cell).set_msg_id(msg_id);
         }
         self
     }
@@ -391,8 +391,8 @@ impl<'a> Loan<'a> {
     /// ```
     #[inline]
     pub fn with_cell_id(self, cell_id: i32) -> Self {
-        if self.link.desk.is_current() {
-            self.link.desk.cell(self.cell).set_cell_id(cell_id);
+        if self.link.endpoint.is_current() {
+            self.link.endpoint.cell(self.cell).set_cell_id(cell_id);
         }
         self
     }
@@ -497,7 +497,7 @@ impl<'a> Loan<'a> {
                 ring.push(producer, entry).map_err(|Full| link.full())
             }
             Ring::Mpmc(ring) => {
-                ring.push(&link.desk.shared_producer, entry).map_err(|error| link.push_error(error))?;
+                ring.push(&link.endpoint.shared_producer, entry).map_err(|error| link.push_error(error))?;
                 // FENCE: who was evicted before the message was sent cannot know whether it is delivered.
                 link.check_not_overtaken().inspect_err(|_| self.give_up())
             }

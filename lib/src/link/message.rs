@@ -67,7 +67,7 @@ impl Link {
     #[inline(always)]
     pub fn receive(&self) -> Result<Option<Message<'_>>> {
         self.check_seated()?;
-        let receiving = self.desk.receiving();
+        let receiving = self.endpoint.receiving();
         let message = match self.incoming() {
             Ring::Spsc(ring) => {
                 let consumer = self.consumer(ring)?;
@@ -115,7 +115,7 @@ impl Link {
     #[inline]
     pub fn receive_batch<'a>(&'a self, messages: &mut Vec<Message<'a>>, max: usize) -> Result<usize> {
         self.check_seated()?;
-        let receiving = self.desk.receiving();
+        let receiving = self.endpoint.receiving();
         let mut failed = None;
         let before = messages.len();
         let mut keep = |message| match message {
@@ -158,12 +158,12 @@ impl Link {
     /// A message in a MSG buffer that was just made ours.
     #[inline(always)]
     fn pooled(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
-        let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.desk.me.seat));
-        let bytes = self.desk.msg_pool().buffer(cell);
+        let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.endpoint.me.seat));
+        let bytes = self.endpoint.msg_pool().buffer(cell);
         match self.core().read_descriptor(cell, owner) {
             Ok((descriptor, data)) => Ok(Message { link: self, bytes, descriptor, owner, cell, data }),
             Err(wild) => {
-                self.desk.release(cell, owner, DataRef::NONE);
+                self.endpoint.release(cell, owner, DataRef::NONE);
                 Err(wild)
             }
         }
@@ -176,7 +176,7 @@ impl Link {
             return Err(Wild("an inline message longer than its slot"));
         };
         let (msg_id, cell_id) = unpack(lines.ids());
-        let bytes = self.slab.put(|words| lines.read(len, words));
+        let bytes = self.inline_buffers.put(|words| lines.read(len, words));
         let descriptor = Descriptor { msg_id, cell_id, msg_len: len, data_len: 0 };
         Ok(Message { link: self, bytes, descriptor, owner: INLINE, cell: 0, data: DataRef::NONE })
     }
@@ -184,12 +184,12 @@ impl Link {
     /// An inline message in a cell that was just made ours.
     #[inline(always)]
     fn inline_cell(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
-        let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.desk.me.seat));
+        let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.endpoint.me.seat));
         let Some(lines) = self.core().inline_lines(cell) else {
             return Err(Wild("an inline cell on a link that has none"));
         };
         let message = self.inline(entry, lines);
-        self.desk.release_inline(cell, owner);
+        self.endpoint.release_inline(cell, owner);
         message
     }
 }
@@ -199,10 +199,10 @@ impl Link {
     #[inline]
     fn end(&self, bytes: NonNull<u8>, owner: MsgOwner, cell: u32, data: DataRef) {
         if owner == INLINE {
-            self.slab.give_back(bytes);
+            self.inline_buffers.give_back(bytes);
         } else {
             // Refused only if this participant was evicted, and then others have the buffers.
-            let _ = self.desk.release(cell, owner, data);
+            let _ = self.endpoint.release(cell, owner, data);
         }
     }
 }
@@ -308,7 +308,7 @@ impl Message<'_> {
     /// The buffer of the DATA part, and which device memory the sender says that it is in.
     pub(crate) fn device_data(&self) -> Option<(PoolId, u32, u64)> {
         let (pool, index) = self.data.parts()?;
-        Some((pool, index, self.link.desk.cell(self.cell).memory()))
+        Some((pool, index, self.link.endpoint.cell(self.cell).memory()))
     }
 
     pub(crate) fn link(&self) -> &Link {
@@ -379,7 +379,7 @@ impl fmt::Debug for Message<'_> {
 #[inline]
 fn bytes<'b>(_message: &'b Message<'_>, start: NonNull<u8>, len: u32) -> &'b [u8] {
     // SAFETY: `read_descriptor` checked `len` against the size of the buffer, which lies in memory that the link keeps
-    // mapped, and `inline_len` against the size of a place of the slab. The owner word gives the buffer, and the slab the
+    // mapped, and `inline_len` against the size of a place of the inline_buffers. The owner word gives the buffer, and the inline_buffers the
     // place, to this message until it is dropped; bytes are valid whatever they hold.
     unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) }
 }

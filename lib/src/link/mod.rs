@@ -5,7 +5,7 @@
 //! | `attachment.rs` | what all handles of this process share, and leaving the link |
 //! | `bell.rs` | named sockets that wake receivers in poll and epoll |
 //! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
-//! | `desk.rs` | the same, seen from one participant's seat |
+//! | `endpoint.rs` | the same, seen from one participant's seat |
 //! | `empty.rs` | emptying a link that an earlier run left |
 //! | `device.rs` | the device memory of pools, from hand to hand |
 //! | `events.rs` | other participants attach, detach and die |
@@ -15,25 +15,25 @@
 //! | `loan.rs` | [`Loan`]: a message being written; sending |
 //! | `message.rs` | [`Message`]: a message received |
 //! | `reap.rs` | looking for the dead |
-//! | `slab.rs` | where the bytes of received inline messages stay |
+//! | `inline_buffers.rs` | where the bytes of received inline messages stay |
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
 //! | `recover.rs` | taking back what dead participants held |
 
 mod attachment;
 pub(crate) mod bell;
 pub(crate) mod core;
-pub(crate) mod desk;
 pub(crate) mod device;
 mod empty;
+pub(crate) mod endpoint;
 mod events;
 pub(crate) mod host;
+mod inline_buffers;
 mod loan;
 mod message;
 mod monitor;
 mod open;
 mod reap;
 mod recover;
-mod slab;
 mod wait;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -61,7 +61,7 @@ use attachment::Attachment;
 use bell::Cause;
 use core::Core;
 pub use core::Recovered;
-use desk::Desk;
+use endpoint::Endpoint;
 pub use events::Readiness;
 pub use host::{LinkHost, LinkHostOffer};
 pub use loan::{Loan, SendError};
@@ -229,8 +229,8 @@ pub(crate) fn liveness_by_lock(seats: &Seats, other: &Participant, lock: &Lock) 
 /// ```
 #[derive(Debug)]
 pub struct Link {
-    desk: Desk,
-    slab: slab::Slab,
+    endpoint: Endpoint,
+    inline_buffers: inline_buffers::InlineBuffers,
     /// Readable after each notification, while its bit is set.
     bell: OnceCell<Bell>,
     /// `fd` has handed the bell out, so every notification must reach it.
@@ -270,7 +270,7 @@ impl Link {
     /// ```
     #[must_use]
     pub fn side(&self) -> Side {
-        self.desk.side()
+        self.endpoint.side()
     }
 
     /// Where this participant sits: what `shmesh ls` and `shmesh dump` call it.
@@ -285,7 +285,7 @@ impl Link {
     /// ```
     #[must_use]
     pub fn seat(&self) -> SeatIndex {
-        self.desk.me.seat
+        self.endpoint.me.seat
     }
 
     /// Whether this process made the link, rather than found one: of an earlier run, of a sidecar, or of another process.
@@ -402,8 +402,8 @@ impl Link {
         shared.announce(&me);
         Ok(Self {
             peers: RefCell::new(PeerObserver::new(&shared.core.seats, me.seat)),
-            desk: Desk::new(&shared.core, me),
-            slab: slab::Slab::default(),
+            endpoint: Endpoint::new(&shared.core, me),
+            inline_buffers: inline_buffers::InlineBuffers::default(),
             bell: OnceCell::new(),
             has_fd: Cell::new(false),
             shared,
@@ -423,23 +423,23 @@ impl Link {
 
     #[inline]
     fn core(&self) -> &Core {
-        &self.desk.core
+        &self.endpoint.core
     }
 
     #[inline]
     fn outgoing(&self) -> &Ring {
-        &self.desk.outgoing
+        &self.endpoint.outgoing
     }
 
     #[inline]
     fn incoming(&self) -> &Ring {
-        &self.desk.incoming
+        &self.endpoint.incoming
     }
 
     /// Nothing may be loaned or received by a participant that was declared dead: others have what it held.
     #[inline]
     fn check_seated(&self) -> Result<()> {
-        if self.desk.is_current() && !sigbus::any_damage() { Ok(()) } else { self.check_whole() }
+        if self.endpoint.is_current() && !sigbus::any_damage() { Ok(()) } else { self.check_whole() }
     }
 
     /// Some link of this process was damaged, or this participant has lost its seat.
@@ -447,7 +447,7 @@ impl Link {
     fn check_whole(&self) -> Result<()> {
         match self.shared.damage() {
             Some(damage) => Err(damage),
-            None if self.desk.is_current() => Ok(()),
+            None if self.endpoint.is_current() => Ok(()),
             None => Err(self.evicted()),
         }
     }
@@ -455,19 +455,19 @@ impl Link {
     /// The place in a ring with one producer; its last holder may have died.
     #[inline]
     fn producer(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer> {
-        self.desk.producer(ring).or_else(|_| {
+        self.endpoint.producer(ring).or_else(|_| {
             let _uncancelled = Uncancelled::new();
             self.recover()?;
-            self.desk.producer(ring).map_err(|holder| self.role_taken("producer", &holder))
+            self.endpoint.producer(ring).map_err(|holder| self.role_taken("producer", &holder))
         })
     }
 
     #[inline]
     fn consumer(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer> {
-        self.desk.consumer(ring).or_else(|_| {
+        self.endpoint.consumer(ring).or_else(|_| {
             let _uncancelled = Uncancelled::new();
             self.recover()?;
-            self.desk.consumer(ring).map_err(|holder| self.role_taken("consumer", &holder))
+            self.endpoint.consumer(ring).map_err(|holder| self.role_taken("consumer", &holder))
         })
     }
 
@@ -515,10 +515,10 @@ impl Drop for Link {
         // A forked child has a copy of the handle, and no right to give up the parent's seat.
         if self.shared.me.is_me() {
             if self.bell.get().is_some() {
-                self.shared.remove_bell(&self.desk.me);
+                self.shared.remove_bell(&self.endpoint.me);
             }
-            self.shared.unlock(&self.desk.me);
-            self.desk.leave();
+            self.shared.unlock(&self.endpoint.me);
+            self.endpoint.leave();
             self.shared.wake_for_events();
         }
     }
@@ -541,22 +541,22 @@ mod tests {
         let options = LinkOptions::new().dir(dir.path());
         let phy = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();
         let mac = options.attach("link", Side::Secondary).unwrap();
-        let other = from_elsewhere(&mac.desk.me);
+        let other = from_elsewhere(&mac.endpoint.me);
         let shared = &phy.shared;
         assert_eq!(shared.liveness(&other), Liveness::Alive, "its lock is taken");
 
         // Ends without leaving: the kernel gives the lock up, and nobody takes the mark away.
         mac.shared.lock.leave_seat(other.seat.value());
         assert_eq!(shared.liveness(&other), Liveness::Dead);
-        mac.core().seats.mark_locked(&mac.desk.me, shared.lock.number() + 1);
+        mac.core().seats.mark_locked(&mac.endpoint.me, shared.lock.number() + 1);
         assert_eq!(shared.liveness(&other), Liveness::Unknown, "locked in a file that is not ours");
-        mac.core().seats.mark_locked(&mac.desk.me, 0);
+        mac.core().seats.mark_locked(&mac.endpoint.me, 0);
         assert_eq!(shared.liveness(&other), Liveness::Unknown, "never locked, or just leaving");
 
         // Our own locks never stand in our way, so they say nothing of ourselves.
-        let mine = from_elsewhere(&phy.desk.me);
+        let mine = from_elsewhere(&phy.endpoint.me);
         assert_eq!(mac.shared.liveness(&mine), Liveness::Alive);
-        assert_eq!(shared.liveness(&phy.desk.me), Liveness::Alive);
+        assert_eq!(shared.liveness(&phy.endpoint.me), Liveness::Alive);
     }
 
     /// As if a participant had been killed between the change and the wake-up.
@@ -613,7 +613,7 @@ mod tests {
                 std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(dir.join("link.lock")).unwrap())
             };
             assert_eq!(number(&dirs[0]), number(&dirs[1]), "of different files");
-            let other = from_elsewhere(&phy.desk.me);
+            let other = from_elsewhere(&phy.endpoint.me);
             assert_eq!(mac.shared.liveness(&other), Liveness::Unknown, "it lives");
         });
         test.join().unwrap();
@@ -626,13 +626,13 @@ mod tests {
         let phy = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();
         let mac = options.attach("link", Side::Secondary).unwrap();
         let first = phy.try_clone().unwrap();
-        let (seat, before) = (first.seat(), first.desk.me);
+        let (seat, before) = (first.seat(), first.endpoint.me);
         drop(first);
         assert_eq!(mac.shared.liveness(&from_elsewhere(&before)), Liveness::Unknown, "it has left");
         assert!(!mac.shared.lock.is_seat_taken(seat.value()).unwrap());
         let second = phy.try_clone().unwrap();
         assert_eq!(second.seat(), seat);
-        assert_eq!(mac.shared.liveness(&from_elsewhere(&second.desk.me)), Liveness::Alive, "it is here");
+        assert_eq!(mac.shared.liveness(&from_elsewhere(&second.endpoint.me)), Liveness::Alive, "it is here");
         assert!(mac.shared.lock.is_seat_taken(seat.value()).unwrap());
     }
 }

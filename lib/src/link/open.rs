@@ -76,7 +76,7 @@ pub struct LinkOptions {
     dir: PathBuf,
     timeout: Duration,
     prefault: bool,
-    beside: bool,
+    second_primary: bool,
     monitor: bool,
     fresh: bool,
     guard_truncation: bool,
@@ -109,7 +109,7 @@ impl LinkOptions {
             dir: dir.map_or_else(|| DEFAULT_DIR.into(), PathBuf::from),
             timeout: Duration::ZERO,
             prefault: true,
-            beside: false,
+            second_primary: false,
             monitor: true,
             fresh: false,
             guard_truncation: false,
@@ -181,13 +181,13 @@ impl LinkOptions {
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// use shmesh::{Side, config::LinkConfig};
     /// let trainer = options.create(&LinkConfig::new("batches".parse()?))?;
-    /// let second = options.beside(true).attach("batches", Side::Primary)?; // in another process, too
+    /// let second = options.allow_second_primary(true).attach("batches", Side::Primary)?; // in another process, too
     /// assert_eq!(second.side(), trainer.side());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn beside(mut self, beside: bool) -> Self {
-        self.beside = beside;
+    pub fn allow_second_primary(mut self, allow: bool) -> Self {
+        self.second_primary = allow;
         self
     }
 
@@ -865,17 +865,17 @@ impl LinkOptions {
         let one_receiver = link.shared.segments[0].header.conduct.one_receiver && !single;
         let refused = |owner: Participant| {
             let (link, pid) = (link.link(), owner.word.pid());
-            Error::from(if one_receiver && (side == Side::Secondary || self.beside) {
+            Error::from(if one_receiver && (side == Side::Secondary || self.second_primary) {
                 ErrorKind::ReceiverTaken { link, side, pid }
             } else {
                 ErrorKind::AlreadyOwned { link, side, pid }
             })
         };
         if side == Side::Primary {
-            let claimed = link.core().primary_role().claim(&link.desk.me, &link.core().seats);
+            let claimed = link.core().primary_role().claim(&link.endpoint.me, &link.core().seats);
             if let Err(owner) = claimed
                 && !owner.is_of(me)
-                && (!self.beside || single || one_receiver)
+                && (!self.second_primary || single || one_receiver)
             {
                 return Err(refused(owner));
             }
@@ -884,7 +884,7 @@ impl LinkOptions {
             // Two that come at once see each other, and both may be refused; neither is let in wrongly.
             let start = Instant::now();
             while let Some(owner) = link.core().seats.all().find(|other| {
-                other.seat != link.desk.me.seat
+                other.seat != link.endpoint.me.seat
                     && other.word.side() == side
                     && !other.is_of(me)
                     // Its process may hang for ever, and receives nothing more.

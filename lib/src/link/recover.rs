@@ -60,14 +60,14 @@ impl Link {
     pub fn recover(&self) -> Result<Recovered> {
         self.check_seated()?;
         let mut done = Recovered::default();
-        for other in self.shared.dead().filter(|other| other.seat != self.desk.me.seat) {
+        for other in self.shared.dead().filter(|other| other.seat != self.endpoint.me.seat) {
             done.add(self.take_back(&other, false));
         }
         Ok(done)
     }
 
     fn take_back(&self, other: &Participant, keep_seated: bool) -> Recovered {
-        let done = self.core().reclaim(other, self.desk.me.seat, keep_seated);
+        let done = self.core().reclaim(other, self.endpoint.me.seat, keep_seated);
         self.core().seats.count_recovered(done.participants);
         self.shared.wake_after_a_death();
         if !keep_seated {
@@ -96,7 +96,7 @@ impl Link {
     pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Result<Recovered> {
         self.check_seated()?;
         match self.core().seats.at(seat) {
-            Some(dead) if dead.word.is_same(word) && seat != self.desk.me.seat => {
+            Some(dead) if dead.word.is_same(word) && seat != self.endpoint.me.seat => {
                 Ok(self.take_back(&dead, false))
             }
             _ => Ok(Recovered::default()),
@@ -127,7 +127,7 @@ impl Link {
     /// ```
     pub fn evict(&self, seat: SeatIndex) -> Result<Recovered> {
         self.check_seated()?;
-        let Some(other) = self.core().seats.at(seat).filter(|_| seat != self.desk.me.seat) else {
+        let Some(other) = self.core().seats.at(seat).filter(|_| seat != self.endpoint.me.seat) else {
             return Ok(Recovered::default());
         };
         let alive = self.shared.liveness(&other) != Liveness::Dead;

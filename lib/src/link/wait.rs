@@ -50,7 +50,7 @@ impl Link {
 
     #[cold]
     fn wake(&self, ring: &Ring, waiting: notify::Waiting) -> Result<()> {
-        self.core().seats.rang(self.desk.me.seat);
+        self.core().seats.rang(self.endpoint.me.seat);
         let woken = self.shared.wake(ring, waiting, Cause::Notification);
         woken.map_err(|error| Error::system(&self.shared.store.link, "open the bell of a receiver", error))
     }
@@ -160,7 +160,7 @@ impl Link {
         }
         let ring = self.incoming();
         let bell = self.bell()?;
-        notify::arm(ring, self.desk.me.seat);
+        notify::arm(ring, self.endpoint.me.seat);
         // Old signals are taken, and the ring is read after each. A peer that signals for ever must not keep the caller here.
         for _ in 0..1_000 {
             let step = match notify::take_post(ring) {
@@ -187,18 +187,18 @@ impl Link {
     /// phy.begin_sleep()?;
     /// phy.end_sleep();
     /// mac.notify()?;
-    /// assert_eq!(phy.value()?, None, "nothing was signalled");
+    /// assert_eq!(phy.take_signal()?, None, "nothing was signalled");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn end_sleep(&self) {
         if !self.has_fd.get() {
-            notify::disarm(self.incoming(), self.desk.me.seat);
+            notify::disarm(self.incoming(), self.endpoint.me.seat);
         }
     }
 
     /// The bell of this handle, for select, poll, epoll or tokio: readable after each [`notify`](Self::notify) and
     /// [`post`](Self::post) of the other side, and after each event of another participant, from now on. When it is readable, take
-    /// the signals with [`value`](Self::value), then [receive](Self::receive) and ask for [events](Self::next_event) until there
+    /// the signals with [`take_signal`](Self::take_signal), then [receive](Self::receive) and ask for [events](Self::next_event) until there
     /// are none: it is readable while signals wait in it, not while messages or events do.
     ///
     /// It is a datagram socket with a name in the IPC directory, created by the first call and removed when the handle is dropped.
@@ -217,14 +217,14 @@ impl Link {
     /// let fd = phy.fd()?; // give it to epoll
     /// mac.send_inline(1, 0, b"ring")?;
     /// mac.notify()?;
-    /// assert_eq!(phy.value()?, Some(1));
+    /// assert_eq!(phy.take_signal()?, Some(1));
     /// # let _ = fd;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
         let bell = self.bell()?;
         if !self.has_fd.replace(true) {
-            notify::arm(self.incoming(), self.desk.me.seat);
+            notify::arm(self.incoming(), self.endpoint.me.seat);
         }
         Ok(bell.as_fd())
     }
@@ -243,11 +243,11 @@ impl Link {
     /// phy.fd()?; // from now on it is signalled each time
     /// mac.send_inline(1, 0, b"ring")?;
     /// mac.notify()?;
-    /// assert_eq!(phy.value()?, Some(1));
-    /// assert_eq!(phy.value()?, None);
+    /// assert_eq!(phy.take_signal()?, Some(1));
+    /// assert_eq!(phy.take_signal()?, None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn value(&self) -> Result<Option<u64>> {
+    pub fn take_signal(&self) -> Result<Option<u64>> {
         self.check_notify()?;
         let taken = self.bell.get().map_or(Ok(None), Bell::take_byte);
         let taken = taken.map_err(|error| Error::system(&self.shared.store.link, "read the bell", error))?;
@@ -261,8 +261,8 @@ impl Link {
             return Ok(bell);
         }
         self.check_seated()?;
-        let made = self.shared.make_bell(&self.desk.me).map_err(|error| {
-            let path = self.shared.bell_path(&self.desk.me);
+        let made = self.shared.make_bell(&self.endpoint.me).map_err(|error| {
+            let path = self.shared.bell_path(&self.endpoint.me);
             Error::system(&self.shared.store.link, format!("create the bell {}", path.display()), error)
         })?;
         Ok(self.bell.get_or_init(|| made))
@@ -309,9 +309,9 @@ impl Link {
                 break;
             }
         }
-        notify::fall_asleep(ring, self.desk.me.seat);
+        notify::fall_asleep(ring, self.endpoint.me.seat);
         let slept = self.sleep(ring, deadline, ready);
-        notify::wake_up(ring, self.desk.me.seat);
+        notify::wake_up(ring, self.endpoint.me.seat);
         slept
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`owner`] | the word that says who holds a buffer: the truth |
 //! | [`hints`] | where free buffers probably are |
-//! | `mod.rs` | [`Table`] puts the two together; [`Pool`] adds the bytes; [`Stock`] is a handle's view of a table |
+//! | `mod.rs` | [`Table`] puts the two together; [`Pool`] adds the bytes; [`PoolCache`] is a handle's view of a table |
 
 pub(crate) mod hints;
 pub(crate) mod owner;
@@ -69,7 +69,7 @@ impl Table {
         ((wild as usize) < self.cells.len()).then_some(wild)
     }
 
-    /// As [`Stock::release`], on behalf of a dead holder.
+    /// As [`PoolCache::release`], on behalf of a dead holder.
     pub(crate) fn reclaim(&self, me: SeatIndex, index: u32, held: u64, freed: u64) -> bool {
         // Release: whoever claims the buffer next sees what we saw of the dead holder.
         let won =
@@ -101,7 +101,7 @@ impl Table {
 
 /// A table in the hands of one handle: with the handle's own bitmap, and the buffers it released last.
 #[derive(Debug)]
-pub(crate) struct Stock {
+pub(crate) struct PoolCache {
     pub(crate) table: Table,
     seat: SeatIndex,
     own: Bitmap,
@@ -110,7 +110,7 @@ pub(crate) struct Stock {
     bytes: Option<Bytes>,
 }
 
-impl Stock {
+impl PoolCache {
     pub(crate) fn new(table: &Table, bytes: Option<Bytes>, seat: SeatIndex) -> Self {
         Self { table: table.clone(), seat, own: table.hints.of(seat), recent: Recent::new(), bytes }
     }

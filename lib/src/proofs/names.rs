@@ -2,24 +2,24 @@
 //! passed before the buffer can be loaned again, and a later loan never looks like the message that was taken.
 
 use super::stage::{abandon, attach, link, receive, send_inline};
-use crate::link::desk::Desk;
+use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 use crate::pool::owner::MsgOwner;
 use crate::ring::entry::Entry;
 use crate::ring::{Look, Owners, Ring};
 
 /// Loans and gives back until the cell behind `entry` is loaned with the very bits that the entry names.
-fn go_round(desk: &Desk, entry: Entry) {
-    let others: Vec<_> = std::iter::from_fn(|| desk.loan_inline()).collect();
+fn go_round(endpoint: &Endpoint, entry: Entry) {
+    let others: Vec<_> = std::iter::from_fn(|| endpoint.loan_inline()).collect();
     let (cell, owner) = others.into_iter().find(|(cell, _)| *cell == entry.wild_cell()).expect("it is free");
-    desk.release_inline(cell, owner);
+    endpoint.release_inline(cell, owner);
     for _ in 0..1 << 12 {
-        let (again, owner) = desk.loan_inline().expect("the only one that is free");
+        let (again, owner) = endpoint.loan_inline().expect("the only one that is free");
         assert_eq!(again, cell);
         if entry.names(owner.epoch()) {
             return;
         }
-        desk.release_inline(cell, owner);
+        endpoint.release_inline(cell, owner);
     }
     panic!("the bits never came round");
 }

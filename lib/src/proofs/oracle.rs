@@ -13,7 +13,7 @@ use super::stage::{
     send_inline,
 };
 use crate::link::core::Core;
-use crate::link::desk::Desk;
+use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 use crate::participant::{Participant, SeatIndex, Side};
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
@@ -58,7 +58,7 @@ fn operation() -> impl Strategy<Value = Operation> {
 }
 
 struct Agent {
-    desk: Box<Desk>,
+    endpoint: Box<Endpoint>,
     loans: Vec<Held>,
     messages: Vec<Held>,
     evicted: bool,
@@ -107,8 +107,8 @@ impl World {
 
     fn attach(&mut self, side: Side) {
         if self.agents.len() + self.dead.len() < 8 {
-            let desk = attach(&self.core, side);
-            self.agents.push(Agent { desk, loans: Vec::new(), messages: Vec::new(), evicted: false });
+            let endpoint = attach(&self.core, side);
+            self.agents.push(Agent { endpoint, loans: Vec::new(), messages: Vec::new(), evicted: false });
         }
     }
 
@@ -122,12 +122,12 @@ impl World {
         if me.evicted {
             return false;
         }
-        let role = self.roles[ring_of(me.desk.side(), receives)][usize::from(receives)];
-        !self.single || role.is_none_or(|seat| seat == me.desk.me.seat)
+        let role = self.roles[ring_of(me.endpoint.side(), receives)][usize::from(receives)];
+        !self.single || role.is_none_or(|seat| seat == me.endpoint.me.seat)
     }
 
     fn plays(&mut self, agent: usize, receives: bool) -> usize {
-        let (side, seat) = (self.agents[agent].desk.side(), self.agents[agent].desk.me.seat);
+        let (side, seat) = (self.agents[agent].endpoint.side(), self.agents[agent].endpoint.me.seat);
         let ring = ring_of(side, receives);
         self.roles[ring][usize::from(receives)] = Some(seat);
         ring
@@ -166,7 +166,7 @@ impl World {
 
     fn got(&mut self, agent: usize, ring: usize, got: Option<Got>) {
         let expected = self.queues[ring].pop_front();
-        let seat = self.agents[agent].desk.me.seat;
+        let seat = self.agents[agent].endpoint.me.seat;
         match (expected, got) {
             (None, None) => {}
             (Some((id, None)), Some(Got::Inline(found, first, last))) => {
@@ -207,18 +207,18 @@ impl World {
             | Release(i, _) => i,
         };
         let Some(a) = self.pick(first) else { return };
-        let seat = self.agents[a].desk.me.seat;
+        let seat = self.agents[a].endpoint.me.seat;
         match *operation {
             Attach(_) => unreachable!(),
             Detach(_) => {
                 let agent = self.agents.remove(a);
-                agent.desk.leave();
+                agent.endpoint.leave();
                 self.forget(seat);
                 self.vacate(seat);
             }
             Abandon(_) => {
                 let agent = self.agents.remove(a);
-                self.dead.push(abandon(agent.desk));
+                self.dead.push(abandon(agent.endpoint));
             }
             Recover(_) if self.agents[a].evicted => {}
             Recover(_) => {
@@ -234,16 +234,16 @@ impl World {
                 if self.single || a == b || self.agents[a].evicted || self.agents[b].evicted {
                     return;
                 }
-                let other = self.agents[b].desk.me;
+                let other = self.agents[b].endpoint.me;
                 assert!(self.core.seats.evict(&other));
                 let done = self.core.reclaim(&other, seat, true);
                 let freed = self.forget(other.seat);
                 assert_eq!((done.messages, done.data_buffers), freed);
                 self.agents[b].evicted = true;
-                assert!(!self.agents[b].desk.is_current());
+                assert!(!self.agents[b].endpoint.is_current());
             }
             Loan(_) if self.agents[a].evicted => {}
-            Loan(_) => match loan(&self.agents[a].desk) {
+            Loan(_) => match loan(&self.agents[a].endpoint) {
                 Some(held) => {
                     assert!(
                         self.held.insert(held.cell, (Holder::Loaned(seat), None)).is_none(),
@@ -254,7 +254,7 @@ impl World {
                 None => assert_eq!(self.free_messages(), 0, "nothing is free"),
             },
             LoanWith(_) if self.agents[a].evicted || self.core.pool(DATA).is_none() => {}
-            LoanWith(_) => match loan_with(&self.agents[a].desk) {
+            LoanWith(_) => match loan_with(&self.agents[a].endpoint) {
                 Some(Ok(held)) => {
                     let data = held.data.map(|(_, index)| index);
                     assert!(self.held.values().all(|(_, other)| *other != data), "it was free");
@@ -275,7 +275,7 @@ impl World {
                 }
                 let held = of.swap_remove(i % of.len());
                 assert_eq!(
-                    release(&agent.desk, &held),
+                    release(&agent.endpoint, &held),
                     !agent.evicted,
                     "only what was taken away is refused"
                 );
@@ -293,7 +293,7 @@ impl World {
                 self.next_id += 1;
                 held.msg_id = self.next_id;
                 let room = self.queues[ring].len() < self.capacity;
-                assert_eq!(stage::send(&self.agents[a].desk, &held), room);
+                assert_eq!(stage::send(&self.agents[a].endpoint, &held), room);
                 if room {
                     self.queues[ring].push_back((held.msg_id, Some(held.cell)));
                 } else {
@@ -314,7 +314,7 @@ impl World {
                 } else {
                     Ok(())
                 };
-                assert_eq!(send_inline(&self.agents[a].desk, self.next_id), expected);
+                assert_eq!(send_inline(&self.agents[a].endpoint, self.next_id), expected);
                 if expected.is_ok() {
                     self.queues[ring].push_back((self.next_id, None));
                 }
@@ -324,7 +324,7 @@ impl World {
                     return;
                 }
                 let ring = self.plays(a, true);
-                let got = stage::receive(&self.agents[a].desk).expect("no damage");
+                let got = stage::receive(&self.agents[a].endpoint).expect("no damage");
                 self.got(a, ring, got);
             }
             ReceiveBatch(_, max) => {
@@ -332,7 +332,7 @@ impl World {
                     return;
                 }
                 let ring = self.plays(a, true);
-                let all = receive_batch(&self.agents[a].desk, max).expect("no damage");
+                let all = receive_batch(&self.agents[a].endpoint, max).expect("no damage");
                 assert_eq!(all.len(), max.min(self.queues[ring].len()));
                 all.into_iter().for_each(|got| self.got(a, ring, Some(got)));
             }
@@ -374,23 +374,23 @@ impl World {
             self.forget(dead.seat);
         }
         self.check();
-        for (queue, desk) in self.queues.iter().zip([&last[1], &last[0]]) {
+        for (queue, endpoint) in self.queues.iter().zip([&last[1], &last[0]]) {
             for &(id, _) in queue {
-                let got = stage::receive(desk).expect("no damage").expect("it was sent");
+                let got = stage::receive(endpoint).expect("no damage").expect("it was sent");
                 assert_eq!(got.msg_id(), id);
-                assert!(stage::finish(desk, &got));
+                assert!(stage::finish(endpoint, &got));
             }
-            assert!(stage::receive(desk).unwrap().is_none());
+            assert!(stage::receive(endpoint).unwrap().is_none());
         }
-        let desk = &mut last[0];
-        let all: Vec<_> = std::iter::from_fn(|| loan(desk)).collect();
+        let endpoint = &mut last[0];
+        let all: Vec<_> = std::iter::from_fn(|| loan(endpoint)).collect();
         assert_eq!(all.len(), self.core.msg().table.len(), "every MSG buffer is free and known");
         if let Some(pool) = self.core.pool(DATA) {
-            let count = std::iter::from_fn(|| desk.loan_data(DATA, all[0].cell, all[0].owner)).count();
+            let count = std::iter::from_fn(|| endpoint.loan_data(DATA, all[0].cell, all[0].owner)).count();
             assert_eq!(count, pool.table.len(), "every DATA buffer is free and known");
         }
-        if let Ring::Mpmc(_) = &desk.outgoing {
-            let cells = std::iter::from_fn(|| desk.loan_inline()).count();
+        if let Ring::Mpmc(_) = &endpoint.outgoing {
+            let cells = std::iter::from_fn(|| endpoint.loan_inline()).count();
             assert_eq!(cells, 2 * self.capacity, "every inline cell is free and known");
         }
     }

@@ -1,10 +1,10 @@
-//! What models and oracle share: a link on the heap, desks at it, and the steps of `Link` without files and doorbells.
+//! What models and oracle share: a link on the heap, endpoints at it, and the steps of `Link` without files and doorbells.
 
 use shmesh_sys::process::ProcessIdentity;
 
 use crate::config::PoolId;
 use crate::link::core::{Core, DataRef};
-use crate::link::desk::Desk;
+use crate::link::endpoint::Endpoint;
 use crate::participant::{Participant, Side};
 use crate::pool::owner::MsgOwner;
 use crate::ring::entry::Entry;
@@ -28,8 +28,8 @@ pub(super) fn process(pid: u32) -> ProcessIdentity {
 
 /// Boxed, because loom's threads have small stacks.
 #[inline(never)]
-pub(super) fn attach(core: &Core, side: Side) -> Box<Desk> {
-    Box::new(Desk::new(core, core.seats.attach(&process(1), side).expect("a free seat")))
+pub(super) fn attach(core: &Core, side: Side) -> Box<Endpoint> {
+    Box::new(Endpoint::new(core, core.seats.attach(&process(1), side).expect("a free seat")))
 }
 
 /// A MSG buffer in somebody's hands, with its DATA buffer.
@@ -58,21 +58,21 @@ impl Got {
     }
 }
 
-pub(super) fn loan(desk: &Desk) -> Option<Held> {
-    let (cell, owner) = desk.loan_msg()?;
+pub(super) fn loan(endpoint: &Endpoint) -> Option<Held> {
+    let (cell, owner) = endpoint.loan_msg()?;
     Some(Held { cell, owner, data: None, msg_id: 0 })
 }
 
 /// `Err`: the DATA pool is exhausted; the MSG went back, as in `Link::loan_with`.
-pub(super) fn loan_with(desk: &Desk) -> Option<Result<Held, ()>> {
-    let mut held = loan(desk)?;
-    match desk.loan_data(DATA, held.cell, held.owner) {
+pub(super) fn loan_with(endpoint: &Endpoint) -> Option<Result<Held, ()>> {
+    let mut held = loan(endpoint)?;
+    match endpoint.loan_data(DATA, held.cell, held.owner) {
         Some(index) => {
             held.data = Some((DATA, index));
             Some(Ok(held))
         }
         None => {
-            assert!(release(desk, &held));
+            assert!(release(endpoint, &held));
             Some(Err(()))
         }
     }
@@ -82,16 +82,16 @@ fn data_ref(held: &Held) -> DataRef {
     held.data.map_or(DataRef::NONE, |(pool, index)| DataRef::new(pool, index))
 }
 
-pub(super) fn release(desk: &Desk, held: &Held) -> bool {
-    desk.release(held.cell, held.owner, data_ref(held))
+pub(super) fn release(endpoint: &Endpoint, held: &Held) -> bool {
+    endpoint.release(held.cell, held.owner, data_ref(held))
 }
 
 pub(super) fn entry_of(held: &Held) -> Entry {
     Entry::pooled(held.cell, held.owner.epoch())
 }
 
-pub(super) fn describe(desk: &Desk, held: &Held) {
-    let cell = desk.cell(held.cell);
+pub(super) fn describe(endpoint: &Endpoint, held: &Held) {
+    let cell = endpoint.cell(held.cell);
     cell.clear();
     cell.set_msg_id(held.msg_id);
     cell.set_msg_len(8);
@@ -102,11 +102,11 @@ pub(super) fn describe(desk: &Desk, held: &Held) {
 }
 
 /// `false`: the ring is full, and the message still is the sender's.
-pub(super) fn send(desk: &Desk, held: &Held) -> bool {
-    describe(desk, held);
-    match &desk.outgoing {
-        Ring::Spsc(ring) => ring.push(desk.producer(ring).expect("the role"), entry_of(held)).is_ok(),
-        Ring::Mpmc(ring) => ring.push(&desk.shared_producer, entry_of(held)).is_ok(),
+pub(super) fn send(endpoint: &Endpoint, held: &Held) -> bool {
+    describe(endpoint, held);
+    match &endpoint.outgoing {
+        Ring::Spsc(ring) => ring.push(endpoint.producer(ring).expect("the role"), entry_of(held)).is_ok(),
+        Ring::Mpmc(ring) => ring.push(&endpoint.shared_producer, entry_of(held)).is_ok(),
     }
 }
 
@@ -117,25 +117,25 @@ pub(super) enum Refused {
 }
 
 /// Sends 48 bytes, which fit in one line.
-pub(super) fn send_inline(desk: &Desk, msg_id: i32) -> Result<(), Refused> {
-    send_inline_of(desk, msg_id, 48)
+pub(super) fn send_inline(endpoint: &Endpoint, msg_id: i32) -> Result<(), Refused> {
+    send_inline_of(endpoint, msg_id, 48)
 }
 
 /// Sends `len` bytes, a multiple of 8.
-pub(super) fn send_inline_of(desk: &Desk, msg_id: i32, len: usize) -> Result<(), Refused> {
+pub(super) fn send_inline_of(endpoint: &Endpoint, msg_id: i32, len: usize) -> Result<(), Refused> {
     let word = u64::from(msg_id.cast_unsigned());
     let (ids, msg) = (word << 32, word.to_ne_bytes().repeat(len / 8));
-    match &desk.outgoing {
+    match &endpoint.outgoing {
         Ring::Spsc(ring) => {
-            let producer = desk.producer(ring).expect("the role");
+            let producer = endpoint.producer(ring).expect("the role");
             ring.push_inline(producer, ids, &msg).map_err(|_| Refused::Full)
         }
         Ring::Mpmc(ring) => {
-            let (cell, owner) = desk.loan_inline().ok_or(Refused::NoCell)?;
-            desk.core.inline_lines(cell).expect("inline cells").write(ids, &msg);
+            let (cell, owner) = endpoint.loan_inline().ok_or(Refused::NoCell)?;
+            endpoint.core.inline_lines(cell).expect("inline cells").write(ids, &msg);
             let entry = Entry::inline_cell(cell, owner.epoch(), len);
-            ring.push(&desk.shared_producer, entry).map_err(|_| {
-                desk.release_inline(cell, owner);
+            ring.push(&endpoint.shared_producer, entry).map_err(|_| {
+                endpoint.release_inline(cell, owner);
                 Refused::Full
             })
         }
@@ -150,64 +150,64 @@ fn inline(entry: Entry, lines: InlineLines<'_>) -> Result<Got, Wild> {
     Ok(Got::Inline(msg_id, words[0], words[len as usize / 8 - 1]))
 }
 
-fn pooled(desk: &Desk, entry: Entry, word: u64) -> Result<Got, Wild> {
-    let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(desk.me.seat));
-    match desk.core.read_descriptor(cell, owner) {
+fn pooled(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<Got, Wild> {
+    let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(endpoint.me.seat));
+    match endpoint.core.read_descriptor(cell, owner) {
         Ok((descriptor, data)) => {
             Ok(Got::Pooled(Held { cell, owner, data: data.parts(), msg_id: descriptor.msg_id }))
         }
         Err(wild) => {
-            desk.release(cell, owner, DataRef::NONE);
+            endpoint.release(cell, owner, DataRef::NONE);
             Err(wild)
         }
     }
 }
 
-fn open(desk: &Desk, entry: Entry, word: u64, lines: InlineLines<'_>) -> Result<Got, Wild> {
-    if entry.is_inline() { inline(entry, lines) } else { pooled(desk, entry, word) }
+fn open(endpoint: &Endpoint, entry: Entry, word: u64, lines: InlineLines<'_>) -> Result<Got, Wild> {
+    if entry.is_inline() { inline(entry, lines) } else { pooled(endpoint, entry, word) }
 }
 
-fn open_shared(desk: &Desk, entry: Entry, word: u64) -> Result<Got, Wild> {
+fn open_shared(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<Got, Wild> {
     if !entry.is_inline() {
-        return pooled(desk, entry, word);
+        return pooled(endpoint, entry, word);
     }
-    let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(desk.me.seat));
-    let got = inline(entry, desk.core.inline_lines(cell).expect("inline cells"));
-    desk.release_inline(cell, owner);
+    let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(endpoint.me.seat));
+    let got = inline(entry, endpoint.core.inline_lines(cell).expect("inline cells"));
+    endpoint.release_inline(cell, owner);
     got
 }
 
 /// As `Link::receive`, in its order of steps.
-pub(super) fn receive(desk: &Desk) -> Result<Option<Got>, Wild> {
-    let receiving = desk.receiving();
-    match &desk.incoming {
+pub(super) fn receive(endpoint: &Endpoint) -> Result<Option<Got>, Wild> {
+    let receiving = endpoint.receiving();
+    match &endpoint.incoming {
         Ring::Spsc(ring) => {
-            let me = desk.consumer(ring).expect("the role");
+            let me = endpoint.consumer(ring).expect("the role");
             let Some((entry, word, lines)) = ring.take(me, &receiving)? else { return Ok(None) };
-            let got = open(desk, entry, word, lines);
+            let got = open(endpoint, entry, word, lines);
             ring.pass(me);
             got.map(Some)
         }
         Ring::Mpmc(ring) => match ring.pop(&receiving)? {
-            Some((entry, word)) => open_shared(desk, entry, word).map(Some),
+            Some((entry, word)) => open_shared(endpoint, entry, word).map(Some),
             None => Ok(None),
         },
     }
 }
 
 /// As `Link::receive_batch`, in its order of steps.
-pub(super) fn receive_batch(desk: &Desk, max: usize) -> Result<Vec<Got>, Wild> {
-    let receiving = desk.receiving();
+pub(super) fn receive_batch(endpoint: &Endpoint, max: usize) -> Result<Vec<Got>, Wild> {
+    let receiving = endpoint.receiving();
     let mut all = Vec::new();
-    match &desk.incoming {
+    match &endpoint.incoming {
         Ring::Spsc(ring) => {
-            let me = desk.consumer(ring).expect("the role");
+            let me = endpoint.consumer(ring).expect("the role");
             ring.pop_batch(me, &receiving, max, |entry, word, lines| {
-                all.push(open(desk, entry, word, lines))
+                all.push(open(endpoint, entry, word, lines))
             })?;
         }
         Ring::Mpmc(ring) => {
-            ring.pop_batch(&receiving, max, |entry, word| all.push(open_shared(desk, entry, word)))?;
+            ring.pop_batch(&receiving, max, |entry, word| all.push(open_shared(endpoint, entry, word)))?;
         }
     }
     all.into_iter().collect()
@@ -215,14 +215,14 @@ pub(super) fn receive_batch(desk: &Desk, max: usize) -> Result<Vec<Got>, Wild> {
 
 /// Ends what was received.
 #[cfg(not(loom))]
-pub(super) fn finish(desk: &Desk, got: &Got) -> bool {
+pub(super) fn finish(endpoint: &Endpoint, got: &Got) -> bool {
     match got {
-        Got::Pooled(held) => release(desk, held),
+        Got::Pooled(held) => release(endpoint, held),
         Got::Inline(..) => true,
     }
 }
 
 /// Ends a participant as a crash does: what it holds stays in shared memory.
-pub(super) fn abandon(desk: Box<Desk>) -> Participant {
-    desk.me
+pub(super) fn abandon(endpoint: Box<Endpoint>) -> Participant {
+    endpoint.me
 }

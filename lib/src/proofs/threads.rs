@@ -8,32 +8,32 @@ use std::sync::atomic::{AtomicU64 as Count, Ordering};
 use super::stage::{
     Got, Held, abandon, attach, link, loan_with, receive, receive_batch, release, send, send_inline_of,
 };
-use crate::link::desk::Desk;
+use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 
 const MESSAGES: i32 = if cfg!(miri) { 12 } else { 5_000 };
 
 #[expect(unsafe_code, reason = "the bytes of a buffer that the caller holds exclusively")]
 mod bytes {
-    use super::{Desk, Held};
+    use super::{Endpoint, Held};
 
-    pub(super) fn write(desk: &Desk, held: &Held) {
+    pub(super) fn write(endpoint: &Endpoint, held: &Held) {
         let value = u64::from(held.msg_id.cast_unsigned());
         // SAFETY: the buffer has 64 bytes, and its owner word gives it to this loan alone.
-        unsafe { desk.msg_pool().buffer(held.cell).cast::<u64>().write(value) };
+        unsafe { endpoint.msg_pool().buffer(held.cell).cast::<u64>().write(value) };
         if let Some((pool, index)) = held.data {
-            let buffer = desk.core.pool(pool).expect("it was loaned from there").buffer(index);
+            let buffer = endpoint.core.pool(pool).expect("it was loaned from there").buffer(index);
             // SAFETY: as above.
             unsafe { buffer.cast::<u64>().add(7).write(!value) };
         }
     }
 
-    pub(super) fn check(desk: &Desk, held: &Held) {
+    pub(super) fn check(endpoint: &Endpoint, held: &Held) {
         let value = u64::from(held.msg_id.cast_unsigned());
         // SAFETY: the buffer has 64 bytes, written before it was sent, and this message holds it.
-        assert_eq!(unsafe { desk.msg_pool().buffer(held.cell).cast::<u64>().read() }, value);
+        assert_eq!(unsafe { endpoint.msg_pool().buffer(held.cell).cast::<u64>().read() }, value);
         if let Some((pool, index)) = held.data {
-            let buffer = desk.core.pool(pool).expect("it was loaned from there").buffer(index);
+            let buffer = endpoint.core.pool(pool).expect("it was loaned from there").buffer(index);
             // SAFETY: as above.
             assert_eq!(unsafe { buffer.cast::<u64>().add(7).read() }, !value);
         }
@@ -50,26 +50,26 @@ fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Each third message inline, the others with DATA.
-fn send_all(desk: &Desk, first: i32) {
+fn send_all(endpoint: &Endpoint, first: i32) {
     for id in first..first + MESSAGES {
         if id % 3 == 0 {
             // In one line and in two.
             let len = if id % 2 == 0 { 48 } else { 112 };
-            until(|| send_inline_of(desk, id, len).ok());
+            until(|| send_inline_of(endpoint, id, len).ok());
             continue;
         }
-        let mut held = until(|| loan_with(desk)?.ok());
+        let mut held = until(|| loan_with(endpoint)?.ok());
         held.msg_id = id;
-        bytes::write(desk, &held);
-        until(|| send(desk, &held).then_some(()));
+        bytes::write(endpoint, &held);
+        until(|| send(endpoint, &held).then_some(()));
     }
 }
 
-fn finish(desk: &Desk, got: &Got) -> u64 {
+fn finish(endpoint: &Endpoint, got: &Got) -> u64 {
     match got {
         Got::Pooled(held) => {
-            bytes::check(desk, held);
-            assert!(release(desk, held));
+            bytes::check(endpoint, held);
+            assert!(release(endpoint, held));
         }
         Got::Inline(id, first, last) => {
             assert_eq!(
@@ -101,9 +101,9 @@ fn many_to_many() {
     let core = link(2, false, 5, 5);
     let (count, sum) = (Count::new(0), Count::new(0));
     let total = 2 * u64::from(MESSAGES.cast_unsigned());
-    let desks: [_; 2] = std::array::from_fn(|_| (attach(&core, Primary), attach(&core, Secondary)));
+    let endpoints: [_; 2] = std::array::from_fn(|_| (attach(&core, Primary), attach(&core, Secondary)));
     std::thread::scope(|scope| {
-        for (i, (producer, consumer)) in (0..).zip(desks) {
+        for (i, (producer, consumer)) in (0..).zip(endpoints) {
             scope.spawn(move || send_all(&producer, 1 + i * MESSAGES));
             let (count, sum) = (&count, &sum);
             scope.spawn(move || {

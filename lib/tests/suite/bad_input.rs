@@ -520,7 +520,7 @@ fn no_notification() {
     says(&refused(link.notify()), "NoNotification", &parts);
     says(&refused(link.post()), "NoNotification", &parts);
     says(&refused(link.fd()), "NoNotification", &parts);
-    says(&refused(link.value()), "NoNotification", &parts);
+    says(&refused(link.take_signal()), "NoNotification", &parts);
     says(&refused(link.wait_tti(Some(Duration::ZERO))), "NoNotification", &parts);
 }
 

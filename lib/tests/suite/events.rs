@@ -107,7 +107,7 @@ fn epoll_user_hears_of_peers() {
                 let mut events = [EpollEvent::empty()];
                 let limit = EpollTimeout::try_from(HANGS).unwrap();
                 assert_eq!(epoll.wait(&mut events, limit).unwrap(), 1, "{kind}: nothing rang");
-                while link.value().unwrap().is_some() {}
+                while link.take_signal().unwrap().is_some() {}
             }
         });
     }
@@ -123,7 +123,7 @@ fn descriptor_is_quiet_when_signals_were_taken_though_an_event_waits() {
     assert!(is_readable());
     // The monitor rings as well if it looks between the change and the wake-up.
     until("its signals are taken", || {
-        while link.value().unwrap().is_some() {}
+        while link.take_signal().unwrap().is_some() {}
         !is_readable()
     });
     assert!(link.has_event());
@@ -243,7 +243,7 @@ fn kill_while_they_churn(kills: u64) {
             let limit = EpollTimeout::try_from(if is_owed { HANGS } else { Duration::from_millis(1) });
             let woken = epoll.wait(&mut [EpollEvent::empty()], limit.unwrap()).unwrap();
             assert!(woken == 1 || !is_owed, "kill {kill}: nothing rang, and {present:?} are present");
-            while link.value().unwrap().is_some() {}
+            while link.take_signal().unwrap().is_some() {}
             while let Some(event) = link.next_event() {
                 heard += 1;
                 match event {

@@ -953,7 +953,8 @@ fn second_receiver_is_refused_until_the_first_has_gone() {
             assert_eq!(first.ask("receive"), "1 for-this-one", "{kind}");
         }
         // The primary side has one, too, whoever else is let onto it.
-        let refused = options.clone().beside(true).attach("link", Side::Primary).unwrap_err().to_string();
+        let refused =
+            options.clone().allow_second_primary(true).attach("link", Side::Primary).unwrap_err().to_string();
         assert!(refused.contains(&format!("process {}", primary.pid())), "{kind}: {refused}");
         first.tell("close");
         primary.kill();

@@ -5,7 +5,7 @@
 //! | `limit.rs` | how many records one account may cause |
 //! | `file.rs` | a file that does not fill the disk |
 //!
-//! Written by a thread of its own: a disk or a reader that is slow must not hold up the hub. What cannot be written in time,
+//! Written by a thread of its own: a disk or a reader that is slow must not hold up the actor. What cannot be written in time,
 //! and what one account causes beyond measure, is counted and said.
 
 mod file;

@@ -170,7 +170,7 @@ fn wait<const HOW: u8>(link: &Link) -> Result<()> {
         _ => {
             // An interrupted poll finds nothing, and the caller comes again.
             let _ = poll::wait_once(&mut [Watch::readable(&link.fd()?)], None);
-            link.value()?;
+            link.take_signal()?;
         }
     }
     Ok(())

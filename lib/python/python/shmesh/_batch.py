@@ -388,7 +388,7 @@ class BatchQueue:
         self._here()
         with self._lock:
             if self._consumer is None:
-                link = Link.attach(self.name, "primary", beside=True, directory=self.directory)
+                link = Link.attach(self.name, "primary", allow_second_primary=True, directory=self.directory)
                 buffers = link.pool("cpu_data")
                 link.post_releases(max(1, (buffers[1] if buffers else 1) // 2))
                 self._consumer = link

@@ -109,14 +109,14 @@ class Link(_shmesh.Link):
         side: Side = "secondary",
         *,
         timeout: float = 0.0,
-        beside: bool = False,
+        allow_second_primary: bool = False,
         directory: str | os.PathLike[str] | None = None,
     ) -> Link:
         """Attaches to a link that is there, or comes within ``timeout`` seconds.
 
-        One process is a link's primary; ``beside`` lets further ones onto that side, in ring mode mpmc.
+        One process is a link's primary; ``allow_second_primary`` lets further ones onto that side, in ring mode mpmc.
         """
-        return cls(name, ipc_directory(directory), side=side, timeout=timeout, beside=beside)
+        return cls(name, ipc_directory(directory), side=side, timeout=timeout, allow_second_primary=allow_second_primary)
 
     def clone(self) -> Link:
         """Another participant on the same side: for each process, as for each ring mode `spsc` role."""

@@ -127,7 +127,7 @@ class Link:
         side: str = "secondary",
         config: str | None = None,
         timeout: float = 0.0,
-        beside: bool = False,
+        allow_second_primary: bool = False,
         fresh: bool = False,
     ) -> Self: ...
     @property

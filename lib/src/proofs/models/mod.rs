@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::stage::{self, Got, Held};
-use crate::link::desk::Desk;
+use crate::link::endpoint::Endpoint;
 
 /// How long each deeper search of a model may take before it is cut short; `LOOM_MAX_DURATION` (seconds) allows more.
 const DEEPER_LIMIT: Duration = Duration::from_secs(10);
@@ -109,30 +109,30 @@ fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn loan_and_write(desk: &Desk, bytes: &Bytes, value: i32) -> Option<Held> {
-    let mut held = stage::loan(desk)?;
+fn loan_and_write(endpoint: &Endpoint, bytes: &Bytes, value: i32) -> Option<Held> {
+    let mut held = stage::loan(endpoint)?;
     held.msg_id = value;
     bytes.write(held.cell, value);
     Some(held)
 }
 
 /// Loans, writes and sends, however long it takes.
-fn send(desk: &Desk, bytes: &Bytes, value: i32) {
-    let held = until(|| loan_and_write(desk, bytes, value));
-    until(|| stage::send(desk, &held).then_some(()));
+fn send(endpoint: &Endpoint, bytes: &Bytes, value: i32) {
+    let held = until(|| loan_and_write(endpoint, bytes, value));
+    until(|| stage::send(endpoint, &held).then_some(()));
 }
 
 /// One attempt to receive, read and release.
-fn receive(desk: &Desk, bytes: &Bytes) -> Option<i32> {
-    let got = stage::receive(desk).expect("no damage")?;
-    Some(consume(desk, bytes, &got))
+fn receive(endpoint: &Endpoint, bytes: &Bytes) -> Option<i32> {
+    let got = stage::receive(endpoint).expect("no damage")?;
+    Some(consume(endpoint, bytes, &got))
 }
 
-fn consume(desk: &Desk, bytes: &Bytes, got: &Got) -> i32 {
+fn consume(endpoint: &Endpoint, bytes: &Bytes, got: &Got) -> i32 {
     match got {
         Got::Pooled(held) => {
             assert_eq!(bytes.read(held.cell), held.msg_id, "the message and its bytes belong together");
-            assert!(stage::release(desk, held), "a living participant keeps what it received");
+            assert!(stage::release(endpoint, held), "a living participant keeps what it received");
         }
         Got::Inline(id, first, last) => {
             assert_eq!(
@@ -146,20 +146,20 @@ fn consume(desk: &Desk, bytes: &Bytes, got: &Got) -> i32 {
 }
 
 /// Receives what is left.
-fn drain(desk: &Desk, bytes: &Bytes) -> Vec<i32> {
-    std::iter::from_fn(|| receive(desk, bytes)).collect()
+fn drain(endpoint: &Endpoint, bytes: &Bytes) -> Vec<i32> {
+    std::iter::from_fn(|| receive(endpoint, bytes)).collect()
 }
 
-/// When all is quiet, `desk` can loan all buffers, and writing to them races with nobody.
-fn assert_all_free(desk: &Desk, bytes: &Bytes) {
-    let len = desk.core.msg().table.len();
-    let all: Vec<_> = (0..len).map_while(|_| loan_and_write(desk, bytes, -1)).collect();
+/// When all is quiet, `endpoint` can loan all buffers, and writing to them races with nobody.
+fn assert_all_free(endpoint: &Endpoint, bytes: &Bytes) {
+    let len = endpoint.core.msg().table.len();
+    let all: Vec<_> = (0..len).map_while(|_| loan_and_write(endpoint, bytes, -1)).collect();
     assert_eq!(all.len(), len, "every MSG buffer is free and known");
-    if let Some(pool) = desk.core.pool(stage::DATA) {
+    if let Some(pool) = endpoint.core.pool(stage::DATA) {
         let data = (0..pool.table.len())
-            .map_while(|_| desk.loan_data(stage::DATA, all[0].cell, all[0].owner))
+            .map_while(|_| endpoint.loan_data(stage::DATA, all[0].cell, all[0].owner))
             .count();
         assert_eq!(data, pool.table.len(), "every DATA buffer is free and known");
     }
-    assert!(stage::loan(desk).is_none());
+    assert!(stage::loan(endpoint).is_none());
 }

@@ -4,7 +4,7 @@ use loom::sync::{Arc, Condvar, Mutex};
 
 use super::super::stage::{abandon, attach, link, receive, send_inline};
 use super::{explore, spawn, until};
-use crate::link::desk::Desk;
+use crate::link::endpoint::Endpoint;
 use crate::notify;
 use crate::participant::Side::{Primary, Secondary};
 use crate::participant::{PeerEvent, PeerObserver};
@@ -37,18 +37,18 @@ impl Futex {
 }
 
 /// As `Link::notify`.
-fn wake(desk: &Desk, futex: &Futex) {
-    let waiting = notify::waiting(&desk.outgoing);
-    if !waiting.nobody() && waiting.is_any_asleep(&desk.core.seats) {
-        notify::wake(&desk.outgoing);
+fn wake(endpoint: &Endpoint, futex: &Futex) {
+    let waiting = notify::waiting(&endpoint.outgoing);
+    if !waiting.nobody() && waiting.is_any_asleep(&endpoint.core.seats) {
+        notify::wake(&endpoint.outgoing);
         futex.wake_all();
     }
 }
 
 /// As `Link::wait_for` after it has spun.
-fn sleep(desk: &Desk, futex: &Futex, ready: impl Fn(&Ring) -> bool) {
-    let ring = &desk.incoming;
-    notify::fall_asleep(ring, desk.me.seat);
+fn sleep(endpoint: &Endpoint, futex: &Futex, ready: impl Fn(&Ring) -> bool) {
+    let ring = &endpoint.incoming;
+    notify::fall_asleep(ring, endpoint.me.seat);
     loop {
         let wakes = notify::wakes(ring);
         if ready(ring) {
@@ -56,7 +56,7 @@ fn sleep(desk: &Desk, futex: &Futex, ready: impl Fn(&Ring) -> bool) {
         }
         futex.wait(ring, wakes);
     }
-    notify::wake_up(ring, desk.me.seat);
+    notify::wake_up(ring, endpoint.me.seat);
 }
 
 fn never_sleeps_over(name: &'static str, single: bool) {
@@ -169,11 +169,11 @@ fn a_late_recoverer_takes_no_wake_up_away() {
 }
 
 /// As `Shared::wake_for_events`.
-fn wake_for_events(desk: &Desk, futex: &Futex) {
-    desk.core.seats.wake_for_events(|| {
-        for ring in desk.core.rings() {
+fn wake_for_events(endpoint: &Endpoint, futex: &Futex) {
+    endpoint.core.seats.wake_for_events(|| {
+        for ring in endpoint.core.rings() {
             let waiting = notify::waiting(ring);
-            if !waiting.nobody() && waiting.is_any_asleep(&desk.core.seats) {
+            if !waiting.nobody() && waiting.is_any_asleep(&endpoint.core.seats) {
                 notify::wake(ring);
                 futex.wake_all();
             }

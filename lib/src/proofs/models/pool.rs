@@ -2,14 +2,14 @@
 
 use super::super::stage::{attach, link, loan, release};
 use super::{Bytes, assert_all_free, explore, loan_and_write, spawn};
-use crate::link::desk::Desk;
+use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 
-fn loan_and_release(desk: &Desk, bytes: &Bytes, rounds: i32) {
+fn loan_and_release(endpoint: &Endpoint, bytes: &Bytes, rounds: i32) {
     for round in 0..rounds {
-        if let Some(held) = loan_and_write(desk, bytes, round) {
+        if let Some(held) = loan_and_write(endpoint, bytes, round) {
             assert_eq!(bytes.read(held.cell), round);
-            assert!(release(desk, &held));
+            assert!(release(endpoint, &held));
         }
     }
 }
@@ -49,9 +49,9 @@ fn stolen_twice() {
         let (a, b, c) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
         let third = attach(&core, Secondary);
         let held = loan_and_write(&a, &bytes, 7).unwrap();
-        let thieves = [b, c].map(|desk| {
+        let thieves = [b, c].map(|endpoint| {
             let bytes = bytes.clone();
-            spawn(move || loan_and_release(&desk, &bytes, 1))
+            spawn(move || loan_and_release(&endpoint, &bytes, 1))
         });
         assert!(release(&a, &held));
         for thief in thieves {

@@ -9,7 +9,7 @@ use super::super::stage::{
 };
 use super::{Bytes, assert_all_free, drain, explore, loan_and_write, receive, send, spawn, until};
 use crate::link::core::{Core, Recovered};
-use crate::link::desk::Desk;
+use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 use crate::participant::{Participant, Role, Side};
 use crate::pool::owner::DataOwner;
@@ -155,14 +155,14 @@ fn a_dead_sender_behind_another() {
     });
 }
 
-/// Makes the oldest message on the ring the property of `desk`, without moving `head`.
-fn take_only(desk: &Desk) {
-    let (_, entry) = desk.incoming.queued().next().unwrap();
-    let receiving = desk.receiving();
+/// Makes the oldest message on the ring the property of `endpoint`, without moving `head`.
+fn take_only(endpoint: &Endpoint) {
+    let (_, entry) = endpoint.incoming.queued().next().unwrap();
+    let receiving = endpoint.receiving();
     let crate::ring::Look::Here(word) = receiving.look(entry).unwrap() else { panic!("it waits") };
-    match &desk.incoming {
+    match &endpoint.incoming {
         Ring::Spsc(ring) => {
-            desk.consumer(ring).unwrap();
+            endpoint.consumer(ring).unwrap();
             receiving.take_alone(entry, word);
         }
         Ring::Mpmc(_) => assert!(receiving.take(entry, word)),

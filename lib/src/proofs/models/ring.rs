@@ -2,7 +2,7 @@
 
 use super::super::stage::{self, attach, link, loan, receive_batch, send_inline, send_inline_of};
 use super::{Bytes, assert_all_free, consume, drain, explore, loan_and_write, receive, send, spawn, until};
-use crate::link::desk::Desk;
+use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 
 fn one_to_one(name: &str, capacity: u32, buffers: u32, count: i32, single: bool) {
@@ -155,16 +155,16 @@ fn many(name: &str, capacity: u32, producers: i32, consumers: usize, each: i32) 
         assert_eq!(receive(&first, &bytes), Some(0));
 
         let senders: Vec<_> = std::iter::zip(1.., senders)
-            .map(|(p, desk)| {
+            .map(|(p, endpoint)| {
                 let bytes = bytes.clone();
                 let values = (1..=each).map(move |i| 10 * p + i);
-                spawn(move || values.filter(|&value| try_send(&desk, &bytes, value)).collect::<Vec<_>>())
+                spawn(move || values.filter(|&value| try_send(&endpoint, &bytes, value)).collect::<Vec<_>>())
             })
             .collect();
         let takers: Vec<_> = (1..consumers)
             .map(|_| {
-                let (desk, bytes) = (attach(&core, Secondary), bytes.clone());
-                spawn(move || (0..each).filter_map(|_| receive(&desk, &bytes)).collect::<Vec<_>>())
+                let (endpoint, bytes) = (attach(&core, Secondary), bytes.clone());
+                spawn(move || (0..each).filter_map(|_| receive(&endpoint, &bytes)).collect::<Vec<_>>())
             })
             .collect();
         let mut mine: Vec<_> = (0..each).filter_map(|_| receive(&first, &bytes)).collect();
@@ -188,10 +188,10 @@ fn many(name: &str, capacity: u32, producers: i32, consumers: usize, each: i32) 
 }
 
 /// One attempt: `false` when there is no buffer, or no room in the ring.
-fn try_send(desk: &Desk, bytes: &Bytes, value: i32) -> bool {
-    let Some(held) = loan_and_write(desk, bytes, value) else { return false };
-    let sent = stage::send(desk, &held);
-    assert!(sent || stage::release(desk, &held), "a refused message stays the sender's");
+fn try_send(endpoint: &Endpoint, bytes: &Bytes, value: i32) -> bool {
+    let Some(held) = loan_and_write(endpoint, bytes, value) else { return false };
+    let sent = stage::send(endpoint, &held);
+    assert!(sent || stage::release(endpoint, &held), "a refused message stays the sender's");
     sent
 }
 

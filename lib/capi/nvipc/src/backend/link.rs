@@ -68,7 +68,7 @@ pub struct LinkBackend {
     devices: DevicePools,
     /// Pools of the host that are locked for the GPU.
     locked: Vec<PageLocked>,
-    desk: Mutex<Option<Desk>>,
+    endpoint: Mutex<Option<Endpoint>>,
     /// Handles on which threads sleep, one each; here while nobody does.
     sleepers: Mutex<Vec<Link>>,
     /// How many threads sleep, and who waits for the last of them.
@@ -108,7 +108,7 @@ impl Drop for Asleep {
 
 /// What the lock guards.
 #[derive(Debug)]
-struct Desk {
+struct Endpoint {
     /// Before `link`, from which they borrow.
     /// A place stays when its message has gone: its address comes again.
     held: HashMap<usize, Option<Held>, BuildHasherDefault<AddressHasher>>,
@@ -129,8 +129,8 @@ enum Held {
 }
 
 // SAFETY: loans and messages point to a handle that may move between threads but is not `Sync`. The handle is in the same
-// desk, and a desk is touched only by who has its lock, so that one thread at a time uses all of them.
-unsafe impl Send for Desk {}
+// endpoint, and an endpoint is touched only by who has its lock, so that one thread at a time uses all of them.
+unsafe impl Send for Endpoint {}
 
 /// A handle at an address that does not change, for those who borrow from it.
 #[derive(Debug)]
@@ -141,9 +141,9 @@ impl Anchored {
         Self(NonNull::from(Box::leak(Box::new(link))))
     }
 
-    /// The handle, for what is kept in the same desk: that is dropped before it.
+    /// The handle, for what is kept in the same endpoint: that is dropped before it.
     fn get(&self) -> &'static Link {
-        // SAFETY: a box that only `drop` frees; nothing that borrows from it leaves the desk, of which it is the last field.
+        // SAFETY: a box that only `drop` frees; nothing that borrows from it leaves the endpoint, of which it is the last field.
         unsafe { self.0.as_ref() }
     }
 }
@@ -214,7 +214,7 @@ impl LinkBackend {
             name: link.name().to_owned(),
             devices,
             locked,
-            desk: Mutex::new(Some(Desk {
+            endpoint: Mutex::new(Some(Endpoint {
                 held: HashMap::with_capacity_and_hasher(msg_buffers, BuildHasherDefault::default()),
                 looped: VecDeque::new(),
                 armed: false,
@@ -231,14 +231,14 @@ impl LinkBackend {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Desk>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Endpoint>> {
         // What is held is moved in and out whole.
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Desk) -> Result<T>) -> Result<T> {
+    fn with<T>(&self, act: impl FnOnce(&mut Endpoint) -> Result<T>) -> Result<T> {
         match self.lock().as_mut() {
-            Some(desk) => act(desk),
+            Some(endpoint) => act(endpoint),
             None => Err(self.was_closed()),
         }
     }
@@ -320,7 +320,7 @@ fn received_data(
     }
 }
 
-impl Desk {
+impl Endpoint {
     /// Takes the signal of a post that was taken, now or when it comes.
     fn take_signal_of_post(&mut self) -> Result<()> {
         if self.armed && self.signal()?.is_none() {
@@ -454,40 +454,40 @@ impl Backend for LinkBackend {
     }
 
     fn allocate(&self, data: Option<PoolId>) -> Result<Buffers> {
-        self.with(|desk| {
-            let mut loan = desk.loan(data)?;
+        self.with(|endpoint| {
+            let mut loan = endpoint.loan(data)?;
             let msg = NonNull::from(loan.msg_mut(0).map_err(|error| failed(&error))?).cast();
             let data = data_of(&mut loan, &self.devices);
-            desk.keep(msg, Held::Loan(loan));
+            endpoint.keep(msg, Held::Loan(loan));
             Ok(Buffers { msg, data })
         })
     }
 
     fn send(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
-        self.with(|desk| {
-            let Some(mut held) = desk.give_up(key(msg)) else { return Err(self.foreign(msg)) };
+        self.with(|endpoint| {
+            let Some(mut held) = endpoint.give_up(key(msg)) else { return Err(self.foreign(msg)) };
             let agrees = held.agrees(&self.devices, data, fields.data_pool);
             let (loan, source) = match held {
                 Held::Loan(mut loan) if agrees => match fill(&mut loan, fields, &self.devices) {
                     Ok(()) => (loan, None),
                     Err(error) => {
-                        desk.keep(msg, Held::Loan(loan));
+                        endpoint.keep(msg, Held::Loan(loan));
                         return Err(failed(&error));
                     }
                 },
-                Held::Message(message) if agrees => match desk.copied(&message, fields, &self.devices) {
+                Held::Message(message) if agrees => match endpoint.copied(&message, fields, &self.devices) {
                     Ok(loan) => (loan, Some(message)),
                     Err(failure) => {
-                        desk.keep(msg, Held::Message(message));
+                        endpoint.keep(msg, Held::Message(message));
                         return Err(failure);
                     }
                 },
                 looped @ Held::Looped(..) => {
-                    desk.keep(msg, looped);
+                    endpoint.keep(msg, looped);
                     return Err(self.foreign(msg));
                 }
                 held => {
-                    desk.keep(msg, held);
+                    endpoint.keep(msg, held);
                     return Err(self.foreign_data(msg));
                 }
             };
@@ -500,7 +500,7 @@ impl Backend for LinkBackend {
                     None => Some(Held::Loan(loan)),
                 };
                 if let Some(still) = still {
-                    desk.keep(msg, still);
+                    endpoint.keep(msg, still);
                 }
                 failed(&error)
             })
@@ -508,7 +508,7 @@ impl Backend for LinkBackend {
     }
 
     fn send_loopback(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
-        self.with(|desk| match desk.give_up(key(msg)) {
+        self.with(|endpoint| match endpoint.give_up(key(msg)) {
             Some(Held::Loan(mut loan)) => {
                 let filled = fill(&mut loan, fields, &self.devices).map_err(|error| failed(&error));
                 let mut held = Held::Loan(loan);
@@ -519,18 +519,18 @@ impl Backend for LinkBackend {
                 };
                 match (refused, held) {
                     (None, Held::Loan(loan)) => {
-                        desk.looped.push_back(key(msg));
-                        desk.keep(msg, Held::Looped(loan, fields));
+                        endpoint.looped.push_back(key(msg));
+                        endpoint.keep(msg, Held::Looped(loan, fields));
                         Ok(())
                     }
                     (refused, held) => {
-                        desk.keep(msg, held);
+                        endpoint.keep(msg, held);
                         refused.map_or(Ok(()), Err)
                     }
                 }
             }
             Some(other) => {
-                desk.keep(msg, other);
+                endpoint.keep(msg, other);
                 Err(self.foreign(msg))
             }
             None => Err(self.foreign(msg)),
@@ -538,18 +538,18 @@ impl Backend for LinkBackend {
     }
 
     fn receive(&self) -> Result<Option<Received>> {
-        self.with(|desk| {
-            if let Some(at) = desk.looped.pop_front()
-                && let Some(Held::Looped(mut loan, mut fields)) = desk.give_up(at)
+        self.with(|endpoint| {
+            if let Some(at) = endpoint.looped.pop_front()
+                && let Some(Held::Looped(mut loan, mut fields)) = endpoint.give_up(at)
             {
                 let msg = NonNull::from(loan.msg_mut(0).map_err(|error| failed(&error))?).cast();
                 let buffers = Buffers { msg, data: data_of(&mut loan, &self.devices) };
                 fields.data_len = u32::try_from(data_len(fields)).unwrap_or(0);
                 fields.data_pool = loan.data_pool();
-                desk.keep(msg, Held::Loan(loan));
+                endpoint.keep(msg, Held::Loan(loan));
                 return Ok(Some(Received { fields, buffers }));
             }
-            let message = match desk.link().receive() {
+            let message = match endpoint.link().receive() {
                 Ok(Some(message)) => message,
                 Ok(None) => return Ok(None),
                 Err(error) => return Err(failed(&error)),
@@ -570,23 +570,23 @@ impl Backend for LinkBackend {
                     data: received_data(&message, &self.devices).map_err(|error| failed(&error))?,
                 },
             };
-            desk.keep(received.buffers.msg, Held::Message(message));
+            endpoint.keep(received.buffers.msg, Held::Message(message));
             Ok(Some(received))
         })
     }
 
     fn release(&self, msg: NonNull<u8>, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> Result<()> {
-        self.with(|desk| match desk.give_up(key(msg)) {
+        self.with(|endpoint| match endpoint.give_up(key(msg)) {
             None => Err(self.foreign(msg)),
             Some(looped @ Held::Looped(..)) => {
-                desk.keep(msg, looped);
+                endpoint.keep(msg, looped);
                 Err(self.foreign(msg))
             }
             Some(mut held) => {
                 if held.agrees(&self.devices, data, pool) {
                     return Ok(());
                 }
-                desk.keep(msg, held);
+                endpoint.keep(msg, held);
                 Err(self.foreign_data(msg))
             }
         })
@@ -597,8 +597,8 @@ impl Backend for LinkBackend {
     }
 
     fn copied(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<Option<Copied>> {
-        self.with(|desk| {
-            let Some(held) = desk.held.get_mut(&key(msg)).and_then(Option::as_mut) else {
+        self.with(|endpoint| {
+            let Some(held) = endpoint.held.get_mut(&key(msg)).and_then(Option::as_mut) else {
                 return Err(self.foreign(msg));
             };
             if !held.agrees(&self.devices, data, fields.data_pool) {
@@ -619,24 +619,24 @@ impl Backend for LinkBackend {
     }
 
     fn post(&self) -> Result<()> {
-        self.with(|desk| desk.link().post().map_err(|error| failed(&error)))
+        self.with(|endpoint| endpoint.link().post().map_err(|error| failed(&error)))
     }
 
     fn take(&self) -> Result<bool> {
-        self.with(|desk| {
-            let link = desk.link();
+        self.with(|endpoint| {
+            let link = endpoint.link();
             if link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))? {
                 // The descriptor must not stay readable for a post that was taken.
-                desk.take_signal_of_post()?;
+                endpoint.take_signal_of_post()?;
                 return Ok(true);
             }
             // A signal without a post: of a peer that uses the other library, and does not post.
-            while desk.armed {
-                let is_ours = match link.value().map_err(|error| failed(&error))? {
+            while endpoint.armed {
+                let is_ours = match link.take_signal().map_err(|error| failed(&error))? {
                     None => break,
                     // Of a peer that died after it sent, and before it signalled.
-                    Some(0) => desk.late.are_mixed && link.has_message(),
-                    Some(_) => !desk.late.is_late(link.has_message()),
+                    Some(0) => endpoint.late.are_mixed && link.has_message(),
+                    Some(_) => !endpoint.late.is_late(link.has_message()),
                 };
                 if is_ours {
                     return Ok(true);
@@ -655,29 +655,29 @@ impl Backend for LinkBackend {
         let spare = backend.sleepers.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let sleeper = match spare {
             Some(sleeper) => sleeper,
-            None => backend.with(|desk| desk.link().try_clone().map_err(|error| failed(&error)))?,
+            None => backend.with(|endpoint| endpoint.link().try_clone().map_err(|error| failed(&error)))?,
         };
         // A handle on which this fails is not kept for others.
         let bell = sleeper.begin_sleep().map_err(|error| failed(&error))?.map(|fd| fd.as_raw_fd());
         asleep.link = Some(sleeper);
         let Some(bell) = bell else {
             // The signal of that post, unless the sleep took it.
-            let _ = backend.with(Desk::take_signal_of_post);
+            let _ = backend.with(Endpoint::take_signal_of_post);
             return Ok(None);
         };
         Ok(Some(Sleep { fds: [bell, backend.over.as_raw_fd()], guard: Box::new(asleep) }))
     }
 
     fn fd(&self) -> Result<c_int> {
-        self.with(|desk| {
-            let fd = desk.link().fd().map_err(|error| failed(&error))?.as_raw_fd();
-            desk.armed = true;
+        self.with(|endpoint| {
+            let fd = endpoint.link().fd().map_err(|error| failed(&error))?.as_raw_fd();
+            endpoint.armed = true;
             Ok(fd)
         })
     }
 
     fn queued(&self) -> Result<usize> {
-        self.with(|desk| Ok(desk.link().queued() + desk.looped.len()))
+        self.with(|endpoint| Ok(endpoint.link().queued() + endpoint.looped.len()))
     }
 
     fn copy(&self, direction: Direction, host: NonNull<u8>, device: u64, len: usize) -> Result<()> {
@@ -732,9 +732,9 @@ impl Backend for LinkBackend {
         if !self.closed.swap(true, Ordering::AcqRel) {
             let _ = (&self.end).write(&[0]);
         }
-        let desk = self.lock().take();
+        let endpoint = self.lock().take();
         // Leaving may have to remove the link: not with the lock.
-        drop(desk);
+        drop(endpoint);
         // The link ends with its last handle, and who closes may end the process next.
         let asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.all_up.wait_while(asleep, |asleep| *asleep > 0));

@@ -1,6 +1,6 @@
-//! The desk: what one participant works with. The tables of the link, seen from its seat.
+//! The endpoint: what one participant works with. The tables of the link, seen from its seat.
 //!
-//! Everything that the hot path touches is one step away from here. Like [`Core`], a desk knows nothing of files or bytes
+//! Everything that the hot path touches is one step away from here. Like [`Core`], an endpoint knows nothing of files or bytes
 //! of payload.
 
 use std::cell::OnceCell;
@@ -10,29 +10,29 @@ use crate::config::PoolId;
 use crate::notify;
 use crate::participant::{Participant, Role, Side};
 use crate::pool::owner::{DataOwner, MsgOwner};
-use crate::pool::{Pool, Stock};
+use crate::pool::{Pool, PoolCache};
 use crate::ring::{CONSUMER_ROLE, PRODUCER_ROLE, Ring, mpmc, spsc};
 use crate::segment::Lines;
 use crate::sync::Ordering;
 
 /// A participant at its seat.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct Endpoint {
     pub(crate) core: Core,
     pub(crate) me: Participant,
     seat_line: Lines,
     pub(crate) outgoing: Ring,
     pub(crate) incoming: Ring,
-    msg: Stock,
+    msg: PoolCache,
     msg_pool: Pool,
-    stocks: [Option<Stock>; TABLES],
+    caches: [Option<PoolCache>; TABLES],
     producer: OnceCell<spsc::Producer>,
     consumer: OnceCell<spsc::Consumer>,
     /// This participant's state as one of many producers.
     pub(crate) shared_producer: mpmc::Producer,
 }
 
-impl Desk {
+impl Endpoint {
     pub(crate) fn new(core: &Core, me: Participant) -> Self {
         let side = me.word.side();
         for ring in core.rings() {
@@ -40,15 +40,16 @@ impl Desk {
             notify::reset(ring, me.seat);
         }
         let bytes = |place: usize| PoolId::ALL.get(place).and_then(|&id| Some(core.pool(id)?.bytes));
-        let stock = |place: usize| core.table(place).map(|table| Stock::new(table, bytes(place), me.seat));
+        let cache =
+            |place: usize| core.table(place).map(|table| PoolCache::new(table, bytes(place), me.seat));
         Self {
             seat_line: core.seats.line(me.seat),
             outgoing: core.outgoing(side).clone(),
             incoming: core.incoming(side).clone(),
-            msg: Stock::new(&core.msg().table, Some(core.msg().bytes), me.seat),
+            msg: PoolCache::new(&core.msg().table, Some(core.msg().bytes), me.seat),
             msg_pool: core.msg().clone(),
-            stocks: std::array::from_fn(
-                |place| if place == PoolId::CpuMsg as usize { None } else { stock(place) },
+            caches: std::array::from_fn(
+                |place| if place == PoolId::CpuMsg as usize { None } else { cache(place) },
             ),
             producer: OnceCell::new(),
             consumer: OnceCell::new(),
@@ -81,7 +82,7 @@ impl Desk {
     /// Loans an inline cell.
     pub(crate) fn loan_inline(&self) -> Option<(u32, MsgOwner)> {
         let next = |free| MsgOwner(free).loaned(self.me.seat).0;
-        let (index, word) = self.stocks[INLINE].as_ref()?.claim(|| self.core.seats.used(), next)?;
+        let (index, word) = self.caches[INLINE].as_ref()?.claim(|| self.core.seats.used(), next)?;
         Some((index, MsgOwner(word)))
     }
 
@@ -90,7 +91,7 @@ impl Desk {
     #[inline]
     pub(crate) fn loan_data(&self, pool: PoolId, cell: u32, msg: MsgOwner) -> Option<u32> {
         let next = |free| DataOwner(free).attached(cell, msg).0;
-        let (index, _) = self.stocks[pool as usize].as_ref()?.claim(|| self.core.seats.used(), next)?;
+        let (index, _) = self.caches[pool as usize].as_ref()?.claim(|| self.core.seats.used(), next)?;
         Some(index)
     }
 
@@ -104,12 +105,12 @@ impl Desk {
     #[inline(always)]
     pub(crate) fn release(&self, cell: u32, owner: MsgOwner, data: DataRef) -> bool {
         if let Some((pool, index)) = data.parts()
-            && let Some(stock) = &self.stocks[pool as usize]
+            && let Some(cache) = &self.caches[pool as usize]
         {
             // If it is no longer ours, then neither is the MSG.
-            let held = DataOwner(stock.table.owner(index).load(Ordering::Relaxed));
+            let held = DataOwner(cache.table.owner(index).load(Ordering::Relaxed));
             if held.belongs_to(cell, owner) {
-                stock.release(index, held.0, held.freed().0);
+                cache.release(index, held.0, held.freed().0);
             }
         }
         self.msg.release(cell, owner.0, owner.freed().0)
@@ -117,8 +118,8 @@ impl Desk {
 
     /// Ends the use of an inline cell.
     pub(crate) fn release_inline(&self, cell: u32, owner: MsgOwner) {
-        if let Some(stock) = &self.stocks[INLINE] {
-            stock.release(cell, owner.0, owner.freed().0);
+        if let Some(cache) = &self.caches[INLINE] {
+            cache.release(cell, owner.0, owner.freed().0);
         }
     }
 

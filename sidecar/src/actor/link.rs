@@ -5,14 +5,14 @@ use std::os::fd::OwnedFd;
 use shmesh::{SeatIndex, SeatWord};
 use shmesh_proto::broker::{Code, PoolMemory, Reply, reply};
 
-use super::{Hub, Session};
+use super::{Actor, Session};
 use crate::broker::{Op, ProcessId, Reason, Record, SessionId};
 use crate::links::LinkIndex;
 
 /// Seats that one process may say it has.
 const SEATS_PER_PROCESS: usize = shmesh::MAX_SEATS * 16;
 
-impl Hub {
+impl Actor {
     /// Fails closed: who is not known does not get in.
     pub(super) fn attach(
         &mut self,

@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 
 use shmesh_proto::broker::{Reply, Request};
 
-use super::{Hub, ToHub};
+use super::{Actor, ActorEvent};
 use crate::broker::{Command, Effect, SessionId};
 
-impl Hub {
+impl Actor {
     pub(super) fn ask_broker(&mut self, session: SessionId, request: Request, fds: Vec<OwnedFd>) {
         let process = self.sessions.get(&session).and_then(|known| known.process);
         let owner = process.filter(|_| !fds.is_empty()).and_then(|process| self.owner(process));
@@ -44,10 +44,10 @@ impl Hub {
                     self.forget_if_idle(process);
                 }
                 Effect::Resolve { ticket, bare_tgids } => {
-                    let (resolver, hub) = (self.resolver.clone(), self.myself.clone());
+                    let (resolver, actor) = (self.resolver.clone(), self.myself.clone());
                     tokio::spawn(async move {
                         let found = resolver.by_number(bare_tgids).await;
-                        let _ = hub.send(ToHub::Resolved { ticket, found }).await;
+                        let _ = actor.send(ActorEvent::Resolved { ticket, found }).await;
                     });
                 }
                 Effect::Audit(mut record) => {

@@ -12,16 +12,16 @@ use crate::ring::inline::InlineWords;
 
 /// Places for the bytes of inline messages: as many as one handle ever held at once.
 #[derive(Debug, Default)]
-pub(super) struct Slab {
+pub(super) struct InlineBuffers {
     /// The place that was given back last: the only one, for who takes one message at a time.
     spare: Cell<Option<NonNull<InlineWords>>>,
     free: RefCell<Vec<NonNull<InlineWords>>>,
 }
 
-// SAFETY: the places belong to the slab and move with it; a handle with messages out is borrowed and cannot move.
-unsafe impl Send for Slab {}
+// SAFETY: the places belong to the inline_buffers and move with it; a handle with messages out is borrowed and cannot move.
+unsafe impl Send for InlineBuffers {}
 
-impl Slab {
+impl InlineBuffers {
     /// A place that `fill` has written, for [`give_back`](Self::give_back). It finds in it what the last user left.
     #[inline(always)]
     pub(super) fn put(&self, fill: impl FnOnce(&mut InlineWords)) -> NonNull<u8> {
@@ -50,7 +50,7 @@ impl Slab {
     }
 }
 
-impl Drop for Slab {
+impl Drop for InlineBuffers {
     fn drop(&mut self) {
         for place in self.spare.take().into_iter().chain(self.free.take()) {
             // SAFETY: allocated in `another` as a box, and back from its message.
@@ -65,16 +65,16 @@ mod tests {
 
     #[test]
     fn places_are_distinct_while_they_are_out_and_used_again_after() {
-        let slab = Slab::default();
-        let (a, b) = (slab.put(|words| words.fill(1)), slab.put(|words| words.fill(2)));
+        let inline_buffers = InlineBuffers::default();
+        let (a, b) = (inline_buffers.put(|words| words.fill(1)), inline_buffers.put(|words| words.fill(2)));
         assert_ne!(a, b);
-        slab.give_back(a);
-        slab.give_back(b);
-        let (c, d) = (slab.put(|words| words.fill(3)), slab.put(|words| words.fill(4)));
+        inline_buffers.give_back(a);
+        inline_buffers.give_back(b);
+        let (c, d) = (inline_buffers.put(|words| words.fill(3)), inline_buffers.put(|words| words.fill(4)));
         assert_eq!((c, d), (b, a));
         // SAFETY: `d` is out and was just written.
         assert_eq!(unsafe { d.cast::<u64>().read() }, 4);
-        slab.give_back(c);
-        slab.give_back(d);
+        inline_buffers.give_back(c);
+        inline_buffers.give_back(d);
     }
 }

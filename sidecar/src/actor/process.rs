@@ -12,7 +12,7 @@ use shmesh_sys::{poll, user};
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 
-use super::{Hub, ToHub};
+use super::{Actor, ActorEvent};
 use crate::broker::{Account, Command, Op, ProcessId, Reason, SessionId};
 use crate::inspect;
 use crate::links::LinkIndex;
@@ -45,7 +45,7 @@ impl Watch {
     }
 }
 
-impl Hub {
+impl Actor {
     pub(super) fn watch(
         &mut self,
         process: ProcessId,
@@ -56,11 +56,11 @@ impl Hub {
         known.sessions += 1;
         known.identity = identity;
         let (None, Some(Ok(pidfd))) = (&known.watch, pidfd.map(watched)) else { return };
-        let (pidfd, hub) = (Arc::new(pidfd), self.myself.clone());
+        let (pidfd, actor) = (Arc::new(pidfd), self.myself.clone());
         let ended = Arc::clone(&pidfd);
         let task = tokio::spawn(async move {
             if ended.readable().await.is_ok() {
-                let _ = hub.send(ToHub::Died(process)).await;
+                let _ = actor.send(ActorEvent::Died(process)).await;
             }
         });
         known.watch = Some(Watch { pidfd, task });

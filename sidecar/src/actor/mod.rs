@@ -1,4 +1,4 @@
-//! The hub: one task that owns all state. Sessions, deaths and identities come in as [`ToHub`]; packets go out to sessions.
+//! The actor: one task that owns all state. Sessions, deaths and identities come in as [`ActorEvent`]; packets go out to sessions.
 //!
 //! What concerns device keys goes through the [`Broker`].
 //!
@@ -44,9 +44,9 @@ use crate::shares::{Share, Shares};
 /// Metrics are this old at most while something happens.
 const OBSERVE_AFTER: Duration = Duration::from_millis(20);
 
-/// What the hub hears.
+/// What the actor hears.
 #[derive(Debug)]
-pub(crate) enum ToHub {
+pub(crate) enum ActorEvent {
     Opened {
         session: SessionId,
         link: LinkIndex,
@@ -100,7 +100,7 @@ struct Session {
 
 /// All state of the sidecar.
 #[derive(Debug)]
-pub(crate) struct Hub {
+pub(crate) struct Actor {
     links: Arc<Links>,
     broker: Broker,
     resolver: Resolver,
@@ -112,10 +112,10 @@ pub(crate) struct Hub {
     held: Held,
     /// Bytes that wait to be read, by whom they are for.
     outgoing: Arc<Mutex<Shares<Account>>>,
-    myself: mpsc::Sender<ToHub>,
+    myself: mpsc::Sender<ActorEvent>,
 }
 
-impl Hub {
+impl Actor {
     pub(crate) fn new(
         links: Arc<Links>,
         broker: Broker,
@@ -123,7 +123,7 @@ impl Hub {
         metrics: Metrics,
         audit: AuditLog,
         descriptors: Descriptors,
-        myself: mpsc::Sender<ToHub>,
+        myself: mpsc::Sender<ActorEvent>,
     ) -> Self {
         Self {
             links,
@@ -141,7 +141,7 @@ impl Hub {
     }
 
     /// Works until it is told to drain; nothing happens while nothing happens.
-    pub(crate) async fn run(mut self, mut inbox: mpsc::Receiver<ToHub>) {
+    pub(crate) async fn run(mut self, mut inbox: mpsc::Receiver<ActorEvent>) {
         // There may have been another before.
         self.tell_broker(Command::Recover);
         let mut observe_at = None;
@@ -164,7 +164,7 @@ impl Hub {
                 }
             };
             match told {
-                Some(ToHub::Drain) => {
+                Some(ActorEvent::Drain) => {
                     is_draining = true;
                     self.tell_broker(Command::Drain);
                 }
@@ -184,9 +184,9 @@ impl Hub {
         self.audit.close();
     }
 
-    fn hear(&mut self, told: ToHub) {
+    fn hear(&mut self, told: ActorEvent) {
         match told {
-            ToHub::Opened { session, link, credentials, identity, pidfd, outgoing } => {
+            ActorEvent::Opened { session, link, credentials, identity, pidfd, outgoing } => {
                 let process = identity.as_ref().and_then(ProcessId::of);
                 self.sessions
                     .insert(session, Session { link, credentials, process, outgoing, is_dismissed: false });
@@ -197,7 +197,7 @@ impl Hub {
                 }
                 self.tell_broker(Command::Opened { session, peer: identity });
             }
-            ToHub::Request { session, request, is_strange: true, is_connectors: true, .. }
+            ActorEvent::Request { session, request, is_strange: true, is_connectors: true, .. }
                 if request.version == VERSION =>
             {
                 let text = "a descriptor came with it that is neither sealed memory nor a device";
@@ -210,22 +210,22 @@ impl Hub {
                     text,
                 );
             }
-            ToHub::Request { session, request, fds, is_connectors: true, .. } => {
+            ActorEvent::Request { session, request, fds, is_connectors: true, .. } => {
                 self.request(session, request, fds);
             }
-            ToHub::Request { session, request, .. } => self.foreign(session, request.id),
-            ToHub::Resolved { ticket, found } => self.tell_broker(match found {
+            ActorEvent::Request { session, request, .. } => self.foreign(session, request.id),
+            ActorEvent::Resolved { ticket, found } => self.tell_broker(match found {
                 Some(found) => Command::Resolved { ticket, found },
                 None => Command::Unanswered { ticket },
             }),
-            ToHub::Broke { session, reason } => self.deny(session, Op::Packet, reason, None),
-            ToHub::Ended { session } => self.ended(session),
-            ToHub::Died(process) => self.died(process),
-            ToHub::LinkLost { link, done } => {
+            ActorEvent::Broke { session, reason } => self.deny(session, Op::Packet, reason, None),
+            ActorEvent::Ended { session } => self.ended(session),
+            ActorEvent::Died(process) => self.died(process),
+            ActorEvent::LinkLost { link, done } => {
                 self.forget_link(link);
                 let _ = done.send(());
             }
-            ToHub::Drain => {}
+            ActorEvent::Drain => {}
         }
     }
 
@@ -248,10 +248,10 @@ impl Hub {
             Some(request::Op::PoolMemory(told)) => self.pool_memory(session, id, told, fds),
             Some(request::Op::ListProcesses(list)) => {
                 let skip = usize::try_from(list.skip).unwrap_or(usize::MAX);
-                self.inspect(session, id, |hub| reply::Result::Processes(hub.everybody(link, skip)));
+                self.inspect(session, id, |actor| reply::Result::Processes(actor.everybody(link, skip)));
             }
             Some(request::Op::ListKeys(list)) => {
-                self.inspect(session, id, |hub| reply::Result::AllKeys(hub.broker.all_keys(list.skip)));
+                self.inspect(session, id, |actor| reply::Result::AllKeys(actor.broker.all_keys(list.skip)));
             }
             Some(
                 request::Op::Ack(broker::Ack { grant, .. }) | request::Op::Stands(broker::Stands { grant }),
