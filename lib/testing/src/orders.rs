@@ -120,7 +120,7 @@ impl Obedient {
                 let mut fds = [nix::poll::PollFd::new(fd, nix::poll::PollFlags::POLLIN)];
                 return Ok((nix::poll::poll(&mut fds, timeout).expect("poll") > 0).to_string());
             }
-            "value" => return Ok(format!("{:?}", link.value()?)),
+            "take_signal" => return Ok(format!("{:?}", link.take_signal()?)),
             "strict" => {
                 let trips = i32::try_from(number(0)).expect("a number");
                 // Lists and roles are set up at the first use.

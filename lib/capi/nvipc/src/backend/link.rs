@@ -333,7 +333,7 @@ impl Endpoint {
     /// each signal counts.
     fn signal(&self) -> Result<Option<u64>> {
         loop {
-            match self.link().value().map_err(|error| failed(&error))? {
+            match self.link().take_signal().map_err(|error| failed(&error))? {
                 Some(0) => {}
                 signal => return Ok(signal),
             }
