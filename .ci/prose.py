@@ -11,6 +11,7 @@ It reports, in comments, strings and documents:
   summary     a doc comment whose summary has fewer than four words
   type        a type named by a bare participle or question word (Told, Given, What)
   old name    a name that docs/glossary.md replaces
+  link        a relative link in a document to a file or heading that does not exist, in any document of the repository
 """
 
 import re
@@ -22,9 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # What is clean so far. It grows until it is the whole repository.
 COVERED = [
+    ".ci/run",
+    ".ci/step.sh",
+    ".github",
     "README.md",
     "docs/glossary.md",
     "docs/operations.md",
+    "docs/testing.md",
     "e2e/src",
     "helm",
     "lib/daemon",
@@ -32,7 +37,7 @@ COVERED = [
     "manifests",
     "plugin",
 ]
-SUFFIXES = {".rs", ".md", ".yaml", ".yml", ".tpl", ".txt", ".py", ".json"}
+SUFFIXES = {".rs", ".md", ".yaml", ".yml", ".tpl", ".txt", ".py", ".json", ".h", ".c", ".sh", ".toml"}
 SKIPPED = re.compile(r"/generated/|values\.schema\.json$|requirements\.txt$|install\.yaml$")
 
 # (rule, path, text): findings that are right as they are. No longer than a screen.
@@ -134,19 +139,61 @@ def is_allowed(rule, path, line):
     return any(rule == r and re.search(p, path) and re.search(t, line) for r, p, t in ALLOWED)
 
 
-def main(paths):
+LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)|^\[[^\]]+\]: (\S+)")
+
+
+def anchors_of(text):
+    """The anchors that GitHub gives to the headings of a document."""
+    anchors, in_code = [], False
+    for line in text.split("\n"):
+        in_code ^= line.startswith("```")
+        found = re.match(r"#+ (.*)", line)
+        if found and not in_code:
+            plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found[1]).strip().lower()
+            anchor = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+            before = sum(1 for other in anchors if other == anchor or re.fullmatch(re.escape(anchor) + r"-\d+", other))
+            anchors.append(f"{anchor}-{before}" if before else anchor)
+    return set(anchors)
+
+
+def broken_links(path, text):
+    """Links of a document to files of the repository, or to headings in them, that do not exist."""
+    in_code = False
+    for number, line in enumerate(text.split("\n"), 1):
+        in_code ^= line.lstrip().startswith("```")
+        if in_code:
+            continue
+        for found in LINK.finditer(re.sub(r"`[^`]*`", "`x`", line)):
+            target = found[1] or found[2]
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            other = path.parent / name
+            in_document = not name or other.suffix == ".md"
+            if not other.exists() or (anchor and in_document and anchor not in anchors_of(other.read_text() if name else text)):
+                yield number, "link", target
+
+
+def files(paths):
+    """Files that git tracks or does not ignore below some paths."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "--", *paths],
         capture_output=True, text=True, check=True,
     ).stdout.splitlines()
+    return [name for name in sorted(listed) if (ROOT / name).is_file()]
+
+
+def main(paths):
     count = 0
-    for name in sorted(listed):
+    covered = {name for name in files(paths) if (Path(name).suffix in SUFFIXES or name in paths) and not SKIPPED.search(name)}
+    for name in sorted(covered | {name for name in files([]) if name.endswith(".md")}):
         path = ROOT / name
-        if path.suffix not in SUFFIXES or SKIPPED.search(name) or not path.is_file():
-            continue
         text = path.read_text()
         lines = text.split("\n")
-        for number, rule, found in sorted(set(findings_in(path, text))):
+        findings = set(findings_in(path, text)) if name in covered else set()
+        if path.suffix == ".md":
+            findings.update(broken_links(path, text))
+        for number, rule, found in sorted(findings):
             if not is_allowed(rule, name, lines[number - 1]):
                 print(f"{name}:{number}: {rule}: {found}")
                 count += 1

@@ -48,6 +48,17 @@ class Prose(unittest.TestCase):
         self.assertEqual(rust("use shmesh_kubelet::Node;\n"), {("old name", "shmesh_kubelet")})
         self.assertEqual(rust("use shmesh_kubelet_api::Device;\n"), set())
 
+    def test_broken_links_are_found(self):
+        def broken(text):
+            return {found for _, _, found in prose.broken_links(prose.ROOT / "docs" / "a.md", text)}
+
+        self.assertEqual(broken("[a](glossary.md) [b](../README.md#tests) [c](https://example.com/x) [d](#top)\n# Top\n"), set())
+        self.assertEqual(broken("[a](none.md) [b](../README.md#none) [c](#none)"), {"none.md", "../README.md#none", "#none"})
+        self.assertEqual(broken("[a]: none.rs\n```\n[b](none.md)\n```\n"), {"none.rs"})
+
+    def test_anchors_are_those_of_github(self):
+        self.assertEqual(prose.anchors_of("# A `b`, c-d!\n## A b c-d\n"), {"a-b-c-d", "a-b-c-d-1"})
+
     def test_allow_list_fits_on_a_screen(self):
         self.assertLessEqual(len(prose.ALLOWED), 25)
 
