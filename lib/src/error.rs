@@ -91,7 +91,7 @@ impl std::error::Error for Error {
 /// # config.ring_len = 1;
 /// # let link = options.create(&config)?;
 /// link.loan()?.send()?;
-/// match link.loan()?.send().unwrap_err().kind() {
+/// match link.loan()?.send().unwrap_err().error.kind() {
 ///     ErrorKind::Full { len, .. } => assert_eq!(*len, 1), // wait for the receiver
 ///     other => panic!("unexpected: {other}"),
 /// }

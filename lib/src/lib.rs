@@ -28,8 +28,8 @@
 //! let loader = options.attach("batches", Side::Secondary)?; // in another process
 //!
 //! let mut batch = loader.loan_with(PoolId::CpuData)?;
-//! batch.msg_mut(8)?.copy_from_slice(&42_u64.to_le_bytes());
-//! batch.data_mut(65_536)?.fill(1);
+//! batch.resize_msg(8)?.copy_from_slice(&42_u64.to_le_bytes());
+//! batch.resize_data(65_536)?.fill(1);
 //! batch.send()?;
 //! loader.notify()?;
 //!
@@ -62,7 +62,7 @@ mod sync;
 pub use error::{Error, ErrorKind, Result};
 pub use link::{
     DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, Readiness,
-    Recovered, SendError,
+    Recovered, SendError, SharedBytes,
 };
 pub use participant::{MAX_SEATS, Participant, PeerEvent, SeatIndex, SeatWord, Side};
 pub use ring::INLINE_MAX_BYTES;

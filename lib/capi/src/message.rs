@@ -186,13 +186,13 @@ pub unsafe extern "C" fn shmesh_link_loan(
         let (index, place) = loans.vacancy();
         let mut fill = || {
             if pool < 0 {
-                out.msg = place.insert(open.loan()?).msg_mut(0)?.as_mut_ptr().cast();
+                out.msg = place.insert(open.loan()?).resize_msg(0)?.as_mut_ptr().cast();
             } else {
                 let pool = pool_of(pool)?;
                 let loan = place.insert(open.loan_with(pool)?);
-                out.data = loan.data_mut(0)?.as_mut_ptr().cast();
+                out.data = loan.resize_data(0)?.as_mut_ptr().cast();
                 out.data_size = size(pool);
-                out.msg = loan.msg_mut(0)?.as_mut_ptr().cast();
+                out.msg = loan.resize_msg(0)?.as_mut_ptr().cast();
             }
             Ok(())
         };
@@ -231,13 +231,13 @@ pub unsafe extern "C" fn shmesh_loan_send(
         let Some((index, place @ Some(_))) = found else { return Err(ended("loan")) };
         // In its place, where it stays if this is refused.
         if let Some(loan) = place {
-            loan.msg_mut(msg_len)?;
+            loan.resize_msg(msg_len)?;
             if data_len > 0 || loan.data_pool().is_some() {
-                loan.data_mut(data_len)?;
+                loan.resize_data(data_len)?;
             }
         }
         let Some(loan) = place.take() else { return Err(ended("loan")) };
-        let sent = loan.with_msg_id(msg_id).with_cell_id(cell_id).send_or_return();
+        let sent = loan.with_msg_id(msg_id).with_cell_id(cell_id).send();
         let failed = match sent {
             Ok(()) => None,
             Err(SendError { loan, error }) => {

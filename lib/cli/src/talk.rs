@@ -281,8 +281,8 @@ impl Lending {
         self.session.set_import_pid(key, &[BareTgid(tgid)])?;
         let mut loan = link.loan()?;
         let answer = [&u64::from(tgid.unsigned_abs()).to_le_bytes(), &key.as_bytes()[..]].concat();
-        loan.msg_mut(answer.len())?.copy_from_slice(&answer);
-        loan.with_msg_id(KEY).send()?;
+        loan.resize_msg(answer.len())?.copy_from_slice(&answer);
+        loan.with_msg_id(KEY).send().map_err(shmesh::Error::from)?;
         link.notify()?;
         writeln!(out, "admitted process {tgid} to {REGION} bytes")?;
         Ok(out.flush()?)

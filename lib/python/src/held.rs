@@ -167,9 +167,9 @@ impl Loan {
             Some((pool, _)) => ours.loan_with(pool)?,
             None => ours.loan()?,
         };
-        let msg = Part::of_mut(loan.msg_mut(msg)?);
+        let msg = Part::of_mut(loan.resize_msg(msg)?);
         let data = match data {
-            Some((_, len)) => Part::of_mut(loan.data_mut(len)?),
+            Some((_, len)) => Part::of_mut(loan.resize_data(len)?),
             None => Part { start: NonNull::dangling(), len: 0 },
         };
         let hold =
@@ -226,7 +226,7 @@ impl Loan {
         let hold = hold.ok_or_else(Self::was_closed)?;
         let link = hold.handle.lock();
         let sent = match hold.take() {
-            Some(loan) => loan.with_msg_id(msg_id).with_cell_id(cell_id).send_or_return().map_err(|failed| {
+            Some(loan) => loan.with_msg_id(msg_id).with_cell_id(cell_id).send().map_err(|failed| {
                 hold.put(failed.loan);
                 failed.error
             }),

@@ -85,7 +85,7 @@ impl PoolMemory for CudaMemory {
 /// let phy = options.create(&config)?;
 /// let pool = phy.device_pool(PoolId::CudaData, HostMemory::new)?; // or on a GPU: |size| CudaMemory::new(&gpu, size)
 /// let mut loan = phy.loan_with(PoolId::CudaData)?;
-/// let mut data = pool.data_mut(&mut loan, 5)?;
+/// let mut data = pool.resize_data(&mut loan, 5)?;
 /// data.copy_to_device(0, b"hello")?; // or have a kernel write at `data.address()`
 /// loan.send()?;
 ///
@@ -257,12 +257,12 @@ impl<M: PoolMemory> DevicePool<M> {
     /// # let link = options.create(&config)?;
     /// let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
     /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// assert_ne!(pool.data_mut(&mut loan, 4096)?.address(), 0, "for a kernel to write there");
-    /// assert!(pool.data_mut(&mut loan, 4097).is_err(), "the buffers have 4096 bytes");
-    /// assert!(loan.data_mut(1).is_err(), "the CPU does not reach it");
+    /// assert_ne!(pool.resize_data(&mut loan, 4096)?.address(), 0, "for a kernel to write there");
+    /// assert!(pool.resize_data(&mut loan, 4097).is_err(), "the buffers have 4096 bytes");
+    /// assert!(loan.resize_data(1).is_err(), "the CPU does not reach it");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn data_mut<'b>(&'b self, loan: &'b mut Loan<'_>, len: usize) -> Result<DeviceBuffer<'b, M>> {
+    pub fn resize_data<'b>(&'b self, loan: &'b mut Loan<'_>, len: usize) -> Result<DeviceBuffer<'b, M>> {
         if loan.data_pool().is_some_and(|pool| pool != self.pool) || loan.link().epoch() != self.epoch {
             return Err(self.not_here());
         }
@@ -287,7 +287,7 @@ impl<M: PoolMemory> DevicePool<M> {
     /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
     /// let pool = mac.device_pool(PoolId::CudaData, HostMemory::new)?;
     /// let mut loan = mac.loan_with(PoolId::CudaData)?;
-    /// pool.data_mut(&mut loan, 3)?.copy_to_device(0, &[1, 2, 3])?;
+    /// pool.resize_data(&mut loan, 3)?.copy_to_device(0, &[1, 2, 3])?;
     /// loan.send()?;
     /// let message = phy.receive()?.expect("it was just sent");
     /// assert!(message.data().is_empty(), "the CPU does not reach it");
@@ -309,7 +309,7 @@ impl<M: PoolMemory> DevicePool<M> {
         self.buffer(index, message.data_len())
     }
 
-    /// So many bytes at an address that [`data`](Self::data) or [`data_mut`](Self::data_mut) gave, or inside of what it gave:
+    /// So many bytes at an address that [`data`](Self::data) or [`resize_data`](Self::resize_data) gave, or inside of what it gave:
     /// for who passes addresses on. `None` when they do not lie in one buffer. Whose it is, is not looked at.
     ///
     /// ```
@@ -322,7 +322,7 @@ impl<M: PoolMemory> DevicePool<M> {
     /// # let link = options.create(&config)?;
     /// let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
     /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// let address = pool.data_mut(&mut loan, 4096)?.address();
+    /// let address = pool.resize_data(&mut loan, 4096)?.address();
     /// assert!(pool.at(address + 96, 4000).is_some());
     /// assert!(pool.at(address + 97, 4000).is_none(), "past the end of the buffer");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -401,10 +401,10 @@ impl DevicePool<CudaMemory> {
     /// // The producer: its stream writes n behind the kernels that fill the buffer, and the message carries n.
     /// let stream = CudaStream::new(to.memory().device())?;
     /// let mut loan = phy.loan_with(PoolId::CudaData)?;
-    /// let address = to.data_mut(&mut loan, 65_536)?.address();
+    /// let address = to.resize_data(&mut loan, 65_536)?.address();
     /// // ... give kernels that write there to the stream, and then:
     /// to.timeline(phy.side())?.write(&stream, n)?;
-    /// loan.msg_mut(8)?.copy_from_slice(&n.to_le_bytes());
+    /// loan.resize_msg(8)?.copy_from_slice(&n.to_le_bytes());
     /// loan.send()?; // at once: the GPU may still be busy
     ///
     /// // The consumer, in another process: its stream waits for n before it reads.
@@ -436,7 +436,7 @@ impl DevicePool<CudaMemory> {
 /// # let link = options.create(&config)?;
 /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
 /// let mut loan = link.loan_with(PoolId::CudaData)?;
-/// let mut data = pool.data_mut(&mut loan, 8)?;
+/// let mut data = pool.resize_data(&mut loan, 8)?;
 /// data.copy_to_device(4, b"text")?;
 /// assert!(data.copy_to_device(5, b"text").is_err(), "it has 8 bytes");
 /// let mut bytes = [0; 4];
@@ -464,7 +464,7 @@ impl<M: PoolMemory> DeviceBuffer<'_, M> {
     /// # let link = options.create(&config)?;
     /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
     /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// assert!(pool.data_mut(&mut loan, 8)?.address().is_multiple_of(256));
+    /// assert!(pool.resize_data(&mut loan, 8)?.address().is_multiple_of(256));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -484,7 +484,7 @@ impl<M: PoolMemory> DeviceBuffer<'_, M> {
     /// # let link = options.create(&config)?;
     /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
     /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// assert_eq!(pool.data_mut(&mut loan, 8)?.len(), 8);
+    /// assert_eq!(pool.resize_data(&mut loan, 8)?.len(), 8);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -504,7 +504,7 @@ impl<M: PoolMemory> DeviceBuffer<'_, M> {
     /// # let link = options.create(&config)?;
     /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
     /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// assert!(pool.data_mut(&mut loan, 0)?.is_empty());
+    /// assert!(pool.resize_data(&mut loan, 0)?.is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -527,7 +527,7 @@ impl<M: PoolMemory> DeviceBuffer<'_, M> {
     /// # let link = options.create(&config)?;
     /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
     /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// pool.data_mut(&mut loan, 8)?.copy_to_host(0, &mut [0; 8])?;
+    /// pool.resize_data(&mut loan, 8)?.copy_to_host(0, &mut [0; 8])?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn copy_to_host(&self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
@@ -549,7 +549,7 @@ impl<M: PoolMemory> DeviceBuffer<'_, M> {
     /// # let link = options.create(&config)?;
     /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
     /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// pool.data_mut(&mut loan, 8)?.copy_to_device(0, &[0; 8])?;
+    /// pool.resize_data(&mut loan, 8)?.copy_to_device(0, &[0; 8])?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn copy_to_device(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
@@ -589,7 +589,7 @@ mod tests {
         };
         let sent = |pool: &DevicePool<HostMemory>, len| {
             let mut loan = mac.loan_with(PoolId::GpuData).unwrap();
-            pool.data_mut(&mut loan, len).unwrap();
+            pool.resize_data(&mut loan, len).unwrap();
             loan.send().unwrap();
             phy.receive().unwrap().unwrap()
         };

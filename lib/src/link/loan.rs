@@ -37,8 +37,12 @@ pub struct Loan<'a> {
     data: DataRef,
 }
 
-/// A message that could not be sent; it still is the sender's. With [`Evicted`](crate::ErrorKind::Evicted) it may have been sent
-/// all the same, and then the loan is empty: do not send it again.
+/// Why a message could not be sent, with the message.
+///
+/// `?` keeps the error and drops the message, in functions that return [`shmesh::Error`](Error) or `Box<dyn std::error::Error>`. A
+/// `SendError` borrows from the link, so `anyhow` and the like take it as `loan.send().map_err(shmesh::Error::from)?`.
+///
+/// With [`Evicted`](crate::ErrorKind::Evicted) the message may have been sent all the same, and the loan is empty: drop it.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -49,17 +53,18 @@ pub struct Loan<'a> {
 /// # let phy = options.create(&config)?;
 /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
 /// mac.loan()?.send()?;
-/// let SendError { loan, error } = mac.loan()?.send_or_return().unwrap_err();
+/// let SendError { loan, error } = mac.loan()?.send().unwrap_err();
 /// assert!(matches!(error.kind(), ErrorKind::Full { len: 1, .. }));
 /// drop(phy.receive()?); // now there is a slot
 /// loan.send()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+// Not a `std::error::Error`: one that borrows fits into no box of errors, and the conversion below would be refused.
 #[derive(Debug)]
 pub struct SendError<'a> {
     /// The message, to be sent again or dropped.
     pub loan: Loan<'a>,
-    /// Why.
+    /// Why it was not sent.
     pub error: Error,
 }
 
@@ -69,15 +74,21 @@ impl fmt::Display for SendError<'_> {
     }
 }
 
-impl std::error::Error for SendError<'_> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
-
 impl From<SendError<'_>> for Error {
     fn from(failed: SendError<'_>) -> Self {
         failed.error
+    }
+}
+
+impl<'b> From<SendError<'_>> for Box<dyn std::error::Error + 'b> {
+    fn from(failed: SendError<'_>) -> Self {
+        failed.error.into()
+    }
+}
+
+impl<'b> From<SendError<'_>> for Box<dyn std::error::Error + Send + Sync + 'b> {
+    fn from(failed: SendError<'_>) -> Self {
+        failed.error.into()
     }
 }
 
@@ -125,8 +136,8 @@ impl Link {
     /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// use shmesh::config::PoolId;
     /// let mut loan = link.loan_with(PoolId::CpuData)?;
-    /// loan.msg_mut(2)?.copy_from_slice(b"TX");
-    /// loan.data_mut(4096)?.fill(0xa5);
+    /// loan.resize_msg(2)?.copy_from_slice(b"TX");
+    /// loan.resize_data(4096)?.fill(0xa5);
     /// loan.send()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -209,7 +220,7 @@ impl Link {
     /// let mut loans = Vec::new();
     /// for i in 0..10 {
     ///     let mut loan = link.loan()?;
-    ///     loan.msg_mut(1)?[0] = i;
+    ///     loan.resize_msg(1)?[0] = i;
     ///     loans.push(loan);
     /// }
     /// assert_eq!(link.send_batch(&mut loans)?, 10);
@@ -225,7 +236,7 @@ impl Link {
         // `drain` would drop what a failure leaves behind.
         let mut rest = std::mem::take(loans).into_iter();
         for loan in rest.by_ref() {
-            match loan.send_or_return() {
+            match loan.send() {
                 Ok(()) => sent += 1,
                 Err(SendError { loan, error }) => {
                     loans.push(loan);
@@ -276,9 +287,10 @@ impl Link {
 }
 
 impl<'a> Loan<'a> {
-    /// The MSG part: its first `len` bytes, which is the length the message will have.
+    /// Sets the length of the MSG part in bytes, and gives the bytes, to be written.
     ///
-    /// The last call that succeeds says how long it is; without one, the MSG part is empty.
+    /// They hold what their last user left, or what was written before. The last call that succeeds counts; without one, the
+    /// MSG part is empty.
     ///
     /// # Errors
     /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`Evicted`](crate::ErrorKind::Evicted).
@@ -289,21 +301,21 @@ impl<'a> Loan<'a> {
     /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
     /// let mut loan = mac.loan()?;
-    /// loan.msg_mut(5)?.copy_from_slice(b"hello");
-    /// assert!(loan.msg_mut(8193).is_err(), "the buffers have 8192 bytes");
+    /// loan.resize_msg(5)?.copy_from_slice(b"hello");
+    /// assert!(loan.resize_msg(8193).is_err(), "the buffers have 8192 bytes");
     /// loan.send()?;
     /// assert_eq!(phy.receive()?.expect("it was just sent").msg(), b"hello");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline(always)]
-    pub fn msg_mut(&mut self, len: usize) -> Result<&mut [u8]> {
+    pub fn resize_msg(&mut self, len: usize) -> Result<&mut [u8]> {
         self.link.check_seated()?;
         let fits = self.link.fits(PoolId::CpuMsg, len)?;
         self.link.endpoint.cell(self.cell).set_msg_len(fits);
         Ok(bytes_mut(self, self.link.endpoint.msg_pool().buffer(self.cell), len))
     }
 
-    /// The DATA part: its first `len` bytes, which is the length it will have. The last call that succeeds counts.
+    /// Sets the length of the DATA part in bytes, and gives the bytes, to be written. The last call that succeeds counts.
     ///
     /// # Errors
     /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`NoDataPart`](crate::ErrorKind::NoDataPart) when the loan
@@ -317,14 +329,14 @@ impl<'a> Loan<'a> {
     /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
     /// use shmesh::config::PoolId;
     /// let mut loan = mac.loan_with(PoolId::CpuData)?;
-    /// loan.data_mut(3)?.copy_from_slice(&[1, 2, 3]);
+    /// loan.resize_data(3)?.copy_from_slice(&[1, 2, 3]);
     /// loan.send()?;
     /// assert_eq!(phy.receive()?.expect("it was just sent").data(), [1, 2, 3]);
-    /// assert!(mac.loan()?.data_mut(0).is_err(), "a loan without DATA has nothing to write");
+    /// assert!(mac.loan()?.resize_data(0).is_err(), "a loan without DATA has nothing to write");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
-    pub fn data_mut(&mut self, len: usize) -> Result<&mut [u8]> {
+    pub fn resize_data(&mut self, len: usize) -> Result<&mut [u8]> {
         self.link.check_seated()?;
         let Some((pool, index)) = self.data.parts() else {
             return Err(Error::from(ErrorKind::NoDataPart { link: self.link.link() }));
@@ -335,7 +347,7 @@ impl<'a> Loan<'a> {
         Ok(bytes_mut(self, bytes.buffer(index), len))
     }
 
-    /// As [`data_mut`](Self::data_mut), of a DATA part in the device memory `memory`: its pool and index.
+    /// As [`resize_data`](Self::resize_data), of a DATA part in the device memory `memory`: its pool and index.
     pub(crate) fn set_device_data(&mut self, len: usize, memory: u64) -> Result<(PoolId, u32)> {
         self.link.check_seated()?;
         let Some((pool, index)) = self.data.parts() else {
@@ -435,49 +447,32 @@ impl<'a> Loan<'a> {
     /// to the buffers before.
     ///
     /// # Errors
-    /// [`Full`](crate::ErrorKind::Full), [`RoleTaken`](crate::ErrorKind::RoleTaken). The loan has ended then; [`send_or_return`](Self::send_or_return)
-    /// gives it back instead. [`Evicted`](crate::ErrorKind::Evicted): this participant was declared dead, and the message was sent or
-    /// taken back; which of them is not known.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// mac.loan()?.with_msg_id(1).send()?;
-    /// mac.loan()?.with_msg_id(2).send()?;
-    /// assert_eq!(phy.receive()?.expect("two were sent").msg_id(), 1, "the oldest first");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[inline(always)]
-    pub fn send(mut self) -> Result<()> {
-        self.push()?;
-        // The buffers are the receiver's now.
-        std::mem::forget(self);
-        Ok(())
-    }
-
-    /// As [`send`](Self::send), and a message that could not be sent stays the sender's.
-    ///
-    /// # Errors
-    /// As there, with the loan.
+    /// A message that was not sent is in the [`SendError`]: [`Full`](crate::ErrorKind::Full), [`RoleTaken`](crate::ErrorKind::RoleTaken).
+    /// [`Evicted`](crate::ErrorKind::Evicted): this participant was declared dead, and the message was sent or taken back; which of
+    /// them is not known.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// config.ring_len = 1;
-    /// let link = options.create(&config)?;
-    /// link.loan()?.send()?;
-    /// let failed = link.loan()?.send_or_return().expect_err("the ring holds one message");
-    /// assert!(failed.error.is_retryable());
-    /// drop(failed.loan); // or send it later
+    /// # config.ring_len = 2;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// mac.loan()?.with_msg_id(1).send()?;
+    /// mac.loan()?.with_msg_id(2).send()?;
+    /// let mut third = mac.loan()?.with_msg_id(3);
+    /// while let Err(failed) = third.send() {
+    ///     assert!(failed.error.is_retryable(), "{failed}");
+    ///     assert_eq!(phy.receive()?.expect("the ring is full").msg_id(), 1, "the oldest first");
+    ///     third = failed.loan;
+    /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[inline]
-    pub fn send_or_return(mut self) -> std::result::Result<(), SendError<'a>> {
+    #[inline(always)]
+    pub fn send(mut self) -> std::result::Result<(), SendError<'a>> {
         match self.push() {
             Ok(()) => {
+                // The buffers are the receiver's now.
                 std::mem::forget(self);
                 Ok(())
             }

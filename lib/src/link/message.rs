@@ -4,6 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::Link;
+use super::SharedBytes;
 use super::core::{DataRef, Descriptor, unpack};
 use crate::config::PoolId;
 use crate::error::Result;
@@ -14,8 +15,8 @@ use crate::ring::{Ring, Wild};
 
 /// A received message. It holds its buffers until it is dropped; then they can be loaned again, by this handle first.
 ///
-/// The other side can no longer write to the buffers by this library, but a process that breaks the rules can: check what
-/// you read from it once you have copied it.
+/// The other side can no longer write to the buffers by this library, but a process that breaks the protocol can: where one might,
+/// read the payload through [`SharedBytes`], which copies it out.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -252,7 +253,7 @@ impl Message<'_> {
     /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
     /// let mut loan = mac.loan()?;
-    /// loan.msg_mut(5)?.copy_from_slice(b"hello");
+    /// loan.resize_msg(5)?.copy_from_slice(b"hello");
     /// loan.send()?;
     /// assert_eq!(phy.receive()?.expect("it was just sent").msg(), b"hello");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -261,6 +262,18 @@ impl Message<'_> {
     #[inline]
     pub fn msg(&self) -> &[u8] {
         bytes(self, self.bytes, self.descriptor.msg_len)
+    }
+
+    /// The MSG part, for a receiver that does not trust the other processes of the link.
+    #[must_use]
+    pub fn msg_shared(&self) -> SharedBytes<'_> {
+        SharedBytes::of(self.msg())
+    }
+
+    /// The DATA part, for a receiver that does not trust the other processes of the link; empty where [`data`](Self::data) is.
+    #[must_use]
+    pub fn data_shared(&self) -> SharedBytes<'_> {
+        SharedBytes::of(self.data())
     }
 
     /// The DATA part; empty when there is none, and when it is in device memory: there,
@@ -272,7 +285,7 @@ impl Message<'_> {
     /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
     /// let mut loan = mac.loan_with(shmesh::config::PoolId::CpuData)?;
-    /// loan.data_mut(4096)?.fill(0xa5);
+    /// loan.resize_data(4096)?.fill(0xa5);
     /// loan.send()?;
     /// assert_eq!(phy.receive()?.expect("it was just sent").data(), [0xa5; 4096]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -294,7 +307,7 @@ impl Message<'_> {
     /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
     /// let mut loan = mac.loan_with(shmesh::config::PoolId::CpuData)?;
-    /// loan.data_mut(4096)?;
+    /// loan.resize_data(4096)?;
     /// loan.send()?;
     /// assert_eq!(phy.receive()?.expect("it was just sent").data_len(), 4096);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -15,6 +15,7 @@
 //! | `loan.rs` | [`Loan`]: a message being written; sending |
 //! | `message.rs` | [`Message`]: a message received |
 //! | `reap.rs` | looking for the dead |
+//! | `shared_bytes.rs` | [`SharedBytes`]: payload that another process may change |
 //! | `inline_buffers.rs` | where the bytes of received inline messages stay |
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
 //! | `recover.rs` | taking back what dead participants held |
@@ -34,6 +35,7 @@ mod monitor;
 mod open;
 mod reap;
 mod recover;
+mod shared_bytes;
 mod wait;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -67,6 +69,7 @@ pub use host::{LinkHost, LinkHostOffer};
 pub use loan::{Loan, SendError};
 pub use message::Message;
 pub use open::{DEFAULT_DIR, DIR_VARIABLE, LinkOptions};
+pub use shared_bytes::SharedBytes;
 
 /// How long participants may take to offer device memory to a new host.
 const GATHERING: Duration = Duration::from_millis(1500);
@@ -220,7 +223,7 @@ pub(crate) fn liveness_by_lock(seats: &Seats, other: &Participant, lock: &Lock) 
 /// let mac = options.attach("fronthaul", Side::Secondary)?;
 ///
 /// let mut loan = mac.loan()?;
-/// loan.msg_mut(5)?.copy_from_slice(b"hello");
+/// loan.resize_msg(5)?.copy_from_slice(b"hello");
 /// loan.with_msg_id(7).send()?;
 ///
 /// let message = phy.receive()?.expect("it was just sent");

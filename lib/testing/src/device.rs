@@ -23,7 +23,7 @@ impl<M: PoolMemory> OnDevice<M> {
         };
         let loan = |pool: &DevicePool<M>, text: &str| {
             let mut loan = link.loan_with(PoolId::CudaData)?;
-            let mut data = pool.data_mut(&mut loan, text.len())?;
+            let mut data = pool.resize_data(&mut loan, text.len())?;
             data.copy_to_device(0, text.as_bytes()).expect("copied");
             Ok::<_, Error>(loan)
         };
@@ -48,8 +48,8 @@ impl<M: PoolMemory> OnDevice<M> {
             (["pump"], Some(pool)) => {
                 for id in 0.. {
                     loop {
-                        let sent =
-                            loan(pool, &format!("payload-{id}")).and_then(|loan| loan.with_msg_id(id).send());
+                        let sent = loan(pool, &format!("payload-{id}"))
+                            .and_then(|loan| Ok(loan.with_msg_id(id).send()?));
                         match sent {
                             Ok(()) => break,
                             Err(error) if error.is_retryable() => std::thread::yield_now(),

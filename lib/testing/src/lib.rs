@@ -161,8 +161,8 @@ pub fn refused<T>(result: shmesh::Result<T>) -> Error {
 /// Sends one text.
 pub fn send(link: &Link, msg_id: i32, text: &str) -> shmesh::Result<()> {
     let mut loan = link.loan()?;
-    loan.msg_mut(text.len())?.copy_from_slice(text.as_bytes());
-    loan.with_msg_id(msg_id).send()
+    loan.resize_msg(text.len())?.copy_from_slice(text.as_bytes());
+    Ok(loan.with_msg_id(msg_id).send()?)
 }
 
 /// Receives one text.

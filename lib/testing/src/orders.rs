@@ -82,7 +82,7 @@ impl Obedient {
             "data" => {
                 let mut loan = link.loan_with(PoolId::CpuData)?;
                 let len = usize::try_from(number(1)).expect("a length");
-                loan.data_mut(len)?.fill(number(0).to_le_bytes()[0]);
+                loan.resize_data(len)?.fill(number(0).to_le_bytes()[0]);
                 loan.with_msg_id(i32::try_from(number(0)).expect("an id")).send()?;
             }
             "receive" => {

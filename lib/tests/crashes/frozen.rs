@@ -116,11 +116,11 @@ impl Report {
             }
         };
         for mut loan in scene.loans.drain(..) {
-            must_fail(loan.msg_mut(16).map(|bytes| bytes.fill(0xee)));
+            must_fail(loan.resize_msg(16).map(|bytes| bytes.fill(0xee)));
             if loan.data_pool().is_some() {
-                must_fail(loan.data_mut(16).map(|bytes| bytes.fill(0xee)));
+                must_fail(loan.resize_data(16).map(|bytes| bytes.fill(0xee)));
             }
-            must_fail(loan.with_msg_id(-1).with_cell_id(-1).send());
+            must_fail(loan.with_msg_id(-1).with_cell_id(-1).send().map_err(Into::into));
         }
         scene.messages.clear();
         must_fail(link.loan().map(drop));
@@ -665,7 +665,7 @@ fn inmate(base: &Base, flags: &Words, seed: u64) -> i32 {
                 })
             }
             2 => match loans.pop() {
-                Some(loan) => Loan::send(loan),
+                Some(loan) => loan.send().map_err(Into::into),
                 None => inline(number).send(link),
             },
             3 => link.receive().map(|message| {

@@ -102,16 +102,16 @@ impl Victim<'_> {
         let mut held = Vec::new();
         for _ in 0..2 {
             if let Some(mut loan) = self.said(1, link.loan()) {
-                if let Some(bytes) = self.said(2, loan.msg_mut(64)) {
+                if let Some(bytes) = self.said(2, loan.resize_msg(64)) {
                     bytes.fill(1);
                 }
-                let _ = self.said(3, loan.with_msg_id(1).with_cell_id(2).send());
+                let _ = self.said(3, loan.with_msg_id(1).with_cell_id(2).send().map_err(Into::into));
             }
             if let Some(mut loan) = self.said(4, link.loan_with(PoolId::CpuData)) {
-                if let Some(bytes) = self.said(5, loan.data_mut(64)) {
+                if let Some(bytes) = self.said(5, loan.resize_data(64)) {
                     bytes.fill(1);
                 }
-                let _ = self.said(6, loan.send_or_return().map_err(Into::into));
+                let _ = self.said(6, loan.send().map_err(Into::into));
             }
             let _ = self.said(7, link.loan()).map(drop);
             let _ = self.said(8, link.send_inline(1, 2, &[7; shmesh::INLINE_MAX_BYTES]));

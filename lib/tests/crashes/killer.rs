@@ -282,12 +282,12 @@ impl Worker {
             kind => {
                 let loan = if kind == 1 { link.loan() } else { link.loan_with(PoolId::CpuData) };
                 loan.and_then(|mut loan| {
-                    loan.msg_mut(bytes.len())?.copy_from_slice(&bytes);
+                    loan.resize_msg(bytes.len())?.copy_from_slice(&bytes);
                     if kind == 2 {
-                        loan.data_mut(200)?.fill(bytes[9]);
+                        loan.resize_data(200)?.fill(bytes[9]);
                     }
                     self.ledger.of(self.me, ATTEMPT).store(sequence, SeqCst);
-                    loan.send()
+                    Ok(loan.send()?)
                 })
             }
         };
@@ -545,8 +545,11 @@ fn finish(field: &mut Battlefield, mode: RingMode) {
         for (from, to) in [(&primary, &secondary), (&secondary, &primary)] {
             let mut sent = 0;
             let error = loop {
-                let done =
-                    if inline { from.send_inline(0, 0, b"fill") } else { from.loan().and_then(Loan::send) };
+                let done = if inline {
+                    from.send_inline(0, 0, b"fill")
+                } else {
+                    from.loan().and_then(|loan| Ok(loan.send()?))
+                };
                 match done {
                     Ok(()) => sent += 1,
                     Err(error) => break error,

@@ -160,7 +160,7 @@ fn keep(scene: &mut Scene, loan: shmesh::Result<Loan<'static>>) {
 
 fn send(scene: &mut Scene) {
     if let Some(loan) = scene.loans.pop() {
-        scene.result = loan.send();
+        scene.result = loan.send().map_err(Into::into);
     }
 }
 

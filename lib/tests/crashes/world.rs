@@ -120,9 +120,9 @@ impl Tag {
     }
 
     pub(crate) fn write(self, mut loan: Loan<'_>) -> shmesh::Result<Loan<'_>> {
-        loan.msg_mut(16)?.copy_from_slice(&self.bytes());
+        loan.resize_msg(16)?.copy_from_slice(&self.bytes());
         if self.kind() == Kind::MsgData {
-            loan.data_mut(40)?.fill(self.fill());
+            loan.resize_data(40)?.fill(self.fill());
         }
         Ok(loan.with_msg_id(self.id()).with_cell_id(!self.id()))
     }
@@ -130,7 +130,7 @@ impl Tag {
     pub(crate) fn send(self, link: &Link) -> shmesh::Result<()> {
         match self.kind() {
             Kind::Inline => link.send_inline(self.id(), !self.id(), &self.bytes()),
-            _ => self.loan(link)?.send(),
+            _ => Ok(self.loan(link)?.send()?),
         }
     }
 

@@ -407,16 +407,16 @@ fn messages_larger_than_their_buffers() {
     let dir = ipc_dir();
     let link = create(dir.path(), "large=8192x1").unwrap();
     let mut loan = link.loan_with(PoolId::CpuData).unwrap();
-    let error = refused(loan.msg_mut(257).map(|_| ()));
+    let error = refused(loan.resize_msg(257).map(|_| ()));
     says(&error, "TooLong", &["link link: ", "257 bytes", "pool cpu_msg", "256", "raise its buf_size_bytes"]);
-    let error = refused(loan.data_mut(4097).map(|_| ()));
+    let error = refused(loan.resize_data(4097).map(|_| ()));
     says(&error, "TooLong", &["link link: ", "4097 bytes", "pool cpu_data", "4096"]);
-    refused(loan.data_mut(usize::MAX).map(|_| ()));
-    refused(loan.data_mut(1 << 32).map(|_| ()));
+    refused(loan.resize_data(usize::MAX).map(|_| ()));
+    refused(loan.resize_data(1 << 32).map(|_| ()));
     let mut loan = link.loan_with(PoolId::CpuLarge).unwrap();
-    let error = refused(loan.data_mut(8193).map(|_| ()));
+    let error = refused(loan.resize_data(8193).map(|_| ()));
     says(&error, "TooLong", &["link link: ", "8193 bytes", "pool cpu_large", "8192"]);
-    let error = refused(link.loan().unwrap().data_mut(1).map(|_| ()));
+    let error = refused(link.loan().unwrap().resize_data(1).map(|_| ()));
     says(&error, "NoDataPart", &["link link: ", "`loan_with`"]);
     let error = refused(link.send_inline(0, 0, &[0; 113]));
     says(&error, "InlineTooLong", &["link link: ", "at most 112 bytes", "not 113", "loan a buffer"]);
@@ -444,7 +444,7 @@ fn everything_in_use() {
         let error = refused(send(&link, 0, "x"));
         says(&error, "Full", &["link link: ", "4 messages are queued", "raise the ring's len"]);
         assert!(error.is_retryable());
-        let failed = link.loan().unwrap().send_or_return().unwrap_err();
+        let failed = link.loan().unwrap().send().unwrap_err();
         says(&failed.error, "Full", &["link link: "]);
         drop(failed);
         while peer.receive().unwrap().is_some() {}
@@ -487,7 +487,7 @@ fn device_pools_and_the_cpu() {
     {
         let dir = ipc_dir();
         let link = create(dir.path(), change).unwrap();
-        let error = refused(link.loan_with(pool).unwrap().data_mut(1).map(drop));
+        let error = refused(link.loan_with(pool).unwrap().resize_data(1).map(drop));
         says(&error, "OnDevice", &["link link: ", name, "Link::device_pool"]);
         let error = refused(link.device_pool(PoolId::CpuData, shmesh::device::HostMemory::new));
         says(&error, "NotOnDevice", &["link link: ", "cpu_data", "cuda_data and gpu_data"]);
@@ -604,7 +604,7 @@ fn a_role_that_is_taken() {
     let error = refused(second.send_inline(0, 0, b""));
     says(&error, "RoleTaken", &parts);
     said(&error.to_string(), &["producer"]);
-    let failed = second.loan().unwrap().send_or_return().unwrap_err();
+    let failed = second.loan().unwrap().send().unwrap_err();
     says(&failed.error, "RoleTaken", &parts);
     drop(failed);
     assert!(first.receive().unwrap().is_none());

@@ -33,7 +33,7 @@ fn open(link: &Link) -> DevicePool<HostMemory> {
 
 fn send(link: &Link, pool: &DevicePool<HostMemory>, id: i32, text: &str) {
     let mut loan = link.loan_with(PoolId::CudaData).unwrap();
-    pool.data_mut(&mut loan, text.len()).unwrap().copy_to_device(0, text.as_bytes()).unwrap();
+    pool.resize_data(&mut loan, text.len()).unwrap().copy_to_device(0, text.as_bytes()).unwrap();
     loan.with_msg_id(id).send().unwrap();
 }
 
@@ -201,29 +201,33 @@ fn the_cpu_never_reaches_what_is_not_there() {
     let (pool, other) = (open(&phy), phy.device_pool(PoolId::GpuData, HostMemory::new).unwrap());
     let mut loan = phy.loan_with(PoolId::CudaData).unwrap();
     for len in [0, 1, 64, 65, usize::MAX] {
-        let error = refused(loan.data_mut(len).map(drop));
+        let error = refused(loan.resize_data(len).map(drop));
         assert_eq!(kind_of(&error), "OnDevice");
         assert!(
             error.to_string().contains("cuda_data") && error.to_string().contains("device_pool"),
             "{error}"
         );
     }
-    assert_eq!(kind_of(&refused(pool.data_mut(&mut loan, 65).map(drop))), "TooLong");
-    assert_eq!(kind_of(&refused(other.data_mut(&mut loan, 1).map(drop))), "NotOnDevice", "of another pool");
-    assert_eq!(kind_of(&refused(pool.data_mut(&mut phy.loan().unwrap(), 1).map(drop))), "NoDataPart");
+    assert_eq!(kind_of(&refused(pool.resize_data(&mut loan, 65).map(drop))), "TooLong");
+    assert_eq!(
+        kind_of(&refused(other.resize_data(&mut loan, 1).map(drop))),
+        "NotOnDevice",
+        "of another pool"
+    );
+    assert_eq!(kind_of(&refused(pool.resize_data(&mut phy.loan().unwrap(), 1).map(drop))), "NoDataPart");
     let mut of_host = phy.loan_with(PoolId::CpuData).unwrap();
-    assert_eq!(kind_of(&refused(pool.data_mut(&mut of_host, 1).map(drop))), "NotOnDevice");
+    assert_eq!(kind_of(&refused(pool.resize_data(&mut of_host, 1).map(drop))), "NotOnDevice");
     let elsewhere = ipc_dir();
     let stranger = create(elsewhere.path(), "");
     let mut of_another = stranger.loan_with(PoolId::CudaData).unwrap();
     assert_eq!(
-        kind_of(&refused(pool.data_mut(&mut of_another, 1).map(drop))),
+        kind_of(&refused(pool.resize_data(&mut of_another, 1).map(drop))),
         "NotOnDevice",
         "of another link"
     );
     drop(of_host);
 
-    let mut data = pool.data_mut(&mut loan, 8).unwrap();
+    let mut data = pool.resize_data(&mut loan, 8).unwrap();
     data.copy_to_device(0, b"payload!").unwrap();
     for (offset, len) in [(0, 9), (8, 1), (9, 0), (usize::MAX, 1), (1, usize::MAX >> 1)] {
         // A length that is not there at all: nothing is read before it is found out.

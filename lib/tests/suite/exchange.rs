@@ -42,7 +42,7 @@ fn msg_only() {
     both_ways("", |from, to, kind| {
         for len in [0, 1, 63, 64, 65, 255, 256] {
             let mut loan = from.loan().unwrap();
-            loan.msg_mut(len).unwrap().copy_from_slice(&pattern(len, len));
+            loan.resize_msg(len).unwrap().copy_from_slice(&pattern(len, len));
             assert_eq!(loan.data_pool(), None);
             loan.send().unwrap();
             let message = to.receive().unwrap().expect(kind);
@@ -62,8 +62,8 @@ fn msg_and_data() {
         for (pool, limit) in [(PoolId::CpuData, 4096), (PoolId::CpuLarge, 100_000)] {
             for len in [0, 1, limit - 1, limit] {
                 let mut loan = from.loan_with(pool).unwrap();
-                loan.msg_mut(7).unwrap().copy_from_slice(&pattern(7, 1));
-                loan.data_mut(len).unwrap().copy_from_slice(&pattern(len, 2));
+                loan.resize_msg(7).unwrap().copy_from_slice(&pattern(7, 1));
+                loan.resize_data(len).unwrap().copy_from_slice(&pattern(len, 2));
                 assert_eq!(loan.data_pool(), Some(pool));
                 loan.send().unwrap();
                 let message = to.receive().unwrap().expect(kind);
@@ -110,12 +110,12 @@ fn ids_are_the_applications_own() {
 fn lengths_are_those_of_the_last_word() {
     both_ways("", |from, to, kind| {
         let mut loan = from.loan_with(PoolId::CpuData).unwrap();
-        loan.msg_mut(100).unwrap().fill(1);
-        loan.msg_mut(3).unwrap().copy_from_slice(b"abc");
-        loan.data_mut(4096).unwrap().fill(1);
-        loan.data_mut(2).unwrap().copy_from_slice(b"de");
-        refused(loan.msg_mut(257).map(|_| ()));
-        refused(loan.data_mut(4097).map(|_| ()));
+        loan.resize_msg(100).unwrap().fill(1);
+        loan.resize_msg(3).unwrap().copy_from_slice(b"abc");
+        loan.resize_data(4096).unwrap().fill(1);
+        loan.resize_data(2).unwrap().copy_from_slice(b"de");
+        refused(loan.resize_msg(257).map(|_| ()));
+        refused(loan.resize_data(4097).map(|_| ()));
         loan.send().unwrap();
         let message = to.receive().unwrap().expect(kind);
         assert_eq!((message.msg(), message.data()), (&b"abc"[..], &b"de"[..]), "{kind}");
@@ -243,7 +243,7 @@ fn a_large_pool_is_worked_with_few_buffers() {
             // At most four in flight.
             let mut loan = from.loan_with(PoolId::CpuData).unwrap();
             touched.insert(loan.index());
-            data_touched.insert(loan.data_mut(1).unwrap().as_ptr().addr());
+            data_touched.insert(loan.resize_data(1).unwrap().as_ptr().addr());
             loan.with_msg_id(i).send().unwrap();
             if i >= 3 {
                 assert_eq!(to.receive().unwrap().expect(kind).msg_id(), i - 3, "{kind}");

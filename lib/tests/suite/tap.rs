@@ -27,8 +27,8 @@ fn say(link: &Link, number: u32, inline: bool) -> bool {
         return link.send_inline(id, -id, &[byte; INLINE_MAX_BYTES][..inline_len(id)]).is_ok();
     }
     let Ok(mut loan) = link.loan_with(PoolId::CpuData) else { return false };
-    loan.msg_mut(200).unwrap().fill(byte);
-    loan.data_mut(2000).unwrap().fill(byte);
+    loan.resize_msg(200).unwrap().fill(byte);
+    loan.resize_data(2000).unwrap().fill(byte);
     loan.with_msg_id(id).with_cell_id(-id).send().is_ok()
 }
 
@@ -158,7 +158,7 @@ fn filters_choose_by_id_cell_and_side() {
         phy.send_inline(id, cell, b"x").unwrap();
     }
     let mut loan = mac.loan().unwrap();
-    loan.msg_mut(3).unwrap().fill(1);
+    loan.resize_msg(3).unwrap().fill(1);
     loan.with_msg_id(1).with_cell_id(9).send().unwrap();
     assert_eq!(ids(Filter::default()), [(1, 0), (1, 5), (1, 9), (2, 0)]);
     assert_eq!(ids(Filter { msg_ids: vec![2, 7], ..Filter::default() }), [(2, 0)]);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use shmesh::{Link, LinkOptions, Side};
+use shmesh::{Error, Link, LinkOptions, Side};
 use shmesh_testing::{Watchdog, config, ipc_dir, kind_of, refused};
 
 /// Sends as soon as there is room.
@@ -12,8 +12,8 @@ fn send_patiently(link: &Link, msg_id: i32, cell_id: i32, small: bool) {
             link.send_inline(msg_id, cell_id, &msg_id.to_le_bytes())
         } else {
             link.loan().and_then(|mut loan| {
-                loan.msg_mut(4)?.copy_from_slice(&msg_id.to_le_bytes());
-                loan.with_msg_id(msg_id).with_cell_id(cell_id).send()
+                loan.resize_msg(4)?.copy_from_slice(&msg_id.to_le_bytes());
+                loan.with_msg_id(msg_id).with_cell_id(cell_id).send().map_err(Error::from)
             })
         };
         match sent {

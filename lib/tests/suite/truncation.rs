@@ -20,7 +20,7 @@ fn talk(phy: &Link, mac: &Link) -> Result<(), Error> {
         assert!(message.msg().len() <= 5);
     }
     let mut loan = mac.loan_with(PoolId::CpuData)?;
-    loan.data_mut(4096)?.fill(7);
+    loan.resize_data(4096)?.fill(7);
     loan.send()?;
     mac.notify()?;
     phy.wait(Some(Duration::ZERO))?;
@@ -36,7 +36,7 @@ fn damage(link: &Link) -> Error {
     loop {
         let calls = [
             link.send_inline(1, 0, b"there"),
-            link.loan_with(PoolId::CpuData).and_then(|loan| loan.send()),
+            link.loan_with(PoolId::CpuData).and_then(|loan| Ok(loan.send()?)),
             link.receive().map(drop),
             link.recover().map(drop),
         ];

@@ -53,8 +53,8 @@ fn addresses_in(mappings: &[(String, Range<u64>)]) -> Vec<(String, u64)> {
 fn exchange(from: &Link, to: &Link, id: i32) {
     let mut loan = from.loan_with(PoolId::CpuData).unwrap();
     let text = format!("message {id}");
-    loan.msg_mut(text.len()).unwrap().copy_from_slice(text.as_bytes());
-    loan.data_mut(1000).unwrap().fill(id as u8);
+    loan.resize_msg(text.len()).unwrap().copy_from_slice(text.as_bytes());
+    loan.resize_data(1000).unwrap().fill(id as u8);
     loan.with_msg_id(id).send().unwrap();
     from.send_inline(-id, 0, text.as_bytes()).unwrap();
 
@@ -93,7 +93,7 @@ fn check(name: &str, backing: Backing, mode: RingMode) {
 
     // And the search finds what it looks for, through either mapping.
     let mut loan = secondary.loan().unwrap();
-    loan.msg_mut(8).unwrap().copy_from_slice(&all[0].1.start.to_ne_bytes());
+    loan.resize_msg(8).unwrap().copy_from_slice(&all[0].1.start.to_ne_bytes());
     assert_eq!(addresses_in(&all).len(), 2);
 }
 

@@ -50,9 +50,13 @@ const _: fn(Link) -> JoinHandle<shmesh::Result<bool>> = |link| std::thread::spaw
 const _: fn(&Link) -> shmesh::Result<()> = |link| {
     let (mut first, mut second) = (link.loan()?, link.loan()?);
     let message = link.receive()?;
-    first.msg_mut(1)?[0] = second.msg_mut(1)?[0];
+    first.resize_msg(1)?[0] = second.resize_msg(1)?[0];
     second.send()?;
     first.send()?;
     drop(message);
     Ok(())
 };
+
+// `?` takes the error out of a `SendError`, also in functions that return a box of any error.
+const _: fn(Loan<'_>) -> Result<(), Box<dyn std::error::Error>> = |loan| Ok(loan.send()?);
+const _: fn(Loan<'_>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> = |loan| Ok(loan.send()?);

@@ -3,7 +3,7 @@ use shmesh::Link;
 fn send_twice(link: &Link) -> shmesh::Result<()> {
     let mut loan = link.loan()?;
     loan.send()?;
-    loan.msg_mut(1)?[0] = 1;
+    loan.resize_msg(1)?[0] = 1;
     Ok(())
 }
 

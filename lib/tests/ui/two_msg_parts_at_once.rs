@@ -2,8 +2,8 @@ use shmesh::Link;
 
 fn twice(link: &Link) -> shmesh::Result<()> {
     let mut loan = link.loan()?;
-    let first = loan.msg_mut(1)?;
-    let second = loan.msg_mut(1)?;
+    let first = loan.resize_msg(1)?;
+    let second = loan.resize_msg(1)?;
     first[0] = second[0];
     Ok(())
 }

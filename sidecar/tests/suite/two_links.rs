@@ -163,7 +163,7 @@ impl Clients {
             self.phy.send_inline(n, 0, b"there").unwrap();
             assert_eq!(self.mac.receive().unwrap().unwrap().msg_id(), n);
             let mut loan = self.mac.loan().unwrap();
-            loan.msg_mut(4).unwrap().copy_from_slice(b"back");
+            loan.resize_msg(4).unwrap().copy_from_slice(b"back");
             loan.with_msg_id(n).send().unwrap();
             assert_eq!(self.phy.receive().unwrap().unwrap().msg(), b"back");
             self.took.push(start.elapsed());

@@ -46,9 +46,9 @@ impl Endpoint for Rust {
             Some(_) => self.0.loan_with(PoolId::CpuData),
         };
         let Ok(mut loan) = loan else { return false };
-        loan.msg_mut(MSG_BYTES).unwrap().fill(1);
+        loan.resize_msg(MSG_BYTES).unwrap().fill(1);
         if let Some(bytes) = fill {
-            loan.data_mut(DATA_BYTES).unwrap().copy_from_slice(bytes);
+            loan.resize_data(DATA_BYTES).unwrap().copy_from_slice(bytes);
         }
         loan.with_msg_id(id).send().is_ok()
     }

@@ -58,8 +58,8 @@ fn time(spec: &Spec, sender: &Link, receiver: &Link) -> Result<Dist> {
     let lost = "a message was lost";
     let cycle = |bytes: usize, word: u64| -> Result<()> {
         let mut loan = sender.loan()?;
-        payload::fill(loan.msg_mut(bytes)?, word);
-        loan.send()?;
+        payload::fill(loan.resize_msg(bytes)?, word);
+        loan.send().map_err(shmesh::Error::from)?;
         let message = receiver.receive()?.context(lost)?;
         anyhow::ensure!(payload::read(message.msg()) == Some(word), "a message was lost or damaged");
         Ok(())
@@ -91,7 +91,7 @@ fn time(spec: &Spec, sender: &Link, receiver: &Link) -> Result<Dist> {
                 }
                 let start = Instant::now();
                 for loan in loans.drain(..) {
-                    loan.send()?;
+                    loan.send().map_err(shmesh::Error::from)?;
                 }
                 for _ in 0..ON_THE_RING {
                     messages.push(receiver.receive()?.context(lost)?);

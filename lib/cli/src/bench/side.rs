@@ -213,10 +213,10 @@ fn loan<const FORM: u8>(link: &Link, bytes: usize, word: u64) -> Result<Option<L
         Err(error) => return Err(error.into()),
     };
     if FORM == DATA {
-        payload::fill(loan.msg_mut(8)?, word);
-        payload::fill(loan.data_mut(bytes)?, word);
+        payload::fill(loan.resize_msg(8)?, word);
+        payload::fill(loan.resize_data(bytes)?, word);
     } else {
-        payload::fill(loan.msg_mut(bytes)?, word);
+        payload::fill(loan.resize_msg(bytes)?, word);
     }
     Ok(Some(loan))
 }
@@ -262,7 +262,7 @@ impl<const FORM: u8, const HOW: u8> Tx for OneTx<'_, FORM, HOW> {
                     break loan;
                 }
             };
-            while let Err(failed) = filled.send_or_return() {
+            while let Err(failed) = filled.send() {
                 if !failed.error.is_retryable() {
                     return Err(failed.error.into());
                 }

@@ -154,9 +154,9 @@ pub(super) fn prepare<'a>(link: &'a Link, stamp: Stamp, form: Form) -> shmesh::R
     let msg = match form {
         Form::Inline(msg) | Form::Pooled(msg) | Form::Both(msg, ..) => msg,
     };
-    fill(loan.msg_mut(msg)?, seed(stamp, 0));
+    fill(loan.resize_msg(msg)?, seed(stamp, 0));
     if let Form::Both(_, _, len) = form {
-        fill(loan.data_mut(len)?, seed(stamp, 1));
+        fill(loan.resize_data(len)?, seed(stamp, 1));
     }
     Ok(Prepared::Loan(loan.with_msg_id(1)))
 }

@@ -166,7 +166,7 @@ impl<'a> Runner<'a> {
                 Err(error) if error.is_retryable() => Ok(Some(Prepared::Inline(bytes, len))),
                 Err(error) => Err(error.into()),
             },
-            Prepared::Loan(loan) => match loan.send_or_return() {
+            Prepared::Loan(loan) => match loan.send() {
                 Ok(()) => Ok(None),
                 Err(failed) if failed.error.is_retryable() => Ok(Some(Prepared::Loan(failed.loan))),
                 Err(failed) => Err(failed.error.into()),

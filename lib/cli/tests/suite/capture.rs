@@ -90,11 +90,11 @@ fn link(dir: &Path) -> (Link, Link) {
 /// With a DATA part, in a MSG buffer, and inline.
 fn fill(sender: &Link) {
     let mut loan = sender.loan_with(PoolId::CpuData).unwrap();
-    loan.msg_mut(5).unwrap().copy_from_slice(b"first");
-    loan.data_mut(3000).unwrap().fill(0xd1);
+    loan.resize_msg(5).unwrap().copy_from_slice(b"first");
+    loan.resize_data(3000).unwrap().fill(0xd1);
     loan.with_msg_id(101).with_cell_id(-1).send().unwrap();
     let mut loan = sender.loan().unwrap();
-    loan.msg_mut(901).unwrap().fill(0x5a);
+    loan.resize_msg(901).unwrap().fill(0x5a);
     loan.with_msg_id(102).send().unwrap();
     sender.send_inline(103, 7, b"inline").unwrap();
 }
@@ -144,8 +144,8 @@ fn packets_are_no_longer_than_wireshark_reads() {
     config.pools[PoolId::CpuData.index()].pool_len = 2;
     let link = LinkOptions::new().dir(dir.path()).create(&config).unwrap();
     let mut loan = link.loan_with(PoolId::CpuData).unwrap();
-    loan.msg_mut(5).unwrap().copy_from_slice(b"first");
-    loan.data_mut(600_000).unwrap().fill(0xd1);
+    loan.resize_msg(5).unwrap().copy_from_slice(b"first");
+    loan.resize_data(600_000).unwrap().fill(0xd1);
     loan.send().unwrap();
     let file = dir.path().join("out.pcapng");
     for (limit, kept, flags) in [("1000000", (5, 262_144 - 37), 0), ("0", (0, 0), 0)] {

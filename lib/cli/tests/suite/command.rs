@@ -71,11 +71,11 @@ fn config(name: &str, mode: RingMode) -> LinkConfig {
 /// Three messages to the primary: with a DATA part, in a MSG buffer, and inline.
 fn fill(sender: &Link) {
     let mut loan = sender.loan_with(PoolId::CpuData).unwrap();
-    loan.msg_mut(5).unwrap().copy_from_slice(b"first");
-    loan.data_mut(3000).unwrap().fill(0xd1);
+    loan.resize_msg(5).unwrap().copy_from_slice(b"first");
+    loan.resize_data(3000).unwrap().fill(0xd1);
     loan.with_msg_id(101).with_cell_id(-1).send().unwrap();
     let mut loan = sender.loan().unwrap();
-    loan.msg_mut(900).unwrap().fill(0x5a);
+    loan.resize_msg(900).unwrap().fill(0x5a);
     loan.with_msg_id(102).send().unwrap();
     sender.send_inline(103, 7, b"inline").unwrap();
 }

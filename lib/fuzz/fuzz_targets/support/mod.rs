@@ -88,7 +88,7 @@ pub fn call(link: &Link, which: u8, bytes: &mut Bytes<'_>) {
         2 | 3 => {
             if let Ok(mut loan) = link.loan() {
                 let len = usize::from(bytes.byte() % 70);
-                if let Ok(part) = loan.msg_mut(len) {
+                if let Ok(part) = loan.resize_msg(len) {
                     part.fill(1);
                 }
                 let _ = loan.with_msg_id(1).send();
@@ -98,10 +98,10 @@ pub fn call(link: &Link, which: u8, bytes: &mut Bytes<'_>) {
             let pool = if which % 2 == 0 { PoolId::CpuData } else { PoolId::CpuLarge };
             if let Ok(mut loan) = link.loan_with(pool) {
                 let len = usize::from(bytes.byte());
-                if let Ok(part) = loan.data_mut(len) {
+                if let Ok(part) = loan.resize_data(len) {
                     part.fill(1);
                 }
-                let _ = loan.send_or_return();
+                let _ = loan.send();
             }
         }
         6..=8 => {
@@ -136,12 +136,12 @@ pub fn call(link: &Link, which: u8, bytes: &mut Bytes<'_>) {
             let _ = (link.has_message(), link.participants().count());
         }
         14 => {
-            let _ = (link.post(), link.wait_tti(Some(std::time::Duration::ZERO)), link.value());
+            let _ = (link.post(), link.wait_tti(Some(std::time::Duration::ZERO)), link.take_signal());
             let _ = (link.notify(), link.wait(Some(std::time::Duration::ZERO)));
         }
         _ => {
             if let Ok(clone) = link.try_clone() {
-                let _ = clone.loan().and_then(shmesh::Loan::send);
+                let _ = clone.loan().and_then(|loan| Ok(loan.send()?));
                 let _ = clone.receive().map(|message| message.iter().for_each(read));
             }
         }

@@ -124,10 +124,10 @@ impl DeviceMemory {
     }
 
     /// Where the DATA part of a loan is, which has `len` bytes from now on.
-    pub(super) fn data_mut(&self, loan: &mut Loan<'_>, len: usize) -> shmesh::Result<Option<NonNull<u8>>> {
+    pub(super) fn resize_data(&self, loan: &mut Loan<'_>, len: usize) -> shmesh::Result<Option<NonNull<u8>>> {
         Ok(address(match self {
-            Self::Cuda(pool) => pool.data_mut(loan, len)?.address(),
-            Self::Host(pool) => pool.data_mut(loan, len)?.address(),
+            Self::Cuda(pool) => pool.resize_data(loan, len)?.address(),
+            Self::Host(pool) => pool.resize_data(loan, len)?.address(),
         }))
     }
 

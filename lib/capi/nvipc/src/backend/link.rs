@@ -304,8 +304,8 @@ fn device_of(devices: &DevicePools, pool: PoolId) -> Option<&DeviceMemory> {
 /// Where the DATA part of a loan is, whose length is 0 from now on.
 fn data_of(loan: &mut Loan<'_>, devices: &DevicePools) -> Option<NonNull<u8>> {
     match device_of(devices, loan.data_pool()?) {
-        None => Some(NonNull::from(loan.data_mut(0).ok()?).cast()),
-        Some(device) => device.data_mut(loan, 0).ok()?,
+        None => Some(NonNull::from(loan.resize_data(0).ok()?).cast()),
+        Some(device) => device.resize_data(loan, 0).ok()?,
     }
 }
 
@@ -396,8 +396,8 @@ impl Endpoint {
             let text = format!("link {}: an inline message has at most {limit} bytes", self.link().name());
             return Err(Failure::Refused(text));
         }
-        let to = loan.msg_mut(msg_len).map_err(|error| failed(&error))?;
-        // SAFETY: `msg_mut` checked the length against a MSG buffer, and the line above against an inline one; the message
+        let to = loan.resize_msg(msg_len).map_err(|error| failed(&error))?;
+        // SAFETY: `resize_msg` checked the length against a MSG buffer, and the line above against an inline one; the message
         // holds its buffer, and the loan another.
         unsafe { std::ptr::copy_nonoverlapping(first(message.msg()).as_ptr(), to.as_mut_ptr(), to.len()) };
         let device = message.data_pool().and_then(|pool| device_of(devices, pool));
@@ -407,14 +407,14 @@ impl Endpoint {
                     place.map_err(|error| failed(&error))?.map_or(0, |data| data.addr().get() as u64),
                 )
             };
-            let (from, to) = (place(device.data(message))?, place(device.data_mut(&mut loan, data_len))?);
+            let (from, to) = (place(device.data(message))?, place(device.resize_data(&mut loan, data_len))?);
             let mut bytes = vec![0; data_len];
             let copied = device.copy_to_host(from, &mut bytes).zip(device.copy_to_device(to, &bytes));
             let (read, written) =
                 copied.ok_or_else(|| failed_copy(self.link().name(), "not in one buffer"))?;
             read.and(written).map_err(|error| failed_copy(self.link().name(), &error.to_string()))?;
         } else if message.data_pool().is_some() {
-            let to = loan.data_mut(data_len).map_err(|error| failed(&error))?;
+            let to = loan.resize_data(data_len).map_err(|error| failed(&error))?;
             // SAFETY: as above, of a buffer of the same pool.
             unsafe {
                 std::ptr::copy_nonoverlapping(first(message.data()).as_ptr(), to.as_mut_ptr(), to.len());
@@ -436,11 +436,11 @@ fn failed_copy(link: &str, why: &str) -> Failure {
 
 /// Says of a loan what the caller says of the message.
 fn fill(loan: &mut Loan<'static>, fields: Fields, devices: &DevicePools) -> std::result::Result<(), Error> {
-    loan.msg_mut(fields.msg_len as usize)?;
+    loan.resize_msg(fields.msg_len as usize)?;
     match loan.data_pool().map(|pool| device_of(devices, pool)) {
         None => Ok(()),
-        Some(None) => loan.data_mut(data_len(fields)).map(|_| ()),
-        Some(Some(device)) => device.data_mut(loan, data_len(fields)).map(|_| ()),
+        Some(None) => loan.resize_data(data_len(fields)).map(|_| ()),
+        Some(Some(device)) => device.resize_data(loan, data_len(fields)).map(|_| ()),
     }
 }
 
@@ -456,7 +456,7 @@ impl Backend for LinkBackend {
     fn allocate(&self, data: Option<PoolId>) -> Result<Buffers> {
         self.with(|endpoint| {
             let mut loan = endpoint.loan(data)?;
-            let msg = NonNull::from(loan.msg_mut(0).map_err(|error| failed(&error))?).cast();
+            let msg = NonNull::from(loan.resize_msg(0).map_err(|error| failed(&error))?).cast();
             let data = data_of(&mut loan, &self.devices);
             endpoint.keep(msg, Held::Loan(loan));
             Ok(Buffers { msg, data })
@@ -491,7 +491,7 @@ impl Backend for LinkBackend {
                     return Err(self.foreign_data(msg));
                 }
             };
-            let sent = loan.with_msg_id(fields.msg_id).with_cell_id(fields.cell_id).send_or_return();
+            let sent = loan.with_msg_id(fields.msg_id).with_cell_id(fields.cell_id).send();
             sent.map_err(|SendError { loan, error }| {
                 // What was copied is as if it had not been; what was evicted is another's, and the loan empty.
                 let still = match source {
@@ -542,7 +542,7 @@ impl Backend for LinkBackend {
             if let Some(at) = endpoint.looped.pop_front()
                 && let Some(Held::Looped(mut loan, mut fields)) = endpoint.give_up(at)
             {
-                let msg = NonNull::from(loan.msg_mut(0).map_err(|error| failed(&error))?).cast();
+                let msg = NonNull::from(loan.resize_msg(0).map_err(|error| failed(&error))?).cast();
                 let buffers = Buffers { msg, data: data_of(&mut loan, &self.devices) };
                 fields.data_len = u32::try_from(data_len(fields)).unwrap_or(0);
                 fields.data_pool = loan.data_pool();

@@ -1,0 +1,122 @@
+//! Bytes that another process may change while they are read.
+// UNSAFETY: reads memory through a pointer, within a length that was checked where the pointer was made.
+#![expect(unsafe_code, reason = "volatile reads of memory that other processes can write")]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Payload in shared memory, read by copying it out or through a raw pointer.
+///
+/// A process that breaks the protocol can change the bytes between two reads, so a value that is checked and then used must be
+/// copied once, and checked in the copy; a `&[u8]` over such bytes is sound only while all processes of the link keep the protocol.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// mac.send_inline(1, 0, &[2, 0, 0, 0, 7, 8, 9])?;
+/// let message = phy.receive()?.expect("it was just sent");
+/// let bytes = message.msg_shared();
+/// let mut len = [0; 4];
+/// assert_eq!(bytes.copy_to(&mut len), 4);
+/// let len = u32::from_le_bytes(len) as usize; // cannot change any more
+/// let body = bytes.get(4..4 + len).ok_or("the message is shorter than it says")?;
+/// assert_eq!(body.to_vec(), [7, 8]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct SharedBytes<'a> {
+    start: NonNull<u8>,
+    len: usize,
+    held: PhantomData<&'a u8>,
+}
+
+impl<'a> SharedBytes<'a> {
+    /// Those of a slice that a message gave.
+    pub(super) fn of(bytes: &'a [u8]) -> Self {
+        Self { start: NonNull::from(bytes).cast(), len: bytes.len(), held: PhantomData }
+    }
+
+    /// The number of bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of the first byte, valid for [`len`](Self::len) bytes while the message is held. Read it with
+    /// [`read_volatile`](std::ptr::read_volatile), or give it to a system call or a C library.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    /// Some of the bytes; `None` when the range ends past them.
+    #[must_use]
+    pub fn get(&self, range: Range<usize>) -> Option<Self> {
+        if range.start > range.end || range.end > self.len {
+            return None;
+        }
+        // SAFETY: the line above keeps it in the bytes, or one past them.
+        let start = unsafe { self.start.add(range.start) };
+        Some(Self { start, len: range.end - range.start, held: PhantomData })
+    }
+
+    /// Copies the bytes out, as many as fit, each read once. Returns how many.
+    pub fn copy_to(&self, out: &mut [u8]) -> usize {
+        const WORD: usize = size_of::<u64>();
+        let len = out.len().min(self.len);
+        let start = self.start.as_ptr().cast_const();
+        // SAFETY: `at` is below `len`, which is in the bytes.
+        let byte = |at: usize| unsafe { start.add(at).read_volatile() };
+        // SAFETY: the word at `at` is aligned, and ends at `len` or before.
+        let word = |at: usize| unsafe { start.add(at).cast::<u64>().read_volatile() };
+        let first = start.align_offset(WORD).min(len);
+        let words = first + (len - first) / WORD * WORD;
+        (0..first).for_each(|at| out[at] = byte(at));
+        for (at, out) in (first..words).step_by(WORD).zip(out[first..words].chunks_exact_mut(WORD)) {
+            out.copy_from_slice(&word(at).to_ne_bytes());
+        }
+        (words..len).for_each(|at| out[at] = byte(at));
+        len
+    }
+
+    /// Copies all bytes out, each read once.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut copy = vec![0; self.len];
+        self.copy_to(&mut copy);
+        copy
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_range_is_copied_as_it_is() {
+        let bytes: Vec<u8> = (0..40).collect();
+        let shared = SharedBytes::of(&bytes);
+        for from in 0..=bytes.len() {
+            for to in from..=bytes.len() {
+                assert_eq!(shared.get(from..to).map(|some| some.to_vec()), Some(bytes[from..to].to_vec()));
+            }
+        }
+        let (mut short, mut long) = ([0xff; 3], [0xff; 42]);
+        assert_eq!((shared.copy_to(&mut short), shared.copy_to(&mut long)), (3, 40));
+        assert_eq!((&short[..], &long[40..]), (&bytes[..3], &[0xff; 2][..]));
+        assert!(shared.get(0..41).is_none() && shared.get(41..41).is_none());
+        #[expect(clippy::reversed_empty_ranges, reason = "what must be refused")]
+        let reversed = 3..2;
+        assert!(shared.get(reversed).is_none());
+    }
+}
