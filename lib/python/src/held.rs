@@ -4,7 +4,7 @@
 //! read; and the buffers of a message are free again when the message and the last of its arrays are gone.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
@@ -22,6 +22,8 @@ pub(crate) struct Handle {
     post_after: AtomicUsize,
     /// Those that were released and not posted yet. Changed by who has the lock.
     unposted: AtomicUsize,
+    /// Loans of batches are not sent any more: consumers may have seen the end of the queue.
+    finished: AtomicBool,
     made: Made,
 }
 
@@ -31,12 +33,17 @@ impl Handle {
             link: Mutex::new(link),
             post_after: AtomicUsize::new(0),
             unposted: AtomicUsize::new(0),
+            finished: AtomicBool::new(false),
             made: Made::here(),
         }
     }
 
     pub(crate) fn post_releases(&self, after: usize) {
         self.post_after.store(after, Ordering::Relaxed);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.finished.store(true, Ordering::Relaxed);
     }
 
     /// Counts a message that was released. Waking a sender for each buffer costs more than it is worth.
@@ -63,9 +70,9 @@ impl Handle {
 
 /// Some bytes of a buffer.
 #[derive(Clone, Copy, Debug)]
-struct Part {
-    start: NonNull<u8>,
-    len: usize,
+pub(crate) struct Part {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) len: usize,
 }
 
 impl Part {
@@ -80,11 +87,11 @@ impl Part {
 
 /// A loan or message with the participant that it came from.
 #[derive(Debug)]
-struct Hold<T> {
+pub(crate) struct Hold<T> {
     /// Borrows from the participant below, which outlives it; touched only with that locked.
     item: Mutex<Option<T>>,
     msg: Part,
-    data: Part,
+    pub(crate) data: Part,
     received: bool,
     handle: Arc<Handle>,
 }
@@ -126,8 +133,8 @@ impl<T> Drop for Hold<T> {
     }
 }
 
-type LoanHold = Hold<shmesh::Loan<'static>>;
-type MessageHold = Hold<shmesh::Message<'static>>;
+pub(crate) type LoanHold = Hold<shmesh::Loan<'static>>;
+pub(crate) type MessageHold = Hold<shmesh::Message<'static>>;
 
 #[expect(
     unsafe_code,
@@ -161,13 +168,25 @@ impl Loan {
         msg: usize,
         data: Option<(shmesh::config::PoolId, usize)>,
     ) -> shmesh::Result<Self> {
+        Self::take_with(handle, msg, |_| (), data)
+    }
+
+    /// A loan whose MSG part, of `msg` bytes, `write` has written.
+    pub(crate) fn take_with(
+        handle: &Arc<Handle>,
+        msg: usize,
+        write: impl FnOnce(&mut [u8]),
+        data: Option<(shmesh::config::PoolId, usize)>,
+    ) -> shmesh::Result<Self> {
         let link = handle.lock();
         let ours = unbound(&link);
         let mut loan = match data {
             Some((pool, _)) => ours.loan_with(pool)?,
             None => ours.loan()?,
         };
-        let msg = Part::of_mut(loan.resize_msg(msg)?);
+        let bytes = loan.resize_msg(msg)?;
+        write(bytes);
+        let msg = Part::of_mut(bytes);
         let data = match data {
             Some((_, len)) => Part::of_mut(loan.resize_data(len)?),
             None => Part { start: NonNull::dangling(), len: 0 },
@@ -186,7 +205,12 @@ impl Loan {
         error("Closed", "this loan was sent or dropped; take another")
     }
 
-    fn hold(&self) -> PyResult<Arc<LoanHold>> {
+    /// Whether the participant that it came from sends no more batches.
+    pub(crate) fn is_late(&self) -> bool {
+        self.place().as_ref().is_some_and(|hold| hold.handle.finished.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn hold(&self) -> PyResult<Arc<LoanHold>> {
         let hold = self.place().clone();
         let hold = hold.ok_or_else(Self::was_closed)?;
         if hold.handle.made.is_here() { Ok(hold) } else { Err(forked("loan")) }
@@ -273,13 +297,13 @@ impl Loan {
     }
 
     /// Gives the buffers back unsent, when the last array over them is gone.
-    fn drop(&self) {
+    pub(crate) fn drop(&self) {
         let hold = self.place().take();
         drop(hold);
     }
 
     #[getter]
-    fn closed(&self) -> bool {
+    pub(crate) fn closed(&self) -> bool {
         self.place().is_none()
     }
 
@@ -348,7 +372,15 @@ impl Message {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold(&self) -> PyResult<Arc<MessageHold>> {
+    /// Its MSG part, which the sender may still write if it is hostile: read each byte once.
+    #[expect(unsafe_code, reason = "the bytes of a message that is held")]
+    pub(crate) fn with_msg<T>(&self, read: impl FnOnce(&[u8]) -> T) -> PyResult<T> {
+        let hold = self.hold()?;
+        // SAFETY: the message gave the part, and is held until `read` returns.
+        Ok(read(unsafe { std::slice::from_raw_parts(hold.msg.start.as_ptr(), hold.msg.len) }))
+    }
+
+    pub(crate) fn hold(&self) -> PyResult<Arc<MessageHold>> {
         let hold = self.place().clone();
         let hold = hold.ok_or_else(|| error("Closed", "this message was released; receive the next one"))?;
         if hold.handle.made.is_here() { Ok(hold) } else { Err(forked("message")) }
@@ -372,15 +404,12 @@ impl Message {
     }
 
     /// A copy of the MSG part.
-    #[expect(unsafe_code, reason = "the bytes of a message that is held")]
     fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let hold = self.hold()?;
-        // SAFETY: the message gave the part, and is held until the copy is made.
-        Ok(PyBytes::new(py, unsafe { std::slice::from_raw_parts(hold.msg.start.as_ptr(), hold.msg.len) }))
+        self.with_msg(|bytes| PyBytes::new(py, bytes))
     }
 
     /// Gives up the message; its buffers are free when the last array over them is gone.
-    fn release(&self) {
+    pub(crate) fn release(&self) {
         let hold = self.place().take();
         drop(hold);
     }

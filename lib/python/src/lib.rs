@@ -7,6 +7,7 @@
 //! | `sysv.rs` | System V segments of others |
 //! | `view.rs` | numpy arrays over memory, and what keeps it |
 //! | `link.rs` | `Link`: a participant of a link |
+//! | `batch.rs` | `Batch` and `BatchLayout`: arrays by name in one message |
 //! | `held.rs` | `Loan` and `Message`: buffers that arrays keep |
 //! | `session.rs` | what sessions with a broker share |
 //! | `device.rs` | `DeviceSession`: device keys |
@@ -15,6 +16,7 @@
 //!
 //! What needs shapes, types or `asyncio` is Python: `python/shmesh`.
 
+mod batch;
 mod cuda;
 mod device;
 mod dlpack;
@@ -33,6 +35,8 @@ use pyo3::prelude::*;
 mod _shmesh {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::batch::{Batch, BatchLayout};
     #[pymodule_export]
     use crate::cuda::{GpuMemory, GpuSession};
     #[pymodule_export]

@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
+use numpy::PyUntypedArray;
 use pyo3::prelude::*;
 use shmesh::config::{PoolId, from_yaml};
 use shmesh::{ErrorKind, LinkOptions, Participant, PeerEvent, SeatIndex, SeatWord, Side};
 use shmesh_sys::process::{Liveness, ProcessIdentity};
 
+use crate::batch::{self, Batch, BatchLayout, KnownLayouts};
 use crate::error::{error, forked, of_link, system};
 use crate::fork::Made;
 use crate::held::{Handle, Loan, Message};
@@ -79,6 +81,7 @@ struct Open {
 #[pyclass(frozen, subclass, module = "shmesh._shmesh")]
 pub(crate) struct Link {
     open: Mutex<Option<Open>>,
+    layouts: KnownLayouts,
     made: Made,
     #[pyo3(get)]
     name: String,
@@ -286,7 +289,8 @@ impl Link {
         let link = link.map_err(of_link)?;
         let (name, side) = (link.name().to_owned(), name_of(link.side()));
         let open = Open { handle: Arc::new(Handle::new(link)), waiter: None, waiter_seat: None };
-        Ok(Self { open: Mutex::new(Some(open)), made: Made::here(), name, directory, side })
+        let layouts = KnownLayouts::default();
+        Ok(Self { open: Mutex::new(Some(open)), layouts, made: Made::here(), name, directory, side })
     }
 
     /// Buffers that nobody else has.
@@ -316,6 +320,39 @@ impl Link {
     #[pyo3(signature = (max=64))]
     fn receive_batch(&self, max: usize) -> PyResult<Vec<Message>> {
         Message::take_batch(&self.handle()?, max).map_err(of_link)
+    }
+
+    /// A batch to be written in place; None while all buffers are in use.
+    fn begin_batch(&self, layout: &BatchLayout, meta: Py<PyAny>, extra: &[u8]) -> PyResult<Option<Batch>> {
+        batch::begin(&self.handle()?, layout, meta, extra).map_err(of_link)
+    }
+
+    /// Sends a copy of arrays that have the types and shapes of the layout; False while all buffers are in use.
+    #[expect(clippy::needless_pass_by_value, reason = "Python gives a list of its own")]
+    fn put_batch(
+        &self,
+        py: Python<'_>,
+        layout: &BatchLayout,
+        extra: &[u8],
+        sources: Vec<Bound<'_, PyUntypedArray>>,
+    ) -> PyResult<bool> {
+        batch::put(py, &self.handle()?, layout, extra, &sources)
+    }
+
+    /// The oldest message as a batch, or None. Never waits.
+    fn try_receive_batch(
+        &self,
+        py: Python<'_>,
+        decode: &Bound<'_, PyAny>,
+        load: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<Batch>> {
+        batch::receive(py, &self.handle()?, &self.layouts, &self.name, decode, load)
+    }
+
+    /// Batches that are being written are not sent any more.
+    fn finish(&self) -> PyResult<()> {
+        self.handle()?.finish();
+        Ok(())
     }
 
     #[pyo3(signature = (timeout=None))]

@@ -169,10 +169,12 @@ def test_types_that_only_a_pickle_can_describe() -> None:
 
 def test_types_of_other_libraries() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
+    fields = np.dtype([("a", ml_dtypes.bfloat16)])
     with pytest.raises(shmesh.Unsupported, match="view"):
-        shmesh.empty(3, ml_dtypes.bfloat16, "x")
-    array = shmesh.from_numpy(np.array([1, 2], ml_dtypes.bfloat16))
-    assert pickle.loads(pickle.dumps(array)).astype(float).tolist() == [1, 2]
+        shmesh.empty(3, fields, "x")
+    array = shmesh.empty(2, fields)
+    array["a"] = [1, 2]
+    assert pickle.loads(pickle.dumps(array))["a"].astype(float).tolist() == [1, 2]
 
 
 @pytest.mark.skipif(not hasattr(getattr(np, "dtypes", None), "StringDType"), reason="numpy 2 has it")
@@ -363,3 +365,31 @@ def test_deep_copies_are_ordinary() -> None:
     import copy
 
     assert type(copy.deepcopy(shmesh.empty(3))) is np.ndarray
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_types_of_ml_dtypes(kind: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = np.dtype(getattr(ml_dtypes, kind))
+    source = np.array([[-1, 0, 1], [2, 3, 1]]).astype(dtype)
+    named = shmesh.from_numpy(source, name="weights")
+    opened = shmesh.open("weights", shape=(2, 3), dtype=dtype)
+    assert opened.dtype == dtype and opened.astype(float).tolist() == source.astype(float).tolist()
+    copy = pickle.loads(pickle.dumps(named[1:]))
+    assert copy.dtype == dtype and copy.astype(float).tolist() == source[1:].astype(float).tolist()
+    queue = shmesh.BatchQueue(1000)
+    queue.put({"x": source})
+    with queue.batch({"x": ((2, 3), dtype)}) as batch:
+        batch["x"][...] = source + source
+    for factor in (1, 2):
+        batch = queue.get(timeout=200)
+        assert batch["x"].dtype == dtype
+        assert batch["x"].astype(float).tolist() == (source.astype(float) * factor).tolist()
+    del batch
+    queue.close()
+
+
+def test_types_of_ml_dtypes_that_are_none() -> None:
+    for name in ("os", "__name__", "finfo", "bfloat16.__class__", "nonsense"):
+        with pytest.raises(ValueError, match="ml_dtypes"):
+            shmesh._array._dtype_of(f"ml_dtypes.{name}")  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,47 @@ def test_batches_are_written_in_place_and_ragged() -> None:
         assert all(array.ctypes.data % 64 == 0 for array in batch.values())
         with pytest.raises(KeyError):
             batch["z"]
+
+
+def test_a_batch_is_a_mapping() -> None:
+    queue = shmesh.BatchQueue(1000, depth=3)
+    for scale in (1, 2):
+        # A shape in a list is encoded each time, and means the same.
+        with queue.batch({"x": ([2, 2], "f4"), "y": (3, np.int16)}, meta=scale) as batch:
+            batch["x"][...] = scale
+            batch["y"][...] = scale
+        assert repr(batch) == "<shmesh.Batch x: (2, 2) float32, y: (3,) int16>"
+    queue.put({})
+    for scale in (1, 2):
+        batch = queue.get(timeout=200)
+        assert isinstance(batch, Mapping) and batch.meta == scale and len(batch) == 2
+        assert list(batch) == batch.keys() == ["x", "y"] and "x" in batch and "z" not in batch and 1 not in batch
+        assert [(key, array.sum()) for key, array in batch.items()] == [("x", 4 * scale), ("y", 3 * scale)]
+        assert [array.dtype for array in batch.values()] == [np.float32, np.int16]
+        assert batch.get("z") is None and batch.get("z", 5) == 5 and batch.get("x") is not None
+        del batch
+    assert dict(queue.get(timeout=200)) == {}
+
+
+def test_more_layouts_than_a_receiver_knows() -> None:
+    queue = shmesh.BatchQueue(4096, depth=2)
+    for turn in range(2):
+        for length in range(40):
+            queue.put({f"x{length % 20}": np.full(length, turn, np.uint8)})
+            batch = queue.get(timeout=200)
+            assert batch[f"x{length % 20}"].tolist() == [turn] * length
+            del batch
+
+
+def test_a_known_layout_does_not_vouch_for_the_bytes() -> None:
+    queue = shmesh.BatchQueue(1000, name="queue")
+    queue.put({"x": np.arange(100, dtype=np.uint8)})
+    text = b"[('x', '|u1', (100,), 0)]"
+    intruder = shmesh.Link.attach("queue")
+    assert queue.get(timeout=200)["x"][99] == 99
+    intruder.send(len(text).to_bytes(4, "little") + text, b"x" * 99)
+    with pytest.raises(shmesh.Damaged):
+        queue.get(timeout=200)["x"]
 
 
 def test_back_pressure() -> None:

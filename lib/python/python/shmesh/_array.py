@@ -19,6 +19,9 @@ __all__ = ["Array", "attach_sysv", "empty", "from_dlpack", "from_numpy", "ipc_di
 # What may come of reading what somebody else has written.
 _NONSENSE = (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError)
 
+# The library with bfloat16 and types of 8 bits and less, which jax and others use.
+_ML_DTYPES = "ml_dtypes"
+
 
 def ipc_directory(directory: str | os.PathLike[str] | None = None) -> str:
     """The IPC directory: ``directory``, or ``SHMESH_DIR``, or ``/dev/shm``."""
@@ -133,6 +136,8 @@ def _laid_out(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, int]:
 
 def _described(kind: np.dtype) -> Any:
     """A type in literals, for those who learn of it by text. Not all types can be."""
+    if kind.type.__module__ == _ML_DTYPES and kind.type.__name__ == kind.name:
+        return f"{_ML_DTYPES}.{kind.name}"
     try:
         descr = np.lib.format.dtype_to_descr(kind)
         if np.lib.format.descr_to_dtype(descr) == kind:
@@ -140,9 +145,26 @@ def _described(kind: np.dtype) -> Any:
     except (TypeError, ValueError):
         pass
     raise Unsupported(
-        f"dtype {kind} cannot be described to who opens it by a name or receives a batch of it (fields that overlap, or a "
-        "type of another library); view it as one of numpy's, as in `array.view('u2')`, or pickle an array without a name"
+        f"dtype {kind} cannot be described to a process that opens it by a name or receives a batch of it (fields that "
+        "overlap, or a type of another library than numpy and ml_dtypes); view it as one of numpy's, as in "
+        "`array.view('u2')`, or pickle an array without a name"
     )
+
+
+def _dtype_of(descr: Any) -> np.dtype:
+    """The type that another process describes, as `_described` does."""
+    module, _, name = descr.partition(".") if isinstance(descr, str) else ("", "", "")
+    if module != _ML_DTYPES:
+        return np.lib.format.descr_to_dtype(descr)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ValueError(f"{descr} is a type of ml_dtypes, which is not installed here (`pip install ml_dtypes`)") from None
+    # Nothing but the types of numbers has this base among what the module has.
+    kind = getattr(ml_dtypes, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, np.generic)):
+        raise ValueError(f"ml_dtypes {ml_dtypes.__version__} has no type {name}")
+    return np.dtype(kind)
 
 
 def _meta(kind: np.dtype, lengths: tuple[int, ...]) -> bytes:
@@ -241,7 +263,7 @@ def open(  # noqa: A001 - as `io.open` and `Image.open` are called
     memory, meta = Memory.open(ipc_directory(directory), name, writable=writable)
     try:
         descr, found = ast.literal_eval(meta.decode())
-        kind = _checked(np.lib.format.descr_to_dtype(descr))
+        kind = _checked(_dtype_of(descr))
         lengths, kind, _ = _laid_out(found, kind)
     except _NONSENSE as wrong:
         raise Mismatch(f"array {name}: its owner describes it in a way that this version does not know: {wrong}") from None

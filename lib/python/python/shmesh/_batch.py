@@ -9,124 +9,76 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import os
 import secrets
-import struct
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import lru_cache
+from time import monotonic as _monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from . import _array
-from ._errors import Closed, Damaged, Error, Exhausted, Invalid, PeerDied, Timeout, TooLong
+from ._errors import Closed, Damaged, Error, Forked, Invalid, PeerDied, Timeout, TooLong
 from ._link import Link
-from ._shmesh import Loan, Message
+from ._shmesh import Batch, BatchLayout
 
 __all__ = ["Batch", "BatchQueue"]
 
 _SEATS = 64
 _STARTED, _FINISHED, _PID, _EXPECTED = range(4)
 _ALIGN = 64
-_HEADER = struct.Struct("<I")
-# Who waits for a buffer may miss that one came free, if another took its signal; and looks again after so long.
+# A producer that waits for a buffer may miss that one came free, if another took its signal; it tries again after so long.
 _LOOK_AGAIN = 0.01
 _LOOK_FOR_THE_DEAD = 0.2
 # How long nobody may answer for the name of a queue whose maker has ended.
 _LOOK_AFTER_THE_NAME = 0.5
 
-_Layout = dict[str, tuple[tuple[int, ...], np.dtype, int]]
+# A batch, or whether one was sent.
+_Made = TypeVar("_Made")
+# Layouts of the specs that this process used, as each is encoded once.
+_LAYOUTS_MAX = 256
+_layouts: dict[Any, BatchLayout] = {}
+
+
+def _encode(spec: Mapping[str, tuple[Any, Any]]) -> BatchLayout:
+    """Where the arrays of a batch lie."""
+    offset, entries, places = 0, [], []
+    for key, (shape, dtype) in spec.items():
+        if not isinstance(key, str):
+            raise Invalid(f"key {key!r}: arrays of a batch are called by a str; use `str({key!r})`")
+        lengths, kind, nbytes = _array._laid_out(shape, dtype)
+        entries.append((str(key), _array._described(kind), lengths, offset))
+        places.append((str(key), lengths, kind, offset))
+        offset += -(-nbytes // _ALIGN) * _ALIGN
+    return BatchLayout(repr(entries).encode(), offset, places)
 
 
 @lru_cache(maxsize=256)
-def _encode(spec: tuple[tuple[str, tuple[int, ...], np.dtype], ...]) -> tuple[bytes, int]:
-    """Where the arrays of a batch lie, as text, and how many bytes they need."""
-    offset, entries = 0, []
-    for key, shape, dtype in spec:
-        entries.append((key, _array._described(dtype), shape, offset))
-        offset += -(-dtype.itemsize * math.prod(shape) // _ALIGN) * _ALIGN
-    return repr(entries).encode(), offset
-
-
-@lru_cache(maxsize=256)
-def _decode(text: bytes) -> _Layout:
-    layout: _Layout = {}
+def _decode(name: str, text: bytes) -> BatchLayout:
+    """The layout that a producer of queue ``name`` describes."""
+    places = {}
     try:
         for key, descr, found, offset in ast.literal_eval(text.decode()):
-            shape, dtype, _ = _array._laid_out(found, np.lib.format.descr_to_dtype(descr))
-            # numpy does not check it.
-            if not isinstance(offset, int) or offset < 0:
-                raise ValueError(f"offset {offset!r}")
-            layout[str(key)] = (shape, dtype, offset)
+            shape, dtype, _ = _array._laid_out(found, _array._dtype_of(descr))
+            # A negative number or one without an address is refused here, one outside of the batch when its array is taken.
+            places[str(key)] = (str(key), shape, dtype, offset)
+        return BatchLayout(text, 0, list(places.values()))
     except _array._NONSENSE as wrong:
-        raise Damaged(f"a batch describes its arrays in a way that this version does not know: {wrong}") from None
-    return layout
+        raise Damaged(f"queue {name}: a batch describes its arrays in a way that this version does not know: {wrong}") from None
 
 
-class Batch(Mapping[str, np.ndarray]):
-    """Arrays by name: one that is being written, from `BatchQueue.batch`, or one that was received.
+def _load(name: str, extra: bytes) -> Any:
+    """What a producer of queue ``name`` sent with the arrays of a batch."""
+    try:
+        return json.loads(extra)
+    except (ValueError, RecursionError) as wrong:
+        raise Damaged(f"queue {name}: a message came that is no batch: {wrong}") from None
 
-    The arrays are in shared memory. Of a received batch they are read-only, and its memory is used again when they and
-    the batch are gone. A batch that is written is sent when no array of it lives: write to ``batch["x"][...]``, or ``del``
-    what was taken out.
-    """
 
-    def __init__(self, held: Loan | Message, layout: _Layout, meta: Any, queue: BatchQueue | None = None) -> None:
-        self._held = held
-        self._queue = queue
-        self._layout = layout
-        self.meta = meta
-        """What the producer sent with it."""
-
-    def __getitem__(self, key: str, /) -> np.ndarray:
-        shape, dtype, offset = self._layout[key]
-        data = self._held.data
-        try:
-            return np.ndarray(shape, dtype, data, offset)
-        except _array._NONSENSE as wrong:
-            raise Damaged(f"array {key} of this batch does not lie in its memory: {wrong}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layout)
-
-    def __len__(self) -> int:
-        return len(self._layout)
-
-    def send(self) -> None:
-        """Sends a batch that was written."""
-        if not isinstance(self._held, Loan):
-            raise Invalid("this batch was received; only one from `BatchQueue.batch` can be sent")
-        if self._queue is not None and self._queue._closed:
-            # Consumers may have seen the end.
-            self._held.drop()
-            raise Closed(f"queue {self._queue.name}: closed before this batch was sent, so it was not; send it, then close")
-        self._held.send()
-
-    def release(self) -> None:
-        """Gives the batch up: received, its memory is free when its arrays are gone; being written, it is not sent."""
-        if isinstance(self._held, Loan):
-            self._held.drop()
-        else:
-            self._held.release()
-
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(self._held, Loan) and kind is None and not self._held.closed:
-            self.send()
-        else:
-            self.release()
-
-    def __repr__(self) -> str:
-        arrays = ", ".join(f"{key}: {shape} {dtype}" for key, (shape, dtype, _) in self._layout.items())
-        return f"<shmesh.Batch {arrays}>"
+Mapping.register(Batch)
 
 
 class BatchQueue:
@@ -224,112 +176,184 @@ class BatchQueue:
     def put(self, arrays: Mapping[str, Any], *, meta: Any = None, timeout: float | None = None) -> None:
         """Sends a copy of these arrays. Waits for a buffer; `batch` is the way without the copy."""
         sources = {key: np.asarray(array) for key, array in arrays.items()}
-        batch = self.batch(
-            {key: (source.shape, source.dtype) for key, source in sources.items()}, meta=meta, timeout=timeout
-        )
-        for key, source in sources.items():
-            batch[key][...] = source
-        batch.send()
+        layout = _layout_of({key: (source.shape, source.dtype) for key, source in sources.items()})
+        extra = b"" if meta is None else json.dumps(meta).encode()
+        copied = list(sources.values())
+        self._with_room(layout, extra, timeout, lambda link: link.put_batch(layout, extra, copied) or None)
 
     def batch(self, spec: Mapping[str, tuple[Any, Any]], *, meta: Any = None, timeout: float | None = None) -> Batch:
         """A batch to be written in place: ``{"x": ((256, 3, 32, 32), "f4")}``. It is sent at the end of its ``with``."""
-        for key in spec:
-            if not isinstance(key, str):
-                raise Invalid(f"key {key!r}: arrays of a batch are called by a str; use `str({key!r})`")
-        laid_out = [(str(key), *_array._laid_out(shape, dtype)[:2]) for key, (shape, dtype) in spec.items()]
-        text, nbytes = _encode(tuple(laid_out))
+        layout = _layout_of(spec)
         extra = b"" if meta is None else json.dumps(meta).encode()
-        link = self._producing()
-        self._look_after_the_name()
-        room, header = link.pool("cpu_data"), link.pool("cpu_msg")
-        if room is not None and nbytes > room[0]:
-            raise TooLong(
-                f"queue {self.name}: this batch needs {nbytes} bytes, its buffers have {room[0]}; make the queue with a "
-                "larger nbytes"
-            )
-        length = _HEADER.size + len(text) + len(extra)
-        if header is not None and length > header[0]:
-            raise TooLong(
-                f"queue {self.name}: {length} bytes describe this batch, at most {header[0]}; use fewer keys, or less meta"
-            )
-        loan = self._loan(link, length, nbytes, timeout)
-        loan.msg[:] = np.frombuffer(_HEADER.pack(len(text)) + text + extra, np.uint8)
-        return Batch(loan, _decode(text), meta, self)
+        return self._with_room(layout, extra, timeout, lambda link: link.begin_batch(layout, meta, extra))
 
-    def _loan(self, link: Link, length: int, nbytes: int, timeout: float | None) -> Loan:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        look = time.monotonic() + _LOOK_FOR_THE_DEAD
+    def _with_room(
+        self, layout: BatchLayout, extra: bytes, timeout: float | None, attempt: Callable[[Link], _Made | None]
+    ) -> _Made:
+        """What ``attempt`` makes with a free buffer. It makes None while all are in use, and is tried again."""
+        if _monotonic() >= self._look:
+            self._look_after_the_name()
+        link = self._producer or self._producing()
+        try:
+            try:
+                made = attempt(link)
+            except Forked:
+                # The parent's. The queue takes its own place in a child.
+                link = self._producing()
+                made = attempt(link)
+            return self._wait_for_room(link, timeout, attempt) if made is None else made
+        except TooLong:
+            raise self._too_long(link, layout, extra) from None
+
+    def _too_long(self, link: Link, layout: BatchLayout, extra: bytes) -> TooLong:
+        room, header = link.pool("cpu_data"), link.pool("cpu_msg")
+        if room is not None and layout.nbytes > room[0]:
+            return TooLong(
+                f"queue {self.name}: this batch needs {layout.nbytes} bytes, its buffers have {room[0]}; make the queue with "
+                "a larger nbytes"
+            )
+        return TooLong(
+            f"queue {self.name}: {layout.header_bytes + len(extra)} bytes describe this batch, at most "
+            f"{header[0] if header is not None else 0}; use fewer keys, or less meta"
+        )
+
+    def _wait_for_room(self, link: Link, timeout: float | None, attempt: Callable[[Link], _Made | None]) -> _Made:
+        search = _Search(self, timeout)
         while True:
-            try:
-                return link.loan(length, nbytes)
-            except Exhausted:
-                pass
-            # Old ones say nothing; one that comes after the next look is waited for.
-            link.take_posts()
-            try:
-                return link.loan(length, nbytes)
-            except Exhausted:
-                pass
-            now = time.monotonic()
-            over = deadline is not None and now >= deadline
-            if over or now >= look:
-                look = now + _LOOK_FOR_THE_DEAD
-                link.recover()
-                if not any(other.side == "primary" and other.alive is not False for other in link.participants()):
-                    raise PeerDied(f"queue {self.name}: no consumer is left; end this producer, or start a consumer")
-                self._look_after_the_name()
-            if over:
-                # Once more, with what the dead had.
-                try:
-                    return link.loan(length, nbytes)
-                except Exhausted:
-                    raise Timeout(
-                        f"queue {self.name}: all buffers are in use after {timeout} s; consume faster, or raise depth"
-                    ) from None
-            link.wait_tti(_LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, max(deadline - now, 0.0)))
+            made = search.attempt(link, attempt)
+            if made is not None:
+                return made
+            link.wait_tti(search.pause())
 
     def get(self, timeout: float | None = None) -> Batch:
         """The oldest batch. `EOFError` when all producers have finished; `PeerDied` once for each that died."""
-        link = self._consuming()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else _monotonic() + timeout
         while True:
-            self._look_after_the_name()
-            message = link.try_receive()
-            if message is not None:
-                return self._open(message)
-            # Nobody is woken for a single buffer; but nobody waits for what this one has while it waits itself.
+            batch = self._take()
+            if batch is not None:
+                return batch
+            link = self._consuming()
+            # Producers are not woken for a single buffer; but they get all of them while this one waits itself.
             link.post_now()
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            if link.wait(_LOOK_FOR_THE_DEAD if left is None else min(left, _LOOK_FOR_THE_DEAD / 4)):
-                continue
-            ended, died = self._ended()
-            # After the counters were read, and before the ring is: `notify` is a fence for both.
-            link.notify()
-            if link.has_message:
-                continue
-            if died > self._reported:
-                link.recover()
-                new, self._reported = died - self._reported, died
-                raise PeerDied(
-                    f"queue {self.name}: {new} producer(s) died, or ended without `close`; what they sent was delivered, "
-                    "and their buffers are back; call get again to go on"
-                )
-            if ended >= self.producers:
-                raise EOFError(f"queue {self.name}: all producers have finished")
+            left = None if deadline is None else max(deadline - _monotonic(), 0.0)
+            pause = _LOOK_FOR_THE_DEAD if left is None else min(left, _LOOK_FOR_THE_DEAD / 4)
+            # With a batch there, another consumer may take it again and again.
+            if not link.wait(pause) or left == 0.0:
+                self._raise_if_over(link)
+                if left == 0.0:
+                    batch = self._take()
+                    if batch is not None:
+                        return batch
+                    raise Timeout(f"queue {self.name}: no batch came within {timeout} s")
+
+    def _take(self) -> Batch | None:
+        """The oldest batch, if there is one."""
+        if _monotonic() >= self._look:
+            self._look_after_the_name()
+        link = self._consumer or self._consuming()
+        try:
+            return link.try_receive_batch(_decode, _load)
+        except Forked:
+            # The parent's. The queue takes its own place in a child.
+            return self._consuming().try_receive_batch(_decode, _load)
+
+    def _raise_if_over(self, link: Link) -> None:
+        """Raises `PeerDied` for producers that died since the last call, and `EOFError` at the end; not before the last batch."""
+        ended, died = self._ended()
+        # After the counters were read, and before the ring is: `notify` is a fence for both.
+        link.notify()
+        if link.has_message:
+            return
+        if died > self._reported:
+            link.recover()
+            new, self._reported = died - self._reported, died
+            raise PeerDied(
+                f"queue {self.name}: {new} producer(s) died, or ended without `close`; what they sent was delivered, "
+                "and their buffers are back; call get again to go on"
+            )
+        if ended >= self.producers:
+            raise EOFError(f"queue {self.name}: all producers have finished")
+
+    def get_nowait(self) -> Batch | None:
+        """The oldest batch, or None. Takes the signals of `fileno`; raises as `get` does."""
+        link = self._consuming()
+        # Before the ring is looked at: what comes after that signals again.
+        while link.take_signal():
+            pass
+        batch = self._take()
+        if batch is None:
+            link.post_now()
+            self._raise_if_over(link)
+        return batch
+
+    def fileno(self) -> int:
+        """A descriptor for ``selectors`` and ``epoll``, readable when a batch may have come, or a producer has ended.
+
+        Register it, and call `get_nowait` until it returns None; then again each time that it is readable.
+        """
+        return self._consuming().fileno()
+
+    async def get_async(self, timeout: float | None = None) -> Batch:
+        """As `get`, in a task of ``asyncio``. A task that is cancelled has taken no batch."""
+        deadline = None if timeout is None else _monotonic() + timeout
+        while True:
+            batch = self._take()
+            if batch is not None:
+                return batch
+            link = self._consuming()
+            link.post_now()
+            left = None if deadline is None else max(deadline - _monotonic(), 0.0)
+            if left != 0.0:
+                await link._readable(lambda: self._closed or link.has_message, _shorter(_LOOK_FOR_THE_DEAD, left))
+            # No task switch from here to the return.
+            if left == 0.0 or not link.has_message:
+                self._raise_if_over(self._consuming())
             if left == 0.0:
+                batch = self._take()
+                if batch is not None:
+                    return batch
                 raise Timeout(f"queue {self.name}: no batch came within {timeout} s")
 
-    def _open(self, message: Message) -> Batch:
-        header = bytes(message)
-        if len(header) < _HEADER.size:
-            raise Damaged(f"queue {self.name}: somebody sent what is no batch")
-        (length,) = _HEADER.unpack_from(header)
-        text, extra = header[_HEADER.size : _HEADER.size + length], header[_HEADER.size + length :]
+    async def put_async(self, arrays: Mapping[str, Any], *, meta: Any = None, timeout: float | None = None) -> None:
+        """As `put`, in a task of ``asyncio``. A task that is cancelled while it waits has sent nothing."""
+        sources = {key: np.asarray(array) for key, array in arrays.items()}
+        layout = _layout_of({key: (source.shape, source.dtype) for key, source in sources.items()})
+        extra = b"" if meta is None else json.dumps(meta).encode()
+        copied = list(sources.values())
+        await self._with_room_async(layout, extra, timeout, lambda link: link.put_batch(layout, extra, copied) or None)
+
+    async def batch_async(
+        self, spec: Mapping[str, tuple[Any, Any]], *, meta: Any = None, timeout: float | None = None
+    ) -> Batch:
+        """As `batch`, in a task of ``asyncio``: ``with await queue.batch_async(spec) as batch:``."""
+        layout = _layout_of(spec)
+        extra = b"" if meta is None else json.dumps(meta).encode()
+        return await self._with_room_async(layout, extra, timeout, lambda link: link.begin_batch(layout, meta, extra))
+
+    async def _with_room_async(
+        self, layout: BatchLayout, extra: bytes, timeout: float | None, attempt: Callable[[Link], _Made | None]
+    ) -> _Made:
         try:
-            meta = json.loads(extra) if extra else None
-        except (ValueError, RecursionError) as wrong:
-            raise Damaged(f"queue {self.name}: somebody sent what is no batch: {wrong}") from None
-        return Batch(message, _decode(text), meta)
+            link = self._producing()
+            made = attempt(link)
+            search = _Search(self, timeout)
+            while made is None:
+                await link._readable(lambda: self._closed, search.pause())
+                link = self._producing()
+                made = search.attempt(link, attempt)
+            return made
+        except TooLong:
+            raise self._too_long(link, layout, extra) from None
+
+    async def __aiter__(self) -> AsyncIterator[Batch]:
+        """Batches until all producers have finished."""
+        while True:
+            try:
+                batch = await self.get_async()
+            except EOFError:
+                return
+            yield batch
+            del batch
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches until all producers have finished."""
@@ -358,11 +382,9 @@ class BatchQueue:
         return _array._meta(self._counters.dtype, self._counters.shape)
 
     def _look_after_the_name(self) -> None:
-        """Whoever uses the queue answers for its name when the process that did so has ended: others may come."""
-        now = time.monotonic()
-        if now < self._look:
-            return
-        self._look = now + _LOOK_AFTER_THE_NAME
+        """Answers for the name of the queue if the process that did so has ended: others may still attach."""
+        self._here()
+        self._look = _monotonic() + _LOOK_AFTER_THE_NAME
         mode = int(self._counters[_EXPECTED, 1]) & 0o777
         try:
             self._counters.memory.adopt(self.directory, self.name, self._meta(), mode=mode or 0o600)
@@ -415,6 +437,7 @@ class BatchQueue:
         self._closed = True
         with self._lock:
             if self._producer is not None:
+                self._producer.finish()
                 if finished:
                     # After the last batch: waking the consumers is a fence.
                     self._producer.notify()
@@ -443,6 +466,68 @@ class BatchQueue:
 
     def __repr__(self) -> str:
         return f"<shmesh.BatchQueue {self.name}>"
+
+
+class _Search:
+    """A producer's search for a free buffer: when it gives up, and when it looks for consumers that died."""
+
+    def __init__(self, queue: BatchQueue, timeout: float | None) -> None:
+        self._queue = queue
+        self._timeout = timeout
+        self._now = _monotonic()
+        self._deadline = None if timeout is None else self._now + timeout
+        self._look = self._now + _LOOK_FOR_THE_DEAD
+
+    def attempt(self, link: Link, attempt: Callable[[Link], _Made | None]) -> _Made | None:
+        """What ``attempt`` makes, or None while all buffers are in use; `Timeout` and `PeerDied` end the search."""
+        # Old posts say nothing; one that comes after the next attempt wakes.
+        link.take_posts()
+        made = attempt(link)
+        if made is not None:
+            return made
+        self._now = _monotonic()
+        over = self._deadline is not None and self._now >= self._deadline
+        if not over and self._now < self._look:
+            return None
+        self._look = self._now + _LOOK_FOR_THE_DEAD
+        link.recover()
+        queue = self._queue
+        if not any(other.side == "primary" and other.alive is not False for other in link.participants()):
+            raise PeerDied(f"queue {queue.name}: no consumer is left; end this producer, or start a consumer")
+        queue._look_after_the_name()
+        if not over:
+            return None
+        # Once more, with the buffers of the dead.
+        made = attempt(link)
+        if made is not None:
+            return made
+        raise Timeout(
+            f"queue {queue.name}: all buffers are in use after {self._timeout} s; consume faster, or raise depth"
+        )
+
+    def pause(self) -> float:
+        """How long to wait for a signal before the next attempt."""
+        return _shorter(_LOOK_AGAIN, None if self._deadline is None else max(self._deadline - self._now, 0.0))
+
+
+def _shorter(limit: float, left: float | None) -> float:
+    return limit if left is None else min(limit, left)
+
+
+def _layout_of(spec: Mapping[str, tuple[Any, Any]]) -> BatchLayout:
+    """The layout of a spec, encoded when it is first used."""
+    try:
+        key = tuple(spec.items())
+        known = _layouts.get(key)
+    except TypeError:
+        # Shapes or types that are lists.
+        return _encode(spec)
+    if known is None:
+        known = _encode(spec)
+        if len(_layouts) >= _LAYOUTS_MAX:
+            _layouts.clear()
+        _layouts[key] = known
+    return known
 
 
 def _no_producers(count: int) -> Invalid:

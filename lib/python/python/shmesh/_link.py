@@ -139,10 +139,15 @@ class Link(_shmesh.Link):
             return
         source = None if data is None else _bytes_of(data)
         loan = self.loan(len(msg), None if source is None else source.size, pool=pool)
-        loan.msg[:] = np.frombuffer(msg, np.uint8)
-        if source is not None:
-            loan.data[:] = source
-        loan.send(msg_id=msg_id, cell_id=cell_id)
+        try:
+            loan.msg[:] = np.frombuffer(msg, np.uint8)
+            if source is not None:
+                loan.data[:] = source
+            loan.send(msg_id=msg_id, cell_id=cell_id)
+        except BaseException:
+            # A caller that keeps the exception keeps this frame.
+            loan.drop()
+            raise
 
     def send_batch(self, loans: Sequence[Loan]) -> int:
         """Sends loans in order and wakes the other side once. Returns how many; stops at the first that cannot be sent."""
@@ -168,9 +173,11 @@ class Link(_shmesh.Link):
             message = self.try_receive()
             if message is not None:
                 return message
-            # Another participant of this side was faster.
+            # Another participant of this side was faster, and may be so until the time is over.
             if deadline is not None:
-                left = max(deadline - time.monotonic(), 0.0)
+                left = deadline - time.monotonic()
+                if left <= 0.0:
+                    break
         return None
 
     def recover(self) -> Recovered:
@@ -239,7 +246,8 @@ class Link(_shmesh.Link):
             yield message
             del message
 
-    async def _readable(self, is_ready: Callable[[], bool]) -> None:
+    async def _readable(self, is_ready: Callable[[], bool], limit: float = _LOOK_AGAIN) -> None:
+        """Waits for a signal of the link, at most ``limit`` seconds, unless there is something ready."""
         loop = asyncio.get_running_loop()
         readable = loop.create_future()
         # A loop has one reader for a descriptor, and other tasks may wait as well.
@@ -250,7 +258,7 @@ class Link(_shmesh.Link):
                 readable.set_result(None)
 
         loop.add_reader(descriptor, wake)
-        again = loop.call_later(_LOOK_AGAIN, wake)
+        again = loop.call_later(limit, wake)
         try:
             # What came before anybody asked for the descriptor did not ring.
             if not is_ready():

@@ -1,8 +1,8 @@
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, final
+from typing import Any, Final, Literal, final, overload
 
 import numpy as np
 from typing_extensions import Self, disjoint_base
@@ -10,6 +10,8 @@ from typing_extensions import Self, disjoint_base
 __all__ = [
     "DEFAULT_DIR",
     "INLINE_MAX_BYTES",
+    "Batch",
+    "BatchLayout",
     "DeviceSession",
     "GpuMemory",
     "GpuSession",
@@ -115,6 +117,43 @@ class Message:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
 
+@final
+class BatchLayout:
+    """Where the arrays of a batch lie, encoded once."""
+
+    def __new__(
+        cls, text: bytes, nbytes: int, places: Sequence[tuple[str, Sequence[int], np.dtype[Any], int]]
+    ) -> Self: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def header_bytes(self) -> int: ...
+
+@final
+class Batch:
+    """Arrays by name: one that is being written, from `BatchQueue.batch`, or one that was received."""
+
+    @property
+    def meta(self) -> Any:
+        """What the producer sent with it."""
+    def __getitem__(self, key: str, /) -> np.ndarray: ...
+    def __contains__(self, key: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+    def keys(self) -> list[str]: ...
+    def values(self) -> list[np.ndarray]: ...
+    def items(self) -> list[tuple[str, np.ndarray]]: ...
+    @overload
+    def get(self, key: str) -> np.ndarray | None: ...
+    @overload
+    def get(self, key: str, default: Any) -> Any: ...
+    def send(self) -> None: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
 @disjoint_base
 class Link:
     """A participant of a link."""
@@ -160,6 +199,16 @@ class Link:
         """The oldest message. Never waits."""
     def receive_batch(self, max: int = 64) -> list[Message]:
         """The oldest messages. Never waits."""
+    def begin_batch(self, layout: BatchLayout, meta: Any, extra: bytes) -> Batch | None:
+        """A batch to be written in place; None while all buffers are in use."""
+    def put_batch(self, layout: BatchLayout, extra: bytes, sources: list[np.ndarray]) -> bool:
+        """Sends a copy of arrays that have the types and shapes of the layout; False while all buffers are in use."""
+    def try_receive_batch(
+        self, decode: Callable[[str, bytes], BatchLayout], load: Callable[[str, bytes], Any]
+    ) -> Batch | None:
+        """The oldest message as a batch. Never waits."""
+    def finish(self) -> None:
+        """Batches that are being written are not sent any more."""
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for a message, without the GIL. False: the time is over."""
     def notify(self) -> None:

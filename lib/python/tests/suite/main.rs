@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// What the environment has. Whoever changes it gets a new environment.
-const PACKAGES: [&str; 3] = ["numpy>=1.23", "pytest>=8", "pytest-xdist>=3"];
+const PACKAGES: [&str; 4] = ["ml_dtypes>=0.3", "numpy>=1.23", "pytest>=8", "pytest-xdist>=3"];
 /// The same of the long test.
-const PACKAGES_OF_THE_WHEEL: [&str; 5] =
-    ["maturin>=1.9.4,<2", "mypy>=1.18", "numpy>=1.23", "pytest>=8", "pytest-xdist>=3"];
+const PACKAGES_OF_THE_WHEEL: [&str; 6] =
+    ["maturin>=1.9.4,<2", "ml_dtypes>=0.3", "mypy>=1.18", "numpy>=1.23", "pytest>=8", "pytest-xdist>=3"];
 
 enum Failure {
     /// The machine has not what is needed.
