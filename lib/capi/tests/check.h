@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "shmesh.h"
@@ -27,8 +26,7 @@
 
 #define OK(call) CHECK((call) == SHMESH_OK)
 
-/* Longer than anything here takes, on the slowest machine. */
-#define HANGS_S 300
+#include "again.h"
 
 /* The configuration of a small link. */
 static inline const char *small_link(const char *name)

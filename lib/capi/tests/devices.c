@@ -5,7 +5,7 @@
 
 int main(void)
 {
-    alarm(HANGS_S);
+    begin();
     nv_ipc_config_t cfg;
     memset(&cfg, 0, sizeof(cfg));
     cfg.ipc_transport = NV_IPC_TRANSPORT_SHM;

@@ -328,7 +328,7 @@ static void forked_children(void)
 
 int main(void)
 {
-    alarm(HANGS_S);
+    begin();
     phy = created("misuse");
     mac = attached("misuse");
     copies();

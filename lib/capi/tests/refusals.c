@@ -192,6 +192,14 @@ static void threads(void)
 }
 
 /* Who creates knows whether the link was there, and may have it empty. */
+/* Leaves a message, and does not close. */
+static void leave_message(void)
+{
+    shmesh_link_t *link = created("fresh");
+    OK(shmesh_link_send_inline(link, 1, 0, "old", 3));
+    _exit(0);
+}
+
 static void fresh(void)
 {
     shmesh_link_t *first = created("fresh"), *second, *again;
@@ -217,15 +225,7 @@ static void fresh(void)
     OK(shmesh_link_close(first));
 
     /* The last one removed it; so somebody leaves messages and is gone without closing. */
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        first = created("fresh");
-        OK(shmesh_link_send_inline(first, 1, 0, "old", 3));
-        _exit(0);
-    }
-    int status;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    succeeds(start_again("leaver", NULL, NULL));
     OK(shmesh_link_create(config, 0, &options, &first));
     OK(shmesh_link_was_created(first, &was_created));
     CHECK(!was_created);
@@ -239,24 +239,24 @@ static void fresh(void)
     shmesh_config_free(config);
 }
 
+static void be_second_receiver(void)
+{
+    shmesh_link_t *second;
+    REFUSED(SHMESH_ERROR_TAKEN, shmesh_link_attach("one", SHMESH_SECONDARY, NULL, &second));
+    CHECK(strstr(shmesh_last_error(), "receivers: one") != NULL);
+    _exit(0);
+}
+
 /* A link with one receiver a side refuses a second process there. */
 static void one_receiver(void)
 {
     shmesh_config_t *config;
     shmesh_link_t *first, *second, *same;
-    int status;
     OK(shmesh_config_from_yaml("links:\n  - { name: one, receivers: one }\n", &config));
     OK(shmesh_link_create(config, 0, NULL, &first));
     second = attached("one");
     same = attached("one");
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        REFUSED(SHMESH_ERROR_TAKEN, shmesh_link_attach("one", SHMESH_SECONDARY, NULL, &second));
-        CHECK(strstr(shmesh_last_error(), "receivers: one") != NULL);
-        _exit(0);
-    }
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    succeeds(start_again("second receiver", NULL, NULL));
     OK(shmesh_link_close(same));
     OK(shmesh_link_close(second));
     OK(shmesh_link_close(first));
@@ -292,9 +292,13 @@ static void cancel_threads(void)
     OK(shmesh_link_close(link));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    alarm(HANGS_S);
+    begin();
+    if (argc > 1 && strcmp(argv[1], "leaver") == 0)
+        leave_message();
+    if (argc > 1)
+        be_second_receiver();
     cancel_threads();
     phy = created("refusals");
     mac = attached("refusals");

@@ -1,7 +1,18 @@
 //! Running compilers, and the C programs that they make.
 
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+
+/// How long a C program may take. Longer than the alarm that each one sets itself, so that its own message comes first.
+const PROGRAM_HANGS: Duration = Duration::from_secs(400);
 
 /// Runs a command that has to succeed; what it says is shown if it does not.
 #[track_caller]
@@ -9,6 +20,12 @@ pub fn succeed(command: &mut Command) -> Output {
     let shown = format!("{command:?}");
     let output =
         command.output().unwrap_or_else(|error| panic!("{shown}: {error}; install a C and a C++ compiler"));
+    assert_success(&shown, &output);
+    output
+}
+
+#[track_caller]
+fn assert_success(shown: &str, output: &Output) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(
         output.status.success(),
@@ -17,7 +34,30 @@ pub fn succeed(command: &mut Command) -> Output {
         text(&output.stdout),
         text(&output.stderr)
     );
-    output
+}
+
+/// Runs a command in a process group of its own, and kills the group when the command has ended or `limit` is over. Its output goes
+/// to files: unlike a pipe, they do not have to be read until the last process that has them open has ended.
+pub fn output_within(command: &mut Command, limit: Duration) -> Output {
+    let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
+    let [stdout, stderr] = [0, 1].map(|i: usize| Stdio::from(files[i].try_clone().unwrap()));
+    command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).process_group(0);
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let start = Instant::now();
+    // Not reaped yet: until then no other process group can have its number.
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    while waitid(Id::Pid(pid), flags) == Ok(WaitStatus::StillAlive) && start.elapsed() < limit {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let _ = killpg(pid, Signal::SIGKILL);
+    let status = child.wait().unwrap();
+    let [stdout, stderr] = files.map(|mut file: File| {
+        let mut bytes = Vec::new();
+        file.rewind().and_then(|()| file.read_to_end(&mut bytes)).unwrap();
+        bytes
+    });
+    Output { status, stdout, stderr }
 }
 
 /// Runs a program in an IPC directory of its own, which it leaves empty.
@@ -32,8 +72,42 @@ pub fn run_program(program: &Path, configure: impl FnOnce(&mut Command)) {
     // Cargo's would find the library of an earlier build first.
     command.env_remove("LD_LIBRARY_PATH");
     configure(&mut command);
-    succeed(&mut command);
+    let output = output_within(&mut command, PROGRAM_HANGS);
+    assert_success(&format!("{command:?}"), &output);
     let left: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    /// A child of it that hangs with its output open holds up nobody, and does not survive it.
+    #[test]
+    fn program_ends_with_its_children() {
+        let output = output_within(&mut shell("sleep 1000 & echo $!; echo oops >&2; exit 3"), PROGRAM_HANGS);
+        assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(3), b"oops\n".as_slice()));
+        let child = String::from_utf8(output.stdout).unwrap();
+        let stat = format!("/proc/{}/stat", child.trim());
+        // Gone, or a zombie that its new parent has not reaped yet.
+        crate::until("the child ends", || match std::fs::read_to_string(&stat) {
+            Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])),
+            Err(_) => true,
+        });
+    }
+
+    #[test]
+    fn program_that_hangs_is_killed() {
+        let output = output_within(&mut shell("echo begun; sleep 1000 | cat"), Duration::from_millis(300));
+        assert_eq!(output.status.signal(), Some(Signal::SIGKILL as i32));
+    }
 }

@@ -28,8 +28,7 @@
         }                                                                           \
     } while (0)
 
-/* Longer than anything here takes, on the slowest machine. */
-#define HANGS_S 300
+#include "../../tests/again.h"
 
 static nv_ipc_config_t small(const char *name, nv_ipc_module_t module)
 {
@@ -91,13 +90,6 @@ static inline void received(nv_ipc_t *ipc, nv_ipc_msg_t *msg)
 {
     while (ipc->rx_recv_msg(ipc, msg) != 0)
         sched_yield();
-}
-
-static inline void succeeds(pid_t child)
-{
-    int status = -1;
-    CHECK(waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 static inline void tell(int fd)

@@ -128,16 +128,14 @@ static void refuses(nv_ipc_t *ipc)
 
 int main(int argc, char **argv)
 {
-    alarm(HANGS_S);
-    CHECK(argc == 2);
+    begin();
+    CHECK(argc >= 2);
     gpu = atoi(argv[1]);
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        alarm(HANGS_S);
+    if (argc > 2) {
         secondary();
-        _exit(0);
+        return 0;
     }
+    pid_t child = start_again(argv[1], "secondary", NULL);
     nv_ipc_config_t cfg = config(NV_IPC_MODULE_PHY);
     nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
     CHECK(ipc != NULL);

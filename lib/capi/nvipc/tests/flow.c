@@ -102,17 +102,16 @@ static void secondary(void)
     CHECK(ipc->ipc_destroy(ipc) == 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    alarm(HANGS_S);
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        alarm(HANGS_S);
-        /* Before the primary: it waits for it. */
+    (void)argv;
+    begin();
+    if (argc > 1) {
         secondary();
-        _exit(0);
+        return 0;
     }
+    /* Before the primary: it waits for it. */
+    pid_t child = start_again("secondary", NULL, NULL);
     nv_ipc_config_t cfg = small("flow", NV_IPC_MODULE_PRIMARY);
     nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
     CHECK(ipc != NULL);

@@ -327,7 +327,7 @@ static void unread(void)
 
 int main(int argc, char **argv)
 {
-    alarm(HANGS_S);
+    begin();
     CHECK(argc == 2);
     unread();
     phy = opened("refusals", NV_IPC_MODULE_PRIMARY);

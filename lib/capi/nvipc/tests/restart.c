@@ -1,19 +1,15 @@
 /* Either side is killed and comes back: nothing that was sent is lost, nothing that is held is taken, and nobody is wiped. */
 #include "check.h"
 
-static pid_t started(void (*run)(int told, int tells), int *told_by, int *tells)
+static pid_t started(const char *part, int *told_by, int *tells)
 {
     int to_parent[2], to_child[2];
-    CHECK(pipe(to_parent) == 0 && pipe(to_child) == 0);
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        alarm(HANGS_S);
-        close(to_parent[0]);
-        close(to_child[1]);
-        run(to_child[0], to_parent[1]);
-        _exit(0);
-    }
+    CHECK(pipe2(to_parent, O_CLOEXEC) == 0 && pipe2(to_child, O_CLOEXEC) == 0);
+    CHECK(fcntl(to_child[0], F_SETFD, 0) == 0 && fcntl(to_parent[1], F_SETFD, 0) == 0);
+    char told[16], telling[16];
+    snprintf(told, sizeof(told), "%d", to_child[0]);
+    snprintf(telling, sizeof(telling), "%d", to_parent[1]);
+    pid_t child = start_again(part, told, telling);
     close(to_parent[1]);
     close(to_child[0]);
     *told_by = to_parent[0];
@@ -59,9 +55,8 @@ static void second_secondary(int told, int tells)
 
 static void the_secondary_is_killed(void)
 {
-    /* The children are forked before: a child must not use the instances of its parent. */
     int from_greedy, to_greedy, from_second, to_second;
-    pid_t greedy = started(greedy_secondary, &from_greedy, &to_greedy);
+    pid_t greedy = started("greedy_secondary", &from_greedy, &to_greedy);
     nv_ipc_t *phy = opened("killed-mac", NV_IPC_MODULE_PRIMARY);
     CHECK(sent(phy, 40, 0, 4) == 0);
     nv_ipc_msg_t held, msg;
@@ -87,7 +82,7 @@ static void the_secondary_is_killed(void)
         CHECK(phy->tx_release(phy, &all[i]) == 0);
 
     /* The next one finds a link in use, and leaves it so. */
-    pid_t second = started(second_secondary, &from_second, &to_second);
+    pid_t second = started("second_secondary", &from_second, &to_second);
     CHECK(phy->rx_tti_sem_wait(phy) == 0);
     received(phy, &msg);
     CHECK(msg.msg_id == 50 && phy->rx_release(phy, &msg) == 0);
@@ -124,7 +119,7 @@ static void second_primary(int told, int tells)
 static void the_primary_is_killed(void)
 {
     int from_first, to_first, from_second, to_second;
-    pid_t first = started(first_primary, &from_first, &to_first);
+    pid_t first = started("first_primary", &from_first, &to_first);
     nv_ipc_t *mac = opened("killed-phy", NV_IPC_MODULE_SECONDARY);
     hear(from_first);
     killed(first);
@@ -134,7 +129,7 @@ static void the_primary_is_killed(void)
     CHECK(msg.msg_id == 1 && *(unsigned char *)msg.data_buf == 1 && mac->rx_release(mac, &msg) == 0);
     CHECK(sent(mac, 2, 0, 2) == 0 && mac->tx_tti_sem_post(mac) == 0);
     /* The same instance of the secondary hears the next primary. */
-    pid_t second = started(second_primary, &from_second, &to_second);
+    pid_t second = started("second_primary", &from_second, &to_second);
     CHECK(mac->rx_tti_sem_wait(mac) == 0);
     received(mac, &msg);
     CHECK(msg.msg_id == 3 && mac->rx_release(mac, &msg) == 0);
@@ -144,9 +139,23 @@ static void the_primary_is_killed(void)
     CHECK(mac->ipc_destroy(mac) == 0);
 }
 
-int main(void)
+static int is_part(char **argv, const char *part, void (*run)(int told, int tells))
 {
-    alarm(HANGS_S);
+    if (strcmp(argv[1], part) != 0)
+        return 0;
+    run(atoi(argv[2]), atoi(argv[3]));
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    begin();
+    if (argc > 1) {
+        CHECK(argc == 4);
+        CHECK(is_part(argv, "greedy_secondary", greedy_secondary) || is_part(argv, "second_secondary", second_secondary) ||
+              is_part(argv, "first_primary", first_primary) || is_part(argv, "second_primary", second_primary));
+        return 0;
+    }
     the_secondary_is_killed();
     the_primary_is_killed();
     return 0;

@@ -226,7 +226,7 @@ static void cancel_threads(void)
 
 int main(void)
 {
-    alarm(HANGS_S);
+    begin();
     phy = opened("threads", NV_IPC_MODULE_PRIMARY);
     mac = opened("threads", NV_IPC_MODULE_SECONDARY);
     pthread_t threads[SENDERS + RECEIVERS + 1];

@@ -67,7 +67,7 @@ static void exchange(nv_ipc_t *from, nv_ipc_t *to, int i)
 
 int main(void)
 {
-    alarm(HANGS_S);
+    begin();
     int ports[2];
     free_ports(ports);
     nv_ipc_t *phy = udp(NV_IPC_MODULE_PHY, ports[0], ports[1]), *mac = udp(NV_IPC_MODULE_MAC, ports[1], ports[0]);
