@@ -276,6 +276,8 @@ fn a_second_primary_does_not_touch_the_link_of_the_first() {
     let link = options(dir.path()).create_with("fapi", pools(), agrees).unwrap();
     let mut peer = Peer::start(dir.path());
     peer.tell("attach fapi");
+    // A secondary has attached as soon as it has the primary's descriptor; the primary has the secondary's some time later.
+    until("the peer has connected", || link.has_peer());
     peer.tell("hold");
     for _ in 0..20 {
         assert!(matches!(options(dir.path()).create("fapi", pools()), Err(Error::InUse { .. })));
