@@ -22,6 +22,7 @@ use shmesh::config::RingMode;
 pub(crate) const CASES: &[harness::Case] = &[
     quick("crash_points::mpmc", || all(RingMode::Mpmc, Extent::Few)),
     quick("crash_points::spsc", || all(RingMode::Spsc, Extent::Few)),
+    quick("crash_points::detach_sampled", sampled),
     long("crash_points::mpmc_every_operation", || all(RingMode::Mpmc, Extent::All)),
     long("crash_points::spsc_every_operation", || all(RingMode::Spsc, Extent::All)),
     long("crash_points::attach_by_name", attach_by_name),
@@ -85,7 +86,7 @@ fn all(mode: RingMode, extent: Extent) {
     let mut failed = Vec::new();
     for case in &scenes::chosen(mode, extent) {
         original.restore(&empty);
-        let good = one(mode, case, &original, &copy, true);
+        let good = one(mode, case, &original, &copy, Kills::AtChanges);
         if !good {
             failed.push(case.name);
         }
@@ -142,41 +143,66 @@ impl Examiner<'_> {
     }
 }
 
-fn one(mode: RingMode, case: &Case, original: &Base, copy: &Base, kill: bool) -> bool {
+/// Detaching takes some hundred thousand instructions: kills at a few of them.
+fn sampled() {
+    let (original, copy) = (Base::new(RingMode::Mpmc), Base::new(RingMode::Mpmc));
+    header();
+    assert!(one(RingMode::Mpmc, &scenes::detach(), &original, &copy, Kills::Sample));
+}
+
+/// Where the operation is really killed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Kills {
+    /// Nowhere: it is walked through only.
+    None,
+    /// Around each change of the shared memory, and in strides, after it was walked through.
+    AtChanges,
+    /// At a few instructions, and nowhere else is it examined.
+    Sample,
+}
+
+/// Instructions of a sample.
+const SAMPLE: [u64; 3] = [1_000, 30_000, 90_000];
+
+fn one(mode: RingMode, case: &Case, original: &Base, copy: &Base, kills: Kills) -> bool {
     let started = Instant::now();
     let scene = Rc::new(RefCell::new((case.prepare)(original)));
     let before = original.save();
+    crashpoint::prepare_in_child(case.in_child.map(|prepare| -> Box<dyn Fn()> {
+        let scene = Rc::clone(&scene);
+        Box::new(move || prepare(&mut scene.borrow_mut()))
+    }));
     let mut examiner =
         Examiner { copy, case, tally: Tally::default(), said: 0, last: Progress::default(), one_run: true };
     let operation = |scene: &mut Rc<RefCell<Scene>>| (case.operation)(&mut scene.borrow_mut());
 
-    let mut seen = before.clone();
-    let mut changes = vec![0];
-    let walked = Options::new(case.name).walk(
-        || Rc::clone(&scene),
-        operation,
-        |_, point| {
-            if point.k == 0 || point.finished || !original.is(&seen) {
-                seen = original.save();
-                changes.extend([point.k.saturating_sub(1), point.k]);
-                examiner.tally.states += 1;
-                examiner.examine(&seen, point);
-            }
-            Ok(ControlFlow::Continue(()))
-        },
-    );
-    let walked = walked.unwrap_or_else(|failures| panic!("{failures}"));
-    examiner.tally.points = walked.points;
-
-    let stride = usize::try_from(stride().max(walked.operation_steps / 8)).unwrap_or(usize::MAX);
-    changes.extend((0..=walked.operation_steps).step_by(stride));
-    changes.sort_unstable();
-    changes.dedup();
-    if !kill {
-        changes.clear();
-    }
+    let points = if kills == Kills::Sample {
+        SAMPLE.to_vec()
+    } else {
+        let (mut seen, mut changes) = (before.clone(), vec![0]);
+        let walked = Options::new(case.name).walk(
+            || Rc::clone(&scene),
+            operation,
+            |_, point| {
+                if point.k == 0 || point.finished || !original.is(&seen) {
+                    seen = original.save();
+                    changes.extend([point.k.saturating_sub(1), point.k]);
+                    examiner.tally.states += 1;
+                    examiner.examine(&seen, point);
+                }
+                Ok(ControlFlow::Continue(()))
+            },
+        );
+        let walked = walked.unwrap_or_else(|failures| panic!("{failures}"));
+        examiner.tally.points = walked.points;
+        let stride = usize::try_from(stride().max(walked.operation_steps / 8)).unwrap_or(usize::MAX);
+        changes.extend((0..=walked.operation_steps).step_by(stride));
+        changes.sort_unstable();
+        changes.dedup();
+        if kills == Kills::None { Vec::new() } else { changes }
+    };
     examiner.one_run = false;
-    let killed = Options::new(case.name).only(changes).enumerate(
+    let killed = Options::new(case.name).only(points).enumerate(
         || {
             original.restore(&before);
             Rc::clone(&scene)
@@ -188,6 +214,7 @@ fn one(mode: RingMode, case: &Case, original: &Base, copy: &Base, kill: bool) ->
         },
     );
     let killed = killed.unwrap_or_else(|failures| panic!("{failures}"));
+    crashpoint::prepare_in_child(None);
     examiner.tally.kills = killed.points;
     examiner.tally.time = started.elapsed();
     examiner.tally.row(mode, case.name);
@@ -200,6 +227,7 @@ fn one(mode: RingMode, case: &Case, original: &Base, copy: &Base, kill: bool) ->
 fn attach_by_name() {
     header();
     let full = std::env::var_os("SHMESH_CRASH_FULL").is_some();
+    let kills = if full { Kills::AtChanges } else { Kills::None };
     let mut good = true;
     for (mode, side, always) in [
         (RingMode::Mpmc, Side::Secondary, true),
@@ -209,7 +237,7 @@ fn attach_by_name() {
     ] {
         if always || full {
             let (original, copy) = (Base::new(mode), Base::new(mode));
-            good &= one(mode, &scenes::attach_by_name(side), &original, &copy, full);
+            good &= one(mode, &scenes::attach_by_name(side), &original, &copy, kills);
             // What the kernel kept for the dead must not stand in the way of the living.
             let (options, name) = original.options();
             options.timeout(Duration::from_secs(60)).attach(name, side).expect("attach after the deaths");

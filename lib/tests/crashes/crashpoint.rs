@@ -39,6 +39,7 @@
 compile_error!("crash points are single-stepped on x86_64 Linux only");
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, OsStr, c_int, c_long, c_void};
 use std::fmt;
@@ -63,8 +64,20 @@ const KEPT_COUNT: usize = 20;
 const FAILED_JUMPS_COUNT: u32 = 3;
 /// Exit status of a child that could not ask to be traced.
 const NOT_TRACED: c_int = 125;
+/// Exit status of a child whose preparation panicked.
+const NOT_PREPARED: c_int = 126;
 /// What the trampoline returns when the operation panicked.
 const PANICKED: u64 = 1;
+
+thread_local! {
+    static IN_CHILD: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
+}
+
+/// Has each child run this before the operation, uncounted, until it is set anew: for what only the process can do that runs the
+/// operation, as a handle of the library is of one process.
+pub(crate) fn prepare_in_child(prepare: Option<Box<dyn Fn()>>) {
+    IN_CHILD.set(prepare);
+}
 
 /// One place where the operation was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -720,6 +733,14 @@ impl Child {
                     // SAFETY: ends this process; nothing of it is needed any more.
                     unsafe { libc::_exit(NOT_TRACED) }
                 }
+                if catch_unwind(AssertUnwindSafe(|| {
+                    IN_CHILD.with_borrow(|prepare| prepare.iter().for_each(|prepare| prepare()))
+                }))
+                .is_err()
+                {
+                    // SAFETY: as above.
+                    unsafe { libc::_exit(NOT_PREPARED) }
+                }
                 // Symbols for a backtrace would take millions of steps.
                 std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
                 // SAFETY: the trampoline gets the `Call` it was made for, which lives to the end of this
@@ -735,7 +756,7 @@ impl Child {
         let status = child.wait(None)?;
         if !libc::WIFSTOPPED(status) {
             child.gone = true;
-            let message = "the child stopped nowhere; is ptrace permitted here?".to_owned();
+            let message = format!("the child stopped nowhere ({status:#x}); is ptrace permitted here?");
             return Err(child.fault(Kind::Harness, message));
         }
         if let Err(errno) = ptrace::setoptions(pid, ptrace::Options::PTRACE_O_EXITKILL) {

@@ -693,6 +693,7 @@ fn inmate(base: &Base, flags: &Words, seed: u64) -> i32 {
         victim: link,
         loans: Vec::new(),
         messages: Vec::new(),
+        leaver: None,
         third: None,
         options: base.options(),
         result: Ok(()),

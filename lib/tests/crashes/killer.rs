@@ -5,7 +5,7 @@
 //! once, or lost in the hands of a receiver that died in its call; never twice, in order, intact. In the end one
 //! process recovers what is left, and all buffers, slots and seats must be there.
 //!
-//! `SHMESH_KILLS` (1000) says how many kills a long run has, `SHMESH_KILL_SEED` (the time) repeats a run's choices.
+//! `SHMESH_KILLS` (1000) says how many kills the long cases have together, `SHMESH_KILL_SEED` (the time) repeats a run's choices.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -15,6 +15,7 @@
 #![allow(clippy::disallowed_types, reason = "the ledger is words as the machine has them")]
 
 use std::collections::BTreeSet;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -45,17 +46,17 @@ pub(crate) const CASES: &[harness::Case] = &[
     quick("killer::spsc_memfd_notified", || scenario(3, QUICK_KILLS)),
     quick("killer::mpmc_memfd_notified", || scenario(4, QUICK_KILLS)),
     quick("killer::a_sender_dies_before_it_rings", a_sender_dies_before_it_rings),
-    long("killer::a_thousand_kills_mpmc_named_polled", || scenario(0, thousandths(300))),
-    long("killer::a_thousand_kills_spsc_named_polled", || scenario(1, thousandths(300))),
-    long("killer::a_thousand_kills_mpmc_named_notified", || scenario(2, thousandths(100))),
-    long("killer::a_thousand_kills_spsc_memfd_notified", || scenario(3, thousandths(200))),
-    long("killer::a_thousand_kills_mpmc_memfd_notified", || scenario(4, thousandths(100))),
+    long("killer::part_of_a_thousand_kills_mpmc_named_polled", || scenario(0, thousandths(300))),
+    long("killer::part_of_a_thousand_kills_spsc_named_polled", || scenario(1, thousandths(300))),
+    long("killer::part_of_a_thousand_kills_mpmc_named_notified", || scenario(2, thousandths(100))),
+    long("killer::part_of_a_thousand_kills_spsc_memfd_notified", || scenario(3, thousandths(200))),
+    long("killer::part_of_a_thousand_kills_mpmc_memfd_notified", || scenario(4, thousandths(100))),
 ];
 
 /// As many as it takes to see that messages arrive all the while.
 const QUICK_KILLS: u64 = 50;
 
-/// This part of all kills of a long run.
+/// This part of all kills of a long run: the five kinds of links share them.
 fn thousandths(part: u64) -> u64 {
     from_env("SHMESH_KILLS").unwrap_or(1_000) * part / 1_000
 }
@@ -354,6 +355,8 @@ struct Battlefield {
     ledger: Ledger,
     workers: Vec<Option<Child>>,
     random: Random,
+    /// Processes that `SIGKILL` has ended.
+    killed: u64,
     /// Messages that died with their receivers, at most, by side.
     in_hands: [u64; 2],
     /// Messages whose senders died in the sending call.
@@ -379,7 +382,13 @@ impl Battlefield {
             panic!("worker {worker} ended by itself: {status}");
         }
         child.kill().expect("kill");
-        child.wait().expect("wait");
+        let status = child.wait().expect("wait");
+        assert_eq!(
+            status.signal(),
+            Some(Signal::SIGKILL as i32),
+            "worker {worker} ended by itself: {status}"
+        );
+        self.killed += 1;
         self.in_hands[usize::from(worker > 0)] += self.ledger.of(worker, IN_CALL).swap(0, SeqCst);
         // What it was sending may have left or not. Nobody sends it again.
         let attempt = self.ledger.of(worker, ATTEMPT).load(SeqCst);
@@ -434,6 +443,7 @@ fn scenario(scenario: usize, kills: u64) {
         dir,
         workers: (0..workers).map(|_| None).collect(),
         random: Random::new(seed),
+        killed: 0,
         in_hands: [0; 2],
         uncertain: BTreeSet::new(),
         beats: [(0, Instant::now()); WORKERS_MAX],
@@ -486,9 +496,11 @@ fn scenario(scenario: usize, kills: u64) {
             seen_traffic = taken;
         }
     }
-    let time = started.elapsed();
+    let (time, killed) = (started.elapsed(), field.killed);
+    // At times two at once.
+    assert!(killed >= kills, "{killed} of {kills} were killed");
     finish(&mut field, mode);
-    report(&field, kills, early, time);
+    report(&field, killed, early, time);
 }
 
 /// One process alone: what is left must be whole and complete.
@@ -622,6 +634,7 @@ fn a_sender_dies_before_it_rings() {
             dir,
             workers: vec![None, None],
             random: Random::new(1),
+            killed: 0,
             in_hands: [0; 2],
             uncertain: BTreeSet::new(),
             beats: [(0, Instant::now()); WORKERS_MAX],

@@ -4,7 +4,7 @@ use shmesh::config::{PoolId, RingMode};
 use shmesh::{Link, Loan, Message, Side};
 
 use crate::layout;
-use crate::world::{self, Base, Expect, RING_LEN, TO_PRIMARY, TO_SECONDARY, Tag, inline, msg, msg_data};
+use crate::world::{Base, Expect, RING_LEN, TO_PRIMARY, TO_SECONDARY, Tag, inline, msg, msg_data};
 
 /// What the participant has in its hands.
 ///
@@ -17,6 +17,8 @@ pub(crate) struct Scene {
     pub(crate) messages: Vec<Message<'static>>,
     /// For recovery: who is dead already.
     pub(crate) third: Option<&'static Link>,
+    /// For detaching.
+    pub(crate) leaver: Option<Link>,
     /// For attaching.
     pub(crate) options: (shmesh::LinkOptions, &'static str),
     pub(crate) result: shmesh::Result<()>,
@@ -33,6 +35,7 @@ impl Scene {
             loans: Vec::new(),
             messages: Vec::with_capacity(8),
             third: None,
+            leaver: None,
             options: base.options(),
             result: Ok(()),
         }
@@ -57,6 +60,8 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) expect: Expect,
     pub(crate) prepare: fn(&Base) -> Scene,
+    /// Before the operation, in the process that runs it: no child may drop a handle of its parent.
+    pub(crate) in_child: Option<fn(&mut Scene)>,
     pub(crate) operation: fn(&mut Scene),
 }
 
@@ -79,7 +84,7 @@ const WAITING: [Tag; 3] = [msg(1), inline(2), msg_data(3)];
 const FULL: [Tag; 4] = [inline(10), msg(11), inline(12), msg(13)];
 
 fn loans(name: &'static str, prepare: fn(&Base) -> Scene, operation: fn(&mut Scene)) -> Case {
-    Case { name, expect: Expect { held: 2, ..Expect::default() }, prepare, operation }
+    Case { name, expect: Expect { held: 2, ..Expect::default() }, prepare, in_child: None, operation }
 }
 
 fn sends(name: &'static str, sends: &[Tag], prepare: fn(&Base) -> Scene, operation: fn(&mut Scene)) -> Case {
@@ -88,6 +93,7 @@ fn sends(name: &'static str, sends: &[Tag], prepare: fn(&Base) -> Scene, operati
         name,
         expect: Expect { waiting, sends: sends.to_vec(), held: 3, ..Expect::default() },
         prepare,
+        in_child: None,
         operation,
     }
 }
@@ -100,7 +106,13 @@ fn takes(
     operation: fn(&mut Scene),
 ) -> Case {
     let waiting = [vec![], waiting.to_vec()];
-    Case { name, expect: Expect { waiting, takes, held: 3, ..Expect::default() }, prepare, operation }
+    Case {
+        name,
+        expect: Expect { waiting, takes, held: 3, ..Expect::default() },
+        prepare,
+        in_child: None,
+        operation,
+    }
 }
 
 /// One message waits already, so that the slot is not the first.
@@ -185,12 +197,16 @@ fn hoarder(base: &Base, side: Side) -> &'static Link {
         let head = base.segments[0].word(base.layout().control(ring, layout::HEAD));
         head.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
     }
+    hoard(third);
+    third
+}
+
+fn hoard(third: &Link) {
     for tag in [inline(30), msg(31)] {
         tag.send(third).expect("send");
     }
     std::mem::forget(msg(32).loan(third));
     std::mem::forget(msg_data(33).loan(third));
-    third
 }
 
 fn hoarded(base_single: bool) -> Expect {
@@ -290,6 +306,7 @@ fn cases(mode: RingMode) -> Vec<Case> {
             name: "send, again round the ring",
             expect: Expect { sends: vec![inline(1), msg(2)], held: 1, ..Expect::default() },
             prepare: seasoned,
+            in_child: None,
             operation: |s| {
                 s.result = inline(1).send(s.victim);
                 s.result = msg(2).send(s.victim);
@@ -304,6 +321,7 @@ fn cases(mode: RingMode) -> Vec<Case> {
                 scene.loans.push(msg_data(1).loan(scene.victim).expect("buffers"));
                 scene
             },
+            in_child: None,
             operation: send,
         },
         Case {
@@ -313,6 +331,7 @@ fn cases(mode: RingMode) -> Vec<Case> {
                 from_secondary(base, &FULL);
                 Scene::new(base)
             },
+            in_child: None,
             operation: |s| s.result = inline(1).send(s.victim),
         },
         takes("receive MSG", &WAITING, 1, |base| receiver(base, &WAITING), Scene::receive),
@@ -366,26 +385,12 @@ fn cases(mode: RingMode) -> Vec<Case> {
                 from_primary(base, &WAITING);
                 sender(base)
             },
+            in_child: None,
             operation: |s| {
                 let Ok(link) = s.victim.try_clone() else { panic!("no seat") };
                 let link = forever(link);
                 s.result = inline(1).send(link);
                 std::mem::forget(link.receive());
-            },
-        },
-        Case {
-            name: "detach with hands full",
-            expect: hoarded(single),
-            prepare: |base| {
-                let mut scene = Scene::new(base);
-                scene.third = Some(hoarder(base, Side::Secondary));
-                scene
-            },
-            operation: |s| {
-                // Reads the handle out of its place: it is dropped here and nowhere else.
-                if let Some(third) = s.third.take() {
-                    world::drop_leaked(third);
-                }
             },
         },
         Case {
@@ -396,6 +401,7 @@ fn cases(mode: RingMode) -> Vec<Case> {
                 scene.third = Some(hoarder(base, Side::Secondary));
                 scene
             },
+            in_child: None,
             operation: |s| {
                 let third = s.third.map(Link::seat);
                 let dead = s.victim.participants().find(|other| Some(other.seat) == third);
@@ -406,6 +412,7 @@ fn cases(mode: RingMode) -> Vec<Case> {
         },
     ];
     if !single {
+        cases.push(detach());
         cases.push(Case {
             name: "evict one with hands full",
             expect: hoarded(false),
@@ -414,6 +421,7 @@ fn cases(mode: RingMode) -> Vec<Case> {
                 scene.third = Some(hoarder(base, Side::Secondary));
                 scene
             },
+            in_child: None,
             operation: |s| {
                 if let Some(third) = s.third {
                     s.result = s.victim.evict(third.seat()).map(drop);
@@ -425,6 +433,27 @@ fn cases(mode: RingMode) -> Vec<Case> {
         assert!(case.expect.waiting[TO_PRIMARY].len() + case.expect.waiting[TO_SECONDARY].len() <= 8);
     }
     cases
+}
+
+/// Leaving a link with all that a participant can hold. Of ring mode mpmc: the side of a link with one producer is taken, by the
+/// parent.
+pub(crate) fn detach() -> Case {
+    Case {
+        name: "detach with hands full",
+        expect: hoarded(false),
+        prepare: |base| {
+            from_primary(base, &[msg(1), msg_data(2)]);
+            Scene::new(base)
+        },
+        in_child: Some(|s| {
+            let leaver = s.options.0.attach(s.options.1, Side::Secondary).expect("attach");
+            std::mem::forget(leaver.receive());
+            std::mem::forget(leaver.receive());
+            hoard(&leaver);
+            s.leaver = Some(leaver);
+        }),
+        operation: |s| drop(s.leaver.take()),
+    }
 }
 
 /// A whole attach by name, beside the living roots.
@@ -451,6 +480,7 @@ pub(crate) fn attach_by_name(side: Side) -> Case {
             from_primary(base, &WAITING);
             sender(base)
         },
+        in_child: None,
         operation,
     }
 }
