@@ -4,6 +4,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use shmesh_sys::errno;
+use shmesh_sys::rlimit::{self, OpenFiles};
+
 use crate::config::{ConfigError, NameError, PoolId};
 use crate::participant::Side;
 
@@ -531,7 +534,17 @@ impl Error {
     }
 
     pub(crate) fn system(link: &Arc<str>, doing: impl Into<String>, source: io::Error) -> Self {
-        ErrorKind::System { link: Arc::clone(link), doing: doing.into(), source }.into()
+        let mut doing = doing.into();
+        if source.raw_os_error() == Some(errno::EMFILE)
+            && let Ok(OpenFiles { soft, hard }) = rlimit::open_files()
+        {
+            let remedy = format!(
+                " (this process may have {soft} open files, its soft limit RLIMIT_NOFILE; raise it, with `ulimit -n` or setrlimit, up \
+                 to {hard})"
+            );
+            doing.push_str(&remedy);
+        }
+        ErrorKind::System { link: Arc::clone(link), doing, source }.into()
     }
 }
 

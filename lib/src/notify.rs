@@ -6,6 +6,9 @@
 //! sequentially consistent fence (`DEKKER`, at both ends): without it both could miss the other, and the receiver would sleep
 //! over a message. This is the only place of the library that needs one.
 //!
+//! Participants that wait for events alone sleep on words of their own, behind the seats: so a notification costs no system call
+//! while nobody waits for a message.
+//!
 //! Sleepers wait on the futex word `WAKES`. It is increased before the futex is woken, and read before the last look at the
 //! ring (`WAKE`), so a wake-up between that look and the system call makes the call return at once.
 //!
@@ -25,16 +28,71 @@ use crate::participant::{Participant, SeatIndex, Seats};
 use crate::ring::{BELLS, POSTS, POSTS_TAKEN, Ring, SLEEPERS, WAKES};
 use crate::sync::{AtomicU64, Ordering, fence, machine_word};
 
-/// Says that `seat` will sleep. Look at the ring after this.
-pub(crate) fn fall_asleep(ring: &Ring, seat: SeatIndex) {
-    ring.words().control(SLEEPERS).fetch_or(seat.bit(), Ordering::Relaxed);
-    // DEKKER
-    fence(Ordering::SeqCst);
+/// Where participants sleep that wait for one thing: the receivers of a ring for messages, or all for events.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sleepers<'a> {
+    /// One bit per seat.
+    asleep: &'a AtomicU64,
+    /// The low half is the futex.
+    wakes: &'a AtomicU64,
 }
 
-/// Says that `seat` is awake.
-pub(crate) fn wake_up(ring: &Ring, seat: SeatIndex) {
-    ring.words().control(SLEEPERS).fetch_and(!seat.bit(), Ordering::Relaxed);
+impl<'a> Sleepers<'a> {
+    pub(crate) fn new(asleep: &'a AtomicU64, wakes: &'a AtomicU64) -> Self {
+        Self { asleep, wakes }
+    }
+
+    /// The receivers of a ring.
+    pub(crate) fn of(ring: &'a Ring) -> Self {
+        let words = ring.words();
+        Self::new(words.control(SLEEPERS), words.beside(SLEEPERS, WAKES))
+    }
+
+    /// Says that `seat` will sleep. Look once more after this at what it waits for.
+    pub(crate) fn fall_asleep(self, seat: SeatIndex) {
+        self.asleep.fetch_or(seat.bit(), Ordering::Relaxed);
+        // DEKKER
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that `seat` is awake.
+    pub(crate) fn wake_up(self, seat: SeatIndex) {
+        self.asleep.fetch_and(!seat.bit(), Ordering::Relaxed);
+    }
+
+    /// Sleeps until [`wake_all`](Self::wake_all), unless [`wakes`](Self::wakes) no longer is `expected`. May return early.
+    pub(crate) fn sleep(self, expected: u32, limit: Duration) -> io::Result<()> {
+        futex::wait(machine_word(self.wakes), expected, Some(limit)).map(drop)
+    }
+
+    /// What to expect of the futex word when going to sleep. Call it before the last look at what it waits for.
+    pub(crate) fn wakes(self) -> u32 {
+        // WAKE: Acquire pairs with the fence before `wake`: a participant that sees the increase finds what was published
+        // before it.
+        #[expect(clippy::cast_possible_truncation, reason = "a futex compares the low half")]
+        let wakes = self.wakes.load(Ordering::Acquire) as u32;
+        wakes
+    }
+
+    /// Which seats sleep here. Publish before this.
+    pub(crate) fn asleep(self) -> u64 {
+        // DEKKER
+        fence(Ordering::SeqCst);
+        self.asleep.load(Ordering::Relaxed)
+    }
+
+    /// Makes participants that are about to sleep return at once. Call it after [`waiting`] or [`asleep`](Self::asleep), and then
+    /// wake those that sleep.
+    pub(crate) fn wake(self) {
+        // WAKE: the fence of `waiting` or `asleep`, which comes before this, pairs with the Acquire of `wakes`.
+        self.wakes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Wakes all that sleep. Call it after [`wake`](Self::wake).
+    pub(crate) fn wake_all(self) {
+        // Refused for an address that is none only.
+        let _ = futex::wake(machine_word(self.wakes), u32::MAX);
+    }
 }
 
 /// Says that `seat` has a bell, to be rung by every notification. Look at the ring after this.
@@ -51,39 +109,8 @@ pub(crate) fn disarm(ring: &Ring, seat: SeatIndex) {
 
 /// Clears what an earlier participant may have left at `seat`.
 pub(crate) fn reset(ring: &Ring, seat: SeatIndex) {
-    wake_up(ring, seat);
+    Sleepers::of(ring).wake_up(seat);
     disarm(ring, seat);
-}
-
-fn word(ring: &Ring) -> &AtomicU64 {
-    ring.words().beside(SLEEPERS, WAKES)
-}
-
-/// Sleeps until [`wake_all`], unless [`wakes`] no longer is `expected`. May return early: look at the ring.
-pub(crate) fn sleep(ring: &Ring, expected: u32, limit: Duration) -> io::Result<()> {
-    futex::wait(machine_word(word(ring)), expected, Some(limit)).map(drop)
-}
-
-/// Wakes all receivers that sleep. Call it after [`wake`].
-pub(crate) fn wake_all(ring: &Ring) {
-    // Refused for an address that is none only.
-    let _ = futex::wake(machine_word(word(ring)), u32::MAX);
-}
-
-/// What to expect of the futex word when going to sleep. Call it before the last look at the ring.
-pub(crate) fn wakes(ring: &Ring) -> u32 {
-    // WAKE: Acquire pairs with the fence of `waiting`: a receiver that sees the increase of `wake` finds what was published
-    // before it.
-    #[expect(clippy::cast_possible_truncation, reason = "a futex compares the low half")]
-    let wakes = word(ring).load(Ordering::Acquire) as u32;
-    wakes
-}
-
-/// Makes receivers that are about to sleep on the futex word return at once. Call it after [`waiting`], and then wake
-/// those that sleep.
-pub(crate) fn wake(ring: &Ring) {
-    // WAKE: the fence of `waiting`, which comes before this, pairs with the Acquire of `wakes`.
-    word(ring).fetch_add(1, Ordering::Relaxed);
 }
 
 /// Which receivers of a ring must be woken, as bits of seats.
@@ -132,9 +159,19 @@ pub(crate) fn posted(ring: &Ring) -> u64 {
     ring.words().control(POSTS).load(Ordering::Acquire)
 }
 
-/// Takes all of the first `posted` posts. Only while no other receiver is attached.
+/// Takes all of the first `posted` posts that were not taken.
 pub(crate) fn forget_posts(ring: &Ring, posted: u64) {
-    ring.words().control(POSTS_TAKEN).store(posted, Ordering::Relaxed);
+    let taken = ring.words().control(POSTS_TAKEN);
+    let mut current = taken.load(Ordering::Relaxed);
+    for _ in 0..1_000 {
+        if posted.wrapping_sub(current).cast_signed() <= 0 {
+            return;
+        }
+        match taken.compare_exchange(current, posted, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => current = now,
+        }
+    }
 }
 
 /// Takes one post, if there is one.

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::Shared;
-use super::host::{Listening, Place, lock_path};
+use super::host::{Listening, Place};
 use super::monitor::{Start, Watch};
 use super::open::serve_memory;
 use crate::config::{Backing, PoolId};
@@ -90,21 +90,58 @@ fn remove_if_last(shared: &Shared) {
 
 /// Removes the files of a link that nobody is on, unless messages wait in it. Only with the duty, and the presence shut.
 fn remove(shared: &Shared) {
-    if shared.store.backing == Backing::Named {
+    let (lock, store) = (&shared.lock, &shared.store);
+    if store.backing == Backing::Named {
         if shared.core.rings().iter().any(|ring| ring.has_message()) {
             return;
         }
         for dead in shared.core.seats.all() {
             shared.remove_bell(&dead);
         }
+        let epoch = shared.segments.first().map_or(0, |segment| segment.header.epoch);
         // The link's own segment first: without it there is no link.
         for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
-            let _ = std::fs::remove_file(shared.store.path(pool));
-        }
-        let epoch = shared.segments.first().map_or(0, |segment| segment.header.epoch);
-        for pool in PoolId::ALL {
-            let _ = std::fs::remove_file(shared.store.spare_path(pool, epoch));
+            let spare = pool.map(|pool| store.spare_path(pool, epoch));
+            for path in std::iter::once(store.path(pool)).chain(spare) {
+                // A creator that waited in vain, because this process was stopped, has made another link meanwhile.
+                if !lock.is_named() {
+                    return;
+                }
+                let _ = store.remove(&path, pool, epoch);
+            }
         }
     }
-    let _ = std::fs::remove_file(lock_path(&shared.store));
+    let _ = lock.remove();
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
+mod tests {
+    use crate::config::LinkConfig;
+    use crate::{LinkOptions, Side};
+
+    /// It was stopped with the right to remove the link, and a creator has gone past it.
+    #[test]
+    fn process_that_goes_on_removing_a_link_spares_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (options, config) =
+            (LinkOptions::new().dir(dir.path()), LinkConfig::new("link".parse().unwrap()));
+        let old = options.create(&config).unwrap();
+        let shared = std::sync::Arc::clone(&old.shared);
+        // As the creator does.
+        shared.store.remove(&shared.store.path(None), None, shared.segments[0].header.epoch).unwrap();
+        assert!(shared.lock.remove().unwrap());
+        let new = options.create(&config).unwrap();
+        assert!(new.was_created());
+        super::remove(&shared);
+        // Even from its last step on.
+        assert!(!shared.lock.remove().unwrap_or(false));
+        let epoch = shared.segments[0].header.epoch;
+        assert!(!shared.store.remove(&shared.store.path(None), None, epoch).unwrap());
+        let mac = options.attach("link", Side::Secondary).unwrap();
+        mac.send_inline(1, 0, b"to the new one").unwrap();
+        assert_eq!((new.queued(), old.queued()), (1, 0));
+        drop((old, mac));
+        assert!(options.attach("link", Side::Secondary).is_ok());
+    }
 }

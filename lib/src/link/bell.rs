@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use shmesh_sys::bell::{Bell, Ringer, is_absent};
 
 use super::Shared;
-use crate::notify::{self, Waiting};
+use crate::notify::{Sleepers, Waiting};
 use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::ring::Ring;
 
@@ -64,8 +64,9 @@ impl Shared {
     #[cold]
     pub(super) fn wake(&self, ring: &Ring, waiting: Waiting, cause: Cause) -> io::Result<()> {
         if waiting.is_any_asleep(&self.core.seats) {
-            notify::wake(ring);
-            notify::wake_all(ring);
+            let sleepers = Sleepers::of(ring);
+            sleepers.wake();
+            sleepers.wake_all();
         }
         let mut done = Ok(());
         for receiver in waiting.bells(&self.core.seats) {

@@ -267,6 +267,16 @@ impl Core {
         Role(self.primary[0].word(0))
     }
 
+    /// The role of the participant that empties the link.
+    pub(crate) fn emptier_role(&self) -> Role<'_> {
+        Role(self.primary[0].word(1))
+    }
+
+    /// The role of the participant that is being admitted to a side which takes one process only.
+    pub(crate) fn admission_role(&self, side: Side) -> Role<'_> {
+        Role(self.primary[0].word(if side == Side::Primary { 2 } else { 3 }))
+    }
+
     /// Copies and checks the descriptor of a received MSG.
     #[inline(always)]
     pub(crate) fn read_descriptor(&self, cell: u32, owner: MsgOwner) -> Result<(Descriptor, DataRef), Wild> {

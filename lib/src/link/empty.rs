@@ -1,68 +1,93 @@
 //! Emptying a link that an earlier run left.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::Link;
+use super::attachment::Attachment;
 use super::open::{RECOVERY, RETRY};
+use super::{Link, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify;
 use crate::participant::{Participant, Side};
 
+/// How long newcomers wait for a participant that empties the link. One that is stopped for longer holds nobody up: then they may
+/// receive what it has not dropped yet, and it reports that the link was in use.
+const EMPTYING_MAX: Duration = Duration::from_secs(1);
+
 impl Link {
-    /// Drops what earlier participants sent and posted. Refused unless this handle is the only participant.
-    pub(super) fn empty(&self) -> Result<()> {
-        // Newcomers wait until the link is empty, unless a sidecar is present too.
-        let is_closed = self.shared.lock.try_close().unwrap_or(false);
-        let done = self.drop_leftovers();
-        if is_closed {
-            // Shared again; nobody else can have it meanwhile.
-            let _ = self.shared.lock.try_join();
+    /// Takes a seat of a link that no participant empties just now, and takes back what dead participants held.
+    pub(super) fn seated_beside_emptier(
+        shared: &Arc<Shared>,
+        attachment: &Arc<Attachment>,
+        side: Side,
+    ) -> Result<Self> {
+        let start = Instant::now();
+        loop {
+            let link = Self::seated(Arc::clone(shared), Arc::clone(attachment), side)?;
+            // A restarted process finds its place free.
+            link.recover()?;
+            let (core, seats) = (link.core(), &link.core().seats);
+            let Some(emptier) = seats.emptier(core.emptier_role()) else { return Ok(link) };
+            if start.elapsed() >= EMPTYING_MAX {
+                core.emptier_role().release(&emptier);
+            }
+            drop(link);
+            std::thread::sleep(RETRY);
         }
-        done
     }
 
-    fn drop_leftovers(&self) -> Result<()> {
+    /// Drops what earlier participants sent and posted. Refused unless this handle is the only participant.
+    pub(super) fn empty(&self) -> Result<()> {
+        let (core, me) = (self.core(), &self.endpoint.me);
+        let in_use = |other: &Participant| {
+            let (link, side, pid) = (self.link(), other.word.side(), other.word.pid());
+            Error::from(ErrorKind::InUse { link, side, pid })
+        };
+        // Newcomers leave again as long as we have the role.
+        core.seats.begin_to_empty(me, core.emptier_role()).map_err(|other| in_use(&other))?;
+        let done = self.wait_to_be_alone(in_use).and_then(|()| self.drop_leftovers());
+        let had_role = core.emptier_role().release(me);
+        match self.other() {
+            Some(other) if done.is_ok() && !had_role => Err(in_use(&other)),
+            _ => done,
+        }
+    }
+
+    /// Another participant. One that was evicted sends nothing more, and its process may hang for ever.
+    fn other(&self) -> Option<Participant> {
+        match self.core().seats.all_at_once() {
+            Some(all) => {
+                let mut others = all.into_iter().map(|(other, _)| other);
+                others.find(|other| other.seat != self.seat() && !other.word.is_evicted())
+            }
+            // They come and go too fast to tell.
+            None => Some(self.endpoint.me),
+        }
+    }
+
+    fn wait_to_be_alone(&self, in_use: impl Fn(&Participant) -> Error) -> Result<()> {
         let start = Instant::now();
-        let leftovers = loop {
-            // Counted before the seats are read: if no other seat is taken, the senders of all of it have left. What a
-            // newcomer sends comes after it.
-            let leftovers = [Side::Primary, Side::Secondary].map(|side| {
-                let ring = self.core().incoming(side);
-                (side, ring.queued().count(), notify::posted(ring))
-            });
-            // An evicted one sends nothing more, and its process may hang for ever.
-            let is_other = |other: &Participant| other.seat != self.seat() && !other.word.is_evicted();
-            let Some(other) = self.core().seats.all().find(is_other) else {
-                break leftovers;
-            };
+        while let Some(other) = self.other() {
             if start.elapsed() >= RECOVERY {
-                return Err(Error::from(ErrorKind::InUse {
-                    link: self.link(),
-                    side: other.word.side(),
-                    pid: other.word.pid(),
-                }));
+                return Err(in_use(&other));
             }
             std::thread::sleep(RETRY);
             // Who was killed just before may have died only now.
             self.recover()?;
-        };
-        for (side, queued, posted) in leftovers {
-            notify::forget_posts(self.core().incoming(side), posted);
-            // A participant of its own: this handle must not become the consumer of a ring that has one. On the primary side,
-            // whichever ring it is: a newcomer on the other one would take it for a second receiver there.
+        }
+        Ok(())
+    }
+
+    fn drop_leftovers(&self) -> Result<()> {
+        for side in [Side::Primary, Side::Secondary] {
+            let ring = self.core().incoming(side);
+            notify::forget_posts(ring, notify::posted(ring));
+            // A participant of its own: this handle must not become the consumer of a ring that has one.
             let mut reader =
                 Self::seated(Arc::clone(&self.shared), Arc::clone(&self.attachment), self.side())?;
-            reader.endpoint.incoming = self.core().incoming(side).clone();
-            for _ in 0..queued {
-                match reader.receive() {
-                    Ok(Some(message)) => drop(message),
-                    Ok(None) => break,
-                    // Dropped, too.
-                    Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
+            reader.endpoint.incoming = ring.clone();
+            let positions: Vec<_> = ring.queued().map(|(position, _)| position).collect();
+            reader.discard(&positions)?;
         }
         Ok(())
     }

@@ -39,6 +39,7 @@ impl Endpoint {
             // What a dead one may have left here.
             notify::reset(ring, me.seat);
         }
+        core.seats.event_sleepers().wake_up(me.seat);
         let bytes = |place: usize| PoolId::ALL.get(place).and_then(|&id| Some(core.pool(id)?.bytes));
         let cache =
             |place: usize| core.table(place).map(|table| PoolCache::new(table, bytes(place), me.seat));

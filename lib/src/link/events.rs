@@ -19,7 +19,7 @@ use crate::participant::PeerEvent;
 /// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
-pub struct Readiness {
+pub struct WaitOutcome {
     /// A message can be received.
     pub message: bool,
     /// [`Link::next_event`] has an event.
@@ -76,7 +76,8 @@ impl Link {
 
     /// Waits until [`next_event`](Self::next_event) has an event, at most `timeout` (`None`: for ever). `false`: it timed out.
     ///
-    /// It sleeps on a futex in shared memory, also on a link without notification.
+    /// It sleeps on a futex in shared memory that is for events alone: it costs no sender anything. So does it on a link without
+    /// notification.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -93,7 +94,7 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
-        self.wait_for(timeout, true, |_| self.has_event())
+        self.wait_on(timeout, Some(self.core().seats.event_sleepers()), || self.has_event())
     }
 
     /// Waits until there is a message or an event, at most `timeout` (`None`: for ever).
@@ -125,14 +126,50 @@ impl Link {
     /// assert_eq!(received, 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn wait_any(&self, timeout: Option<Duration>) -> Result<Readiness> {
+    pub fn wait_any(&self, timeout: Option<Duration>) -> Result<WaitOutcome> {
         self.wait_for(timeout, self.shared.notify, |ring| ring.has_message() || self.has_event())?;
-        Ok(Readiness { message: self.has_message(), event: self.has_event() })
+        Ok(WaitOutcome { message: self.has_message(), event: self.has_event() })
     }
 
     /// Makes it known that this participant has attached.
     pub(super) fn announce_attached(&self) {
         self.core().seats.record_attached(&self.endpoint.me);
         self.shared.wake_for_events();
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
+mod tests {
+    use crate::config::LinkConfig;
+    use crate::notify::Sleepers;
+    use crate::{LinkOptions, PeerEvent, Side};
+
+    /// Each notification of its side would be a system call if it slept with the receivers.
+    #[test]
+    fn waiting_for_events_costs_a_sender_no_system_call() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let phy = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();
+        let mac = options.attach("link", Side::Secondary).unwrap();
+        assert!(matches!(phy.next_event(), Some(PeerEvent::Attached(_))));
+        let waiter = std::thread::spawn(move || (phy.wait_event(None).unwrap(), phy.next_event(), phy));
+        let seats = mac.core().seats.clone();
+        let asleep = |sleepers: Sleepers<'_>| sleepers.asleep().count_ones();
+        while asleep(seats.event_sleepers()) == 0 {
+            assert!(!waiter.is_finished());
+            std::thread::yield_now();
+        }
+        let rung = seats.rung();
+        for i in 0..1000 {
+            mac.send_inline(i, 0, b"x").unwrap();
+            mac.notify().unwrap();
+        }
+        assert_eq!((seats.rung() - rung, asleep(Sleepers::of(mac.outgoing()))), (0, 0));
+        assert!(!waiter.is_finished());
+        drop(mac);
+        let (woken, event, phy) = waiter.join().unwrap();
+        assert!(woken && matches!(event, Some(PeerEvent::Detached(_))));
+        assert_eq!((asleep(seats.event_sleepers()), phy.queued()), (0, 1000));
     }
 }

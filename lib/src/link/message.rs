@@ -7,7 +7,7 @@ use super::Link;
 use super::SharedBytes;
 use super::core::{DataRef, Descriptor, unpack};
 use crate::config::PoolId;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
 use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
@@ -137,6 +137,31 @@ impl Link {
             None => Ok(messages.len() - before),
             Some(wild) => Err(self.corrupt(wild)),
         }
+    }
+
+    /// Drops the messages that wait at these positions. With many consumers, those that another receives meanwhile count too, and later
+    /// ones are not touched.
+    pub(super) fn discard(&self, positions: &[u64]) -> Result<()> {
+        match self.incoming() {
+            Ring::Mpmc(ring) => {
+                let receiving = self.endpoint.receiving();
+                for (entry, word) in positions.iter().filter_map(|at| ring.pop_at(*at, &receiving)) {
+                    // Damaged or not, it ends.
+                    let _ = self.open_shared(entry, word);
+                }
+            }
+            // There is no other consumer.
+            Ring::Spsc(_) => {
+                for _ in positions {
+                    match self.receive() {
+                        Ok(message) => drop(message),
+                        Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A message off a ring with one consumer.

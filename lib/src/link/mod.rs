@@ -64,7 +64,7 @@ use bell::Cause;
 use core::Core;
 pub use core::Recovered;
 use endpoint::Endpoint;
-pub use events::Readiness;
+pub use events::WaitOutcome;
 pub use host::{LinkHost, LinkHostOffer};
 pub use loan::{Loan, SendError};
 pub use message::Message;
@@ -155,6 +155,9 @@ impl Shared {
     /// Whether a participant lives. Numbers of other pid namespaces say nothing, but the kernel frees the lock of a seat when
     /// its process ends, and says so everywhere.
     fn liveness(&self, other: &Participant) -> Liveness {
+        if other.is_of(&self.me) && self.me.is_me() {
+            return Liveness::Alive;
+        }
         let known = other.liveness(&self.me);
         if known != Liveness::Unknown || other.is_of(&self.me) {
             return known;
@@ -193,7 +196,15 @@ impl Shared {
 
     /// Wakes participants that wait, if there are events for which they were not woken. `false`: there are none.
     fn wake_for_events(&self) -> bool {
-        self.core.seats.wake_for_events(|| self.wake_all())
+        let seats = &self.core.seats;
+        seats.wake_for_events(|| {
+            self.wake_all();
+            let sleepers = seats.event_sleepers();
+            if seats.is_any_taken(sleepers.asleep()) {
+                sleepers.wake();
+                sleepers.wake_all();
+            }
+        })
     }
 }
 

@@ -21,7 +21,7 @@ use super::monitor::Start;
 use super::{Link, Shared, device};
 use crate::config::{Backing, LinkConfig, LinkName, PoolId, Receivers};
 use crate::error::{Error, ErrorKind, Result};
-use crate::participant::{Participant, Side};
+use crate::participant::{Admission, Participant, Side};
 use crate::segment::header::{Conduct, Header};
 use crate::segment::layout::Shape;
 use crate::segment::lock::{Host, Lock};
@@ -57,6 +57,8 @@ const SETTLE: Duration = Duration::from_secs(2);
 pub(super) const RETRY: Duration = Duration::from_millis(2);
 /// How long the seat of another may stay taken that leaves at once: whoever recovers a dead participant takes one.
 pub(super) const RECOVERY: Duration = Duration::from_millis(500);
+/// How long a participant may take to be admitted before another that comes at the same time is refused: it may empty the link first.
+const ADMISSION_MAX: Duration = Duration::from_secs(2);
 
 /// How to create a link or attach to one.
 ///
@@ -217,7 +219,7 @@ impl LinkOptions {
     /// buffers of dead participants return to their pools. Off unless switched on.
     ///
     /// Refused while any other participant is attached, a handle of this process included. A sidecar that keeps the link is
-    /// not attached to it.
+    /// not attached to it. Participants that attach meanwhile wait until the link is empty, at most a second.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -369,7 +371,7 @@ impl LinkOptions {
         self.try_enter(store, create, host, limit)?.and_then(|entered| {
             let Entered { shared, session, listening } = entered;
             let attachment = Arc::new(Attachment::new(&shared, listening.as_ref()));
-            let link = self.admit(shared, attachment, side)?;
+            let link = self.admit(&shared, &attachment, side)?;
             if self.fresh && create.is_some() {
                 link.empty()?;
             }
@@ -378,6 +380,8 @@ impl LinkOptions {
                 link.attachment.watch(Start { session, listening })?;
             }
             link.announce_attached();
+            // From now on its history says who has the side.
+            link.core().admission_role(side).release(&link.endpoint.me);
             Ok(link)
         })
     }
@@ -391,6 +395,13 @@ impl LinkOptions {
         limit: Duration,
     ) -> Result<Attempt<Entered>> {
         let Some(lock) = lock_file(store, create.is_some())? else { return Ok(Attempt::Absent) };
+        if create.is_some()
+            && self.is_late(limit)
+            && lock.is_closed().map_err(|error| locking(store, error))?
+        {
+            self.finish_removal(store, &lock);
+            return Ok(Attempt::Unsettled(GOING));
+        }
         // 1. A link with names is its files.
         if let Some(attempt) = self.by_name(store, create, &lock, limit)? {
             let segments = match attempt {
@@ -476,7 +487,8 @@ impl LinkOptions {
         let is_anybody = || {
             // A participant that is the host is present a moment later.
             let other = host == Host::Sidecar && lock.published(Host::Participant).map_err(failed)?.is_some();
-            Ok(other || lock.others_joined().map_err(failed)?)
+            // The process that removes the link has no memory to offer.
+            Ok(other || lock.others_joined().map_err(failed)? && !lock.is_closed().map_err(failed)?)
         };
         let accept = |offered| {
             let Some(segments) = self.existing(store, offered)? else { return Ok(None) };
@@ -486,7 +498,9 @@ impl LinkOptions {
         let segments = match gather(listening, limit, is_anybody, accept)? {
             Gathered::Memory(segments) => segments,
             Gathered::Nothing => return Ok(Attempt::Unsettled(WANTING)),
-            Gathered::Nobody if config.backing == Backing::Named => return Ok(Attempt::Unsettled(GOING)),
+            Gathered::Nobody if config.backing == Backing::Named || lock.is_closed().map_err(failed)? => {
+                return Ok(Attempt::Unsettled(GOING));
+            }
             Gathered::Nobody => self.make_segments(store, config, true)?.unwrap_or_default(),
         };
         if !join(store, lock)? {
@@ -520,8 +534,7 @@ impl LinkOptions {
         // One after the other, so that they do not need the room twice. But one that is stopped holds up nobody for long: the step
         // that makes a link can be done by only one of them, whoever has the duty.
         let has_duty = lock.try_take_duty().map_err(failed)?;
-        let is_late = SETTLE.max(self.timeout).saturating_sub(limit) >= SETTLE / 2;
-        if !(has_duty || is_late) || !lock.is_named() {
+        if !(has_duty || self.is_late(limit)) || !lock.is_named() {
             return Ok(Some(Attempt::Unsettled(GOING)));
         }
         if lock.others_joined().map_err(failed)? {
@@ -543,6 +556,29 @@ impl LinkOptions {
         }
         lock.leave_duty();
         Ok(Some(Attempt::Done(segments)))
+    }
+
+    /// Whether a creator has waited so long for another process that this must be stopped, or stuck.
+    fn is_late(&self, limit: Duration) -> bool {
+        SETTLE.max(self.timeout).saturating_sub(limit) >= SETTLE / 2
+    }
+
+    /// Ends what a process began that removes the link and is stopped, so that the link can be created anew: whoever has the old lock
+    /// file open is not on that one. Files that this user may not remove stay, and so does the link.
+    fn finish_removal(&self, store: &Store, lock: &Lock) {
+        let removed = self.existing(store, Vec::new()).and_then(|segments| {
+            let Some(segments) = segments else { return Ok(()) };
+            // Adopted, as the other process does not remove it either.
+            if core_of(store, &segments)?.rings().iter().any(|ring| ring.has_message()) {
+                return Ok(());
+            }
+            let path = store.path(None);
+            let removed = store.remove(&path, None, segments[0].header.epoch);
+            removed.map(drop).map_err(|error| store.refused(&path.display().to_string(), error))
+        });
+        if removed.is_ok() {
+            let _ = lock.remove();
+        }
     }
 
     /// The link's segments, if it exists: as they were given, or by name.
@@ -609,15 +645,7 @@ impl LinkOptions {
             return Err(Error::from(ErrorKind::MemoryLimit { link: Arc::clone(&store.link), needed, room }));
         }
         let segments = headers.into_iter().map(|header| store.create(header)).collect::<Result<Vec<_>>>()?;
-        let mut memories = [const { None }; PoolId::COUNT];
-        for segment in &segments[1..] {
-            if let Some(pool) = segment.header.pool {
-                memories[pool as usize] = Some(Arc::clone(&segment.memory));
-            }
-        }
-        if let Some(core) = Core::place(&shape, &segments[0].memory, &memories) {
-            core.format();
-        }
+        core_of(store, &segments)?.format();
         if store.backing == Backing::Memfd || publish(store, &segments, has_duty)? {
             return Ok(Some(segments));
         }
@@ -763,19 +791,7 @@ pub(super) fn serve_memory(shared: &Shared, host: Option<Host>) -> Result<Option
 fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc<Shared>> {
     let me = ProcessIdentity::me()
         .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
-    let mut pools = [const { None }; PoolId::COUNT];
-    for segment in &segments[1..] {
-        if let Some(pool) = segment.header.pool {
-            pools[pool as usize] = Some(Arc::clone(&segment.memory));
-        }
-    }
-    let core = Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or(Error::from(
-        ErrorKind::Damaged {
-            link: Arc::clone(&store.link),
-            what: store.path(None).display().to_string(),
-            why: "its tables do not fit",
-        },
-    ))?;
+    let core = core_of(store, &segments)?;
     let conduct = segments[0].header.conduct;
     let mode = segments[0].file.as_ref().map_or(Ok(store.file_mode), file::mode_of);
     let file_mode = mode.map_err(|error| store.refused(&store.path(None).display().to_string(), error))?;
@@ -800,6 +816,23 @@ fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc
         memories: device::Memories::default(),
         gathering: OnceLock::new(),
     }))
+}
+
+/// The tables of a link.
+fn core_of(store: &Store, segments: &[Segment]) -> Result<Core> {
+    let mut pools = [const { None }; PoolId::COUNT];
+    for segment in &segments[1..] {
+        if let Some(pool) = segment.header.pool {
+            pools[pool as usize] = Some(Arc::clone(&segment.memory));
+        }
+    }
+    Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or_else(|| {
+        Error::from(ErrorKind::Damaged {
+            link: Arc::clone(&store.link),
+            what: store.path(None).display().to_string(),
+            why: "its tables do not fit",
+        })
+    })
 }
 
 /// What the segments really are: who attaches does not choose.
@@ -856,10 +889,8 @@ fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Resul
 
 impl LinkOptions {
     /// Sits down, unless this side has its one process already.
-    fn admit(&self, shared: Arc<Shared>, attachment: Arc<Attachment>, side: Side) -> Result<Link> {
-        let link = Link::seated(shared, attachment, side)?;
-        // What dead participants held, so that a restarted process finds its place free.
-        link.recover()?;
+    fn admit(&self, shared: &Arc<Shared>, attachment: &Arc<Attachment>, side: Side) -> Result<Link> {
+        let link = Link::seated_beside_emptier(shared, attachment, side)?;
         let me = &link.shared.me;
         let single = link.core().shape.single;
         let one_receiver = link.shared.segments[0].header.conduct.one_receiver && !single;
@@ -881,20 +912,19 @@ impl LinkOptions {
             }
         }
         if one_receiver || single && side == Side::Secondary {
-            // Two that come at once see each other, and both may be refused; neither is let in wrongly.
             let start = Instant::now();
-            while let Some(owner) = link.core().seats.all().find(|other| {
-                other.seat != link.endpoint.me.seat
-                    && other.word.side() == side
-                    && !other.is_of(me)
-                    // Its process may hang for ever, and receives nothing more.
-                    && (single || !other.word.is_evicted())
-            }) {
-                // Whoever recovers a dead participant sits on the primary side for a moment.
-                if side == Side::Secondary || start.elapsed() >= RECOVERY {
-                    return Err(refused(owner));
+            let (core, mine) = (link.core(), &link.endpoint.me);
+            loop {
+                match core.seats.admit_alone(mine, core.admission_role(side), |other| other.is_of(me)) {
+                    Admission::Admitted => break,
+                    Admission::Taken(owner) => return Err(refused(owner)),
+                    Admission::Undecided(other) if start.elapsed() >= ADMISSION_MAX => {
+                        return Err(refused(other));
+                    }
+                    Admission::Undecided(_) => std::thread::sleep(RETRY),
                 }
-                std::thread::sleep(RETRY);
+                // It may have died.
+                link.recover()?;
             }
         }
         Ok(link)

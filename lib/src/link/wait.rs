@@ -8,7 +8,7 @@ use shmesh_sys::bell::Bell;
 use super::Link;
 use super::bell::Cause;
 use crate::error::{Error, ErrorKind, Result};
-use crate::notify;
+use crate::notify::{self, Sleepers};
 use crate::ring::Ring;
 use crate::sync::spin;
 
@@ -284,17 +284,27 @@ impl Link {
         sleeps: bool,
         ready: impl Fn(&Ring) -> bool,
     ) -> Result<bool> {
-        self.check_seated()?;
         let ring = self.incoming();
-        if ready(ring) {
+        self.wait_on(timeout, sleeps.then(|| Sleepers::of(ring)), || ready(ring))
+    }
+
+    /// Waits until `ready`, and sleeps there at last. With `None` it spins only.
+    pub(super) fn wait_on(
+        &self,
+        timeout: Option<Duration>,
+        sleepers: Option<Sleepers<'_>>,
+        ready: impl Fn() -> bool,
+    ) -> Result<bool> {
+        self.check_seated()?;
+        if ready() {
             return Ok(true);
         }
         let start = Instant::now();
         let deadline = timeout.and_then(|timeout| start.checked_add(timeout));
         let spin_end = start + Duration::from_micros(u64::from(self.shared.spin_us));
-        loop {
+        let sleepers = loop {
             for _ in 0..LOOKS_PER_CLOCK {
-                if ready(ring) {
+                if ready() {
                     return Ok(true);
                 }
                 spin();
@@ -303,23 +313,28 @@ impl Link {
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(false);
             }
-            if !sleeps {
-                self.check_seated()?;
-            } else if now >= spin_end {
-                break;
+            match sleepers {
+                None => self.check_seated()?,
+                Some(sleepers) if now >= spin_end => break sleepers,
+                Some(_) => {}
             }
-        }
-        notify::fall_asleep(ring, self.endpoint.me.seat);
-        let slept = self.sleep(ring, deadline, ready);
-        notify::wake_up(ring, self.endpoint.me.seat);
+        };
+        sleepers.fall_asleep(self.endpoint.me.seat);
+        let slept = self.sleep(sleepers, deadline, ready);
+        sleepers.wake_up(self.endpoint.me.seat);
         slept
     }
 
-    fn sleep(&self, ring: &Ring, deadline: Option<Instant>, ready: impl Fn(&Ring) -> bool) -> Result<bool> {
+    fn sleep(
+        &self,
+        sleepers: Sleepers<'_>,
+        deadline: Option<Instant>,
+        ready: impl Fn() -> bool,
+    ) -> Result<bool> {
         let failed = |error| Error::system(&self.shared.store.link, "sleep on the futex", error);
         loop {
-            let wakes = notify::wakes(ring);
-            if ready(ring) {
+            let wakes = sleepers.wakes();
+            if ready() {
                 return Ok(true);
             }
             self.check_seated()?;
@@ -328,7 +343,7 @@ impl Link {
                 return Ok(false);
             }
             let limit = left.map_or(SLEEP_MAX, |left| left.min(SLEEP_MAX));
-            notify::sleep(ring, wakes, limit).map_err(failed)?;
+            sleepers.sleep(wakes, limit).map_err(failed)?;
         }
     }
 }

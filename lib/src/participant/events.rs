@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use super::{
     EPOCH_SHIFT, MAX_SEATS, PID_NAMESPACE, Participant, START_TIME, SeatIndex, SeatWord, Seats, low,
 };
+use crate::notify::Sleepers;
 use crate::sync::Ordering;
 
 /// What happened to another participant of the link.
@@ -67,6 +68,10 @@ impl Stage {
     }
 }
 
+/// In the line behind the seats: those that sleep until there is an event, one bit per seat.
+const EVENT_SLEEPERS: usize = 2;
+/// In the line behind the seats: the futex on which they sleep.
+const EVENT_WAKES: usize = 3;
 /// In a seat's line: its history.
 const HISTORY: usize = 5;
 /// In a seat's line: the seat word of the latest participant in the history.
@@ -89,7 +94,7 @@ const WOKEN: u64 = 1 << 47;
 /// A participant that is not admitted, or that recovery seats for a moment, is not in it. So the count, of those that are,
 /// differs from the epoch.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-struct History(u64);
+pub(super) struct History(u64);
 
 #[expect(clippy::cast_possible_truncation, reason = "fields of 16 bits")]
 impl History {
@@ -115,6 +120,11 @@ impl History {
         }
     }
 
+    /// Whether `who` is the latest participant, and attached.
+    pub(super) fn is_attached(self, who: &Participant) -> bool {
+        self.epoch() == who.short_epoch() && self.stage(0) == Some(Stage::Attached)
+    }
+
     fn attached(self, epoch: u16) -> Self {
         let count = u64::from(self.count().wrapping_add(1));
         let past = low(self.0 << STAGE_BITS, STAGES_BITS);
@@ -126,7 +136,7 @@ impl History {
     }
 
     /// Without the mark that says whether waiting participants were woken.
-    fn unmarked(self) -> Self {
+    pub(super) fn unmarked(self) -> Self {
         Self(self.0 & !WOKEN)
     }
 
@@ -153,11 +163,7 @@ impl Seats {
     /// Makes it known how `who` ended, before its seat is vacated. The first who says so is right; nothing happens if it was not
     /// known to be attached.
     pub(crate) fn record_end(&self, who: &Participant, stage: Stage) {
-        self.record(who.seat, |history| {
-            let is_attached =
-                history.epoch() == who.short_epoch() && history.stage(0) == Some(Stage::Attached);
-            is_attached.then(|| history.ended(stage))
-        });
+        self.record(who.seat, |history| history.is_attached(who).then(|| history.ended(stage)));
     }
 
     fn record(&self, seat: SeatIndex, next: impl Fn(History) -> Option<History>) {
@@ -174,7 +180,7 @@ impl Seats {
         }
     }
 
-    fn history(&self, seat: SeatIndex) -> History {
+    pub(super) fn history(&self, seat: SeatIndex) -> History {
         // EVENT
         History(self.lines[seat.as_usize()].word(HISTORY).load(Ordering::Acquire))
     }
@@ -190,6 +196,12 @@ impl Seats {
             pid_namespace: word.of_detail(line.word(PID_NAMESPACE).load(Ordering::Relaxed)),
         };
         (word.is_live() && peer.short_epoch() == epoch).then_some(peer)
+    }
+
+    /// Where participants sleep until there is an event.
+    pub(crate) fn event_sleepers(&self) -> Sleepers<'_> {
+        let line = &self.lines[MAX_SEATS];
+        Sleepers::new(line.word(EVENT_SLEEPERS), line.word(EVENT_WAKES))
     }
 
     /// The seats whose histories have changed since waiting participants were last woken.

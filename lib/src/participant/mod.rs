@@ -6,9 +6,11 @@
 //!
 //! A seat is given away only after everything its last holder had was taken back (`crate::link::recover`).
 
+mod admission;
 mod events;
 mod role;
 
+pub(crate) use admission::Admission;
 pub use events::PeerEvent;
 pub(crate) use events::{PeerObserver, Stage};
 pub(crate) use role::Role;
@@ -515,8 +517,12 @@ impl Seats {
 
     /// Who sits at `seat`.
     pub(crate) fn at(&self, seat: SeatIndex) -> Option<Participant> {
+        self.seen(seat, SeatWord(self.word(seat).load(Ordering::Acquire)))
+    }
+
+    /// The participant that a word read at `seat` names.
+    fn seen(&self, seat: SeatIndex, word: SeatWord) -> Option<Participant> {
         let line = &self.lines[seat.as_usize()];
-        let word = SeatWord(line.word(0).load(Ordering::Acquire));
         word.is_live().then(|| Participant {
             seat,
             word,

@@ -45,8 +45,13 @@ impl Role<'_> {
         Err(*me)
     }
 
-    /// Gives the role up, if `me` has it.
-    pub(crate) fn release(&self, me: &Participant) {
-        let _ = self.0.compare_exchange(Self::word(me), 0, Ordering::Release, Ordering::Relaxed);
+    /// Who has the role and is still seated.
+    pub(crate) fn holder(&self, seats: &Seats) -> Option<Participant> {
+        Self::holder_of(self.0.load(Ordering::Acquire), seats)
+    }
+
+    /// Gives the role up, if `holder` has it. `false`: it has it no more.
+    pub(crate) fn release(&self, holder: &Participant) -> bool {
+        self.0.compare_exchange(Self::word(holder), 0, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 }

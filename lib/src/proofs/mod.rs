@@ -17,6 +17,8 @@
 //! | seat: attach / vacate, `at` | `seats_are_not_shared` / `a_consumers_role_is_inherited` |
 //! | role: claim / release | `a_role_has_one_successor` / `a_consumer_hands_its_role_over` |
 //! | DEKKER, both fences | `a_late_recoverer_takes_no_wake_up_away` |
+//! | EMPTY, both fences | `newcomer_or_emptier_sees_the_other` |
+//! | seats, as admission reads them | `a_clone_keeps_the_side` |
 //! | EVENT | `nobody_sleeps_over_an_event` |
 //! | posts | `a_post_brings_its_messages` |
 //!

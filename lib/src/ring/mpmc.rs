@@ -135,6 +135,24 @@ impl Mpmc {
         taken
     }
 
+    /// Takes the message at `position`, unless it was taken or is damaged, and moves `head` behind it. Later messages stay. The caller
+    /// has done this for every message before.
+    pub(crate) fn pop_at(&self, position: u64, owners: &impl Owners) -> Option<(Entry, u64)> {
+        // PUBLISH
+        let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
+        let look = if lap == self.words.lap(position) { owners.look(entry) } else { Ok(Look::Gone) };
+        // After the owner word was read, as in `take`.
+        let passed = self.words.control(HEAD).load(Ordering::Acquire);
+        let taken = match look {
+            Ok(Look::Here(word)) if passed.wrapping_sub(position).cast_signed() <= 0 => {
+                owners.take(entry, word).then_some((entry, word))
+            }
+            _ => None,
+        };
+        self.pass(position.wrapping_add(1));
+        taken
+    }
+
     /// Takes up to `max` messages, giving each to `each`, and moves `head` once. Returns how many.
     #[inline(always)]
     pub(crate) fn pop_batch(

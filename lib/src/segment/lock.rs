@@ -9,7 +9,8 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use shmesh_sys::file::{
-    self, ByteLock, is_byte_locked, locked_from, try_lock_byte, try_lock_range, unlock_byte, unlock_range,
+    self, ByteLock, is_byte_locked, is_byte_locked_exclusively, locked_from, remove_exactly, try_lock_byte,
+    try_lock_range, unlock_byte, unlock_range,
 };
 use shmesh_sys::fork::NotInherited;
 
@@ -95,8 +96,13 @@ impl Lock {
 
     /// Whether the file still has its name: a lock on one that was removed says nothing.
     pub(crate) fn is_named(&self) -> bool {
+        self.is_at(&self.path)
+    }
+
+    /// Whether the file is the one at a path.
+    fn is_at(&self, path: &Path) -> bool {
         let inode = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
-        match (self.file.metadata(), std::fs::symlink_metadata(&self.path)) {
+        match (self.file.metadata(), std::fs::symlink_metadata(path)) {
             (Ok(ours), Ok(named)) => inode(ours) == inode(named),
             _ => false,
         }
@@ -216,6 +222,16 @@ impl Lock {
             }
         }
         Ok(None)
+    }
+
+    /// Removes the file, if it still has its name. Who has it open sees by [`is_named`](Self::is_named) that it is no lock of the link.
+    pub(crate) fn remove(&self) -> io::Result<bool> {
+        remove_exactly(&self.path, |path| self.is_at(path))
+    }
+
+    /// Whether another opening lets nobody join: it removes the link.
+    pub(crate) fn is_closed(&self) -> io::Result<bool> {
+        is_byte_locked_exclusively(&self.file, PRESENCE)
     }
 
     /// Lets nobody join any more. `false`: somebody has.

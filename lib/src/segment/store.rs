@@ -150,6 +150,14 @@ impl Store {
         }
     }
 
+    /// Removes a file, if it is a segment of the link with this epoch.
+    pub(crate) fn remove(&self, path: &Path, pool: Option<PoolId>, epoch: u64) -> io::Result<bool> {
+        file::remove_exactly(path, |path| {
+            let header = file::open(path, false).ok().and_then(|file| self.header(&file, "", pool).ok());
+            header.is_some_and(|header| header.epoch == epoch)
+        })
+    }
+
     fn open_at(&self, path: &Path, pool: Option<PoolId>) -> Result<Option<Segment>> {
         match file::open(path, true) {
             Ok(file) => self.check(file, &path.display().to_string(), pool).map(Some),
@@ -247,7 +255,7 @@ impl Store {
                 Error::from(ErrorKind::NoDirectory { link, dir: self.dir.clone() })
             }
             Some(errno::ENOENT) => Error::from(ErrorKind::NotFound { link, dir: self.dir.clone() }),
-            _ => Error::from(ErrorKind::System { link, doing: format!("use {what}"), source }),
+            _ => Error::system(&link, format!("use {what}"), source),
         }
     }
 }

@@ -360,6 +360,42 @@ pub enum ByteLock {
     Shared,
 }
 
+/// Removes the name of a file, if it is the file that `is_it` recognizes. `false`: the name is another file's, which keeps it.
+///
+/// Another process may give the name to another file between a look and the removal. So the file is moved aside first, looked at
+/// there, and moved back if it is the wrong one.
+///
+/// # Errors
+/// There is no such name, or this user may not remove it.
+///
+/// ```
+/// use shmesh_sys::file::remove_exactly;
+/// let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("name");
+/// std::fs::write(&path, "new")?;
+/// let holds = |text: &'static str| move |path: &std::path::Path| std::fs::read(path).is_ok_and(|found| found == text.as_bytes());
+/// assert!(!remove_exactly(&path, holds("old"))? && path.exists());
+/// assert!(remove_exactly(&path, holds("new"))?);
+/// assert_eq!(std::fs::read_dir(dir.path())?.count(), 0);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn remove_exactly(path: &Path, is_it: impl Fn(&Path) -> bool) -> io::Result<bool> {
+    std::fs::symlink_metadata(path)?;
+    if !is_it(path) {
+        return Ok(false);
+    }
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(format!(".removed-{:016x}", u64::from_ne_bytes(random()?)));
+    std::fs::rename(path, &aside)?;
+    let is_right = is_it(Path::new(&aside));
+    if !is_right {
+        // Refused when the name was given to yet another file meanwhile.
+        let _ = std::fs::hard_link(&aside, path);
+    }
+    std::fs::remove_file(&aside)?;
+    Ok(is_right)
+}
+
 /// Locks one byte of a file, or changes the lock that this opening has on it; `false` if another opening's lock is in the way.
 ///
 /// # Errors
@@ -407,6 +443,14 @@ pub fn is_byte_locked(file: &impl AsFd, at: u32) -> io::Result<bool> {
     Ok(locked_from(file, &of_byte(at))?.is_some())
 }
 
+/// Whether another opening of the file has an exclusive lock on a byte.
+///
+/// # Errors
+/// What `fcntl(F_OFD_GETLK)` says.
+pub fn is_byte_locked_exclusively(file: &impl AsFd, at: u32) -> io::Result<bool> {
+    Ok(find_lock(file, &of_byte(at), libc::F_RDLCK)?.is_some())
+}
+
 /// Where a lock begins that another opening of the file has on a part of a range.
 ///
 /// # Errors
@@ -421,7 +465,12 @@ pub fn is_byte_locked(file: &impl AsFd, at: u32) -> io::Result<bool> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn locked_from(file: &impl AsFd, range: &Range<u64>) -> io::Result<Option<u64>> {
-    let mut lock = lock_of(range, libc::F_WRLCK);
+    find_lock(file, range, libc::F_WRLCK)
+}
+
+/// Where a lock begins that stands in the way of one of this kind.
+fn find_lock(file: &impl AsFd, range: &Range<u64>, kind: i32) -> io::Result<Option<u64>> {
+    let mut lock = lock_of(range, kind);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
     let is_locked = i32::from(lock.l_type) != libc::F_UNLCK;
     Ok(is_locked.then(|| u64::try_from(lock.l_start).unwrap_or(0)))

@@ -156,11 +156,12 @@ fn patch_header(path: &Path, change: impl Fn(&mut [u64; 16])) {
 
 #[test]
 fn another_layout_version() {
-    for file in ["link_shm", "link_cpu_msg"] {
+    for (file, version) in [("link_shm", 1_u64), ("link_shm", 77), ("link_cpu_msg", 1)] {
         let dir = ipc_dir();
         abandoned(dir.path(), "");
-        patch_header(&dir.path().join(file), |words| words[0] = words[0] & ((1 << 48) - 1) | 77 << 48);
-        both_say(dir.path(), "Version", &["link link: ", file, "version 77", "speaks 2", "shmesh rm link"]);
+        patch_header(&dir.path().join(file), |words| words[0] = words[0] & ((1 << 48) - 1) | version << 48);
+        let found = format!("version {version}");
+        both_say(dir.path(), "Version", &["link link: ", file, &found, "speaks 2", "shmesh rm link"]);
     }
 }
 

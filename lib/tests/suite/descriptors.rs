@@ -66,6 +66,37 @@ fn links_take_one_descriptor_each_and_one_thread_together() {
     });
 }
 
+#[test]
+fn too_many_links_for_the_limit_of_open_files_name_it_and_the_remedy() {
+    own_process(|| {
+        let dir = ipc_dir();
+        let options = LinkOptions::new().dir(dir.path());
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit");
+        let limit = open_descriptors() as u64 + 20;
+        setrlimit(Resource::RLIMIT_NOFILE, limit, hard).expect("a lower limit");
+        let create = |i: usize| options.create(&config(&format!("link{i}"), "ring=2 msg=64x2 data=64x2"));
+        let mut links = Vec::new();
+        let error = loop {
+            match create(links.len()) {
+                Ok(link) => links.push(link),
+                Err(error) => break error.to_string(),
+            }
+        };
+        for word in [
+            format!("link link{}", links.len()),
+            format!("{limit} open files"),
+            "ulimit -n".to_owned(),
+            hard.to_string(),
+        ] {
+            assert!(error.contains(&word), "{word}: {error}");
+        }
+        assert!(links.len() > 10, "{error}");
+        // It raises the limit, and goes on.
+        shmesh_sys::rlimit::set_open_files(hard).expect("a higher limit");
+        links.push(create(links.len()).expect("another link"));
+    });
+}
+
 /// A process that listens in the place of a host sends descriptors whose close takes ten minutes: deaths are noticed all the
 /// same.
 #[test]

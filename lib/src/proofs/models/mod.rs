@@ -1,6 +1,7 @@
 //! Loom models. Each explores the interleavings of its threads with all values that relaxed loads may return: every one with
 //! at most one pre-emption, and those with more as far as the time allows. `cargo test ... -- --nocapture` says how far.
 
+mod admission;
 mod notify;
 mod pool;
 mod recovery;

@@ -5,7 +5,7 @@ use loom::sync::{Arc, Condvar, Mutex};
 use super::super::stage::{abandon, attach, link, receive, send_inline};
 use super::{explore, spawn, until};
 use crate::link::endpoint::Endpoint;
-use crate::notify;
+use crate::notify::{self, Sleepers};
 use crate::participant::Side::{Primary, Secondary};
 use crate::participant::{PeerEvent, PeerObserver};
 use crate::ring::Ring;
@@ -28,9 +28,9 @@ impl Futex {
     }
 
     /// Looks at the word and queues the thread as one step, as the kernel does.
-    fn wait(&self, ring: &Ring, expected: u32) {
+    fn wait(&self, sleepers: Sleepers<'_>, expected: u32) {
         let queue = self.queue.lock().unwrap();
-        if notify::wakes(ring) == expected {
+        if sleepers.wakes() == expected {
             drop(self.woken.wait(queue).unwrap());
         }
     }
@@ -40,7 +40,7 @@ impl Futex {
 fn wake(endpoint: &Endpoint, futex: &Futex) {
     let waiting = notify::waiting(&endpoint.outgoing);
     if !waiting.nobody() && waiting.is_any_asleep(&endpoint.core.seats) {
-        notify::wake(&endpoint.outgoing);
+        Sleepers::of(&endpoint.outgoing).wake();
         futex.wake_all();
     }
 }
@@ -48,15 +48,19 @@ fn wake(endpoint: &Endpoint, futex: &Futex) {
 /// As `Link::wait_for` after it has spun.
 fn sleep(endpoint: &Endpoint, futex: &Futex, ready: impl Fn(&Ring) -> bool) {
     let ring = &endpoint.incoming;
-    notify::fall_asleep(ring, endpoint.me.seat);
+    sleep_on(endpoint, Sleepers::of(ring), futex, || ready(ring));
+}
+
+fn sleep_on(endpoint: &Endpoint, sleepers: Sleepers<'_>, futex: &Futex, ready: impl Fn() -> bool) {
+    sleepers.fall_asleep(endpoint.me.seat);
     loop {
-        let wakes = notify::wakes(ring);
-        if ready(ring) {
+        let wakes = sleepers.wakes();
+        if ready() {
             break;
         }
-        futex.wait(ring, wakes);
+        futex.wait(sleepers, wakes);
     }
-    notify::wake_up(ring, endpoint.me.seat);
+    sleepers.wake_up(endpoint.me.seat);
 }
 
 fn never_sleeps_over(name: &'static str, single: bool) {
@@ -144,7 +148,7 @@ fn a_late_recoverer_takes_no_wake_up_away() {
         let core = link(2, true, 1, 0);
         let dead = attach(&core, Secondary);
         let (producer, late) = (attach(&core, Primary), attach(&core, Primary));
-        notify::fall_asleep(&dead.incoming, dead.me.seat);
+        Sleepers::of(&dead.incoming).fall_asleep(dead.me.seat);
         let dead = dead.me;
         let futex = Futex::new();
         let second = {
@@ -170,13 +174,11 @@ fn a_late_recoverer_takes_no_wake_up_away() {
 
 /// As `Shared::wake_for_events`.
 fn wake_for_events(endpoint: &Endpoint, futex: &Futex) {
-    endpoint.core.seats.wake_for_events(|| {
-        for ring in endpoint.core.rings() {
-            let waiting = notify::waiting(ring);
-            if !waiting.nobody() && waiting.is_any_asleep(&endpoint.core.seats) {
-                notify::wake(ring);
-                futex.wake_all();
-            }
+    let seats = &endpoint.core.seats;
+    seats.wake_for_events(|| {
+        if seats.is_any_taken(seats.event_sleepers().asleep()) {
+            seats.event_sleepers().wake();
+            futex.wake_all();
         }
     });
 }
@@ -204,7 +206,7 @@ fn nobody_sleeps_over_an_event() {
         while events.len() < 2 {
             // A lost wake-up is a deadlock here.
             let ready = std::cell::RefCell::new(&mut peers);
-            sleep(&sleeper, &futex, |_| ready.borrow_mut().look(&core.seats));
+            sleep_on(&sleeper, core.seats.event_sleepers(), &futex, || ready.borrow_mut().look(&core.seats));
             events.extend(std::iter::from_fn(|| peers.next(&core.seats)));
         }
         let dead = other.join().unwrap();
