@@ -44,6 +44,19 @@ def test_the_training_example(tmp_path: Path) -> None:
     assert "40 batches" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("example", "printed"),
+    [
+        ("batches.py", "100 batches, mean 49.5\n"),
+        ("batches_asyncio.py", "total 4950; the loop went on meanwhile\n"),
+    ],
+)
+def test_each_short_example(example: str, printed: str) -> None:
+    program = ROOT / "lib/python/examples" / example
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (0, printed), done.stderr
+
+
 def test_the_torch_example() -> None:
     pytest.importorskip("torch")
     example = ROOT / "lib/python/examples/torch_loader.py"

@@ -1,0 +1,137 @@
+"""Any object as one message: its pickle, and beside it the memory of its arrays, which is not pickled.
+
+The MSG part has the number of buffers, the bytes of the pickle and of each buffer, and the pickle if it fits; the DATA part the pickle
+if it does not, and the buffers, each at a multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ._errors import Damaged
+from ._shmesh import Loan, Message
+
+_HEAD = struct.Struct("<IIQ")
+_MAGIC = 0x316A624F
+_ALIGN = 64
+# A smaller buffer is cheaper as a part of the pickle.
+_BUFFER_MIN = 1024
+# Of one object: the sizes of so many fit into the MSG part beside a pickle.
+_BUFFERS_MAX = 256
+
+# What may come of reading what a peer has written.
+_NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
+
+Pickler = Callable[..., pickle.Pickler]
+
+
+class Parts:
+    """An object taken apart: the bytes of its MSG part, and what its DATA part has at which offset."""
+
+    __slots__ = ("data", "head", "nbytes")
+
+    def __init__(self, head: bytes, data: list[tuple[int, Any]], nbytes: int) -> None:
+        self.head = head
+        self.data = data
+        self.nbytes = nbytes
+
+    @classmethod
+    def of(cls, value: Any, msg_bytes: int, pickler: Pickler = pickle.Pickler) -> Parts:
+        """The parts of an object, for buffers with ``msg_bytes`` in their MSG part."""
+        buffers: list[memoryview] = []
+
+        def keep_out(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < _BUFFER_MIN or len(buffers) == _BUFFERS_MAX:
+                return True
+            buffers.append(raw)
+            return False
+
+        file = io.BytesIO()
+        pickler(file, protocol=5, buffer_callback=keep_out).dump(value)
+        pickled = file.getbuffer()
+        head = _HEAD.pack(_MAGIC, len(buffers), pickled.nbytes)
+        if buffers:
+            head += struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers))
+        data: list[tuple[int, Any]] = []
+        nbytes = 0
+        if len(head) + pickled.nbytes <= msg_bytes:
+            head += pickled
+        else:
+            data.append((0, pickled))
+            nbytes = _aligned(pickled.nbytes)
+        for buffer in buffers:
+            data.append((nbytes, buffer))
+            nbytes += _aligned(buffer.nbytes)
+        return cls(head, data, nbytes)
+
+    def write(self, data: np.ndarray) -> None:
+        """Writes the DATA part."""
+        for offset, piece in self.data:
+            data[offset : offset + piece.nbytes] = np.frombuffer(piece, np.uint8)
+
+    def send(self, loan: Loan) -> None:
+        """Writes it into a loan, and sends that."""
+        try:
+            loan.msg[:] = np.frombuffer(self.head, np.uint8)
+            if self.nbytes:
+                self.write(loan.data)
+            loan.send()
+        except BaseException:
+            # A caller that keeps the exception keeps the frames that have the loan.
+            loan.drop()
+            raise
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def read(
+    message: Message,
+    *,
+    copy: bool,
+    what: str,
+    loads: Callable[..., Any] = pickle.loads,
+    head: bytes | None = None,
+    data: np.ndarray | None = None,
+) -> Any:
+    """The object in a message. Without ``copy`` its arrays are read-only memory of the message, and keep its buffers.
+
+    ``head`` and ``data`` are the MSG and the DATA part, if they lie elsewhere. Unpickling runs code that the sender chooses: only for
+    senders that are trusted.
+    """
+    if head is None:
+        head = bytes(message)
+    try:
+        magic, count, pickle_bytes = _HEAD.unpack_from(head)
+        if magic != _MAGIC or count > _BUFFERS_MAX:
+            raise ValueError("it does not begin as one")
+        lengths = struct.unpack_from(f"<{count}Q", head, _HEAD.size)
+        rest = memoryview(head)[_HEAD.size + 8 * count :]
+        offset = 0
+        bytes_of_data = (message.data if data is None else data) if count or len(rest) < pickle_bytes else None
+        if len(rest) >= pickle_bytes:
+            pickled: Any = rest[:pickle_bytes]
+        elif bytes_of_data is not None and pickle_bytes <= bytes_of_data.size:
+            # A copy: the sender could still write it while it is read.
+            pickled = bytes_of_data[:pickle_bytes].tobytes()
+            offset = _aligned(pickle_bytes)
+        else:
+            raise ValueError(f"it has no room for {pickle_bytes} bytes of pickle")
+        buffers = []
+        for length in lengths:
+            if bytes_of_data is None or offset + length > bytes_of_data.size:
+                raise ValueError(f"it has no room for a buffer of {length} bytes")
+            buffer = bytes_of_data[offset : offset + length]
+            buffers.append(bytearray(buffer) if copy else buffer)
+            offset += _aligned(length)
+    except _NONSENSE as wrong:
+        raise Damaged(f"{what}: a message came that is no object: {wrong}") from None
+    return loads(pickled, buffers=buffers)
