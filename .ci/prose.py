@@ -36,6 +36,7 @@ COVERED = [
     "lib/log-limit",
     "manifests",
     "plugin",
+    "sidecar/src",
 ]
 SUFFIXES = {".rs", ".md", ".yaml", ".yml", ".tpl", ".txt", ".py", ".json", ".h", ".c", ".sh", ".toml"}
 SKIPPED = re.compile(r"/generated/|values\.schema\.json$|requirements\.txt$|install\.yaml$")

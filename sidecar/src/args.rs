@@ -1,4 +1,4 @@
-//! Flags, and the environment variables that say the same.
+//! Command-line flags and their environment variables.
 
 use std::path::PathBuf;
 
@@ -6,23 +6,26 @@ use clap::Parser;
 use shmesh_daemon::args::DaemonArgs;
 
 const ABOUT: &str = "\
-Keeps the links of a pod: creates their memory, hands it to the processes that may have it, and takes back what dead
-processes held.
+Keep the links of a pod: create their memory, serve it to the processes that may use it, recover processes that have died,
+and broker keys of device memory.
 
-Links come from a file, from a pod's annotation, or by name; without any of them there is nothing to do. It runs as any
-user, without capabilities, and on a workstation without Kubernetes as well.";
+Give at least one link: by --config, --annotation or --link. The sidecar runs as any user, without capabilities, in a pod or
+on a workstation. On SIGTERM or SIGINT it shuts down; the links and their messages stay.";
 
 const AFTER: &str = "\
 Example, on a workstation:
   shmesh-sidecar --link fronthaul --admin 127.0.0.1:9900
 
-Exit status: 0 it was told to end, 1 something failed while it ran, 2 the command line is wrong, 64 the configuration (a
-file, the annotation, the log filter, the IPC directory) is wrong.";
+Exit status:
+  0   stopped by SIGTERM or SIGINT
+  1   failed while starting or running; the last line on standard error has the reason
+  2   invalid command line
+  64  invalid configuration: a file, the annotation, the log filter or the IPC directory";
 
-/// The longest that importers wait for a key.
+/// Maximum and default of `--restore-seconds`.
 const RESTORE_SECONDS: u64 = shmesh_proto::limits::RESTORE_MILLIS / 1000;
 
-/// Flags of `shmesh-sidecar`; its `--help` has the words.
+/// Flags of `shmesh-sidecar`, described by its `--help`.
 ///
 /// ```
 /// use clap::Parser;
@@ -30,59 +33,59 @@ const RESTORE_SECONDS: u64 = shmesh_proto::limits::RESTORE_MILLIS / 1000;
 /// assert_eq!(args.link[0].as_str(), "fronthaul");
 /// ```
 #[derive(Clone, Debug, Parser)]
-#[command(name = "shmesh-sidecar", version, about = "Keeps the links of a pod", long_about = ABOUT, after_help = AFTER)]
+#[command(name = "shmesh-sidecar", version, about = "Keep the links of a pod", long_about = ABOUT, after_help = AFTER)]
 pub struct Args {
-    /// A file of links, in our form or NVIPC's
+    /// File with links, in the form of shmesh or of NVIPC
     #[arg(long, env = "SHMESH_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// The pod's annotation `shmesh.io/links`, in a file that the downward API writes
+    /// File with the pod's annotation `shmesh.io/links`, written by the downward API
     #[arg(long, env = "SHMESH_ANNOTATION", value_name = "FILE")]
     pub annotation: Option<PathBuf>,
 
-    /// A link by its name, with default sizes; may be given several times
+    /// Name of a link to keep with default sizes. May be repeated
     #[arg(long, value_name = "NAME", value_parser = link_name)]
     pub link: Vec<shmesh::config::LinkName>,
 
-    /// The IPC directory
+    /// IPC directory: where the links are, a tmpfs
     #[arg(long, env = shmesh::DIR_VARIABLE, default_value = shmesh::DEFAULT_DIR, value_name = "DIR")]
     pub dir: PathBuf,
 
-    /// Keep links in a directory that is not on a tmpfs: their pages may be written to a disk
+    /// Allow an IPC directory that is not on a tmpfs. The kernel may then write the memory of links to disk
     #[arg(long)]
     pub any_file_system: bool,
 
-    /// The node's identity service; without it, processes are known as far as this pid namespace shows them
+    /// Socket of the node's identity service. Without it, only processes in this pid namespace can be identified
     #[arg(long, env = "SHMESH_IDENTITY", value_name = "SOCKET")]
     pub identity: Option<PathBuf>,
 
-    /// Know processes as on Linux before 6.5, for tests
+    /// Identify processes as on Linux before 6.5, for tests
     #[arg(long, hide = true)]
     pub old_kernel: bool,
 
-    /// Take memfds for the descriptors of devices, for tests without one
+    /// Accept memfds as descriptors of device memory, for tests without a device
     #[arg(long, hide = true)]
     pub memfds_for_devices: bool,
 
-    /// Let keys be exported that need no admission (flag 0x1 of an export)
+    /// Permit keys that every process may import (flag 0x1 of an export)
     #[arg(long)]
     pub allow_open_keys: bool,
 
-    /// Let memory be exported by CUDA's old handles, which cannot be taken back from whoever has seen one
+    /// Permit exports by legacy CUDA IPC handles, which cannot be revoked: a process that has seen one can use it for ever
     #[arg(long)]
     pub allow_cuda_legacy: bool,
 
-    /// How long after the start exporters and importers of a former sidecar may register their keys again; then keys that were
-    /// not are lost for their importers
+    /// Seconds after the start in which processes may register keys of a former sidecar again. Importers lose the keys that are
+    /// not registered by then
     #[arg(long, env = "SHMESH_RESTORE_SECONDS", default_value_t = RESTORE_SECONDS, value_name = "SECONDS",
         value_parser = clap::value_parser!(u64).range(0..=RESTORE_SECONDS))]
     pub restore_seconds: u64,
 
-    /// Where the audit log goes, one JSON object per line: a file, or `-` for standard output
+    /// File for the audit log, one JSON object per line, or `-` for standard output
     #[arg(long, env = "SHMESH_AUDIT", value_name = "FILE")]
     pub audit: Option<PathBuf>,
 
-    /// Logs and probes.
+    /// Flags for logs and probes.
     #[command(flatten)]
     pub daemon: DaemonArgs,
 }

@@ -1,4 +1,4 @@
-//! Which links to keep: from a file, the pod's annotation, and flags.
+//! The links to keep, from a file, the pod's annotation and flags.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,11 +9,11 @@ use shmesh_sys::mount::{Kind, file_system};
 
 use crate::args::Args;
 
-/// All links that were asked for.
+/// Reads all configured links.
 ///
 /// # Errors
-/// A file that cannot be read or breaks a rule (with path, line and column), a name given twice, nothing asked for, or an
-/// IPC directory that is none.
+/// A file that cannot be read or is invalid (with path, line and column), a link configured twice, no link at all, or an IPC
+/// directory that is missing or not on a tmpfs.
 ///
 /// ```
 /// use clap::Parser;
@@ -29,7 +29,12 @@ pub fn links(args: &Args) -> Result<Vec<LinkConfig>> {
     if let Some(path) = &args.config {
         let loaded = from_file(path)?;
         for key in &loaded.ignored {
-            eprintln!("shmesh-sidecar: {}:{}: {} means nothing here", path.display(), key.line, key.path);
+            eprintln!(
+                "shmesh-sidecar: {}:{}: {} is ignored: shmesh has no such setting",
+                path.display(),
+                key.line,
+                key.path
+            );
         }
         links.extend(loaded.links);
     }
@@ -44,7 +49,7 @@ pub fn links(args: &Args) -> Result<Vec<LinkConfig>> {
     for link in &links {
         link.validate()?;
         if !names.insert(&link.name) {
-            bail!("link {} is asked for twice; remove one of them", link.name);
+            bail!("link {} is configured twice; remove one of them", link.name);
         }
     }
     if !args.any_file_system {
@@ -99,7 +104,7 @@ mod tests {
         assert!(refused(&["--any-file-system"]).contains("--link NAME"));
         assert!(
             refused(&["--link", "a", "--link", "a", "--any-file-system"])
-                .contains("link a is asked for twice")
+                .contains("link a is configured twice")
         );
         let bad = file("links", "- name: a\n  ring: { length: 4 }\n");
         let said = refused(&["--annotation", &bad, "--any-file-system"]);

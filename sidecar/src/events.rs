@@ -1,47 +1,53 @@
-//! Descriptors of strangers are closed where nobody waits.
-//!
-//! A close may take as long as the maker of the descriptor likes: a socket that lingers, a file of a file system of their own,
-//! and any connection in whose queue there is one of these.
+//! Closing descriptors of strangers, never on the thread that others wait for.
 
-use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use shmesh_sys::closing::Lingering;
 use shmesh_sys::socket::hang_up;
 use tokio::sync::oneshot;
 
 const STACK_BYTES: usize = 64 * 1024;
-/// Until the next attempt to start a thread.
-const NO_THREAD_PAUSE: Duration = Duration::from_millis(500);
+/// Pause before the next attempt to start a thread or a process.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Closes what a stranger has sent, in a thread of its own. Returns when it is closed.
+/// Closes what a stranger has sent. Returns when it is closed, within some 20 ms.
 ///
-/// Without a thread it waits: in a pod, another container can use up all process ids.
-pub(crate) async fn close_elsewhere<T: Send + 'static>(strange: Vec<T>) {
-    if strange.is_empty() {
-        return;
-    }
-    // Never dropped on this thread: a thread that cannot be started drops what it was given, and the end of this process
-    // closes the rest without lingering.
-    let strange = Arc::new(Mutex::new(Some(ManuallyDrop::new(strange))));
-    loop {
+/// While no thread or process can be started, it retries: in a pod, another container can use up all process ids.
+pub(crate) async fn close_foreign(strange: impl Into<Lingering>) {
+    let mut strange = strange.into();
+    while !strange.is_empty() {
         let (done, closed) = oneshot::channel();
-        let taken = Arc::clone(&strange);
+        // A thread that cannot be started drops its closure, which leaks the descriptors. So they go to the thread afterwards.
+        let (give, take) = std::sync::mpsc::channel::<Lingering>();
         let close = move || {
-            let strange = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
-            drop(strange.map(ManuallyDrop::into_inner));
-            let _ = done.send(());
+            if let Ok(mut strange) = take.recv() {
+                let result = strange.close();
+                let _ = done.send((strange, result));
+            }
         };
-        match std::thread::Builder::new().name("close".into()).stack_size(STACK_BYTES).spawn(close) {
-            Ok(_) => return drop(closed.await),
-            Err(error) => tracing::warn!(%error, "no thread to close descriptors: tries again"),
-        }
-        tokio::time::sleep(NO_THREAD_PAUSE).await;
+        let started = std::thread::Builder::new().name("close".into()).stack_size(STACK_BYTES).spawn(close);
+        let failed = match started {
+            Ok(_) => {
+                let _ = give.send(strange);
+                match closed.await {
+                    Ok((_, Ok(()))) | Err(_) => return,
+                    Ok((rest, Err(error))) => {
+                        strange = rest;
+                        error
+                    }
+                }
+            }
+            Err(error) => error,
+        };
+        tracing::warn!(error = %failed, "cannot close descriptors of a client: no thread or process can be started; retrying");
+        tokio::time::sleep(RETRY_PAUSE).await;
     }
 }
 
-/// Ends a connection, and closes what waits in it.
+/// Ends a connection, and closes what its queue contains.
 pub(crate) async fn close_connection(connection: OwnedFd) {
-    close_elsewhere(hang_up(connection).into_iter().collect()).await;
+    if let Some(unread) = hang_up(connection) {
+        close_foreign(unread).await;
+    }
 }

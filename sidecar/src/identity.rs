@@ -1,9 +1,8 @@
-//! Who is at the other end of a connection: as the kernel says here, or as the node's identity service says.
+//! Identity of the process behind a connection, from the kernel or from the node's identity service.
 //!
-//! Since Linux 6.5 a connection gives a pidfd of who made it. Before, there is only a number, and who has that number now
-//! need not be who connected. So it must have started before the connection was accepted; it must answer a challenge on the
-//! connection ([`Known::needs_proof`]), with packets of which the kernel says that they are from that number; and it must have
-//! lived all the while.
+//! Since Linux 6.5 a connection gives a pidfd of the process that made it. Before, there is only a number, which may belong to
+//! another process by now. So that process must have started before the connection was accepted, must answer a challenge on the
+//! connection ([`KnownPeer::needs_proof`]) with packets that the kernel attributes to that number, and must live until then.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,25 +29,25 @@ use tokio::time::timeout;
 /// How long the identity service may take.
 const LIMIT: Duration = Duration::from_millis(ANSWER_MILLIS);
 
-/// Where identities come from.
+/// Identifies processes by the kernel or the identity service.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolver {
     /// The node's identity service; without it this process knows whom its own pid namespace shows.
     pub(crate) service: Option<PathBuf>,
     peer_pidfd: PeerPidfd,
-    /// When to say that nobody knows who connected.
+    /// Rate limit of the warning about unidentified clients, which strangers can cause.
     unknown: Arc<Mutex<LogLimit>>,
-    /// Who has one may ask the service.
+    /// Permits for questions to the service.
     turns: Arc<Semaphore>,
 }
 
 /// Questions to the identity service at the same time: it has 64 places for all of one pod.
 const QUESTIONS_MAX: usize = 32;
 
-/// What is known of a connection.
+/// What is known about the process behind a connection.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
-    /// Who it is; without it nobody is let in.
+pub(crate) struct KnownPeer {
+    /// Its identity. Without one, it is refused.
     pub(crate) identity: Option<PeerIdentity>,
     /// Readable when the process has ended.
     pub(crate) pidfd: Option<Pidfd>,
@@ -62,22 +61,22 @@ impl Resolver {
         Self { service, peer_pidfd, unknown, turns: Arc::new(Semaphore::new(QUESTIONS_MAX)) }
     }
 
-    /// Looks at a new connection.
-    pub(crate) async fn resolve(&self, connection: &OwnedFd) -> Known {
+    /// Identifies the process behind a new connection.
+    pub(crate) async fn resolve(&self, connection: &OwnedFd) -> KnownPeer {
         self.look(connection).await.unwrap_or_else(|error| {
             if let Some(left_out) = self.may_say() {
-                tracing::warn!(%error, left_out, "a process cannot be identified: it is refused");
+                tracing::warn!(%error, left_out, "refused a client that cannot be identified");
             }
-            Known::default()
+            KnownPeer::default()
         })
     }
 
-    /// Whether to say that nobody knows who connected, and how often that was not said. Strangers can cause it.
+    /// Whether to log a warning about an unidentified client, and how many were suppressed before.
     pub(crate) fn may_say(&self) -> Option<u64> {
         self.unknown.lock().unwrap_or_else(PoisonError::into_inner).allow(Instant::now())
     }
 
-    async fn look(&self, connection: &OwnedFd) -> io::Result<Known> {
+    async fn look(&self, connection: &OwnedFd) -> io::Result<KnownPeer> {
         let accepted = boot_ticks()?;
         let pidfd = match Pidfd::of_peer(connection.as_fd(), self.peer_pidfd) {
             Ok(pidfd) => Some(pidfd),
@@ -92,24 +91,24 @@ impl Resolver {
                 if needs_proof && identity.start_time > accepted {
                     return Err(said(Unknown::Gone));
                 }
-                Ok(Known { identity: Some(identity), pidfd: Some(pidfd), needs_proof })
+                Ok(KnownPeer { identity: Some(identity), pidfd: Some(pidfd), needs_proof })
             }
             (Some(path), Some(pidfd)) if !pidfd.is_by_number() => {
                 let question = Question::new(1, Subject::Pidfd);
                 let (identity, _) = self.within(ask_once(path, &question, Some(pidfd.as_fd()))).await?;
-                Ok(Known { identity: Some(identity), pidfd: Some(pidfd), needs_proof: false })
+                Ok(KnownPeer { identity: Some(identity), pidfd: Some(pidfd), needs_proof: false })
             }
             (Some(path), _) => {
                 let question = Question::new(1, Subject::Socket).accepted_by(accepted);
                 let (identity, fds) =
                     self.within(ask_once(path, &question, Some(connection.as_fd()))).await?;
                 let pidfd = fds.into_iter().next().and_then(|fd| Pidfd::given(fd).ok());
-                Ok(Known { identity: Some(identity), pidfd, needs_proof: true })
+                Ok(KnownPeer { identity: Some(identity), pidfd, needs_proof: true })
             }
         }
     }
 
-    /// Who has these numbers now: processes, not their threads. Who is not found is not among them. `None`: nobody says.
+    /// The processes (not threads) that have these numbers now. Missing: no process has the number. `None`: the service does not answer.
     pub(crate) async fn by_number(&self, tgids: Vec<i32>) -> Option<Vec<PeerIdentity>> {
         let Some(path) = &self.service else {
             let here = |tgid| Pidfd::of_number(tgid).and_then(|pidfd| identify(&Kernel, &pidfd, |_| None));
@@ -128,10 +127,10 @@ impl Resolver {
         said_by(self.within(asked).await)
     }
 
-    /// Waits for a turn, and for the answer, and not for long.
+    /// Waits for a permit and the answer, up to the limit.
     async fn within<T>(&self, asking: impl Future<Output = io::Result<T>>) -> io::Result<T> {
         let asking = async {
-            // Never closed, and without a turn nothing is worse than with one.
+            // The semaphore is never closed.
             let _turn = self.turns.acquire().await;
             asking.await
         };
@@ -140,7 +139,7 @@ impl Resolver {
     }
 }
 
-/// Who made a connection, to be compared with who sends on it: it may have been passed on, or inherited.
+/// The process that made a connection, to be compared with the senders on it: a connection may be passed on or inherited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connector {
     pid: u32,
@@ -149,13 +148,13 @@ pub(crate) struct Connector {
 }
 
 impl Connector {
-    pub(crate) fn of(connection: &OwnedFd, known: &Known) -> io::Result<Self> {
+    pub(crate) fn of(connection: &OwnedFd, known: &KnownPeer) -> io::Result<Self> {
         let pidfd = known.pidfd.as_ref().filter(|pidfd| !pidfd.is_by_number() && !known.needs_proof);
         Ok(Self { pid: socket::peer(connection)?.pid, inode: pidfd.map_or(0, Pidfd::inode) })
     }
 
-    /// Whether the kernel says that this packet is from who made the connection. On kernels before 6.9, it can tell apart
-    /// only processes that our pid namespace shows.
+    /// Whether the kernel attributes this packet to the process that made the connection. Before Linux 6.9, it distinguishes only
+    /// processes that this pid namespace shows.
     pub(crate) fn has_sent(&self, packet: &Packet) -> bool {
         match &packet.sender_pidfd {
             Some(sender) if self.inode != 0 => file::inode(sender).is_ok_and(|inode| inode == self.inode),
@@ -166,7 +165,7 @@ impl Connector {
     }
 }
 
-/// No process has a number, or nobody can say: those are two things.
+/// Separates "no process has this number" from "it cannot be found out".
 fn unless_absent(answer: Result<PeerIdentity, Unknown>) -> io::Result<Option<PeerIdentity>> {
     match answer {
         Ok(peer) => Ok(Some(peer)),
@@ -176,21 +175,21 @@ fn unless_absent(answer: Result<PeerIdentity, Unknown>) -> io::Result<Option<Pee
 }
 
 fn said_by(found: io::Result<Vec<PeerIdentity>>) -> Option<Vec<PeerIdentity>> {
-    found.inspect_err(|error| tracing::warn!(%error, "nobody says which processes are to be admitted")).ok()
+    found
+        .inspect_err(|error| tracing::warn!(%error, "the processes to be admitted cannot be identified"))
+        .ok()
 }
 
 fn said(unknown: Unknown) -> io::Error {
     io::Error::other(match unknown {
         Unknown::Gone => "it has ended",
         Unknown::OutOfSight => {
-            "it is of a pid namespace that cannot be seen from here: give the sidecar the node's identity service \
+            "it is in a pid namespace that this one does not show: give the sidecar the node's identity service \
              (--identity)"
         }
-        Unknown::Unavailable => {
-            "the kernel does not say who it is: /proc is hidden, or no descriptor is left"
-        }
+        Unknown::Unavailable => "the kernel does not show it: /proc is hidden, or no descriptor is left",
         Unknown::BadQuestion | Unknown::BadDescriptor | Unknown::Unspecified => {
-            "the identity service does not understand: run one version of both"
+            "the identity service does not understand the request: run the same version of both"
         }
     })
 }
@@ -203,7 +202,7 @@ async fn ask_once(
     Service::connect(path)?.ask(question, fd).await?.map_err(said)
 }
 
-/// A connection to the identity service. One for each question: it is asked seldom, and may be another one next time.
+/// A connection to the identity service. One per question: questions are rare, and the service may restart in between.
 struct Service(AsyncFd<OwnedFd>);
 
 impl Service {
@@ -228,7 +227,7 @@ impl Service {
             Some(answer::Result::Unknown(why)) => {
                 Ok(Err(Unknown::try_from(why).unwrap_or(Unknown::Unavailable)))
             }
-            _ => Err(io::Error::other("the identity service says nothing")),
+            _ => Err(io::Error::other("the identity service sent an empty answer")),
         }
     }
 }

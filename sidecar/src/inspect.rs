@@ -1,4 +1,4 @@
-//! What an operator is told: who is here, and on which seats.
+//! Lists for the operator: processes and their seats.
 //!
 //! An operator is a process that this one can see, of its own user or root: as `kubectl exec` into the sidecar's container
 //! starts one. Another pod that shares the socket is in another pid namespace.
@@ -14,7 +14,7 @@ use crate::broker::{Credentials, Holdings};
 /// What a reply takes besides processes: its own frame, the counts, and unclaimed seats at most.
 const REST_BYTES: usize = 64 + MAX_SEATS * 24;
 
-/// Whether whoever made a connection may ask about everybody. `me` is this process's effective user.
+/// Whether the process behind a connection is an operator. `me` is this process's effective user.
 pub(crate) fn is_operator(peer: Option<Credentials>, me: u32) -> bool {
     peer.is_some_and(|peer| peer.pid != 0 && (peer.uid == 0 || peer.uid == me))
 }
@@ -26,7 +26,7 @@ pub(crate) fn page(all: impl Iterator<Item = Process>) -> Vec<Process> {
     for mut process in all {
         let mut bytes = wire_bytes(&process);
         if bytes > left && page.is_empty() {
-            // The names of a pod that no cluster has.
+            // Longer names than a pod can have in a cluster.
             process.identity.iter_mut().for_each(|identity| identity.pod = None);
             bytes = wire_bytes(&process);
         }
@@ -111,7 +111,7 @@ mod tests {
     fn a_page_fits_into_a_packet() {
         for pod_bytes in [0, 100, 1000, 5000, 8000, 100_000] {
             let page = page(std::iter::repeat_n(big(pod_bytes), 500));
-            assert!(!page.is_empty(), "somebody is always told, or asking would never end");
+            assert!(!page.is_empty(), "at least one, or asking would never end");
             let bytes = packet_bytes(page);
             assert!(bytes <= MAX_PACKET_BYTES, "{pod_bytes}: {bytes}");
         }

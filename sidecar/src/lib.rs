@@ -1,25 +1,25 @@
-//! The sidecar of a pod: keeps its links, says who may attach, brokers device keys, takes back what the dead held.
+//! The sidecar of a pod: keeps its links, controls attachment, brokers device keys, recovers dead participants.
 //!
 //! ```text
 //!  accept -> identity -> session --ActorEvent--> actor --Command--> broker (device keys)
 //!                           ^                |  \--> links (hosts)
-//!                           '----Outgoing----'
+//!                           '----OutgoingPacket----'
 //! ```
 //!
 //! | file | concept |
 //! |---|---|
-//! | [`args`], [`config`] | flags; which links to keep |
-//! | `run.rs` | from start to end; accepting connections |
-//! | `identity.rs` | who is at the other end |
+//! | [`args`], [`config`] | flags; the links to keep |
+//! | `run.rs` | lifecycle; accepting connections |
+//! | `identity.rs` | identity of the process behind a connection |
 //! | `events.rs` | closing descriptors of strangers |
-//! | `pending.rs` | who has connected and proved nothing yet |
-//! | `shares.rs` | how much of what is scarce one source may take |
-//! | `session.rs` | one connection: packets in, packets out |
+//! | `pending.rs` | clients without a proof yet |
+//! | `shares.rs` | fair shares of limited resources |
+//! | `session.rs` | one connection: receiving and sending packets |
 //! | `actor/` | the one task that owns all state; attaching, seats, deaths |
 //! | [`broker`] | device keys: a state machine without I/O |
 //! | `links.rs` | the links: each kept by a task of its own, which retries |
-//! | `inspect.rs` | what an operator is told |
-//! | `audit/`, `metrics.rs` | what is written down and counted |
+//! | `inspect.rs` | lists for the operator |
+//! | `audit/`, `metrics.rs` | audit log and metrics |
 //!
 //! It depends on `lib` and not on `plugin`, and is not on the path of a message.
 

@@ -1,5 +1,5 @@
-//! The links of this sidecar. Each is kept by a task of its own, which retries until it works: a link that cannot be kept, or
-//! is damaged later, costs the others nothing.
+//! The links of this sidecar. A task of its own keeps each link and retries until it succeeds, so that a link that cannot be kept, or is
+//! damaged later, does not affect the others.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use prometheus_client::metrics::counter::Counter;
 use shmesh::config::LinkConfig;
 use shmesh::inspect::View;
-use shmesh::{LinkHost, LinkOptions, Participant};
+use shmesh::{LinkHost, LinkOptions, MAX_SEATS, Participant, Recovered, SeatIndex, SeatWord};
 use shmesh_daemon::descriptor::watched;
 use shmesh_daemon::readiness::{Latch, Readiness};
 use shmesh_proto::broker::Attached;
@@ -22,40 +22,40 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
-/// Between two attempts to keep a link: each time twice as long.
+/// Pause between two attempts to keep a link. It doubles each time, until the link was kept for `RETRY_MAX`.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// How long failed attempts belong to the start: until then, the startup probe waits.
+/// How long the startup probe waits for links that cannot be kept.
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// How long one link may be alone in creating its memory. Links are created one after the other, because each looks at how much
-/// memory is left.
+/// How long one link may keep the others from creating their memory. Links are created one after the other, because each checks how
+/// much memory is left.
 const TURN_LIMIT: Duration = Duration::from_secs(2);
-/// How often the files of a link are looked at, scraped or not.
+/// Interval for checking the files of a link.
 const LOOK_PERIOD: Duration = Duration::from_secs(10);
 
-/// A link, by its place among those of this sidecar.
+/// A link, by its index among those of this sidecar.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(crate) struct LinkIndex(pub(crate) usize);
 
 /// One link that is kept.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct KeptLink {
     pub(crate) host: LinkHost,
-    /// For who asks for the metrics.
+    /// A view of the link for the metrics.
     pub(crate) view: View,
-    /// What a newcomer is told, and the descriptors beside it.
+    /// The answer to `Attach`, and the descriptors beside it.
     pub(crate) attached: Attached,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
     files: Vec<NamedFile>,
 }
 
-impl Kept {
-    /// What is wrong with the link, as far as it was noticed.
+impl KeptLink {
+    /// The damage to the link that was noticed so far.
     fn damage(&self) -> Option<String> {
         Some(self.view.damage()?.to_string())
     }
 
-    /// As `damage`, and looks at the files as well: a segment may be shorter where nobody has accessed it yet.
+    /// As `damage`, and checks the files too: a truncated segment is noticed before its missing part is accessed.
     fn look(&self) -> Option<String> {
         let changed = || self.files.iter().find(|file| !file.is_unchanged());
         self.damage()
@@ -90,7 +90,7 @@ impl NamedFile {
 #[derive(Debug)]
 pub(crate) struct Links {
     all: Vec<Slot>,
-    /// Whose turn it is to create memory.
+    /// The permit to create memory.
     turn: Semaphore,
     options: LinkOptions,
     has_peer_pidfds: bool,
@@ -99,17 +99,24 @@ pub(crate) struct Links {
 #[derive(Debug)]
 struct Slot {
     config: LinkConfig,
-    kept: Mutex<Option<Arc<Kept>>>,
+    kept: Mutex<Option<Arc<KeptLink>>>,
     latch: Latch,
     failures: Counter,
-    /// Somebody has seen that it is damaged.
+    /// Notified when a call has found damage.
     is_damaged: Notify,
+    /// Seats of participants that died while the link was not kept.
+    unrecovered: Mutex<Vec<(SeatIndex, SeatWord)>>,
 }
 
 impl Slot {
-    fn kept(&self) -> MutexGuard<'_, Option<Arc<Kept>>> {
+    fn kept(&self) -> MutexGuard<'_, Option<Arc<KeptLink>>> {
         // A reference is replaced whole.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unrecovered(&self) -> MutexGuard<'_, Vec<(SeatIndex, SeatWord)>> {
+        // Each entry is complete before the lock is released.
+        self.unrecovered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -126,6 +133,7 @@ impl Links {
             latch: readiness.latch(format!("link {}", config.name)),
             failures: Counter::default(),
             is_damaged: Notify::new(),
+            unrecovered: Mutex::default(),
         };
         Self {
             all: configs.iter().map(slot).collect(),
@@ -144,7 +152,7 @@ impl Links {
     }
 
     /// The link, while it is kept and whole.
-    pub(crate) fn kept(&self, link: LinkIndex) -> Option<Arc<Kept>> {
+    pub(crate) fn kept(&self, link: LinkIndex) -> Option<Arc<KeptLink>> {
         let slot = &self.all[link.0];
         let kept = slot.kept().clone()?;
         if kept.damage().is_some() {
@@ -155,7 +163,7 @@ impl Links {
     }
 
     /// All links whose files are as they were.
-    pub(crate) fn all_whole(&self) -> Vec<(LinkIndex, Arc<Kept>)> {
+    pub(crate) fn all_whole(&self) -> Vec<(LinkIndex, Arc<KeptLink>)> {
         let whole = self.all_kept().filter(|(link, kept)| {
             let is_whole = kept.look().is_none();
             if !is_whole {
@@ -167,13 +175,26 @@ impl Links {
     }
 
     /// All links that are kept and whole.
-    pub(crate) fn all_kept(&self) -> impl Iterator<Item = (LinkIndex, Arc<Kept>)> {
+    pub(crate) fn all_kept(&self) -> impl Iterator<Item = (LinkIndex, Arc<KeptLink>)> {
         self.indices().filter_map(|link| Some((link, self.kept(link)?)))
     }
 
-    /// The participants of a link, as far as it is there.
+    /// The participants of a link; none while it is not kept.
     pub(crate) fn participants(&self, link: LinkIndex) -> Vec<Participant> {
         self.kept(link).map_or_else(Vec::new, |kept| kept.host.participants().collect())
+    }
+
+    /// Recovers a participant that has died; later, if the link is not kept now.
+    pub(crate) fn recover_participant(&self, link: LinkIndex, seat: SeatIndex, word: SeatWord) -> Recovered {
+        if let Some(kept) = self.kept(link) {
+            return kept.host.recover_participant(seat, word);
+        }
+        let mut unrecovered = self.all[link.0].unrecovered();
+        // A link has so many seats at a time; others are older ones.
+        if unrecovered.len() < MAX_SEATS {
+            unrecovered.push((seat, word));
+        }
+        Recovered::default()
     }
 
     /// How often a link could not be kept, or was damaged.
@@ -188,13 +209,13 @@ impl Links {
         }
     }
 
-    /// Gives all links up: their sockets lose their names.
+    /// Gives all links up and removes their sockets.
     pub(crate) fn release(&self) {
         self.all.iter().for_each(|slot| drop(slot.kept().take()));
     }
 
-    /// Keeps one link until this future is dropped. While it is kept, `serve` lets participants in. Before another link of the
-    /// same name is kept, `forget` forgets who was on the last one.
+    /// Keeps one link until this future is dropped. While it is kept, `serve` accepts participants. Before a new link of the same name
+    /// is kept, `forget` forgets the participants of the last one.
     pub(crate) async fn keep<S: Future, F: Future>(
         &self,
         link: LinkIndex,
@@ -208,14 +229,26 @@ impl Links {
                 Ok((kept, listener)) => {
                     if epoch.replace(kept.view.epoch()).is_some_and(|last| last != kept.view.epoch()) {
                         forget().await;
+                        slot.unrecovered().clear();
                     }
-                    *slot.kept() = Some(Arc::new(kept));
+                    let kept = Arc::new(kept);
+                    *slot.kept() = Some(Arc::clone(&kept));
+                    // After the link is kept: a later death is recovered at once.
+                    for (seat, word) in std::mem::take(&mut *slot.unrecovered()) {
+                        kept.host.recover_participant(seat, word);
+                    }
+                    drop(kept);
                     slot.latch.open();
-                    pause = RETRY_MIN;
-                    tokio::select! {
+                    let kept_at = Instant::now();
+                    let reason = tokio::select! {
                         _ = serve(listener) => return,
                         reason = self.damaged(link) => reason,
+                    };
+                    // A link that is damaged again and again keeps its backoff.
+                    if kept_at.elapsed() >= RETRY_MAX {
+                        pause = RETRY_MIN;
                     }
+                    reason
                 }
                 Err(error) => format!("{error:#}"),
             };
@@ -243,7 +276,7 @@ impl Links {
                 slot.kept().take();
                 return reason;
             }
-            // A process that died before it had connected is noticed here at the latest.
+            // Recovers processes that died before they had connected.
             let recovered = slot.kept().as_ref().map(|kept| kept.host.recover()).unwrap_or_default();
             if recovered.participants > 0 {
                 tracing::info!(
@@ -253,13 +286,13 @@ impl Links {
                     "dead participants recovered"
                 );
             }
-            // Nobody need scrape.
+            // Also without scrapes.
             let _ = tokio::time::timeout(LOOK_PERIOD, slot.is_damaged.notified()).await;
         }
     }
 
-    /// In a thread of its own: until the pages are there, probes answer that they are not, and other links have their turn.
-    async fn attempt(&self, slot: &Slot) -> Result<(Kept, AsyncFd<OwnedFd>)> {
+    /// Attempts to keep a link, in a thread of its own: meanwhile probes are answered, and other links get their turn.
+    async fn attempt(&self, slot: &Slot) -> Result<(KeptLink, AsyncFd<OwnedFd>)> {
         let turn = self.turn.acquire().await;
         let (options, config) = (self.options.clone(), slot.config.clone());
         let mut keeping = tokio::task::spawn_blocking(move || keep(&options, &config));
@@ -278,10 +311,10 @@ impl Links {
 }
 
 /// Creates or adopts one link.
-fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<Kept> {
+fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<KeptLink> {
     let host = options.keep(link)?;
     let participants = host.participants().count();
-    // Those that died while nobody kept the link.
+    // Participants that died while the link was not kept.
     let recovered = host.recover();
     tracing::info!(
         link = %link.name,
@@ -298,14 +331,14 @@ fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<Kept> {
     let view = host.view();
     // Memory without names is here alone, and is not given up because of a file.
     let files = host.files().into_iter().filter_map(NamedFile::of).collect();
-    Ok(Kept { view, host, attached, fds, files })
+    Ok(KeptLink { view, host, attached, fds, files })
 }
 
-/// Where participants connect, for the event loop.
-fn listener(kept: &Kept, by_pidfd: bool) -> io::Result<OwnedFd> {
+/// The listener of a link, for the event loop.
+fn listener(kept: &KeptLink, by_pidfd: bool) -> io::Result<OwnedFd> {
     let listener = kept.host.listener().try_clone_to_owned()?;
     if !by_pidfd {
-        // As on a kernel that cannot.
+        // As on a kernel without pidfds of senders.
         socket::ask_for_senders(&listener, false)?;
     }
     set_nonblocking(&listener)?;

@@ -1,4 +1,4 @@
-//! `shmesh-sidecar`: keeps the links of a pod, says who may attach, brokers device keys, takes back what the dead held.
+//! `shmesh-sidecar`: keeps the links of a pod, controls attachment, brokers device keys, recovers dead participants.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use shmesh_sidecar::{config, run};
 /// as in the other programs). clap exits with 2 where the command line itself is wrong.
 const BAD_CONFIG: u8 = 64;
 
-/// How long the end waits for an attempt to keep a link.
+/// How long shutdown waits for an attempt to keep a link.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {

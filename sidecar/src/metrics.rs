@@ -1,4 +1,4 @@
-//! What `/metrics` shows.
+//! Metrics of the sidecar, for `/metrics`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use shmesh::config::PoolId;
 use shmesh::inspect::{Hand, Snapshot};
 
 use crate::broker::{Reason, Stats};
-use crate::links::{Kept, Links};
+use crate::links::{KeptLink, Links};
 
 const PREFIX: &str = "shmesh_sidecar";
 
@@ -110,7 +110,7 @@ impl Metrics {
     }
 }
 
-/// What is read in the shared memory of the links when somebody asks, and at no other time. A series is there as long as what
+/// What is read in the shared memory of the links at each scrape, and at no other time. A series is there as long as what
 /// it counts: at most one for each seat, direction and pool of each link.
 #[derive(Clone, Debug)]
 pub(crate) struct LinksMetrics(pub(crate) Arc<Links>);
@@ -177,7 +177,7 @@ impl Collector for LinksMetrics {
         encoder
             .encode_descriptor("links", "Links that are kept", None, MetricType::Gauge)?
             .encode_gauge(&(seen.len() as u64))?;
-        let each = |values: &mut Values<'_>, value: &dyn Fn(&Kept, &Snapshot) -> u64| {
+        let each = |values: &mut Values<'_>, value: &dyn Fn(&KeptLink, &Snapshot) -> u64| {
             seen.iter()
                 .try_for_each(|(_, now, kept)| values.one(&[("link", kept.host.name())], value(kept, now)))
         };
@@ -223,7 +223,7 @@ impl Collector for LinksMetrics {
         };
         let buffers = ("buffers", "Buffers of a pool");
         family(encoder, buffers, MetricType::Gauge, |v| tables(v, &|table| table.len))?;
-        let free = ("free_buffers", "Buffers of a pool that nobody has");
+        let free = ("free_buffers", "Free buffers of a pool");
         family(encoder, free, MetricType::Gauge, |v| tables(v, &shmesh::inspect::TableView::free))
     }
 }

@@ -1,5 +1,5 @@
-//! Before Linux 6.5: those who have connected and not yet shown that it was them. The actor does not know of them, so that its
-//! limits are kept here too, by whom they seem to be.
+//! Clients that have connected and not yet proved their identity, before Linux 6.5. The actor does not know them, so the limits per
+//! process and account apply here too, by the identity that they seem to have.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,37 +9,38 @@ use shmesh_proto::identity::PeerIdentity;
 use crate::broker::{Account, Policy, ProcessId, Reason};
 
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum Whose {
+enum ClientKey {
     Process(ProcessId),
     Account(Account),
 }
 
-type Counts = BTreeMap<Whose, usize>;
+type Counts = BTreeMap<ClientKey, usize>;
 
-/// How many there are.
+/// Counts of pending clients by process and account.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pending(Arc<Mutex<Counts>>);
+pub(crate) struct PendingClients(Arc<Mutex<Counts>>);
 
-/// One of them, until it is dropped.
+/// The place of one pending client, free again when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
-    all: Pending,
-    whose: Vec<Whose>,
+    all: PendingClients,
+    whose: Vec<ClientKey>,
 }
 
-impl Pending {
+impl PendingClients {
     fn counts(&self) -> MutexGuard<'_, Counts> {
         // Numbers, each changed whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more.
+    /// Takes a place for one more client.
     pub(crate) fn enter(&self, peer: &PeerIdentity) -> Result<Place, Reason> {
         let policy = Policy::default();
-        let process = ProcessId::of(peer)
-            .map(|process| (Whose::Process(process), policy.sessions_per_process, Reason::SessionsOfProcess));
+        let process = ProcessId::of(peer).map(|process| {
+            (ClientKey::Process(process), policy.sessions_per_process, Reason::SessionsOfProcess)
+        });
         let account =
-            (Whose::Account(Account::of(peer)), policy.sessions_per_account, Reason::SessionsOfAccount);
+            (ClientKey::Account(Account::of(peer)), policy.sessions_per_account, Reason::SessionsOfAccount);
         let limits = || process.iter().chain([&account]);
         let mut counts = self.counts();
         if let Some((.., reason)) =
@@ -79,7 +80,7 @@ mod tests {
 
     #[test]
     fn neither_a_process_nor_an_account_takes_all_places() {
-        let pending = Pending::default();
+        let pending = PendingClients::default();
         let one: Vec<_> = (0..64).map(|_| pending.enter(&peer(1, 7)).unwrap()).collect();
         assert_eq!(pending.enter(&peer(1, 7)).unwrap_err(), Reason::SessionsOfProcess);
         let more: Vec<_> = (2..194).map(|tgid| pending.enter(&peer(tgid, 7)).unwrap()).collect();

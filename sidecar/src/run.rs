@@ -1,4 +1,4 @@
-//! From start to end: keep the links, serve their sockets, say ready, drain.
+//! Lifecycle of the sidecar: keeping links, accepting connections, readiness, shutdown.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -31,35 +31,35 @@ use crate::actor::{Actor, ActorEvent, Descriptors};
 use crate::args::Args;
 use crate::audit::AuditLog;
 use crate::broker::{Broker, Credentials, Op, Outcome, Party, Policy, Reason, Record, SessionId};
-use crate::events::{close_connection, close_elsewhere};
-use crate::identity::{Connector, Known, Resolver};
+use crate::events::{close_connection, close_foreign};
+use crate::identity::{Connector, KnownPeer, Resolver};
 use crate::links::{LinkIndex, Links};
 use crate::metrics::{LinksMetrics, Metrics};
-use crate::pending::Pending;
+use crate::pending::PendingClients;
 use crate::session::{self, OUTGOING_BYTES_MAX, OUTGOING_MAX, Session};
 use crate::shares::{Full, Share, Shares};
 
-/// Processes that have attached, all together: as many as the broker of keys knows.
+/// Maximum number of attached processes: as many as the broker knows.
 const MAX_ATTACHED: usize = 4096;
-/// Keys, all together.
+/// Maximum number of keys of all processes.
 const MAX_KEYS: usize = 16_384;
-/// What waits for the actor; beyond that, sessions wait.
+/// Length of the actor's queue. Sessions wait while it is full.
 const INBOX_MAX: usize = 256;
-/// How long nobody is let in after this process ran out of descriptors.
+/// Pause in accepting connections after `accept` failed, for example for lack of descriptors.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
-/// Connections that are closed at the same time though they do not let themselves be closed.
+/// Refused connections whose queues are being closed, at the same time.
 const CLOSINGS_MAX: usize = 8;
-/// How long the last answers may take when it ends.
+/// How long the last answers may take at shutdown.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 
-/// Runs a sidecar until it is told to end.
+/// Runs a sidecar until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// An address or file cannot be opened. A link that cannot be kept is retried.
 pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Result<()> {
     let stop = shutdown::on_signal().context("cannot catch signals")?;
     let readiness = Readiness::default();
-    // Before the probes answer: no link is forgotten.
+    // Before the probes answer, so that readiness includes every link.
     let links = Arc::new(Links::new(&args.dir, configs, !args.old_kernel, &readiness));
 
     let metrics = Metrics::default();
@@ -72,7 +72,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
             let listener = tokio::net::TcpListener::bind(address)
                 .await
                 .with_context(|| format!("cannot serve probes and metrics at {address}"))?;
-            // Port 0 is whatever is free.
+            // Port 0 means any free port.
             let address = listener.local_addr().context("the admin address is lost")?;
             tracing::info!(%address, "probes and metrics");
             let admin =
@@ -99,7 +99,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         ..policy_for(configs.len(), budget.sessions)
     };
     if args.memfds_for_devices {
-        tracing::warn!("any file passes for a device's memory: that is for tests alone");
+        tracing::warn!("--memfds-for-devices: any memfd counts as device memory; for tests only");
     }
     let (to_actor, inbox) = mpsc::channel(INBOX_MAX);
     let actor = Actor::new(
@@ -128,7 +128,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
         links: Arc::clone(&links),
         places: Arc::new(Mutex::new(Shares::new(budget.sessions))),
         closings: Arc::new(Semaphore::new(CLOSINGS_MAX)),
-        pending: Pending::default(),
+        pending: PendingClients::default(),
         sessions_ever: Mutex::new(0),
     });
     for link in links.indices() {
@@ -157,11 +157,11 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
 
     tokio::select! {
         () = stop.cancelled() => {}
-        // Without it nothing works: better to end, and to be started again.
+        // Without the actor nothing works: end, to be started again.
         ended = &mut actor => return ended.context("the sidecar's state was lost"),
     }
     let _ = to_actor.send(ActorEvent::Drain).await;
-    // Participants go on, and offer what has no name to the next sidecar. What waits to be sent to them goes out first.
+    // Participants go on, and offer memory without names to the next sidecar. Queued answers are sent first.
     sessions.close();
     let drained = tokio::time::timeout(DRAIN_LIMIT, async {
         let ended = actor.await;
@@ -175,14 +175,14 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     links.release();
     match drained {
         Ok(ended) => ended.context("the sidecar's state was lost")?,
-        // Whoever reads slowly can make it so: that is no failure of ours.
-        Err(_) => tracing::warn!("the last answers took too long: not all went out"),
+        // A slow reader can cause this: it is not a failure of the sidecar.
+        Err(_) => tracing::warn!("not all answers were sent before the shutdown limit"),
     }
-    tracing::info!("ended");
+    tracing::info!("stopped");
     Ok(())
 }
 
-/// A process has a session for each of its links, so many links mean many sessions. No process and no account gets most of them.
+/// A process has a session for each of its links, so the limits grow with the number of links. No process gets more than half.
 fn policy_for(links: usize, sessions: usize) -> Policy {
     let Policy { sessions_per_process, sessions_per_account, .. } = Policy::default();
     let more = links.saturating_sub(1);
@@ -193,49 +193,49 @@ fn policy_for(links: usize, sessions: usize) -> Policy {
     }
 }
 
-/// Whether the numbers of processes here are the node's.
+/// Whether process ids in this pid namespace are those of the node.
 fn are_bare() -> Result<bool> {
     let ours = Namespaces::own().context("cannot look at /proc/self/ns")?;
     if !ours.is_initial_pid() {
         tracing::warn!(
             pid_namespace = ours.pid,
-            "process ids are those of this pid namespace: a driver of the node knows other ones. Give the node's identity \
-             service (--identity) where device memory is shared with other pods"
+            "process ids of this pid namespace are not those that drivers use: to share device memory with other pods, set \
+             the node's identity service (--identity)"
         );
     }
     Ok(ours.is_initial_pid())
 }
 
-/// Random numbers of the kernel. Opened once: later there may be no descriptor left.
+/// The kernel's random numbers. Opened once, because later there may be no descriptor left.
 fn entropy() -> Result<impl FnMut(&mut [u8])> {
     let mut random = std::fs::File::open("/dev/urandom").context("cannot open /dev/urandom")?;
     Ok(move |bytes: &mut [u8]| {
-        // A key that can be guessed is worse than none: the sidecar ends, and is started again.
+        // Without randomness keys could be guessed: end, to be started again.
         assert!(random.read_exact(bytes).is_ok(), "/dev/urandom cannot be read");
     })
 }
 
-/// As many descriptors as this process may have.
+/// Raises the limit of descriptors to the hard limit and returns it.
 fn raise_limit() -> usize {
     let Ok(OpenFiles { soft, hard }) = rlimit::open_files() else { return 1024 };
     let limit = match rlimit::set_open_files(hard) {
         Ok(()) => hard,
         Err(error) => {
-            tracing::warn!(%error, soft, "the limit of descriptors stays low");
+            tracing::warn!(%error, soft, "cannot raise the limit of open files");
             soft
         }
     };
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// Bytes of memory that are left when the links have theirs. A link that exists has it already.
+/// Bytes of memory that are left beside the links. Existing links are charged already.
 fn memory_without(links: &[LinkConfig], dir: &Path) -> Option<u64> {
     let exists = |link: &LinkConfig| dir.join(format!("{}_shm", link.name)).exists();
     let needed = links.iter().filter(|link| !exists(link)).map(LinkConfig::payload_bytes);
     cgroup::room_bytes().map(|budget| budget.saturating_sub(needed.sum()))
 }
 
-/// What a link takes: its lock file, two for its listener, and up to two for each segment that has no name.
+/// Descriptors of a link: the lock file, two for the listener, and up to two per segment without a name.
 fn descriptors_of(link: &LinkConfig) -> usize {
     let pools = PoolId::ALL.into_iter().filter(|pool| link.pool(*pool).is_enabled());
     let (on_device, here): (Vec<_>, Vec<_>) = pools.partition(|pool| pool.is_device());
@@ -252,39 +252,38 @@ fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(64, Iterator::count)
 }
 
-/// For how much there are descriptors. Who would be one too many is refused; without that, who sends a descriptor, or comes
-/// to look at the metrics, would find that there is none left.
+/// Limits that follow from the descriptors and the memory of this process. Clients beyond them are refused, so that descriptors remain
+/// for `accept`, received packets, probes and metrics.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct FdBudget {
-    /// Connections of participants.
+    /// Maximum number of connections.
     sessions: usize,
     /// Processes that have attached: each keeps one for its pidfd until it ends, connected or not.
     attached: usize,
-    /// Keys.
+    /// Maximum number of keys.
     keys: usize,
     /// Bytes that wait to be read by participants.
     outgoing: usize,
 }
 
 impl FdBudget {
-    /// Each has its connection and its pidfd, one more while the identity service is asked, and what comes along with a packet
-    /// until it is looked at.
+    /// Its connection, its pidfd, one while the identity service is asked, and those that a packet may carry.
     const PER_SESSION: usize = 3 + MAX_FDS;
-    /// A quarter of the rest is for processes that attach, and never for keys.
+    /// A quarter of the rest is for attached processes, and never for keys.
     const PART_OF_ATTACHED: usize = 4;
-    /// For probes, `/proc`, and who is refused.
+    /// For probes, `/proc`, and connections that are being refused.
     const SPARE: usize = 24 + CLOSINGS_MAX;
 
-    /// Bytes that a session takes: 7.5 KiB were measured here, and the kernel charges sockets and descriptors.
+    /// Bytes of a session: 7.5 KiB measured, plus what the kernel charges for sockets and descriptors.
     const SESSION_BYTES: u64 = 12 << 10;
     /// Bytes that an attached process takes, with its pidfd.
     const ATTACHED_BYTES: u64 = 2 << 10;
-    /// Bytes that a key takes: 760 were measured here, and the kernel charges its file; imports come on top.
+    /// Bytes of a key: 760 measured, plus what the kernel charges for its file, without imports.
     const KEY_BYTES: u64 = 1536;
     /// Bytes for this program: code, stacks, the queue of the audit log.
     const PROGRAM_BYTES: u64 = 4 << 20;
 
-    /// With so many descriptors, of which some are used, and so many bytes of memory.
+    /// The limits for `limit` descriptors, of which `used` are taken, and these bytes of memory.
     fn of(limit: usize, used: usize, memory: Option<u64>) -> Self {
         // Two eighths for sessions, one for attached processes, three for keys, two for what waits to be read.
         let memory = memory.map_or(u64::MAX, |bytes| bytes.saturating_sub(Self::PROGRAM_BYTES));
@@ -318,7 +317,7 @@ fn credentials(connection: &OwnedFd) -> Option<Credentials> {
     Some(Credentials { pid: peer.pid, uid: peer.uid, gid: peer.gid })
 }
 
-/// Where participants come in.
+/// Accepts connections and starts their sessions.
 struct Acceptor {
     sessions: TaskTracker,
     resolver: Resolver,
@@ -326,12 +325,12 @@ struct Acceptor {
     metrics: Metrics,
     audit: AuditLog,
     links: Arc<Links>,
-    /// By user: of a connection just accepted, no more is known.
+    /// By user: nothing else is known when a connection is accepted.
     places: Arc<Mutex<Shares<u32>>>,
-    /// Connections of those who found no place, that do not let themselves be closed.
+    /// Permits for closing the queues of refused connections.
     closings: Arc<Semaphore>,
-    /// On old kernels.
-    pending: Pending,
+    /// Clients without a proof, before Linux 6.5.
+    pending: PendingClients,
     sessions_ever: Mutex<u64>,
 }
 
@@ -341,7 +340,7 @@ impl Acceptor {
             match listener.async_io(Interest::READABLE, socket::accept).await {
                 Ok(connection) => self.admit(connection, link).await,
                 Err(error) => {
-                    tracing::warn!(%error, "nobody can be let in just now");
+                    tracing::warn!(%error, "cannot accept a connection; retrying");
                     tokio::time::sleep(FULL_PAUSE).await;
                 }
             }
@@ -352,16 +351,16 @@ impl Acceptor {
         let user = credentials(&connection).map_or(u32::MAX, |socket| socket.uid);
         let place = Share::take(&self.places, user, 1, 1);
         if let Err(full) = place {
-            // Closed at once; who comes again later may find a place.
+            // Closed at once. The client may connect again later.
             self.metrics.refused_connection();
             let reason = if full == Full::All { Reason::Sessions } else { Reason::SessionsOfUser };
             self.metrics.denied(reason);
             self.turn_away(Op::Open, &connection, None, link, reason);
             if let Some(stubborn) = hang_up(connection) {
-                // Never closed. Who comes meanwhile would find no place either.
+                // At most this many close at the same time. Each takes milliseconds, so that accepting goes on.
                 let closing = Arc::clone(&self.closings).acquire_owned().await;
                 tokio::spawn(async move {
-                    close_elsewhere(vec![stubborn]).await;
+                    close_foreign(stubborn).await;
                     drop(closing);
                 });
             }
@@ -379,7 +378,7 @@ impl Acceptor {
         });
     }
 
-    /// Writes down that somebody does not come in.
+    /// Writes an audit record of a refused connection.
     fn turn_away(
         &self,
         op: Op,
@@ -400,7 +399,7 @@ impl Acceptor {
 
     async fn receive(&self, connection: OwnedFd, id: SessionId, link: LinkIndex) {
         let known = self.resolver.resolve(&connection).await;
-        // Whatever fails: what waits in the connection is not closed here.
+        // Its queue is not closed on this thread, also if something fails.
         let connector = match Connector::of(&connection, &known) {
             Ok(connector) if set_nonblocking(&connection).is_ok() => connector,
             _ => return close_connection(connection).await,
@@ -414,12 +413,12 @@ impl Acceptor {
         };
         let session = Session { id, connection, connector };
         self.converse(&session, known, link).await;
-        // Its place is free when all is closed that it has sent.
+        // Its place is free when everything that it sent is closed.
         close_connection(session.connection.into_inner()).await;
         let _ = self.actor.send(ActorEvent::Ended { session: id }).await;
     }
 
-    async fn converse(&self, session: &Session, mut known: Known, link: LinkIndex) {
+    async fn converse(&self, session: &Session, mut known: KnownPeer, link: LinkIndex) {
         let connection = session.connection.get_ref();
         let mut early = Vec::new();
         if let Some(who) = known.identity.as_ref().filter(|_| known.needs_proof) {
@@ -436,28 +435,31 @@ impl Acceptor {
                     if let Some(left_out) = self.resolver.may_say() {
                         tracing::warn!(
                             left_out,
-                            "who made a connection does not answer on it: it is refused"
+                            "refused a client that did not answer the challenge on its connection"
                         );
                     }
-                    known = Known::default();
+                    known = KnownPeer::default();
                 }
                 Err(end) => {
-                    // Nobody knows yet that this is who it is.
+                    // The identity is not proved.
                     if let Some(reason) = end.reason() {
                         self.metrics.denied(reason);
                         self.turn_away(Op::Packet, connection, None, link, reason);
                     }
-                    return close_elsewhere(early).await;
+                    return close_foreign(
+                        early.into_iter().flat_map(|packet| packet.fds).collect::<Vec<_>>(),
+                    )
+                    .await;
                 }
             }
         }
         let (outgoing, mut to_send) = mpsc::channel(OUTGOING_MAX);
         let (session_id, credentials) = (session.id, credentials(connection));
-        let Known { identity, pidfd, .. } = known;
+        let KnownPeer { identity, pidfd, .. } = known;
         let pidfd = pidfd.map(OwnedFd::from);
         let opened = ActorEvent::Opened { session: session_id, link, credentials, identity, pidfd, outgoing };
         if self.actor.send(opened).await.is_err() {
-            return close_elsewhere(early).await;
+            return close_foreign(early.into_iter().flat_map(|packet| packet.fds).collect::<Vec<_>>()).await;
         }
         let end = session::serve(session, early, &self.actor, &mut to_send).await;
         if let Some(reason) = end.reason() {

@@ -1,4 +1,4 @@
-//! One connection: packets in, packets out. The only place that waits for a participant, and never for long.
+//! One connection: receiving and sending packets. The only module that waits for a client, and never longer than a second.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,16 +16,16 @@ use tokio::sync::mpsc;
 
 use crate::actor::ActorEvent;
 use crate::broker::{Account, Reason, SessionId};
-use crate::events::close_elsewhere;
-use crate::identity::{Connector, Known};
+use crate::events::close_foreign;
+use crate::identity::{Connector, KnownPeer};
 use crate::shares::Share;
 
-/// Bytes that wait to be read by participants, all together. One account has half of them at most: more than a death of the
-/// exporter of all its imports takes, at 256 bytes for each.
+/// Bytes that wait for clients to read them. One account has at most half: more than the death of the exporter of all its imports
+/// takes, at 256 bytes each.
 pub(crate) const OUTGOING_BYTES_MAX: usize = 8 << 20;
 
-/// Packets that wait to be read by a participant, at most: a death can mean an event for each of its keys. Who does not read
-/// is dismissed long before, when one packet has waited for a second.
+/// Maximum number of packets that wait for one client: a death can cause an event for each of its keys. A client that
+/// does not read is dismissed before that, when one packet has waited for a second.
 pub(crate) const OUTGOING_MAX: usize = 32_768;
 
 /// Packets that a participant may send before it has answered a challenge, and descriptors with them.
@@ -34,15 +34,15 @@ const EARLY_FDS_MAX: usize = MAX_FDS;
 
 /// One packet to a participant.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingPacket {
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
-    /// Of the bytes that may wait; not of a challenge.
+    /// Its part of the bytes that may wait; a challenge has none.
     pub(crate) _room: Option<Share<Account>>,
 }
 
-impl Outgoing {
-    /// What a packet takes besides its bytes, in the queue and in the allocator.
+impl OutgoingPacket {
+    /// Memory of a packet besides its bytes, in the queue and in the allocator.
     pub(crate) const OVERHEAD: usize = 128;
 }
 
@@ -51,18 +51,18 @@ impl Outgoing {
 pub(crate) enum End {
     /// The participant closed it, or died.
     Closed,
-    /// It sent what is no packet of the protocol.
+    /// It sent something that is not a packet of the protocol.
     Malformed,
     /// It does not read.
     Slow,
-    /// There are no descriptors left for those that it sent.
+    /// This process has no room for the descriptors that it sent.
     Full,
     /// The actor ended it.
     Dismissed,
 }
 
 impl End {
-    /// What is written down of it.
+    /// The reason for the audit record, if there is one.
     pub(crate) fn reason(self) -> Option<Reason> {
         match self {
             Self::Malformed => Some(Reason::Malformed),
@@ -73,7 +73,7 @@ impl End {
     }
 }
 
-/// A connection whose other end is known, or is known not to be.
+/// A connection of a client, identified or not.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: SessionId,
@@ -81,15 +81,19 @@ pub(crate) struct Session {
     pub(crate) connector: Connector,
 }
 
-/// Before Linux 6.5: whether who made the connection still answers on it, and lives after that. What it has sent before is
-/// kept in `early`. Waits for a first packet as long as it takes: nobody else reads challenges.
-pub(crate) async fn proves(session: &Session, known: &Known, early: &mut Vec<Packet>) -> Result<bool, End> {
+/// Whether the process that made the connection answers a challenge on it and lives after that (before Linux 6.5). Earlier packets are
+/// kept in `early`. Waits for a first packet without a limit, as only clients that send one read challenges.
+pub(crate) async fn proves(
+    session: &Session,
+    known: &KnownPeer,
+    early: &mut Vec<Packet>,
+) -> Result<bool, End> {
     let connection = &session.connection;
     early.push(next(connection).await?);
     let nonce = nonce().map_err(|_| End::Full)?;
     let challenge = reply::Result::Challenge(broker::Challenge { nonce: nonce.clone() });
     let challenge =
-        Outgoing { bytes: packet::encode(&Reply::new(0, challenge)), fds: Vec::new(), _room: None };
+        OutgoingPacket { bytes: packet::encode(&Reply::new(0, challenge)), fds: Vec::new(), _room: None };
     let answered = tokio::time::timeout(Duration::from_millis(ANSWER_MILLIS), async {
         write(connection, &challenge).await?;
         while early.len() < EARLY_MAX
@@ -114,18 +118,18 @@ async fn next(connection: &AsyncFd<OwnedFd>) -> Result<Packet, End> {
     whole(connection.async_io(Interest::READABLE, socket::receive_all).await).await
 }
 
-/// A packet, unless it is none: then what came with it is closed first.
+/// Checks a received packet. Descriptors of an invalid one are closed first.
 async fn whole(received: io::Result<(Packet, io::Result<()>)>) -> Result<Packet, End> {
     let (packet, is_whole) = received.map_err(|_| End::Closed)?;
     match is_whole {
         Ok(()) if packet.bytes.is_empty() => {
-            // The end, or an empty packet, with which something may come all the same.
-            close_elsewhere(packet.fds).await;
+            // The end, or an empty packet, which may carry descriptors.
+            close_foreign(packet.fds).await;
             Err(End::Closed)
         }
         Ok(()) => Ok(packet),
         Err(error) => {
-            close_elsewhere(packet.fds).await;
+            close_foreign(packet.fds).await;
             Err(if error.kind() == io::ErrorKind::InvalidData { End::Malformed } else { End::Full })
         }
     }
@@ -142,12 +146,12 @@ pub(crate) async fn serve(
     session: &Session,
     early: Vec<Packet>,
     actor: &mpsc::Sender<ActorEvent>,
-    outgoing: &mut mpsc::Receiver<Outgoing>,
+    outgoing: &mut mpsc::Receiver<OutgoingPacket>,
 ) -> End {
     let mut early = early.into_iter();
     while let Some(packet) = early.next() {
         if let Err(end) = read(packet, session, actor).await {
-            close_elsewhere(early.collect()).await;
+            close_foreign(early.flat_map(|packet| packet.fds).collect::<Vec<_>>()).await;
             return end;
         }
     }
@@ -176,7 +180,7 @@ async fn read(packet: Packet, session: &Session, actor: &mpsc::Sender<ActorEvent
     let is_connectors = session.connector.has_sent(&packet);
     let Packet { bytes, fds, .. } = packet;
     let Ok(request) = packet::decode(&bytes) else {
-        close_elsewhere(fds).await;
+        close_foreign(fds).await;
         return Err(End::Malformed);
     };
     let (fds, strange): (Vec<_>, Vec<_>) = fds.into_iter().partition(may_be_memory);
@@ -184,8 +188,8 @@ async fn read(packet: Packet, session: &Session, actor: &mpsc::Sender<ActorEvent
     let told = ActorEvent::Request { session: session.id, request, fds, is_strange, is_connectors };
     let read = actor.send(told).await.map_err(|_| End::Dismissed);
     if is_strange {
-        // However long that takes: nobody who means well sends one.
-        close_elsewhere(strange).await;
+        // The session waits for that: a client of this library never sends one.
+        close_foreign(strange).await;
     } else if has_memory {
         // The actor looks at them first: what one connection sends must not pile up here.
         tokio::task::yield_now().await;
@@ -193,7 +197,7 @@ async fn read(packet: Packet, session: &Session, actor: &mpsc::Sender<ActorEvent
     read
 }
 
-async fn write(connection: &AsyncFd<OwnedFd>, packet: &Outgoing) -> Result<(), End> {
+async fn write(connection: &AsyncFd<OwnedFd>, packet: &OutgoingPacket) -> Result<(), End> {
     let fds: Vec<_> = packet.fds.iter().map(|fd| fd.as_fd()).collect();
     let sent = connection.async_io(Interest::WRITABLE, |fd| socket::send(fd, &packet.bytes, &fds));
     match tokio::time::timeout(Duration::from_millis(ANSWER_MILLIS), sent).await {

@@ -1,12 +1,13 @@
-//! Shares of what is scarce: nobody takes all of it, however little there is.
+//! Fair shares of a scarce resource: no source takes all of it, however little there is.
 //!
-//! A source may take one more while it has no more than is free. So one that takes all it can gets half, the next half of the
-//! rest, and there is always something left for one that has nothing yet.
+//! With the sources in order of their size, each may have as much as the larger ones and itself leave free. So one source alone
+//! gets half, the next half of the rest, and something is always left for a newcomer. The rule does not depend on the order in
+//! which sources come: what they had before a restart of the sidecar they can have again, in any order.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How much each source has of something, of which there is so much in all.
+/// A limited amount, and how much of it each source has.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares<S> {
     max: usize,
@@ -31,9 +32,28 @@ impl<S: Clone + Ord> Shares<S> {
         self.max
     }
 
-    /// Whether a source that has no more than a `part` of what is free may take this amount.
+    /// Whether a source may take this amount. With `part` 2, each may have half of what is left free, with 1 all of it.
     pub(crate) fn may_take(&self, source: &S, amount: usize, part: usize) -> bool {
-        amount <= self.free() && self.of(source).saturating_mul(part) <= self.free()
+        let is_free = amount <= self.free();
+        // The source as the smallest one. If that is fair, every order is.
+        is_free
+            && (self.of(source).saturating_mul(part) <= self.free()
+                || self.is_fair_with(source, amount, part))
+    }
+
+    /// Whether shares are fair when the source has this amount in addition: taken by the sources in order of their size, the largest
+    /// first, each last amount would be free.
+    fn is_fair_with(&self, source: &S, amount: usize, part: usize) -> bool {
+        let others = self.by_source.iter().filter(|(other, _)| *other != source).map(|(_, has)| *has);
+        let mut sizes: Vec<_> = others.chain([self.of(source) + amount]).collect();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        let mut used = 0;
+        sizes.into_iter().all(|size| {
+            let before = size.saturating_sub(amount);
+            let free = self.max.saturating_sub(used + before);
+            used += size;
+            before.saturating_mul(part) <= free
+        })
     }
 
     /// Takes an amount, whether the source may or not.
@@ -120,6 +140,41 @@ mod tests {
             assert!(greedy(&mut shares, source, 1) > 0);
         }
         assert_eq!(greedy(&mut shares, 1, 1), 0);
+    }
+
+    /// Sources that took, in any order, what they could, and gave some of it back, can have the same again in any other order.
+    #[test]
+    fn shares_do_not_depend_on_the_order() {
+        let mut seed = 16_u64;
+        let mut below = |limit: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) as usize % limit
+        };
+        for part in [1, 2] {
+            for _ in 0..200 {
+                let mut shares = Shares::new(50 + below(200));
+                for _ in 0..600 {
+                    let source = below(6);
+                    match below(3) {
+                        0 => shares.give_back(&source, shares.of(&source).min(1)),
+                        _ if shares.may_take(&source, 1, part) => shares.take(&source, 1),
+                        _ => {}
+                    }
+                }
+                let mut again = Shares::new(shares.max());
+                let mut left = shares.by_source.clone();
+                while !left.is_empty() {
+                    let source = *left.keys().nth(below(left.len())).unwrap();
+                    let count = 1 + below(left[&source]);
+                    for _ in 0..count {
+                        assert!(again.may_take(&source, 1, part), "{again:?} on the way to {shares:?}");
+                        again.take(&source, 1);
+                    }
+                    *left.get_mut(&source).unwrap() -= count;
+                    left.retain(|_, count| *count > 0);
+                }
+            }
+        }
     }
 
     #[test]

@@ -166,6 +166,10 @@ pub struct Restore {
     /// The exporter has closed the key by force, and waits for its importers.
     #[prost(bool, tag = "7")]
     pub closing: bool,
+    /// More packets follow for this key, with further processes that it admits. Until the last one, imports and claims of
+    /// processes that are not on the list yet wait.
+    #[prost(bool, tag = "8")]
+    pub more: bool,
 }
 
 /// Registers an import again, after a restart of the broker: the caller has the memory behind this key mapped.

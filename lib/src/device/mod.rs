@@ -160,7 +160,8 @@ pub trait DeviceMemory: Sized + Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Session<M: DeviceMemory = HostMemory> {
     shared: Arc<Shared<M>>,
-    /// A forked child has neither the thread nor the connection.
+    link: Arc<str>,
+    /// A forked child has neither the thread nor the connection, and perhaps a lock that nobody gives up: it connects itself.
     process: u32,
 }
 
@@ -178,7 +179,15 @@ impl<M: DeviceMemory> Session<M> {
     /// ```
     pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
         let shared = Arc::new(Shared::new(Client::connect(dir, link)?)?);
-        Ok(Self { shared, process: std::process::id() })
+        Ok(Self { shared, link: link.into(), process: std::process::id() })
+    }
+
+    fn shared(&self) -> Result<&Arc<Shared<M>>> {
+        if std::process::id() == self.process {
+            return Ok(&self.shared);
+        }
+        let doing = "use a session of the parent of this process: connect a session of its own after fork";
+        Err(Error::system(&self.link, doing, std::io::ErrorKind::PermissionDenied.into()))
     }
 
     /// This process, as others have to name it to admit it.
@@ -201,7 +210,7 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn bare_tgid(&mut self) -> Result<BareTgid> {
-        let shared = &self.shared;
+        let shared = self.shared()?;
         bare_tgid(shared, &mut shared.lock())
     }
 
@@ -226,7 +235,7 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn export_key(&mut self, mut memory: M, flags: ExportFlags) -> Result<DeviceKey> {
-        let shared = &self.shared;
+        let shared = self.shared()?;
         let state = &mut *shared.lock();
         agree(shared, state)?;
         shared.watch(state)?;
@@ -268,7 +277,7 @@ impl<M: DeviceMemory> Session<M> {
             bare_tgids: importers.iter().map(|tgid| tgid.0).collect(),
             ..SetImportPid::default()
         };
-        let shared = &self.shared;
+        let shared = self.shared()?;
         let state = &mut *shared.lock();
         let done = shared.done(state, &request::Op::SetImportPid(admit))?;
         if let Some(export) = state.exports.get_mut(key.as_bytes()) {
@@ -294,7 +303,7 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn import_by_key(&mut self, key: &DeviceKey) -> Result<Arc<M>> {
-        let shared = &self.shared;
+        let shared = self.shared()?;
         let state = &mut *shared.lock();
         if let Some(import) = state.imports.get_mut(key.as_bytes()) {
             import.count += 1;
@@ -352,7 +361,7 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn close(&mut self, key: &DeviceKey) -> Result<()> {
-        let shared = &self.shared;
+        let shared = self.shared()?;
         let state = &mut *shared.lock();
         if state.imports.contains_key(key.as_bytes()) {
             return close_import(shared, state, key);
@@ -380,7 +389,7 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn force_close(&mut self, key: &DeviceKey) -> Result<()> {
-        let shared = &self.shared;
+        let shared = self.shared()?;
         let state = &mut *shared.lock();
         let Some(export) = state.exports.get_mut(key.as_bytes()) else {
             let text = "this session has not exported it".to_owned();
@@ -434,7 +443,7 @@ impl<M: DeviceMemory> Session<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn event(&mut self) -> Result<Option<Happened>> {
-        let shared = &self.shared;
+        let shared = self.shared()?;
         let state = &mut *shared.lock();
         shared.hear();
         loop {

@@ -271,13 +271,15 @@ fn restore_export<M: DeviceMemory>(
         pages.push(Vec::new());
     }
     let fds: Vec<_> = export.memory.fd().into_iter().collect();
-    for admitted in pages {
+    let last = pages.len() - 1;
+    for (page, admitted) in pages.into_iter().enumerate() {
         let restore = Restore {
             key: key.to_vec(),
             secret: export.secret.clone(),
             export: Some(exported(&export.memory, export.flags)),
             admitted,
             closing: export.is_forced,
+            more: page < last,
             ..Restore::default()
         };
         match registered(client, request::Op::Restore(restore), &fds)? {

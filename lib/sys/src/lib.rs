@@ -11,6 +11,7 @@
 //! | [`dir`] | directories of others, by descriptor and without following links |
 //! | [`mount`] | which file system a path is on, and how much is free there |
 //! | [`socket`] | unix sockets, descriptors and credentials over them, hanging up |
+//! | [`closing`] | closing what a stranger has sent, without lingering |
 //! | [`udp`] | datagrams between nodes |
 //! | [`eventfd`] | eventfds in semaphore mode |
 //! | [`poll`](mod@poll) | waiting for descriptors |
@@ -31,6 +32,7 @@
 pub mod bell;
 pub mod cancel;
 pub mod cgroup;
+pub mod closing;
 pub mod dir;
 pub mod epoll;
 pub mod errno;

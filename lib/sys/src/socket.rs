@@ -573,11 +573,19 @@ pub fn has_packet(fd: &impl AsFd) -> io::Result<()> {
 /// the queue there may be a descriptor that does not let itself be closed: drop it where nobody waits. It is emptied before it
 /// is closed; otherwise the other end would get a reset, and not what was last sent to it.
 #[derive(Debug)]
-pub struct Unread(OwnedFd);
+pub struct Unread(Option<OwnedFd>);
+
+impl Unread {
+    /// The connection, with all that waits in it.
+    pub(crate) fn into_connection(mut self) -> Option<OwnedFd> {
+        self.0.take()
+    }
+}
 
 impl Drop for Unread {
     fn drop(&mut self) {
-        while is_unread(&self.0) && receive_all(&self.0).is_ok() {}
+        let Some(connection) = &self.0 else { return };
+        while is_unread(connection) && receive_all(connection).is_ok() {}
     }
 }
 
@@ -610,7 +618,7 @@ pub fn hang_up(connection: OwnedFd) -> Option<Unread> {
     }
     // The other end need not wait for the close.
     let _ = shutdown(connection.as_raw_fd(), Shutdown::Write);
-    Some(Unread(connection))
+    Some(Unread(Some(connection)))
 }
 
 /// Whether there is a packet. There is no room for what comes along with one, so that none of it is taken, and the kernel says

@@ -63,6 +63,27 @@ impl Obedient {
                 self.link = None;
                 return ok;
             }
+            // As a library does that knows of it.
+            "fork" => {
+                fork_child(|| {
+                    // SAFETY: the child polls, and leaves.
+                    #[expect(unsafe_code, reason = "nix's fork says the same")]
+                    unsafe {
+                        libc::fork()
+                    }
+                });
+                return ok;
+            }
+            // By a system call, of which no handler learns: the child keeps all descriptors.
+            "fork-unseen" => {
+                fork_child(|| {
+                    // SAFETY: as above.
+                    #[expect(unsafe_code, reason = "there is no safe one")]
+                    let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+                    i32::try_from(child).expect("a process id")
+                });
+                return ok;
+            }
             "prepare" => {
                 prepare(&words);
                 return ok;
@@ -158,6 +179,21 @@ fn event_text(event: Option<PeerEvent>) -> String {
         Some(event) => return format!("{event:?}"),
     };
     format!("{what} {} {}", peer.word.side(), peer.seat)
+}
+
+/// Makes a child that does nothing, until the test closes the standard input of this process.
+fn fork_child(fork: impl FnOnce() -> i32) {
+    let child = fork();
+    assert!(child >= 0, "fork");
+    if child == 0 {
+        let mut fds = [libc::pollfd { fd: 0, events: 0, revents: 0 }];
+        // SAFETY: system calls with a value that lives here; nothing of the parent is to run.
+        #[expect(unsafe_code, reason = "only calls that are safe after a fork")]
+        unsafe {
+            while libc::poll(fds.as_mut_ptr(), 1, -1) < 1 {}
+            libc::_exit(0);
+        }
+    }
 }
 
 #[expect(unsafe_code, reason = "nix has no call for strict seccomp")]

@@ -161,8 +161,14 @@ impl Peer {
         self.signal(nix::sys::signal::Signal::SIGCONT);
     }
 
+    /// Signals it: in a pid namespace of its own, not the process that made that.
     pub fn signal(&self, signal: nix::sys::signal::Signal) {
-        let pid = nix::unistd::Pid::from_raw(self.pid().cast_signed());
+        let pid = self.pid();
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let children =
+            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        let inner = children.trim().parse().ok().filter(|_| comm.trim() == "unshare");
+        let pid = nix::unistd::Pid::from_raw(inner.unwrap_or(pid.cast_signed()));
         nix::sys::signal::kill(pid, signal).expect("signal the peer");
     }
 

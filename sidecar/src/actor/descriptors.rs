@@ -1,4 +1,4 @@
-//! Which descriptors are memory.
+//! Descriptors that clients send: which of them are memory, and how many each client may have.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -10,33 +10,33 @@ use shmesh_sys::file::{self, Kind};
 use crate::broker::{Account, FdToken, ProcessId, Reason};
 use crate::shares::Shares;
 
-/// Of the character devices whose descriptors are memory of a GPU.
+/// Major number of the character devices of NVIDIA GPUs.
 const NVIDIA_MAJOR: u64 = 195;
 
-/// A process may have one for each so many that are free.
+/// A process may have half of what is free.
 const PART_OF_PROCESS: usize = 2;
-/// An account may have as many as are free.
+/// An account may have as much as is free.
 const PART_OF_ACCOUNT: usize = 1;
 
-/// Which descriptors keys and pools may have, and how much there is of what participants share.
+/// Limits of descriptors and of unread bytes, shared by all clients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptors {
-    /// How many keys may have, all together.
+    /// Maximum number of descriptors of keys.
     pub(crate) keys: usize,
-    /// How many processes may have attached: each is watched by one. Keys cannot take these.
+    /// Maximum number of attached processes, each of which needs a pidfd. Keys cannot take these descriptors.
     pub(crate) attached: usize,
-    /// Bytes that may wait to be read by participants.
+    /// Maximum number of bytes that wait for clients to read them.
     pub(crate) outgoing: usize,
-    /// Whether a memfd passes for a device's, as that of a double is one.
+    /// Whether memfds count as device memory, for tests with a fake device.
     pub(crate) memfds_for_devices: bool,
 }
 
-/// Whose a descriptor is.
+/// The process and account that a descriptor counts for.
 type Owner = (ProcessId, Account);
 
 /// The descriptors of keys, and of attached processes.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct FdTable {
     fds: HashMap<FdToken, (Arc<OwnedFd>, Option<Owner>)>,
     fds_ever: u64,
     by_process: Shares<ProcessId>,
@@ -44,7 +44,7 @@ pub(super) struct Held {
     attached: Shares<Account>,
 }
 
-impl Held {
+impl FdTable {
     pub(super) fn new(limits: Descriptors) -> Self {
         Self {
             fds: HashMap::new(),
@@ -55,7 +55,7 @@ impl Held {
         }
     }
 
-    /// Whether a process may export one more descriptor; what to say if not.
+    /// Checks whether a process may export one more descriptor. The error has the reason and the text for the client.
     pub(super) fn may_export(&self, process: &ProcessId, account: &Account) -> Result<(), (Reason, String)> {
         let free = self.by_account.free();
         let remedy = "close some, or raise the sidecar's limit of open files";
@@ -68,13 +68,15 @@ impl Held {
         }
         if !self.by_account.may_take(account, 1, PART_OF_ACCOUNT) {
             let text = format!(
-                "at most as many keys with descriptors for one pod or user as are free, and {free} are free: {remedy}"
+                "keys with descriptors of one pod or user: at most as many as are free beside those of larger ones, and \
+                 {free} are free: {remedy}"
             );
             return Err((Reason::DescriptorsOfAccount, text));
         }
         if !self.by_process.may_take(process, 1, PART_OF_PROCESS) {
             let text = format!(
-                "at most half as many keys with descriptors for one process as are free, and {free} are free: {remedy}"
+                "keys with descriptors for one process: at most half as many as are free beside those of larger ones, and \
+                 {free} are free: {remedy}"
             );
             return Err((Reason::DescriptorsOfProcess, text));
         }
@@ -103,7 +105,7 @@ impl Held {
         }
     }
 
-    /// One more process has attached, if it may.
+    /// Counts one more attached process, within the limits.
     pub(super) fn attach(&mut self, account: &Account) -> Result<(), (Reason, String)> {
         let free = self.attached.free();
         let remedy = "end some, or raise the sidecar's limit of open files";
@@ -113,7 +115,8 @@ impl Held {
         }
         if !self.attached.may_take(account, 1, PART_OF_ACCOUNT) {
             let text = format!(
-                "at most as many attached processes of one pod or user as places are free, and {free} are free: {remedy}"
+                "attached processes of one pod or user: at most as many as places are free beside those of larger ones, \
+                 and {free} are free: {remedy}"
             );
             return Err((Reason::DescriptorsOfAccount, text));
         }
@@ -127,10 +130,10 @@ impl Held {
 }
 
 impl Descriptors {
-    /// Whether a descriptor is what the mechanism needs. Memory that can be truncated would be a bus error in the importer.
+    /// Whether a descriptor is what the mechanism needs. A file that can be truncated would cause SIGBUS in the importer.
     pub(super) fn is_memory_of(self, fd: &OwnedFd, mechanism: Mechanism, size: u64) -> bool {
         if mechanism != Mechanism::Host {
-            // A device's, where the mechanism has one at all.
+            // A character device, if the mechanism uses a descriptor.
             return match file::kind(fd) {
                 Ok(Kind::CharDevice { major }) => major == NVIDIA_MAJOR,
                 Ok(Kind::Regular { .. }) => self.memfds_for_devices,

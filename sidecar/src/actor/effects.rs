@@ -1,4 +1,4 @@
-//! What the broker is told, and what it wants done.
+//! Commands to the broker, and the effects that it answers with.
 
 use std::os::fd::OwnedFd;
 
@@ -11,12 +11,12 @@ impl Actor {
     pub(super) fn ask_broker(&mut self, session: SessionId, request: Request, fds: Vec<OwnedFd>) {
         let process = self.sessions.get(&session).and_then(|known| known.process);
         let owner = process.filter(|_| !fds.is_empty()).and_then(|process| self.owner(process));
-        let fds = fds.into_iter().map(|fd| self.held.hold(fd, owner.clone())).collect();
+        let fds = fds.into_iter().map(|fd| self.fd_table.hold(fd, owner.clone())).collect();
         self.tell_broker(Command::Request { session, request, fds });
     }
 
     pub(super) fn tell_broker(&mut self, command: Command) {
-        // Who is asked about in vain may still be told by the connection.
+        // Where the identity is unknown, the record names the credentials of the connection.
         let asked_on = match &command {
             Command::Opened { session, .. } | Command::Request { session, .. } => self.sessions.get(session),
             _ => None,
@@ -26,14 +26,14 @@ impl Actor {
         for effect in self.broker.handle(self.audit.now(), command) {
             match effect {
                 Effect::Reply { session, reply, fd } => {
-                    let fds = fd.and_then(|fd| self.held.get(fd)).into_iter().collect();
+                    let fds = fd.and_then(|fd| self.fd_table.get(fd)).into_iter().collect();
                     self.send(session, &reply, fds);
                 }
                 Effect::Event { session, happened } => {
                     self.send(session, &Reply::event(happened), Vec::new())
                 }
                 Effect::CloseSession(session) => self.dismiss(session),
-                Effect::DropFd(fd) => self.held.release(fd),
+                Effect::DropFd(fd) => self.fd_table.release(fd),
                 Effect::Watch(process) => {
                     self.processes.entry(process).or_default().is_watched_by_broker = true;
                 }

@@ -1,4 +1,4 @@
-//! Who gets a link, its pools of device memory, and whose its seats are.
+//! Attaching to a link, the device memory of its pools, and the owners of its seats.
 
 use std::os::fd::OwnedFd;
 
@@ -9,11 +9,11 @@ use super::{Actor, Session};
 use crate::broker::{Op, ProcessId, Reason, Record, SessionId};
 use crate::links::LinkIndex;
 
-/// Seats that one process may say it has.
+/// Maximum number of seats that one process may claim.
 const SEATS_PER_PROCESS: usize = shmesh::MAX_SEATS * 16;
 
 impl Actor {
-    /// Fails closed: who is not known does not get in.
+    /// Answers `Attach`. Fails closed: a process that is not identified is refused.
     pub(super) fn attach(
         &mut self,
         session: SessionId,
@@ -23,7 +23,7 @@ impl Actor {
     ) {
         if process.is_none() {
             let name = self.links.name(link);
-            let text = format!("link {name}: who you are is not known here; see the sidecar's log");
+            let text = format!("link {name}: this process cannot be identified; see the sidecar's log");
             self.refuse(session, id, Op::Attach, Code::Unidentified, Reason::Unidentified, text);
             return;
         }
@@ -34,7 +34,7 @@ impl Actor {
         let known = process.and_then(|process| self.processes.get_mut(&process));
         if let (Some(known), Some((_, account))) = (known, owner) {
             if known.attached.is_none() {
-                if let Err((reason, text)) = self.held.attach(&account) {
+                if let Err((reason, text)) = self.fd_table.attach(&account) {
                     return self.refuse(session, id, Op::Attach, Code::Limit, reason, text);
                 }
                 known.attached = Some(account);
@@ -47,7 +47,7 @@ impl Actor {
         self.send(session, &Reply::new(id, reply::Result::Attached(attached)), fds);
     }
 
-    /// For who came while the link was kept. The code says: connect again later.
+    /// Refuses a request that came while the link was not kept. The code says: connect again later.
     fn refuse_without_link(&mut self, session: SessionId, id: u64, op: Op, link: LinkIndex) {
         let text =
             format!("link {}: it is not kept just now; see the sidecar's /readyz", self.links.name(link));
@@ -63,7 +63,7 @@ impl Actor {
         self.sessions.iter().filter(move |(_, known)| is_attached(known)).map(|(session, _)| *session)
     }
 
-    /// The device memory of a pool: for who may have the link's segments, and kept as they are.
+    /// Stores or hands out the device memory of a pool, as the link's segments, to attached processes only.
     pub(super) fn pool_memory(&mut self, session: SessionId, id: u64, told: &PoolMemory, fds: Vec<OwnedFd>) {
         let Some(link) = self.sessions.get(&session).map(|known| known.link) else { return };
         let Some(kept) = self.links.kept(link) else {
@@ -96,7 +96,7 @@ impl Actor {
         if is_news {
             let size_bytes = Some(answer.size);
             self.audit.write(&Record { size_bytes, ..self.record(session, Op::PoolMemory) });
-            // Whoever takes this sidecar's place one day has to have it.
+            // So that participants can offer it to the next sidecar.
             let others: Vec<_> = self.attached_to(link).filter(|other| *other != session).collect();
             for other in others {
                 self.send(other, &Reply::new(0, reply::Result::PoolMemory(answer.clone())), fds.clone());
@@ -115,7 +115,7 @@ impl Actor {
         }
     }
 
-    /// `false`: that was known.
+    /// Records that the process of a session sits in a seat. `false`: it was recorded before.
     fn sit(&mut self, session: SessionId, seat: u32, word: u64) -> Result<bool, Reason> {
         let known = self.sessions.get(&session);
         let Some((link, process)) = known.and_then(|known| Some((known.link, known.process?))) else {
@@ -131,7 +131,7 @@ impl Actor {
         if known.seats.contains(&entry) {
             return Ok(false);
         }
-        // A seat that is somebody else's by what it says of itself is not believed.
+        // A claim to a seat whose start time is another process's is refused.
         let is_there = self.links.participants(link).iter().any(|other| {
             other.seat == seat
                 && other.word == word
@@ -141,7 +141,7 @@ impl Actor {
             return Err(Reason::NotSeated);
         }
         if known.seats.len() >= SEATS_PER_PROCESS {
-            // Those that it has left since.
+            // Forget seats that it has left since.
             let links = &self.links;
             known.seats.retain(|(link, seat, word)| {
                 let participants = links.participants(*link);

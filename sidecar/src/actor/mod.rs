@@ -4,10 +4,10 @@
 //!
 //! | file | concept |
 //! |---|---|
-//! | `mod.rs` | what comes in, and who deals with it; refusals |
-//! | `process.rs` | the processes that have connected, and their end |
-//! | `link.rs` | who gets a link, its pools of device memory, and whose its seats are |
-//! | `effects.rs` | what the broker is told, and what it wants done |
+//! | `mod.rs` | events and their dispatch; refusals |
+//! | `process.rs` | processes that have connected, and their deaths |
+//! | `link.rs` | attaching to a link, the device memory of its pools, the owners of its seats |
+//! | `effects.rs` | commands to the broker, and its effects |
 //! | `descriptors.rs` | which descriptors are memory |
 
 mod descriptors;
@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 pub(crate) use self::descriptors::Descriptors;
-use self::descriptors::Held;
+use self::descriptors::FdTable;
 use self::process::Process;
 use crate::audit::AuditLog;
 use crate::broker::{
@@ -38,23 +38,23 @@ use crate::broker::{
 use crate::identity::Resolver;
 use crate::links::{LinkIndex, Links};
 use crate::metrics::Metrics;
-use crate::session::Outgoing;
+use crate::session::OutgoingPacket;
 use crate::shares::{Share, Shares};
 
-/// Metrics are this old at most while something happens.
+/// Maximum age of the metrics while events come in.
 const OBSERVE_AFTER: Duration = Duration::from_millis(20);
 
-/// What the actor hears.
+/// An event that the actor reacts to.
 #[derive(Debug)]
 pub(crate) enum ActorEvent {
     Opened {
         session: SessionId,
         link: LinkIndex,
-        /// As the kernel says here, without asking anybody.
+        /// From the kernel, as this pid namespace sees them.
         credentials: Option<Credentials>,
         identity: Option<PeerIdentity>,
         pidfd: Option<OwnedFd>,
-        outgoing: mpsc::Sender<Outgoing>,
+        outgoing: mpsc::Sender<OutgoingPacket>,
     },
     Request {
         session: SessionId,
@@ -69,10 +69,10 @@ pub(crate) enum ActorEvent {
     /// The answer to a question of the broker.
     Resolved {
         ticket: Ticket,
-        /// `None`: nobody says.
+        /// `None`: the identity service did not answer.
         found: Option<Vec<PeerIdentity>>,
     },
-    /// A session broke a rule, and is going to end.
+    /// A session broke a rule of the protocol and is about to end.
     Broke {
         session: SessionId,
         reason: Reason,
@@ -81,7 +81,7 @@ pub(crate) enum ActorEvent {
         session: SessionId,
     },
     Died(ProcessId),
-    /// A link was lost, and the next one of its name has other seats. The sender waits until the last ones are forgotten.
+    /// A link was lost, and its successor has new seats. The sender waits until the old seats are forgotten.
     LinkLost {
         link: LinkIndex,
         done: oneshot::Sender<()>,
@@ -94,7 +94,7 @@ struct Session {
     link: LinkIndex,
     credentials: Option<Credentials>,
     process: Option<ProcessId>,
-    outgoing: mpsc::Sender<Outgoing>,
+    outgoing: mpsc::Sender<OutgoingPacket>,
     is_dismissed: bool,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Actor {
     descriptors: Descriptors,
     sessions: HashMap<SessionId, Session>,
     processes: BTreeMap<ProcessId, Process>,
-    held: Held,
+    fd_table: FdTable,
     /// Bytes that wait to be read, by whom they are for.
     outgoing: Arc<Mutex<Shares<Account>>>,
     myself: mpsc::Sender<ActorEvent>,
@@ -134,24 +134,24 @@ impl Actor {
             descriptors,
             sessions: HashMap::new(),
             processes: BTreeMap::new(),
-            held: Held::new(descriptors),
+            fd_table: FdTable::new(descriptors),
             outgoing: Arc::new(Mutex::new(Shares::new(descriptors.outgoing))),
             myself,
         }
     }
 
-    /// Works until it is told to drain; nothing happens while nothing happens.
+    /// Runs until `Drain`. Never wakes while idle.
     pub(crate) async fn run(mut self, mut inbox: mpsc::Receiver<ActorEvent>) {
-        // There may have been another before.
+        // A former sidecar may have had keys.
         self.tell_broker(Command::Recover);
         let mut observe_at = None;
         let mut is_draining = false;
-        // At the end the identity service may still answer, and it does so soon or never.
+        // While draining, waits for answers of the identity service, which come within their timeout.
         while !is_draining || self.broker.stats().questions > 0 {
             let deadline = self.broker.next_deadline().map(|at| self.audit.instant(at));
-            let told = tokio::select! {
-                told = inbox.recv() => told,
-                // Not for each packet: it looks at everything.
+            let event = tokio::select! {
+                event = inbox.recv() => event,
+                // Not after each packet: it counts everything.
                 () = until(observe_at) => {
                     self.metrics.observe(self.sessions.len(), self.broker.stats());
                     observe_at = None;
@@ -163,36 +163,36 @@ impl Actor {
                     continue;
                 }
             };
-            match told {
+            match event {
                 Some(ActorEvent::Drain) => {
                     is_draining = true;
                     self.tell_broker(Command::Drain);
                 }
-                Some(told) => {
-                    self.hear(told);
+                Some(event) => {
+                    self.handle(event);
                     self.links.look_for_damage();
                 }
                 None => break,
             }
             observe_at.get_or_insert_with(|| Instant::now() + OBSERVE_AFTER);
         }
-        // Whoever asked before the end is answered.
+        // Requests that were sent before the end are answered.
         inbox.close();
-        while let Ok(told) = inbox.try_recv() {
-            self.hear(told);
+        while let Ok(event) = inbox.try_recv() {
+            self.handle(event);
         }
         self.audit.close();
     }
 
-    fn hear(&mut self, told: ActorEvent) {
-        match told {
+    fn handle(&mut self, event: ActorEvent) {
+        match event {
             ActorEvent::Opened { session, link, credentials, identity, pidfd, outgoing } => {
                 let process = identity.as_ref().and_then(ProcessId::of);
                 self.sessions
                     .insert(session, Session { link, credentials, process, outgoing, is_dismissed: false });
                 match process {
                     Some(process) => self.watch(process, pidfd, identity.clone()),
-                    // It may say hello.
+                    // Only `Hello` is answered.
                     None => self.deny(session, Op::Open, Reason::Unidentified, None),
                 }
                 self.tell_broker(Command::Opened { session, peer: identity });
@@ -236,7 +236,7 @@ impl Actor {
         }
         let (link, process, id) = (known.link, known.process, request.id);
         match &request.op {
-            // The broker says so.
+            // Refused by the broker.
             _ if request.version != VERSION => self.ask_broker(session, request, fds),
             Some(request::Op::Attach(_)) => self.attach(session, link, process, id),
             Some(request::Op::Seated(seated)) => self.seated(session, seated.seat, seated.word),
@@ -248,7 +248,7 @@ impl Actor {
             Some(request::Op::PoolMemory(told)) => self.pool_memory(session, id, told, fds),
             Some(request::Op::ListProcesses(list)) => {
                 let skip = usize::try_from(list.skip).unwrap_or(usize::MAX);
-                self.inspect(session, id, |actor| reply::Result::Processes(actor.everybody(link, skip)));
+                self.inspect(session, id, |actor| reply::Result::Processes(actor.all_processes(link, skip)));
             }
             Some(request::Op::ListKeys(list)) => {
                 self.inspect(session, id, |actor| reply::Result::AllKeys(actor.broker.all_keys(list.skip)));
@@ -256,7 +256,7 @@ impl Actor {
             Some(
                 request::Op::Ack(broker::Ack { grant, .. }) | request::Op::Stands(broker::Stands { grant }),
             ) => {
-                self.hear_of_the_death_of(self.broker.importer(grant));
+                self.check_for_death(self.broker.importer(grant));
                 self.ask_broker(session, request, fds);
             }
             Some(op) if exported(op).is_some_and(|export| !self.are_memory_of(&fds, export)) => {
@@ -264,7 +264,7 @@ impl Actor {
                             and growing";
                 self.refuse(session, id, Op::of(&request), Code::Invalid, Reason::BadDescriptors, text);
             }
-            Some(op) if exported(op).is_some() && !fds.is_empty() => match self.may_export(process) {
+            Some(op) if exported(op).is_some() && !fds.is_empty() => match self.may_export(process, op) {
                 Err((reason, text)) => {
                     self.refuse(session, id, Op::of(&request), Code::Limit, reason, text);
                 }
@@ -274,10 +274,15 @@ impl Actor {
         }
     }
 
-    /// Nobody knows who is not identified: the broker refuses it.
-    fn may_export(&self, process: Option<ProcessId>) -> Result<(), (Reason, String)> {
+    /// A process that is not identified may: the broker refuses it. So may one that has the key already: no descriptor is added.
+    fn may_export(&self, process: Option<ProcessId>, op: &request::Op) -> Result<(), (Reason, String)> {
+        if let (Some(process), request::Op::Restore(restore)) = (process, op)
+            && self.broker.is_exporter(&process, &restore.key)
+        {
+            return Ok(());
+        }
         let owner = process.and_then(|process| self.owner(process));
-        owner.map_or(Ok(()), |(process, account)| self.held.may_export(&process, &account))
+        owner.map_or(Ok(()), |(process, account)| self.fd_table.may_export(&process, &account))
     }
 
     fn owner(&self, process: ProcessId) -> Option<(ProcessId, Account)> {
@@ -289,13 +294,13 @@ impl Actor {
         fds.iter().all(|fd| self.descriptors.is_memory_of(fd, export.mechanism(), export.size))
     }
 
-    /// Whoever has got hold of somebody's connection does not speak for it.
+    /// Refuses a packet of a process that did not make the connection.
     fn foreign(&mut self, session: SessionId, id: u64) {
         let text = "another process made this connection: connect yourself";
         self.refuse(session, id, Op::Open, Code::Denied, Reason::ForeignSender, text);
     }
 
-    /// Refuses as the broker does: told, written down, counted.
+    /// Refuses a request: sends the refusal, writes an audit record and counts it.
     fn refuse(
         &mut self,
         session: SessionId,
@@ -309,7 +314,7 @@ impl Actor {
         self.deny(session, op, reason, None);
     }
 
-    /// Writes down and counts that something was refused.
+    /// Writes an audit record of a refusal and counts it.
     fn deny(&mut self, session: SessionId, op: Op, reason: Reason, seat: Option<u32>) {
         let record =
             Record { outcome: Outcome::Refused, reason: Some(reason), seat, ..self.record(session, op) };
@@ -330,19 +335,19 @@ impl Actor {
         }
     }
 
-    /// Who does not read is dismissed: its queue must not become our memory.
+    /// Queues a reply. A session that does not read is dismissed, which bounds the memory of its queue.
     fn send(&mut self, session: SessionId, reply: &Reply, fds: Vec<Arc<OwnedFd>>) {
         let Some(known) = self.sessions.get(&session) else { return };
         let bytes = packet::encode(reply);
         let account = known.process.and_then(|process| self.owner(process));
         let user = || Account::User(known.credentials.map_or(u32::MAX, |socket| socket.uid));
         let account = account.map_or_else(user, |(_, account)| account);
-        let amount = bytes.len() + Outgoing::OVERHEAD;
+        let amount = bytes.len() + OutgoingPacket::OVERHEAD;
         let reason = match Share::take(&self.outgoing, account, amount, 1) {
             Err(_) => Reason::OutgoingOfAccount,
-            Ok(room) => match known.outgoing.try_send(Outgoing { bytes, fds, _room: Some(room) }) {
+            Ok(room) => match known.outgoing.try_send(OutgoingPacket { bytes, fds, _room: Some(room) }) {
                 Err(TrySendError::Full(_)) => Reason::Slow,
-                // Closed: it has ended, and we are going to hear of it.
+                // Closed: the session has ended, and its event is on the way.
                 Ok(()) | Err(TrySendError::Closed(_)) => return,
             },
         };
@@ -350,8 +355,7 @@ impl Actor {
         self.dismiss(session);
     }
 
-    /// Ends a session: its task sees that nothing more is to be sent, and closes the connection. The broker hears of it when
-    /// it has.
+    /// Ends a session: its task sees the end of the queue and closes the connection. The broker gets `Closed` after that.
     fn dismiss(&mut self, session: SessionId) {
         if let Some(known) = self.sessions.get_mut(&session) {
             known.outgoing = mpsc::channel(1).0;

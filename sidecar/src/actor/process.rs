@@ -1,4 +1,4 @@
-//! The processes that have connected: what they have, who asks about them, and their end.
+//! Processes that have connected: what they have, listing them for the operator, and their deaths.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -21,9 +21,9 @@ use crate::links::LinkIndex;
 #[derive(Debug, Default)]
 pub(super) struct Process {
     pub(super) identity: Option<PeerIdentity>,
-    /// Links that it has attached to: its peers there hear of its death.
+    /// Links that it has attached to. Their participants get `PeerDied`.
     pub(super) links: BTreeSet<LinkIndex>,
-    /// Whose place it has while it has links. It may be another user by the time it ends.
+    /// The account that has its place among the attached processes. The process may change its user meanwhile.
     pub(super) attached: Option<Account>,
     sessions: usize,
     pub(super) is_watched_by_broker: bool,
@@ -31,7 +31,7 @@ pub(super) struct Process {
     watch: Option<Watch>,
 }
 
-/// What tells of the end of a process.
+/// The pidfd of a process, and the task that waits for its end.
 #[derive(Debug)]
 struct Watch {
     pidfd: Arc<AsyncFd<OwnedFd>>,
@@ -39,7 +39,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Now, whether it was told already or not.
+    /// Whether the process has ended, whether or not the event has arrived.
     fn has_ended(&self) -> bool {
         poll::is_readable(&*self.pidfd).unwrap_or(false)
     }
@@ -66,11 +66,11 @@ impl Actor {
         known.watch = Some(Watch { pidfd, task });
     }
 
-    /// Forgets a process of which nothing is left here.
+    /// Forgets a process that has nothing here any more.
     pub(super) fn forget_if_idle(&mut self, process: ProcessId) {
         let Some(known) = self.processes.get(&process) else { return };
-        // Who has attached may have a seat that it has not told of: it is watched until it dies, and its death is seen after
-        // its connections are closed.
+        // An attached process may have a seat that it has not claimed yet. It is watched until it dies, because its connections
+        // close before its death is visible.
         if known.sessions == 0
             && !known.is_watched_by_broker
             && known.seats.is_empty()
@@ -83,8 +83,8 @@ impl Actor {
         }
     }
 
-    /// A number is its process's until that has ended, and not until that was heard of here.
-    pub(super) fn hear_of_the_death_of(&mut self, importer: Option<ProcessId>) {
+    /// Handles the death of an importer whose event has not arrived yet: its number may belong to another process by now.
+    pub(super) fn check_for_death(&mut self, importer: Option<ProcessId>) {
         let watch = |process| self.processes.get(&process)?.watch.as_ref();
         if let Some(process) = importer
             && watch(process).is_some_and(Watch::has_ended)
@@ -93,7 +93,7 @@ impl Actor {
         }
     }
 
-    /// Answers an operator, and nobody else.
+    /// Answers an operator, and refuses all others.
     pub(super) fn inspect(
         &mut self,
         session: SessionId,
@@ -109,8 +109,8 @@ impl Actor {
         self.refuse(session, id, Op::Inspect, Code::Denied, Reason::NotOperator, text);
     }
 
-    /// All processes, without the first `skip` of them.
-    pub(super) fn everybody(&self, link: LinkIndex, skip: usize) -> Processes {
+    /// Lists all processes after the first `skip`.
+    pub(super) fn all_processes(&self, link: LinkIndex, skip: usize) -> Processes {
         let participants = self.links.participants(link);
         let sits =
             |known: &Process, other: &Participant| known.seats.contains(&(link, other.seat, other.word));
@@ -141,14 +141,14 @@ impl Actor {
                 known.sessions == 0 && known.watch.is_none()
             });
             if is_last {
-                // Before Linux 6.5, and out of sight: a process without connections is as good as dead.
+                // Before Linux 6.5, without a pidfd: a process without connections counts as dead.
                 self.died(process);
             }
             self.forget_if_idle(process);
         }
     }
 
-    /// Forgets who was on a link.
+    /// Forgets the seats and participants of a link.
     pub(super) fn forget_link(&mut self, link: LinkIndex) {
         let ids: Vec<_> = self.processes.keys().copied().collect();
         for id in ids {
@@ -158,7 +158,7 @@ impl Actor {
                 && known.links.is_empty()
                 && let Some(account) = known.attached.take()
             {
-                self.held.detach(&account);
+                self.fd_table.detach(&account);
             }
             self.forget_if_idle(id);
         }
@@ -167,16 +167,15 @@ impl Actor {
     pub(super) fn died(&mut self, process: ProcessId) {
         let Some(dead) = self.processes.remove(&process) else { return };
         if let Some(account) = &dead.attached {
-            self.held.detach(account);
+            self.fd_table.detach(account);
         }
         let mut done = Recovered::default();
         for &(link, seat, word) in &dead.seats {
-            let Some(kept) = self.links.kept(link) else { continue };
-            let taken = kept.host.recover_participant(seat, word);
+            let taken = self.links.recover_participant(link, seat, word);
             done.participants += taken.participants;
             done.messages += taken.messages;
         }
-        // Seats that it had taken and not told of yet, where this process can see whose they are.
+        // Seats that it had taken and not claimed yet, as far as their lock or pid shows the death.
         for (_, kept) in self.links.all_kept() {
             done.participants += kept.host.recover().participants;
         }

@@ -1,7 +1,7 @@
-//! How many records one account may cause: as many as its bucket has tokens, and those come back with time.
+//! Rate limit of audit records per account, as a token bucket.
 //!
-//! An account is that of the quotas: a pod, or outside pods a user. Refusals and the rest have a bucket each, so nobody can
-//! hide what was done behind what was refused. Nothing here looks at a clock: records say when they are.
+//! An account is that of the quotas: a pod, or outside pods a user. Refusals and other records have a bucket each, so that a flood of
+//! refusals cannot hide what was done. The time comes from the records, not from a clock.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use crate::broker::{Millis, Op, Outcome, Record};
 const REFUSED: Rate = Rate { burst: 100, millis: 1_000 };
 /// The same of what is done, and ends: more than all keys of an account, exported, admitted, imported and closed at once.
 const DONE: Rate = Rate { burst: 100_000, millis: 10 };
-/// Accounts that are told apart.
+/// Maximum number of accounts with buckets of their own.
 pub(super) const ACCOUNTS_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     burst: u64,
-    /// For one token.
+    /// Milliseconds until one token returns.
     millis: u64,
 }
 
@@ -25,7 +25,7 @@ struct Rate {
 pub(super) enum Account {
     Pod(String),
     User(u32),
-    /// Those beyond [`ACCOUNTS_MAX`], and those of whom not even the user is known.
+    /// All accounts beyond [`ACCOUNTS_MAX`], and clients whose user is unknown.
     Others,
 }
 

@@ -2,11 +2,11 @@
 //!
 //! | file | concept |
 //! |---|---|
-//! | `limit.rs` | how many records one account may cause |
-//! | `file.rs` | a file that does not fill the disk |
+//! | `limit.rs` | rate limit per account |
+//! | `file.rs` | a rotated file of bounded size |
 //!
-//! Written by a thread of its own: a disk or a reader that is slow must not hold up the actor. What cannot be written in time,
-//! and what one account causes beyond measure, is counted and said.
+//! A thread of its own writes it, so that a slow disk or reader does not delay the actor. Records that cannot be written in time, or
+//! exceed the rate limit of their account, are counted and reported.
 
 mod file;
 mod limit;
@@ -37,7 +37,7 @@ const REPORT_AFTER: Duration = Duration::from_secs(10);
 /// How long the last records may take to be written.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Where records go: one log, which all who write share.
+/// The audit log, shared by all tasks that write to it.
 #[derive(Clone, Debug)]
 pub(crate) struct AuditLog {
     start: Instant,
@@ -57,7 +57,7 @@ struct Shared {
     writer: Option<Writer>,
     limiter: Limiter,
     queued: [Arc<Mutex<Shares<Account>>>; 2],
-    /// Somebody is going to write how many were left out.
+    /// Whether a task will report the suppressed records.
     will_report: bool,
     lost: u64,
 }

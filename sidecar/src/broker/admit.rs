@@ -1,10 +1,10 @@
 //! Processes, pods and service accounts are admitted to a key.
 //!
 //! As in the drivers, only the exporting process may; 1 to 31 process ids per call; and a process must be alive when it is
-//! admitted, because a number alone may belong to somebody else tomorrow. Who it is now is known from its session, or is
-//! asked for. Process id 0 and the exporter's own are skipped, as the Ascend driver skips them: callers pass arrays that are
+//! admitted, because its number may belong to another process later. Its identity is known from its session, or the identity
+//! service is asked. Process id 0 and the exporter's own are skipped, as the Ascend driver skips them: callers pass arrays that are
 //! filled up with 0, and an exporter has the memory anyway. A negative one is refused, because that is what
-//! `aclrtDeviceGetBareTgid` leaves behind when it has failed. When nobody is left, the call is refused, as there.
+//! `aclrtDeviceGetBareTgid` leaves behind when it has failed. When no process is left, the call is refused, as there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use super::region::{Pin, Region, RegionId, Subject};
 use super::request::{Answer, Caller};
 use super::{Broker, Effect, Millis, ProcessId, SessionId, Ticket};
 
-/// A `SetImportPid` that waits to hear who its processes are.
+/// A `SetImportPid` that waits for the identities of its processes.
 #[derive(Debug)]
 pub(super) struct Question {
     pub(super) session: SessionId,
@@ -54,7 +54,10 @@ impl Broker {
             admit.bare_tgids.into_iter().filter(|tgid| *tgid != 0 && *tgid != own).collect();
         let subjects = subjects(admit.pods, admit.service_accounts)?;
         if pids.is_empty() && subjects.is_empty() {
-            return Err(Refusal::invalid(Reason::Nobody, "nobody is named but 0 and the exporter itself"));
+            return Err(Refusal::invalid(
+                Reason::NoProcess,
+                "the only processes named are 0 and the exporter itself",
+            ));
         }
         record.admits = pids.iter().map(|tgid| format!("process {tgid}")).collect();
         record.admits.extend(subjects.iter().map(Subject::to_string));
@@ -85,7 +88,7 @@ impl Broker {
         Ok(Answer::Later)
     }
 
-    /// Who is known here, and who must be asked for.
+    /// Splits numbers into processes that are known here and numbers that the identity service must resolve.
     fn split(&self, pids: BTreeSet<i32>) -> (BTreeMap<i32, Pin>, BTreeSet<i32>) {
         let mut known = BTreeMap::new();
         let mut asked = BTreeSet::new();
@@ -99,7 +102,7 @@ impl Broker {
         (known, asked)
     }
 
-    /// What may have changed while the question was open is checked again.
+    /// Checks the limits. Called again after a question, because they may have been reached meanwhile.
     pub(super) fn may_admit(
         &self,
         region: &Region,
@@ -107,7 +110,7 @@ impl Broker {
         subjects: &BTreeSet<Subject>,
     ) -> Result<(), Refusal> {
         if region.open {
-            let text = "this key is for everybody (flag 0x1): it admits nobody in particular";
+            let text = "this key is open to all processes (flag 0x1) and has no list of processes";
             return Err(Refusal::invalid(Reason::OpenKey, text));
         }
         if region.closing {
@@ -151,7 +154,7 @@ impl Broker {
         }
     }
 
-    /// All or nobody.
+    /// Admits all processes of a question, or none.
     fn admit_resolved(
         &mut self,
         question: Question,
@@ -177,7 +180,7 @@ impl Broker {
         Ok(done)
     }
 
-    /// Nobody has said, or not in time, who the processes are.
+    /// Refuses a `SetImportPid` whose question failed or timed out.
     pub(super) fn unanswered(&mut self, ticket: Ticket) {
         let Some(question) = self.take_question(ticket) else { return };
         let mut record = question.record;
@@ -194,7 +197,7 @@ impl Broker {
     }
 }
 
-/// Which processes were meant: the exporter says so again after a restart.
+/// Names the admitted processes, for the exporter to send them again after a restart.
 fn done(pids: &BTreeMap<i32, Pin>) -> reply::Result {
     let admitted = pids.iter().map(|(tgid, pin)| pin.admitted(*tgid)).collect();
     reply::Result::Done(Done { admitted })
@@ -208,7 +211,7 @@ pub(super) fn subjects(pods: Vec<String>, accounts: Vec<String>) -> Result<BTree
     Ok(pods.into_iter().map(Subject::Pod).chain(accounts.into_iter().map(Subject::ServiceAccount)).collect())
 }
 
-/// So that a reply cannot be made too long for a packet.
+/// Limits a text of the client, so that the reply fits into a packet.
 fn shortened(text: &str) -> String {
     text.chars().take(64).collect()
 }

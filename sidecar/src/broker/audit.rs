@@ -1,4 +1,4 @@
-//! The audit log: who did what with which key, and why not.
+//! Audit records: process, operation, key, outcome and reason.
 //!
 //! A record has hashes of keys and grants, never the keys, grants or handles themselves.
 
@@ -8,7 +8,7 @@ use shmesh_proto::identity::PeerIdentity;
 
 use super::Millis;
 
-/// What a record is about.
+/// The operation that a record is about.
 ///
 /// ```
 /// use shmesh_sidecar::broker::Op;
@@ -17,52 +17,52 @@ use super::Millis;
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    /// Somebody connected.
+    /// A client connected to the sidecar.
     Open,
-    /// Somebody sent what is no request, or does not read what is sent.
+    /// A client sent an invalid packet, or does not read.
     Packet,
-    /// `Hello`.
+    /// A client asks for its identity: `Hello`.
     Hello,
-    /// `Attach`.
+    /// A client attaches to a link: `Attach`.
     Attach,
-    /// `Seated`.
+    /// A participant claims its seat: `Seated`.
     Seated,
-    /// `Offer`.
+    /// A participant offers memory to a host: `Offer`.
     Offer,
-    /// `Detach`.
+    /// A process gives up its keys and imports: `Detach`.
     Detach,
-    /// `BareTgid`.
+    /// A process asks for its number: `BareTgid`.
     BareTgid,
-    /// `ExportKey`.
+    /// An exporter registers memory: `ExportKey`.
     Export,
-    /// `SetImportPid`.
+    /// An exporter admits importers: `SetImportPid`.
     Admit,
-    /// `ImportByKey`.
+    /// An importer asks for memory: `ImportByKey`.
     Import,
-    /// `Ack`.
+    /// A grant is acknowledged: `Ack`.
     Ack,
-    /// `Stands`.
+    /// An exporter checks a grant: `Stands`.
     Stands,
-    /// `Restore`.
+    /// An exporter registers a key again: `Restore`.
     Restore,
-    /// `Claim`.
+    /// An importer registers an import again: `Claim`.
     Claim,
-    /// `Close`.
+    /// An export or import is closed: `Close`.
     Close,
-    /// `List`.
+    /// A process lists its keys: `List`.
     List,
-    /// `ListProcesses` or `ListKeys`.
+    /// An operator lists all processes or keys: `ListProcesses`, `ListKeys`.
     Inspect,
-    /// `PoolMemory`.
+    /// Device memory of a pool is offered or fetched: `PoolMemory`.
     PoolMemory,
     /// A request without an operation.
     Nothing,
-    /// Records of somebody that were left out, because they were too many.
+    /// Records of one account that were suppressed by the rate limit.
     Suppressed,
 }
 
 impl Op {
-    /// What a request asks for.
+    /// The operation of a request.
     pub(crate) fn of(request: &Request) -> Self {
         use request::Op;
         match &request.op {
@@ -88,7 +88,7 @@ impl Op {
     }
 }
 
-/// What came of it.
+/// The outcome of an operation.
 ///
 /// ```
 /// use shmesh_sidecar::broker::Outcome;
@@ -97,13 +97,13 @@ impl Op {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It is done.
+    /// The operation was carried out.
     Done,
-    /// It waits for somebody else: the exporter, or the identity service.
+    /// It waits for the exporter or the identity service.
     Waits,
-    /// It was refused.
+    /// The operation was refused.
     Refused,
-    /// It came to an end by what somebody else did, or did not do in time.
+    /// It ended because of another process, or by a timeout.
     Ended,
 }
 
@@ -148,17 +148,17 @@ macro_rules! reasons {
 reasons! {
     /// The request is of another version.
     Version = "version",
-    /// The request says nothing that could be done.
+    /// The request cannot be decoded or lacks a field.
     Malformed = "malformed",
-    /// A broker of keys does not do that.
+    /// The broker does not support this operation.
     Unsupported = "unsupported",
-    /// Nobody knows who the caller is.
+    /// The caller cannot be identified.
     Unidentified = "unidentified",
     /// Another process than the one that made the connection has sent it.
     ForeignSender = "foreign_sender",
     /// The session has ended, or was never there.
     NoSession = "no_session",
-    /// The sidecar is going to end.
+    /// The sidecar is shutting down.
     Draining = "draining",
     /// Descriptors where there must be none, or not exactly one where it must be.
     BadDescriptors = "bad_descriptors",
@@ -168,7 +168,7 @@ reasons! {
     BadSize = "bad_size",
     /// A flag that does not exist.
     BadFlags = "bad_flags",
-    /// The policy does not permit keys for everybody.
+    /// The policy does not permit keys that are open to all processes.
     OpenNotPermitted = "open_not_permitted",
     /// A mechanism that does not exist.
     BadMechanism = "bad_mechanism",
@@ -186,14 +186,14 @@ reasons! {
     NotAdmitted = "not_admitted",
     /// The caller has the number of an admitted process, and is another process.
     ProcessReplaced = "process_replaced",
-    /// The key is for everybody, so there is no list to be on.
+    /// The key is open to all processes, so it has no list.
     OpenKey = "open_key",
     /// A process id that no process can have.
     BadPid = "bad_pid",
     /// A pod or service account that cannot be one.
     BadSubject = "bad_subject",
-    /// Nobody is left to be admitted.
-    Nobody = "nobody",
+    /// No process is left to be admitted.
+    NoProcess = "no_process",
     /// No living process has this number.
     NotAlive = "not_alive",
     /// The identity service did not answer in time.
@@ -216,13 +216,13 @@ reasons! {
     NotMapped = "not_mapped",
     /// The importer has died.
     ImporterDied = "importer_died",
-    /// The importer asked for it no more.
+    /// The importer gave it up.
     Cancelled = "cancelled",
     /// Others import the key.
     Busy = "busy",
     /// There is no such grant.
     UnknownGrant = "unknown_grant",
-    /// The grant is somebody else's.
+    /// The grant is another process's.
     ForeignGrant = "foreign_grant",
     /// The grant was used before.
     GrantUsed = "grant_used",
@@ -230,19 +230,19 @@ reasons! {
     GrantExpired = "grant_expired",
     /// The grant's import ended before it was acknowledged.
     GrantCancelled = "grant_cancelled",
-    /// Limit: sessions.
+    /// Limit: sessions of all clients.
     Sessions = "limit_sessions",
     /// Limit: sessions of one process.
     SessionsOfProcess = "limit_sessions_per_process",
     /// Limit: sessions of one account.
     SessionsOfAccount = "limit_sessions_per_account",
-    /// Limit: sessions of which nobody knows whose they are.
+    /// Limit: sessions of unidentified processes.
     SessionsUnidentified = "limit_sessions_unidentified",
     /// Limit: processes of one account.
     ProcessesOfAccount = "limit_processes_per_account",
-    /// Limit: processes.
+    /// Limit: processes of all accounts.
     Processes = "limit_processes",
-    /// Limit: keys.
+    /// Limit: keys of all processes.
     Keys = "limit_keys",
     /// Limit: keys of one session.
     KeysOfSession = "limit_keys_per_session",
@@ -272,17 +272,17 @@ reasons! {
     Slow = "slow",
     /// The caller is not the operator of the sidecar.
     NotOperator = "not_operator",
-    /// The link is kept by this sidecar, which leaves it to nobody.
+    /// This sidecar keeps the link and needs no offers.
     KeptHere = "kept_here",
-    /// The link is damaged, and not kept just now.
+    /// The link is damaged and not kept at the moment.
     LinkNotKept = "link_not_kept",
     /// The caller has not attached to the link.
     NotAttached = "not_attached",
     /// What was offered cannot be the memory of this pool.
     BadPoolMemory = "bad_pool_memory",
-    /// Nobody sits there, or somebody else.
+    /// The seat is vacant, or another process has it.
     NotSeated = "not_seated",
-    /// Another process has said before that this seat is its own.
+    /// Another process has claimed this seat before.
     SeatTaken = "seat_taken",
     /// Limit: seats of one process.
     SeatsOfProcess = "limit_seats_per_process",
@@ -387,7 +387,7 @@ impl Reason {
     ];
 }
 
-/// Who made a connection, as far as the kernel says here without asking anybody: all that is known of somebody unidentified.
+/// Credentials of a connection, from the kernel: all that is known about an unidentified client.
 ///
 /// ```
 /// use shmesh_sidecar::broker::Credentials;
@@ -398,13 +398,13 @@ impl Reason {
 pub struct Credentials {
     /// Process id, as the sidecar's pid namespace numbers it; 0 when it does not.
     pub pid: u32,
-    /// User.
+    /// User id of the process.
     pub uid: u32,
-    /// Group.
+    /// Group id of the process.
     pub gid: u32,
 }
 
-/// One record.
+/// One record of the audit log.
 ///
 /// ```
 /// use shmesh_sidecar::broker::{Millis, Op, Record};
@@ -416,17 +416,17 @@ pub struct Record {
     /// When, on the broker's clock.
     #[serde(rename = "at_ms", serialize_with = "millis")]
     pub at: Millis,
-    /// What it is about.
+    /// The operation that it is about.
     pub op: Op,
-    /// What came of it.
+    /// The outcome of an operation.
     pub outcome: Outcome,
     /// Why, unless it is done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
-    /// Who did it, or whose import or export it was; not there for an unidentified session.
+    /// The process that did it, or whose import or export it was; omitted for an unidentified session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller: Option<Party>,
-    /// Who made the connection, where nobody knows more.
+    /// The credentials of the connection, if the process is not identified.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<Credentials>,
     /// The link that was connected to, for what concerns the link.

@@ -21,7 +21,7 @@ impl Broker {
         }
         let (id, region) = self.find(&close.key, record)?;
         if region.exporter == caller.process {
-            // Importers were told already when it is closing: more force does not make them faster.
+            // Importers got the event when it began to close.
             if region.may_be_used() && (region.closing || !close.force) {
                 let importers = region.importers().take(MAX_NAMED).map(|process| process.bare_tgid).collect();
                 if let Some(region) = self.tables.regions.get_mut(&id) {
@@ -54,7 +54,7 @@ impl Broker {
         Answer::done()
     }
 
-    /// Nobody new can import from here on. Those who do are told; without any, it is over.
+    /// Prevents new imports and sends the importers `ExporterClosing`. Without importers, the region ends.
     fn close_export(&mut self, id: RegionId) {
         let Some(region) = self.tables.regions.get_mut(&id) else { return };
         if region.closing {
@@ -98,7 +98,7 @@ impl Broker {
         self.unused(id);
     }
 
-    /// Nobody imports it any more.
+    /// Handles the end of the last import.
     pub(super) fn unused(&mut self, id: RegionId) {
         let Some(region) = self.tables.regions.get(&id) else { return };
         let (exporter, session, closing) = (region.exporter, region.session, region.closing);
@@ -110,7 +110,7 @@ impl Broker {
         }
     }
 
-    /// Takes an import out of the books. Whoever waits for it is refused.
+    /// Removes an import. An importer that still waits for it is refused.
     pub(super) fn drop_import(&mut self, id: RegionId, importer: ProcessId, why: Reason) -> Option<Stage> {
         let mut record = self.record(Op::Import, id, &importer);
         if let Some(grant) = self.tables.take_grant(id, &importer) {

@@ -97,11 +97,11 @@ impl ProcessId {
 /// ```
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// Somebody connected.
+    /// A client connected to the sidecar.
     Opened {
-        /// The new session.
+        /// The session of the connection.
         session: SessionId,
-        /// Who it is, as the kernel and the identity service say; `None` when they do not.
+        /// Its identity, from the kernel or the identity service; `None` if unknown.
         peer: Option<PeerIdentity>,
     },
     /// The connection is gone. Its process may live on.
@@ -109,30 +109,30 @@ pub enum Command {
         /// The session that ended.
         session: SessionId,
     },
-    /// A session asks.
+    /// A session sends a request.
     Request {
-        /// The session.
+        /// The session that sent it.
         session: SessionId,
-        /// What it asks.
+        /// The request as decoded.
         request: Request,
         /// The descriptors that came along, in their order.
         fds: Vec<FdToken>,
     },
     /// A process that the broker watches has ended.
     Died {
-        /// The process.
+        /// The process that ended.
         process: ProcessId,
     },
     /// The answer to [`Effect::Resolve`].
     Resolved {
-        /// The question.
+        /// The question that is meant.
         ticket: Ticket,
         /// The processes of it that are alive. One that is missing has no process.
         found: Vec<PeerIdentity>,
     },
-    /// Nobody answers [`Effect::Resolve`], which says nothing of the processes.
+    /// [`Effect::Resolve`] failed; whether the processes live is unknown.
     Unanswered {
-        /// The question.
+        /// The question that is meant.
         ticket: Ticket,
     },
     /// A broker was here before, and its keys and imports are registered again for
@@ -152,20 +152,20 @@ pub enum Command {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Answer a request.
+    /// Send an answer to a request.
     Reply {
-        /// To whom.
+        /// The session that asked.
         session: SessionId,
-        /// The answer.
+        /// The answer to send.
         reply: Reply,
         /// Send a copy of this descriptor with it, and keep the descriptor.
         fd: Option<FdToken>,
     },
-    /// Tell a session what happened.
+    /// Send an event to a session.
     Event {
-        /// Whom.
+        /// The session that gets it.
         session: SessionId,
-        /// What.
+        /// The event to send.
         happened: event::Happened,
     },
     /// Close a session. The broker has forgotten it.
@@ -178,13 +178,13 @@ pub enum Effect {
     Unwatch(ProcessId),
     /// Ask who has these numbers now; answer with [`Command::Resolved`].
     Resolve {
-        /// The question.
+        /// The question that is meant.
         ticket: Ticket,
-        /// Bare thread-group ids.
+        /// Bare thread-group ids to resolve.
         bare_tgids: Vec<i32>,
     },
     /// Write this to the audit log.
     Audit(Box<Record>),
-    /// Count one refusal.
+    /// Count one refusal in the metrics.
     Denied(Reason),
 }

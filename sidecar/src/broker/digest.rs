@@ -10,7 +10,7 @@ use super::ProcessId;
 /// Bytes of the secret behind a key.
 pub(super) const SECRET_BYTES: usize = 32;
 
-/// SHA-256 of a secret. Looking one up compares hashes, so how long it takes says nothing of the secret; nobody can
+/// SHA-256 of a secret. Looking one up compares hashes, so how long it takes says nothing of the secret; no caller can
 /// choose secrets so that their hashes share a long beginning with that of one they do not know.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) struct Digest([u8; 32]);
@@ -31,7 +31,7 @@ impl Digest {
     }
 }
 
-/// The key that a secret makes, for one process: whoever shows the secret is its exporter, also to a broker that has never
+/// The key that a secret makes, for one process: a process that shows the secret is its exporter, also to a broker that has never
 /// seen the key.
 pub(super) fn key_of(secret: &[u8; SECRET_BYTES], exporter: &ProcessId) -> DeviceKey {
     let hash = Sha256::new()

@@ -1,4 +1,4 @@
-//! A key is made.
+//! Exporting memory under a new key.
 
 use shmesh_proto::broker::{ExportKey, Exported, Mechanism, reply};
 use shmesh_proto::key::{DeviceKey, KEY_BYTES};
@@ -10,7 +10,7 @@ use super::region::Region;
 use super::request::{Answer, Caller};
 use super::{Broker, FdToken};
 
-/// The flag that makes a key good for everybody: `DISABLE_PID_VALIDATION`.
+/// The flag that opens a key to all processes: `DISABLE_PID_VALIDATION`.
 pub(super) const OPEN: u64 = 1;
 
 /// Bytes of a device's UUID: ordinals differ from container to container.
@@ -19,7 +19,7 @@ const UUID_BYTES: usize = 16;
 /// A CUDA IPC handle (`CUDA_IPC_HANDLE_SIZE`), the device's UUID, and the exporter's process id as it sees itself.
 const CUDA_HANDLE_BYTES: usize = 64 + UUID_BYTES + 4;
 
-/// Descriptors and bytes of handle that must come along.
+/// Number of descriptors and bytes of handle that an export must have.
 fn shape(mechanism: Mechanism) -> (usize, usize) {
     match mechanism {
         Mechanism::Unspecified => (0, 0),
@@ -31,7 +31,7 @@ fn shape(mechanism: Mechanism) -> (usize, usize) {
     }
 }
 
-/// A region without a descriptor, that admits nobody yet.
+/// A region without a descriptor and without admitted processes.
 pub(super) fn region(caller: &Caller, key: DeviceKey, export: ExportKey) -> Region {
     Region {
         key,
@@ -45,6 +45,7 @@ pub(super) fn region(caller: &Caller, key: DeviceKey, export: ExportKey) -> Regi
         open: export.flags == OPEN,
         closing: false,
         is_awaited: false,
+        is_partial: false,
         is_wanted: false,
         pids: Default::default(),
         subjects: Default::default(),

@@ -72,7 +72,7 @@ impl Grants {
         self.by_deadline.insert((deadline, digest));
     }
 
-    /// Ends a grant; whoever comes with it again is refused for `reason`.
+    /// Ends a grant. Later uses of it are refused for `reason`.
     pub(super) fn end(&mut self, digest: &Digest, reason: Reason) -> Option<Grant> {
         let grant = self.live.remove(digest)?;
         self.by_deadline.remove(&(grant.deadline, *digest));

@@ -1,4 +1,4 @@
-//! What an operator sees: everybody's keys, and who has how many. Whether the caller is one is decided outside.
+//! Listing all keys, and the number of keys of each process. The caller checks that the client is an operator.
 
 use shmesh_proto::broker::{AllKeys, KeyInfo};
 use shmesh_proto::limits::{MAX_LISTED, MAX_LISTED_IMPORTERS};
@@ -21,7 +21,7 @@ pub struct Holdings {
 }
 
 impl Broker {
-    /// How many keys a process has; none when nobody knows it.
+    /// How many keys a process has; none for an unknown process.
     ///
     /// ```
     /// use shmesh_sidecar::broker::{Broker, Holdings, Policy, ProcessId};

@@ -1,25 +1,24 @@
-//! The broker of device keys: who may have whose memory, and who has it.
+//! The broker of device keys: the exported regions, their admitted processes and their importers.
 //!
-//! A state machine: [`Command`]s in, [`Effect`]s out, in the order in which they are to be done. It opens nothing, waits for
-//! nothing and asks no clock; the socket around it does. So it can be tried with random sequences by the thousand
-//! (`tests/suite/broker_model`), and read alone.
+//! A state machine: [`Command`]s in, [`Effect`]s out, in the order in which they must be carried out. It does no I/O, never waits and
+//! reads no clock, so that it can be tested with thousands of random sequences (`tests/suite/broker_model`), and read alone.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `command.rs` | what goes in and comes out |
-//! | `request.rs` | one request: who asks, what is answered, what is recorded |
-//! | `session.rs` | connections and processes come and go |
-//! | `export.rs` | a key is made |
-//! | `admit.rs` | processes, pods and service accounts are admitted to it |
-//! | `import.rs` | the memory is delivered, and acknowledged |
-//! | `close.rs` | imports and exports end |
-//! | `recover.rs` | what a former broker knew is registered again |
-//! | `inspect.rs` | what an operator sees |
-//! | `region.rs`, `grant.rs`, `table.rs` | what is remembered |
-//! | `policy.rs` | every limit |
-//! | `audit.rs`, `refusal.rs` | what is written down, and what the caller is told |
+//! | `command.rs` | commands and effects |
+//! | `request.rs` | handling of one request: caller, answer, audit record |
+//! | `session.rs` | connections, deaths of processes, timeouts |
+//! | `export.rs` | exporting memory under a new key |
+//! | `admit.rs` | admitting processes, pods and service accounts |
+//! | `import.rs` | delivery and acknowledgement |
+//! | `close.rs` | closing imports and exports |
+//! | `recover.rs` | registering again what a former broker knew |
+//! | `inspect.rs` | lists for the operator |
+//! | `region.rs`, `grant.rs`, `table.rs` | the state |
+//! | `policy.rs` | all limits |
+//! | `audit.rs`, `refusal.rs` | audit records; refusals sent to the caller |
 //!
-//! # Who holds what
+//! # Lifetimes
 //!
 //! Exports and imports belong to a **process**, not to the session that asked: a library may connect again, and a process
 //! that has lost its connection may still have the memory mapped. They end when the process closes or detaches, or when it
@@ -29,14 +28,14 @@
 //! have it mapped. A grant that is not acknowledged in time is void, its import stays in the books until it is closed or its
 //! process dies.
 //!
-//! A forced close, and `Detach` of an exporter, tell the importers and drop the descriptor at once, so that nobody new can
-//! import; the key stays in the books until the last importer is gone. The exporter hears `Unused` then: from that moment
-//! it can free the memory without a fault in another process.
+//! A forced close, and `Detach` of an exporter, send the importers an event and drop the descriptor at once, so that no process can
+//! import the key any more. The key stays registered until the last importer is gone. The exporter gets `Unused` then: from that
+//! moment it can free the memory without a fault in another process.
 //!
 //! # After a restart
 //!
 //! Nothing is stored. For [`Policy::restore_millis`] after [`Command::Recover`], exporters register their keys again
-//! (`Restore`) and importers what they have mapped (`Claim`), in any order; whoever asks for a key that is not there yet waits.
+//! (`Restore`) and importers what they have mapped (`Claim`), in any order; imports of a key that is not there yet wait.
 //! A key is the hash of a secret and of its exporter's identity, so that the exporter, and no importer, can show that it is
 //! its own. A claim counts as an import when the key is there and admits the claimant. Until the time is over a restored key
 //! counts as imported; then claims whose key has not come back end in `RegionLost`.
@@ -148,13 +147,13 @@ impl fmt::Debug for Broker {
 /// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Stats {
-    /// Sessions.
+    /// Sessions of all clients.
     pub sessions: usize,
     /// Processes that have a session, a key or an import.
     pub processes: usize,
     /// Keys, including those that wait for their last importer.
     pub keys: usize,
-    /// Bytes behind them.
+    /// Bytes of memory behind them.
     pub bytes: u64,
     /// Descriptors that the broker has and has not dropped.
     pub descriptors: usize,
@@ -194,7 +193,7 @@ impl Broker {
         }
     }
 
-    /// Takes one command. What comes back is to be done in its order: a descriptor may be sent and then dropped.
+    /// Handles one command. The effects must be carried out in their order: a descriptor may be sent and then dropped.
     ///
     /// A session or process that is not known is ignored, but what came along with its request is dropped, so that the
     /// socket needs no table of its own to stay in step.
@@ -207,7 +206,7 @@ impl Broker {
     /// ```
     pub fn handle(&mut self, now: Millis, command: Command) -> Vec<Effect> {
         self.now = self.now.max(now);
-        // First of all, so that what is late is late even when nobody has said Tick in time.
+        // First, so that timeouts hold even when `Tick` comes late.
         self.expire();
         match command {
             Command::Opened { session, peer } => self.opened(session, peer),
@@ -237,7 +236,7 @@ impl Broker {
         self.grants.next_deadline().into_iter().chain(question).chain(recovery).min()
     }
 
-    /// Whether nobody has a key or an import: a draining sidecar can end.
+    /// Whether there is no key and no question: a draining sidecar can end.
     ///
     /// ```
     /// use shmesh_sidecar::broker::{Broker, Policy};
@@ -271,7 +270,7 @@ impl Broker {
         }
     }
 
-    /// Recounts everything that is counted twice. For tests, and for whoever doubts a number: it looks at everything.
+    /// Recounts all counters from the tables. For tests: it visits every entry.
     ///
     /// # Errors
     /// What does not agree.

@@ -13,9 +13,9 @@ use shmesh_proto::limits;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Whether keys may be exported for everybody who knows them (flag 0x1).
+    /// Whether keys may be exported that are open to every process that knows them (flag 0x1).
     pub open_keys: bool,
-    /// Whether CUDA's old handles may be exported. Whoever has seen one can use it, so they cannot be taken back.
+    /// Whether CUDA's old handles may be exported. A process that has seen one can use it for ever: they cannot be revoked.
     pub cuda_legacy: bool,
     /// Whether process ids are those of the whole node. A driver that admits by number would admit others than were meant.
     pub bare_numbers: bool,
@@ -25,13 +25,13 @@ pub struct Policy {
     pub sessions_per_process: usize,
     /// Sessions of one account at the same time.
     pub sessions_per_account: usize,
-    /// Sessions at the same time of which nobody knows whose they are.
+    /// Sessions of unidentified processes at the same time.
     pub sessions_unidentified: usize,
     /// Processes that have a session, a key or an import.
     pub processes: usize,
     /// The same, of one account.
     pub processes_per_account: usize,
-    /// Keys.
+    /// Maximum number of keys.
     pub keys: usize,
     /// Keys that one session has exported.
     pub keys_per_session: usize,

@@ -1,4 +1,4 @@
-//! What a former broker knew is registered again: exporters restore their keys, importers claim what they have mapped.
+//! Recovery after a restart: exporters restore their keys, importers claim what they have mapped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use super::grant::{GRANT_BYTES, Step};
 use super::refusal::Refusal;
 use super::region::{Import, Pin, RegionId, Stage};
 use super::request::{Answer, Caller};
-use super::table::Claimed;
+use super::table::EarlyClaim;
 use super::{Broker, Effect, FdToken, Millis, ProcessId, SessionId};
 
 /// Imports of one session that wait for a key to come back.
@@ -24,12 +24,12 @@ const PARKED_PER_SESSION: usize = 4;
 #[derive(Debug)]
 pub(super) struct Recovery {
     pub(super) until: Millis,
-    parked: Vec<Parked>,
+    parked: Vec<ParkedImport>,
 }
 
 /// An import of a key that is not there yet.
 #[derive(Debug)]
-struct Parked {
+struct ParkedImport {
     caller: Caller,
     key: Vec<u8>,
 }
@@ -40,7 +40,7 @@ impl Broker {
         self.recovery.get_or_insert(Recovery { until, parked: Vec::new() });
     }
 
-    /// The next broker may see those again who wait for keys.
+    /// Refuses parked imports as draining, so that their clients ask the next broker.
     pub(super) fn drain(&mut self) {
         self.draining = true;
         let parked = self.recovery.as_mut().map(|recovery| std::mem::take(&mut recovery.parked));
@@ -98,7 +98,7 @@ impl Broker {
             self.tables.move_region(id, caller.session);
             id
         } else if restore.closing && self.recovery.is_none() {
-            // Whoever had it mapped was told that it is lost.
+            // Its importers got `RegionLost`.
             let unused = Happened::Unused(key.as_bytes().to_vec());
             self.effects.push(Effect::Event { session: caller.session, happened: unused });
             return Ok(Answer::Now(answer, None));
@@ -115,39 +115,36 @@ impl Broker {
             self.tables.admit(id, pins, subjects);
             id
         };
+        if let Some(region) = self.tables.regions.get_mut(&id) {
+            region.is_partial = restore.more && self.recovery.is_some();
+        }
         self.settle_claims(id);
         self.ask_exporter_again(id, caller.session);
         Ok(Answer::Now(answer, None))
     }
 
-    /// Somebody says that it has the memory mapped.
+    /// Handles the claim of a process that has the memory mapped.
     pub(super) fn claim(
         &mut self,
         caller: &Caller,
         key: &[u8],
         record: &mut Record,
     ) -> Result<Answer, Refusal> {
-        let (id, region) = match self.find(key, record) {
-            Err(refusal) if refusal.reason == Reason::UnknownKey && self.recovery.is_some() => {
-                let Some(key) = DeviceKey::from_wild(key) else { return Err(refusal) };
-                let digest = Digest::of(key.as_bytes());
-                let is_new = !self.has_claim(&caller.process, &digest);
-                if is_new {
-                    self.may_import(caller)?;
-                }
-                let claimed = Claimed { key, session: caller.session };
-                self.tables.insert_claim(&caller.process, digest, claimed);
-                return Ok(Answer::done());
-            }
-            found => found?,
-        };
+        if self.may_come_back(caller, key) {
+            self.find(key, record).map(drop).or_else(|refusal| match refusal.reason {
+                Reason::UnknownKey => Ok(()),
+                _ => Err(refusal),
+            })?;
+            return self.enter_early_claim(caller, key);
+        }
+        let (id, region) = self.find(key, record)?;
         if region.exporter == caller.process {
             let text = "an exporter has the memory already";
             return Err(Refusal::invalid(Reason::SelfImport, text));
         }
         match region.imports.get(&caller.process).map(|import| import.stage) {
             Some(Stage::Delivered) => {
-                // It may have been told on a session that had ended.
+                // The first event may have gone to a session that had ended.
                 self.tell_of_closing(id, caller.process, caller.session);
                 return Ok(Answer::done());
             }
@@ -166,6 +163,32 @@ impl Broker {
         Ok(Answer::done())
     }
 
+    /// Whether a key may still be registered again, or admit the caller once its list is complete.
+    fn may_come_back(&self, caller: &Caller, key: &[u8]) -> bool {
+        let Some(key) = DeviceKey::from_wild(key).filter(|_| self.recovery.is_some()) else { return false };
+        let found = self.tables.find(&key, &Digest::of(key.as_bytes()));
+        found.is_none_or(|(_, region)| region.may_admit_later(&caller.process, &caller.identity))
+    }
+
+    /// A claim to a key that may still come back.
+    fn enter_early_claim(&mut self, caller: &Caller, key: &[u8]) -> Result<Answer, Refusal> {
+        let Some(key) = DeviceKey::from_wild(key) else { return Err(Refusal::key(Reason::UnknownKey)) };
+        let digest = Digest::of(key.as_bytes());
+        if !self.has_claim(&caller.process, &digest) {
+            self.may_import(caller)?;
+        }
+        let claimed = EarlyClaim { key, session: caller.session };
+        self.tables.insert_claim(&caller.process, digest, claimed);
+        Ok(Answer::done())
+    }
+
+    /// Whether this process has exported the key.
+    pub(crate) fn is_exporter(&self, process: &ProcessId, key: &[u8]) -> bool {
+        let key = DeviceKey::from_wild(key);
+        let found = key.and_then(|key| self.tables.find(&key, &Digest::of(key.as_bytes())));
+        found.is_some_and(|(_, region)| region.exporter == *process)
+    }
+
     fn has_claim(&self, process: &ProcessId, digest: &Digest) -> bool {
         self.tables.processes.get(process).is_some_and(|known| known.claims.contains_key(digest))
     }
@@ -182,7 +205,7 @@ impl Broker {
         }
     }
 
-    /// A key has come back: the claims to it that it admits are imports from now on.
+    /// Turns the claims that a restored key admits into imports.
     fn settle_claims(&mut self, id: RegionId) {
         let Some(region) = self.tables.regions.get(&id) else { return };
         let digest = region.digest;
@@ -198,7 +221,7 @@ impl Broker {
         }
     }
 
-    /// The exporter was to admit somebody on a session that has ended, or that does not know the key.
+    /// Sends `Admit` again for importers that wait: the session that got it has ended or does not know the key.
     fn ask_exporter_again(&mut self, id: RegionId, session: SessionId) {
         let Some(region) = self.tables.regions.get(&id) else { return };
         let key = region.key.as_bytes().to_vec();
@@ -227,34 +250,40 @@ impl Broker {
         }
     }
 
-    /// Whether an import waits for its key to come back.
+    /// Parks an import whose key, or place on the list, may still come back. `false`: it does not wait.
     pub(super) fn waits_for(&mut self, caller: &Caller, key: &[u8]) -> bool {
-        let Some(recovery) = &mut self.recovery else { return false };
-        let Some(wanted) = DeviceKey::from_wild(key) else { return false };
-        let of_session = |parked: &&Parked| parked.caller.session == caller.session;
-        if self.tables.is_taken(&Digest::of(wanted.as_bytes()))
-            || recovery.parked.iter().filter(of_session).count() >= PARKED_PER_SESSION
-        {
+        if !self.may_come_back(caller, key) {
             return false;
         }
-        recovery.parked.push(Parked { caller: caller.clone(), key: key.to_vec() });
+        let Some(recovery) = &mut self.recovery else { return false };
+        let of_session = |parked: &&ParkedImport| parked.caller.session == caller.session;
+        if recovery.parked.iter().filter(of_session).count() >= PARKED_PER_SESSION {
+            return false;
+        }
+        recovery.parked.push(ParkedImport { caller: caller.clone(), key: key.to_vec() });
         true
     }
 
-    /// Goes on with the imports whose key has come back.
+    /// Resumes parked imports whose key is restored.
     pub(super) fn unpark(&mut self) {
         let Some(recovery) = &mut self.recovery else { return };
-        let is_there = |parked: &mut Parked| {
-            DeviceKey::from_wild(&parked.key)
-                .is_some_and(|key| self.tables.is_taken(&Digest::of(key.as_bytes())))
+        let is_there = |parked: &mut ParkedImport| {
+            let key = DeviceKey::from_wild(&parked.key);
+            let found = key.and_then(|key| self.tables.find(&key, &Digest::of(key.as_bytes())));
+            let Caller { process, identity, .. } = &parked.caller;
+            found.is_some_and(|(_, region)| !region.may_admit_later(process, identity))
         };
         let ready: Vec<_> = recovery.parked.extract_if(.., is_there).collect();
-        for Parked { caller, key } in ready {
-            let mut record = Record::new(self.now, Op::Import);
-            record.caller = self.party(&caller.process);
-            let answer = self.import(&caller, &key, &mut record);
-            self.finish((caller.session, caller.request), answer, record, true);
+        for parked in ready {
+            self.resume(&parked);
         }
+    }
+
+    fn resume(&mut self, ParkedImport { caller, key }: &ParkedImport) {
+        let mut record = Record::new(self.now, Op::Import);
+        record.caller = self.party(&caller.process);
+        let answer = self.import(caller, key, &mut record);
+        self.finish((caller.session, caller.request), answer, record, true);
     }
 
     pub(super) fn forget_parked(&mut self, session: SessionId) {
@@ -263,7 +292,7 @@ impl Broker {
         }
     }
 
-    fn refuse_parked(&mut self, parked: &Parked, refusal: Refusal) {
+    fn refuse_parked(&mut self, parked: &ParkedImport, refusal: Refusal) {
         let mut record = Record::new(self.now, Op::Import);
         record.caller = self.party(&parked.caller.process);
         record.key_hash = DeviceKey::from_wild(&parked.key).map(|key| Digest::of(key.as_bytes()).short());
@@ -284,7 +313,7 @@ impl Broker {
         }
     }
 
-    fn end_claim(&mut self, process: &ProcessId, digest: &Digest, why: Reason) -> Option<Claimed> {
+    fn end_claim(&mut self, process: &ProcessId, digest: &Digest, why: Reason) -> Option<EarlyClaim> {
         let claimed = self.tables.remove_claim(process, digest)?;
         let mut record = Record::new(self.now, Op::Claim);
         record.caller = self.party(process);
@@ -294,11 +323,12 @@ impl Broker {
         Some(claimed)
     }
 
-    /// The time is over: what has not come back is lost.
+    /// Ends the recovery: what was not restored is lost.
     pub(super) fn settle(&mut self) {
         let Some(recovery) = self.recovery.take() else { return };
         for parked in recovery.parked {
-            self.refuse_parked(&parked, Refusal::key(Reason::UnknownKey));
+            // Refused: the key is unknown, or does not admit the importer.
+            self.resume(&parked);
         }
         let claims: Vec<_> = self.tables.claims().map(|(process, digest, _)| (process, digest)).collect();
         for (process, digest) in claims {
@@ -308,6 +338,7 @@ impl Broker {
             }
             self.forget(process);
         }
+        self.tables.regions.values_mut().for_each(|region| region.is_partial = false);
         let awaited = self.tables.regions.iter_mut().filter(|(_, region)| region.is_awaited);
         let unused: Vec<_> = awaited
             .filter_map(|(id, region)| {

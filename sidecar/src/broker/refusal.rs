@@ -1,4 +1,4 @@
-//! A refusal: what the caller is told, and what the log and the metrics are told.
+//! Refusals: a text for the caller, and a precise reason for the audit log and the metrics.
 
 use std::borrow::Cow;
 
@@ -6,10 +6,10 @@ use shmesh_proto::broker::{Code, Refused, Reply, reply};
 
 use super::audit::Reason;
 
-/// What everybody hears who may not have a key, whether there is one or not.
+/// The text for every caller that may not have a key, whether the key exists or not.
 pub(super) const NO_KEY: &str = "no such key, or not for you";
 
-/// What everybody hears whose grant is not theirs, or not any more.
+/// The text for every caller whose grant is unknown, expired or another process's.
 pub(super) const NO_GRANT: &str = "no such grant, or it is over";
 
 #[derive(Debug)]
@@ -69,12 +69,12 @@ impl Refusal {
     }
 
     pub(super) fn unidentified() -> Self {
-        let text = "nobody knows who you are: the identity service did not say; connect again";
+        let text = "this process cannot be identified: the identity service did not answer; connect again";
         Self::new(Code::Unidentified, Reason::Unidentified, text)
     }
 
     pub(super) fn no_answer() -> Self {
-        let text = "nobody knows who these processes are: the identity service did not say in time";
+        let text = "these processes cannot be identified: the identity service did not answer in time";
         Self::new(Code::Unidentified, Reason::NoAnswer, text)
     }
 

@@ -1,4 +1,4 @@
-//! Exported memory: who may import it and who does.
+//! Exported memory, the processes that may import it, and the processes that do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,25 +15,27 @@ use super::{FdToken, ProcessId, SessionId};
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct RegionId(pub(super) u64);
 
-/// Exported memory.
+/// Exported memory with its key.
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) key: DeviceKey,
     pub(super) digest: Digest,
     pub(super) exporter: ProcessId,
-    /// Where it was exported. It may have ended.
+    /// The session that exported it. It may have ended.
     pub(super) session: SessionId,
     pub(super) size: u64,
     pub(super) mechanism: Mechanism,
     pub(super) handle: Vec<u8>,
     pub(super) fd: Option<FdToken>,
-    /// For everybody who knows the key.
+    /// Whether every process that knows the key may import it.
     pub(super) open: bool,
     /// The exporter has closed it although others import it: no new imports.
     pub(super) closing: bool,
     /// A former broker had it, and its importers may not have come back yet.
     pub(super) is_awaited: bool,
-    /// Its exporter was told that it is busy because it is awaited, and waits to hear that it is not.
+    /// More packets follow with processes that it admits.
+    pub(super) is_partial: bool,
+    /// Its exporter got `Busy` because it is awaited, and waits for `Unused`.
     pub(super) is_wanted: bool,
     pub(super) pids: BTreeMap<i32, Pin>,
     pub(super) subjects: BTreeSet<Subject>,
@@ -54,7 +56,7 @@ impl Pin {
         Self { start_time: process.start_time, pidfd_inode: process.pidfd_inode }
     }
 
-    /// As the exporter says it after a restart.
+    /// From the exporter's `Restore`.
     pub(super) fn restored(admitted: &Admitted) -> Self {
         Self { start_time: admitted.start_time, pidfd_inode: admitted.pidfd_inode }
     }
@@ -89,7 +91,7 @@ impl Subject {
             && text.split_once('/').is_some_and(|(namespace, name)| allowed(namespace) && allowed(name))
     }
 
-    /// What a process is on lists as. Nothing, unless somebody who knows the pods has confirmed its pod.
+    /// The subjects of a process: none, unless the identity service has confirmed its pod.
     fn of(pod: &Pod) -> impl Iterator<Item = Self> {
         let known = |name: &str| pod.confirmed && !pod.namespace.is_empty() && !name.is_empty();
         let full = |name: &str| known(name).then(|| format!("{}/{name}", pod.namespace));
@@ -118,10 +120,10 @@ pub(super) struct Import {
     pub(super) grant: Option<Digest>,
 }
 
-/// How far an import is.
+/// The progress of an import.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Stage {
-    /// The exporter is to admit; then this request is answered. `asked`: the session on which it was told, if it had one.
+    /// Waits until the exporter admits the importer; then this request is answered. `asked`: the session that got `Admit`, if any.
     Admitting { request: u64, asked: Option<SessionId> },
     /// The importer has what it needs. Whether it has acknowledged or not, it may have mapped the memory.
     Delivered,
@@ -140,7 +142,15 @@ impl Region {
         Err(if pin.is_some() { Reason::ProcessReplaced } else { Reason::NotAdmitted })
     }
 
-    /// Who may have the memory mapped.
+    /// Whether its list is not complete yet, and a process that is not on it may be.
+    pub(super) fn may_admit_later(&self, process: &ProcessId, identity: &PeerIdentity) -> bool {
+        self.is_partial
+            && self.exporter != *process
+            && !self.imports.contains_key(process)
+            && self.admission(process, identity).is_err()
+    }
+
+    /// The processes that may have the memory mapped.
     pub(super) fn importers(&self) -> impl Iterator<Item = &ProcessId> {
         self.imports.iter().filter(|(_, import)| import.stage == Stage::Delivered).map(|(process, _)| process)
     }
@@ -154,7 +164,7 @@ impl Region {
         self.is_awaited || self.is_used()
     }
 
-    /// Whom it admits, all together.
+    /// Number of processes, pods and service accounts that it admits.
     pub(super) fn admitted(&self) -> usize {
         self.pids.len() + self.subjects.len()
     }

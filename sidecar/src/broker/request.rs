@@ -1,4 +1,4 @@
-//! One request: who asks, what is answered, what is recorded.
+//! Handling of one request: caller, answer and audit record.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::refusal::Refusal;
 use super::region::{Region, RegionId};
 use super::{Broker, Effect, FdToken, ProcessId, SessionId};
 
-/// Who asks, and where the answer goes.
+/// The process that asks, and the address of the answer.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub(super) session: SessionId,
@@ -24,7 +24,7 @@ pub(super) struct Caller {
 
 pub(super) enum Answer {
     Now(reply::Result, Option<FdToken>),
-    /// Somebody else is asked first.
+    /// The answer comes after that of the exporter or the identity service.
     Later,
 }
 
@@ -75,7 +75,7 @@ impl Broker {
         }
     }
 
-    /// Refuses, records and counts. Nobody is told when there is nobody to tell.
+    /// Refuses, records and counts. Without a session, no reply is sent.
     pub(super) fn refuse(&mut self, to: Option<(SessionId, u64)>, refusal: Refusal, mut record: Record) {
         let reason = refusal.reason;
         if let Some((session, id)) = to {
@@ -87,7 +87,7 @@ impl Broker {
         self.effects.push(Effect::Denied(reason));
     }
 
-    /// Writes down that something came to an end.
+    /// Writes an audit record of an end.
     pub(super) fn ended(&mut self, mut record: Record, why: Reason) {
         record.outcome = Outcome::Ended;
         record.reason = Some(why);
@@ -196,7 +196,7 @@ impl Broker {
     }
 }
 
-/// Who else imports a key is its exporter's business alone.
+/// Lists a region. Only the exporter sees the importers.
 fn listed(region: &Region, caller: &Caller) -> Listed {
     let is_exporter = region.exporter == caller.process;
     let mut listed =

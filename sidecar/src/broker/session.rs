@@ -1,4 +1,4 @@
-//! Connections and processes come and go, and time passes.
+//! Connections, deaths of processes, and timeouts.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Broker {
         };
         below(self.tables.sessions.len(), policy.sessions, Reason::Sessions, "sessions")?;
         let Some((process, identity)) = peer else {
-            let what = "sessions of processes that nobody knows";
+            let what = "sessions of unidentified processes";
             let used = self.tables.unidentified;
             return below(used, policy.sessions_unidentified, Reason::SessionsUnidentified, what);
         };
@@ -63,7 +63,7 @@ impl Broker {
         below(self.tables.processes.len(), policy.processes, Reason::Processes, "processes")
     }
 
-    /// What waits for an answer on this session ends; what its process has stays.
+    /// Ends what waits for an answer on this session. The keys and imports of its process stay.
     pub(super) fn closed(&mut self, session: SessionId) {
         let Some(closed) = self.tables.close(session) else { return };
         for ticket in closed.questions {
@@ -119,7 +119,7 @@ impl Broker {
         self.remove(id, Reason::ExporterDied);
     }
 
-    /// Takes a region that nobody imports out of the books.
+    /// Removes a region without imports.
     pub(super) fn remove(&mut self, id: RegionId, why: Reason) {
         let Some(region) = self.tables.regions.get(&id) else { return };
         let record = self.record(Op::Export, id, &region.exporter);
@@ -129,7 +129,7 @@ impl Broker {
         }
     }
 
-    /// Tells a process, if it has a session.
+    /// Sends an event to a process, if it has a session.
     pub(super) fn tell(&mut self, process: &ProcessId, preferred: SessionId, happened: Happened) {
         if let Some(session) = self.tables.session_of(process, preferred) {
             self.effects.push(Effect::Event { session, happened });

@@ -10,10 +10,10 @@ use super::digest::Digest;
 use super::region::{Import, Pin, Region, RegionId, Stage, Subject};
 use super::{ProcessId, SessionId, Ticket};
 
-/// One connection.
+/// One connection of a client.
 #[derive(Debug, Default)]
 pub(super) struct Session {
-    /// Who it is; `None` when nobody knows.
+    /// The process; `None` if it cannot be identified.
     pub(super) peer: Option<(ProcessId, Arc<PeerIdentity>)>,
     /// How many keys it has exported.
     pub(super) keys: usize,
@@ -29,8 +29,8 @@ pub(super) struct Process {
     pub(super) sessions: BTreeSet<SessionId>,
     pub(super) exports: BTreeSet<RegionId>,
     pub(super) imports: BTreeSet<RegionId>,
-    /// What it says it imports, of which the exporter has not come back yet.
-    pub(super) claims: BTreeMap<Digest, Claimed>,
+    /// Imports that it claims, whose exporter has not restored the key yet.
+    pub(super) claims: BTreeMap<Digest, EarlyClaim>,
 }
 
 impl Process {
@@ -42,14 +42,14 @@ impl Process {
     }
 }
 
-/// An import that a process says it has, of a key that is not known.
+/// A claim to an import of a key that is not restored yet.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Claimed {
+pub(super) struct EarlyClaim {
     pub(super) key: DeviceKey,
     pub(super) session: SessionId,
 }
 
-/// Whose quotas count.
+/// The pod or user whose quotas count.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Account {
     /// A pod, by its uid: that is known even before its name is confirmed.
@@ -84,7 +84,7 @@ pub(super) struct Tables {
     by_key: BTreeMap<Digest, RegionId>,
     accounts: BTreeMap<Account, Usage>,
     regions_ever: u64,
-    /// Sessions of which nobody knows whose they are.
+    /// Sessions of unidentified processes.
     pub(super) unidentified: usize,
 }
 
@@ -104,7 +104,7 @@ impl Tables {
         account.and_then(|account| self.accounts.get(account)).copied().unwrap_or_default()
     }
 
-    /// The same for somebody who may not be known yet.
+    /// The usage of an identity that may not be known yet.
     pub(super) fn usage_of(&self, identity: &PeerIdentity) -> Usage {
         self.accounts.get(&Account::of(identity)).copied().unwrap_or_default()
     }
@@ -184,22 +184,22 @@ impl Tables {
         idle
     }
 
-    /// All claims, by who has them.
-    pub(super) fn claims(&self) -> impl Iterator<Item = (ProcessId, Digest, Claimed)> {
+    /// All claims, by process.
+    pub(super) fn claims(&self) -> impl Iterator<Item = (ProcessId, Digest, EarlyClaim)> {
         let all = self.processes.iter();
         all.flat_map(|(process, known)| {
             known.claims.iter().map(|(digest, claim)| (*process, *digest, *claim))
         })
     }
 
-    pub(super) fn insert_claim(&mut self, process: &ProcessId, digest: Digest, claimed: Claimed) {
+    pub(super) fn insert_claim(&mut self, process: &ProcessId, digest: Digest, claimed: EarlyClaim) {
         let Some(known) = self.processes.get_mut(process) else { return };
         if known.claims.insert(digest, claimed).is_none() {
             self.account(process, |usage| usage.imports += 1);
         }
     }
 
-    pub(super) fn remove_claim(&mut self, process: &ProcessId, digest: &Digest) -> Option<Claimed> {
+    pub(super) fn remove_claim(&mut self, process: &ProcessId, digest: &Digest) -> Option<EarlyClaim> {
         let claimed = self.processes.get_mut(process)?.claims.remove(digest)?;
         self.account(process, |usage| usage.imports = usage.imports.saturating_sub(1));
         Some(claimed)
@@ -235,7 +235,7 @@ impl Tables {
         id
     }
 
-    /// Takes out a region that nobody imports.
+    /// Removes a region without imports.
     pub(super) fn remove(&mut self, id: RegionId) -> Option<Region> {
         let region = self.regions.remove(&id)?;
         debug_assert!(region.imports.is_empty(), "imports end before their region");

@@ -3,10 +3,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::support::Sidecar;
+use shmesh::device::{HostMemory, Session};
 use shmesh_proto::broker::{Code, ExportKey, ImportByKey, Mechanism, Reply, Request, reply, request};
 use shmesh_proto::packet;
 use shmesh_sys::socket;
-use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, key_of, stranger, until};
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, key_of, own_process, stranger, until};
 
 /// A sidecar, an exporter, and an importer.
 fn three(dir: &std::path::Path, flags: &[&str]) -> (Sidecar, Peer, Peer) {
@@ -55,6 +56,32 @@ fn reaches_who_is_admitted(flags: &[&str]) {
     exporter.tell(&format!("device close {key}"));
     until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
     assert!(importer.ask(&format!("device import {key}")).starts_with("err Denied"));
+}
+
+/// A forked child has its parent's connection, and would get the answers that the parent waits for.
+#[test]
+fn session_of_the_parent_is_refused_in_a_forked_child() {
+    own_process(|| {
+        let _watchdog = Watchdog::start();
+        let dir = ipc_dir();
+        let _sidecar = Sidecar::start(dir.path(), "mpmc");
+        let mut session = Session::<HostMemory>::connect(dir.path(), "link").unwrap();
+        let tgid = session.bare_tgid().unwrap();
+        // SAFETY: the child asks its copy of the session, and leaves.
+        #[expect(unsafe_code, reason = "the test is about fork")]
+        let child = unsafe { nix::unistd::fork() }.unwrap();
+        let nix::unistd::ForkResult::Parent { child } = child else {
+            let refused = session.bare_tgid().map_or_else(|error| error.to_string(), |_| String::new());
+            // SAFETY: nothing of the parent is to run here.
+            #[expect(unsafe_code, reason = "as above")]
+            unsafe {
+                libc::_exit(i32::from(!refused.contains("after fork")))
+            }
+        };
+        let ended = nix::sys::wait::waitpid(child, None).unwrap();
+        assert_eq!(ended, nix::sys::wait::WaitStatus::Exited(child, 0), "an error that says what to do");
+        assert_eq!(session.bare_tgid().unwrap(), tgid, "the parent's works");
+    });
 }
 
 #[test]
@@ -211,7 +238,7 @@ fn what_is_no_memory_is_not_exported() {
     };
     let file = tempfile::tempfile().unwrap();
     file.set_len(8192).unwrap();
-    let memory = shmesh::device::HostMemory::new(4096).unwrap();
+    let memory = HostMemory::new(4096).unwrap();
     let memfd = shmesh::device::DeviceMemory::fd(&memory).unwrap();
     assert_eq!(refused(ask(&connection, export(4096), &[file.as_fd()])), Code::Invalid, "a plain file");
     assert_eq!(refused(ask(&connection, export(4096), &[connection.as_fd()])), Code::Invalid, "a socket");

@@ -137,7 +137,7 @@ fn a_service_that_ends_in_the_middle_of_a_question_says_nothing_of_the_living() 
     for numbers in [Numbers::Broken, Numbers::Unavailable, Numbers::Ignored] {
         *service.numbers.lock().unwrap() = numbers;
         let said = exporter.ask(&format!("device admit {key} 4000000"));
-        assert!(said.contains("did not say"), "{said}");
+        assert!(said.contains("did not answer"), "{said}");
     }
     *service.numbers.lock().unwrap() = Numbers::Answered;
     let said = exporter.ask(&format!("device admit {key} 4000000"));
@@ -294,7 +294,7 @@ fn a_question_that_is_open_at_the_end_is_answered() {
     });
     signal(&sidecar, Signal::SIGTERM);
     let said = exporter.answer();
-    assert!(said.contains("going to end") || said.contains("did not say"), "{said}");
+    assert!(said.contains("going to end") || said.contains("did not answer"), "{said}");
     sidecar.stop();
 }
 

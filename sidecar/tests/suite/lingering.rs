@@ -1,9 +1,10 @@
 //! Descriptors that do not let themselves be closed.
 
-use std::net::{TcpListener, TcpStream};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::support::Sidecar;
+use crate::support::stubborn::Stubborn;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
@@ -32,30 +33,6 @@ fn export(mechanism: Mechanism) -> Op {
 
 /// How a connection sends a descriptor.
 type Way = dyn Fn(&OwnedFd, BorrowedFd<'_>);
-
-/// Bytes that nobody reads, and a close that waits for them for ten minutes.
-pub(crate) struct Stubborn {
-    listener: TcpListener,
-    others: Vec<TcpStream>,
-}
-
-impl Stubborn {
-    pub(crate) fn new() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        // What is sent has no room at the other end, not even later.
-        setsockopt(&listener, sockopt::RcvBuf, &4096).unwrap();
-        Self { listener, others: Vec::new() }
-    }
-
-    pub(crate) fn one(&mut self) -> TcpStream {
-        let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
-        self.others.push(self.listener.accept().unwrap().0);
-        setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 600 }).unwrap();
-        stream.set_nonblocking(true).unwrap();
-        while std::io::Write::write(&mut &stream, &[0; 65_536]).is_ok() {}
-        stream
-    }
-}
 
 #[test]
 fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
@@ -105,13 +82,18 @@ fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
             crowd.push(stranger(dir.path()));
             sidecar.metric("shmesh_sidecar_refused_connections_total") > 0
         });
-        let stream = stubborn.one();
+        let streams: Vec<_> = (0..20).map(|_| stubborn.one()).collect();
         signal(Signal::SIGSTOP);
-        let one_more = stranger(dir.path());
-        tell(&one_more, HELLO, &[stream.as_fd()]);
-        drop((stream, one_more));
+        for stream in streams {
+            let one_more = stranger(dir.path());
+            tell(&one_more, HELLO, &[stream.as_fd()]);
+        }
         signal(Signal::SIGCONT);
-        assert!(is_welcome(&other), "one too many: another one does not notice");
+        assert!(is_welcome(&other), "too many: another one does not notice");
+        let late = stranger(dir.path());
+        setsockopt(&late, sockopt::ReceiveTimeout, &TimeVal::new(60, 0)).unwrap();
+        let end = socket::receive(&late).map_or_else(|error| error.kind(), |_| ErrorKind::UnexpectedEof);
+        assert_ne!(end, ErrorKind::WouldBlock, "a newcomer is accepted, and refused at once");
 
         // Their other ends close: so do they.
         drop((stubborn, crowd, other));

@@ -3,25 +3,16 @@
 use std::any::Any;
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use crate::lingering::Stubborn;
 use crate::support::Sidecar;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use shmesh::{Link, LinkOptions, Side};
-use shmesh_proto::broker::{Attach, Hello, Request, request::Op};
-use shmesh_proto::packet;
-use shmesh_sys::file::{ByteLock, open as open_file, try_lock_byte};
-use shmesh_sys::socket;
-use shmesh_testing::{Peer, Watchdog, broker_of, ipc_dir, is_root, own_process, until};
-
-const LINKS: [&str; 2] = ["aaa", "bbb"];
-const FILES: [&str; 3] = ["aaa_shm", "aaa_cpu_msg", "aaa_cpu_data"];
+use crate::support::attacker::{Attacker, Clients, FILES, LINKS, is_ready, remove_aaa, seed};
+use shmesh::{LinkOptions, Side};
+use shmesh_sys::file::{ByteLock, try_lock_byte};
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, own_process, until};
 
 /// What must stay in place for the damage to last.
 type Held = Vec<Box<dyn Any>>;
@@ -120,63 +111,8 @@ fn lock(dir: &Path, byte: u32) -> Held {
     vec![Box::new(file)]
 }
 
-/// Everything that has the name of the link.
-fn remove_aaa(dir: &Path) {
-    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
-        if entry.file_name().to_str().unwrap().starts_with("aaa") {
-            let path = entry.path();
-            let _ = if entry.file_type().unwrap().is_dir() {
-                fs::remove_dir(path)
-            } else {
-                fs::remove_file(path)
-            };
-        }
-    }
-}
-
-fn is_ready(sidecar: &Sidecar, link: &str) -> bool {
-    sidecar.metric(&format!("shmesh_sidecar_link_ready{{link=\"{link}\"}}")) == 1
-}
-
 fn all_ready(sidecar: &Sidecar) -> bool {
     sidecar.get("/readyz").starts_with("HTTP/1.1 200")
-}
-
-/// Both ends of `bbb`, and how long its round trips took.
-struct Clients {
-    phy: Link,
-    mac: Link,
-    took: Vec<Duration>,
-}
-
-impl Clients {
-    fn attach(dir: &Path) -> Self {
-        let options = LinkOptions::new().dir(dir).timeout(Duration::from_secs(60));
-        let phy = options.attach("bbb", Side::Primary).unwrap();
-        let mac = options.attach("bbb", Side::Secondary).unwrap();
-        Self { phy, mac, took: Vec::new() }
-    }
-
-    fn talk(&mut self) {
-        for n in 0..20 {
-            let start = Instant::now();
-            self.phy.send_inline(n, 0, b"there").unwrap();
-            assert_eq!(self.mac.receive().unwrap().unwrap().msg_id(), n);
-            let mut loan = self.mac.loan().unwrap();
-            loan.resize_msg(4).unwrap().copy_from_slice(b"back");
-            loan.with_msg_id(n).send().unwrap();
-            assert_eq!(self.phy.receive().unwrap().unwrap().msg(), b"back");
-            self.took.push(start.elapsed());
-        }
-    }
-
-    /// The 99th percentile so far; the next one starts anew.
-    fn p99(&mut self) -> Duration {
-        self.took.sort_unstable();
-        let p99 = self.took[self.took.len() * 99 / 100];
-        self.took.clear();
-        p99
-    }
 }
 
 /// A newcomer attaches, and the sidecar answers it.
@@ -287,178 +223,60 @@ fn truncated_link_is_given_up_and_the_other_is_served() {
     }
 }
 
-/// Numbers that depend on the seed alone (SplitMix64).
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).unwrap()
+/// Each damage makes the next attempt wait longer: a member that damages its link all the time does not keep the sidecar busy.
+#[test]
+fn link_that_is_damaged_again_and_again_keeps_its_backoff() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = Sidecar::start_links(dir.path(), &LINKS);
+    for pause in ["100", "200", "400", "800"] {
+        until("it is kept again", || all_ready(&sidecar));
+        remove_aaa(dir.path());
+        until("the damage is noticed", || {
+            is_ready(&sidecar, "aaa");
+            sidecar.has_logged(&["link not kept", &format!("\"retry_ms\":{pause},")])
+        });
     }
 }
 
-/// Does to `aaa` whatever a member of it can do.
-struct Attacker {
-    chance: Chance,
-    dir: PathBuf,
-    peers: Vec<Peer>,
-    connections: Vec<OwnedFd>,
-    locks: Held,
-    stubborn: Stubborn,
-}
-
-impl Attacker {
-    fn act(&mut self, sidecar: &mut Sidecar) -> &'static str {
-        let file = self.dir.join(FILES[self.chance.below(FILES.len())]);
-        match self.chance.below(16) {
-            0 => {
-                // Not what a symbolic link leads to: that is the other link.
-                if let Ok(file) = open_file(&file, true) {
-                    let _ = file.set_len(self.chance.next() % 100_000);
-                }
-                "truncate"
-            }
-            1..=3 => {
-                let words: Vec<u8> = (0..64).flat_map(|_| self.chance.next().to_le_bytes()).collect();
-                if let Ok(mut file) = open_file(&file, true) {
-                    let len = file.metadata().unwrap().len().max(1);
-                    file.seek(SeekFrom::Start(self.chance.next() % len)).unwrap();
-                    file.write_all(&words).unwrap();
-                }
-                "overwrite"
-            }
-            4 => {
-                let _ = fs::remove_file(&file);
-                "remove"
-            }
-            5 => {
-                let _ = fs::remove_file(&file);
-                let _ = fs::create_dir(&file);
-                "directory"
-            }
-            6 => {
-                let _ = fs::remove_file(&file);
-                let _ = std::os::unix::fs::symlink("bbb_shm", &file);
-                "symlink"
-            }
-            7 => {
-                if let Ok(file) = File::options().write(true).read(true).open(self.dir.join("aaa.lock")) {
-                    let byte = u32::try_from(self.chance.below(4)).unwrap();
-                    let _ = try_lock_byte(&file, byte, ByteLock::Exclusive);
-                    self.locks.push(Box::new(file));
-                }
-                "lock"
-            }
-            8 if self.peers.len() < 4 => {
-                let mut peer = Peer::start(&self.dir);
-                if is_root() && self.chance.below(3) == 0 {
-                    peer.tell("prepare user 65533 65533");
-                }
-                if peer.ask("attach aaa secondary 0") == "ok" {
-                    peer.ask("hold-loan");
-                }
-                self.peers.push(peer);
-                "attach"
-            }
-            8 | 9 => {
-                if let Some(peer) = self.peers.pop() {
-                    peer.kill();
-                }
-                "kill"
-            }
-            10 => {
-                let index = self.chance.below(self.peers.len().max(1));
-                if let Some(peer) = self.peers.get(index) {
-                    peer.signal(if self.chance.below(2) == 0 { Signal::SIGSTOP } else { Signal::SIGCONT });
-                }
-                "stop or continue"
-            }
-            11 | 12 => {
-                self.connect();
-                "connect"
-            }
-            13 => {
-                self.connections.clear();
-                "hang up"
-            }
-            14 => {
-                let pid = Pid::from_raw(sidecar.pid().cast_signed());
-                kill(pid, Signal::SIGSTOP).unwrap();
-                self.connect();
-                kill(pid, Signal::SIGCONT).unwrap();
-                "stop the sidecar"
-            }
-            _ => {
-                self.locks.clear();
-                remove_aaa(&self.dir);
-                // The next one does not wait before it tries again.
-                sidecar.restart(&self.dir, &LINKS);
-                until("the other is adopted", || is_ready(sidecar, "bbb"));
-                "clean, and kill the sidecar"
-            }
-        }
+/// The sidecar alone can see this death: another process holds the locks of all seats, and the participant is in another pid
+/// namespace.
+#[test]
+fn death_is_recovered_though_the_link_was_not_kept_then() {
+    if !is_root() {
+        return;
     }
-
-    fn connect(&mut self) {
-        let Some(path) = broker_of(&self.dir, "aaa") else { return };
-        let Ok(fd) = socket::connect_now(&path) else { return };
-        let attach = packet::encode(&Request::new(1, Op::Attach(Attach { side: 0 })));
-        let hello = packet::encode(&Request::new(1, Op::Hello(Hello {})));
-        // Refused when the sidecar has hung up, or does not read.
-        let _ = match self.chance.below(4) {
-            0 => socket::send(&fd, &[0xff; 64], &[]),
-            1 => socket::send(&fd, &attach, &[]),
-            2 => Ok(()),
-            _ => {
-                let stream = self.stubborn.one();
-                let sent = socket::send(&fd, &hello, &[stream.as_fd()]);
-                // It may be the last, and linger here.
-                std::thread::spawn(move || drop(stream));
-                sent
-            }
-        };
-        if self.connections.len() < 16 {
-            self.connections.push(fd);
-        }
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let sidecar = Sidecar::start_links(dir.path(), &LINKS);
+    until("both are ready", || all_ready(&sidecar));
+    let lock_file = open(&dir.path().join("aaa.lock"));
+    for seat in 2..66 {
+        assert!(try_lock_byte(&lock_file, seat, ByteLock::Exclusive).unwrap());
     }
-
-    fn gives_up(&mut self) {
-        self.locks.clear();
-        self.connections.clear();
-        self.peers.drain(..).for_each(Peer::kill);
-        self.stubborn = Stubborn::new();
-    }
+    let mut mortal = Peer::start_alone(dir.path());
+    mortal.tell("attach aaa secondary 60000");
+    until("the sidecar knows its seat", || sidecar.has_logged(&["audit", "seated"]));
+    let (file, away) = (dir.path().join("aaa_cpu_data"), dir.path().join("away"));
+    fs::rename(&file, &away).unwrap();
+    until("the link is not kept", || !is_ready(&sidecar, "aaa"));
+    mortal.kill();
+    until("the death is known", || sidecar.has_logged(&["a process has died"]));
+    fs::rename(&away, &file).unwrap();
+    until("the link is kept again", || all_ready(&sidecar));
+    let link = LinkOptions::new().dir(dir.path()).attach("aaa", Side::Primary).unwrap();
+    until("its seat is free", || link.participants().count() == 1);
 }
 
 fn attack(rounds: u32) {
     let _watchdog = Watchdog::start();
-    let seed = std::env::var("SHMESH_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs());
-    println!("SHMESH_SEED={seed}");
+    let seed = seed();
     let dir = ipc_dir();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
     let mut sidecar = Sidecar::start_links(dir.path(), &LINKS);
     until("both are ready", || all_ready(&sidecar));
     let mut clients = Clients::attach(dir.path());
-    (0..rounds).for_each(|_| clients.talk());
-    let quiet = clients.p99();
-    let mut attacker = Attacker {
-        chance: Chance(seed),
-        dir: dir.path().to_owned(),
-        peers: Vec::new(),
-        connections: Vec::new(),
-        locks: Held::new(),
-        stubborn: Stubborn::new(),
-    };
+    let mut attacker = Attacker::new(seed, dir.path());
     let (mut last, mut kept) = (Vec::new(), 0);
     for round in 0..rounds {
         last.push(attacker.act(&mut sidecar));
@@ -471,9 +289,7 @@ fn attack(rounds: u32) {
         }
     }
     println!("aaa was kept in {kept} of {rounds} rounds");
-    println!("p99 of bbb: {quiet:?} before the attack, {:?} meanwhile", clients.p99());
-    attacker.gives_up();
-    remove_aaa(dir.path());
+    attacker.give_up();
     until("both are ready again", || {
         clients.talk();
         all_ready(&sidecar)

@@ -3,7 +3,7 @@
 //! | file | concept |
 //! |---|---|
 //! | `mod.rs` | connections: limits and graceful shutdown |
-//! | `slots.rs` | limits of connections, and which one is evicted |
+//! | `slots.rs` | limits of connections and of memory for requests, and which connection is evicted |
 //! | `metrics.rs` | metrics |
 //! | `run.rs` | lifecycle of the webhook |
 
@@ -11,20 +11,23 @@ mod metrics;
 mod run;
 mod slots;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::to_bytes;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Extension, Router};
+use hyper::body::Body as _;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -32,13 +35,17 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::review;
-use slots::{Slot, Slots, Stage};
+use slots::{Limit, Slot, Slots, Stage};
 
 pub use metrics::Metrics;
 pub use run::{CertSource, Settings, run};
 
 /// Maximum size of a request: the API server accepts objects of 3 MiB, and a request can contain one twice.
 const MAX_QUESTION_BYTES: usize = 8 << 20;
+/// Read buffer of a connection, and so the maximum size of a request's head.
+const READ_BUFFER_BYTES: usize = 16 << 10;
+/// A request that takes more memory while it is answered is answered alone.
+const LARGE_BYTES: usize = 1 << 20;
 /// Timeout of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(3);
 /// Timeout of a new connection for the head of its first request.
@@ -53,6 +60,8 @@ const IDLE: Duration = Duration::from_secs(120);
 struct Injector {
     config: Arc<Config>,
     metrics: Metrics,
+    /// The right to answer a large request.
+    large: Arc<Semaphore>,
 }
 
 /// Serves until `stop`, then completes pending requests for up to `grace`.
@@ -79,9 +88,11 @@ pub async fn serve(
     stop: CancellationToken,
     grace: Duration,
 ) {
-    let routes = Router::new()
-        .route("/inject", post(inject))
-        .with_state(Injector { config, metrics: metrics.clone() });
+    let routes = Router::new().route("/inject", post(inject)).with_state(Injector {
+        config,
+        metrics: metrics.clone(),
+        large: Arc::new(Semaphore::new(1)),
+    });
     let acceptor = TlsAcceptor::from(tls);
     let slots = Slots::default();
     let connections = TaskTracker::new();
@@ -140,6 +151,7 @@ async fn connection(
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
+        .max_buf_size(READ_BUFFER_BYTES)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     let mut served = std::pin::pin!(served);
     let silent = async {
@@ -163,6 +175,7 @@ async fn inject(
 ) -> Response {
     slot.set_stage(Stage::Receiving);
     let response = answer(&injector, &slot, request).await;
+    slot.give_body_memory_back();
     slot.set_stage(Stage::Idle);
     response
 }
@@ -175,13 +188,26 @@ async fn answer(injector: &Injector, slot: &Slot, request: Request) -> Response 
         return StatusCode::PAYLOAD_TOO_LARGE.into_response();
     }
     // A client that announces a body and does not send it must not hold a connection.
-    let question = match timeout(QUESTION, to_bytes(request.into_body(), MAX_QUESTION_BYTES)).await {
-        Ok(Ok(question)) => question,
-        Ok(Err(_)) | Err(_) => {
+    let received = timeout(QUESTION, receive(request.into_body(), slot, &injector.metrics)).await;
+    let question = match received.unwrap_or(Err(StatusCode::REQUEST_TIMEOUT)) {
+        Ok(question) => question,
+        Err(status) => {
             injector.metrics.malformed();
-            return StatusCode::REQUEST_TIMEOUT.into_response();
+            return status.into_response();
         }
     };
+    let needed = review::memory_bytes(&question);
+    if needed > review::MAX_MEMORY_BYTES {
+        injector.metrics.malformed();
+        let text = format!(
+            "the request has so many values that reading it takes {} MiB of memory; the limit is {} MiB",
+            needed >> 20,
+            review::MAX_MEMORY_BYTES >> 20
+        );
+        return (StatusCode::PAYLOAD_TOO_LARGE, text).into_response();
+    }
+    // Until then the connection may be evicted.
+    let _large = if needed > LARGE_BYTES { injector.large.acquire().await.ok() } else { None };
     slot.set_stage(Stage::Answering);
     let begun = Instant::now();
     match review::answer(&question, &injector.config) {
@@ -194,4 +220,19 @@ async fn answer(injector: &Injector, slot: &Slot, request: Request) -> Response 
             (StatusCode::BAD_REQUEST, why).into_response()
         }
     }
+}
+
+/// Receives the body of a request, within the limits of one request and of all.
+async fn receive(mut body: Body, slot: &Slot, metrics: &Metrics) -> Result<Vec<u8>, StatusCode> {
+    let mut received = Vec::new();
+    while let Some(frame) = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let Ok(part) = frame.map_err(|_| StatusCode::REQUEST_TIMEOUT)?.into_data() else { continue };
+        if received.len() + part.len() > MAX_QUESTION_BYTES {
+            return Err(StatusCode::PAYLOAD_TOO_LARGE);
+        }
+        let evicted = slot.take_body_memory(part.len()).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
+        (0..evicted).for_each(|_| metrics.evicted(Limit::BodyMemory));
+        received.extend_from_slice(&part);
+    }
+    Ok(received)
 }

@@ -1,4 +1,4 @@
-//! Connection slots: limits in all and per address, and which connection is evicted for a new one.
+//! Connection slots: limits of connections and of memory for their requests, and which connection is evicted for a new one.
 //!
 //! A new connection gets a slot unless every other connection is being answered. The connection that is evicted for it is one
 //! that has sent no request, else an idle one, else one that is still sending, the oldest first. So neither half-open nor silent
@@ -10,10 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-/// Maximum number of connections. An API server uses a few.
-pub(super) const MAX_CONNECTIONS: usize = 512;
+/// Maximum number of connections, of some 45 KiB each. An API server uses a few.
+pub(super) const MAX_CONNECTIONS: usize = 256;
 /// Maximum number of connections from one address.
-pub(super) const MAX_OF_ADDRESS: usize = 128;
+pub(super) const MAX_OF_ADDRESS: usize = 64;
+/// Memory for the bodies of all requests together, in bytes.
+pub(super) const MAX_BODY_BYTES: usize = 12 << 20;
 
 /// Stage of a connection, in the order of eviction.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -33,6 +35,7 @@ pub(super) enum Stage {
 pub(super) enum Limit {
     Address,
     All,
+    BodyMemory,
 }
 
 impl Limit {
@@ -40,6 +43,7 @@ impl Limit {
         match self {
             Self::Address => "address",
             Self::All => "all",
+            Self::BodyMemory => "body_memory",
         }
     }
 }
@@ -48,6 +52,8 @@ impl Limit {
 struct Connection {
     address: IpAddr,
     stage: Stage,
+    /// Bytes of its request's body that are in memory.
+    body_bytes: usize,
     evicted: CancellationToken,
 }
 
@@ -75,10 +81,7 @@ impl Slots {
             (table.len() >= MAX_CONNECTIONS).then_some(Limit::All)
         };
         if let Some(limit) = limit {
-            let may_go = table.iter().filter(|(_, one)| match limit {
-                Limit::Address => one.address == address,
-                Limit::All => true,
-            });
+            let may_go = table.iter().filter(|(_, one)| limit != Limit::Address || one.address == address);
             let may_go = may_go.filter(|(_, one)| one.stage != Stage::Answering);
             // From the address with the most connections, so that an address with a few is not affected by one with many.
             let first = may_go.min_by_key(|(id, one)| (usize::MAX - of(&one.address), one.stage, **id));
@@ -89,7 +92,7 @@ impl Slots {
         }
         *ever += 1;
         let (id, evicted) = (*ever, CancellationToken::new());
-        table.insert(id, Connection { address, stage: Stage::New, evicted: evicted.clone() });
+        table.insert(id, Connection { address, stage: Stage::New, body_bytes: 0, evicted: evicted.clone() });
         drop(inner);
         Some((Slot { slots: self.clone(), id, evicted }, limit))
     }
@@ -113,6 +116,41 @@ impl Slot {
     pub(super) fn set_stage(&self, stage: Stage) {
         if let Some(connection) = self.slots.lock().1.get_mut(&self.id) {
             connection.stage = stage;
+        }
+    }
+
+    /// Takes memory for a part of the request's body. Beyond the limit, connections that are still sending are evicted: those of
+    /// the address with the most memory, the oldest first. Returns how many were, and `None` if this one is among them.
+    pub(super) fn take_body_memory(&self, bytes: usize) -> Option<usize> {
+        let mut inner = self.slots.lock();
+        let table = &mut inner.1;
+        table.get_mut(&self.id)?.body_bytes += bytes;
+        let mut evicted = 0;
+        loop {
+            let mut sums = BTreeMap::<IpAddr, usize>::new();
+            for connection in table.values() {
+                *sums.entry(connection.address).or_default() += connection.body_bytes;
+            }
+            if sums.values().sum::<usize>() <= MAX_BODY_BYTES {
+                return Some(evicted);
+            }
+            let sending = table.iter().filter(|(_, one)| one.stage != Stage::Answering && one.body_bytes > 0);
+            let first = sending.min_by_key(|(id, one)| (usize::MAX - sums[&one.address], **id));
+            let id = first.map(|(id, _)| *id)?;
+            if let Some(gone) = table.remove(&id) {
+                gone.evicted.cancel();
+            }
+            if id == self.id {
+                return None;
+            }
+            evicted += 1;
+        }
+    }
+
+    /// Gives the memory of the body back.
+    pub(super) fn give_body_memory_back(&self) {
+        if let Some(connection) = self.slots.lock().1.get_mut(&self.id) {
+            connection.body_bytes = 0;
         }
     }
 
@@ -164,13 +202,35 @@ mod tests {
     fn address_with_most_connections_gives_way_when_all_are_taken() {
         let slots = Slots::default();
         let few = enter(&slots, v4(9), Stage::New, 3);
-        let many: Vec<_> = (0..4).flat_map(|last| enter(&slots, v4(last), Stage::Idle, 127)).collect();
+        let many: Vec<_> =
+            (0..4).flat_map(|last| enter(&slots, v4(last), Stage::Idle, MAX_OF_ADDRESS - 1)).collect();
         let rest = enter(&slots, v4(10), Stage::New, 1);
         assert_eq!(slots.lock().1.len(), MAX_CONNECTIONS);
         let (_next, limit) = slots.enter(v4(11)).unwrap();
         assert_eq!(limit, Some(Limit::All));
         assert_eq!(many.iter().filter(|slot| slot.evicted.is_cancelled()).count(), 1);
         assert!(few.iter().chain(&rest).all(|slot| !slot.evicted.is_cancelled()));
+    }
+
+    #[test]
+    fn address_that_fills_the_memory_of_bodies_gives_way() {
+        let slots = Slots::default();
+        let share = MAX_BODY_BYTES / 4;
+        let [few, first, second, third] = [9, 1, 1, 1].map(|last| slots.enter(v4(last)).unwrap().0);
+        assert_eq!(few.take_body_memory(share), Some(0));
+        for slot in [&first, &second, &third] {
+            slot.set_stage(Stage::Receiving);
+            assert_eq!(slot.take_body_memory(share), Some(0), "all of it is taken");
+        }
+        second.set_stage(Stage::Answering);
+        assert_eq!(few.take_body_memory(1), Some(1));
+        assert!(first.evicted.is_cancelled() && !second.evicted.is_cancelled());
+        assert_eq!(third.take_body_memory(MAX_BODY_BYTES), None, "too much for it");
+        assert!(third.evicted.is_cancelled() && !few.evicted.is_cancelled());
+        second.give_body_memory_back();
+        drop((first, second, third));
+        assert_eq!(few.take_body_memory(MAX_BODY_BYTES - share - 1), Some(0));
+        assert_eq!(few.take_body_memory(1), None);
     }
 
     #[test]

@@ -216,6 +216,49 @@ async fn half_open_and_silent_connections_shut_out_no_client() {
     assert_eq!(ask(&mut kept, "POST", &question("- name: a")).await.0, 200, "who was here before");
 }
 
+/// One address sends requests of almost the maximum size and does not finish them.
+#[tokio::test]
+async fn large_unfinished_requests_shut_out_no_client() {
+    let server = Server::start().await;
+    let bundle = made();
+    server.served.present(&bundle).unwrap();
+    let head = format!("POST /inject HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", 8 << 20);
+    let body = vec![b' '; 7 << 20];
+    let mut unfinished = Vec::new();
+    for _ in 0..6 {
+        let mut stream = server.connect(&bundle.authorities).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // Fails when the server has closed the connection meanwhile.
+        let _ = stream.write_all(&body).await;
+        unfinished.push(stream);
+        let mut stream = server.connect_from("127.0.0.2", &bundle.authorities).await.unwrap();
+        assert_eq!(ask(&mut stream, "POST", &question("- name: a")).await.0, 200);
+    }
+    // Two of them are more than the memory for all.
+    let last = unfinished.pop();
+    for mut stream in unfinished {
+        let read = tokio::time::timeout(Duration::from_secs(60), stream.read(&mut [0; 1])).await;
+        assert!(matches!(read, Ok(Ok(0) | Err(_))), "closed: {read:?}");
+    }
+    drop(last);
+}
+
+/// Each value takes tens of bytes when it is read: this request would take some 500 MiB.
+#[tokio::test]
+async fn request_that_takes_too_much_memory_is_refused() {
+    let server = Server::start().await;
+    let bundle = made();
+    server.served.present(&bundle).unwrap();
+    let mut stream = server.connect(&bundle.authorities).await.unwrap();
+    let many = format!("{{\"request\":{{\"object\":[{}0]}}}}", "[],".repeat(2 << 20));
+    let (status, text) = ask(&mut stream, "POST", &many).await;
+    assert_eq!(status, 413, "{text}");
+    assert!(text.contains("the limit is 24 MiB"), "{text}");
+    // As much text, even with the same characters, is read.
+    let long = question(&format!("- name: a # {}", "[],".repeat(1 << 20)));
+    assert_eq!(ask(&mut stream, "POST", &long).await.0, 200);
+}
+
 /// A finished handshake is worth a few seconds.
 #[tokio::test]
 async fn who_asks_nothing_is_let_go() {

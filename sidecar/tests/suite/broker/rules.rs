@@ -1,7 +1,7 @@
 //! Each rule by itself.
 
 use shmesh_proto::broker::{
-    BareTgid, Claim, Code, Exported, Hello, Mechanism, Restore, event::Happened, reply, request::Op,
+    Admitted, BareTgid, Claim, Code, Exported, Hello, Mechanism, Restore, event::Happened, reply, request::Op,
 };
 use shmesh_proto::key::DeviceKey;
 use shmesh_sidecar::broker::{
@@ -254,8 +254,8 @@ fn whom_a_call_names_as_a_driver_counts() {
     let a = town.open(&process(100));
     town.open(&process(200));
     let key = town.export(a, host(1));
-    town.refuses(a, admit(&key, &[]), Code::Invalid, Reason::Nobody);
-    town.refuses(a, admit(&key, &[0, 100, 0]), Code::Invalid, Reason::Nobody);
+    town.refuses(a, admit(&key, &[]), Code::Invalid, Reason::NoProcess);
+    town.refuses(a, admit(&key, &[0, 100, 0]), Code::Invalid, Reason::NoProcess);
     town.refuses(a, admit(&key, &[200, -1]), Code::Invalid, Reason::BadPid);
     town.does(a, admit(&key, &[0, 100, 200]));
     assert_eq!(town.records()[0].admits, ["process 200"]);
@@ -636,6 +636,52 @@ fn exporter_that_was_told_busy_after_a_restart_hears_when_it_can_close() {
     town.wait(Policy::default().restore_millis);
     assert_eq!(town.events(), [(a, Happened::Unused(key(&restore)))]);
     town.does(a, close(&key(&restore)));
+}
+
+/// More than 128 processes take several packets. Those of the second one are not refused because the first has come.
+#[test]
+fn imports_and_claims_wait_for_the_rest_of_a_list_of_processes() {
+    let mut town = Town::new(roomy());
+    let a = town.open(&process(100));
+    let Op::Restore(restore) = restorable(&mut town, a, host(1)) else { panic!("a restore") };
+    let page = |tgid: i32, more| {
+        let start_time = process(tgid).start_time;
+        let admitted = vec![Admitted { bare_tgid: tgid, start_time, pidfd_inode: 0 }];
+        Op::Restore(Restore { admitted, more, ..restore.clone() })
+    };
+    let mut town = Town::new(roomy());
+    town.tell(Command::Recover);
+    let [a, first, second, claimant, stranger] =
+        [100, 200, 201, 202, 300].map(|tgid| town.open(&process(tgid)));
+    let waits = town.ask(second, import(&restore.key));
+    town.ask_with(a, page(200, true), 1);
+    assert!(town.answer(second, waits).is_none(), "the list is not complete");
+    town.import(first, &restore.key);
+    town.does(claimant, Op::Claim(Claim { key: restore.key.clone() }));
+    let refused = town.ask(stranger, import(&restore.key));
+    assert!(town.answer(stranger, refused).is_none(), "nor is that known yet");
+    town.ask_with(a, page(202, true), 1);
+    town.ask_with(a, page(201, false), 1);
+    town.imported(second, waits);
+    assert_eq!(town.refusal(stranger, refused).code(), Code::Denied);
+    assert_eq!(town.broker.stats().imports, 3);
+}
+
+/// An exporter that dies between the packets, or never sends the last one.
+#[test]
+fn list_of_processes_that_stays_incomplete_is_final_when_the_time_is_over() {
+    let mut town = Town::new(roomy());
+    let a = town.open(&process(100));
+    let Op::Restore(restore) = restorable(&mut town, a, host(1)) else { panic!("a restore") };
+    let mut town = Town::new(roomy());
+    town.tell(Command::Recover);
+    let [a, b] = [100, 200].map(|tgid| town.open(&process(tgid)));
+    town.ask_with(a, Op::Restore(Restore { more: true, ..restore.clone() }), 1);
+    let waits = town.ask(b, import(&restore.key));
+    assert!(town.answer(b, waits).is_none());
+    town.wait(Policy::default().restore_millis);
+    assert_eq!(town.refusal(b, waits).code(), Code::Denied);
+    town.refuses(b, import(&restore.key), Code::Denied, Reason::NotAdmitted);
 }
 
 #[test]

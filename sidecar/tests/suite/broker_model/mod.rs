@@ -386,6 +386,7 @@ impl World {
             62 => restore.secret = Vec::new(),
             63 => restore.admitted = vec![admitted(&0); 129],
             60 => restore.pods = vec!["ns".into()],
+            40..50 => restore.more = true,
             50..60 => restore.pods = vec!["ns/a".into()],
             _ => {}
         }
@@ -407,6 +408,7 @@ impl World {
             holders.reverse();
         }
         let mut sessions = BTreeMap::new();
+        let mut further = Vec::new();
         for (n, (peer, key, restore)) in holders.into_iter().enumerate() {
             let process = ProcessId::of(&peer).expect("a process");
             if who % 8 == n % 8 || who == 63 {
@@ -423,17 +425,41 @@ impl World {
             };
             let (op, fds) = match restore {
                 None => (request::Op::Claim(Claim { key }), Vec::new()),
-                Some(restore) => {
-                    let (said, fds) = self.restore(key, &[], restore.closing, 0);
-                    let Restore { secret, export, .. } = said;
-                    (request::Op::Restore(Restore { secret, export, ..restore }), fds)
+                Some(mut restore) => {
+                    let (said, fds) = self.restore(key.clone(), &[], restore.closing, 0);
+                    (restore.secret, restore.export) = (said.secret, said.export);
+                    // Now and then in two packets, between which all others want the key.
+                    if restore.admitted.len() > 1 && order % 4 < 2 {
+                        let mut second = restore.clone();
+                        second.admitted = restore.admitted.split_off(1);
+                        restore.more = true;
+                        further.push((session, key, second));
+                    }
+                    (request::Op::Restore(restore), fds)
                 }
             };
-            self.requests += 1;
-            let request = Request::new(self.requests, op);
-            self.check(Command::Request { session, request, fds })?;
+            self.ask(session, op, fds)?;
+        }
+        for (session, key, second) in further {
+            for other in self.oracle.sides(&key).1 {
+                let op = if order.is_multiple_of(4) {
+                    request::Op::ImportByKey(ImportByKey { key: key.clone() })
+                } else {
+                    request::Op::Claim(Claim { key: key.clone() })
+                };
+                self.ask(other, op, Vec::new())?;
+            }
+            let takes = second.export.as_ref().is_some_and(|e| matches!(e.mechanism, 1 | 2));
+            let fds = (0..usize::from(takes)).map(|_| self.fd()).collect();
+            self.ask(session, request::Op::Restore(second), fds)?;
         }
         Ok(())
+    }
+
+    fn ask(&mut self, session: SessionId, op: request::Op, fds: Vec<FdToken>) -> Result<(), TestCaseError> {
+        self.requests += 1;
+        let request = Request::new(self.requests, op);
+        self.check(Command::Request { session, request, fds })
     }
 
     fn leave(&mut self, key: usize) -> Result<(), TestCaseError> {

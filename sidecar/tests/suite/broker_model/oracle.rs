@@ -62,6 +62,8 @@ struct Region {
     open: bool,
     closing: bool,
     awaited: bool,
+    /// Further processes that it admits are still to come.
+    partial: bool,
     /// Its exporter was told that it is busy while it was awaited.
     wanted: bool,
     pids: Vec<ProcessId>,
@@ -207,6 +209,7 @@ impl Oracle {
                 pods: named('p'),
                 service_accounts: named('s'),
                 closing: r.closing,
+                more: false,
                 secret: Vec::new(),
                 export: Some(ExportKey {
                     size: r.size,
@@ -492,10 +495,9 @@ impl Oracle {
     /// What has not come back is lost.
     fn settle(&mut self) {
         self.until = None;
-        for f in self.former.extract_if(.., |f| f.waits.is_some()).collect::<Vec<_>>() {
-            let to = (f.session, f.waits.expect("it waits"));
-            self.denied(Some(to), Op::Import, (Code::Denied, Reason::UnknownKey, Vec::new()));
-        }
+        self.regions.iter_mut().for_each(|r| r.partial = false);
+        let waiting = self.former.extract_if(.., |f| f.waits.is_some()).collect();
+        self.resume(waiting);
         for f in self.end_claims(|_| true, Some(Reason::NotRestored)) {
             self.tell(id(&f.by), f.session, Happened::RegionLost(f.key));
         }
@@ -592,22 +594,42 @@ impl Oracle {
             Err(why) => self.denied(known.then_some((session, request.id)), op, why),
         }
         if op == Op::Restore {
-            let keys = self.keys();
-            let back = self.former.extract_if(.., |f| f.waits.is_some() && keys.contains(&f.key));
-            for f in back.collect::<Vec<_>>() {
-                let request = f.waits.expect("it waits");
-                match self.import(f.session, request, &f.by, &f.key) {
-                    Ok(Some((result, fd))) => {
-                        self.out.push(Out::Reply(f.session, request, result, fd));
-                        self.out.push(Out::Audit(Op::Import, Outcome::Done, None));
-                    }
-                    Ok(None) => self.out.push(Out::Audit(Op::Import, Outcome::Waits, None)),
-                    Err(why) => self.denied(Some((f.session, request)), Op::Import, why),
-                }
-            }
+            let (back, stay) = std::mem::take(&mut self.former)
+                .into_iter()
+                .partition(|f| f.waits.is_some() && !self.may_come_back(&f.by, &f.key));
+            self.former = stay;
+            self.resume(back);
         }
         if !is_kept {
             self.out.extend(fds.iter().copied().map(Out::DropFd));
+        }
+    }
+
+    fn resume(&mut self, waiting: Vec<Former>) {
+        for f in waiting {
+            let request = f.waits.expect("it waits");
+            match self.import(f.session, request, &f.by, &f.key) {
+                Ok(Some((result, fd))) => {
+                    self.out.push(Out::Reply(f.session, request, result, fd));
+                    self.out.push(Out::Audit(Op::Import, Outcome::Done, None));
+                }
+                Ok(None) => self.out.push(Out::Audit(Op::Import, Outcome::Waits, None)),
+                Err(why) => self.denied(Some((f.session, request)), Op::Import, why),
+            }
+        }
+    }
+
+    /// Whether a former broker may have had this key, or admitted this process to it.
+    fn may_come_back(&self, peer: &PeerIdentity, key: &[u8]) -> bool {
+        let me = id(peer);
+        match self.find(key) {
+            Err((_, reason, _)) => reason == Reason::UnknownKey,
+            Ok(r) => {
+                r.partial
+                    && r.exporter != me
+                    && r.imports.iter().all(|i| i.by != me)
+                    && self.admits(key, peer).is_err()
+            }
         }
     }
 
@@ -645,10 +667,10 @@ impl Oracle {
             Ask::ExportKey(export) => self.export(session, &peer, export, fds),
             Ask::SetImportPid(admit) => self.admit(session, request.id, &peer, admit),
             Ask::ImportByKey(import) => {
-                let is_there = matches!(self.find(&import.key), Err((_, Reason::UnknownKey, _)));
+                let may_come_back = self.may_come_back(&peer, &import.key);
                 let waiting =
                     self.former.iter().filter(|f| f.waits.is_some() && f.session == session).count();
-                if self.until.is_some() && is_there && waiting < 4 {
+                if self.until.is_some() && may_come_back && waiting < 4 {
                     let (key, waits) = (import.key.clone(), Some(request.id));
                     self.former.push(Former { key, by: peer, session, waits });
                     return Ok(None);
@@ -777,6 +799,7 @@ impl Oracle {
             open: export.flags == 1,
             closing: false,
             awaited: false,
+            partial: false,
             wanted: false,
             pids: Vec::new(),
             subjects: Vec::new(),
@@ -845,6 +868,7 @@ impl Oracle {
                     open: export.flags == 1,
                     closing: false,
                     awaited: self.until.is_some(),
+                    partial: false,
                     wanted: false,
                     pids: Vec::new(),
                     subjects: Vec::new(),
@@ -861,6 +885,7 @@ impl Oracle {
                 }
             }
         }
+        self.region(&key).expect("it is there").partial = restore.more && self.until.is_some();
         // Claims that it admits, and importers that its exporter was to admit on another session.
         for n in (0..self.former.len()).rev() {
             let f = &self.former[n];
@@ -909,15 +934,15 @@ impl Oracle {
     fn claim(&mut self, session: SessionId, peer: &PeerIdentity, key: &[u8]) -> Verdict {
         let me = id(peer);
         let is_mine = |f: &&Former| f.waits.is_none() && f.key == key && id(&f.by) == me;
-        match self.find(key).map(|r| (r.exporter == me, r.imports.iter().find(|i| i.by == me))) {
-            Err((_, Reason::UnknownKey, _)) if self.until.is_some() => {
-                if !self.former.iter().any(|f| is_mine(&f)) {
-                    self.may_import(peer)?;
-                }
-                self.former.retain(|f| !is_mine(&f));
-                self.former.push(Former { key: key.to_vec(), by: peer.clone(), session, waits: None });
-                return Ok(Some((DONE, None)));
+        if self.until.is_some() && self.may_come_back(peer, key) {
+            if !self.former.iter().any(|f| is_mine(&f)) {
+                self.may_import(peer)?;
             }
+            self.former.retain(|f| !is_mine(&f));
+            self.former.push(Former { key: key.to_vec(), by: peer.clone(), session, waits: None });
+            return Ok(Some((DONE, None)));
+        }
+        match self.find(key).map(|r| (r.exporter == me, r.imports.iter().find(|i| i.by == me))) {
             Err(why) => return Err(why),
             Ok((true, _)) => return no(Code::Invalid, Reason::SelfImport),
             Ok((_, Some(import))) if import.waits.is_none() => {
@@ -1004,7 +1029,7 @@ impl Oracle {
         subjects.sort();
         subjects.dedup();
         if pids.is_empty() && subjects.is_empty() {
-            return no(Code::Invalid, Reason::Nobody);
+            return no(Code::Invalid, Reason::NoProcess);
         }
         self.fits(&admit.key, &pids, &subjects)?;
         let mut known = Vec::new();

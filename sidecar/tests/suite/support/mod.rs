@@ -1,5 +1,8 @@
 //! A running sidecar, for tests.
 
+pub(crate) mod attacker;
+pub(crate) mod stubborn;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::ops::Not;
@@ -49,7 +52,7 @@ impl Sidecar {
     pub(crate) fn start_links(dir: &Path, names: &[&str]) -> Self {
         let link = |name: &&str| {
             format!(
-                "- name: {name}\n  ring: {{ len: 16 }}\n  notify: {{ spin_us: 0 }}\n  pools:\n    \
+                "- name: {name}\n  ring: {{ len: 16 }}\n  memory: {{ file_mode: \"0660\" }}\n  notify: {{ spin_us: 0 }}\n  pools:\n    \
                  cpu_msg: {{ buf_size_bytes: 256, pool_len: 32 }}\n    cpu_data: {{ buf_size_bytes: 4096, pool_len: 16 }}\n"
             )
         };
