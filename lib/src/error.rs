@@ -326,6 +326,16 @@ pub enum ErrorKind {
         /// Its capacity.
         len: u32,
     },
+    /// A reader of a broadcast ring with `slow: skip` has as many messages in buffers as it can.
+    #[error(
+        "link {link}: this reader holds {limit} messages, which is the limit with slow: skip; drop one, or copy what it says"
+    )]
+    HoldingTooMany {
+        /// The link.
+        link: Arc<str>,
+        /// Messages that a reader can hold.
+        limit: usize,
+    },
     /// A message does not fit.
     #[error(
         "link {link}: {len} bytes do not fit into a buffer of pool {pool}, which has {limit}; use a pool with larger buffers, or raise its buf_size_bytes"
@@ -523,6 +533,7 @@ impl Error {
             ErrorKind::Exhausted { .. }
                 | ErrorKind::InlineExhausted { .. }
                 | ErrorKind::Full { .. }
+                | ErrorKind::HoldingTooMany { .. }
                 | ErrorKind::Crowded { .. }
                 | ErrorKind::NotFound { .. }
                 | ErrorKind::NoDirectory { .. }

@@ -212,6 +212,24 @@ impl Collector for LinksMetrics {
             }
             Ok(())
         })?;
+        let readers = |values: &mut Values<'_>, value: &dyn Fn(&shmesh::inspect::ReaderView) -> u64| {
+            for (_, now, kept) in &seen {
+                for seat in &now.seats {
+                    let Some(reader) = &seat.reader else { continue };
+                    let number = seat.participant.seat.to_string();
+                    let labels: Labels<'_> = [("link", kept.host.name()), ("seat", &number)];
+                    values.one(&labels, value(reader))?;
+                }
+            }
+            Ok(())
+        };
+        let behind =
+            ("reader_behind", "Messages of a broadcast ring that a reader has not received, or still holds");
+        family(encoder, behind, MetricType::Gauge, |v| readers(v, &|reader| reader.behind))?;
+        let lost =
+            ("reader_lost", "Messages of a broadcast ring that a reader lost because the writer overtook it");
+        family(encoder, lost, MetricType::Counter, |v| readers(v, &|reader| reader.lost))?;
+
         let tables = |values: &mut Values<'_>, value: &dyn Fn(&shmesh::inspect::TableView) -> usize| {
             let tables =
                 seen.iter().flat_map(|(_, now, kept)| now.tables.iter().map(move |table| (kept, table)));

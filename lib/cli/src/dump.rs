@@ -67,7 +67,8 @@ fn text(args: &Args, view: &View, snapshot: &Snapshot, out: &mut dyn Write) -> a
     let mut table = Table::new(&[">seat", "side", ">pid", "state"]);
     for seat in &snapshot.seats {
         let word = seat.participant.word;
-        let state = format!("{}{}", people::state(seat), if seat.asleep { ", asleep" } else { "" });
+        let asleep = if seat.asleep { ", asleep" } else { "" };
+        let state = format!("{}{asleep}{}", people::state(seat), people::place(seat));
         table.row([
             seat.participant.seat.to_string(),
             word.side().to_string(),

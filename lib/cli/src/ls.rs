@@ -111,11 +111,12 @@ fn text(args: &Args, listed: &[Listed], out: &mut dyn Write) -> anyhow::Result<(
     Ok(())
 }
 
-/// `spsc` or `mpmc`.
+/// `spsc`, `mpmc` or `broadcast`.
 pub(crate) fn mode(view: &View) -> &'static str {
     match view.ring_mode() {
         RingMode::Spsc => "spsc",
         RingMode::Mpmc => "mpmc",
+        RingMode::Broadcast => "broadcast",
     }
 }
 

@@ -5,6 +5,8 @@ use shmesh::Side;
 use shmesh::inspect::SeatView;
 use shmesh_sys::process::Liveness;
 
+use crate::human;
+
 /// `alive`, `dead`, `unknown` or `evicted`.
 pub(crate) fn state(seat: &SeatView) -> &'static str {
     match seat.liveness {
@@ -13,6 +15,13 @@ pub(crate) fn state(seat: &SeatView) -> &'static str {
         Liveness::Alive => "alive",
         Liveness::Unknown => "unknown",
     }
+}
+
+/// How far a reader of a broadcast ring is, as a part of its state: `, 3 behind, 20 lost`.
+pub(crate) fn place(seat: &SeatView) -> String {
+    let Some(reader) = seat.reader else { return String::new() };
+    let lost = if reader.lost == 0 { String::new() } else { format!(", {} lost", human::count(reader.lost)) };
+    format!(", {} behind{lost}", human::count(reader.behind))
 }
 
 /// Whether it must be reckoned with: nobody proved that it has ended.
@@ -56,6 +65,7 @@ pub(crate) fn json(seat: &SeatView) -> Value {
         "state": state(seat),
         "unknown_because": seat.unknown_because,
         "asleep": seat.asleep,
+        "reader": seat.reader.map(|reader| json!({ "behind": reader.behind, "lost": reader.lost })),
         "start_time": seat.participant.start_time,
         "pid_namespace": seat.participant.pid_namespace,
     })

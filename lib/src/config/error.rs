@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use super::link::{MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN};
+use super::link::{MAX_EVICT_AFTER_MS, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN};
 use super::name::{LinkName, NameError};
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolId};
 use super::{MAX_FILE_BYTES, MAX_LINKS};
@@ -204,6 +204,30 @@ pub enum ConfigError {
     /// Polling longer than [`MAX_SPIN_US`].
     #[error("link {link}: spin_us is {value}, the limit is {MAX_SPIN_US}; lower it{place}")]
     SpinTooLong { link: LinkName, value: u64, place: Place },
+    /// A key of `ring` that only ring mode `broadcast` has.
+    #[error("link {link}: {field} needs ring.mode broadcast; set it, or remove {field}{place}")]
+    NeedsBroadcast { link: LinkName, field: &'static str, place: Place },
+    /// A limit for eviction where no reader is evicted.
+    #[error(
+        "link {link}: ring.evict_after_ms needs ring.slow evict; set it, or remove ring.evict_after_ms{place}"
+    )]
+    NeedsEvict { link: LinkName, place: Place },
+    /// More messages for newcomers than ring or pools can keep.
+    #[error(
+        "link {link}: ring.history is {value}, the limit is {limit} ({what}); lower it, or raise {what}{place}"
+    )]
+    HistoryTooLong { link: LinkName, value: u64, what: String, limit: u32, place: Place },
+    /// A limit for eviction that is none.
+    #[error("link {link}: ring.evict_after_ms is {value}; give 1 to {MAX_EVICT_AFTER_MS}{place}")]
+    EvictAfterOutOfRange { link: LinkName, value: u64, place: Place },
+    /// A ring of one slot, whose writer overwrites the only message.
+    #[error("link {link}: ring.slow skip needs ring.len 2 or more; raise it{place}")]
+    SkipNeedsRoom { link: LinkName, place: Place },
+    /// One receiving process, and a ring that is for many.
+    #[error(
+        "link {link}: ring.mode broadcast is for many readers; set receivers to many, or ring.mode to spsc{place}"
+    )]
+    BroadcastReceivers { link: LinkName, place: Place },
     /// A file mode other than the two that make sense.
     #[error("link {link}: file_mode is {found}; give \"0600\" (owner) or \"0660\" (owner and group){place}")]
     FileModeRefused { link: LinkName, found: String, place: Place },
@@ -276,6 +300,12 @@ impl ConfigError {
             | Self::LinkTooLarge { place, .. }
             | Self::RingLenOutOfRange { place, .. }
             | Self::SpinTooLong { place, .. }
+            | Self::NeedsBroadcast { place, .. }
+            | Self::NeedsEvict { place, .. }
+            | Self::HistoryTooLong { place, .. }
+            | Self::EvictAfterOutOfRange { place, .. }
+            | Self::SkipNeedsRoom { place, .. }
+            | Self::BroadcastReceivers { place, .. }
             | Self::FileModeRefused { place, .. }
             | Self::HugetlbNeedsMemfd { place, .. }
             | Self::SideNeedsPool { place, .. }

@@ -65,6 +65,91 @@ pub enum RingMode {
     /// Many producers, many consumers.
     #[default]
     Mpmc,
+    /// The primary side has one writer, and each participant of the secondary side gets all that it sends
+    /// ([`BroadcastConfig`]). What the secondary side sends goes through a ring of many producers and consumers.
+    Broadcast,
+}
+
+/// Most participants of the secondary side of a link with ring mode [`Broadcast`](RingMode::Broadcast): a seat stays for the writer,
+/// and one for whoever recovers what a dead participant held.
+///
+/// ```
+/// assert_eq!(shmesh::config::MAX_READERS, shmesh::MAX_SEATS - 2);
+/// ```
+pub const MAX_READERS: usize = crate::MAX_SEATS - 2;
+
+/// Longest time in milliseconds that a reader may hold the writer up before it is evicted: one hour.
+///
+/// ```
+/// # let mut link = shmesh::config::LinkConfig::new("weights".parse()?);
+/// use shmesh::config::{MAX_EVICT_AFTER_MS, RingMode, SlowReaders};
+/// link.ring_mode = RingMode::Broadcast;
+/// link.broadcast.slow = SlowReaders::Evict;
+/// link.broadcast.evict_after_ms = MAX_EVICT_AFTER_MS;
+/// assert!(link.validate().is_ok());
+/// link.broadcast.evict_after_ms = MAX_EVICT_AFTER_MS + 1;
+/// assert!(link.validate().is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub const MAX_EVICT_AFTER_MS: u32 = 3_600_000;
+
+/// What happens when a reader of a broadcast ring is slower than the writer.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("weights".parse()?);
+/// use shmesh::{Side, config::{RingMode, SlowReaders}};
+/// config.ring_mode = RingMode::Broadcast;
+/// config.ring_len = 2;
+/// config.broadcast.slow = SlowReaders::Skip;
+/// let writer = options.create(&config)?;
+/// let reader = options.attach("weights", Side::Secondary)?;
+/// for value in 0..100_u8 {
+///     writer.send_inline(1, 0, &[value])?; // never waits
+/// }
+/// assert_eq!(reader.receive()?.expect("the latest").msg(), [99]);
+/// assert_eq!(reader.lost(), 99);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum SlowReaders {
+    /// The slowest reader sets the pace: the writer gets [`Full`](crate::ErrorKind::Full) or
+    /// [`Exhausted`](crate::ErrorKind::Exhausted) until it has read. Each reader gets everything.
+    #[default]
+    Wait,
+    /// The writer never waits. A reader that was overtaken goes on with the newest message, and
+    /// [`lost`](crate::Link::lost) counts those between.
+    Skip,
+    /// As `Wait`; but a reader that holds the writer up for longer than
+    /// [`evict_after_ms`](BroadcastConfig::evict_after_ms) is evicted, and gets [`Evicted`](crate::ErrorKind::Evicted).
+    Evict,
+}
+
+/// How a link with ring mode [`Broadcast`](RingMode::Broadcast) is run.
+///
+/// ```
+/// use shmesh::config::{BroadcastConfig, SlowReaders, from_yaml};
+/// let text = "links:\n- name: weights\n  ring: {mode: broadcast, slow: evict, history: 4, evict_after_ms: 50}\n";
+/// let expected = BroadcastConfig { slow: SlowReaders::Evict, history: 4, evict_after_ms: 50 };
+/// assert_eq!(from_yaml(text)?.links()[0].broadcast, expected);
+/// # Ok::<(), shmesh::config::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BroadcastConfig {
+    /// What happens when a reader is slower than the writer.
+    pub slow: SlowReaders,
+    /// Messages that a reader gets of those that were sent before it attached: the last ones. Less than
+    /// [`ring_len`](LinkConfig::ring_len) and than the buffers of each pool; with [`Evict`](SlowReaders::Evict), half of `ring_len` at most.
+    pub history: u32,
+    /// Milliseconds that a reader may hold the writer up, 1 to [`MAX_EVICT_AFTER_MS`]; for [`Evict`](SlowReaders::Evict).
+    pub evict_after_ms: u32,
+}
+
+impl Default for BroadcastConfig {
+    fn default() -> Self {
+        Self { slow: SlowReaders::default(), history: 0, evict_after_ms: 1000 }
+    }
 }
 
 /// How many processes may receive on one side of a link.
@@ -156,6 +241,8 @@ pub struct LinkConfig {
     pub ring_len: u32,
     /// How many may push at once.
     pub ring_mode: RingMode,
+    /// For ring mode [`Broadcast`](RingMode::Broadcast); of no meaning in others.
+    pub broadcast: BroadcastConfig,
     /// How many processes may receive on each side.
     pub receivers: Receivers,
     /// The pools, each at [`PoolId::index`].
@@ -198,6 +285,7 @@ impl LinkConfig {
             name,
             ring_len: 1024,
             ring_mode: RingMode::default(),
+            broadcast: BroadcastConfig::default(),
             receivers: Receivers::default(),
             pools,
             backing: Backing::default(),
@@ -298,9 +386,46 @@ impl LinkConfig {
             let place = if self.pool(PoolId::CpuMsg).pool_len == 0 { at.pool_len } else { at.buf_size };
             return Err(ConfigError::CpuMsgMissing { link: link(), place });
         }
+        if self.ring_mode == RingMode::Broadcast {
+            self.check_broadcast(places)?;
+        }
         let bytes = self.payload_bytes();
         if bytes > MAX_SEGMENT_BYTES {
             return Err(ConfigError::LinkTooLarge { link: link(), bytes, place: places.link });
+        }
+        Ok(())
+    }
+
+    fn check_broadcast(&self, places: &LinkPlaces) -> Result<(), ConfigError> {
+        let link = || self.name.clone();
+        let BroadcastConfig { slow, history, evict_after_ms } = self.broadcast;
+        if self.receivers == Receivers::One {
+            return Err(ConfigError::BroadcastReceivers { link: link(), place: places.link });
+        }
+        if slow == SlowReaders::Skip && self.ring_len < 2 {
+            return Err(ConfigError::SkipNeedsRoom { link: link(), place: places.ring_len });
+        }
+        let pools = PoolId::ALL.into_iter().filter(|&pool| self.pool(pool).is_enabled());
+        let pools = pools.map(|pool| (format!("pools.{pool}.pool_len"), self.pool(pool).pool_len - 1));
+        let ring = match slow {
+            SlowReaders::Evict => ("half of ring.len".to_owned(), self.ring_len / 2),
+            _ => ("ring.len".to_owned(), self.ring_len - 1),
+        };
+        for (what, limit) in std::iter::once(ring).chain(pools) {
+            if history > limit {
+                let place = places.history;
+                return Err(ConfigError::HistoryTooLong {
+                    link: link(),
+                    value: history.into(),
+                    what,
+                    limit,
+                    place,
+                });
+            }
+        }
+        if slow == SlowReaders::Evict && !(1..=MAX_EVICT_AFTER_MS).contains(&evict_after_ms) {
+            let (value, place) = (evict_after_ms.into(), places.evict_after_ms);
+            return Err(ConfigError::EvictAfterOutOfRange { link: link(), value, place });
         }
         Ok(())
     }
@@ -329,6 +454,8 @@ impl LinkConfig {
 pub(super) struct LinkPlaces {
     pub(super) link: Place,
     pub(super) ring_len: Place,
+    pub(super) history: Place,
+    pub(super) evict_after_ms: Place,
     pub(super) huge_pages: Place,
     pub(super) spin_us: Place,
     pub(super) file_mode: Place,
@@ -346,6 +473,15 @@ impl LinkPlaces {
     /// All places as that of the link, to be made exact field by field.
     pub(super) fn all_at(link: Place) -> Self {
         let pools = [PoolPlaces { buf_size: link, pool_len: link }; PoolId::COUNT];
-        Self { link, ring_len: link, huge_pages: link, spin_us: link, file_mode: link, pools }
+        Self {
+            link,
+            ring_len: link,
+            history: link,
+            evict_after_ms: link,
+            huge_pages: link,
+            spin_us: link,
+            file_mode: link,
+            pools,
+        }
     }
 }

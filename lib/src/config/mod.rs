@@ -54,7 +54,8 @@ use leaf::{Given, KnownKeys, Leaf, Open};
 
 pub use error::{ConfigError, Place, show_mistake};
 pub use link::{
-    Backing, HugePages, LinkConfig, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN, Receivers, RingMode,
+    Backing, BroadcastConfig, HugePages, LinkConfig, MAX_EVICT_AFTER_MS, MAX_READERS, MAX_RING_LEN,
+    MAX_SPIN_US, MIN_RING_LEN, Receivers, RingMode, SlowReaders,
 };
 pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};
 pub use parse::show_yaml_error;

@@ -8,7 +8,7 @@ use serde_saphyr::Spanned;
 use super::MAX_LINKS;
 use super::error::{ConfigError, Place, shown};
 use super::leaf::{Given, Leaf, PoolLeaves};
-use super::link::{Backing, HugePages, LinkConfig, LinkPlaces, Receivers, RingMode};
+use super::link::{Backing, HugePages, LinkConfig, LinkPlaces, Receivers, RingMode, SlowReaders};
 use super::name::LinkName;
 use super::pod::PodLink;
 use super::pool::PoolId;
@@ -45,6 +45,9 @@ pub(super) struct LinkYaml {
 struct RingYaml {
     len: Given<Leaf>,
     mode: Given<Leaf>,
+    slow: Given<Leaf>,
+    history: Given<Leaf>,
+    evict_after_ms: Given<Leaf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -184,8 +187,44 @@ impl RingYaml {
                 place,
             })?;
         }
-        let words = [("spsc", RingMode::Spsc), ("mpmc", RingMode::Mpmc)];
-        self.mode.word_into("ring.mode", "spsc or mpmc", &words, &mut link.ring_mode)?;
+        let words = [("spsc", RingMode::Spsc), ("mpmc", RingMode::Mpmc), ("broadcast", RingMode::Broadcast)];
+        self.mode.word_into("ring.mode", "spsc, mpmc or broadcast", &words, &mut link.ring_mode)?;
+        self.apply_broadcast(link, places)
+    }
+
+    fn apply_broadcast(self, link: &mut LinkConfig, places: &mut LinkPlaces) -> Result<(), ConfigError> {
+        let name = link.name.clone();
+        let words = [("wait", SlowReaders::Wait), ("skip", SlowReaders::Skip), ("evict", SlowReaders::Evict)];
+        let slow =
+            self.slow.word_into("ring.slow", "wait, skip or evict", &words, &mut link.broadcast.slow)?;
+        let history = self.history.whole("ring.history")?;
+        let evict_after = self.evict_after_ms.whole("ring.evict_after_ms")?;
+        let of_broadcast = [
+            ("ring.slow", slow),
+            ("ring.history", history.map(|(_, place)| place)),
+            ("ring.evict_after_ms", evict_after.map(|(_, place)| place)),
+        ];
+        if link.ring_mode != RingMode::Broadcast
+            && let Some((field, place)) =
+                of_broadcast.into_iter().find_map(|(field, place)| Some((field, place?)))
+        {
+            return Err(ConfigError::NeedsBroadcast { link: name, field, place });
+        }
+        if let Some((value, place)) = history {
+            places.history = place;
+            link.broadcast.history = u32::try_from(value).map_err(|_| {
+                let what = "ring.len".to_owned();
+                ConfigError::HistoryTooLong { link: name.clone(), value, what, limit: link.ring_len, place }
+            })?;
+        }
+        if let Some((value, place)) = evict_after {
+            places.evict_after_ms = place;
+            if link.broadcast.slow != SlowReaders::Evict {
+                return Err(ConfigError::NeedsEvict { link: name, place });
+            }
+            link.broadcast.evict_after_ms = u32::try_from(value)
+                .map_err(|_| ConfigError::EvictAfterOutOfRange { link: name, value, place })?;
+        }
         Ok(())
     }
 }

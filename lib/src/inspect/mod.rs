@@ -32,5 +32,5 @@ mod tap;
 
 pub use remains::Remains;
 pub use segments::{PoolView, View, names};
-pub use snapshot::{Hand, Held, Queued, RingView, SeatView, Snapshot, TableView};
+pub use snapshot::{Hand, Held, Queued, ReaderView, RingView, SeatView, Snapshot, TableView};
 pub use tap::{Filter, Lost, Seen, Tap};

@@ -410,7 +410,7 @@ impl View {
     /// ```
     #[must_use]
     pub fn ring_mode(&self) -> RingMode {
-        if self.header.shape.single { RingMode::Spsc } else { RingMode::Mpmc }
+        self.header.shape.ring_mode()
     }
 
     /// Microseconds that a waiter polls before it sleeps; `None` when the link has no notification.

@@ -14,7 +14,6 @@ use crate::participant::{Participant, SeatIndex, Seats, Side};
 use crate::pool::Table;
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::ring::entry::Entry;
-use crate::ring::inline::InlineLines;
 use crate::ring::{Ring, SLEEPERS, Wild};
 use crate::segment::layout::PoolLayout;
 use crate::segment::lock::Lock;
@@ -43,6 +42,32 @@ pub struct SeatView {
     pub unknown_because: Option<&'static str>,
     /// Whether it sleeps, or wants to hear of every notification.
     pub asleep: bool,
+    /// How far it is, if it is a reader of a broadcast ring.
+    pub reader: Option<ReaderView>,
+}
+
+/// How far a reader of a broadcast ring is.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("weights".parse()?);
+/// # config.ring_mode = shmesh::config::RingMode::Broadcast;
+/// let writer = options.create(&config)?;
+/// let reader = options.attach("weights", shmesh::Side::Secondary)?;
+/// writer.send_inline(1, 0, b"")?;
+/// let view = shmesh::inspect::View::open(dir.path(), &"weights".parse()?)?;
+/// let seat = view.seats().into_iter().find(|seat| seat.participant.seat == reader.seat()).expect("attached");
+/// let place = seat.reader.expect("it reads");
+/// assert_eq!((place.behind, place.lost), (1, 0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ReaderView {
+    /// Messages that it has not received, or received and still holds; with `slow: skip`, that it has not received.
+    pub behind: u64,
+    /// Messages that it lost because the writer overtook it.
+    pub lost: u64,
 }
 
 /// Who has a buffer.
@@ -65,7 +90,7 @@ pub enum Hand {
     Free,
     /// A participant that lives writes it.
     Loaned(SeatIndex),
-    /// It was sent, by this participant, and is not received yet.
+    /// It was sent, by this participant, and is not received yet; of a broadcast ring, not freed yet.
     Queued(SeatIndex),
     /// A participant that lives received it.
     Borrowed(SeatIndex),
@@ -131,7 +156,7 @@ pub struct RingView {
     pub from: Side,
     /// Messages sent so far; never less at a later look.
     pub sent: u64,
-    /// Messages received so far.
+    /// Messages received so far; of a broadcast ring, by all readers.
     pub received: u64,
     /// What waits, oldest first.
     pub queued: Vec<Queued>,
@@ -343,7 +368,12 @@ pub(super) fn seats(seats: &Seats, rings: &[Ring], me: &ProcessIdentity, locks: 
     let view = |participant: Participant| {
         let (liveness, unknown_because) = locks.liveness(seats, &participant, me);
         let asleep = asleep & participant.seat.bit() != 0;
-        SeatView { participant, liveness, unknown_because, asleep }
+        let reader = rings.iter().find_map(|ring| match ring {
+            Ring::Broadcast(ring) => ring.place_of(participant.seat, seats),
+            Ring::Spsc(_) | Ring::Mpmc(_) => None,
+        });
+        let reader = reader.map(|(behind, lost)| ReaderView { behind, lost });
+        SeatView { participant, liveness, unknown_because, asleep, reader }
     };
     seats.all().map(view).collect()
 }
@@ -415,9 +445,16 @@ impl View {
 
     fn ring(&self, from: Side) -> RingView {
         let ring = self.core.outgoing(from);
-        let received = ring.head();
-        let queued =
-            ring.queued().filter_map(|(position, entry)| self.queued(from, position, entry)).collect();
+        // In a broadcast ring messages wait for readers that have not received them, and others stay for newcomers.
+        let received = match ring {
+            Ring::Broadcast(ring) => ring.received(&self.core.seats),
+            Ring::Spsc(_) | Ring::Mpmc(_) => ring.head(),
+        };
+        let queued = ring
+            .queued()
+            .filter(|&(position, _)| position.wrapping_sub(received).cast_signed() >= 0)
+            .filter_map(|(position, entry)| self.queued(from, position, entry))
+            .collect();
         RingView { from, sent: ring.sent(), received, queued }
     }
 
@@ -443,14 +480,14 @@ impl View {
     }
 
     fn describe(&self, from: Side, position: u64, entry: Entry, seen: &mut Queued) -> Result<bool, Wild> {
-        let single = self.core.shape.single;
+        let (single, ring) = (self.core.shape.single, self.core.outgoing(from));
         if entry.is_inline() {
             seen.msg_len = entry.inline_len().ok_or(Wild("an inline message longer than its slot"))?;
         }
-        if entry.is_inline() && single {
-            if let Some(lines) = self.slot(from, position) {
-                (seen.msg_id, seen.cell_id) = unpack(lines.ids());
-            }
+        if entry.is_inline()
+            && let Some(lines) = ring.lines(position)
+        {
+            (seen.msg_id, seen.cell_id) = unpack(lines.ids());
             return Ok(true);
         }
         let table = self.core.table(if entry.is_inline() { INLINE } else { PoolId::CpuMsg.index() });
@@ -462,7 +499,7 @@ impl View {
             return Ok(false);
         }
         match owner.holder() {
-            Holder::Loaned(seat) => seen.sender = Some(seat),
+            Holder::Loaned(seat) | Holder::Published(seat) => seen.sender = Some(seat),
             // Its consumer has not moved `head`: if it died in between, the next one gets it.
             Holder::Borrowed(_) if single => {}
             Holder::Borrowed(_) | Holder::Free => return Ok(false),
@@ -477,14 +514,6 @@ impl View {
             (descriptor.msg_id, descriptor.cell_id, descriptor.msg_len);
         seen.data = data.parts().map(|(pool, index)| (pool, index, descriptor.data_len));
         Ok(true)
-    }
-
-    /// The lines of a slot, on a link with one producer.
-    pub(super) fn slot(&self, from: Side, position: u64) -> Option<InlineLines<'_>> {
-        match self.core.outgoing(from) {
-            Ring::Spsc(ring) => Some(ring.lines(position)),
-            Ring::Mpmc(_) => None,
-        }
     }
 
     fn in_rings(&self, rings: &[RingView; 2]) -> InRings {
@@ -577,7 +606,7 @@ impl View {
         let limited = |len: u32| limit.min(len as usize);
         let msg = if queued.inline {
             let lines = match queued.buffer {
-                None => self.slot(from, queued.position),
+                None => self.core.outgoing(from).lines(queued.position),
                 Some(cell) => self.core.inline_lines(cell),
             };
             let words = lines.map(|lines| lines.copied().1);
@@ -630,6 +659,8 @@ fn hand(in_rings: &InRings, seats: &[SeatView], inline: bool, index: u32, owner:
     match owner.holder() {
         Holder::Free => Hand::Free,
         Holder::Loaned(seat) | Holder::Borrowed(seat) if sent() => Hand::Queued(seat),
+        // Until the writer frees it: a reader may have it.
+        Holder::Published(seat) => Hand::Queued(seat),
         Holder::Loaned(seat) if lives(seat) => Hand::Loaned(seat),
         Holder::Borrowed(seat) if lives(seat) => Hand::Borrowed(seat),
         Holder::Loaned(seat) | Holder::Borrowed(seat) => Hand::Orphaned(Some(seat)),

@@ -309,7 +309,7 @@ impl Tap {
                 }
                 Sight::Here(entry) => {
                     self.next[at(from)] = position.wrapping_add(1);
-                    match self.copy(from, &ring, position, entry) {
+                    match self.copy(&ring, position, entry) {
                         Ok(found) => {
                             shown += 1;
                             show(&self.seen(from, position, &found));
@@ -355,12 +355,12 @@ impl Tap {
     }
 
     /// Copies a message into `msg` and `data`.
-    fn copy(&mut self, from: Side, ring: &Ring, position: u64, entry: Entry) -> Result<Found, Missed> {
+    fn copy(&mut self, ring: &Ring, position: u64, entry: Entry) -> Result<Found, Missed> {
         self.msg.clear();
         self.data.clear();
         let place = if entry.is_inline() { INLINE } else { PoolId::CpuMsg.index() };
-        if entry.is_inline() && self.view.core.shape.single {
-            return self.copy_slot(from, ring, position, entry);
+        if entry.is_inline() && ring.lines(position).is_some() {
+            return self.copy_slot(ring, position, entry);
         }
         let table = self.view.core.table(place).ok_or(Missed::Damaged)?.clone();
         let cell = table.tame(entry.wild_cell()).ok_or(Missed::Damaged)?;
@@ -369,7 +369,7 @@ impl Tap {
             return Err(Missed::Reused);
         }
         let sender = match owner.holder() {
-            Holder::Loaned(seat) => Some(seat),
+            Holder::Loaned(seat) | Holder::Published(seat) => Some(seat),
             Holder::Borrowed(_) | Holder::Free => None,
             Holder::Impossible => return Err(Missed::Damaged),
         };
@@ -449,13 +449,14 @@ impl Tap {
     }
 
     /// A small message in the slot itself, on a ring with one producer.
-    fn copy_slot(&mut self, from: Side, ring: &Ring, position: u64, entry: Entry) -> Result<Found, Missed> {
+    fn copy_slot(&mut self, ring: &Ring, position: u64, entry: Entry) -> Result<Found, Missed> {
         let msg_len = entry.inline_len().ok_or(Missed::Damaged)?;
-        let copied = self.view.slot(from, position).ok_or(Missed::Damaged)?.copied();
+        let copied = ring.lines(position).ok_or(Missed::Damaged)?.copied();
         // Its producer comes back to this slot when the consumer has passed it, and all others after it are full.
         fence(Ordering::Acquire);
         let last = position.wrapping_add(u64::from(self.view.ring_len())).wrapping_sub(1);
-        let is_safe = ring.head() <= position || ring.sight(last) == Sight::NotYet;
+        // The writer of a broadcast ring marks a slot before it writes there.
+        let is_safe = ring.is_broadcast() || ring.head() <= position || ring.sight(last) == Sight::NotYet;
         if !is_safe || ring.sight(position) != Sight::Here(entry) {
             return Err(Missed::Overwritten);
         }

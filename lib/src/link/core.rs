@@ -9,9 +9,10 @@ use crate::config::PoolId;
 use crate::participant::{Participant, Role, SEAT_LINES, SeatIndex, Seats, Side, Stage};
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::pool::{Pool, Table};
+use crate::ring::broadcast::Kept;
 use crate::ring::entry::Entry;
 use crate::ring::inline::{FIRST_LINE_BYTES, InlineLines};
-use crate::ring::{CONTROL_LINES, Look, Owners, Ring, Wild};
+use crate::ring::{CONTROL_LINES, Look, Owners, PRODUCER_ROLE, Ring, Wild};
 use crate::segment::layout::{LinkLayout, PoolLayout, Shape};
 use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
 use crate::sync::{Line, Ordering};
@@ -66,6 +67,16 @@ impl DataRef {
         #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
         let index = self.0 as u32;
         Some((id, index))
+    }
+
+    /// The word as it is.
+    pub(crate) fn word(self) -> u64 {
+        self.0
+    }
+
+    /// A word that [`word`](Self::word) gave.
+    pub(crate) fn from_word(word: u64) -> Self {
+        Self(word)
     }
 
     #[inline(always)]
@@ -153,10 +164,11 @@ impl Core {
         pools: &[Option<Arc<Memory>>; PoolId::COUNT],
     ) -> Option<Self> {
         let l = LinkLayout::of(shape);
+        let cursors = shm.window(l.cursors, l.cursor_lines)?;
         let ring = |i: usize| {
             let control = shm.window(l.controls[i], CONTROL_LINES)?;
-            let slots = shm.window(l.slots[i], l.slot_lines)?;
-            Some(Ring::new(control, slots, shape.ring_capacity as usize, shape.single))
+            let slots = shm.window(l.slots[i], l.slot_lines[i])?;
+            Some(Ring::new(control, slots, &cursors, shape.ring_capacity as usize, shape.kinds()[i]))
         };
         let (mut placed, mut on_device) = ([const { None }; PoolId::COUNT], [const { None }; PoolId::COUNT]);
         for ((pool, memory), (size, len)) in PoolId::ALL.into_iter().zip(pools).zip(shape.pools) {
@@ -263,6 +275,15 @@ impl Core {
         &self.rings
     }
 
+    /// Whether a participant has the writer's role of a broadcast ring.
+    pub(crate) fn is_writer(&self, who: &Participant) -> bool {
+        self.rings.iter().filter(|ring| ring.is_broadcast()).any(|ring| {
+            Role(ring.words().control(PRODUCER_ROLE))
+                .holder(&self.seats)
+                .is_some_and(|holder| holder.seat == who.seat)
+        })
+    }
+
     pub(crate) fn primary_role(&self) -> Role<'_> {
         Role(self.primary[0].word(0))
     }
@@ -275,6 +296,39 @@ impl Core {
     /// The role of the participant that is being admitted to a side which takes one process only.
     pub(crate) fn admission_role(&self, side: Side) -> Role<'_> {
         Role(self.primary[0].word(if side == Side::Primary { 2 } else { 3 }))
+    }
+
+    /// The messages in buffers that were sent on a broadcast ring and not freed.
+    pub(crate) fn published(&self) -> impl Iterator<Item = Kept> + '_ {
+        let table = &self.msg().table;
+        (0..u32::try_from(table.len()).unwrap_or(u32::MAX)).filter_map(|cell| self.kept(cell))
+    }
+
+    /// What to free when the message in `cell`, whose index must be checked, has been read; `None` if it was not sent on a
+    /// broadcast ring.
+    fn kept(&self, cell: u32) -> Option<Kept> {
+        let owner = MsgOwner(self.msg().table.owner(cell).load(Ordering::Acquire));
+        let Holder::Published(_) = owner.holder() else { return None };
+        let data = self.read_descriptor(cell, owner).map_or(DataRef::NONE, |(_, data)| data);
+        Some(Kept { cell, owner: owner.0, data: data.0 })
+    }
+
+    /// As [`kept`](Self::kept), of an entry of a broadcast ring.
+    pub(crate) fn kept_of(&self, entry: Entry) -> Option<Kept> {
+        let kept = self.kept(self.msg().table.tame(entry.wild_cell())?)?;
+        entry.names(MsgOwner(kept.owner).epoch()).then_some(kept)
+    }
+
+    /// The cell of a message that a reader of a broadcast ring keeps from being freed, and its owner word.
+    #[inline(always)]
+    pub(crate) fn look_published(&self, entry: Entry) -> Result<(u32, MsgOwner), Wild> {
+        let table = &self.msg().table;
+        let cell = table.tame(entry.wild_cell()).ok_or(Wild("an entry past the end of its pool"))?;
+        let owner = MsgOwner(table.owner(cell).load(Ordering::Relaxed));
+        match owner.holder() {
+            Holder::Published(_) if entry.names(owner.epoch()) => Ok((cell, owner)),
+            _ => Err(Wild("an entry whose buffer is not in the ring")),
+        }
     }
 
     /// Copies and checks the descriptor of a received MSG.
@@ -364,6 +418,7 @@ impl Owners for Receiving<'_> {
             // Its last consumer died before it moved `head`, so it never got the message.
             Holder::Borrowed(seat) if self.core.shape.single && seat != self.seat => Look::Here(owner.0),
             Holder::Borrowed(_) | Holder::Free => Look::Gone,
+            Holder::Published(_) => return Err(Wild("a message of the other ring")),
             Holder::Impossible => return Err(Wild("an owner word that nobody writes")),
         })
     }
@@ -500,9 +555,11 @@ impl Core {
             .collect();
         // After the owner words: the dead one sends nothing any more, or is told that it was evicted (FENCE). So what is in
         // neither ring now was not sent, or was received, and then its owner word has changed and our exchange fails.
+        // What was sent on a broadcast ring has no holder.
         let queued: std::collections::BTreeSet<(u32, u64)> = self
             .rings
             .iter()
+            .filter(|ring| !ring.is_broadcast())
             .flat_map(Ring::queued)
             .filter(|(_, entry)| entry.is_inline() == (place == INLINE))
             .filter_map(|(_, entry)| {

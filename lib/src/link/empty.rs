@@ -9,6 +9,7 @@ use super::{Link, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify;
 use crate::participant::{Participant, Side};
+use crate::ring::Ring;
 
 /// How long newcomers wait for a participant that empties the link. One that is stopped for longer holds nobody up: then they may
 /// receive what it has not dropped yet, and it reports that the link was in use.
@@ -82,12 +83,20 @@ impl Link {
         for side in [Side::Primary, Side::Secondary] {
             let ring = self.core().incoming(side);
             notify::forget_posts(ring, notify::posted(ring));
-            // A participant of its own: this handle must not become the consumer of a ring that has one.
-            let mut reader =
+            // A participant of its own: this handle must not become the consumer or writer of a ring that has one.
+            let mut temporary =
                 Self::seated(Arc::clone(&self.shared), Arc::clone(&self.attachment), self.side())?;
-            reader.endpoint.incoming = ring.clone();
+            if let Ring::Broadcast(broadcast) = ring {
+                temporary.endpoint.outgoing = ring.clone();
+                temporary.endpoint.forget(broadcast, temporary.writer(broadcast)?);
+                continue;
+            }
+            temporary.endpoint.incoming = ring.clone();
             let positions: Vec<_> = ring.queued().map(|(position, _)| position).collect();
-            reader.discard(&positions)?;
+            temporary.discard(&positions)?;
+        }
+        if let Ring::Broadcast(broadcast) = self.incoming() {
+            broadcast.skip_all(self.endpoint.reader());
         }
         Ok(())
     }

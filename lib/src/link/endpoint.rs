@@ -11,9 +11,11 @@ use crate::notify;
 use crate::participant::{Participant, Role, Side};
 use crate::pool::owner::{DataOwner, MsgOwner};
 use crate::pool::{Pool, PoolCache};
-use crate::ring::{CONSUMER_ROLE, PRODUCER_ROLE, Ring, mpmc, spsc};
+use crate::ring::broadcast::{self, Broadcast, Kept};
+use crate::ring::entry::Entry;
+use crate::ring::{CONSUMER_ROLE, Full, PRODUCER_ROLE, Ring, mpmc, spsc};
 use crate::segment::Lines;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, overwrite};
 
 /// A participant at its seat.
 #[derive(Debug)]
@@ -28,6 +30,10 @@ pub(crate) struct Endpoint {
     caches: [Option<PoolCache>; TABLES],
     producer: OnceCell<spsc::Producer>,
     consumer: OnceCell<spsc::Consumer>,
+    /// This participant's state as the writer of a broadcast ring.
+    writer: OnceCell<broadcast::Writer>,
+    /// This participant's state as a reader of a broadcast ring.
+    reader: Option<broadcast::Reader>,
     /// This participant's state as one of many producers.
     pub(crate) shared_producer: mpmc::Producer,
 }
@@ -41,6 +47,10 @@ impl Endpoint {
         }
         core.seats.event_sleepers().wake_up(me.seat);
         let bytes = |place: usize| PoolId::ALL.get(place).and_then(|&id| Some(core.pool(id)?.bytes));
+        let reader = match core.incoming(side) {
+            Ring::Broadcast(ring) => Some(ring.subscribe(me.seat)),
+            _ => None,
+        };
         let cache =
             |place: usize| core.table(place).map(|table| PoolCache::new(table, bytes(place), me.seat));
         Self {
@@ -54,6 +64,8 @@ impl Endpoint {
             ),
             producer: OnceCell::new(),
             consumer: OnceCell::new(),
+            writer: OnceCell::new(),
+            reader,
             shared_producer: mpmc::Producer::default(),
             core: core.clone(),
             me,
@@ -155,6 +167,80 @@ impl Endpoint {
         }
     }
 
+    /// As `producer`, for the writer of a broadcast ring.
+    #[inline(always)]
+    pub(crate) fn writer(&self, ring: &Broadcast) -> Result<&broadcast::Writer, Participant> {
+        match self.writer.get() {
+            Some(writer) => Ok(writer),
+            None => {
+                self.claim(&self.outgoing, PRODUCER_ROLE)?;
+                let resume = || {
+                    let kept = |entry| self.core.kept_of(entry);
+                    ring.resume_writer(&self.core.seats, kept, self.core.published(), |kept| self.free(kept))
+                };
+                Ok(self.writer.get_or_init(resume))
+            }
+        }
+    }
+
+    /// This participant's state as a reader; for participants whose incoming ring is a broadcast ring.
+    #[inline(always)]
+    pub(crate) fn reader(&self) -> &broadcast::Reader {
+        match &self.reader {
+            Some(reader) => reader,
+            None => unreachable!("`new` subscribes to a broadcast ring"),
+        }
+    }
+
+    /// Frees a message that was sent on a broadcast ring.
+    fn free(&self, kept: Kept) {
+        self.release(kept.cell, MsgOwner(kept.owner), DataRef::from_word(kept.data));
+    }
+
+    /// Sends a loaned message on a broadcast ring.
+    #[inline(always)]
+    pub(crate) fn broadcast(
+        &self,
+        ring: &Broadcast,
+        writer: &broadcast::Writer,
+        (cell, owner, data): (u32, MsgOwner, DataRef),
+    ) -> Result<(), Full> {
+        let seats = &self.core.seats;
+        ring.make_room(writer, seats, |kept| self.free(kept))?;
+        let published = owner.published(self.me.seat);
+        // Before it is in the ring: what is there has no holder, so that no recovery takes it back. Release, as a loan.
+        overwrite(self.msg.table.owner(cell), published.0, Ordering::Release);
+        let kept = Kept { cell, owner: published.0, data: data.word() };
+        ring.push(writer, Entry::pooled(cell, owner.epoch()), kept, seats, |kept| self.free(kept));
+        Ok(())
+    }
+
+    /// Sends a small message on a broadcast ring.
+    #[inline(always)]
+    pub(crate) fn broadcast_inline(
+        &self,
+        ring: &Broadcast,
+        writer: &broadcast::Writer,
+        ids: u64,
+        msg: &[u8],
+    ) -> Result<(), Full> {
+        let seats = &self.core.seats;
+        ring.make_room(writer, seats, |kept| self.free(kept))?;
+        ring.push_inline(writer, ids, msg, seats, |kept| self.free(kept));
+        Ok(())
+    }
+
+    /// Frees everything that was sent on a broadcast ring; newcomers begin behind it.
+    pub(crate) fn forget(&self, ring: &Broadcast, writer: &broadcast::Writer) {
+        ring.forget(writer, &self.core.seats, |kept| self.free(kept));
+    }
+
+    /// Frees messages of a broadcast ring because a pool has no free buffer. `false`: there are none to be freed.
+    #[cold]
+    pub(crate) fn make_free(&self, ring: &Broadcast, writer: &broadcast::Writer) -> bool {
+        ring.make_free(writer, &self.core.seats, |kept| self.free(kept))
+    }
+
     #[cold]
     fn claim(&self, ring: &Ring, line: usize) -> Result<(), Participant> {
         Role(ring.words().control(line)).claim(&self.me, &self.core.seats)
@@ -162,13 +248,22 @@ impl Endpoint {
 
     /// Leaves: gives up roles, takes back what was loaned and not sent or received and not released, and the seat.
     pub(crate) fn leave(&self) {
+        let is_seated = self.core.seats.is_seated(&self.me);
+        if let Ring::Broadcast(ring) = &self.incoming
+            && is_seated
+        {
+            ring.unsubscribe(self.me.seat);
+        }
+        if let (Ring::Broadcast(ring), Some(writer)) = (&self.outgoing, self.writer.get()) {
+            ring.settle(writer, &self.core.seats, |kept| self.free(kept));
+        }
         for ring in self.core.rings() {
             Role(ring.words().control(PRODUCER_ROLE)).release(&self.me);
             Role(ring.words().control(CONSUMER_ROLE)).release(&self.me);
         }
         self.core.primary_role().release(&self.me);
         // Also what was forgotten: a loan that was leaked must not outlive its participant.
-        if self.core.seats.is_seated(&self.me) {
+        if is_seated {
             self.core.reclaim(&self.me, self.me.seat, false);
         }
     }

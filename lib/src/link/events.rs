@@ -127,7 +127,7 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wait_any(&self, timeout: Option<Duration>) -> Result<WaitOutcome> {
-        self.wait_for(timeout, self.shared.notify, |ring| ring.has_message() || self.has_event())?;
+        self.wait_for(timeout, self.shared.notify, |_| self.has_message() || self.has_event())?;
         Ok(WaitOutcome { message: self.has_message(), event: self.has_event() })
     }
 

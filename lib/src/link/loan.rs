@@ -7,6 +7,7 @@ use super::core::{DataRef, pack};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
+use crate::ring::broadcast::{Broadcast, Writer};
 use crate::ring::entry::Entry;
 use crate::ring::mpmc::PushError;
 use crate::ring::{Full, INLINE_MAX_BYTES, Ring};
@@ -116,8 +117,11 @@ impl Link {
     #[inline(always)]
     pub fn loan(&self) -> Result<Loan<'_>> {
         self.check_seated()?;
-        let Some((cell, owner)) = self.endpoint.loan_msg() else {
-            return Err(self.exhausted(PoolId::CpuMsg));
+        let (cell, owner) = match self.endpoint.loan_msg() {
+            Some(loaned) => loaned,
+            None => self
+                .loan_after_freeing(|| self.endpoint.loan_msg())?
+                .ok_or_else(|| self.exhausted(PoolId::CpuMsg))?,
         };
         // The receiver has read this line last; asked for now, it comes while the caller prepares what to write.
         prefetch_exclusive_at(self.endpoint.msg_pool().buffer(cell).as_ptr());
@@ -147,14 +151,17 @@ impl Link {
             return Err(Error::from(ErrorKind::MsgPool { link: self.link() }));
         }
         let mut loan = self.loan()?;
-        match self.endpoint.loan_data(pool, loan.cell, loan.owner) {
-            Some(index) => {
-                loan.data = DataRef::new(pool, index);
-                self.endpoint.cell(loan.cell).set_data(loan.data);
-                Ok(loan)
+        let data = || self.endpoint.loan_data(pool, loan.cell, loan.owner);
+        let index = match data() {
+            Some(index) => index,
+            None if self.pool(pool).is_some() => {
+                self.loan_after_freeing(data)?.ok_or_else(|| self.exhausted(pool))?
             }
-            None => Err(self.exhausted(pool)),
-        }
+            None => return Err(self.exhausted(pool)),
+        };
+        loan.data = DataRef::new(pool, index);
+        self.endpoint.cell(loan.cell).set_data(loan.data);
+        Ok(loan)
     }
 
     /// Sends up to [`INLINE_MAX_BYTES`] inside the ring's slot, without a pool: 48 bytes cross with one cache line, more
@@ -202,7 +209,27 @@ impl Link {
                 })?;
                 self.check_not_overtaken()
             }
+            Ring::Broadcast(ring) => {
+                let writer = self.writer(ring)?;
+                self.until_room(ring, writer, || self.endpoint.broadcast_inline(ring, writer, ids, msg))
+            }
         }
+    }
+
+    /// Sends on a broadcast ring, after readers were evicted that have held the writer up for too long.
+    #[inline(always)]
+    fn until_room(
+        &self,
+        ring: &Broadcast,
+        writer: &Writer,
+        mut send: impl FnMut() -> std::result::Result<(), Full>,
+    ) -> Result<()> {
+        while let Err(Full) = send() {
+            if !self.evict_slow(ring, writer)? {
+                return Err(self.full());
+            }
+        }
+        Ok(())
     }
 
     /// Sends loans in order. Stops at the first that cannot be sent; that one and the rest come back to the caller.
@@ -495,6 +522,11 @@ impl<'a> Loan<'a> {
                 ring.push(&link.endpoint.shared_producer, entry).map_err(|error| link.push_error(error))?;
                 // FENCE: who was evicted before the message was sent cannot know whether it is delivered.
                 link.check_not_overtaken().inspect_err(|_| self.give_up())
+            }
+            Ring::Broadcast(ring) => {
+                let writer = link.writer(ring)?;
+                let message = (self.cell, self.owner, self.data);
+                link.until_room(ring, writer, || link.endpoint.broadcast(ring, writer, message))
             }
         }
     }

@@ -7,8 +7,9 @@ use super::Link;
 use super::SharedBytes;
 use super::core::{DataRef, Descriptor, unpack};
 use crate::config::PoolId;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
+use crate::ring::broadcast::{Broadcast, HOLDS_MAX, TakeError, Token};
 use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
 use crate::ring::{Ring, Wild};
@@ -52,7 +53,8 @@ impl Link {
     ///
     /// # Errors
     /// [`Corrupt`](crate::ErrorKind::Corrupt) when a peer wrote what it must not, after which the next message can be
-    /// received; [`RoleTaken`](crate::ErrorKind::RoleTaken); [`Evicted`](crate::ErrorKind::Evicted).
+    /// received; [`RoleTaken`](crate::ErrorKind::RoleTaken); [`Evicted`](crate::ErrorKind::Evicted);
+    /// [`HoldingTooMany`](crate::ErrorKind::HoldingTooMany).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -87,6 +89,7 @@ impl Link {
                 Ok(None) => return Ok(None),
                 Err(wild) => Err(wild),
             },
+            Ring::Broadcast(ring) => return self.receive_broadcast(ring),
         };
         match message {
             Ok(message) => Ok(Some(message)),
@@ -116,6 +119,9 @@ impl Link {
     #[inline]
     pub fn receive_batch<'a>(&'a self, messages: &mut Vec<Message<'a>>, max: usize) -> Result<usize> {
         self.check_seated()?;
+        if let Ring::Broadcast(ring) = self.incoming() {
+            return self.receive_batch_broadcast(ring, messages, max);
+        }
         let receiving = self.endpoint.receiving();
         let mut failed = None;
         let before = messages.len();
@@ -132,6 +138,7 @@ impl Link {
             Ring::Mpmc(ring) => {
                 ring.pop_batch(&receiving, max, |entry, word| keep(self.open_shared(entry, word)))
             }
+            Ring::Broadcast(_) => Ok(0),
         };
         match taken.err().or(failed) {
             None => Ok(messages.len() - before),
@@ -150,6 +157,8 @@ impl Link {
                     let _ = self.open_shared(entry, word);
                 }
             }
+            // Emptied by a writer: see `Endpoint::forget`.
+            Ring::Broadcast(_) => {}
             // There is no other consumer.
             Ring::Spsc(_) => {
                 for _ in positions {
@@ -162,6 +171,57 @@ impl Link {
             }
         }
         Ok(())
+    }
+
+    /// A message off a broadcast ring, which stays there for the other readers.
+    #[inline(always)]
+    fn receive_broadcast(&self, ring: &Broadcast) -> Result<Option<Message<'_>>> {
+        let reader = self.endpoint.reader();
+        let taken = ring.take(
+            reader,
+            |entry, lines| self.inline(entry, lines),
+            |entry, token| {
+                let shared = self.shared_with_others(entry, token);
+                shared.inspect_err(|_| ring.release(reader, token))
+            },
+        );
+        taken.map_err(|error| match error {
+            TakeError::Wild(wild) => self.corrupt(wild),
+            TakeError::Holding => {
+                Error::from(ErrorKind::HoldingTooMany { link: self.link(), limit: HOLDS_MAX })
+            }
+        })
+    }
+
+    /// Not more than the ring holds: a writer that keeps up must not keep us here.
+    fn receive_batch_broadcast<'a>(
+        &'a self,
+        ring: &Broadcast,
+        messages: &mut Vec<Message<'a>>,
+        max: usize,
+    ) -> Result<usize> {
+        let max = max.min(self.ring_len() as usize);
+        for taken in 0..max {
+            match self.receive_broadcast(ring) {
+                Ok(Some(message)) => messages.push(message),
+                Ok(None) => return Ok(taken),
+                // The next call says so again.
+                Err(error) if taken > 0 && matches!(error.kind(), ErrorKind::HoldingTooMany { .. }) => {
+                    return Ok(taken);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(max)
+    }
+
+    /// A message in a MSG buffer that other readers get, too.
+    #[inline(always)]
+    fn shared_with_others(&self, entry: Entry, token: Token) -> std::result::Result<Message<'_>, Wild> {
+        let (cell, owner) = self.core().look_published(entry)?;
+        let (descriptor, data) = self.core().read_descriptor(cell, owner)?;
+        let bytes = self.endpoint.msg_pool().buffer(cell);
+        Ok(Message { link: self, bytes, descriptor, owner: MsgOwner::of_token(token.0), cell, data })
     }
 
     /// A message off a ring with one consumer.
@@ -226,6 +286,8 @@ impl Link {
     fn end(&self, bytes: NonNull<u8>, owner: MsgOwner, cell: u32, data: DataRef) {
         if owner == INLINE {
             self.inline_buffers.give_back(bytes);
+        } else if let (Some(token), Ring::Broadcast(ring)) = (owner.token(), self.incoming()) {
+            ring.release(self.endpoint.reader(), Token(token));
         } else {
             // Refused only if this participant was evicted, and then others have the buffers.
             let _ = self.endpoint.release(cell, owner, data);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `attachment.rs` | what all handles of this process share, and leaving the link |
 //! | `bell.rs` | named sockets that wake receivers in poll and epoll |
+//! | `broadcast.rs` | readers of a broadcast ring: how many there are, what they lost, and evicting them |
 //! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
 //! | `endpoint.rs` | the same, seen from one participant's seat |
 //! | `empty.rs` | emptying a link that an earlier run left |
@@ -22,6 +23,7 @@
 
 mod attachment;
 pub(crate) mod bell;
+mod broadcast;
 pub(crate) mod core;
 pub(crate) mod device;
 mod empty;
@@ -51,9 +53,10 @@ use shmesh_sys::cancel::Uncancelled;
 use shmesh_sys::process::{Liveness, ProcessIdentity};
 use shmesh_sys::{sigbus, socket};
 
-use crate::config::{Backing, PoolId};
+use crate::config::{Backing, MAX_READERS, PoolId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{MAX_SEATS, Participant, PeerObserver, SeatIndex, Seats, Side, Stage};
+use crate::ring::broadcast::{Broadcast, Writer};
 use crate::ring::{Ring, Wild, spsc};
 use crate::segment::Memory;
 use crate::segment::layout::PoolLayout;
@@ -375,7 +378,12 @@ impl Link {
     /// ```
     #[must_use]
     pub fn queued(&self) -> usize {
-        self.incoming().queued().count()
+        match self.incoming() {
+            Ring::Broadcast(ring) => {
+                usize::try_from(ring.waiting(self.endpoint.reader())).unwrap_or(usize::MAX)
+            }
+            ring => ring.queued().count(),
+        }
     }
 
     /// Attaches another participant of this process, on the same side, for another thread.
@@ -400,6 +408,18 @@ impl Link {
     }
 
     fn seated(shared: Arc<Shared>, attachment: Arc<Attachment>, side: Side) -> Result<Self> {
+        let is_broadcast = shared.core.shape.broadcast.is_some() && side == Side::Secondary;
+        let limit = if is_broadcast { MAX_READERS } else { MAX_SEATS };
+        let sit = || {
+            let me = shared.sit(side)?;
+            let of_side = shared.core.seats.all().filter(|other| other.word.side() == side);
+            if is_broadcast && of_side.count() > limit {
+                shared.unlock(&me);
+                shared.core.seats.vacate(&me);
+                return None;
+            }
+            Some(me)
+        };
         let crowded = || {
             // Some may have died, and there is no seat to take back from what they held: it is done from their own.
             for dead in shared.dead() {
@@ -408,11 +428,11 @@ impl Link {
                 shared.core.seats.count_recovered(done.participants);
             }
             shared.wake_for_events();
-            shared.sit(side)
+            sit()
         };
-        let me = shared.sit(side).or_else(crowded).ok_or_else(|| {
-            Error::from(ErrorKind::Crowded { link: Arc::clone(&shared.store.link), limit: MAX_SEATS })
-        })?;
+        let me = sit()
+            .or_else(crowded)
+            .ok_or_else(|| Error::from(ErrorKind::Crowded { link: Arc::clone(&shared.store.link), limit }))?;
         shared.announce(&me);
         Ok(Self {
             peers: RefCell::new(PeerObserver::new(&shared.core.seats, me.seat)),
@@ -482,6 +502,16 @@ impl Link {
             let _uncancelled = Uncancelled::new();
             self.recover()?;
             self.endpoint.consumer(ring).map_err(|holder| self.role_taken("consumer", &holder))
+        })
+    }
+
+    /// The writer's place in a broadcast ring.
+    #[inline]
+    fn writer(&self, ring: &Broadcast) -> Result<&Writer> {
+        self.endpoint.writer(ring).or_else(|_| {
+            let _uncancelled = Uncancelled::new();
+            self.recover()?;
+            self.endpoint.writer(ring).map_err(|holder| self.role_taken("producer", &holder))
         })
     }
 

@@ -19,7 +19,7 @@ use super::host::{
 };
 use super::monitor::Start;
 use super::{Link, Shared, device};
-use crate::config::{Backing, LinkConfig, LinkName, PoolId, Receivers};
+use crate::config::{Backing, BroadcastConfig, LinkConfig, LinkName, PoolId, Receivers, SlowReaders};
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{Admission, Participant, Side};
 use crate::segment::header::{Conduct, Header};
@@ -854,9 +854,23 @@ fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Resul
         let (existing, asked) = (found.ring_capacity.to_string(), asked.ring_capacity.to_string());
         return Err(differs("ring.len".into(), existing, asked));
     }
-    if found.single != asked.single {
-        let mode = |single| if single { "spsc" } else { "mpmc" }.to_owned();
-        return Err(differs("ring.mode".into(), mode(found.single), mode(asked.single)));
+    if found.ring_mode() != asked.ring_mode() {
+        let mode = |shape: Shape| format!("{:?}", shape.ring_mode()).to_lowercase();
+        return Err(differs("ring.mode".into(), mode(found), mode(asked)));
+    }
+    if let (Some(found), Some(asked)) = (found.broadcast, asked.broadcast) {
+        let slow = |rules: BroadcastConfig| format!("{:?}", rules.slow).to_lowercase();
+        if found.slow != asked.slow {
+            return Err(differs("ring.slow".into(), slow(found), slow(asked)));
+        }
+        if found.history != asked.history {
+            let (existing, asked) = (found.history.to_string(), asked.history.to_string());
+            return Err(differs("ring.history".into(), existing, asked));
+        }
+        if found.slow == SlowReaders::Evict && found.evict_after_ms != asked.evict_after_ms {
+            let (existing, asked) = (found.evict_after_ms.to_string(), asked.evict_after_ms.to_string());
+            return Err(differs("ring.evict_after_ms".into(), existing, asked));
+        }
     }
     for pool in PoolId::ALL {
         let (existing, asked) = (found.pools[pool as usize], asked.pools[pool as usize]);

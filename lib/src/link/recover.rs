@@ -112,8 +112,8 @@ impl Link {
     /// When nobody sits there, or the caller itself, nothing happens.
     ///
     /// # Errors
-    /// [`StillAlive`](crate::ErrorKind::StillAlive) on a link with ring mode `spsc` and when the process lives: there, its place in the ring cannot
-    /// be fenced. [`Evicted`](crate::ErrorKind::Evicted), of the caller.
+    /// [`StillAlive`](crate::ErrorKind::StillAlive) on a link with ring mode `spsc`, and of the writer with ring mode `broadcast`, when the
+    /// process lives: there, its place in the ring cannot be fenced. [`Evicted`](crate::ErrorKind::Evicted), of the caller.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -131,7 +131,7 @@ impl Link {
             return Ok(Recovered::default());
         };
         let alive = self.shared.liveness(&other) != Liveness::Dead;
-        if alive && self.core().shape.single {
+        if alive && (self.core().shape.single || self.core().is_writer(&other)) {
             return Err(Error::from(ErrorKind::StillAlive {
                 link: self.link(),
                 seat: seat.value(),

@@ -80,7 +80,7 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
-        self.wait_for(timeout, self.shared.notify, |ring| ring.has_message())
+        self.wait_for(timeout, self.shared.notify, |_| self.has_message())
     }
 
     /// Ends a TTI: posts the semaphore of the other side once, and wakes it. Send the TTI's messages before.
@@ -360,6 +360,9 @@ impl Link {
     /// ```
     #[must_use]
     pub fn has_message(&self) -> bool {
-        self.incoming().has_message()
+        match self.incoming() {
+            Ring::Broadcast(ring) => ring.has_message(self.endpoint.reader()),
+            ring => ring.has_message(),
+        }
     }
 }

@@ -558,6 +558,21 @@ impl Seats {
         SeatIndex::all().filter(move |seat| bits & seat.bit() != 0).filter_map(|seat| self.at(seat))
     }
 
+    /// Of the seats whose bits are set, those in which a participant of the secondary side sits that was not evicted.
+    pub(crate) fn readers(&self, bits: u64) -> impl Iterator<Item = SeatIndex> + '_ {
+        let mut rest = bits;
+        std::iter::from_fn(move || {
+            let seat = SeatIndex::from_wild(u64::from(rest.trailing_zeros()))?;
+            rest &= rest - 1;
+            Some(seat)
+        })
+        .filter(|seat| {
+            // Relaxed: who has seen the bit of a newcomer sees that it has taken the seat.
+            let word = SeatWord(self.word(*seat).load(Ordering::Relaxed));
+            word.is_live() && !word.is_evicted() && word.side() == Side::Secondary
+        })
+    }
+
     /// Everybody who is attached.
     pub(crate) fn all(&self) -> impl Iterator<Item = Participant> + '_ {
         SeatIndex::all().filter_map(|seat| self.at(seat))

@@ -8,10 +8,12 @@
 //! DATA   | epoch 24 | epoch of the MSG, low 18 | cell of the MSG 20 | state 2 |
 //!
 //! MSG    Free --loan(p)--> Loaned(p) --receive(c)--> Borrowed(c) --release--> Free
+//!                          Loaned(p) --broadcast---> Published(p) --passed--> Free
 //! DATA   Free --loan-----> Attached(MSG cell, epoch) ------release--> Free
 //! ```
 //!
-//! A MSG buffer that lies in a ring stays `Loaned` by its sender: the ring says that it was sent. A DATA buffer belongs to
+//! A MSG buffer that lies in a ring stays `Loaned` by its sender: the ring says that it was sent. In a broadcast ring it is
+//! `Published`: the ring's, whoever sent it, until its writer finds that all readers are past it. A DATA buffer belongs to
 //! the MSG it was attached to, so it changes hands with it and needs no exchange of its own; when that epoch of the
 //! MSG is over, the DATA buffer is an orphan and recovery takes it.
 //!
@@ -31,6 +33,7 @@ const DATA_EPOCH_SHIFT: u32 = STATE_BITS + DATA_CELL_BITS + DATA_MSG_EPOCH_BITS;
 const FREE: u64 = 0;
 const LOANED: u64 = 1;
 const BORROWED: u64 = 2;
+const PUBLISHED: u64 = 3;
 const ATTACHED: u64 = 3;
 
 /// The owner word of a MSG buffer or of an inline cell, as read at one instant.
@@ -46,6 +49,8 @@ pub(crate) enum Holder {
     Loaned(SeatIndex),
     /// The participant that received it.
     Borrowed(SeatIndex),
+    /// A broadcast ring; the participant that sent it.
+    Published(SeatIndex),
     /// No state that this library writes.
     Impossible,
 }
@@ -62,6 +67,7 @@ impl MsgOwner {
             (FREE, _) => Holder::Free,
             (LOANED, Some(seat)) => Holder::Loaned(seat),
             (BORROWED, Some(seat)) => Holder::Borrowed(seat),
+            (PUBLISHED, Some(seat)) => Holder::Published(seat),
             _ => Holder::Impossible,
         }
     }
@@ -80,6 +86,18 @@ impl MsgOwner {
         Self(self.epoch() << MSG_EPOCH_SHIFT | u64::from(seat.value()) << STATE_BITS | state)
     }
 
+    /// In place of the word of a message that is not the receiver's alone: the token by which it has it.
+    #[inline]
+    pub(crate) fn of_token(token: u64) -> Self {
+        Self(token << STATE_BITS | PUBLISHED)
+    }
+
+    /// The token of [`of_token`](Self::of_token). No receiver has a published message any other way.
+    #[inline]
+    pub(crate) fn token(self) -> Option<u64> {
+        (self.0 & STATE_MASK == PUBLISHED).then_some(self.0 >> STATE_BITS)
+    }
+
     /// The next epoch, loaned by `seat`.
     pub(crate) fn loaned(self, seat: SeatIndex) -> Self {
         Self(self.epoch().wrapping_add(1) << MSG_EPOCH_SHIFT).with(LOANED, seat)
@@ -93,6 +111,11 @@ impl MsgOwner {
     /// The same epoch in the hands of the receiver at `seat`.
     pub(crate) fn borrowed(self, seat: SeatIndex) -> Self {
         self.with(BORROWED, seat)
+    }
+
+    /// The same epoch in a broadcast ring, sent by the participant at `seat`.
+    pub(crate) fn published(self, seat: SeatIndex) -> Self {
+        self.with(PUBLISHED, seat)
     }
 
     /// The same epoch, over.
@@ -198,6 +221,7 @@ mod tests {
             let _ = (MsgOwner(word).holder(), DataOwner(word).attached_to());
         }
         assert_eq!(MsgOwner(200 << STATE_BITS | LOANED).holder(), Holder::Impossible);
-        assert_eq!(MsgOwner(ATTACHED).holder(), Holder::Impossible);
+        assert_eq!(MsgOwner(PUBLISHED).holder(), Holder::Published(seat(0)));
+        assert_eq!(MsgOwner(200 << STATE_BITS | PUBLISHED).holder(), Holder::Impossible);
     }
 }

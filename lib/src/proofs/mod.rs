@@ -20,6 +20,10 @@
 //! | EMPTY, both fences | `newcomer_or_emptier_sees_the_other` |
 //! | seats, as admission reads them | `a_clone_keeps_the_side` |
 //! | EVENT | `nobody_sleeps_over_an_event` |
+//! | PASSED | `broadcast_to_two`, `what_a_reader_holds_is_not_written` |
+//! | JOIN, both fences | `a_newcomer_keeps_its_first_message` |
+//! | HOLD, both fences | `what_a_reader_holds_is_not_written` |
+//! | OVERWRITE, both fences | `a_small_message_that_is_overwritten_is_not_torn` |
 //! | posts | `a_post_brings_its_messages` |
 //!
 //! Loom cannot notice four kinds. It takes no load to be later than it is, so a consumer's reads of a slot never see the
@@ -32,6 +36,8 @@
 //! slot and of `head`, its exchange on `tail` for another, a consumer's second load of `head`, and its exchange on `head`; in
 //! `spsc`, the loads with which a role is taken up.
 
+#[cfg(not(loom))]
+mod broadcast;
 #[cfg(not(loom))]
 mod names;
 #[cfg(not(loom))]

@@ -2,11 +2,12 @@
 
 use shmesh_sys::process::ProcessIdentity;
 
-use crate::config::PoolId;
+use crate::config::{BroadcastConfig, PoolId, SlowReaders};
 use crate::link::core::{Core, DataRef};
 use crate::link::endpoint::Endpoint;
 use crate::participant::{Participant, Side};
 use crate::pool::owner::MsgOwner;
+use crate::ring::broadcast::{TakeError, Token};
 use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
 use crate::ring::{Ring, Wild};
@@ -16,10 +17,23 @@ pub(super) const DATA: PoolId = PoolId::CpuData;
 
 /// A link with `msg` MSG buffers and `data` DATA buffers of 64 bytes.
 pub(super) fn link(ring_capacity: u32, single: bool, msg: u32, data: u32) -> Core {
+    Core::heap(&shape(ring_capacity, single, None, msg, data))
+}
+
+/// As [`link`], with a broadcast ring.
+pub(super) fn broadcast(ring_capacity: u32, rules: BroadcastConfig, msg: u32, data: u32) -> Core {
+    Core::heap(&shape(ring_capacity, false, Some(rules), msg, data))
+}
+
+pub(super) fn rules(slow: SlowReaders, history: u32) -> BroadcastConfig {
+    BroadcastConfig { slow, history, evict_after_ms: 1 }
+}
+
+fn shape(ring_capacity: u32, single: bool, broadcast: Option<BroadcastConfig>, msg: u32, data: u32) -> Shape {
     let mut pools = [(0, 0); PoolId::COUNT];
     pools[PoolId::CpuMsg as usize] = (64, msg);
     pools[DATA as usize] = if data == 0 { (0, 0) } else { (64, data) };
-    Core::heap(&Shape { ring_capacity, single, pools })
+    Shape { ring_capacity, single, broadcast, pools }
 }
 
 pub(super) fn process(pid: u32) -> ProcessIdentity {
@@ -83,6 +97,10 @@ fn data_ref(held: &Held) -> DataRef {
 }
 
 pub(super) fn release(endpoint: &Endpoint, held: &Held) -> bool {
+    if let (Some(token), Ring::Broadcast(ring)) = (held.owner.token(), &endpoint.incoming) {
+        ring.release(endpoint.reader(), Token(token));
+        return true;
+    }
     endpoint.release(held.cell, held.owner, data_ref(held))
 }
 
@@ -107,6 +125,10 @@ pub(super) fn send(endpoint: &Endpoint, held: &Held) -> bool {
     match &endpoint.outgoing {
         Ring::Spsc(ring) => ring.push(endpoint.producer(ring).expect("the role"), entry_of(held)).is_ok(),
         Ring::Mpmc(ring) => ring.push(&endpoint.shared_producer, entry_of(held)).is_ok(),
+        Ring::Broadcast(ring) => {
+            let writer = endpoint.writer(ring).expect("the role");
+            endpoint.broadcast(ring, writer, (held.cell, held.owner, data_ref(held))).is_ok()
+        }
     }
 }
 
@@ -138,6 +160,10 @@ pub(super) fn send_inline_of(endpoint: &Endpoint, msg_id: i32, len: usize) -> Re
                 endpoint.release_inline(cell, owner);
                 Refused::Full
             })
+        }
+        Ring::Broadcast(ring) => {
+            let writer = endpoint.writer(ring).expect("the role");
+            endpoint.broadcast_inline(ring, writer, ids, &msg).map_err(|_| Refused::Full)
         }
     }
 }
@@ -192,7 +218,25 @@ pub(super) fn receive(endpoint: &Endpoint) -> Result<Option<Got>, Wild> {
             Some((entry, word)) => open_shared(endpoint, entry, word).map(Some),
             None => Ok(None),
         },
+        Ring::Broadcast(ring) => {
+            let reader = endpoint.reader();
+            let pooled =
+                |entry, token| shared(endpoint, entry, token).inspect_err(|_| ring.release(reader, token));
+            match ring.take(reader, inline, pooled) {
+                Ok(got) => Ok(got),
+                Err(TakeError::Wild(wild)) => Err(wild),
+                Err(TakeError::Holding) => panic!("tests hold few messages"),
+            }
+        }
     }
+}
+
+/// As `Link::shared_with_others`.
+fn shared(endpoint: &Endpoint, entry: Entry, token: Token) -> Result<Got, Wild> {
+    let (cell, owner) = endpoint.core.look_published(entry)?;
+    let (descriptor, data) = endpoint.core.read_descriptor(cell, owner)?;
+    let owner = MsgOwner::of_token(token.0);
+    Ok(Got::Pooled(Held { cell, owner, data: data.parts(), msg_id: descriptor.msg_id }))
 }
 
 /// As `Link::receive_batch`, in its order of steps.
@@ -209,6 +253,7 @@ pub(super) fn receive_batch(endpoint: &Endpoint, max: usize) -> Result<Vec<Got>,
         Ring::Mpmc(ring) => {
             ring.pop_batch(&receiving, max, |entry, word| all.push(open_shared(endpoint, entry, word)))?;
         }
+        Ring::Broadcast(_) => unreachable!("`Link::receive_batch` receives one by one"),
     }
     all.into_iter().collect()
 }

@@ -6,10 +6,13 @@
 use std::sync::atomic::{AtomicU64 as Count, Ordering};
 
 use super::stage::{
-    Got, Held, abandon, attach, link, loan_with, receive, receive_batch, release, send, send_inline_of,
+    Got, Held, abandon, attach, broadcast, link, loan_with, receive, receive_batch, release, rules, send,
+    send_inline_of,
 };
+use crate::config::SlowReaders;
 use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
+use crate::ring::Ring;
 
 const MESSAGES: i32 = if cfg!(miri) { 12 } else { 5_000 };
 
@@ -51,6 +54,10 @@ fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 
 /// Each third message inline, the others with DATA.
 fn send_all(endpoint: &Endpoint, first: i32) {
+    let free = || match &endpoint.outgoing {
+        Ring::Broadcast(ring) => endpoint.make_free(ring, endpoint.writer(ring).expect("the role")),
+        _ => false,
+    };
     for id in first..first + MESSAGES {
         if id % 3 == 0 {
             // In one line and in two.
@@ -58,7 +65,13 @@ fn send_all(endpoint: &Endpoint, first: i32) {
             until(|| send_inline_of(endpoint, id, len).ok());
             continue;
         }
-        let mut held = until(|| loan_with(endpoint)?.ok());
+        let mut held = until(|| {
+            let held = loan_with(endpoint).and_then(Result::ok);
+            if held.is_none() {
+                free();
+            }
+            held
+        });
         held.msg_id = id;
         bytes::write(endpoint, &held);
         until(|| send(endpoint, &held).then_some(()));
@@ -130,6 +143,61 @@ fn many_to_many() {
         }
     });
     assert_eq!((count.into_inner(), sum.into_inner()), (total, total * (total + 1) / 2));
+}
+
+/// Each reader gets everything, and each message stays until both have read it.
+#[test]
+fn one_to_all() {
+    let core = broadcast(4, rules(SlowReaders::Wait, 0), 3, 3);
+    let (writer, readers) = (attach(&core, Primary), [attach(&core, Secondary), attach(&core, Secondary)]);
+    std::thread::scope(|scope| {
+        scope.spawn(move || send_all(&writer, 1));
+        for reader in readers {
+            scope.spawn(move || {
+                let mut held = None;
+                for id in 1..=MESSAGES {
+                    let got = until(|| receive(&reader).expect("no damage"));
+                    assert_eq!(got.msg_id(), id);
+                    // The bytes stay what they are while the next message is received.
+                    if let Some(held) = held.replace(got) {
+                        finish(&reader, &held);
+                    }
+                }
+                finish(&reader, &held.expect("the last one"));
+            });
+        }
+    });
+}
+
+/// Readers that the writer does not wait for get each message whole or not at all.
+#[test]
+fn one_to_those_that_keep_up() {
+    for capacity in [2, 16] {
+        let core = broadcast(capacity, rules(SlowReaders::Skip, 1), capacity + 6, capacity + 6);
+        let (writer, readers) =
+            (attach(&core, Primary), [attach(&core, Secondary), attach(&core, Secondary)]);
+        std::thread::scope(|scope| {
+            scope.spawn(move || send_all(&writer, 1));
+            for reader in readers {
+                scope.spawn(move || {
+                    let (mut last, mut held, mut received) = (0, None, 0);
+                    while last < MESSAGES {
+                        let got = until(|| receive(&reader).expect("no damage"));
+                        assert!(got.msg_id() > last, "in order, and each once");
+                        last = got.msg_id();
+                        received += 1;
+                        // The bytes stay what they are while the next message is received.
+                        if let Some(held) = held.replace(got) {
+                            finish(&reader, &held);
+                        }
+                    }
+                    finish(&reader, &held.expect("the last one"));
+                    let all = u64::try_from(MESSAGES).expect("a count");
+                    assert_eq!(reader.reader().lost() + received, all);
+                });
+            }
+        });
+    }
 }
 
 /// Participants die with what they hold, two others take it back, and a fourth goes on sending to itself.

@@ -71,6 +71,9 @@ impl Entry {
         Self((len as u64) << LENGTH_SHIFT | INLINE)
     }
 
+    /// In a slot of a broadcast ring, in the lap before: its next message is being written. No message has this length.
+    pub(crate) const WRITING: Self = Self(low(u64::MAX, LENGTH_BITS) << LENGTH_SHIFT | INLINE);
+
     #[inline]
     pub(crate) fn is_inline(self) -> bool {
         self.0 & INLINE != 0
@@ -141,6 +144,7 @@ mod tests {
 
     #[test]
     fn lengths_that_no_sender_writes_are_refused() {
+        assert_eq!(Entry::WRITING.inline_len(), None);
         for len in 113..128 {
             assert_eq!(Entry(len << LENGTH_SHIFT | INLINE).inline_len(), None);
         }

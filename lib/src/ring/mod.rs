@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`spsc`] | one producer, one consumer | one store by each; a small message lies in the slot itself |
 //! | [`mpmc`] | any number of each: NVIPC's array queue | one exchange on the slot, one on the owner word, one on each end |
+//! | [`broadcast`] | one writer, and readers that get everything | one store by the writer and one by each reader |
 //!
 //! Both are made so that a participant may die at any instruction. Slots are written by producers only and never cleared:
 //! the lap in a slot's word says whether it is new, and the consumers' head says how far they are. A slot becomes visible
@@ -17,11 +18,13 @@
 //! - `CONSUME`: a consumer's Release of `head`, a producer's Acquire of it: the slot may be overwritten.
 //! - `FENCE`: a producer's exchange on `tail`, a recoverer's exchange on it: of a message and an eviction, one sees the other.
 
+pub(crate) mod broadcast;
 pub(crate) mod entry;
 pub(crate) mod inline;
 pub(crate) mod mpmc;
 pub(crate) mod spsc;
 
+use crate::config::BroadcastConfig;
 use crate::segment::Lines;
 use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE};
 use entry::Entry;
@@ -38,6 +41,10 @@ pub(crate) const SLEEPERS: usize = 8;
 pub(crate) const BELLS: usize = 1;
 /// Beside [`SLEEPERS`], on its line.
 pub(crate) const WAKES: usize = 2;
+/// Beside [`SLEEPERS`], on its line: the readers of a broadcast ring, as bits of seats.
+const SUBSCRIBERS: usize = 3;
+/// Positions of a broadcast ring before which nothing may be received any more.
+const BROADCAST_GATE: usize = 9;
 pub(crate) const POSTS: usize = 10;
 pub(crate) const POSTS_TAKEN: usize = 12;
 
@@ -126,32 +133,67 @@ pub(crate) enum Sight {
     Overwritten(u64),
 }
 
-/// A ring of either kind.
+/// The kinds of rings.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Kind {
+    Spsc,
+    Mpmc,
+    Broadcast(BroadcastConfig),
+}
+
+impl Kind {
+    /// Lines that the slots take. With one producer a slot has a second line, for long inline messages; these come after all
+    /// first ones.
+    pub(crate) const fn slot_lines(self, capacity: usize) -> usize {
+        match self {
+            Self::Spsc | Self::Broadcast(_) => 2 * capacity,
+            Self::Mpmc => capacity.div_ceil(WORDS_PER_LINE),
+        }
+    }
+}
+
+/// A ring of any kind.
 #[derive(Clone, Debug)]
 pub(crate) enum Ring {
     Spsc(spsc::Spsc),
     Mpmc(mpmc::Mpmc),
-}
-
-/// Lines that the slots of a ring take. With one producer a slot has a second line, for long inline messages; these come
-/// after all first ones.
-pub(crate) const fn slot_lines(capacity: usize, single: bool) -> usize {
-    if single { 2 * capacity } else { capacity.div_ceil(WORDS_PER_LINE) }
+    Broadcast(broadcast::Broadcast),
 }
 
 impl Ring {
-    /// Places a ring; `slots` must hold [`slot_lines`] lines and `capacity` must be a power of two.
-    pub(crate) fn new(control: Lines, slots: Lines, capacity: usize, single: bool) -> Self {
-        debug_assert!(capacity.is_power_of_two() && slots.len() == slot_lines(capacity, single));
+    /// Places a ring; `slots` must hold [`Kind::slot_lines`] lines, `cursors` one per seat for a broadcast ring, and `capacity` must
+    /// be a power of two.
+    pub(crate) fn new(control: Lines, slots: Lines, cursors: &Lines, capacity: usize, kind: Kind) -> Self {
+        debug_assert!(capacity.is_power_of_two() && slots.len() == kind.slot_lines(capacity));
         let words = Words { control, slots, shift: capacity.trailing_zeros() };
-        if single { Self::Spsc(spsc::Spsc::new(words)) } else { Self::Mpmc(mpmc::Mpmc::new(words)) }
+        match kind {
+            Kind::Spsc => Self::Spsc(spsc::Spsc::new(words)),
+            Kind::Mpmc => Self::Mpmc(mpmc::Mpmc::new(words)),
+            Kind::Broadcast(rules) => {
+                Self::Broadcast(broadcast::Broadcast::new(words, cursors.clone(), rules))
+            }
+        }
     }
 
     pub(crate) fn words(&self) -> &Words {
         match self {
             Self::Spsc(ring) => &ring.words,
             Self::Mpmc(ring) => &ring.words,
+            Self::Broadcast(ring) => &ring.words,
         }
+    }
+
+    /// The lines of the slot at `position`, of a ring whose inline messages lie in their slots.
+    pub(crate) fn lines(&self, position: u64) -> Option<inline::InlineLines<'_>> {
+        match self {
+            Self::Spsc(ring) => Some(ring.lines(position)),
+            Self::Broadcast(ring) => Some(ring.lines(position)),
+            Self::Mpmc(_) => None,
+        }
+    }
+
+    pub(crate) fn is_broadcast(&self) -> bool {
+        matches!(self, Self::Broadcast(_))
     }
 
     /// The word of the slot at `position`.
@@ -159,6 +201,7 @@ impl Ring {
         match self {
             Self::Spsc(ring) => ring.slot(position).word(0),
             Self::Mpmc(ring) => ring.slot(position),
+            Self::Broadcast(ring) => ring.slot(position).word(0),
         }
     }
 
@@ -167,6 +210,8 @@ impl Ring {
         let words = self.words();
         let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
         match lap.wrapping_sub(words.lap(position)).cast_signed() {
+            // The writer of a broadcast ring is about to send the next lap's.
+            0 if entry == Entry::WRITING => Sight::Overwritten(1),
             0 => Sight::Here(entry),
             later @ 1.. => {
                 // Of the lap that is being written, this slot is the last one known.
@@ -177,8 +222,11 @@ impl Ring {
         }
     }
 
-    /// How many messages were received from this ring so far.
+    /// How many messages were received from this ring so far; of a broadcast ring, before the oldest that newcomers may get.
     pub(crate) fn head(&self) -> u64 {
+        if let Self::Broadcast(ring) = self {
+            return ring.extent().0;
+        }
         self.words().control(HEAD).load(Ordering::Acquire)
     }
 
@@ -196,8 +244,12 @@ impl Ring {
         head.wrapping_add(waiting as u64)
     }
 
-    /// Whether a message waits, as far as one look can tell.
+    /// Whether a message waits, as far as one look can tell. In a broadcast ring messages wait for readers, and each knows by
+    /// itself.
     pub(crate) fn has_message(&self) -> bool {
+        if self.is_broadcast() {
+            return false;
+        }
         let head = self.head();
         // Relaxed: who receives it looks again.
         let (lap, _) = Entry::split(self.slot(head).load(Ordering::Relaxed));

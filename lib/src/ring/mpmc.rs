@@ -286,14 +286,14 @@ impl Mpmc {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::ring::{CONTROL_LINES, Ring};
+    use crate::ring::{CONTROL_LINES, Kind, Ring};
     use crate::segment::Lines;
 
     #[test]
     fn wild_head_is_forgotten_once_it_is_repaired() {
-        let Ring::Mpmc(ring) = Ring::new(Lines::heap(CONTROL_LINES), Lines::heap(1), 2, false) else {
-            unreachable!()
-        };
+        let lines = Lines::heap;
+        let ring = Ring::new(lines(CONTROL_LINES), lines(1), &lines(0), 2, Kind::Mpmc);
+        let Ring::Mpmc(ring) = ring else { unreachable!() };
         let (me, head) = (Producer::default(), ring.words.control(HEAD));
         let send = |cell| ring.push(&me, Entry::pooled(cell, 1));
         assert_eq!((send(0), send(1), send(2)), (Ok(()), Ok(()), Err(PushError::Full)));

@@ -8,6 +8,7 @@
 //!       4  ring capacity; bit 32: one producer and one consumer; bit 33: one receiving process a side
 //!       5-9  per pool: buffer size in the upper half, number of buffers in the lower
 //!       10 how the link is run: flags, and microseconds to spin before sleeping
+//!       11 broadcast rings: 1 + what happens to slow readers, milliseconds until they are evicted, history
 //!       15 checksum of words 0 to 14
 //! ```
 //!
@@ -20,7 +21,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use super::layout::{HEADER_LINES, LinkLayout, PoolLayout, Shape};
 use super::lines::Lines;
-use crate::config::PoolId;
+use crate::config::{BroadcastConfig, PoolId, SlowReaders};
 use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 
 /// Changes with every change of the layout or of what a word means.
@@ -86,6 +87,7 @@ impl Header {
             *word = u64::from(size) << 32 | u64::from(len);
         }
         words[10] = u64::from(self.conduct.spin_us) | if self.conduct.notify { NOTIFY } else { 0 };
+        words[11] = self.shape.broadcast.map_or(0, broadcast_word);
         words[CHECKSUM] = checksum(&words);
         words
     }
@@ -144,6 +146,7 @@ impl Header {
             shape: Shape {
                 ring_capacity: half(words[4]),
                 single: words[4] & SINGLE != 0,
+                broadcast: broadcast_of(words[11]).ok_or(Unusable::Damaged)?,
                 pools: std::array::from_fn(|i| (half(words[5 + i] >> 32), half(words[5 + i]))),
             },
             conduct: Conduct {
@@ -161,6 +164,24 @@ impl Header {
         }
         Ok(header)
     }
+}
+
+const SLOW: [SlowReaders; 3] = [SlowReaders::Wait, SlowReaders::Skip, SlowReaders::Evict];
+const EVICT_AFTER_SHIFT: u32 = 8;
+const HISTORY_SHIFT: u32 = 32;
+
+fn broadcast_word(rules: BroadcastConfig) -> u64 {
+    let slow = 1 + SLOW.iter().position(|slow| *slow == rules.slow).unwrap_or(0) as u64;
+    u64::from(rules.history) << HISTORY_SHIFT | u64::from(rules.evict_after_ms) << EVICT_AFTER_SHIFT | slow
+}
+
+/// What word 11 says; `None` when no version of ours writes that.
+fn broadcast_of(word: u64) -> Option<Option<BroadcastConfig>> {
+    let Some(slow) = (word & 0xff).checked_sub(1) else { return (word == 0).then_some(None) };
+    let slow = *SLOW.get(usize::try_from(slow).ok()?)?;
+    let history = u32::try_from(word >> HISTORY_SHIFT).ok()?;
+    let evict_after_ms = u32::try_from(word >> EVICT_AFTER_SHIFT & 0xff_ffff).ok()?;
+    Some(Some(BroadcastConfig { slow, history, evict_after_ms }))
 }
 
 /// FNV-1a over the words: finds accidents, not attacks.
@@ -182,6 +203,7 @@ mod tests {
             shape: Shape {
                 ring_capacity: 8,
                 single: true,
+                broadcast: None,
                 pools: [(64, 4), (1000, 3), (0, 0), (0, 0), (0, 0)],
             },
             conduct: Conduct { notify: true, spin_us: 7, one_receiver: true },
@@ -193,6 +215,16 @@ mod tests {
         let lines = Lines::heap(2);
         header().write(&lines);
         assert_eq!(Header::read(&lines, header().bytes()), Ok(header()));
+    }
+
+    #[test]
+    fn what_is_said_of_broadcast_rings_is_read() {
+        for slow in SLOW {
+            let rules =
+                BroadcastConfig { slow, history: 7, evict_after_ms: crate::config::MAX_EVICT_AFTER_MS };
+            assert_eq!(broadcast_of(broadcast_word(rules)), Some(Some(rules)));
+        }
+        assert_eq!((broadcast_of(0), broadcast_of(4), broadcast_of(1 << 32)), (Some(None), None, None));
     }
 
     #[test]

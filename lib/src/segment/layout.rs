@@ -3,10 +3,10 @@
 //! Everything follows from the [`Shape`], which is in the header, so two processes that agree on the header agree on all.
 //! Positions count lines of 64 bytes.
 
-use crate::config::{HugePages, LinkConfig, PoolId, RingMode};
-use crate::participant::SEAT_LINES;
+use crate::config::{BroadcastConfig, HugePages, LinkConfig, PoolId, RingMode, SlowReaders};
+use crate::participant::{MAX_SEATS, SEAT_LINES};
 use crate::pool::{stride_bytes, table_lines};
-use crate::ring::{CONTROL_LINES, slot_lines};
+use crate::ring::{CONTROL_LINES, Kind};
 use crate::sync::LINE_BYTES;
 
 /// Lines of the header of every segment.
@@ -23,6 +23,8 @@ pub(crate) struct Shape {
     pub(crate) ring_capacity: u32,
     /// One producer and one consumer per ring.
     pub(crate) single: bool,
+    /// One writer on the primary side, and each participant of the other side gets everything.
+    pub(crate) broadcast: Option<BroadcastConfig>,
     /// `(buf_size, pool_len)` per pool; both 0 when there is none.
     pub(crate) pools: [(u32, u32); PoolId::COUNT],
 }
@@ -32,10 +34,28 @@ impl Shape {
         Self {
             ring_capacity: config.ring_len.next_power_of_two(),
             single: config.ring_mode == RingMode::Spsc,
+            broadcast: (config.ring_mode == RingMode::Broadcast).then_some(config.broadcast),
             pools: std::array::from_fn(|i| {
                 let pool = &config.pools[i];
                 if pool.is_enabled() { (pool.buf_size_bytes, pool.pool_len) } else { (0, 0) }
             }),
+        }
+    }
+
+    /// The kinds of the rings `m2s` and `s2m`.
+    pub(crate) fn kinds(&self) -> [Kind; 2] {
+        match self.broadcast {
+            Some(rules) => [Kind::Broadcast(rules), Kind::Mpmc],
+            None if self.single => [Kind::Spsc; 2],
+            None => [Kind::Mpmc; 2],
+        }
+    }
+
+    pub(crate) fn ring_mode(&self) -> RingMode {
+        match self.broadcast {
+            Some(_) => RingMode::Broadcast,
+            None if self.single => RingMode::Spsc,
+            None => RingMode::Mpmc,
         }
     }
 
@@ -50,6 +70,11 @@ impl Shape {
         self.ring_capacity.is_power_of_two()
             && self.ring_capacity <= crate::config::MAX_RING_LEN
             && self.pools[PoolId::CpuMsg as usize].0 != 0
+            && self.broadcast.is_none_or(|rules| {
+                !self.single
+                    && rules.history < self.ring_capacity
+                    && (rules.slow != SlowReaders::Skip || self.ring_capacity > 1)
+            })
             && self.pools.iter().all(|&(size, len)| {
                 (size == 0) == (len == 0)
                     && len <= crate::config::MAX_POOL_LEN
@@ -66,12 +91,15 @@ pub(crate) struct LinkLayout {
     /// Control lines of ring `m2s`, then of `s2m`.
     pub(crate) controls: [usize; 2],
     pub(crate) slots: [usize; 2],
-    pub(crate) slot_lines: usize,
+    pub(crate) slot_lines: [usize; 2],
     /// The table of inline cells, of which a link with one producer needs none.
     pub(crate) inline: usize,
     /// The second lines of these cells.
     pub(crate) inline_seconds: usize,
     pub(crate) inline_cells: usize,
+    /// One line per seat, for the readers of a broadcast ring.
+    pub(crate) cursors: usize,
+    pub(crate) cursor_lines: usize,
     pub(crate) total: usize,
 }
 
@@ -82,21 +110,25 @@ impl LinkLayout {
         let seats = primary_role + 2;
         let first = seats + SEAT_LINES + 1;
         let second = first + CONTROL_LINES;
-        let slot_lines = slot_lines(capacity, shape.single);
+        let slot_lines = shape.kinds().map(|kind| kind.slot_lines(capacity));
         let slots = second + CONTROL_LINES;
-        let inline = slots + 2 * slot_lines;
+        let inline = slots + slot_lines[0] + slot_lines[1];
         let inline_cells = if shape.single { 0 } else { (2 * capacity).min(INLINE_CELLS_MAX) };
         let inline_lines = if shape.single { 0 } else { table_lines(inline_cells) };
+        let cursors = inline + inline_lines + inline_cells;
+        let cursor_lines = if shape.broadcast.is_some() { MAX_SEATS } else { 0 };
         Self {
             primary_role,
             seats,
             controls: [first, second],
-            slots: [slots, slots + slot_lines],
+            slots: [slots, slots + slot_lines[0]],
             slot_lines,
             inline,
             inline_seconds: inline + inline_lines,
             inline_cells,
-            total: (inline + inline_lines + inline_cells).next_multiple_of(PAGE_LINES),
+            cursors,
+            cursor_lines,
+            total: (cursors + cursor_lines).next_multiple_of(PAGE_LINES),
         }
     }
 
@@ -169,20 +201,27 @@ mod tests {
     use super::*;
 
     fn shape(ring_capacity: u32, single: bool) -> Shape {
-        Shape { ring_capacity, single, pools: [(8192, 4096), (0, 0), (0, 0), (0, 0), (0, 0)] }
+        let pools = [(8192, 4096), (0, 0), (0, 0), (0, 0), (0, 0)];
+        Shape { ring_capacity, single, broadcast: None, pools }
+    }
+
+    fn broadcast(ring_capacity: u32) -> Shape {
+        Shape { broadcast: Some(BroadcastConfig::default()), ..shape(ring_capacity, false) }
     }
 
     #[test]
     fn tables_follow_each_other_without_overlap() {
         for capacity in [1, 2, 8, 1024, 1 << 20] {
-            for single in [false, true] {
-                let l = LinkLayout::of(&shape(capacity, single));
+            for shape in [shape(capacity, false), shape(capacity, true), broadcast(capacity)] {
+                let l = LinkLayout::of(&shape);
                 assert!(HEADER_LINES <= l.primary_role && l.primary_role < l.seats);
                 assert!(l.seats + SEAT_LINES <= l.controls[0]);
                 assert!(l.controls[0] + CONTROL_LINES <= l.controls[1]);
                 assert!(l.controls[1] + CONTROL_LINES <= l.slots[0]);
-                assert!(l.slots[0] + l.slot_lines <= l.slots[1] && l.slots[1] + l.slot_lines <= l.inline);
-                assert!(l.inline <= l.inline_seconds && l.inline_seconds + l.inline_cells <= l.total);
+                assert!(l.slots[0] + l.slot_lines[0] <= l.slots[1]);
+                assert!(l.slots[1] + l.slot_lines[1] <= l.inline);
+                assert!(l.inline <= l.inline_seconds && l.inline_seconds + l.inline_cells <= l.cursors);
+                assert!(l.cursors + l.cursor_lines <= l.total);
                 assert!(l.bytes().is_multiple_of(4096));
             }
         }
@@ -213,6 +252,12 @@ mod tests {
         assert!(!shape(3, true).is_sane() && !shape(1 << 21, true).is_sane() && !shape(0, true).is_sane());
         let mut odd = shape(8, false);
         odd.pools[1] = (0, 5);
+        assert!(!odd.is_sane());
+        assert!(broadcast(8).is_sane());
+        let mut odd = broadcast(8);
+        odd.broadcast = Some(BroadcastConfig { history: 8, ..BroadcastConfig::default() });
+        assert!(!odd.is_sane());
+        odd = Shape { single: true, ..broadcast(8) };
         assert!(!odd.is_sane());
     }
 }

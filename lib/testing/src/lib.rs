@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
-use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, Receivers, RingMode};
+use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, Receivers, RingMode, SlowReaders};
 use shmesh::{Error, Link};
 use shmesh_sys::socket;
 
@@ -128,7 +128,22 @@ pub fn config(name: &str, changes: &str) -> LinkConfig {
         match key {
             "ring" => config.ring_len = number(),
             "spin" => config.spin_us = number(),
-            "mode" => config.ring_mode = if value == "spsc" { RingMode::Spsc } else { RingMode::Mpmc },
+            "mode" => {
+                config.ring_mode = match value {
+                    "spsc" => RingMode::Spsc,
+                    "broadcast" => RingMode::Broadcast,
+                    _ => RingMode::Mpmc,
+                }
+            }
+            "slow" => {
+                config.broadcast.slow = match value {
+                    "skip" => SlowReaders::Skip,
+                    "evict" => SlowReaders::Evict,
+                    _ => SlowReaders::Wait,
+                }
+            }
+            "history" => config.broadcast.history = number(),
+            "evict_after" => config.broadcast.evict_after_ms = number(),
             "backing" => config.backing = if value == "memfd" { Backing::Memfd } else { Backing::Named },
             "receivers" if value == "one" => config.receivers = Receivers::One,
             "notify" => config.notify = value == "on",

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bad_input;
+mod broadcast;
 mod descriptors;
 mod device_pool;
 mod events;

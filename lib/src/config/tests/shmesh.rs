@@ -43,6 +43,39 @@ fn annotation_may_ask_for_one_receiver() {
 }
 
 #[test]
+fn broadcast_rings_are_read_and_their_rules_kept() {
+    let rules = loaded("ring: { mode: broadcast, slow: skip, len: 2, history: 1 }");
+    assert_eq!((rules.ring_mode, rules.ring_len), (RingMode::Broadcast, 2));
+    assert_eq!((rules.broadcast.slow, rules.broadcast.history), (SlowReaders::Skip, 1));
+    let rules = loaded("ring: { evict_after_ms: 250, slow: evict, mode: broadcast }").broadcast;
+    assert_eq!(rules, BroadcastConfig { slow: SlowReaders::Evict, history: 0, evict_after_ms: 250 });
+    assert_eq!(loaded("ring: { mode: broadcast }").broadcast, BroadcastConfig::default());
+    let links = pod_links("- { name: a, ring: { mode: broadcast, history: 8 } }\n").unwrap();
+    assert_eq!(links[0].config.broadcast.history, 8);
+
+    for key in ["slow: @wait", "history: @0", "evict_after_ms: @1"] {
+        let text = link(&format!("ring: {{ {key} }}"));
+        assert_refused!(text, ConfigError::NeedsBroadcast { .. }, "needs ring.mode broadcast");
+    }
+    let text = link("ring: { mode: broadcast, slow: @fast }");
+    assert_refused!(text, ConfigError::WrongType { .. }, "ring.slow", "wait, skip or evict", "fast");
+    let text = link("ring: { mode: broadcast, evict_after_ms: @5 }");
+    assert_refused!(text, ConfigError::NeedsEvict { .. }, "needs ring.slow evict");
+    let text = link("ring: { mode: broadcast, slow: evict, evict_after_ms: @3600001 }");
+    assert_refused!(text, ConfigError::EvictAfterOutOfRange { .. }, "3600001", "give 1 to 3600000");
+    for history in ["1024", "4294967296"] {
+        let text = link(&format!("ring: {{ mode: broadcast, history: @{history} }}"));
+        assert_refused!(text, ConfigError::HistoryTooLong { .. }, history, "ring.len");
+    }
+    let text = link("ring: { mode: broadcast, history: @256 }");
+    assert_refused!(text, ConfigError::HistoryTooLong { .. }, "the limit is 255", "pools.cpu_data.pool_len");
+    let text = link("ring: { mode: broadcast, slow: skip, len: @1 }");
+    assert_refused!(text, ConfigError::SkipNeedsRoom { .. }, "2 or more");
+    let text = "links:\n  - @{ name: a, receivers: one, ring: { mode: broadcast } }\n";
+    assert_refused!(text, ConfigError::BroadcastReceivers { .. }, "set receivers to many");
+}
+
+#[test]
 fn everything_but_the_name_has_a_default() {
     let expected = LinkConfig::new("a".parse().unwrap());
     for empty in ["", "ring:", "pools: {}", "pools: { cpu_msg: }", "memory: {}", "notify:", "ring: {}"] {

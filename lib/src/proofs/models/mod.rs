@@ -2,6 +2,7 @@
 //! at most one pre-emption, and those with more as far as the time allows. `cargo test ... -- --nocapture` says how far.
 
 mod admission;
+mod broadcast;
 mod notify;
 mod pool;
 mod recovery;

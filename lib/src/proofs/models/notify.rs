@@ -215,3 +215,29 @@ fn nobody_sleeps_over_an_event() {
         assert_eq!(peers.next(&core.seats), None);
     });
 }
+
+/// As [`never_sleeps_over`]: all readers of a broadcast ring are woken.
+#[test]
+fn nobody_sleeps_over_a_broadcast() {
+    use super::super::stage::{broadcast, rules};
+    explore("nobody_sleeps_over_a_broadcast", Some(2), || {
+        let core = broadcast(2, rules(crate::config::SlowReaders::Wait, 0), 1, 0);
+        let (writer, futex) = (attach(&core, Primary), Futex::new());
+        let readers = [attach(&core, Secondary), attach(&core, Secondary)].map(|reader| {
+            let futex = Arc::clone(&futex);
+            spawn(move || {
+                let has_message = |ring: &Ring| {
+                    let Ring::Broadcast(ring) = ring else { unreachable!() };
+                    ring.has_message(reader.reader())
+                };
+                sleep(&reader, &futex, has_message);
+                assert_eq!(receive(&reader).unwrap().unwrap().msg_id(), 1);
+            })
+        });
+        send_inline(&writer, 1).unwrap();
+        wake(&writer, &futex);
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    });
+}

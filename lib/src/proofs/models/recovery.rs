@@ -166,6 +166,7 @@ fn take_only(endpoint: &Endpoint) {
             receiving.take_alone(entry, word);
         }
         Ring::Mpmc(_) => assert!(receiving.take(entry, word)),
+        Ring::Broadcast(_) => unreachable!("its messages are taken by nobody"),
     }
 }
 

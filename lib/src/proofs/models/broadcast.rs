@@ -1,0 +1,185 @@
+//! Broadcast rings: readers that join, hold and are overtaken, and a writer that frees and overwrites meanwhile.
+
+use loom::sync::Arc;
+
+use super::super::stage::{self, abandon, attach, broadcast, rules, send_inline_of};
+use super::{Bytes, explore, loan_and_write, receive, spawn, until};
+use crate::config::SlowReaders::{Skip, Wait};
+use crate::link::endpoint::Endpoint;
+use crate::participant::Side::{Primary, Secondary};
+use crate::ring::Ring;
+
+fn make_free(writer: &Endpoint) {
+    let Ring::Broadcast(ring) = &writer.outgoing else { unreachable!() };
+    writer.make_free(ring, writer.writer(ring).expect("the role"));
+}
+
+/// Sends, however long it takes.
+fn send(writer: &Endpoint, bytes: &Bytes, value: i32) {
+    let held = until(|| {
+        let held = loan_and_write(writer, bytes, value);
+        if held.is_none() {
+            make_free(writer);
+        }
+        held
+    });
+    until(|| stage::send(writer, &held).then_some(()));
+}
+
+/// PASSED: a buffer is not written again before both have read it.
+#[test]
+fn broadcast_to_two() {
+    explore("broadcast_to_two", Some(2), || {
+        let core = broadcast(1, rules(Wait, 0), 1, 0);
+        let bytes = Bytes::new(1);
+        let writer = attach(&core, Primary);
+        let readers = [attach(&core, Secondary), attach(&core, Secondary)];
+        send(&writer, &bytes, 1);
+        let threads = readers.map(|reader| {
+            let bytes = bytes.clone();
+            spawn(move || {
+                assert_eq!(receive(&reader, &bytes), Some(1));
+                reader
+            })
+        });
+        // One attempt while they read: threads that wait for each other would multiply the schedules.
+        make_free(&writer);
+        let early = loan_and_write(&writer, &bytes, 2);
+        let readers = threads.map(|thread| thread.join().unwrap());
+        match early {
+            Some(held) => assert!(stage::send(&writer, &held), "both have read"),
+            None => send(&writer, &bytes, 2),
+        }
+        assert!(readers.iter().all(|reader| receive(reader, &bytes) == Some(2)));
+    });
+}
+
+/// JOIN: a newcomer's first message is one that nobody overwrites, however the writer goes on.
+#[test]
+fn a_newcomer_keeps_its_first_message() {
+    explore("a_newcomer_keeps_its_first_message", Some(3), || {
+        let core = broadcast(2, rules(Wait, 1), 2, 0);
+        let bytes = Bytes::new(2);
+        let writer = attach(&core, Primary);
+        send(&writer, &bytes, 1);
+        let sender = {
+            let bytes = bytes.clone();
+            spawn(move || {
+                for value in 2..=3 {
+                    // As often as there is room: a newcomer that reads nothing may hold it up.
+                    make_free(&writer);
+                    let Some(held) = loan_and_write(&writer, &bytes, value) else { break };
+                    if !stage::send(&writer, &held) {
+                        break;
+                    }
+                }
+            })
+        };
+        let reader = attach(&core, Secondary);
+        let first = receive(&reader, &bytes).expect("the history has one");
+        let rest: Vec<_> = std::iter::from_fn(|| receive(&reader, &bytes)).collect();
+        sender.join().unwrap();
+        let rest: Vec<_> = rest.into_iter().chain(std::iter::from_fn(|| receive(&reader, &bytes))).collect();
+        assert!(
+            rest.iter().zip(first + 1..).all(|(value, expected)| *value == expected),
+            "{first}, then {rest:?}"
+        );
+    });
+}
+
+/// HOLD: a buffer is not written again while a reader has it, though the writer does not wait.
+#[test]
+fn what_a_reader_holds_is_not_written() {
+    explore("what_a_reader_holds_is_not_written", Some(3), || {
+        let core = broadcast(2, rules(Skip, 0), 2, 0);
+        let bytes = Bytes::new(2);
+        let (writer, reader) = (attach(&core, Primary), attach(&core, Secondary));
+        send(&writer, &bytes, 1);
+        let sender = {
+            let bytes = bytes.clone();
+            spawn(move || {
+                for value in 2..=3 {
+                    make_free(&writer);
+                    let Some(held) = loan_and_write(&writer, &bytes, value) else { break };
+                    assert!(stage::send(&writer, &held), "the writer never waits");
+                }
+            })
+        };
+        let mut last = 0;
+        for _ in 0..2 {
+            if let Some(value) = receive(&reader, &bytes) {
+                assert!(value > last);
+                last = value;
+            }
+        }
+        sender.join().unwrap();
+    });
+}
+
+/// OVERWRITE: a small message is whole, or of a later position.
+#[test]
+fn a_small_message_that_is_overwritten_is_not_torn() {
+    explore("a_small_message_that_is_overwritten_is_not_torn", Some(3), || {
+        let core = broadcast(2, rules(Skip, 0), 1, 0);
+        let bytes = Bytes::new(1);
+        let (writer, reader) = (attach(&core, Primary), attach(&core, Secondary));
+        // Two words and the ids: each may be read as any message wrote it.
+        send_inline_of(&writer, 1, 16).unwrap();
+        let sender = spawn(move || (2..=3).for_each(|value| send_inline_of(&writer, value, 16).unwrap()));
+        let early = receive(&reader, &bytes);
+        sender.join().unwrap();
+        let last = receive(&reader, &bytes);
+        assert!(early.is_none_or(|value| last.is_none_or(|last| last > value)), "{early:?}, then {last:?}");
+        assert!(early == Some(3) || last == Some(3), "the newest: {early:?}, then {last:?}");
+    });
+}
+
+/// A writer dies, and its successor knows what readers have and frees the rest.
+#[test]
+fn a_writers_role_is_inherited() {
+    explore("a_writers_role_is_inherited", Some(2), || {
+        let core = broadcast(2, rules(Wait, 0), 2, 0);
+        let bytes = Bytes::new(2);
+        let (first, reader) = (attach(&core, Primary), attach(&core, Secondary));
+        send(&first, &bytes, 1);
+        send(&first, &bytes, 2);
+        let dead = abandon(first);
+        let next = {
+            let bytes = bytes.clone();
+            spawn(move || {
+                let second = attach(&core, Primary);
+                core.reclaim(&dead, second.me.seat, false);
+                send(&second, &bytes, 3);
+            })
+        };
+        for value in 1..=3 {
+            assert_eq!(until(|| receive(&reader, &bytes)), value);
+        }
+        next.join().unwrap();
+    });
+}
+
+/// A reader that leaves is past everything; and one in the same seat afterwards is another.
+#[test]
+fn a_reader_that_leaves_is_not_waited_for() {
+    explore("a_reader_that_leaves_is_not_waited_for", Some(2), || {
+        let core = broadcast(1, rules(Wait, 0), 1, 0);
+        let bytes = Bytes::new(1);
+        let (writer, first) = (attach(&core, Primary), attach(&core, Secondary));
+        send(&writer, &bytes, 1);
+        let (core, shared) = (Arc::new(core), bytes.clone());
+        let reader = {
+            let core = Arc::clone(&core);
+            spawn(move || {
+                assert_eq!(receive(&first, &shared), Some(1));
+                first.leave();
+                let second = attach(&core, Secondary);
+                let got = receive(&second, &shared);
+                assert!(got.is_none_or(|value| value == 2), "{got:?}");
+                second.leave();
+            })
+        };
+        send(&writer, &bytes, 2);
+        reader.join().unwrap();
+    });
+}

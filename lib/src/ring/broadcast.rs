@@ -1,0 +1,727 @@
+//! The ring for one writer and many readers: each reader gets every message, in order.
+//!
+//! Slots are those of `spsc`: the word, the ids and 48 bytes in a line, and a second line. Readers take nothing away. Each has a
+//! line of its own, its **cursor line**, and says there how far it is; the writer looks at all of them once in a while, and moves
+//! the **gate**: positions before it are overwritten, and their buffers are free.
+//!
+//! | | `wait`, `evict` | `skip` |
+//! |---|---|---|
+//! | the gate is at | the slowest reader | the ring's length less one behind the newest message |
+//! | a buffer is kept from reuse by | the cursor, which stays at the oldest message that its reader holds | a **hold**, a word of the cursor line |
+//! | a reader that the gate has passed | is evicted, or breaks the rules | goes on with the newest message |
+//!
+//! Nothing here is taken back after a death: the bit of a reader in `SUBSCRIBERS` counts while its seat is taken and was not
+//! evicted, and the next participant in the seat clears it. What the writer knows privately its successor finds in the slots and
+//! owner words ([`Broadcast::resume_writer`]).
+//!
+//! Pairs, besides `PUBLISH`:
+//! - `PASSED`: a reader's Release of its cursor or hold, the writer's Acquire of it: the reader is done with the bytes.
+//! - `JOIN`: a reader sets its bit, SeqCst fence, looks at the gate; the writer moves the gate, SeqCst fence, looks at the bits. One sees
+//!   the other, so a newcomer's first message is kept, or it begins at the gate.
+//! - `HOLD`: a reader stores a hold, SeqCst fence, looks at the gate; the writer moves the gate, SeqCst fence, looks at the holds. One
+//!   sees the other, so a buffer is kept, or its reader is told that it was overtaken.
+//! - `OPEN`: the writer's Release of `tail` and of the gate, a reader's Acquire of them: who begins there sees the slots.
+//! - `OVERWRITE`: the writer marks a slot, Release fence, writes its bytes; a reader copies them, Acquire fence, looks for the mark.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::entry::Entry;
+use super::inline::{FIRST_LINE_BYTES, InlineLines};
+use super::{AHEAD, BROADCAST_GATE, Full, SLEEPERS, SUBSCRIBERS, TAIL, Wild, Words};
+use crate::config::{BroadcastConfig, SlowReaders};
+use crate::participant::{SeatIndex, Seats};
+use crate::segment::{Lines, prefetch_exclusive, prefetch_shared};
+use crate::sync::{AtomicU64, Line, Ordering, fence};
+
+const CURSOR: usize = 0;
+const LOST: usize = 1;
+const HOLDS: usize = 2;
+/// Messages in buffers that a reader of a ring with `skip` can hold at once.
+pub(crate) const HOLDS_MAX: usize = 6;
+/// The writer looks at the cursors after as many messages, at most.
+const STRIDE_MAX: u64 = 64;
+/// Looks at the newest message, each of which the writer overtakes, before a reader gives up for now.
+const ROUNDS_MAX: usize = 1_000;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Broadcast {
+    pub(super) words: Words,
+    /// One line per seat.
+    cursors: Lines,
+    rules: BroadcastConfig,
+}
+
+/// A message in a buffer that was sent: what its writer needs to free it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Kept {
+    pub(crate) cell: u32,
+    /// The owner word of the MSG buffer.
+    pub(crate) owner: u64,
+    /// The DATA buffer, as its cell has it.
+    pub(crate) data: u64,
+}
+
+/// The writer's own state.
+#[derive(Debug, Default)]
+pub(crate) struct Writer {
+    /// Where the next message goes; always right.
+    tail: Cell<u64>,
+    /// Positions before it may be overwritten, and their buffers are free or held.
+    gate: Cell<u64>,
+    /// Messages that may be sent before the cursors are looked at.
+    credit: Cell<u64>,
+    /// What lies in buffers from the gate on, oldest first.
+    kept: RefCell<VecDeque<(u64, Kept)>>,
+    /// What lies in buffers before the gate, and readers hold it.
+    held: RefCell<Vec<Kept>>,
+    /// The cells that readers hold: scratch memory, so that none is allocated each time.
+    holds: RefCell<Vec<u64>>,
+    /// Since when readers hold the writer up, and where it was then.
+    held_up: Cell<Option<(u64, Instant)>>,
+}
+
+/// A reader's own state.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    line: Lines,
+    /// Where the next message comes from.
+    next: Cell<u64>,
+    /// The oldest message that it holds, or `next`: what its cursor says.
+    oldest: Cell<u64>,
+    /// Of the positions after `oldest` and before `next`: whether their messages have ended.
+    ended: RefCell<VecDeque<bool>>,
+    /// The holds in use, as bits.
+    holds: Cell<u8>,
+    lost: Cell<u64>,
+    /// Whether the last inline message had a second line: the next one probably has one, too.
+    long: Cell<bool>,
+}
+
+/// What keeps a message in a buffer from reuse, until it ends: a position, or the number of a hold.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Token(pub(crate) u64);
+
+/// Why a reader got nothing.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum TakeError {
+    Wild(Wild),
+    /// It holds as many messages as it can.
+    Holding,
+}
+
+impl From<Wild> for TakeError {
+    fn from(wild: Wild) -> Self {
+        Self::Wild(wild)
+    }
+}
+
+/// What a reader finds at its position.
+enum Found {
+    Here(Entry, u64),
+    NotYet,
+    Overtaken,
+    Wild,
+}
+
+/// The later of two positions that are less than 2^63 apart.
+fn later(a: u64, b: u64) -> u64 {
+    if b.wrapping_sub(a).cast_signed() > 0 { b } else { a }
+}
+
+impl Broadcast {
+    pub(super) fn new(words: Words, cursors: Lines, rules: BroadcastConfig) -> Self {
+        Self { words, cursors, rules }
+    }
+
+    #[inline]
+    pub(super) fn slot(&self, position: u64) -> &Line {
+        &self.words.slots[self.words.slot_index(position)]
+    }
+
+    /// The lines of an inline message at `position`.
+    #[inline(always)]
+    pub(crate) fn lines(&self, position: u64) -> InlineLines<'_> {
+        let (index, slots) = (self.words.slot_index(position), &self.words.slots);
+        InlineLines::new(&slots[index], slots, slots.len() / 2 + index)
+    }
+
+    #[inline]
+    fn skips(&self) -> bool {
+        self.rules.slow == SlowReaders::Skip
+    }
+
+    /// How long a reader may hold the writer up.
+    pub(crate) fn evicts_after(&self) -> Option<Duration> {
+        let limit = Duration::from_millis(self.rules.evict_after_ms.into());
+        (self.rules.slow == SlowReaders::Evict).then_some(limit)
+    }
+
+    fn subscribers(&self) -> &AtomicU64 {
+        self.words.beside(SLEEPERS, SUBSCRIBERS)
+    }
+
+    fn gate(&self) -> &AtomicU64 {
+        self.words.control(BROADCAST_GATE)
+    }
+
+    fn tail(&self) -> &AtomicU64 {
+        self.words.control(TAIL)
+    }
+
+    /// The seats of all readers.
+    pub(crate) fn readers<'a>(&self, seats: &'a Seats) -> impl Iterator<Item = SeatIndex> + use<'a> {
+        // JOIN: Acquire, so that a newcomer's cursor and seat are seen with its bit.
+        seats.readers(self.subscribers().load(Ordering::Acquire))
+    }
+
+    /// How many messages were sent before the oldest that a newcomer may get, and all that were sent: for an onlooker.
+    pub(super) fn extent(&self) -> (u64, u64) {
+        let tail = self.tail().load(Ordering::Acquire);
+        let behind = tail.wrapping_sub(self.gate().load(Ordering::Acquire));
+        (tail.wrapping_sub(behind.min(self.words.capacity()).min(tail)), tail)
+    }
+
+    /// How many messages a reader has before it, and how many it has lost: for an onlooker. `None`: it is no reader.
+    pub(crate) fn place_of(&self, seat: SeatIndex, seats: &Seats) -> Option<(u64, u64)> {
+        self.readers(seats).find(|reader| *reader == seat)?;
+        let (oldest, tail) = self.extent();
+        let line = &self.cursors[seat.as_usize()];
+        let cursor = line.word(CURSOR).load(Ordering::Relaxed);
+        Some((tail.wrapping_sub(self.clamp(cursor, oldest, tail)), line.word(LOST).load(Ordering::Relaxed)))
+    }
+
+    /// How many messages all readers have received: for an onlooker.
+    pub(crate) fn received(&self, seats: &Seats) -> u64 {
+        let (oldest, tail) = self.extent();
+        self.slowest(seats, oldest, tail)
+    }
+}
+
+/// The writer's steps.
+impl Broadcast {
+    /// Takes up the writer's role where the last one left it. `kept` says what to free for an entry in a buffer; `all` are the
+    /// messages in buffers that any writer has sent, of which those that are not in the ring any more are freed.
+    pub(crate) fn resume_writer(
+        &self,
+        seats: &Seats,
+        kept: impl Fn(Entry) -> Option<Kept>,
+        all: impl Iterator<Item = Kept>,
+        free: impl FnMut(Kept),
+    ) -> Writer {
+        let capacity = self.words.capacity();
+        let mut tail = self.tail().load(Ordering::Acquire);
+        // It may have died between the slot and `tail`.
+        for _ in 0..capacity {
+            if !matches!(self.find(tail), Found::Here(..)) {
+                break;
+            }
+            tail = tail.wrapping_add(1);
+        }
+        self.tail().store(tail, Ordering::Release);
+        let most = if self.skips() { capacity - 1 } else { capacity };
+        let oldest = tail.wrapping_sub(most.min(tail));
+        let history = self.clamp(self.gate().load(Ordering::Acquire), oldest, tail);
+        let me = Writer::default();
+        me.tail.set(tail);
+        me.gate.set(oldest);
+        // Newcomers of which the last writer knew may be before its gate.
+        let gate =
+            if self.skips() { history } else { self.slowest(seats, oldest, tail).min_by(oldest, history) };
+        self.gate().store(gate, Ordering::Release);
+        // JOIN, HOLD
+        fence(Ordering::SeqCst);
+        let gate = if self.skips() { gate } else { self.slowest(seats, oldest, tail).min_by(oldest, gate) };
+        me.gate.set(gate);
+        let mut in_ring = me.kept.borrow_mut();
+        in_ring.reserve(usize::try_from(capacity).unwrap_or(0).min(1 << 16));
+        for i in 0..tail.wrapping_sub(gate) {
+            let position = gate.wrapping_add(i);
+            if let Found::Here(entry, _) = self.find(position)
+                && !entry.is_inline()
+                && let Some(kept) = kept(entry)
+            {
+                in_ring.push_back((position, kept));
+            }
+        }
+        let cells: std::collections::BTreeSet<u32> = in_ring.iter().map(|(_, kept)| kept.cell).collect();
+        me.held.borrow_mut().extend(all.filter(|kept| !cells.contains(&kept.cell)));
+        drop(in_ring);
+        self.sweep(&me, seats, free);
+        me
+    }
+
+    /// A position that another participant wrote, as one of ours would have: from `oldest` to `newest`.
+    fn clamp(&self, wild: u64, oldest: u64, newest: u64) -> u64 {
+        let behind = newest.wrapping_sub(wild);
+        if behind <= newest.wrapping_sub(oldest) {
+            wild
+        } else if behind.cast_signed() < 0 {
+            newest
+        } else {
+            oldest
+        }
+    }
+
+    /// How far the slowest reader is. One that says what it must not holds up as much as one that has just joined, or nothing.
+    fn slowest(&self, seats: &Seats, oldest: u64, tail: u64) -> u64 {
+        let cursors = self.readers(seats).map(|seat| {
+            // PASSED
+            let cursor = self.cursors[seat.as_usize()].word(CURSOR).load(Ordering::Acquire);
+            self.clamp(cursor, oldest, tail)
+        });
+        cursors.fold(tail, |slowest, cursor| slowest.min_by(oldest, cursor))
+    }
+
+    /// The readers without which the gate would move: none if it is where the history begins.
+    pub(crate) fn holding_up(&self, me: &Writer, seats: &Seats) -> u64 {
+        let (gate, tail) = (me.gate.get(), me.tail.get());
+        if self.skips() || tail.wrapping_sub(gate) <= self.rules.history.into() {
+            return 0;
+        }
+        let is_slowest = |seat: &SeatIndex| {
+            let cursor = self.cursors[seat.as_usize()].word(CURSOR).load(Ordering::Relaxed);
+            self.clamp(cursor, gate, tail) == gate
+        };
+        self.readers(seats).filter(is_slowest).fold(0, |all, seat| all | seat.bit())
+    }
+
+    /// Whether readers have held the writer up for longer than they may: since it first found no room for the message that it
+    /// still has, whoever they were then.
+    pub(crate) fn is_patience_over(&self, me: &Writer, limit: Duration) -> bool {
+        let (tail, now) = (me.tail.get(), Instant::now());
+        let since = me.held_up.get().filter(|(at, _)| *at == tail).map_or(now, |(_, since)| since);
+        me.held_up.set(Some((tail, since)));
+        now.duration_since(since) >= limit
+    }
+
+    /// Makes room for a message.
+    #[inline(always)]
+    pub(crate) fn make_room(&self, me: &Writer, seats: &Seats, free: impl FnMut(Kept)) -> Result<(), Full> {
+        match me.credit.get().checked_sub(1) {
+            Some(credit) => {
+                me.credit.set(credit);
+                Ok(())
+            }
+            None => self.look(me, seats, free),
+        }
+    }
+
+    /// Looks how far the readers are, frees what all have passed, and makes room.
+    #[cold]
+    #[inline(never)]
+    fn look(&self, me: &Writer, seats: &Seats, free: impl FnMut(Kept)) -> Result<(), Full> {
+        let capacity = self.words.capacity();
+        let stride = (capacity / 4).clamp(1, STRIDE_MAX);
+        if self.skips() {
+            // There always is room: `retire` follows each message.
+            me.credit.set(stride - 1);
+            return Ok(());
+        }
+        self.advance(me, seats, free);
+        let room = capacity - me.tail.get().wrapping_sub(me.gate.get());
+        me.credit.set(room.min(stride).checked_sub(1).ok_or(Full)?);
+        Ok(())
+    }
+
+    /// Moves the gate to the slowest reader. `false`: it is there already.
+    fn advance(&self, me: &Writer, seats: &Seats, free: impl FnMut(Kept)) -> bool {
+        let (tail, old) = (me.tail.get(), me.gate.get());
+        let history = tail.wrapping_sub(tail.wrapping_sub(old).min(self.rules.history.into()));
+        let gate = self.slowest(seats, old, tail).min_by(old, history);
+        if gate == old {
+            return false;
+        }
+        self.gate().store(gate, Ordering::Release);
+        // JOIN
+        fence(Ordering::SeqCst);
+        let gate = self.slowest(seats, old, tail).min_by(old, gate);
+        me.gate.set(gate);
+        self.pass_gate(me, free);
+        gate != old
+    }
+
+    /// Frees what lies before the gate.
+    fn pass_gate(&self, me: &Writer, mut free: impl FnMut(Kept)) {
+        let (tail, gate) = (me.tail.get(), me.gate.get());
+        let open = tail.wrapping_sub(gate);
+        let mut kept = me.kept.borrow_mut();
+        while let Some((position, _)) = kept.front() {
+            if tail.wrapping_sub(*position) <= open {
+                break;
+            }
+            if let Some((_, passed)) = kept.pop_front() {
+                if self.skips() {
+                    me.held.borrow_mut().push(passed);
+                } else {
+                    free(passed);
+                }
+            }
+        }
+    }
+
+    /// Moves the gate of a ring with `skip`, and frees what is before it and no reader holds.
+    fn retire(&self, me: &Writer, gate: u64, seats: &Seats, free: impl FnMut(Kept)) {
+        me.gate.set(gate);
+        self.gate().store(gate, Ordering::Release);
+        self.pass_gate(me, |_| {});
+        if !me.held.borrow().is_empty() {
+            self.sweep(me, seats, free);
+        }
+    }
+
+    /// Frees what is before the gate and no reader holds.
+    fn sweep(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(Kept)) {
+        // HOLD
+        fence(Ordering::SeqCst);
+        let mut holds = me.holds.borrow_mut();
+        holds.clear();
+        if self.skips() {
+            for seat in self.readers(seats) {
+                let line = &self.cursors[seat.as_usize()];
+                // PASSED
+                let words = (HOLDS..HOLDS + HOLDS_MAX).map(|i| line.word(i).load(Ordering::Acquire));
+                holds.extend(words.filter(|&hold| hold != 0));
+            }
+        }
+        me.held.borrow_mut().retain(|kept| {
+            let is_held = holds.contains(&hold_of(kept.cell));
+            if !is_held {
+                free(*kept);
+            }
+            is_held
+        });
+    }
+
+    /// Frees messages because the writer has found no free buffer. `false`: there is none that it may free. The last ones, which
+    /// newcomers get, stay.
+    pub(crate) fn make_free(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(Kept)) -> bool {
+        if !self.skips() {
+            return self.advance(me, seats, free);
+        }
+        let mut any = false;
+        self.sweep(me, seats, |kept| {
+            any = true;
+            free(kept);
+        });
+        if any {
+            return true;
+        }
+        let (tail, gate) = (me.tail.get(), me.gate.get());
+        let spare = tail.wrapping_sub(gate).saturating_sub(self.rules.history.into());
+        if spare == 0 {
+            return false;
+        }
+        self.retire(me, gate.wrapping_add((spare / 8).max(1)), seats, free);
+        true
+    }
+
+    /// Sends a message in a MSG buffer. There must be room.
+    #[inline(always)]
+    pub(crate) fn push(&self, me: &Writer, entry: Entry, kept: Kept, seats: &Seats, free: impl FnMut(Kept)) {
+        me.kept.borrow_mut().push_back((me.tail.get(), kept));
+        self.publish(me, entry, seats, free);
+    }
+
+    /// Sends a message of at most [`INLINE_MAX_BYTES`](super::INLINE_MAX_BYTES) in the slot. There must be room.
+    #[inline(always)]
+    pub(crate) fn push_inline(
+        &self,
+        me: &Writer,
+        ids: u64,
+        msg: &[u8],
+        seats: &Seats,
+        free: impl FnMut(Kept),
+    ) {
+        let tail = me.tail.get();
+        let before = self.words.lap(tail).wrapping_sub(1);
+        self.slot(tail).word(0).store(Entry::WRITING.in_lap(before), Ordering::Relaxed);
+        // OVERWRITE
+        fence(Ordering::Release);
+        self.lines(tail).write(ids, msg);
+        if msg.len() > FIRST_LINE_BYTES {
+            prefetch_exclusive(self.lines(tail.wrapping_add(AHEAD)).second());
+        }
+        self.publish(me, Entry::inline_here(msg.len()), seats, free);
+    }
+
+    #[inline(always)]
+    fn publish(&self, me: &Writer, entry: Entry, seats: &Seats, free: impl FnMut(Kept)) {
+        let (tail, next) = (me.tail.get(), me.tail.get().wrapping_add(1));
+        // PUBLISH
+        self.slot(tail).word(0).store(entry.in_lap(self.words.lap(tail)), Ordering::Release);
+        me.tail.set(next);
+        // OPEN
+        self.tail().store(next, Ordering::Release);
+        prefetch_exclusive(self.slot(tail.wrapping_add(AHEAD)));
+        if self.skips() && next.wrapping_sub(me.gate.get()) >= self.words.capacity() {
+            // One slot less than there are: the next message has its slot, and one of two slots is the latest message's.
+            let stride = (self.words.capacity() / 8).clamp(1, STRIDE_MAX);
+            let least = (self.words.capacity() - stride).max(self.rules.history.into()).max(1);
+            self.retire(me, next.wrapping_sub(least), seats, free);
+        }
+    }
+
+    /// Frees all messages, whatever readers have not received: for a link that is emptied.
+    pub(crate) fn forget(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(Kept)) {
+        me.gate.set(me.tail.get());
+        self.gate().store(me.tail.get(), Ordering::Release);
+        self.pass_gate(me, &mut free);
+        self.sweep(me, seats, free);
+    }
+
+    /// Frees what all have passed, because the writer leaves.
+    pub(crate) fn settle(&self, me: &Writer, seats: &Seats, free: impl FnMut(Kept)) {
+        if self.skips() {
+            self.sweep(me, seats, free);
+        } else {
+            self.advance(me, seats, free);
+        }
+    }
+}
+
+/// The word of a hold on a cell.
+fn hold_of(cell: u32) -> u64 {
+    u64::from(cell) + 1
+}
+
+/// The nearer of two positions to one that is before both.
+trait Position {
+    fn min_by(self, from: u64, other: Self) -> Self;
+}
+
+impl Position for u64 {
+    fn min_by(self, from: u64, other: u64) -> u64 {
+        if other.wrapping_sub(from) < self.wrapping_sub(from) { other } else { self }
+    }
+}
+
+/// The readers' steps.
+impl Broadcast {
+    /// Takes up the place of a reader, for the new participant in `seat`.
+    pub(crate) fn subscribe(&self, seat: SeatIndex) -> Reader {
+        self.unsubscribe(seat);
+        let line = self.cursors.slice(seat.as_usize(), 1);
+        for word in LOST..HOLDS + HOLDS_MAX {
+            line[0].word(word).store(0, Ordering::Relaxed);
+        }
+        let tail = self.tail().load(Ordering::Acquire);
+        let first = tail.wrapping_sub(tail.min(self.rules.history.into()));
+        let first = later(first, self.gate().load(Ordering::Acquire));
+        line[0].word(CURSOR).store(first, Ordering::Relaxed);
+        // JOIN: Release, so that who sees the bit sees the line and the seat.
+        self.subscribers().fetch_or(seat.bit(), Ordering::Release);
+        fence(Ordering::SeqCst);
+        let first = later(first, self.gate().load(Ordering::Acquire));
+        line[0].word(CURSOR).store(first, Ordering::Release);
+        Reader {
+            line,
+            next: Cell::new(first),
+            oldest: Cell::new(first),
+            ended: RefCell::default(),
+            holds: Cell::new(0),
+            lost: Cell::new(0),
+            long: Cell::new(false),
+        }
+    }
+
+    /// Gives the place of a reader up. Only for the participant in `seat`: its predecessor's bit counts for nothing.
+    pub(crate) fn unsubscribe(&self, seat: SeatIndex) {
+        // PASSED
+        self.subscribers().fetch_and(!seat.bit(), Ordering::Release);
+    }
+
+    fn find(&self, position: u64) -> Found {
+        // PUBLISH
+        let word = self.slot(position).word(0).load(Ordering::Acquire);
+        let (lap, entry) = Entry::split(word);
+        match lap.wrapping_sub(self.words.lap(position)).cast_signed() {
+            0 if entry == Entry::WRITING => Found::Overtaken,
+            0 => Found::Here(entry, word),
+            -1 => Found::NotYet,
+            1.. => Found::Overtaken,
+            _ => Found::Wild,
+        }
+    }
+
+    /// Whether a message waits for this reader.
+    #[inline]
+    pub(crate) fn has_message(&self, me: &Reader) -> bool {
+        !matches!(self.find(me.next.get()), Found::NotYet)
+    }
+
+    /// Messages that wait for this reader.
+    pub(crate) fn waiting(&self, me: &Reader) -> u64 {
+        let waiting = self.tail().load(Ordering::Acquire).wrapping_sub(me.next.get());
+        if waiting.cast_signed() < 0 { 0 } else { waiting.min(self.words.capacity()) }
+    }
+
+    /// Takes the next message: `inline` copies one that lies in its slot, `pooled` opens one in a buffer, which stays until the
+    /// token is [released](Self::release); the caller does that too if it cannot use the message.
+    #[inline(always)]
+    pub(crate) fn take<T>(
+        &self,
+        me: &Reader,
+        inline: impl Fn(Entry, InlineLines<'_>) -> Result<T, Wild>,
+        pooled: impl Fn(Entry, Token) -> Result<T, Wild>,
+    ) -> Result<Option<T>, TakeError> {
+        for _ in 0..ROUNDS_MAX {
+            let position = me.next.get();
+            if me.long.get() {
+                prefetch_shared(self.lines(position).second());
+            }
+            match self.find(position) {
+                Found::Here(entry, word) if entry.is_inline() => {
+                    let copied = inline(entry, self.lines(position));
+                    // OVERWRITE
+                    fence(Ordering::Acquire);
+                    if self.slot(position).word(0).load(Ordering::Relaxed) == word && self.is_open(position) {
+                        me.long.set(entry.inline_len().is_some_and(|len| len as usize > FIRST_LINE_BYTES));
+                        self.pass(me, position);
+                        return copied.map(Some).map_err(TakeError::Wild);
+                    }
+                }
+                Found::Here(entry, _) => {
+                    if let Some(token) = self.hold(me, position, entry)? {
+                        return pooled(entry, token).map(Some).map_err(TakeError::Wild);
+                    }
+                }
+                Found::NotYet => return Ok(None),
+                Found::Overtaken => {}
+                Found::Wild => {
+                    // What is wrong is passed: it is reported once.
+                    self.resume_at(me, position.wrapping_add(1));
+                    return Err(Wild("a slot of a lap that was never reached").into());
+                }
+            }
+            self.catch_up(me, position);
+            if !self.skips() {
+                return Err(Wild("a message that was overwritten before all readers had it").into());
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a message may still be received.
+    #[inline]
+    fn is_open(&self, position: u64) -> bool {
+        !self.skips() || position.wrapping_sub(self.gate().load(Ordering::Acquire)).cast_signed() >= 0
+    }
+
+    /// Keeps the buffer of the message at `position` from reuse. `None`: it was overtaken.
+    #[inline]
+    fn hold(&self, me: &Reader, position: u64, entry: Entry) -> Result<Option<Token>, TakeError> {
+        if !self.skips() {
+            if me.oldest.get() != position {
+                // More than the ring holds: a writer that breaks the rules.
+                if position.wrapping_sub(me.oldest.get()) >= self.words.capacity() {
+                    self.resume_at(me, position);
+                    return Err(Wild("more messages than the ring holds").into());
+                }
+                me.ended.borrow_mut().push_back(false);
+            }
+            me.next.set(position.wrapping_add(1));
+            return Ok(Some(Token(position)));
+        }
+        let hold = (!me.holds.get()).trailing_zeros();
+        if hold as usize >= HOLDS_MAX {
+            return Err(TakeError::Holding);
+        }
+        let word = me.line[0].word(HOLDS + hold as usize);
+        // PASSED: Release, because the writer that sees this hold sees that the one before it has ended.
+        word.store(hold_of(entry.wild_cell()), Ordering::Release);
+        // HOLD
+        fence(Ordering::SeqCst);
+        if !self.is_open(position) {
+            word.store(0, Ordering::Release);
+            return Ok(None);
+        }
+        me.holds.set(me.holds.get() | 1 << hold);
+        self.pass(me, position);
+        Ok(Some(Token(hold.into())))
+    }
+
+    /// Ends a message in a buffer.
+    #[inline(always)]
+    pub(crate) fn release(&self, me: &Reader, Token(token): Token) {
+        if self.skips() {
+            me.holds.set(me.holds.get() & !(1 << token));
+            // PASSED
+            #[expect(clippy::cast_possible_truncation, reason = "the number of a hold")]
+            me.line[0].word(HOLDS + token as usize).store(0, Ordering::Release);
+            return;
+        }
+        let oldest = me.oldest.get();
+        if token == oldest {
+            self.end_oldest(me);
+        } else if let Some(ended) = me
+            .ended
+            .borrow_mut()
+            .get_mut(usize::try_from(token.wrapping_sub(oldest).wrapping_sub(1)).unwrap_or(usize::MAX))
+        {
+            *ended = true;
+        }
+    }
+
+    /// Passes a message that holds nothing.
+    #[inline(always)]
+    fn pass(&self, me: &Reader, position: u64) {
+        me.next.set(position.wrapping_add(1));
+        if self.skips() {
+            // For onlookers.
+            me.line[0].word(CURSOR).store(me.next.get(), Ordering::Relaxed);
+        } else if me.oldest.get() == position {
+            self.end_oldest(me);
+        } else {
+            me.ended.borrow_mut().push_back(true);
+        }
+    }
+
+    /// The oldest message has ended: so have those after it, up to the first that has not.
+    #[inline(always)]
+    fn end_oldest(&self, me: &Reader) {
+        let mut oldest = me.oldest.get().wrapping_add(1);
+        if oldest != me.next.get() {
+            let mut ended = me.ended.borrow_mut();
+            while oldest != me.next.get() && ended.pop_front().unwrap_or(true) {
+                oldest = oldest.wrapping_add(1);
+            }
+        }
+        me.oldest.set(oldest);
+        // PASSED
+        me.line[0].word(CURSOR).store(oldest, Ordering::Release);
+    }
+
+    /// Goes on with the newest message, and counts those between.
+    #[cold]
+    fn catch_up(&self, me: &Reader, position: u64) {
+        let newest = self.tail().load(Ordering::Acquire).wrapping_sub(1);
+        // At least one further, whatever a peer that breaks the rules says.
+        let next = later(position.wrapping_add(1), newest);
+        let lost = me.lost.get().saturating_add(next.wrapping_sub(position));
+        me.lost.set(lost);
+        me.line[0].word(LOST).store(lost, Ordering::Relaxed);
+        self.resume_at(me, next);
+    }
+
+    /// Goes on behind all messages that were sent; none of them counts as lost.
+    pub(crate) fn skip_all(&self, me: &Reader) {
+        self.resume_at(me, self.tail().load(Ordering::Acquire));
+    }
+
+    /// Forgets what it holds by its cursor, and goes on elsewhere.
+    fn resume_at(&self, me: &Reader, next: u64) {
+        me.next.set(next);
+        me.oldest.set(next);
+        me.ended.borrow_mut().clear();
+        me.line[0].word(CURSOR).store(next, Ordering::Release);
+    }
+}
+
+impl Reader {
+    /// Messages that it did not get because it was overtaken.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.get()
+    }
+}
