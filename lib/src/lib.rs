@@ -61,8 +61,8 @@ mod sync;
 
 pub use error::{Error, ErrorKind, Result};
 pub use link::{
-    DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, Recovered,
-    SendError, SharedBytes, WaitOutcome,
+    DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, OwnedLoan,
+    OwnedMessage, Recovered, SendError, SharedBytes, WaitOutcome,
 };
 pub use participant::{MAX_SEATS, Participant, PeerEvent, SeatIndex, SeatWord, Side};
 pub use ring::INLINE_MAX_BYTES;

@@ -379,6 +379,28 @@ impl Core {
         Ok(())
     }
 
+    /// Ends a MSG and its DATA in any thread, as [`Endpoint::release`](super::endpoint::Endpoint::release) does in the handle's.
+    /// `false`: it was taken away, because its holder was declared dead.
+    pub(crate) fn release_anywhere(&self, cell: u32, owner: MsgOwner, data: DataRef) -> bool {
+        if let Some((pool, index)) = data.parts()
+            && let Some((table, _)) = self.data_table(pool)
+        {
+            let held = DataOwner(table.owner(index).load(Ordering::Relaxed));
+            if held.belongs_to(cell, owner) {
+                table.release(index, held.0, held.freed().0);
+            }
+        }
+        self.msg().table.release(cell, owner.0, owner.freed().0)
+    }
+
+    /// Gives up the seat of a participant of this process, with all that it holds: also what was forgotten, as a loan that was
+    /// leaked must not outlive its participant.
+    pub(crate) fn leave(&self, me: &Participant) {
+        if self.seats.is_seated(me) {
+            self.reclaim(me, me.seat, false);
+        }
+    }
+
     /// How the participant at `seat` takes messages off its ring.
     #[inline(always)]
     pub(crate) fn receiving(&self, seat: SeatIndex) -> Receiving<'_> {

@@ -246,11 +246,10 @@ impl Endpoint {
         Role(ring.words().control(line)).claim(&self.me, &self.core.seats)
     }
 
-    /// Leaves: gives up roles, takes back what was loaned and not sent or received and not released, and the seat.
-    pub(crate) fn leave(&self) {
-        let is_seated = self.core.seats.is_seated(&self.me);
+    /// Gives up its roles and its place among the readers, and is no longer to be woken.
+    pub(crate) fn retire(&self) {
         if let Ring::Broadcast(ring) = &self.incoming
-            && is_seated
+            && self.core.seats.is_seated(&self.me)
         {
             ring.unsubscribe(self.me.seat);
         }
@@ -260,12 +259,9 @@ impl Endpoint {
         for ring in self.core.rings() {
             Role(ring.words().control(PRODUCER_ROLE)).release(&self.me);
             Role(ring.words().control(CONSUMER_ROLE)).release(&self.me);
+            notify::disarm(ring, self.me.seat);
         }
         self.core.primary_role().release(&self.me);
-        // Also what was forgotten: a loan that was leaked must not outlive its participant.
-        if is_seated {
-            self.core.reclaim(&self.me, self.me.seat, false);
-        }
     }
 
     pub(crate) fn side(&self) -> Side {

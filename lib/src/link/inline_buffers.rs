@@ -53,10 +53,15 @@ impl InlineBuffers {
 impl Drop for InlineBuffers {
     fn drop(&mut self) {
         for place in self.spare.take().into_iter().chain(self.free.take()) {
-            // SAFETY: allocated in `another` as a box, and back from its message.
-            drop(unsafe { Box::from_raw(place.as_ptr()) });
+            free(place.cast());
         }
     }
+}
+
+/// Frees a place that `put` gave, whose message does not give it back.
+pub(super) fn free(place: NonNull<u8>) {
+    // SAFETY: allocated in `another` as a box, and no message has it any more.
+    drop(unsafe { Box::from_raw(place.cast::<InlineWords>().as_ptr()) });
 }
 
 #[cfg(test)]

@@ -32,10 +32,10 @@ use crate::segment::prefetch_exclusive_at;
 /// ```
 #[must_use = "a loan that is dropped is not sent"]
 pub struct Loan<'a> {
-    link: &'a Link,
-    cell: u32,
-    owner: MsgOwner,
-    data: DataRef,
+    pub(super) link: &'a Link,
+    pub(super) cell: u32,
+    pub(super) owner: MsgOwner,
+    pub(super) data: DataRef,
 }
 
 /// Why a message could not be sent, with the message.
@@ -391,6 +391,12 @@ impl<'a> Loan<'a> {
 
     pub(crate) fn link(&self) -> &'a Link {
         self.link
+    }
+
+    /// The lengths of both parts, as far as they were set.
+    pub(super) fn set_lengths(&self) -> (usize, usize) {
+        let (descriptor, _) = self.link.core().peek_descriptor(self.cell);
+        (descriptor.msg_len as usize, descriptor.data_len as usize)
     }
 
     /// Sets the message's id: the application's to choose.

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use super::Link;
 use super::SharedBytes;
-use super::core::{DataRef, Descriptor, unpack};
+use super::core::{Core, DataRef, Descriptor, unpack};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
@@ -30,19 +30,48 @@ use crate::ring::{Ring, Wild};
 /// mac.loan()?.with_msg_id(7).send()?;
 /// let message = phy.receive()?.expect("it was just sent");
 /// assert!(mac.loan().is_err(), "the message still holds the only buffer");
+/// assert_eq!((message.msg_id(), message.msg().len(), message.data_pool()), (7, 0, None));
 /// drop(message);
 /// assert!(mac.loan().is_ok());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Message<'a> {
     link: &'a Link,
-    bytes: NonNull<u8>,
-    descriptor: Descriptor,
+    pub(super) received: Received,
+}
+
+/// What was received: the descriptor, checked, and the buffers.
+#[derive(Clone, Copy)]
+pub(super) struct Received {
+    pub(super) bytes: NonNull<u8>,
+    pub(super) descriptor: Descriptor,
     /// The owner word of the MSG buffer; an inline message has none.
-    owner: MsgOwner,
-    cell: u32,
+    pub(super) owner: MsgOwner,
+    pub(super) cell: u32,
     /// The DATA buffer.
-    data: DataRef,
+    pub(super) data: DataRef,
+}
+
+impl Received {
+    #[inline]
+    pub(super) fn is_inline(&self) -> bool {
+        self.owner == INLINE
+    }
+
+    /// The first byte of the MSG part, and its length.
+    #[inline]
+    pub(super) fn msg(&self) -> (NonNull<u8>, u32) {
+        (self.bytes, self.descriptor.msg_len)
+    }
+
+    /// The first byte of the DATA part, and its length; of no bytes when there is none here.
+    #[inline]
+    pub(super) fn data(&self, core: &Core) -> (NonNull<u8>, u32) {
+        match self.data.parts().and_then(|(pool, index)| Some(core.pool(pool)?.buffer(index))) {
+            Some(start) => (start, self.descriptor.data_len),
+            None => (NonNull::dangling(), 0),
+        }
+    }
 }
 
 /// The owner word of a message that is not in a pool. No buffer has it: its state is none that a message can be in.
@@ -221,7 +250,8 @@ impl Link {
         let (cell, owner) = self.core().look_published(entry)?;
         let (descriptor, data) = self.core().read_descriptor(cell, owner)?;
         let bytes = self.endpoint.msg_pool().buffer(cell);
-        Ok(Message { link: self, bytes, descriptor, owner: MsgOwner::of_token(token.0), cell, data })
+        let received = Received { bytes, descriptor, owner: MsgOwner::of_token(token.0), cell, data };
+        Ok(Message { link: self, received })
     }
 
     /// A message off a ring with one consumer.
@@ -247,7 +277,10 @@ impl Link {
         let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.endpoint.me.seat));
         let bytes = self.endpoint.msg_pool().buffer(cell);
         match self.core().read_descriptor(cell, owner) {
-            Ok((descriptor, data)) => Ok(Message { link: self, bytes, descriptor, owner, cell, data }),
+            Ok((descriptor, data)) => {
+                let received = Received { bytes, descriptor, owner, cell, data };
+                Ok(Message { link: self, received })
+            }
             Err(wild) => {
                 self.endpoint.release(cell, owner, DataRef::NONE);
                 Err(wild)
@@ -264,7 +297,8 @@ impl Link {
         let (msg_id, cell_id) = unpack(lines.ids());
         let bytes = self.inline_buffers.put(|words| lines.read(len, words));
         let descriptor = Descriptor { msg_id, cell_id, msg_len: len, data_len: 0 };
-        Ok(Message { link: self, bytes, descriptor, owner: INLINE, cell: 0, data: DataRef::NONE })
+        let received = Received { bytes, descriptor, owner: INLINE, cell: 0, data: DataRef::NONE };
+        Ok(Message { link: self, received })
     }
 
     /// An inline message in a cell that was just made ours.
@@ -296,190 +330,116 @@ impl Link {
 }
 
 impl Message<'_> {
-    /// The message's id, as the sender set it.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// mac.send_inline(-7, 0, b"")?;
-    /// assert_eq!(phy.receive()?.expect("it was just sent").msg_id(), -7);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
     #[inline]
-    pub fn msg_id(&self) -> i32 {
-        self.descriptor.msg_id
+    fn data_bytes(&self) -> (NonNull<u8>, u32) {
+        self.received.data(self.link.core())
     }
 
-    /// The id of the cell that it is about, as the sender set it.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// mac.send_inline(7, 2, b"")?;
-    /// assert_eq!(phy.receive()?.expect("it was just sent").cell_id(), 2);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    #[inline]
-    pub fn cell_id(&self) -> i32 {
-        self.descriptor.cell_id
-    }
-
-    /// The MSG part.
-    ///
-    /// As many bytes as the sender said; 0 when it said nothing.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let mut loan = mac.loan()?;
-    /// loan.resize_msg(5)?.copy_from_slice(b"hello");
-    /// loan.send()?;
-    /// assert_eq!(phy.receive()?.expect("it was just sent").msg(), b"hello");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    #[inline]
-    pub fn msg(&self) -> &[u8] {
-        bytes(self, self.bytes, self.descriptor.msg_len)
-    }
-
-    /// The MSG part, for a receiver that does not trust the other processes of the link.
-    #[must_use]
-    pub fn msg_shared(&self) -> SharedBytes<'_> {
-        SharedBytes::of(self.msg())
-    }
-
-    /// The DATA part, for a receiver that does not trust the other processes of the link; empty where [`data`](Self::data) is.
-    #[must_use]
-    pub fn data_shared(&self) -> SharedBytes<'_> {
-        SharedBytes::of(self.data())
-    }
-
-    /// The DATA part; empty when there is none, and when it is in device memory: there,
-    /// [`DevicePool`](crate::device::DevicePool) says where it is.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let mut loan = mac.loan_with(shmesh::config::PoolId::CpuData)?;
-    /// loan.resize_data(4096)?.fill(0xa5);
-    /// loan.send()?;
-    /// assert_eq!(phy.receive()?.expect("it was just sent").data(), [0xa5; 4096]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    #[inline]
-    pub fn data(&self) -> &[u8] {
-        match self.data.parts().and_then(|(pool, index)| Some(self.link.core().pool(pool)?.buffer(index))) {
-            Some(start) => bytes(self, start, self.descriptor.data_len),
-            None => &[],
-        }
-    }
-
-    /// Bytes of the DATA part, wherever it is; 0 when there is none.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let mut loan = mac.loan_with(shmesh::config::PoolId::CpuData)?;
-    /// loan.resize_data(4096)?;
-    /// loan.send()?;
-    /// assert_eq!(phy.receive()?.expect("it was just sent").data_len(), 4096);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    #[inline]
-    pub fn data_len(&self) -> usize {
-        self.descriptor.data_len as usize
-    }
-
-    /// The buffer of the DATA part, and which device memory the sender says that it is in.
-    pub(crate) fn device_data(&self) -> Option<(PoolId, u32, u64)> {
-        let (pool, index) = self.data.parts()?;
-        Some((pool, index, self.link.endpoint.cell(self.cell).memory()))
+    fn name(&self) -> &str {
+        self.link.name()
     }
 
     pub(crate) fn link(&self) -> &Link {
         self.link
     }
 
-    /// The pool of the DATA part; `None` when there is none.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// use shmesh::config::PoolId;
-    /// mac.loan_with(PoolId::CpuData)?.send()?;
-    /// mac.send_inline(7, 0, b"")?;
-    /// let (first, second) = (phy.receive()?, phy.receive()?);
-    /// assert_eq!(first.expect("two were sent").data_pool(), Some(PoolId::CpuData));
-    /// assert_eq!(second.expect("two were sent").data_pool(), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    #[inline]
-    pub fn data_pool(&self) -> Option<PoolId> {
-        self.data.parts().map(|(pool, _)| pool)
-    }
-
-    /// Whether it came inside the ring's slot.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// mac.send_inline(7, 0, b"small")?;
-    /// mac.loan()?.send()?;
-    /// let (first, second) = (phy.receive()?, phy.receive()?);
-    /// assert!(first.expect("two were sent").is_inline());
-    /// assert!(!second.expect("two were sent").is_inline());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    #[inline]
-    pub fn is_inline(&self) -> bool {
-        self.owner == INLINE
+    /// The buffer of the DATA part, and which device memory the sender says that it is in.
+    pub(crate) fn device_data(&self) -> Option<(PoolId, u32, u64)> {
+        let (pool, index) = self.received.data.parts()?;
+        Some((pool, index, self.link.endpoint.cell(self.received.cell).memory()))
     }
 }
+
+/// What can be read of a received message, of either type.
+macro_rules! readable {
+    ($message:ty) => {
+        impl $message {
+            /// The message's id, as the sender set it.
+            #[must_use]
+            #[inline]
+            pub fn msg_id(&self) -> i32 {
+                self.received.descriptor.msg_id
+            }
+
+            /// The id of the radio cell that the message is about, as the sender set it.
+            #[must_use]
+            #[inline]
+            pub fn cell_id(&self) -> i32 {
+                self.received.descriptor.cell_id
+            }
+
+            /// The MSG part: as many bytes as the sender said; none when it said nothing.
+            #[must_use]
+            #[inline]
+            pub fn msg(&self) -> &[u8] {
+                self.msg_shared().trusted()
+            }
+
+            /// The DATA part; empty when there is none, and when it is in device memory: there,
+            /// [`DevicePool`](crate::device::DevicePool) says where it is.
+            #[must_use]
+            #[inline]
+            pub fn data(&self) -> &[u8] {
+                self.data_shared().trusted()
+            }
+
+            /// The MSG part, for a receiver that does not trust the other processes of the link.
+            #[must_use]
+            #[inline]
+            pub fn msg_shared(&self) -> SharedBytes<'_> {
+                SharedBytes::of(self, self.received.msg())
+            }
+
+            /// The DATA part, for a receiver that does not trust the other processes of the link; empty where
+            /// [`data`](Self::data) is.
+            #[must_use]
+            #[inline]
+            pub fn data_shared(&self) -> SharedBytes<'_> {
+                SharedBytes::of(self, self.data_bytes())
+            }
+
+            /// Bytes of the DATA part, wherever it is; 0 when there is none.
+            #[must_use]
+            #[inline]
+            pub fn data_len(&self) -> usize {
+                self.received.descriptor.data_len as usize
+            }
+
+            /// The pool of the DATA part; `None` when there is none.
+            #[must_use]
+            #[inline]
+            pub fn data_pool(&self) -> Option<PoolId> {
+                self.received.data.parts().map(|(pool, _)| pool)
+            }
+
+            /// Whether it came inside the ring's slot.
+            #[must_use]
+            #[inline]
+            pub fn is_inline(&self) -> bool {
+                self.received.is_inline()
+            }
+        }
+
+        impl fmt::Debug for $message {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($message))
+                    .field("link", &self.name())
+                    .field("descriptor", &self.received.descriptor)
+                    .field("data_pool", &self.data_pool())
+                    .field("inline", &self.is_inline())
+                    .finish()
+            }
+        }
+    };
+}
+pub(super) use readable;
+
+readable!(Message<'_>);
 
 impl Drop for Message<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.link.end(self.bytes, self.owner, self.cell, self.data);
+        let Received { bytes, owner, cell, data, .. } = self.received;
+        self.link.end(bytes, owner, cell, data);
     }
-}
-
-impl fmt::Debug for Message<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Message")
-            .field("link", &self.link.name())
-            .field("descriptor", &self.descriptor)
-            .field("data_pool", &self.data_pool())
-            .field("inline", &self.is_inline())
-            .finish()
-    }
-}
-
-#[expect(unsafe_code, reason = "the bytes of a buffer that this message holds")]
-#[inline]
-fn bytes<'b>(_message: &'b Message<'_>, start: NonNull<u8>, len: u32) -> &'b [u8] {
-    // SAFETY: `read_descriptor` checked `len` against the size of the buffer, which lies in memory that the link keeps
-    // mapped, and `inline_len` against the size of a place of the inline_buffers. The owner word gives the buffer, and the inline_buffers the
-    // place, to this message until it is dropped; bytes are valid whatever they hold.
-    unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) }
 }

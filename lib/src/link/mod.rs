@@ -13,8 +13,10 @@
 //! | `monitor.rs` | one thread that watches all links of the process |
 //! | `open.rs` | creating, attaching, adopting what a crash left |
 //! | `host/` | handing out what has no name: [`LinkHost`] for sidecars, and what a process does that creates a link without one |
+//! | `lease.rs` | what keeps a seat: the handle, owned messages and owned loans |
 //! | `loan.rs` | [`Loan`]: a message being written; sending |
 //! | `message.rs` | [`Message`]: a message received |
+//! | `owned.rs` | [`OwnedMessage`] and [`OwnedLoan`]: the same, without a borrow of the link |
 //! | `reap.rs` | looking for the dead |
 //! | `shared_bytes.rs` | [`SharedBytes`]: payload that another process may change |
 //! | `inline_buffers.rs` | where the bytes of received inline messages stay |
@@ -31,10 +33,12 @@ pub(crate) mod endpoint;
 mod events;
 pub(crate) mod host;
 mod inline_buffers;
+mod lease;
 mod loan;
 mod message;
 mod monitor;
 mod open;
+mod owned;
 mod reap;
 mod recover;
 mod shared_bytes;
@@ -72,6 +76,7 @@ pub use host::{LinkHost, LinkHostOffer};
 pub use loan::{Loan, SendError};
 pub use message::Message;
 pub use open::{DEFAULT_DIR, DIR_VARIABLE, LinkOptions};
+pub use owned::{OwnedLoan, OwnedMessage};
 pub use shared_bytes::SharedBytes;
 
 /// How long participants may take to offer device memory to a new host.
@@ -222,7 +227,8 @@ pub(crate) fn liveness_by_lock(seats: &Seats, other: &Participant, lock: &Lock) 
 /// last, and its place in a ring with one producer, without locks. Each further thread takes its own with
 /// [`try_clone`](Self::try_clone).
 ///
-/// Dropping the handle detaches it: what it loaned and did not send comes back, what it sent stays sent.
+/// Dropping the handle detaches it: what it loaned and did not send comes back, what it sent stays sent. Only its seat stays while
+/// an [`OwnedMessage`] or [`OwnedLoan`] of it lives.
 ///
 /// A child that was forked must not use its parent's handles, as they would share one seat: it attaches its own.
 ///
@@ -256,6 +262,8 @@ pub struct Link {
     shared: Arc<Shared>,
     /// Ends with the last handle.
     attachment: Arc<Attachment>,
+    /// Ends with the handle and the last of its owned messages and loans.
+    lease: Arc<lease::SeatLease>,
 }
 
 impl Link {
@@ -440,6 +448,7 @@ impl Link {
             inline_buffers: inline_buffers::InlineBuffers::default(),
             bell: OnceCell::new(),
             has_fd: Cell::new(false),
+            lease: lease::SeatLease::new(&shared, me, &attachment),
             shared,
             attachment,
         })
@@ -561,9 +570,8 @@ impl Drop for Link {
             if self.bell.get().is_some() {
                 self.shared.remove_bell(&self.endpoint.me);
             }
-            self.shared.unlock(&self.endpoint.me);
-            self.endpoint.leave();
-            self.shared.wake_for_events();
+            // Before the seat, which the lease gives up.
+            self.endpoint.retire();
         }
     }
 }

@@ -25,11 +25,6 @@ impl Role<'_> {
         (Self::word(&holder) == word).then_some(holder)
     }
 
-    /// Who has the role.
-    pub(crate) fn holder(&self, seats: &Seats) -> Option<Participant> {
-        Self::holder_of(self.0.load(Ordering::Acquire), seats)
-    }
-
     /// Takes the role, unless somebody who is still seated has it: that participant is returned.
     pub(crate) fn claim(&self, me: &Participant, seats: &Seats) -> Result<(), Participant> {
         let mut current = self.0.load(Ordering::Acquire);

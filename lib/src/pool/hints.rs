@@ -9,7 +9,8 @@
 //!
 //! Buffers that were never used lie in the reserve, which is asked last, so a link works with as few buffers as it has in
 //! flight, and with those that were touched last. Releasing sets a bit in the releaser's own bitmap; a sender that has none
-//! left moves up to [`STEAL_MAX`] of them from another seat at once.
+//! left moves up to [`STEAL_MAX`] of them from another seat at once. What is released outside of the releaser's own thread goes
+//! into the reserve, by a locked instruction.
 
 use std::cell::Cell;
 
@@ -19,6 +20,9 @@ use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE, overwrite};
 
 /// Buffers whose hints move together from one seat to another.
 pub(crate) const STEAL_MAX: u32 = 32;
+/// Buffers whose hints move together out of the reserve. Fewer, lowest index first: what owned messages held comes back there, so the
+/// same few buffers go round, and not as many as were ever touched.
+const RESERVE_MAX: u32 = 8;
 /// Buffers a handle remembers in the order of their release; see [`Recent`].
 pub(crate) const RECENT_MAX: usize = 64;
 /// The reserve has its bitmap after those of the seats.
@@ -135,6 +139,13 @@ impl Hints {
         }
     }
 
+    /// Says that `index` is free, from any thread of any process: the reserve is the one bitmap without a holder.
+    pub(crate) fn set_in_reserve(&self, index: u32) {
+        let i = index as usize / 64;
+        // HINT: an exchange, because others set and clear bits of this word at the same time.
+        self.word(RESERVE, i).fetch_or(1 << (index % 64), Ordering::Release);
+    }
+
     /// The bitmap of `seat`, for its holder.
     pub(crate) fn of(&self, seat: SeatIndex) -> Bitmap {
         Bitmap(self.lines.slice(seat.as_usize() * self.per_bitmap, self.per_bitmap))
@@ -181,13 +192,14 @@ impl Hints {
         recent: &Recent,
         ahead: impl Fn(u32),
     ) -> u32 {
+        let max = if from == RESERVE { RESERVE_MAX } else { STEAL_MAX };
         let mut taken = 0_u64;
         let mut rest = found;
         while rest != 0 {
             let bit = rest & rest.wrapping_neg();
             taken |= bit;
             rest &= !bit;
-            if taken.count_ones() == STEAL_MAX {
+            if taken.count_ones() == max {
                 break;
             }
         }

@@ -80,6 +80,17 @@ impl Table {
         won
     }
 
+    /// As [`PoolCache::release`], without a handle's bitmap: for a holder that is in another thread than its handle.
+    pub(crate) fn release(&self, index: u32, held: u64, freed: u64) -> bool {
+        // Release, as there.
+        let won =
+            self.owner(index).compare_exchange(held, freed, Ordering::Release, Ordering::Relaxed).is_ok();
+        if won {
+            self.hints.set_in_reserve(index);
+        }
+        won
+    }
+
     /// Gives every free buffer that no bitmap names back to `seat`: a process died between freeing and saying so.
     /// Returns how many.
     pub(crate) fn readmit_unknown(&self, seat: SeatIndex) -> u32 {

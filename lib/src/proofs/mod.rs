@@ -14,6 +14,7 @@
 //! | owner word: look / take / `take_alone` | `a_late_consumer_takes_no_later_loan` / `a_newcomer_keeps_its_message_mpmc` / `a_single_consumer_dead_before_head_and_its_seat` |
 //! | owner word: recovery's scan of MSG / DATA | `a_newcomer_keeps_its_loan` / `a_living_pair_is_no_orphan` |
 //! | HINT: set, steal | `stolen_twice`, `stale_hints_cost_a_retry_only` |
+//! | HINT: set in the reserve | `released_into_the_reserve_while_it_is_searched` |
 //! | seat: attach / vacate, `at` | `seats_are_not_shared` / `a_consumers_role_is_inherited` |
 //! | role: claim / release | `a_role_has_one_successor` / `a_consumer_hands_its_role_over` |
 //! | DEKKER, both fences | `a_late_recoverer_takes_no_wake_up_away` |

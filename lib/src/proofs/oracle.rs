@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::stage::{
-    self, DATA, Got, Held, Refused, abandon, attach, link, loan, loan_with, receive_batch, release,
-    send_inline,
+    self, DATA, Got, Held, Refused, abandon, attach, leave, link, loan, loan_with, receive_batch, release,
+    release_anywhere, send_inline,
 };
 use crate::link::core::Core;
 use crate::link::endpoint::Endpoint;
@@ -212,7 +212,7 @@ impl World {
             Attach(_) => unreachable!(),
             Detach(_) => {
                 let agent = self.agents.remove(a);
-                agent.endpoint.leave();
+                leave(&agent.endpoint);
                 self.forget(seat);
                 self.vacate(seat);
             }
@@ -274,11 +274,12 @@ impl World {
                     return;
                 }
                 let held = of.swap_remove(i % of.len());
-                assert_eq!(
-                    release(&agent.endpoint, &held),
-                    !agent.evicted,
-                    "only what was taken away is refused"
-                );
+                // As an owned message does, and as a borrowed one.
+                let released = match i % 2 {
+                    0 => release_anywhere(&agent.endpoint.core, &held),
+                    _ => release(&agent.endpoint, &held),
+                };
+                assert_eq!(released, !agent.evicted, "only what was taken away is refused");
                 if !agent.evicted {
                     self.held.remove(&held.cell);
                 }

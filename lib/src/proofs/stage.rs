@@ -104,6 +104,11 @@ pub(super) fn release(endpoint: &Endpoint, held: &Held) -> bool {
     endpoint.release(held.cell, held.owner, data_ref(held))
 }
 
+/// As the owner of a message does, from a thread that need not be the endpoint's.
+pub(super) fn release_anywhere(core: &Core, held: &Held) -> bool {
+    core.release_anywhere(held.cell, held.owner, data_ref(held))
+}
+
 pub(super) fn entry_of(held: &Held) -> Entry {
     Entry::pooled(held.cell, held.owner.epoch())
 }
@@ -265,6 +270,12 @@ pub(super) fn finish(endpoint: &Endpoint, got: &Got) -> bool {
         Got::Pooled(held) => release(endpoint, held),
         Got::Inline(..) => true,
     }
+}
+
+/// Ends a participant as `Link` does.
+pub(super) fn leave(endpoint: &Endpoint) {
+    endpoint.retire();
+    endpoint.core.leave(&endpoint.me);
 }
 
 /// Ends a participant as a crash does: what it holds stays in shared memory.

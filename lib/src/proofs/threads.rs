@@ -6,8 +6,8 @@
 use std::sync::atomic::{AtomicU64 as Count, Ordering};
 
 use super::stage::{
-    Got, Held, abandon, attach, broadcast, link, loan_with, receive, receive_batch, release, rules, send,
-    send_inline_of,
+    Got, Held, abandon, attach, broadcast, link, loan_with, receive, receive_batch, release,
+    release_anywhere, rules, send, send_inline_of,
 };
 use crate::config::SlowReaders;
 use crate::link::endpoint::Endpoint;
@@ -106,6 +106,32 @@ fn one_to_one() {
             assert_eq!(got.msg_id(), id);
             finish(&consumer, &got);
         }
+    });
+}
+
+/// Owned messages: a third thread reads and releases what the consumer received.
+#[test]
+fn released_in_another_thread() {
+    let core = link(2, true, 3, 3);
+    let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
+    let reader = attach(&core, Secondary);
+    let (to_reader, received) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || send_all(&producer, 1));
+        scope.spawn(move || {
+            for held in received {
+                bytes::check(&reader, &held);
+                assert!(release_anywhere(&reader.core, &held));
+            }
+        });
+        for id in 1..=MESSAGES {
+            let got = until(|| receive(&consumer).expect("no damage"));
+            assert_eq!(got.msg_id(), id);
+            if let Got::Pooled(held) = got {
+                to_reader.send(held).expect("the reader runs");
+            }
+        }
+        drop(to_reader);
     });
 }
 

@@ -640,3 +640,52 @@ fn a_wild_cursor_is_its_readers_own_loss() {
         }
     }
 }
+
+#[test]
+fn owned_messages_are_copies_and_hold_up_nobody() {
+    for slow in SLOW {
+        let world = World::new(slow);
+        let reader = world.reader();
+        let mut loan = world.writer.loan_with(PoolId::CpuData).unwrap();
+        loan.resize_msg(3).unwrap().copy_from_slice(b"msg");
+        loan.resize_data(4096).unwrap().fill(0xa5);
+        loan.with_msg_id(7).send().unwrap();
+        let owned = reader.receive().unwrap().expect("it was just sent").into_owned();
+        // Round the ring and the pools, with the message still there.
+        for id in 0..100 {
+            world.send(id);
+            assert_eq!(drain(&reader), [id], "{slow}");
+        }
+        drop(reader);
+        assert_eq!(
+            (owned.msg_id(), owned.msg(), owned.data()),
+            (7, &b"msg"[..], &[0xa5; 4096][..]),
+            "{slow}"
+        );
+    }
+}
+
+#[test]
+fn fresh_link_has_no_history_and_all_buffers() {
+    for slow in SLOW {
+        let World { options, writer, dir: _dir } = World::new(&format!("{slow} history=2"));
+        for id in 0..4 {
+            send(&writer, id, &id.to_string()).unwrap();
+        }
+        drop(writer);
+        let writer = options
+            .clone()
+            .fresh(true)
+            .create(&config("link", &format!("mode=broadcast {slow} history=2")))
+            .unwrap();
+        let reader = options.attach("link", Side::Secondary).unwrap();
+        assert_eq!(drain(&reader), [], "{slow}");
+        for id in 10..110 {
+            send(&writer, id, &id.to_string()).unwrap();
+            assert_eq!(drain(&reader), [id], "{slow}");
+        }
+        drop((reader, writer));
+        let reader = options.clone().fresh(true).attach("link", Side::Secondary).unwrap();
+        assert_eq!(drain(&reader), [], "{slow}");
+    }
+}

@@ -9,6 +9,7 @@ mod device_pool;
 mod events;
 mod exchange;
 mod notification;
+mod owned;
 mod restart;
 mod tap;
 mod threads;

@@ -2,7 +2,7 @@
 
 use std::thread::JoinHandle;
 
-use shmesh::{Error, Link, LinkOptions, Loan, Message};
+use shmesh::{Error, Link, LinkOptions, Loan, Message, OwnedLoan, OwnedMessage};
 
 /// What the compiler says when a loan, a message or a link is used after its end is part of the library.
 ///
@@ -34,13 +34,17 @@ is_not!(Sync: Link, Loan<'static>, Message<'static>);
 // They are used through their handle, which is in one thread.
 is_not!(Send: Loan<'static>, Message<'static>, &'static Link);
 // Who could copy one could send or release it twice.
-is_not!(Clone: Link, Loan<'static>, Message<'static>);
+is_not!(Clone: Link, Loan<'static>, Message<'static>, OwnedLoan, OwnedMessage);
 
 // What must compile: a handle moves to a thread, and has several messages and loans at once there.
 fn needs_send<T: Send + 'static>() {}
 fn needs_sync<T: Sync>() {}
-const _: [fn(); 5] = [
+const _: [fn(); 9] = [
     needs_send::<Link>,
+    needs_send::<OwnedMessage>,
+    needs_sync::<OwnedMessage>,
+    needs_send::<OwnedLoan>,
+    needs_sync::<OwnedLoan>,
     needs_send::<Error>,
     needs_sync::<Error>,
     needs_send::<LinkOptions>,

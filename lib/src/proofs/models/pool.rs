@@ -1,6 +1,6 @@
 //! Pools: never two holders at once, and nothing lost once all is quiet.
 
-use super::super::stage::{attach, link, loan, release};
+use super::super::stage::{attach, link, loan, release, release_anywhere};
 use super::{Bytes, assert_all_free, explore, loan_and_write, spawn};
 use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
@@ -57,6 +57,26 @@ fn stolen_twice() {
         for thief in thieves {
             thief.join().unwrap();
         }
+        assert_all_free(&third, &bytes);
+    });
+}
+
+/// What an owned message held goes into the reserve while another seat moves the reserve's hints into its own bitmap.
+#[test]
+fn released_into_the_reserve_while_it_is_searched() {
+    explore("released_into_the_reserve_while_it_is_searched", Some(3), || {
+        let core = link(1, true, 2, 0);
+        let bytes = Bytes::new(2);
+        let (a, b, third) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
+        let held = loan_and_write(&a, &bytes, 7).unwrap();
+        let other = {
+            let bytes = bytes.clone();
+            spawn(move || loan_and_release(&b, &bytes, 2))
+        };
+        assert_eq!(bytes.read(held.cell), 7);
+        assert!(release_anywhere(&core, &held));
+        loan_and_release(&a, &bytes, 1);
+        other.join().unwrap();
         assert_all_free(&third, &bytes);
     });
 }

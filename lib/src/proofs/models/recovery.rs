@@ -5,7 +5,7 @@ use loom::sync::{Arc, Mutex};
 use shmesh_sys::process::Liveness;
 
 use super::super::stage::{
-    self, abandon, attach, describe, entry_of, link, loan, loan_with, process, release,
+    self, abandon, attach, describe, entry_of, leave, link, loan, loan_with, process, release,
 };
 use super::{Bytes, assert_all_free, drain, explore, loan_and_write, receive, send, spawn, until};
 use crate::link::core::{Core, Recovered};
@@ -673,7 +673,7 @@ fn leaving_gives_everything_back() {
             spawn(move || {
                 send(&leaver, &bytes, 1);
                 let forgotten = loan(&leaver);
-                leaver.leave();
+                leave(&leaver);
                 forgotten.is_some()
             })
         };

@@ -1,6 +1,6 @@
 //! Rings that go round: more messages than slots, each taken once, in order, with its bytes.
 
-use super::super::stage::{self, attach, link, loan, receive_batch, send_inline, send_inline_of};
+use super::super::stage::{self, attach, leave, link, loan, receive_batch, send_inline, send_inline_of};
 use super::{Bytes, assert_all_free, consume, drain, explore, loan_and_write, receive, send, spawn, until};
 use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
@@ -229,7 +229,7 @@ fn a_producer_hands_its_role_over() {
             let bytes = bytes.clone();
             spawn(move || {
                 send(&first, &bytes, 1);
-                first.leave();
+                leave(&first);
             })
         };
         let next = {
@@ -265,7 +265,7 @@ fn a_consumer_hands_its_role_over() {
             let bytes = bytes.clone();
             spawn(move || {
                 assert_eq!(receive(&first, &bytes), Some(1));
-                first.leave();
+                leave(&first);
             })
         };
         until(|| second.consumer(ring).ok().map(drop));

@@ -1,0 +1,217 @@
+//! Messages and loans that do not borrow from their link.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::core::DataRef;
+use super::inline_buffers;
+use super::lease::SeatLease;
+use super::loan::Loan;
+use super::message::{Message, Received, readable};
+use super::{Link, SharedBytes};
+use crate::config::PoolId;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::owner::MsgOwner;
+
+/// A received message that does not borrow from its link: it can be kept beside the [`Link`] in a struct, moved to another
+/// thread, and held across an `.await`.
+///
+/// Its buffers are free again when it is dropped, in whichever thread. It keeps the link's memory mapped, and the seat of the handle
+/// that received it taken: peers see that participant leave when the handle and the last of its owned messages are gone.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// let mut loan = mac.loan()?;
+/// loan.resize_msg(5)?.copy_from_slice(b"hello");
+/// loan.with_msg_id(7).send()?;
+///
+/// let message = phy.receive()?.expect("it was just sent").into_owned();
+/// drop(phy); // the message stays as it is
+/// let worker = std::thread::spawn(move || (message.msg_id(), message.msg().to_vec()));
+/// assert_eq!(worker.join().expect("it does not panic"), (7, b"hello".to_vec()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct OwnedMessage {
+    received: Received,
+    /// MSG and DATA, if they could not stay where they were.
+    copy: Option<Box<[u8]>>,
+    lease: Arc<SeatLease>,
+}
+
+#[expect(unsafe_code, reason = "pointers into memory that the lease keeps, held by this message alone")]
+mod message_threads {
+    // SAFETY: the owner word gives the buffers to this message, and an inline message has its bytes in an allocation of its own.
+    // Releasing them changes words in shared memory by exchanges, and nothing that belongs to the thread of the link's handle.
+    unsafe impl Send for super::OwnedMessage {}
+    // SAFETY: through a reference the bytes are only read.
+    unsafe impl Sync for super::OwnedMessage {}
+}
+
+impl Message<'_> {
+    /// Makes it independent of the link's handle. Copies nothing, except in ring mode `broadcast`: there the other readers have the
+    /// message too, and its buffers are kept by the place of this handle in the ring, so MSG and DATA are copied, and DATA in
+    /// device memory is left out.
+    #[must_use]
+    pub fn into_owned(self) -> OwnedMessage {
+        let lease = Arc::clone(&self.link().lease);
+        if self.received.owner.token().is_some() {
+            let bytes = [self.msg(), self.data()].concat().into_boxed_slice();
+            let mut received = self.received;
+            received.bytes = NonNull::from(&*bytes).cast();
+            return OwnedMessage { received, copy: Some(bytes), lease };
+        }
+        let borrowed = ManuallyDrop::new(self);
+        OwnedMessage { received: borrowed.received, copy: None, lease }
+    }
+}
+
+impl OwnedMessage {
+    #[inline]
+    fn data_bytes(&self) -> (NonNull<u8>, u32) {
+        match &self.copy {
+            Some(copy) => {
+                let data = copy.get(self.received.msg().1 as usize..).unwrap_or(&[]);
+                // As long as the DATA part that was copied, whose length is 32 bits.
+                (NonNull::from(data).cast(), u32::try_from(data.len()).unwrap_or(0))
+            }
+            None => self.received.data(self.lease.core()),
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.lease.shared.store.link
+    }
+}
+
+readable!(OwnedMessage);
+
+impl Drop for OwnedMessage {
+    fn drop(&mut self) {
+        let Received { bytes, owner, cell, data, .. } = self.received;
+        if self.received.is_inline() {
+            inline_buffers::free(bytes);
+        } else if self.copy.is_none() {
+            self.lease.release(cell, owner, data);
+        }
+    }
+}
+
+/// A message being written that does not borrow from its link, so that another thread can write it.
+///
+/// Its lengths are those that [`resize_msg`](Loan::resize_msg) and [`resize_data`](Loan::resize_data) set before. To send it, the
+/// handle that loaned it takes it back with [`Link::adopt`]. Dropped unsent, in whichever thread, its buffers go back to their
+/// pools. Like an [`OwnedMessage`] it keeps the memory and the seat.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// let mut loan = mac.loan()?;
+/// loan.resize_msg(5)?;
+/// let mut loan = loan.into_owned();
+/// let worker = std::thread::spawn(move || {
+///     loan.msg_mut().copy_from_slice(b"hello");
+///     loan
+/// });
+/// mac.adopt(worker.join().expect("it does not panic"))?.send()?;
+/// assert_eq!(phy.receive()?.expect("it was just sent").msg(), b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a loan that is dropped is not sent"]
+pub struct OwnedLoan {
+    cell: u32,
+    owner: MsgOwner,
+    buffer: DataRef,
+    msg: Part,
+    data: Part,
+    lease: Arc<SeatLease>,
+}
+
+/// Some bytes of a buffer.
+#[derive(Clone, Copy)]
+struct Part(NonNull<u8>, usize);
+
+impl Part {
+    fn of(bytes: &mut [u8]) -> Self {
+        Self(NonNull::from(&mut *bytes).cast(), bytes.len())
+    }
+}
+
+#[expect(unsafe_code, reason = "pointers into memory that the lease keeps, held by this loan alone")]
+mod loan_threads {
+    // SAFETY: the owner words give the buffers to this loan, and to release them is to exchange words in shared memory.
+    unsafe impl Send for super::OwnedLoan {}
+    // SAFETY: through a reference nothing is reached.
+    unsafe impl Sync for super::OwnedLoan {}
+}
+
+impl Loan<'_> {
+    /// Makes it independent of the link's handle, with the lengths that are set.
+    pub fn into_owned(mut self) -> OwnedLoan {
+        let (msg, data) = self.set_lengths();
+        let msg = self.resize_msg(msg).map_or(Part(NonNull::dangling(), 0), Part::of);
+        // Without a DATA part, or with one in device memory, there are no bytes to write.
+        let data = self.resize_data(data).map_or(Part(NonNull::dangling(), 0), Part::of);
+        let lease = Arc::clone(&self.link().lease);
+        let held = ManuallyDrop::new(self);
+        OwnedLoan { cell: held.cell, owner: held.owner, buffer: held.data, msg, data, lease }
+    }
+}
+
+#[expect(unsafe_code, reason = "the bytes of buffers that this loan holds exclusively")]
+fn bytes_mut(_loan: &mut OwnedLoan, Part(start, len): Part) -> &mut [u8] {
+    // SAFETY: `resize_msg` or `resize_data` gave these bytes to the loan that this one was, and the lease keeps them mapped.
+    unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
+}
+
+impl OwnedLoan {
+    /// The bytes of the MSG part.
+    pub fn msg_mut(&mut self) -> &mut [u8] {
+        let part = self.msg;
+        bytes_mut(self, part)
+    }
+
+    /// The bytes of the DATA part; none when it has none, and when it is in device memory.
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        let part = self.data;
+        bytes_mut(self, part)
+    }
+}
+
+impl Link {
+    /// Takes a loan of this handle back from [`into_owned`](Loan::into_owned), to send it.
+    ///
+    /// # Errors
+    /// [`ForeignLoan`](ErrorKind::ForeignLoan) when another handle loaned it; the loan is dropped then.
+    pub fn adopt(&self, mut loan: OwnedLoan) -> Result<Loan<'_>> {
+        if !Arc::ptr_eq(&self.lease, &loan.lease) {
+            return Err(Error::from(ErrorKind::ForeignLoan { link: self.link() }));
+        }
+        let (cell, owner, data) = (loan.cell, loan.owner, loan.buffer);
+        // The link has the lease, so that this one does not end it.
+        loan.owner = MsgOwner::NONE;
+        Ok(Loan { link: self, cell, owner, data })
+    }
+}
+
+impl Drop for OwnedLoan {
+    fn drop(&mut self) {
+        self.lease.release(self.cell, self.owner, self.buffer);
+    }
+}
+
+impl fmt::Debug for OwnedLoan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedLoan")
+            .field("link", &self.lease.shared.store.link)
+            .field("msg", &self.msg.1)
+            .field("data", &self.data.1)
+            .finish()
+    }
+}
