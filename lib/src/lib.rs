@@ -15,6 +15,9 @@
 //! ([`Receivers`](config::Receivers)). Small messages [travel in the ring](Link::send_inline). Any participant may be
 //! killed at any instruction: nobody else notices, and [`Link::recover`] takes back what it held.
 //!
+//! Features: `yaml` reads configurations from files, `cuda` and `ascend` load the drivers of devices (these three by default), and
+//! `tokio` adds `AsyncLink`, for async tasks.
+//!
 //! Layers, each using only those before it: `sync`, `segment`, `participant`, `pool`, `ring`, `notify`, `link`.
 //! What they ask of the kernel is in the crate `shmesh-sys`. `docs/architecture.md` says why.
 //!
@@ -60,6 +63,8 @@ mod segment;
 mod sync;
 
 pub use error::{Error, ErrorKind, Result};
+#[cfg(feature = "tokio")]
+pub use link::AsyncLink;
 pub use link::{
     DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, OwnedLoan,
     OwnedMessage, Recovered, SendError, SharedBytes, WaitOutcome,

@@ -39,6 +39,7 @@ impl Place {
         self.0
     }
 
+    #[cfg(feature = "yaml")]
     pub(super) fn at(line: u64, column: u64) -> Self {
         // The parser reports an unknown position as 0, 0.
         Self((line > 0).then_some((line, column)))

@@ -471,6 +471,7 @@ pub(super) struct PoolPlaces {
 
 impl LinkPlaces {
     /// All places as that of the link, to be made exact field by field.
+    #[cfg(feature = "yaml")]
     pub(super) fn all_at(link: Place) -> Self {
         let pools = [PoolPlaces { buf_size: link, pool_len: link }; PoolId::COUNT];
         Self {

@@ -1,4 +1,4 @@
-//! Configuration of links: what a link is made of, and how it is read from YAML.
+//! Configuration of links: what a link is made of, and how it is read from YAML (feature `yaml`).
 //!
 //! Two forms are read, told apart by their top-level keys: ours (`links`) and NVIPC's (`transport`). Ours is
 //! strict: what it does not know, it refuses. NVIPC's is taken as it is, and keys without a meaning here are
@@ -29,28 +29,27 @@
 //! ```
 
 mod error;
+#[cfg(feature = "yaml")]
 mod leaf;
 mod link;
 mod name;
+#[cfg(feature = "yaml")]
 mod nvipc;
+#[cfg(feature = "yaml")]
 mod parse;
+#[cfg(feature = "yaml")]
 mod pod;
 mod pool;
 mod quantity;
+#[cfg(feature = "yaml")]
+mod read;
 // Miri has no files here, and there is no unsafe code for it to look at.
 #[cfg(test)]
+#[cfg(feature = "yaml")]
 #[cfg(not(miri))]
 mod tests;
+#[cfg(feature = "yaml")]
 mod yaml;
-
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-
-use serde::de::MapAccess;
-use serde_saphyr::Spanned;
-
-use leaf::{Given, KnownKeys, Leaf, Open};
 
 pub use error::{ConfigError, Place, show_mistake};
 pub use link::{
@@ -58,10 +57,14 @@ pub use link::{
     MAX_SPIN_US, MIN_RING_LEN, Receivers, RingMode, SlowReaders,
 };
 pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};
+#[cfg(feature = "yaml")]
 pub use parse::show_yaml_error;
+#[cfg(feature = "yaml")]
 pub use pod::{PodLink, PodPlaces, Scope, pod_links};
 pub use pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
 pub use quantity::{QuantityError, parse_bytes};
+#[cfg(feature = "yaml")]
+pub use read::{ConfigForm, IgnoredKey, LoadedConfig, from_annotation, from_file, from_yaml};
 
 /// Largest configuration text in bytes (1 MiB), above what a Kubernetes ConfigMap can hold.
 ///
@@ -81,204 +84,3 @@ pub const MAX_FILE_BYTES: usize = 1 << 20;
 /// assert!(matches!(refused, ConfigError::TooManyLinks { count: 1025, .. }));
 /// ```
 pub const MAX_LINKS: usize = 1024;
-
-/// A configuration that was read and checked.
-///
-/// ```
-/// let loaded = shmesh::config::from_yaml("links:\n  - name: uplink\n  - name: downlink\n")?;
-/// let names: Vec<_> = loaded.links.iter().map(|link| link.name.as_str()).collect();
-/// assert_eq!(names, ["uplink", "downlink"]);
-/// assert!(loaded.ignored.is_empty(), "our own form ignores nothing");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LoadedConfig {
-    /// The links, in the order of the file; at least one, names unique.
-    pub links: Vec<LinkConfig>,
-    /// Keys of an NVIPC file without a meaning here, in the order of the file. Show them to the user once.
-    pub ignored: Vec<IgnoredKey>,
-    /// Which form the text had.
-    pub form: ConfigForm,
-}
-
-/// The form of a configuration text.
-///
-/// ```
-/// use shmesh::config::{ConfigForm, from_yaml};
-/// assert_eq!(from_yaml("links:\n  - name: fronthaul\n")?.form, ConfigForm::Shmesh);
-/// let text = "transport:\n  type: shm\n  shm_config: { prefix: nvipc }\n";
-/// assert_eq!(from_yaml(text)?.form, ConfigForm::Nvipc);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ConfigForm {
-    /// Ours, with `links` at its top.
-    Shmesh,
-    /// NVIPC's, with `transport` at its top.
-    Nvipc,
-}
-
-/// A key that was read over.
-///
-/// ```
-/// let text = "transport:\n  type: shm\n  shm_config:\n    prefix: nvipc\n    cuda_device_id: -1\n";
-/// let ignored = &shmesh::config::from_yaml(text)?.ignored[0];
-/// assert_eq!((ignored.path.as_str(), ignored.line), ("transport.shm_config.cuda_device_id", 5));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct IgnoredKey {
-    /// The key with its parents, such as `transport.app_config.pcap_enable`. The instances of a multi-instance
-    /// file share one path.
-    pub path: String,
-    /// The line where it first stands, from 1; 0 if unknown.
-    pub line: u64,
-}
-
-/// Reads a configuration in either form.
-///
-/// # Errors
-/// A [`ConfigError`] with the place, for the first thing that is wrong. A text is taken whole or not at all.
-///
-/// ```
-/// use shmesh::config::{self, ConfigForm};
-///
-/// let text = "
-/// transport:
-///   type: shm
-///   shm_config: { prefix: nvipc, cuda_device_id: -1 }
-/// ";
-/// let loaded = config::from_yaml(text)?;
-/// assert_eq!(loaded.form, ConfigForm::Nvipc);
-/// assert_eq!(loaded.links[0].name.as_str(), "nvipc");
-/// assert_eq!(loaded.ignored[0].path, "transport.shm_config.cuda_device_id");
-/// # Ok::<(), config::ConfigError>(())
-/// ```
-pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
-    if text.len() > MAX_FILE_BYTES {
-        return Err(ConfigError::TextTooLarge);
-    }
-    let Open { known: top, unknown } = parse::parse::<Open<Top>>(text)?;
-    if let Some(transport) = top.transport {
-        let ours = top.version.0.as_ref().map(Place::of).or(top.links.as_ref().map(Place::of));
-        if let Some(place) = ours {
-            return Err(ConfigError::MixedForms { place });
-        }
-        let mut ignored = nvipc::Ignored::default();
-        ignored.add("", &unknown);
-        let links = nvipc::links(transport, &mut ignored)?;
-        return Ok(LoadedConfig { links, ignored: ignored.into_keys(), form: ConfigForm::Nvipc });
-    }
-    if top.links.is_none() && top.version.0.is_none() {
-        return Err(ConfigError::UnknownForm);
-    }
-    if let Some(key) = unknown.first() {
-        let (known, place) = ("version, links".to_owned(), Place::of(key));
-        return Err(ConfigError::UnknownKey { key: error::shown(&key.value), known, place });
-    }
-    yaml::check_version(&top.version)?;
-    let list = top.links.ok_or_else(|| ConfigError::NoLinks {
-        place: top.version.0.as_ref().map_or(Place::UNKNOWN, Place::of),
-    })?;
-    Ok(LoadedConfig { links: yaml::links(list)?, ignored: Vec::new(), form: ConfigForm::Shmesh })
-}
-
-/// Reads the value of the annotation `shmesh.io/links`: the links that the pod's own sidecar keeps.
-///
-/// The annotation is a list of links, each as in our form, with the words of [`PodLink`] beside. What is secondary in a pool
-/// is kept by the sidecar of another pod, so it is not among the answer's links.
-///
-/// # Errors
-/// As [`from_yaml`]; [`NothingKept`](ConfigError::NothingKept) where other pods keep all links.
-///
-/// ```
-/// use shmesh::config;
-/// let text = "- name: fronthaul\n  ring: { len: 64 }\n- name: midhaul\n  scope: pool/radio\n  side: secondary\n";
-/// let loaded = config::from_annotation(text)?;
-/// assert_eq!((loaded.links.len(), loaded.links[0].ring_len), (1, 64), "midhaul has a sidecar elsewhere");
-/// let error = config::from_annotation("- name: fronthaul\n  ringlen: 64\n").unwrap_err();
-/// assert_eq!(error.location(), Some((2, 3)), "line and column are those of the annotation");
-/// # Ok::<(), config::ConfigError>(())
-/// ```
-pub fn from_annotation(text: &str) -> Result<LoadedConfig, ConfigError> {
-    let links: Vec<_> =
-        pod_links(text)?.into_iter().filter(PodLink::is_kept_here).map(|link| link.config).collect();
-    if links.is_empty() {
-        return Err(ConfigError::NothingKept);
-    }
-    Ok(LoadedConfig { links, ignored: Vec::new(), form: ConfigForm::Shmesh })
-}
-
-/// Reads a configuration file in either form. Each error names the path.
-///
-/// # Errors
-/// [`Read`](ConfigError::Read) when the file cannot be read; [`File`](ConfigError::File) when its content is refused; the
-/// source says why.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// let path = dir.path().join("links.yaml");
-/// std::fs::write(&path, "links:\n  - name: fronthaul\n")?;
-/// let loaded = shmesh::config::from_file(&path)?;
-/// assert_eq!(loaded.links[0].name.as_str(), "fronthaul");
-///
-/// std::fs::write(&path, "links: 7\n")?;
-/// let refused = shmesh::config::from_file(&path).unwrap_err();
-/// assert!(refused.to_string().contains("links.yaml"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn from_file(path: &Path) -> Result<LoadedConfig, ConfigError> {
-    let bytes = read_limited(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let in_file = |error: ConfigError, text: &str| {
-        let shown = error.shown_in(&path.display().to_string(), text);
-        ConfigError::File { path: path.to_owned(), error: Box::new(error), shown }
-    };
-    if bytes.len() > MAX_FILE_BYTES {
-        return Err(in_file(ConfigError::TextTooLarge, ""));
-    }
-    let text = std::str::from_utf8(&bytes).map_err(|error| {
-        let place = place_after(&bytes[..error.valid_up_to()]);
-        in_file(ConfigError::NotUtf8 { place }, &String::from_utf8_lossy(&bytes))
-    })?;
-    from_yaml(text).map_err(|error| in_file(error, text))
-}
-
-/// At most one byte more than is allowed: enough to see that it is too much, of a file that may never end.
-fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let limit = u64::try_from(MAX_FILE_BYTES + 1).unwrap_or(u64::MAX);
-    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// The place that follows this text.
-fn place_after(text: &[u8]) -> Place {
-    let line_start = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    let lines = text.iter().filter(|byte| **byte == b'\n').count();
-    let columns = String::from_utf8_lossy(&text[line_start..]).chars().count();
-    Place::at(to_u64(lines + 1), to_u64(columns + 1))
-}
-
-fn to_u64(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
-}
-
-/// The top of a text of either form; the keys tell which.
-#[derive(Debug, Default)]
-struct Top {
-    version: Given<Leaf>,
-    links: Option<Spanned<Vec<Spanned<yaml::LinkYaml>>>>,
-    transport: Option<Spanned<nvipc::Transports>>,
-}
-
-impl<'de> KnownKeys<'de> for Top {
-    fn read<A: MapAccess<'de>>(&mut self, key: &Spanned<String>, map: &mut A) -> Result<bool, A::Error> {
-        match key.value.as_str() {
-            "version" => self.version = map.next_value()?,
-            "links" => self.links = Some(map.next_value()?),
-            "transport" => self.transport = Some(map.next_value()?),
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-}

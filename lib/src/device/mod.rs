@@ -17,15 +17,18 @@
 //! |---|---|
 //! | `mod.rs` | [`Session`], and the trait [`DeviceMemory`] that mechanisms implement |
 //! | `host.rs` | [`HostMemory`]: a memfd in the place of a device's memory |
-//! | `cuda/` | [`CudaMemory`] and [`CudaLegacyMemory`]: memory of NVIDIA GPUs |
-//! | `ascend/` | [`AscendMemory`]: memory of Ascend NPUs |
+//! | `cuda/` | [`CudaMemory`] and [`CudaLegacyMemory`]: memory of NVIDIA GPUs (feature `cuda`) |
+//! | `ascend/` | [`AscendMemory`]: memory of Ascend NPUs (feature `ascend`) |
 //! | `state.rs` | what a session has, and its registration with the next sidecar |
 //! | `pool.rs` | [`DevicePool`]: a link's pool in device memory |
 //! | `library.rs` | vendors' libraries, loaded when they are first needed |
 
+#[cfg(feature = "ascend")]
 mod ascend;
+#[cfg(feature = "cuda")]
 mod cuda;
 mod host;
+#[cfg(any(feature = "ascend", feature = "cuda"))]
 mod library;
 mod pool;
 mod state;
@@ -44,7 +47,9 @@ use shmesh_proto::key::KEY_BYTES;
 use self::state::{Export, Import, Shared, State};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
+#[cfg(feature = "ascend")]
 pub use ascend::{AscendDevice, AscendMemory};
+#[cfg(feature = "cuda")]
 pub use cuda::{CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, CudaTimeline, DeviceUuid, PageLocked};
 pub use host::HostMemory;
 pub use pool::{DeviceBuffer, DevicePool, PoolMemory};

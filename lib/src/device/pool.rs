@@ -6,7 +6,9 @@ use std::sync::Arc;
 use shmesh_proto::broker::Mechanism;
 use shmesh_sys::file;
 
-use super::{CudaMemory, CudaTimeline, DeviceMemory, HostMemory};
+#[cfg(feature = "cuda")]
+use super::{CudaMemory, CudaTimeline};
+use super::{DeviceMemory, HostMemory};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::device::{DeviceLayout, Lent};
@@ -55,6 +57,7 @@ impl PoolMemory for HostMemory {
     }
 }
 
+#[cfg(feature = "cuda")]
 impl PoolMemory for CudaMemory {
     fn address(&self) -> u64 {
         self.address()
@@ -383,6 +386,7 @@ impl<M: PoolMemory> DevicePool<M> {
     }
 }
 
+#[cfg(feature = "cuda")]
 impl DevicePool<CudaMemory> {
     /// The word by which the other side's GPU work waits for this side's, without the CPU: `side` is the one that sends.
     ///

@@ -2,6 +2,7 @@
 //!
 //! | file | concept |
 //! |---|---|
+//! | `async_link.rs` | [`AsyncLink`]: a link in tasks of tokio (feature `tokio`) |
 //! | `attachment.rs` | what all handles of this process share, and leaving the link |
 //! | `bell.rs` | named sockets that wake receivers in poll and epoll |
 //! | `broadcast.rs` | readers of a broadcast ring: how many there are, what they lost, and evicting them |
@@ -23,6 +24,8 @@
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
 //! | `recover.rs` | taking back what dead participants held |
 
+#[cfg(feature = "tokio")]
+mod async_link;
 mod attachment;
 pub(crate) mod bell;
 mod broadcast;
@@ -66,6 +69,8 @@ use crate::segment::Memory;
 use crate::segment::layout::PoolLayout;
 use crate::segment::lock::Lock;
 use crate::segment::store::{Segment, Store};
+#[cfg(feature = "tokio")]
+pub use async_link::AsyncLink;
 use attachment::Attachment;
 use bell::Cause;
 use core::Core;
@@ -456,6 +461,7 @@ impl Link {
 
     /// All buffers of a pool that are here: where they begin, how many bytes they take with what lies between them, and what
     /// keeps them.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "a driver locks them for DMA"))]
     pub(crate) fn host_buffers(&self, pool: PoolId) -> Option<(NonNull<u8>, usize, Arc<Memory>)> {
         let start = self.core().pool(pool)?.buffer(0);
         let segment = self.shared.segments.iter().find(|segment| segment.header.pool == Some(pool))?;

@@ -83,6 +83,13 @@ impl Link {
         self.wait_for(timeout, self.shared.notify, |_| self.has_message())
     }
 
+    /// Looks for a message as long as the link's `spin_us` says, and never sleeps.
+    #[cfg(feature = "tokio")]
+    pub(super) fn spin(&self) -> Result<bool> {
+        // With no more time than the spinning takes it never sleeps.
+        self.wait(Some(Duration::from_micros(u64::from(self.shared.spin_us))))
+    }
+
     /// Ends a TTI: posts the semaphore of the other side once, and wakes it. Send the TTI's messages before.
     ///
     /// # Errors

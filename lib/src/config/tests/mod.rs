@@ -19,7 +19,7 @@ fn examples() -> PathBuf {
 #[track_caller]
 fn refused(marked: &str) -> (ConfigError, String) {
     let at = marked.find('@').expect("a mark");
-    let (text, expected) = (marked.replacen('@', "", 1), place_after(&marked.as_bytes()[..at]));
+    let (text, expected) = (marked.replacen('@', "", 1), read::place_after(&marked.as_bytes()[..at]));
     let error = from_yaml(&text).expect_err(&text);
     let message = error.to_string();
     assert_eq!(error.location(), expected.line_column(), "{text}\n{message}");

@@ -1,0 +1,306 @@
+//! Links in tasks of tokio: receiving, sending, events, streams and sinks.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_core::Stream;
+use futures_sink::Sink;
+use tokio::io::unix::AsyncFd;
+use tokio::task::coop;
+use tokio::time::{Instant, Sleep};
+
+use super::{Link, Message, OwnedLoan, OwnedMessage};
+use crate::config::PoolId;
+use crate::error::{Error, ErrorKind, Result};
+use crate::participant::PeerEvent;
+
+/// How often a sender lets other tasks run before it sleeps for room.
+const YIELDS: u32 = 8;
+/// How long a sender sleeps before it looks for room again, at first and at most. Receivers do not wake senders, so that
+/// releasing a message costs them nothing for it.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(16);
+
+/// A participant's handle on a link in a task of tokio: what a [`Link`] does by blocking, it awaits.
+///
+/// It registers one descriptor with the runtime, and uses no thread. While messages come, nothing is asked of the kernel. Each
+/// method that waits may be dropped at any `.await` (in a `select!`, by a timeout) without losing a message that was received;
+/// a message that was being sent is dropped with the future, and was not sent then.
+///
+/// Methods take `&mut self`, so that their futures are `Send`. A task that receives and one that sends use a handle each:
+/// [`Link::try_clone`].
+///
+/// As a [`Stream`] it yields what [`recv`](Self::recv) does and never ends; as a [`Sink`] it takes [`OwnedLoan`]s.
+///
+/// ```
+/// use shmesh::config::LinkConfig;
+/// use shmesh::{AsyncLink, LinkOptions, Side};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let options = LinkOptions::new().dir(dir.path()); // /dev/shm unless named
+/// let mut phy = AsyncLink::new(options.create(&LinkConfig::new("fronthaul".parse()?))?)?;
+/// let mut mac = AsyncLink::new(options.attach("fronthaul", Side::Secondary)?)?;
+///
+/// let (message, sent) = tokio::join!(phy.recv(), mac.send_inline(7, 0, b"slot indication"));
+/// sent?;
+/// let message = message?; // `Send`, and may be held across `.await`
+/// assert_eq!((message.msg_id(), message.msg()), (7, &b"slot indication"[..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct AsyncLink {
+    bell: AsyncFd<Ringing>,
+    /// A message came since the last time that this handle spun for one.
+    is_warm: bool,
+    /// What `Sink::start_send` took and `poll_flush` has not sent yet.
+    unsent: Option<OwnedLoan>,
+    room: Room,
+}
+
+/// A link whose bell is rung by each notification.
+#[derive(Debug)]
+struct Ringing(Link, RawFd);
+
+impl AsRawFd for Ringing {
+    fn as_raw_fd(&self) -> RawFd {
+        self.1
+    }
+}
+
+/// When a sender looks for room again.
+#[derive(Debug, Default)]
+struct Room {
+    looked: u32,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Room {
+    /// Ready when it is time to look once more.
+    fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(sleep) = &mut self.sleep {
+            ready!(sleep.as_mut().poll(cx));
+            self.sleep = None;
+            return Poll::Ready(());
+        }
+        self.looked += 1;
+        let Some(slept) = self.looked.checked_sub(YIELDS) else {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        };
+        let pause = PAUSE_MIN.saturating_mul(1 << slept.min(10)).min(PAUSE_MAX);
+        let sleep = self.sleep.insert(Box::pin(tokio::time::sleep_until(Instant::now() + pause)));
+        let elapsed = sleep.as_mut().poll(cx);
+        if elapsed.is_ready() {
+            self.sleep = None;
+        }
+        elapsed
+    }
+}
+
+impl AsyncLink {
+    /// Registers the handle with the runtime of the calling task.
+    ///
+    /// # Errors
+    /// [`NoNotification`](crate::ErrorKind::NoNotification), and what [`Link::fd`] refuses.
+    ///
+    /// # Panics
+    /// Outside of a runtime of tokio, and in one without I/O. Sending into a full link panics in one without timers.
+    pub fn new(link: Link) -> Result<Self> {
+        let fd = link.fd()?.as_fd().as_raw_fd();
+        let name = link.link();
+        #[expect(unsafe_code, reason = "the promise to tokio that a descriptor stays what it is")]
+        // SAFETY: the bell of a link is closed when the link is dropped, and not before.
+        let bell = unsafe { AsyncFd::register(Ringing(link, fd)) };
+        let bell = bell.map_err(|error| Error::system(&name, "register the bell", error.into()))?;
+        Ok(Self { bell, is_warm: true, unsent: None, room: Room::default() })
+    }
+
+    /// The handle: for all that does not wait.
+    #[must_use]
+    pub fn link(&self) -> &Link {
+        &self.bell.get_ref().0
+    }
+
+    /// Waits for the next message.
+    ///
+    /// Spins for the link's `spin_us` when messages stop coming, then leaves the thread to other tasks.
+    ///
+    /// # Errors
+    /// As [`Link::receive`].
+    pub async fn recv(&mut self) -> Result<OwnedMessage> {
+        std::future::poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// Waits until another participant attaches, detaches or dies. See [`Link::next_event`].
+    ///
+    /// # Errors
+    /// As [`Link::take_signal`].
+    pub async fn next_event(&mut self) -> Result<PeerEvent> {
+        std::future::poll_fn(|cx| {
+            loop {
+                if let Some(event) = self.link().next_event() {
+                    return Poll::Ready(Ok(event));
+                }
+                ready!(self.poll_signals(cx))?;
+            }
+        })
+        .await
+    }
+
+    /// Waits for a free MSG buffer, for a message of `msg_len` bytes. Write it, then [`send`](Self::send) it.
+    ///
+    /// # Errors
+    /// As [`Link::loan`] and [`Loan::resize_msg`](crate::Loan::resize_msg), except that it waits while the pool is exhausted.
+    pub async fn loan(&mut self, msg_len: usize) -> Result<OwnedLoan> {
+        self.when_there_is_room(|link| {
+            let mut loan = link.loan()?;
+            loan.resize_msg(msg_len)?;
+            Ok(loan.into_owned())
+        })
+        .await
+    }
+
+    /// As [`loan`](Self::loan), with a DATA part of `data_len` bytes of `pool`.
+    ///
+    /// # Errors
+    /// As [`Link::loan_with`] and [`Loan::resize_data`](crate::Loan::resize_data), except that it waits while a pool is exhausted.
+    pub async fn loan_with(&mut self, pool: PoolId, msg_len: usize, data_len: usize) -> Result<OwnedLoan> {
+        self.when_there_is_room(|link| {
+            let mut loan = link.loan_with(pool)?;
+            loan.resize_msg(msg_len)?;
+            loan.resize_data(data_len)?;
+            Ok(loan.into_owned())
+        })
+        .await
+    }
+
+    /// Sends a loan of this handle, and wakes the other side. Waits while the ring is full.
+    ///
+    /// # Errors
+    /// As [`Loan::send`](crate::Loan::send), except for `Full`, and as [`Link::adopt`] and [`Link::notify`].
+    pub async fn send(&mut self, loan: OwnedLoan) -> Result<()> {
+        let mut loan = Some(loan);
+        std::future::poll_fn(|cx| self.poll_send(&mut loan, cx)).await?;
+        self.link().notify()
+    }
+
+    /// Sends up to [`INLINE_MAX_BYTES`](crate::INLINE_MAX_BYTES) inside the ring's slot, and wakes the other side. Waits while the
+    /// ring is full.
+    ///
+    /// # Errors
+    /// As [`Link::send_inline`], except for `Full` and `InlineExhausted`, and as [`Link::notify`].
+    pub async fn send_inline(&mut self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<()> {
+        self.when_there_is_room(|link| link.send_inline(msg_id, cell_id, msg)).await?;
+        self.link().notify()
+    }
+
+    /// Tries until there is a slot and a buffer.
+    async fn when_there_is_room<T>(&mut self, mut attempt: impl FnMut(&Link) -> Result<T>) -> Result<T> {
+        self.room = Room::default();
+        std::future::poll_fn(|cx| {
+            let progress = ready!(coop::poll_proceed(cx));
+            loop {
+                match attempt(self.link()) {
+                    Err(error) if lacks_room(&error) => ready!(self.room.poll_pause(cx)),
+                    done => {
+                        progress.made_progress();
+                        return Poll::Ready(done);
+                    }
+                }
+            }
+        })
+        .await
+    }
+
+    fn poll_send(&mut self, unsent: &mut Option<OwnedLoan>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let progress = ready!(coop::poll_proceed(cx));
+        while let Some(loan) = unsent.take() {
+            let sent = self.link().adopt(loan)?.send();
+            match sent.map_err(|failed| (failed.error, failed.loan.into_owned())) {
+                Ok(()) => self.room = Room::default(),
+                Err((error, loan)) if lacks_room(&error) => {
+                    *unsent = Some(loan);
+                    ready!(self.room.poll_pause(cx));
+                }
+                Err((error, _)) => return Poll::Ready(Err(error)),
+            }
+        }
+        progress.made_progress();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<OwnedMessage>> {
+        let progress = ready!(coop::poll_proceed(cx));
+        loop {
+            let message = self.link().receive()?.map(Message::into_owned);
+            if let Some(message) = message {
+                self.is_warm = true;
+                progress.made_progress();
+                return Poll::Ready(Ok(message));
+            }
+            if std::mem::take(&mut self.is_warm) && self.link().spin()? {
+                continue;
+            }
+            ready!(self.poll_signals(cx))?;
+        }
+    }
+
+    /// Ready when the other side has signalled since the last call: then look again for what one waits for.
+    fn poll_signals(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let ready = ready!(self.bell.poll_read_ready(cx));
+        let mut ready =
+            ready.map_err(|error| Error::system(&self.link().link(), "wait for the bell", error))?;
+        // A peer that signals for ever must not keep the task here; what is left is there at the next call.
+        for _ in 0..1_000 {
+            if ready.get_inner().0.take_signal()?.is_none() {
+                ready.clear_ready();
+                break;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn lacks_room(error: &Error) -> bool {
+    use ErrorKind::{Exhausted, Full, InlineExhausted};
+    matches!(error.kind(), Exhausted { .. } | Full { .. } | InlineExhausted { .. })
+}
+
+impl Stream for AsyncLink {
+    type Item = Result<OwnedMessage>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_recv(cx).map(Some)
+    }
+}
+
+/// The other side is woken by each flush.
+impl Sink<OwnedLoan> for AsyncLink {
+    type Error = Error;
+
+    fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let mut unsent = self.unsent.take();
+        let sent = self.poll_send(&mut unsent, cx);
+        self.unsent = unsent;
+        sent
+    }
+
+    fn start_send(mut self: Pin<&mut Self>, loan: OwnedLoan) -> Result<()> {
+        self.unsent = Some(loan);
+        Ok(())
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        ready!(self.as_mut().poll_ready(cx))?;
+        Poll::Ready(self.link().notify())
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.poll_flush(cx)
+    }
+}
