@@ -8,6 +8,7 @@ mod broadcast;
 mod descriptors;
 mod device_pool;
 mod events;
+mod examples;
 mod exchange;
 mod notification;
 mod owned;

@@ -1,0 +1,23 @@
+//! The examples of the library, each run once.
+
+macro_rules! examples {
+    ($($name:ident: $path:literal),+ $(,)?) => {
+        $(
+            #[path = $path]
+            mod $name;
+        )+
+
+        #[test]
+        fn examples_run() {
+            let _watchdog = shmesh_testing::Watchdog::start();
+            $($name::main().expect(stringify!($name));)+
+        }
+    };
+}
+
+examples! {
+    async_link: "../../examples/async_link.rs",
+    epoll: "../../examples/epoll.rs",
+    reconnect: "../../examples/reconnect.rs",
+    stream: "../../examples/stream.rs",
+}
