@@ -161,7 +161,7 @@ impl World {
                 let reader = self.readers.swap_remove(i);
                 let oldest = reader.oldest();
                 match operation {
-                    Leave(_) => reader.endpoint.leave(),
+                    Leave(_) => stage::leave(&reader.endpoint),
                     Die(_) => self.dead.push((abandon(reader.endpoint), Some(oldest))),
                     _ => {
                         let other = abandon(reader.endpoint);
@@ -183,7 +183,7 @@ impl World {
                     let dead = abandon(writer);
                     self.core.reclaim(&dead, self.writer.me.seat, false);
                 } else {
-                    writer.leave();
+                    stage::leave(&writer);
                 }
                 let Ring::Broadcast(ring) = &self.writer.outgoing else { unreachable!() };
                 self.writer.writer(ring).expect("the role is open");
@@ -326,7 +326,7 @@ impl World {
         }
         let free = std::iter::from_fn(|| loan(&self.writer)).count();
         assert_eq!(free, table.len() - kept, "every other MSG buffer is free and known");
-        newcomer.leave();
+        stage::leave(&newcomer);
     }
 }
 

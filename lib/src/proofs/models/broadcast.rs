@@ -172,11 +172,11 @@ fn a_reader_that_leaves_is_not_waited_for() {
             let core = Arc::clone(&core);
             spawn(move || {
                 assert_eq!(receive(&first, &shared), Some(1));
-                first.leave();
+                stage::leave(&first);
                 let second = attach(&core, Secondary);
                 let got = receive(&second, &shared);
                 assert!(got.is_none_or(|value| value == 2), "{got:?}");
-                second.leave();
+                stage::leave(&second);
             })
         };
         send(&writer, &bytes, 2);
