@@ -23,9 +23,12 @@ const AGAIN: Duration = Duration::from_millis(20);
 
 /// What comes over the connection after the exchange, from ours alone.
 const GOODBYE: u8 = b'.';
-/// How long the other end of a connection may take for its half of the exchange. NVIPC has no limit, and a primary serves
-/// one at a time, so a silent one must not keep the others for ever.
+/// How long the other end of a connection may take for its half of the exchange. NVIPC has no limit.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
+/// The same, once its half has begun to arrive: it comes in one piece.
+const REST_LIMIT: Duration = Duration::from_secs(1);
+/// Less is not asked of the kernel, where 0 is no limit.
+const LIMIT_MIN: Duration = Duration::from_millis(1);
 /// Descriptors that may come along with the exchange; NVIPC sends one.
 const FDS_MAX: usize = 8;
 /// How long who goes on without a peer frees those that still wait to write to it.
@@ -160,17 +163,33 @@ impl Peer {
 pub(crate) struct Caller {
     connection: OwnedFd,
     process: Process,
+    since: Instant,
 }
 
 impl Caller {
     fn of(connection: OwnedFd) -> Self {
-        Self { process: Process::of(&connection), connection }
+        Self { process: Process::of(&connection), connection, since: Instant::now() }
     }
 
     pub(crate) fn accepted(listener: &OwnedFd) -> io::Result<Self> {
         let connection = socket::accept(listener)?;
-        socket::limit_wait(&connection, EXCHANGE_LIMIT)?;
+        socket::limit_wait(&connection, REST_LIMIT)?;
         Ok(Self::of(connection))
+    }
+
+    /// Whether its half of the exchange is there: each secondary sends it at once, so who has not is none yet.
+    pub(crate) fn has_spoken(&self) -> bool {
+        poll::is_readable(&self.connection).unwrap_or(true)
+    }
+
+    /// Until when it may be silent.
+    pub(crate) fn silent_until(&self) -> Option<Instant> {
+        self.since.checked_add(EXCHANGE_LIMIT)
+    }
+
+    /// Whether it was silent for too long.
+    pub(crate) fn is_too_late(&self) -> bool {
+        self.since.elapsed() >= EXCHANGE_LIMIT && !self.has_spoken()
     }
 
     /// Whether it waits no longer: it has gone, or has given up to try again.
@@ -185,6 +204,12 @@ impl Caller {
         socket::send(&self.connection, &[0, 0], &[ours.as_fd()])?;
         let eventfd = receive_eventfd(&self.connection)?;
         Ok(Peer::new(self.process, self.connection, eventfd))
+    }
+}
+
+impl AsFd for Caller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
     }
 }
 
@@ -218,7 +243,8 @@ fn receive_eventfd(from: &OwnedFd) -> io::Result<OwnedFd> {
 pub(crate) fn meet(path: &Path, ours: &OwnedFd, patience: Option<Duration>) -> Result<Peer> {
     let start = Instant::now();
     loop {
-        let met = socket::connect_stream(path, EXCHANGE_LIMIT)
+        let left = patience.map_or(EXCHANGE_LIMIT, |patience| patience.saturating_sub(start.elapsed()));
+        let met = socket::connect_stream(path, left.clamp(LIMIT_MIN, EXCHANGE_LIMIT))
             .and_then(|connection| Caller::of(connection).exchange(ours));
         let error = match met {
             Ok(peer) => return Ok(peer),
@@ -244,6 +270,11 @@ pub(crate) fn meet(path: &Path, ours: &OwnedFd, patience: Option<Duration>) -> R
                 }
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
                     let why = "the primary refuses (it has a secondary that lives)";
+                    Error::system(format!("connect to {}: {why}", path.display()), error)
+                }
+                io::ErrorKind::WouldBlock => {
+                    let why = "the primary accepts and does not answer (it has a secondary that lives, or it is stopped): end \
+                               that secondary, or start the primary anew";
                     Error::system(format!("connect to {}: {why}", path.display()), error)
                 }
                 _ => Error::system(format!("exchange eventfds at {}", path.display()), error),

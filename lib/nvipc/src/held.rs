@@ -3,13 +3,31 @@
 //! NVIPC keeps no owner of a buffer anywhere. So each endpoint knows for itself what it allocated or received and has not
 //! sent or released: an address that is not in here is refused, a buffer that the peer's books give us a second time is not
 //! handed out again, and when the peer is dead, all that is neither in here nor in a queue was its.
+//!
+//! NVIPC hands out the buffer that has been free for longest, so that every message comes to cold memory and both sides write the
+//! words of one list. Here some of what is released stays, the last first: it is *parked*, ours and in no list.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::{Mutex, PoisonError, TryLockError};
+
+/// Most buffers that one endpoint parks of a pool, and the share of the pool that this may be: the other side must find the rest.
+const PARKED_MAX: u32 = 32;
+const PARKED_SHARE: u32 = 16;
+
+/// A buffer of a pool, as this endpoint sees it.
+mod state {
+    /// In a list, on its way, or the peer's.
+    pub(super) const NOT_OURS: u8 = 0;
+    /// The application has it.
+    pub(super) const HELD: u8 = 1;
+    /// Released, and kept for the next who allocates.
+    pub(super) const PARKED: u8 = 2;
+}
+use state::{HELD, NOT_OURS, PARKED};
 
 use shmesh::config::PoolId;
 
-use crate::memory::{AtomicU32, AtomicU64};
+use crate::memory::{AtomicU8, AtomicU32, AtomicU64};
 
 /// A DATA buffer: its pool and its index.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -20,30 +38,82 @@ pub(crate) struct DataBuffer {
 
 /// The buffers of one pool that are ours.
 #[derive(Debug)]
-pub(crate) struct Held(Box<[AtomicBool]>);
+pub(crate) struct Held {
+    states: Box<[AtomicU8]>,
+    /// The one that was parked last is the last. No more than there is room for.
+    parked: Mutex<Vec<u32>>,
+    parked_max: usize,
+}
 
 impl Held {
     pub(crate) fn new(len: usize) -> Self {
-        Self((0..len).map(|_| AtomicBool::new(false)).collect())
+        let parked_max = u32::try_from(len).unwrap_or(u32::MAX) / PARKED_SHARE;
+        let parked_max = parked_max.min(PARKED_MAX) as usize;
+        Self {
+            states: (0..len).map(|_| AtomicU8::new(NOT_OURS)).collect(),
+            parked: Mutex::new(Vec::with_capacity(parked_max)),
+            parked_max,
+        }
     }
 
-    /// Makes a buffer ours. `false`: it was, or there is no such buffer.
+    fn exchange(&self, index: u32, from: u8, to: u8) -> bool {
+        let state = self.states.get(index as usize);
+        state.is_some_and(|state| state.compare_exchange(from, to, AcqRel, Relaxed).is_ok())
+    }
+
+    /// Keeps a buffer that the application has given back. `false`: there are enough, or another thread is there; it is still
+    /// held.
+    pub(crate) fn park(&self, index: u32) -> bool {
+        let Some(mut parked) = self.try_parked() else { return false };
+        if parked.len() >= self.parked_max || !self.exchange(index, HELD, PARKED) {
+            return false;
+        }
+        parked.push(index);
+        true
+    }
+
+    /// Takes the buffer that was parked last: it is held.
+    pub(crate) fn unpark(&self) -> Option<u32> {
+        if self.parked_max == 0 {
+            return None;
+        }
+        let index = self.try_parked()?.pop()?;
+        self.exchange(index, PARKED, HELD).then_some(index)
+    }
+
+    /// Takes all that are parked: they are held.
+    pub(crate) fn unpark_all(&self) -> Vec<u32> {
+        let all = std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner));
+        all.into_iter().filter(|index| self.exchange(*index, PARKED, HELD)).collect()
+    }
+
+    /// Nobody waits for another thread here: who finds one there goes to the list of all.
+    fn try_parked(&self) -> Option<std::sync::MutexGuard<'_, Vec<u32>>> {
+        match self.parked.try_lock() {
+            Ok(parked) => Some(parked),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Makes a buffer held. `false`: it is ours already, or there is no such buffer.
     pub(crate) fn take(&self, index: u32) -> bool {
-        self.0.get(index as usize).is_some_and(|held| !held.swap(true, AcqRel))
+        self.exchange(index, NOT_OURS, HELD)
     }
 
-    /// Gives it up. `false`: it was not ours.
+    /// Gives it up. `false`: it was not held.
     pub(crate) fn give(&self, index: u32) -> bool {
-        self.0.get(index as usize).is_some_and(|held| held.swap(false, AcqRel))
+        self.exchange(index, HELD, NOT_OURS)
     }
 
     pub(crate) fn has(&self, index: u32) -> bool {
-        self.0.get(index as usize).is_some_and(|held| held.load(Acquire))
+        self.states.get(index as usize).is_some_and(|state| state.load(Acquire) == HELD)
     }
 
-    /// Those that are ours now.
+    /// Those that are ours now: held, or parked.
     pub(crate) fn all(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..).zip(&self.0).filter(|(_, held)| held.load(Acquire)).map(|(index, _)| index)
+        let ours = (0..).zip(&self.states).filter(|(_, state)| state.load(Acquire) != NOT_OURS);
+        ours.map(|(index, _)| index)
     }
 }
 
@@ -100,6 +170,22 @@ mod tests {
         assert_eq!(held.all().collect::<Vec<_>>(), [1]);
         assert!(held.give(1) && !held.give(1) && !held.give(7));
         assert!(!held.has(1));
+    }
+
+    #[test]
+    fn the_last_that_was_parked_comes_first() {
+        let held = Held::new(64);
+        assert!((10..15).all(|index| held.take(index)));
+        assert_eq!([10, 11, 12, 13].map(|index| held.park(index)), [true; 4]);
+        assert!(!held.park(14), "a sixteenth of the pool");
+        assert!(!held.park(10) && !held.park(20) && !held.has(10), "what is parked is not the application's");
+        assert!(!held.take(10) && !held.give(10), "a message that names it is refused");
+        assert_eq!((held.unpark(), held.has(13)), (Some(13), true));
+        assert_eq!(held.all().collect::<Vec<_>>(), [10, 11, 12, 13, 14]);
+        assert_eq!(held.unpark_all(), [10, 11, 12]);
+        assert_eq!((held.unpark(), held.has(10)), (None, true));
+        let small = Held::new(8);
+        assert!(small.take(0) && !small.park(0) && small.unpark().is_none(), "the other side needs them all");
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //! | file | concept |
 //! |---|---|
 //! | `layout.rs` | names, sizes and offsets of NVIPC's files |
-//! | `queue.rs` | its array queue |
+//! | `queue.rs`, `array_queue.rs` | its array queue, and the same in memory of others |
 //! | `endpoint/` | one side of a link: create, attach, allocate, send, receive, release, and the peer's death |
 //! | `exchange.rs` | the socket on which each side gets the other's eventfd |
 //! | `held.rs` | which buffers are ours |
+//! | `seen.rs` | a link looked at from outside |
 //! | `udp/` | messages as datagrams between nodes |
 //!
 //! This is for the time of a migration: one pod moves, the other stays as it is. The layout's faults come with it
@@ -41,6 +42,7 @@
 #[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
 compile_error!("NVIPC's layout is that of 64-bit little-endian machines");
 
+mod array_queue;
 mod endpoint;
 mod error;
 mod exchange;
@@ -48,7 +50,10 @@ mod held;
 mod layout;
 mod memory;
 mod queue;
+mod seen;
 pub mod udp;
 
+pub use array_queue::ArrayQueue;
 pub use endpoint::{Buffers, Endpoint, Message, Options, Recovered};
 pub use error::{Error, Result};
+pub use seen::{Seen, Waiting};

@@ -15,10 +15,12 @@ mod word {
     )]
     /// A word of 64 bits that several processes write.
     pub(crate) type AtomicU64 = core::sync::atomic::AtomicU64;
+    /// A state of this process.
+    pub(crate) type AtomicU8 = core::sync::atomic::AtomicU8;
     /// A word of 32 bits that several processes write.
     pub(crate) type AtomicU32 = core::sync::atomic::AtomicU32;
 }
-pub(crate) use word::{AtomicU32, AtomicU64};
+pub(crate) use word::{AtomicU8, AtomicU32, AtomicU64};
 
 /// Memory that holds a segment: mapped, or on the heap for tests.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ pub(crate) struct Memory {
 #[expect(dead_code, reason = "what keeps the memory")]
 enum Owner {
     Map(memmap2::MmapRaw),
+    /// Of somebody else, who keeps it.
+    Lent,
     #[cfg(test)]
     Heap(Box<[AtomicU64]>),
 }
@@ -48,6 +52,14 @@ impl Memory {
     pub(crate) fn mapped(map: memmap2::MmapRaw) -> Arc<Self> {
         let base = NonNull::new(map.as_mut_ptr()).unwrap_or(NonNull::dangling());
         Arc::new(Self { base, len: map.len(), owner: Owner::Map(map) })
+    }
+
+    /// Memory of somebody else.
+    ///
+    /// # Safety
+    /// `len` bytes lie there for as long as this or a window of it lives, and are accessed by nothing but atomics.
+    pub(crate) unsafe fn lent(base: NonNull<u8>, len: usize) -> Arc<Self> {
+        Arc::new(Self { base, len, owner: Owner::Lent })
     }
 
     /// Zeroed heap memory of at least `bytes`.

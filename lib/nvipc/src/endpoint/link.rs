@@ -52,6 +52,13 @@ impl Pool {
         (index < self.config.pool_len).then_some(index)
     }
 
+    /// Bytes from an address to the end of its buffer.
+    pub(super) fn room_at(&self, address: *const u8) -> Option<usize> {
+        let offset = address.addr().checked_sub(self.base?.addr().get())?;
+        let size = self.config.buf_size_bytes as usize;
+        self.index(address).map(|_| size - offset % size)
+    }
+
     /// The same of a buffer that is ours.
     pub(super) fn held_index(&self, address: *const u8) -> Result<u32> {
         self.index(address).filter(|index| self.held.has(*index)).ok_or_else(|| self.not_held(address))
@@ -95,6 +102,10 @@ pub(super) struct Shared {
     pub(super) eventfd: OwnedFd,
     /// Readable when waiting has no more sense: closed, or the primary has ended.
     pub(super) over: OwnedFd,
+    /// Readable when it is closed.
+    pub(super) closing: OwnedFd,
+    /// Calls that gave a buffer back, modulo 2^32: a thread that finds it unchanged knows that nothing happens.
+    pub(super) released: AtomicU32,
     pub(super) peer: RwLock<Option<Arc<Peer>>>,
     /// Calls hold it shared; recovery and closing hold it exclusively. It guards the segments, not a value.
     pub(super) calls: RwLock<()>,
@@ -266,6 +277,8 @@ impl Shared {
     /// Gives a MSG buffer of ours back. `false`: somebody traces the message and has it still, with its DATA.
     pub(super) fn release_msg(&self, index: u32) -> bool {
         let pool = self.msg_pool();
+        // Not exact, and it need not be.
+        self.released.store(self.released.load(Relaxed).wrapping_add(1), Relaxed);
         if self.is_over() {
             pool.held.give(index);
             return true;
@@ -289,12 +302,26 @@ impl Shared {
         }
     }
 
-    /// Gives back all that is ours.
+    /// Gives back all that is ours. For who is alone.
     pub(super) fn release_all(&self) {
         for pool in self.pools.iter().flatten() {
+            pool.return_parked();
             let held: Vec<_> = pool.held.all().collect();
-            held.into_iter().for_each(|index| pool.put_back(index));
+            held.into_iter().for_each(|index| pool.return_to_list(index));
         }
+    }
+
+    /// Gives back what is parked, of all pools when nothing was released since `before`, and of those of which the other side
+    /// finds few. Says how many were released so far.
+    pub(super) fn return_parked(&self, before: u32) -> u32 {
+        let Ok(_entered) = self.enter() else { return before };
+        let released = self.released.load(Relaxed);
+        for pool in self.pools.iter().flatten() {
+            if released == before || pool.is_scarce() {
+                pool.return_parked();
+            }
+        }
+        released
     }
 
     pub(super) fn recovered(&self) -> Recovered {

@@ -15,7 +15,7 @@ mod recover;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
 use shmesh::Side;
@@ -473,7 +473,7 @@ impl Endpoint {
     /// Takes one notification, if there is one.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Closed`](Error::Closed); the kernel refuses.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -483,6 +483,9 @@ impl Endpoint {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn take(&self) -> Result<bool> {
+        if self.shared.closed.load(Acquire) {
+            return Err(Error::Closed);
+        }
         eventfd::take(&self.shared.eventfd).map_err(|error| Error::system("take a notification", error))
     }
 
@@ -515,6 +518,36 @@ impl Endpoint {
     #[must_use]
     pub fn waits_on(&self) -> [BorrowedFd<'_>; 2] {
         [self.shared.eventfd.as_fd(), self.shared.over.as_fd()]
+    }
+
+    /// As [`waits_on`](Self::waits_on), for who waits for a successor of the primary, as NVIPC's programs do: the second one is
+    /// readable when this endpoint was closed, and not when the primary has ended.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// use std::os::fd::AsRawFd;
+    /// assert_ne!(phy.waits_on_until_closed()[1].as_raw_fd(), phy.waits_on()[1].as_raw_fd());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn waits_on_until_closed(&self) -> [BorrowedFd<'_>; 2] {
+        [self.shared.eventfd.as_fd(), self.shared.closing.as_fd()]
+    }
+
+    /// Whether the primary has ended, as far as is known.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// assert!(!phy.has_primary_ended(), "it is here");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn has_primary_ended(&self) -> bool {
+        self.shared.is_over()
     }
 
     /// Whether a process is at the other end, as far as is known: one has connected, and has not ended.
@@ -558,6 +591,23 @@ impl Endpoint {
     #[must_use]
     pub fn is_inside(&self, address: *const u8) -> bool {
         self.shared.pools.iter().flatten().any(|pool| pool.index(address).is_some())
+    }
+
+    /// How many bytes there are from an address to the end of its buffer; `None`: it lies in no buffer of `pool`.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
+    /// use shmesh::config::PoolId;
+    /// let buffers = phy.allocate(None)?;
+    /// assert_eq!(phy.room_at(PoolId::CpuMsg, buffers.msg.wrapping_add(8)), Some(8184));
+    /// assert_eq!(phy.room_at(PoolId::CpuData, buffers.msg), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn room_at(&self, pool: PoolId, address: *const u8) -> Option<usize> {
+        self.shared.pools[pool.index()].as_ref()?.room_at(address)
     }
 
     /// When a message was sent, in nanoseconds since 1970: of a MSG buffer that is held here, as its sender noted it.
@@ -618,6 +668,7 @@ impl Endpoint {
             if !shared.is_over() {
                 shared.release_all();
             }
+            let _ = eventfd::post(&shared.closing);
         }
         // The listener ends with its thread: until the files are gone too, nobody may take them for left behind.
         let _no_successor = shared.lock_files();
@@ -652,6 +703,9 @@ struct Checked {
 
 /// Takes a free buffer of a pool.
 fn take_free(pool: &Pool) -> Result<u32> {
+    if let Some(index) = pool.held.unpark() {
+        return Ok(index);
+    }
     // A pool that was wiped under us offers what we hold: those come back when we release them.
     for _ in 0..=pool.config.pool_len {
         match pool.free.dequeue() {
@@ -665,8 +719,24 @@ fn take_free(pool: &Pool) -> Result<u32> {
 }
 
 impl Pool {
-    /// Gives a buffer of ours back.
+    /// Gives a buffer of ours back: for the next who allocates here, or for both sides.
     fn put_back(&self, index: u32) {
+        if !self.held.park(index) {
+            self.return_to_list(index);
+        }
+    }
+
+    /// Whether the other side may soon find none.
+    fn is_scarce(&self) -> bool {
+        self.free.len() < (self.config.pool_len / 8) as usize
+    }
+
+    /// Gives back what is parked.
+    fn return_parked(&self) {
+        self.held.unpark_all().into_iter().for_each(|index| self.return_to_list(index));
+    }
+
+    fn return_to_list(&self, index: u32) {
         if self.held.give(index) {
             // There already: the pool was wiped under us, and that gave it back. Or the list is destroyed, and recovery or
             // a new link brings the buffer back.

@@ -179,12 +179,6 @@ impl Options {
     ) -> Result<Endpoint> {
         let names = Names::new(prefix)?;
         let shape = Shape::checked(pools)?;
-        for pool in PoolId::ALL.into_iter().filter(|pool| pool.is_device()) {
-            if shape.pools[pool.index()].is_enabled() {
-                let why = "this layout has device memory that only NVIPC makes; set its pool_len to 0, or use layout shmesh";
-                return Err(Error::NoPool { pool, why });
-            }
-        }
         let system = |doing: &str, error| Error::system(format!("{doing} {}", self.dir.display()), error);
         let _alone = lock_dir(&self.dir, DIR_LIMIT).map_err(|error| system("lock the directory", error))?;
         self.clear(&names)?;
@@ -350,6 +344,8 @@ impl Options {
                 .ok_or_else(damaged)?,
             eventfd: eventfd()?,
             over: eventfd()?,
+            closing: eventfd()?,
+            released: AtomicU32::new(0),
             peer: RwLock::new(None),
             calls: RwLock::new(()),
             closed: AtomicBool::new(false),

@@ -21,7 +21,7 @@ const WAITING_MAX: usize = 8;
 /// Before trying again what failed for want of something.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How often to look whether a peer that fills its counter keeps a thread that notifies.
+/// How often to look whether a peer that fills its counter keeps a thread that notifies, and whether buffers lie here unused.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Runs until the endpoint is closed, or its primary has ended. `listener`: a primary's.
@@ -34,6 +34,7 @@ pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecti
 
 fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&Reconnecting>) {
     let (mut met, mut waiting) = (false, VecDeque::<Caller>::new());
+    let (mut released, mut looked) = (0, Instant::now());
     while !shared.closed.load(Acquire) {
         let peer = shared.peer();
         let (pidfd, connection) = match &peer {
@@ -42,8 +43,17 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
         };
         let watched = [Some(shared.over.as_fd()), listener.map(AsFd::as_fd), pidfd, connection];
         let mut fds: Vec<_> = watched.iter().flatten().map(Watch::readable).collect();
-        let look = peer.as_ref().and_then(|_| Instant::now().checked_add(LOOK));
-        if poll::wait(&mut fds, look).is_err() {
+        // Those that have spoken wait for their turn, and are ready all the time.
+        let silent = || waiting.iter().filter(|caller| !caller.has_spoken());
+        fds.extend(silent().map(Watch::readable));
+        let look = Instant::now().checked_add(LOOK);
+        let until = silent().filter_map(Caller::silent_until).chain(look).min();
+        let waited = poll::wait(&mut fds, until);
+        if look.is_none_or(|look| Instant::now() >= look) || looked.elapsed() >= LOOK {
+            released = shared.return_parked(released);
+            looked = Instant::now();
+        }
+        if waited.is_err() {
             // Not the end: without a listener the link would look like one that was left behind.
             std::thread::sleep(AGAIN);
             continue;
@@ -74,11 +84,17 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
             }
         }
         // Who has gone would keep another's place, and the application would be asked about it.
-        waiting.retain(|caller| !caller.has_hung_up());
-        waiting.truncate(WAITING_MAX);
+        waiting.retain(|caller| !caller.has_hung_up() && !caller.is_too_late());
+        while waiting.len() > WAITING_MAX {
+            // The silent ones first: whoever connects and says nothing keeps no secondary out.
+            let silent = waiting.iter().position(|caller| !caller.has_spoken());
+            waiting.remove(silent.unwrap_or(WAITING_MAX));
+        }
         // NVIPC lets everybody in, and wipes the link under the one that lives. Here others wait as they would for a primary;
         // not the one that lives, if it comes back: who is before it waits for it.
-        while let Some(at) = waiting.iter().position(|caller| !shared.is_taken_from(caller)) {
+        while let Some(at) =
+            waiting.iter().position(|caller| caller.has_spoken() && !shared.is_taken_from(caller))
+        {
             let Some(caller) = waiting.remove(at) else { break };
             met |= shared.meet(caller, met, reconnecting);
         }

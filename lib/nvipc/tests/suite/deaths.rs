@@ -1,6 +1,6 @@
 //! Either side ends at any time, and the link goes on, or says so.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use crate::support::{
@@ -94,10 +94,10 @@ fn a_second_secondary_waits_until_the_first_has_ended() {
     second.order("attach fapi");
     // It has called, and waits for the answer.
     second.until_in(&[libc::SYS_recvmsg]);
-    // Others after it, until one finds too many waiting and is sent away: then the primary has looked at all before it.
+    // Others after it that say nothing, until the first of them is sent away: then the primary has looked at all of them.
     let server = dir.path().join("fapi_un_sock_server");
     let mut others: Vec<_> = (0..8).map(|_| UnixStream::connect(&server).unwrap()).collect();
-    let sent_away = others.pop().unwrap().read(&mut [0]);
+    let sent_away = others.remove(0).read(&mut [0]);
     assert!(matches!(sent_away, Ok(0)), "{sent_away:?}");
     assert_eq!(second.answered(), None);
     send(&link, 1, 10, None).unwrap();
@@ -150,9 +150,66 @@ fn who_has_gone_keeps_nobodys_place() {
         drop(UnixStream::connect(&server).unwrap());
     }
     let mut waits = UnixStream::connect(&server).unwrap();
+    waits.write_all(&[0]).unwrap();
     first.kill();
     assert_eq!(waits.read(&mut [0; 8]).unwrap(), 2, "it is let in, and given a descriptor");
     assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 1, "of those who have gone nobody is asked");
+}
+
+#[test]
+fn who_connects_and_says_nothing_delays_nobody() {
+    let dir = ipc_dir();
+    let _link = options(dir.path()).create("fapi", pools()).unwrap();
+    let start = std::time::Instant::now();
+    let server = dir.path().join("fapi_un_sock_server");
+    let mut silent: Vec<_> = (0..6).map(|_| UnixStream::connect(&server).unwrap()).collect();
+    let mut secondary = Peer::start(dir.path());
+    secondary.tell("attach fapi");
+    secondary.tell("send 1 10");
+    for connection in &mut silent {
+        connection.set_nonblocking(true).unwrap();
+        // They were given 10 s, and nobody waited for that.
+        assert!(connection.read(&mut [0]).is_err() || start.elapsed().as_secs() >= 10);
+    }
+}
+
+#[test]
+fn a_primary_that_does_not_answer_is_an_error_with_the_remedy() {
+    let dir = ipc_dir();
+    let _listener = std::os::unix::net::UnixListener::bind(dir.path().join("fapi_un_sock_server")).unwrap();
+    let limited = Options::new().dir(dir.path()).patience(std::time::Duration::from_millis(50));
+    let error = limited.attach("fapi").unwrap_err().to_string();
+    assert!(error.contains("does not answer") && error.contains("start the primary anew"), "{error}");
+}
+
+#[test]
+fn what_is_parked_comes_back_from_the_dead_and_from_the_idle() {
+    if !notices_deaths() {
+        return;
+    }
+    let dir = ipc_dir();
+    let mut large = pools();
+    large[PoolId::CpuMsg.index()].pool_len = 64;
+    large[PoolId::CpuData.index()].pool_len = 64;
+    let link = options(dir.path()).create("fapi", large).unwrap();
+    // Here the one that was released last comes first.
+    let pair = [(); 2].map(|()| link.allocate(Some(PoolId::CpuData)).unwrap());
+    pair.iter().for_each(|buffers| link.release(*buffers).unwrap());
+    assert_eq!(link.allocate(Some(PoolId::CpuData)).unwrap(), pair[1]);
+    link.release(pair[1]).unwrap();
+    for killed in [true, false] {
+        let mut peer = Peer::start(dir.path());
+        peer.tell("attach fapi");
+        for id in 0..20 {
+            send(&link, id, 10, Some((PoolId::CpuData, 10))).unwrap();
+            assert_eq!(peer.ask("receive"), id.to_string());
+        }
+        if killed {
+            peer.kill();
+        }
+        let all = || (count_free(&link, None), count_free(&link, Some(PoolId::CpuData)));
+        until("all come back", || all() == (64, 64));
+    }
 }
 
 #[test]

@@ -250,6 +250,23 @@ fn a_data_buffer_that_went_alone_is_not_sent_with_its_old_msg() {
 }
 
 #[test]
+fn device_pools_are_in_memory_of_the_host() {
+    let dir = ipc_dir();
+    let mut with_device = pools();
+    with_device[PoolId::CudaData.index()] = shmesh::config::PoolConfig { buf_size_bytes: 512, pool_len: 2 };
+    let link = options(dir.path()).create("fapi", with_device).unwrap();
+    let mut peer = Peer::start(dir.path());
+    peer.tell("attach fapi");
+    send(&link, 5, 10, Some((PoolId::CudaData, 512))).unwrap();
+    assert_eq!(peer.ask("receive"), "5");
+    peer.tell("send 6 10 3 512");
+    let message = link.receive().unwrap().unwrap();
+    check(&message);
+    assert_eq!(link.room_at(PoolId::CudaData, message.buffers.data.wrapping_add(500)), Some(12));
+    link.release(message.buffers).unwrap();
+}
+
+#[test]
 fn two_links_in_one_directory_do_not_meet() {
     let dir = ipc_dir();
     let one = options(dir.path()).create("one", pools()).unwrap();
