@@ -1,5 +1,6 @@
 //! Reading YAML with positions: single values, and maps that may hold unknown keys.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -267,10 +268,14 @@ impl<'de, T: KnownKeys<'de>> Visitor<'de> for OpenVisitor<T> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Open<T>, A::Error> {
         let mut open = Open { known: T::default(), unknown: Vec::new() };
+        let mut seen = BTreeSet::new();
         while let Some(key) = map.next_key::<Spanned<String>>()? {
             if !open.known.read(&key, &mut map)? {
                 map.next_value::<IgnoredAny>()?;
                 open.unknown.push(key);
+            } else if !seen.insert(key.value.clone()) {
+                // Seen here only where the parser lets it pass.
+                return Err(serde::de::Error::custom(format_args!("duplicate key {}", shown(&key.value))));
             }
         }
         Ok(open)

@@ -132,7 +132,7 @@ impl Ignored {
         }
     }
 
-    fn push(&mut self, path: String, place: Place) {
+    pub(super) fn push(&mut self, path: String, place: Place) {
         self.0.push(IgnoredKey { path, line: place.line_column().map_or(0, |(line, _)| line) });
     }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_saphyr::localizer::Localizer;
-use serde_saphyr::{MessageFormatter, Options, UserMessageFormatter};
+use serde_saphyr::{DuplicateKeyPolicy, MessageFormatter, Options, UserMessageFormatter};
 
 use super::error::{ConfigError, Place, show_mistake, shown};
 
@@ -13,6 +13,13 @@ use super::error::{ConfigError, Place, show_mistake, shown};
 /// A list of 1024 links needs about 50 000 nodes, and NVIPC's files nest 8 deep.
 pub(super) fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, ConfigError> {
     serde_saphyr::from_str_with_options(text, options()).map_err(|error| convert(&error))
+}
+
+/// As [`parse`], where a map may have a key twice: whoever reads the map sees both.
+pub(super) fn parse_with_duplicates<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, ConfigError> {
+    let mut options = options();
+    options.duplicate_keys = DuplicateKeyPolicy::LastWins;
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| convert(&error))
 }
 
 fn options() -> Options {

@@ -89,7 +89,17 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(ConfigError::TextTooLarge);
     }
-    let Open { known: top, unknown } = parse::parse::<Open<Top>>(text)?;
+    let (Open { known: top, unknown }, twice) = match parse::parse::<Open<Top>>(text) {
+        Ok(read) => (read, None),
+        // NVIPC's files say things twice in parts that are not ours. What is ours must be said once.
+        Err(ConfigError::DuplicateKey { key, place }) => {
+            match parse::parse_with_duplicates::<Open<Top>>(text) {
+                Ok(read) if read.known.transport.is_some() => (read, Some((key, place))),
+                _ => return Err(ConfigError::DuplicateKey { key, place }),
+            }
+        }
+        Err(error) => return Err(error),
+    };
     if let Some(transport) = top.transport {
         let ours = top.version.0.as_ref().map(Place::of).or(top.links.as_ref().map(Place::of));
         if let Some(place) = ours {
@@ -97,6 +107,9 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
         }
         let mut ignored = nvipc::Ignored::default();
         ignored.add("", &unknown);
+        if let Some((key, place)) = twice {
+            ignored.push(format!("{key} (given twice)"), place);
+        }
         let links = nvipc::links(transport, &mut ignored)?;
         return Ok(LoadedConfig { links, ignored: ignored.into_keys(), form: ConfigForm::Nvipc });
     }

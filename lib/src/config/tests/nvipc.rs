@@ -54,6 +54,21 @@ fn several_instances_are_several_links_and_each_ignored_path_is_told_once() {
 }
 
 #[test]
+fn what_is_said_twice_in_parts_that_are_not_ours_is_reported() {
+    let text = "transport:\n  shm_config: { prefix: a }\n  app_config: { x: 1, x: 2 }\ncells:\n  - { id: 1, id: 2 }\n";
+    let loaded = from_yaml(text).unwrap();
+    assert_eq!(loaded.links[0].name.as_str(), "a");
+    let told = paths(&loaded);
+    assert!(told.contains(&(4, "cells")), "{told:?}");
+    assert!(told.iter().any(|(line, path)| *line == 3 && path.contains("given twice")), "{told:?}");
+    for ours in ["prefix: a, @prefix: b", "prefix: a, ring_len: 8, @ring_len: 16"] {
+        let text = format!("transport:\n  shm_config: {{ {ours} }}\ncells: {{ id: 1, id: 2 }}\n");
+        assert_refused!(text, ConfigError::DuplicateKey { .. }, "remove one");
+    }
+    assert_refused!("links: [{ name: a, @name: b }]", ConfigError::DuplicateKey { .. }, "remove one");
+}
+
+#[test]
 fn what_means_nothing_here_is_reported_and_never_refused() {
     let loaded = load("nvipc_full.yaml");
     assert_eq!(loaded.links.len(), 1);
