@@ -9,7 +9,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, recv, send, socket,
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, getsockname, recv, send, socket,
 };
 
 fn datagram_socket() -> io::Result<OwnedFd> {
@@ -121,6 +121,26 @@ impl Ringer {
             }
         }
     }
+}
+
+/// Rings the bell of which the caller has the end that is woken: for what came before there was a bell.
+///
+/// # Errors
+/// As [`Ringer::open`]; its name was removed.
+///
+/// ```
+/// use shmesh_sys::bell::{self, Bell};
+/// use std::os::fd::AsFd;
+/// # let dir = tempfile::tempdir()?;
+/// let bell = Bell::create(&dir.path().join("bell"), 0o600, None)?;
+/// bell::ring_own(bell.as_fd())?;
+/// assert!(bell.take()? && !bell.take()?);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn ring_own(bell: BorrowedFd<'_>) -> io::Result<()> {
+    let address: UnixAddr = getsockname(bell.as_raw_fd())?;
+    let path = address.path().ok_or(io::ErrorKind::NotFound)?;
+    Ringer::open(path)?.ring()
 }
 
 /// Whether [`Ringer::open`] failed because there is no bell: its owner has ended, or something else is there.

@@ -1,4 +1,4 @@
-/* Functions beside the instance. See nv_ipc.h. There is no logger here: nvlog.h is NVIPC's. */
+/* Functions beside the instance. See nv_ipc.h. */
 #ifndef NV_IPC_UTILS_H_INCLUDED_
 #define NV_IPC_UTILS_H_INCLUDED_
 
@@ -8,6 +8,12 @@
 #include <time.h>
 
 #include "nv_ipc.h"
+#include "nvlog.h"
+#ifdef __cplusplus
+#include "nvlog.hpp"
+#endif
+
+#define LOG_TEMP_FILE_PATH "/var/log/aerial"
 
 #if defined(__cplusplus)
 extern "C" {

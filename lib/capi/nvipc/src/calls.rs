@@ -52,7 +52,7 @@ fn unwinding<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
 fn refused(what: &str, failure: &Failure) {
     match failure {
         Failure::Exhausted(..) => ordinary(format_args!("{what}: {failure}")),
-        Failure::Refused(text) => say!("{what}: {text}"),
+        Failure::PrimaryLeft(text) | Failure::Refused(text) => say!("{what}: {text}"),
     }
 }
 
@@ -237,7 +237,7 @@ unsafe extern "C" fn tx_allocate(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t, _op
         // SAFETY: NULL or a message, as the header asks.
         let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
         (msg.msg_buf, msg.data_buf) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let buffers = backend.allocate(pool_of(msg.data_pool))?;
+        let buffers = backend.allocate(pool_of(msg.data_pool)).inspect_err(|_| backend.found_nothing())?;
         msg.msg_buf = buffers.msg.as_ptr().cast();
         msg.data_buf = buffers.data.map_or(std::ptr::null_mut(), |data| data.as_ptr().cast());
         Ok(0)
@@ -279,7 +279,11 @@ unsafe extern "C" fn rx_recv_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> 
         // SAFETY: NULL or a message, as the header asks.
         let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
         let tap = open.forward.tap();
-        let Some(received) = open.receive()? else { return Ok(-1) };
+        let Some(received) = open.receive()? else {
+            drop(tap);
+            open.found_nothing();
+            return Ok(-1);
+        };
         let (fields, buffers) = (received.fields, received.buffers);
         if let Some(mut tap) = tap {
             let message = tap.copy(&**open, fields, buffers.msg, buffers.data);

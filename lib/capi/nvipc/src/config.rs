@@ -12,7 +12,7 @@ use shmesh::config::{LinkConfig, MAX_RING_LEN, PoolConfig, PoolId};
 use shmesh::{Error, ErrorKind, LinkOptions, Side};
 use shmesh_nvipc_wire::Options as WireOptions;
 
-use crate::backend::{Backend, Failure, LinkBackend, Maker, UdpBackend, WireBackend};
+use crate::backend::{Backend, Failure, LinkBackend, Maker, UdpBackend, WireBackend, present};
 use crate::calls;
 use crate::log::say;
 use crate::types::*;
@@ -217,30 +217,67 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
         }
         // SAFETY: the caller's promise.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(yaml_path) }.to_bytes()));
-        let primary = side_of(module_type) == Some(Side::Primary);
-        let mut debug = nv_ipc_config_t::zeroed().debug_configs;
-        let (name, known) = match yaml::load(path, default_udp(primary)) {
-            Err(text) => {
-                say!("load_nv_ipc_yaml_config: {text}");
-                return -1;
-            }
-            Ok(Loaded::Udp(udp, layout)) => {
-                config.ipc_transport = NV_IPC_TRANSPORT_UDP;
-                config.transport_config.udp = udp;
-                (udp_name(&udp), (None, layout))
-            }
-            Ok(Loaded::Shm(link, layout, cuda_device_id, traced)) => {
-                debug = *traced;
-                config.ipc_transport = NV_IPC_TRANSPORT_SHM;
-                config.transport_config.shm = shm_of(&link, cuda_device_id);
-                (link.name.as_str().to_owned(), (Some(*link), layout))
-            }
-        };
-        config.module_type = module_type;
-        config.debug_configs = debug;
-        LOADED.lock().unwrap_or_else(PoisonError::into_inner).insert(name, known);
-        0
+        filled("load_nv_ipc_yaml_config", config, module_type, |udp| yaml::load(path, udp))
     })
+}
+
+/// As [`load_nv_ipc_yaml_config`], of the text of a file: what `nv_ipc_parse_yaml_node` of `nv_ipc.hpp` calls.
+///
+/// # Safety
+/// `cfg` is NULL or points to a configuration; `text` is NULL or a text that ends with a NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_nvipc_parse_yaml(
+    cfg: *mut nv_ipc_config_t,
+    text: *const c_char,
+    module_type: c_int,
+) -> c_int {
+    const WHAT: &str = "nv_ipc_parse_yaml_node";
+    calls::guarded(WHAT, -1, || {
+        // SAFETY: the caller's promise.
+        let Some(config) = (unsafe { cfg.as_mut() }) else {
+            say!("{WHAT}: cfg is NULL; pass one");
+            return -1;
+        };
+        if text.is_null() {
+            say!("{WHAT}: there is no text; pass a node");
+            return -1;
+        }
+        // SAFETY: the caller's promise.
+        let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+        filled(WHAT, config, module_type, |udp| yaml::parse(&text, "the node", udp))
+    })
+}
+
+/// Fills in what was read. -1, and a line, if it cannot be; then `config` is as it was.
+fn filled(
+    what: &str,
+    config: &mut nv_ipc_config_t,
+    module_type: c_int,
+    read: impl FnOnce(nv_ipc_config_udp_t) -> Result<Loaded, String>,
+) -> c_int {
+    let primary = side_of(module_type) == Some(Side::Primary);
+    let mut debug = nv_ipc_config_t::zeroed().debug_configs;
+    let (name, known) = match read(default_udp(primary)) {
+        Err(text) => {
+            say!("{what}: {text}");
+            return -1;
+        }
+        Ok(Loaded::Udp(udp, layout)) => {
+            config.ipc_transport = NV_IPC_TRANSPORT_UDP;
+            config.transport_config.udp = udp;
+            (udp_name(&udp), (None, layout))
+        }
+        Ok(Loaded::Shm(link, layout, cuda_device_id, traced)) => {
+            debug = *traced;
+            config.ipc_transport = NV_IPC_TRANSPORT_SHM;
+            config.transport_config.shm = shm_of(&link, cuda_device_id);
+            (link.name.as_str().to_owned(), (Some(*link), layout))
+        }
+    };
+    config.module_type = module_type;
+    config.debug_configs = debug;
+    LOADED.lock().unwrap_or_else(PoisonError::into_inner).insert(name, known);
+    0
 }
 
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
@@ -362,6 +399,8 @@ fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn
     let (of_file, layout) = loaded(&name);
     // SAFETY: all bytes of the union are integers of the caller's.
     let gpu = unsafe { config.transport_config.shm.cuda_device_id };
+    // What a secondary's own file says of a GPU says nothing of the link.
+    let gpu = if side == Side::Primary { present(&name, gpu) } else { -1 };
     let backend: Arc<dyn Backend> = match (Layout::chosen(layout)?, side) {
         (Layout::Shmesh, Side::Primary) => {
             let link = LinkOptions::new().create(&link_config(config, &name, of_file)?);
@@ -369,8 +408,15 @@ fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn
             Arc::new(LinkBackend::new(link, Maker::Us(gpu), gpu)?)
         }
         (Layout::Shmesh, Side::Secondary) => {
-            let link = attach(&name)?;
-            Arc::new(LinkBackend::new(link, Maker::Other(patience()?), gpu)?)
+            let limit = patience()?;
+            loop {
+                match LinkBackend::new(attach(&name)?, Maker::Other(limit), gpu) {
+                    Ok(backend) => break Arc::new(backend),
+                    // Off the link meanwhile: its memory goes with the last who is on it.
+                    Err(Failure::PrimaryLeft(text)) if limit.is_none() => say!("{text}"),
+                    Err(failure) => return Err(failure),
+                }
+            }
         }
         (Layout::Nvipc, Side::Primary) => {
             let link = link_config(config, &name, of_file)?;

@@ -5,6 +5,8 @@
 
 use std::ffi::{CStr, c_char};
 use std::ops::Deref;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::backend::Backend;
@@ -34,9 +36,27 @@ pub(crate) struct Instance {
 pub(crate) struct Open {
     backend: Arc<dyn Backend>,
     pub(crate) forward: Forward,
+    /// Calls that found nothing since the last yield, about: threads count over each other.
+    idle: AtomicUsize,
 }
 
+/// After so many calls that found nothing, the caller's time is offered to others. On a core of its own it loses
+/// nothing; where there are more threads than cores, who polls would otherwise keep who has the message from running.
+const YIELD_EVERY: usize = 256;
+
 impl Open {
+    /// Counts a call that found no message or no free buffer.
+    #[inline]
+    pub(crate) fn found_nothing(&self) {
+        // Not exact, and a locked instruction would cost more than the poll.
+        let idle = self.idle.load(Relaxed) + 1;
+        if idle < YIELD_EVERY {
+            return self.idle.store(idle, Relaxed);
+        }
+        self.idle.store(0, Relaxed);
+        std::thread::yield_now();
+    }
+
     /// What carries the messages, for longer than a call.
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
         Arc::clone(&self.backend)
@@ -171,7 +191,7 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
         forward.start_as_configured(&config.debug_configs);
     }
     *instance.open.write().unwrap_or_else(PoisonError::into_inner) =
-        Some(Arc::new(Open { backend, forward }));
+        Some(Arc::new(Open { backend, forward, idle: AtomicUsize::new(0) }));
     instance.handle()
 }
 

@@ -9,6 +9,7 @@
 //! | `calls.rs` | the sixteen functions of an instance |
 //! | `helpers.rs` | the functions beside them |
 //! | `tap.rs`, `forward.rs` | what passes, for a third reader, and NVIPC's functions of that |
+//! | `array_queue.rs` | NVIPC's queue for programs that use it by itself; the rest of its helpers is in `c/` |
 //! | `backend/` | what carries the messages |
 //! | `cancel.rs` | threads that are cancelled |
 //! | `log.rs` | one line for each refusal, and not too many |
@@ -18,6 +19,7 @@
 // Unsafe: C calls it, with pointers that nobody can check further than by NULL, alignment and range.
 #![expect(unsafe_code, reason = "the edge to C")]
 
+pub mod array_queue;
 pub mod backend;
 mod calls;
 mod cancel;

@@ -2,6 +2,8 @@
 
 use std::fmt::Arguments;
 use std::io::Write;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,22 +20,30 @@ static ORDINARY: Mutex<LogLimit> = Mutex::new(LogLimit::new(1, Duration::from_se
 #[cold]
 #[inline(never)]
 pub(crate) fn line(text: Arguments<'_>) {
-    write(&REFUSALS, text);
+    write(&REFUSALS, 1, text);
 }
 
 /// As [`line()`], of what is ordinary.
 #[cold]
 #[inline(never)]
 pub(crate) fn ordinary(text: Arguments<'_>) {
-    write(&ORDINARY, text);
+    // Who polls an empty pool does little else, and a look at the clock would be most of it.
+    if SINCE_LOOK.fetch_add(1, Relaxed).is_multiple_of(LOOK_EVERY) {
+        write(&ORDINARY, LOOK_EVERY, text);
+    }
 }
 
-fn write(limit: &Mutex<LogLimit>, text: Arguments<'_>) {
+/// Ordinary lines since the start, and how many of them look whether it is time to write one.
+static SINCE_LOOK: AtomicUsize = AtomicUsize::new(0);
+const LOOK_EVERY: usize = 256;
+
+/// `each`: how many lines this one stands for.
+fn write(limit: &Mutex<LogLimit>, each: usize, text: Arguments<'_>) {
     let _uncancelled = Uncancelled::new();
     let said = limit.lock().unwrap_or_else(PoisonError::into_inner).allow(Instant::now());
     let Some(suppressed) = said else { return };
     let more = if suppressed > 0 {
-        format!(" ({suppressed} such lines before it were left out)")
+        format!(" ({} such lines before it were left out)", suppressed * (each as u64))
     } else {
         String::new()
     };

@@ -72,17 +72,22 @@ struct Udp {
 
 /// Reads a file; the first transport of several. `udp` has the defaults.
 pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, String> {
-    let named = |text: &str| format!("{}: {text}", path.display());
     let mut bytes = Vec::new();
     let limit = u64::try_from(MAX_FILE_BYTES).unwrap_or(u64::MAX);
     let read = std::fs::File::open(path).and_then(|file| file.take(limit + 1).read_to_end(&mut bytes));
     let (Ok(_), Ok(yaml), false) = (read, str::from_utf8(&bytes), bytes.len() > MAX_FILE_BYTES) else {
         // It has the words for what is wrong.
-        return match from_file(path) {
-            Err(error) => Err(chain(&error)),
-            Ok(_) => Err(named("it changed while it was read; try again")),
-        };
+        return Err(match from_file(path) {
+            Err(error) => chain(&error),
+            Ok(_) => format!("{}: it changed while it was read; try again", path.display()),
+        });
     };
+    parse(yaml, &path.display().to_string(), udp)
+}
+
+/// The same of its text, which came from `origin`.
+pub(crate) fn parse(yaml: &str, origin: &str, udp: nv_ipc_config_udp_t) -> Result<Loaded, String> {
+    let named = |text: &str| format!("{origin}: {text}");
     let (first, is_read) = match first_of(yaml) {
         Some(first) => (first, true),
         None => (None, false),
@@ -153,7 +158,12 @@ fn traced(app: &App) -> Result<nv_ipc_debug_config_t, String> {
 
 /// The first transport, if there is one. `None`: it cannot be read; what is wrong with it, mostly `from_yaml` says.
 fn first_of(yaml: &str) -> Option<Option<Transport>> {
-    let options = serde_saphyr::options! { emit_comments: false, with_snippet: false };
+    // Whether what is ours is said once, `from_yaml` looks.
+    let options = serde_saphyr::options! {
+        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::FirstWins,
+        emit_comments: false,
+        with_snippet: false,
+    };
     Some(match serde_saphyr::from_str_with_options::<Top>(yaml, options).ok()?.transport {
         None => None,
         Some(Transports::One(one)) => Some(*one),

@@ -53,6 +53,26 @@ static inline nv_ipc_t *opened(const char *name, nv_ipc_module_t module)
     return ipc;
 }
 
+/* A GPU that is not there is no reason not to start, as with NVIPC: its pools are in memory of the host. */
+static inline void falls_back(int gpu)
+{
+    nv_ipc_config_t cfg = small("fallback", NV_IPC_MODULE_PRIMARY);
+    cfg.transport_config.shm.mempool_size[NV_IPC_MEMPOOL_CUDA_DATA] = (nv_ipc_mempool_size_t){4000, 4};
+    cfg.transport_config.shm.cuda_device_id = gpu;
+    nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
+    CHECK(ipc != NULL);
+    nv_ipc_msg_t msg;
+    char text[8] = "";
+    memset(&msg, 0, sizeof(msg));
+    msg.data_pool = NV_IPC_MEMPOOL_CUDA_DATA;
+    CHECK(ipc->tx_allocate(ipc, &msg, 0) == 0 && !is_device_pointer(msg.data_buf));
+    CHECK(ipc->cuda_memcpy_to_device(ipc, msg.data_buf, "in CPU", 7) == 0 && memcmp(msg.data_buf, "in CPU", 7) == 0);
+    CHECK(ipc->cuda_memcpy_to_host(ipc, text, msg.data_buf, 7) == 0 && strcmp(text, "in CPU") == 0);
+    CHECK(ipc->cuda_memcpy_to_host(ipc, text, msg.data_buf, 4001) == -1);
+    CHECK(ipc->cuda_memcpy_to_host(ipc, text, msg.msg_buf, 1) == -1);
+    CHECK(ipc->tx_release(ipc, &msg) == 0 && ipc->ipc_destroy(ipc) == 0);
+}
+
 /* Sends a message of one byte in each part. data_pool 0: no DATA. */
 static inline int sent(nv_ipc_t *ipc, int32_t id, int32_t data_pool, unsigned char byte)
 {

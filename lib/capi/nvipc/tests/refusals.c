@@ -234,7 +234,6 @@ static void configurations(void)
     REFUSED(shm->mempool_size[0].buf_size = 15);
     REFUSED(shm->mempool_size[1].pool_len = -1);
     REFUSED(shm->mempool_size[2].pool_len = INT32_MAX);
-    REFUSED((shm->mempool_size[NV_IPC_MEMPOOL_CUDA_DATA].pool_len = 4, shm->cuda_device_id = 1000));
     /* The same link, made otherwise. */
     cfg = good;
     shm->mempool_size[1].pool_len = 9;
@@ -244,10 +243,6 @@ static void configurations(void)
     cfg = small("nowhere", NV_IPC_MODULE_MAC);
     setenv("SHMESH_NVIPC_LAYOUT", "other", 1);
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
-    /* In that layout device memory is NVIPC's to make. */
-    setenv("SHMESH_NVIPC_LAYOUT", "nvipc", 1);
-    REFUSED(shm->mempool_size[NV_IPC_MEMPOOL_CUDA_DATA].pool_len = 4);
-    cfg = small("nowhere", NV_IPC_MODULE_MAC);
     unsetenv("SHMESH_NVIPC_LAYOUT");
     setenv("SHMESH_NVIPC_TIMEOUT_S", "0.01", 1);
     CHECK(create_nv_ipc_interface(&cfg) == NULL);

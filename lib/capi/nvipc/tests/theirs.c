@@ -1,6 +1,8 @@
 /* What is particular of NVIPC's layout: run with SHMESH_NVIPC_LAYOUT=nvipc. */
 #include "check.h"
 
+#include <sys/socket.h>
+
 static int asked;
 
 static int let_in(void *args)
@@ -22,9 +24,53 @@ static void secondary(int32_t id)
     CHECK(mac->ipc_destroy(mac) == 0);
 }
 
+static int returned;
+
+static void *waits(void *ipc)
+{
+    CHECK(((nv_ipc_t *)ipc)->rx_tti_sem_wait(ipc) == -1);
+    __atomic_store_n(&returned, 1, __ATOMIC_SEQ_CST);
+    return NULL;
+}
+
+/* With the primary gone a wait goes on, so that a loop around it does not spin; destroying the instance ends it. */
+static void a_wait_outlasts_the_primary(void)
+{
+    int pair[2], pidfd;
+    socklen_t len = sizeof(pidfd);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    /* SO_PEERPIDFD: without it, before Linux 6.5, no death is noticed. */
+    int is_noticed = getsockopt(pair[0], SOL_SOCKET, 77, &pidfd, &len) == 0;
+    if (!is_noticed)
+        return;
+    pid_t child = start_again("gone", NULL, NULL);
+    nv_ipc_t *mac = opened("gone", NV_IPC_MODULE_SECONDARY);
+    pthread_t waiter;
+    CHECK(pthread_create(&waiter, NULL, waits, mac) == 0);
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    nv_ipc_msg_t msg;
+    memset(&msg, 0, sizeof(msg));
+    /* Refused once the death is noticed. */
+    while (mac->tx_allocate(mac, &msg, 0) == 0) {
+        CHECK(mac->tx_release(mac, &msg) == 0);
+        usleep(1000);
+    }
+    usleep(20000);
+    CHECK(__atomic_load_n(&returned, __ATOMIC_SEQ_CST) == 0);
+    CHECK(mac->ipc_destroy(mac) == 0 && pthread_join(waiter, NULL) == 0);
+    /* What it left goes with its successor. */
+    nv_ipc_t *successor = opened("gone", NV_IPC_MODULE_PRIMARY);
+    CHECK(successor->ipc_destroy(successor) == 0);
+}
+
 int main(int argc, char **argv)
 {
     begin();
+    if (argc > 1 && strcmp(argv[1], "gone") == 0) {
+        opened("gone", NV_IPC_MODULE_PRIMARY);
+        for (;;)
+            pause();
+    }
     if (argc > 1) {
         int id = atoi(argv[1]);
         if (id == 1)
@@ -32,6 +78,9 @@ int main(int argc, char **argv)
         secondary(id);
         return 0;
     }
+    a_wait_outlasts_the_primary();
+    falls_back(0);
+    falls_back(-1);
     int gate[2];
     CHECK(pipe2(gate, O_CLOEXEC) == 0 && dup2(gate[0], STDIN_FILENO) == STDIN_FILENO);
     pid_t child[2] = {start_again("0", NULL, NULL), start_again("1", NULL, NULL)};

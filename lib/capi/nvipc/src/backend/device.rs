@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shmesh::client::Mechanism;
 use shmesh::device::{CudaDevice, CudaMemory, DevicePool, HostMemory, PageLocked};
-use shmesh::{Error, Link, Loan, Message};
+use shmesh::{Error, Link, Loan, Message, Side};
 
 use super::{Failure, PoolId, Result};
 use crate::log::say;
@@ -48,6 +48,23 @@ fn device(ordinal: i32) -> std::io::Result<CudaDevice> {
             count.saturating_sub(1)
         ))
     })
+}
+
+/// The GPU of this number, if this process sees it, or -1 and a line: NVIPC's shipped configuration names one, and starts on a
+/// machine without.
+pub(crate) fn present(name: &str, gpu: i32) -> i32 {
+    if gpu < 0 {
+        return gpu;
+    }
+    match device(gpu) {
+        Ok(_) => gpu,
+        Err(error) => {
+            say!(
+                "link {name}: no GPU is used, and cuda_data and gpu_data are in memory of the host: {error}"
+            );
+            -1
+        }
+    }
 }
 
 /// Locks the pools of the host for the GPU of this number. Without it everything works, and copies take a detour.
@@ -99,6 +116,7 @@ impl DeviceMemory {
     pub(super) fn all(link: &Link, maker: Maker) -> Result<DevicePools> {
         let start = std::time::Instant::now();
         let mut pools = [const { None }; PoolId::COUNT];
+        let mut primary_was_here = false;
         for pool in PoolId::ALL.into_iter().filter(|&pool| pool.is_device() && link.pool(pool).is_some()) {
             let mut wait = || match maker {
                 Maker::Other(Some(limit)) if start.elapsed() >= limit => Err(Failure::Refused(format!(
@@ -106,6 +124,15 @@ impl DeviceMemory {
                     link.name()
                 ))),
                 _ => {
+                    let is_here = link.participants().any(|other| other.word.side() == Side::Primary);
+                    if primary_was_here && !is_here {
+                        return Err(Failure::PrimaryLeft(format!(
+                            "link {}: its primary left before it made the memory of pool {pool}: look at what it wrote, and \
+                             start it again",
+                            link.name()
+                        )));
+                    }
+                    primary_was_here = is_here;
                     std::thread::sleep(LOOK);
                     Ok(())
                 }

@@ -115,6 +115,8 @@ struct Endpoint {
     /// Sent to itself: addresses of [`Held::Looped`], oldest first.
     looped: VecDeque<usize>,
     armed: bool,
+    /// Posts that were taken when there was no descriptor yet, and that nobody has waited for.
+    early: u32,
     late: LateSignals,
     searched: Option<Instant>,
     link: Anchored,
@@ -218,6 +220,7 @@ impl LinkBackend {
                 held: HashMap::with_capacity_and_hasher(msg_buffers, BuildHasherDefault::default()),
                 looped: VecDeque::new(),
                 armed: false,
+                early: 0,
                 late: LateSignals::default(),
                 searched: None,
                 link: Anchored::new(link),
@@ -327,6 +330,33 @@ impl Endpoint {
             self.late.expect();
         }
         Ok(())
+    }
+
+    /// Takes one post of the other side, without its signal.
+    fn take_post(&self) -> Result<bool> {
+        self.link().wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))
+    }
+
+    /// Takes one of those posts that came before there was a descriptor. While there are more, the descriptor stays readable.
+    fn take_early(&mut self) -> Result<bool> {
+        if self.early == 0 {
+            return Ok(false);
+        }
+        self.early -= 1;
+        // That of another post, if it came first, is in its place.
+        self.signal()?;
+        if self.early > 0 {
+            self.signal_self()?;
+        }
+        Ok(true)
+    }
+
+    /// Makes the own descriptor readable.
+    fn signal_self(&self) -> Result<()> {
+        let own = self.link().fd().map_err(|error| failed(&error))?;
+        shmesh_sys::bell::ring_own(own).map_err(|error| {
+            Failure::Refused(format!("link {}: cannot signal the descriptor: {error}", self.link().name()))
+        })
     }
 
     /// Takes one signal, if there is one, of a notification. Signals of participants that attach or detach are skipped: here
@@ -624,6 +654,9 @@ impl Backend for LinkBackend {
 
     fn take(&self) -> Result<bool> {
         self.with(|endpoint| {
+            if endpoint.take_early()? {
+                return Ok(true);
+            }
             let link = endpoint.link();
             if link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))? {
                 // The descriptor must not stay readable for a post that was taken.
@@ -657,6 +690,10 @@ impl Backend for LinkBackend {
             Some(sleeper) => sleeper,
             None => backend.with(|endpoint| endpoint.link().try_clone().map_err(|error| failed(&error)))?,
         };
+        if backend.with(Endpoint::take_early)? {
+            backend.sleepers.lock().unwrap_or_else(PoisonError::into_inner).push(sleeper);
+            return Ok(None);
+        }
         // A handle on which this fails is not kept for others.
         let bell = sleeper.begin_sleep().map_err(|error| failed(&error))?.map(|fd| fd.as_raw_fd());
         asleep.link = Some(sleeper);
@@ -670,9 +707,23 @@ impl Backend for LinkBackend {
 
     fn fd(&self) -> Result<c_int> {
         self.with(|endpoint| {
-            let fd = endpoint.link().fd().map_err(|error| failed(&error))?.as_raw_fd();
-            endpoint.armed = true;
-            Ok(fd)
+            if !endpoint.armed {
+                // A peer counts its post and then rings: what is there already may still ring.
+                while endpoint.take_post()? {
+                    endpoint.late.expect();
+                    endpoint.early = endpoint.early.saturating_add(1);
+                }
+                endpoint.link().fd().map_err(|error| failed(&error))?;
+                endpoint.armed = true;
+                while endpoint.take_post()? {
+                    endpoint.take_signal_of_post()?;
+                    endpoint.early = endpoint.early.saturating_add(1);
+                }
+                if endpoint.early > 0 {
+                    endpoint.signal_self()?;
+                }
+            }
+            Ok(endpoint.link().fd().map_err(|error| failed(&error))?.as_raw_fd())
         })
     }
 
@@ -772,6 +823,31 @@ mod tests {
         assert!(ours.take().unwrap() && !ours.take().unwrap());
         peer.notify().unwrap();
         assert!(ours.take().unwrap() && !ours.take().unwrap());
+    }
+
+    #[test]
+    fn posts_before_there_was_a_descriptor_make_it_readable() {
+        let (_dir, ours, peer) = endpoint();
+        (0..30).for_each(|_| peer.post().unwrap());
+        let fd = ours.fd().unwrap();
+        // SAFETY: open for as long as the backend.
+        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        let is_readable = || shmesh_sys::poll::is_readable(&fd).unwrap();
+        for left in (0..30).rev() {
+            assert!(is_readable() && ours.take().unwrap(), "{left} more");
+        }
+        assert!(!is_readable() && !ours.take().unwrap());
+        // And then as ever.
+        peer.post().unwrap();
+        assert!(is_readable() && ours.take().unwrap() && !is_readable() && !ours.take().unwrap());
+        // Without a descriptor a sleep takes them too.
+        let (_dir, ours, peer) = endpoint();
+        (0..2).for_each(|_| peer.post().unwrap());
+        ours.fd().unwrap();
+        let ours = Arc::new(ours);
+        assert!(
+            Arc::clone(&ours).sleep().unwrap().is_none() && ours.take().unwrap() && !ours.take().unwrap()
+        );
     }
 
     #[test]

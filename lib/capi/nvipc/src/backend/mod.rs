@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::tap::Copied;
-pub(crate) use device::Maker;
+pub(crate) use device::{Maker, present};
 pub use link::LinkBackend;
 pub use shmesh::config::PoolId;
 pub use udp::UdpBackend;
@@ -33,6 +33,8 @@ pub use wire::WireBackend;
 pub enum Failure {
     /// Ordinary: no buffer of this pool is free, and the caller tries again. How many it has.
     Exhausted(PoolId, u32),
+    /// The primary left before the link was complete; who joins it may try again.
+    PrimaryLeft(String),
     /// Anything else, with what the user can do about it.
     Refused(String),
 }
@@ -45,7 +47,7 @@ impl fmt::Display for Failure {
                 "all {len} buffers of pool {pool} are allocated, on their way or held by a receiver; receive or release some, \
                  or raise its pool_len"
             ),
-            Self::Refused(text) => f.write_str(text),
+            Self::PrimaryLeft(text) | Self::Refused(text) => f.write_str(text),
         }
     }
 }

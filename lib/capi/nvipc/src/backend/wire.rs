@@ -3,12 +3,13 @@
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use shmesh_nvipc_wire::{self as wire, Endpoint, Options};
 
-use super::{Agrees, Backend, Buffers, Failure, Fields, PoolId, Received, Result, Sleep};
+use super::{Agrees, Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result, Sleep};
+use crate::log::say;
 use crate::tap::Copied;
 
 /// An endpoint in NVIPC's layout.
@@ -16,6 +17,7 @@ use crate::tap::Copied;
 pub struct WireBackend {
     endpoint: Endpoint,
     agrees: Asked,
+    has_said_so: AtomicBool,
 }
 
 /// Who is asked before another secondary is let in.
@@ -60,7 +62,7 @@ impl WireBackend {
             agrees.is_none_or(|agrees| agrees())
         };
         let endpoint = options.create_with(prefix, pools, ask).map_err(failed)?;
-        Ok(Self { endpoint, agrees })
+        Ok(Self { endpoint, agrees, has_said_so: AtomicBool::new(false) })
     }
 
     /// Joins a link as its secondary.
@@ -69,7 +71,7 @@ impl WireBackend {
     /// As [`Options::attach`].
     pub fn attach(options: &Options, prefix: &str) -> Result<Self> {
         let endpoint = options.attach(prefix).map_err(failed)?;
-        Ok(Self { endpoint, agrees: Asked::default() })
+        Ok(Self { endpoint, agrees: Asked::default(), has_said_so: AtomicBool::new(false) })
     }
 }
 
@@ -148,11 +150,20 @@ impl Backend for WireBackend {
     }
 
     fn take(&self) -> Result<bool> {
-        self.endpoint.wait(Some(Duration::ZERO)).map_err(failed)
+        self.endpoint.take().map_err(failed)
     }
 
+    /// Also when the primary has ended: NVIPC's programs wait in a loop, perhaps at SCHED_FIFO, and an error at once would make
+    /// that loop spin.
     fn sleep(self: Arc<Self>) -> Result<Option<Sleep>> {
-        let fds = self.endpoint.waits_on().map(|fd| fd.as_raw_fd());
+        if self.endpoint.has_primary_ended() && !self.has_said_so.swap(true, Ordering::Relaxed) {
+            say!(
+                "link {}: the primary has ended, and this wait goes on until ipc_destroy: destroy this instance and create it \
+                 again to join the primary's successor",
+                self.endpoint.prefix()
+            );
+        }
+        let fds = self.endpoint.waits_on_until_closed().map(|fd| fd.as_raw_fd());
         Ok(Some(Sleep { fds, guard: Box::new(self) }))
     }
 
@@ -167,6 +178,26 @@ impl Backend for WireBackend {
     fn sent_at(&self, msg: NonNull<u8>) -> Result<i64> {
         let at = self.endpoint.sent_at(msg.as_ptr()).map_err(failed)?;
         Ok(i64::try_from(at).unwrap_or(-1))
+    }
+
+    fn copy(&self, direction: Direction, host: NonNull<u8>, device: u64, len: usize) -> Result<()> {
+        let at = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(device).unwrap_or(0));
+        let room =
+            [PoolId::CudaData, PoolId::GpuData].into_iter().find_map(|pool| self.endpoint.room_at(pool, at));
+        if room.is_none_or(|room| room < len) {
+            return Err(Failure::Refused(format!(
+                "link {}: {len} bytes at {device:#x} are not in one buffer of cuda_data or gpu_data; pass data_buf of a message \
+                 from there, or what lies in it",
+                self.endpoint.prefix()
+            )));
+        }
+        let (from, to) = match direction {
+            Direction::ToHost => (at, host.as_ptr()),
+            Direction::ToDevice => (host.as_ptr(), at),
+        };
+        // SAFETY: the bytes lie in one buffer of this link, and as many at the caller's address, as it promises.
+        unsafe { std::ptr::copy(from, to, len) };
+        Ok(())
     }
 
     fn can_copy(&self) -> bool {

@@ -137,6 +137,71 @@ fn the_same_over_the_layout_of_nvipc() {
     }
 }
 
+/// Installs the libraries as a user does, and with them compiles what names NVIPC's headers and libraries alone.
+#[test]
+fn a_consumer_of_nvipc_is_compiled_and_linked_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let (prefix, path) = (folder.path().join("usr"), |name: &str| folder.path().join(name));
+    let mut install = Command::new(format!("{HERE}/../install"));
+    // The other library is of another package, and not built for these tests.
+    let built = path("built");
+    std::fs::create_dir(&built).unwrap();
+    for name in ["libshmesh_nvipc.so", "libshmesh_nvipc.a"] {
+        std::os::unix::fs::symlink(libraries().join(name), built.join(name)).unwrap();
+        std::os::unix::fs::symlink(libraries().join(name), built.join(name.replace("_nvipc", ""))).unwrap();
+    }
+    succeed(install.arg(&prefix).arg(&built).env("CFLAGS", "-O1 -Werror"));
+    let names = std::fs::read(prefix.join("lib/libnvipc.so")).unwrap();
+    let has = |name: &[u8]| names.windows(name.len()).any(|at| at == name);
+    assert!(has(b"\0libnvipc.so\0") && has(b"\0NVIPC_2530\0"), "the name and version that the linker wrote");
+
+    let flags = |package: &str| {
+        let mut command = Command::new("pkg-config");
+        command.args(["--cflags", "--libs", package]).env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let consumer = |compiler: &str, source: &str, more: &[&str], package: &str, libraries: &[&str]| {
+        let program = path(&format!("{}_{package}", source.replace('.', "_")));
+        let mut command = Command::new(compiler);
+        command.args(["-Wall", "-Wextra", "-Werror", "-pthread"]).args(more);
+        command.arg(format!("{HERE}/tests/{source}")).arg("-o").arg(&program);
+        command.args(flags(package).split_whitespace()).args(libraries);
+        succeed(command.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display())));
+        program
+    };
+    let logs = folder.path().to_str().unwrap().to_owned();
+    let dir = path("shm");
+    std::fs::create_dir(&dir).unwrap();
+    run_with(
+        &consumer("cc", "consumer.c", &["-std=c11"], "nvipc", &[]),
+        &[&logs],
+        "",
+        &[("SHMESH_DIR", &dir)],
+    );
+    let tree = format!("-I{HERE}/tests/tree");
+    let file = format!("{HERE}/tests/tree/tree.yaml");
+    run(&consumer("c++", "consumer.cpp", &["-std=c++17", &tree], "nvipc", &[]), &[&file], "");
+    // Over our own names too, and there with our yaml.hpp where libyaml is.
+    if Path::new("/usr/include/yaml.h").exists() {
+        run(&consumer("c++", "consumer.cpp", &["-std=c++20"], "shmesh_nvipc", &["-lyaml"]), &[&file], "");
+    } else {
+        eprintln!("yaml.hpp is not compiled: libyaml is not here");
+    }
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "a consumer leaves nothing");
+}
+
+#[test]
+#[ignore = "long: sixteen threads and eight busy loops on few cores"]
+fn more_threads_than_cores_all_get_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("cc", "stress", &["-std=c11", "-O2"], folder.path());
+    for layout in ["", "nvipc"] {
+        run(&program, &[], layout);
+    }
+}
+
 #[test]
 fn messages_flow_over_udp() {
     check("udp", false);

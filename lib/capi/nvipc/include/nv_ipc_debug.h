@@ -1,0 +1,10 @@
+/* What NVIPC's programs find by this name. Of a link's insides there is nothing: use `shmesh dump` and `shmesh capture`. */
+#ifndef NV_IPC_DEBUG_H_INCLUDED_
+#define NV_IPC_DEBUG_H_INCLUDED_
+
+#include "nv_ipc.h"
+#include "nv_ipc_ring.h"
+#include "nv_ipc_shm.h"
+#include "stat_log.h"
+
+#endif

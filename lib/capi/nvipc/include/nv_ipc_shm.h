@@ -1,0 +1,27 @@
+/* A file in the IPC directory, mapped. In libnvipc.so. */
+#ifndef NV_IPC_SHM_H_INCLUDED_
+#define NV_IPC_SHM_H_INCLUDED_
+
+#include <stddef.h>
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+
+typedef struct nv_ipc_shm_t nv_ipc_shm_t;
+struct nv_ipc_shm_t
+{
+    void *(*get_mapped_addr)(nv_ipc_shm_t *ipc_shm);
+    size_t (*get_size)(nv_ipc_shm_t *ipc_shm);
+    /* Unmaps it; the primary removes the file. */
+    int (*close)(nv_ipc_shm_t *ipc_shm);
+};
+
+/* The primary makes the file, of zeros; others open it, and with a size of 0 map all of it. NULL if it is refused. */
+nv_ipc_shm_t *nv_ipc_shm_open(int primary, const char *name, size_t size);
+
+#if defined(__cplusplus)
+}
+#endif
+
+#endif

@@ -1,0 +1,139 @@
+//! NVIPC's array queue, for programs that use it in memory of their own.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+
+use shmesh_nvipc_wire::ArrayQueue;
+
+use crate::calls::guarded;
+use crate::log::say;
+
+/// The functions of a queue, and behind them the queue.
+#[repr(C)]
+#[derive(Debug)]
+pub struct array_queue_t {
+    get_length: Number,
+    enqueue: unsafe extern "C" fn(*mut array_queue_t, i32) -> c_int,
+    dequeue: Number,
+    close: Number,
+    get_name: unsafe extern "C" fn(*mut array_queue_t) -> *mut c_char,
+    get_max_length: Number,
+    get_count: Number,
+    get_next: unsafe extern "C" fn(*mut array_queue_t, i32) -> i32,
+    name: CString,
+    queue: ArrayQueue,
+}
+
+type Number = unsafe extern "C" fn(*mut array_queue_t) -> i32;
+
+/// # Safety
+/// NULL, or what `array_queue_open` returned and nobody has closed.
+unsafe fn of<'a>(queue: *mut array_queue_t) -> Option<&'a array_queue_t> {
+    // SAFETY: the caller's promise.
+    unsafe { queue.as_ref() }
+}
+
+fn signed(number: Option<usize>) -> i32 {
+    number.and_then(|number| i32::try_from(number).ok()).unwrap_or(-1)
+}
+
+unsafe extern "C" fn get_length(queue: *mut array_queue_t) -> i32 {
+    // SAFETY: as the header asks.
+    signed(unsafe { of(queue) }.map(|at| at.queue.capacity()))
+}
+
+unsafe extern "C" fn enqueue(queue: *mut array_queue_t, value: i32) -> c_int {
+    // SAFETY: as the header asks.
+    let put = unsafe { of(queue) }
+        .zip(u32::try_from(value).ok())
+        .is_some_and(|(at, value)| at.queue.enqueue(value));
+    if put { 0 } else { -1 }
+}
+
+unsafe extern "C" fn dequeue(queue: *mut array_queue_t) -> i32 {
+    // SAFETY: as the header asks.
+    signed(unsafe { of(queue) }.and_then(|at| at.queue.dequeue()).map(|value| value as usize))
+}
+
+unsafe extern "C" fn close(queue: *mut array_queue_t) -> c_int {
+    if queue.is_null() {
+        return -1;
+    }
+    // SAFETY: made by `Box::into_raw`, and closed once.
+    drop(unsafe { Box::from_raw(queue) });
+    0
+}
+
+unsafe extern "C" fn get_name(queue: *mut array_queue_t) -> *mut c_char {
+    // SAFETY: as the header asks.
+    unsafe { of(queue) }.map_or(std::ptr::null_mut(), |at| at.name.as_ptr().cast_mut())
+}
+
+unsafe extern "C" fn get_count(queue: *mut array_queue_t) -> i32 {
+    // SAFETY: as the header asks.
+    signed(unsafe { of(queue) }.map(|at| at.queue.len()))
+}
+
+unsafe extern "C" fn get_next(queue: *mut array_queue_t, base: i32) -> i32 {
+    // SAFETY: as the header asks.
+    let next = unsafe { of(queue) }.and_then(|at| at.queue.after(u32::try_from(base).ok()));
+    signed(next.map(|value| value as usize))
+}
+
+/// A queue over memory of the caller; the primary empties it. NULL if it is refused.
+///
+/// # Safety
+/// `name` is NULL or a text that ends with a NUL. At `header` lie 32 bytes and 8 for each slot, until the queue is closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn array_queue_open(
+    primary: c_int,
+    name: *const c_char,
+    header: *mut std::ffi::c_void,
+    length: i32,
+) -> *mut array_queue_t {
+    guarded("array_queue_open", std::ptr::null_mut(), || {
+        let name = if name.is_null() {
+            CString::default()
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { CStr::from_ptr(name) }.to_owned()
+        };
+        // SAFETY: the caller's promise.
+        let queue =
+            u32::try_from(length).ok().and_then(|len| unsafe { ArrayQueue::over(header.cast(), len) });
+        let Some(queue) = queue else {
+            say!(
+                "array_queue_open: {name:?}: {length} slots at {header:p}; give 1 to 2^24 slots and memory that begins at a \
+                 multiple of 8"
+            );
+            return std::ptr::null_mut();
+        };
+        if primary != 0 {
+            queue.clear();
+        }
+        Box::into_raw(Box::new(array_queue_t {
+            get_length,
+            enqueue,
+            dequeue,
+            close,
+            get_name,
+            get_max_length: get_length,
+            get_count,
+            get_next,
+            name,
+            queue,
+        }))
+    })
+}
+
+/// Empties a queue, for who is alone.
+///
+/// # Safety
+/// `queue` is NULL or one that is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn array_queue_reset(queue: *mut array_queue_t) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { of(queue) }.map_or(-1, |at| {
+        at.queue.clear();
+        0
+    })
+}
