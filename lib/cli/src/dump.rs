@@ -9,7 +9,7 @@ use shmesh::{SeatIndex, Side};
 
 use crate::args::{Dir, Output};
 use crate::table::Table;
-use crate::{human, ls, people};
+use crate::{human, ls, nvipc, people};
 
 const EXAMPLES: &str = "\
 Works on a link in use and after a crash, without changing the link or stopping participants. While a link is in use, each
@@ -45,7 +45,19 @@ pub(crate) struct Args {
 
 /// Shows the link.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let view = View::open(&args.dir.dir, &args.link)?;
+    let view = match View::open(&args.dir.dir, &args.link) {
+        Ok(view) => view,
+        Err(error) => {
+            let Some(theirs) = nvipc::seen(&args.dir.dir, &args.link) else { return Err(error.into()) };
+            return match args.output {
+                Output::Text => nvipc::dump(&args.link, &theirs, args.limit, out),
+                Output::Json => {
+                    serde_json::to_writer_pretty(&mut *out, &nvipc::json(&args.link, &theirs))?;
+                    Ok(writeln!(out)?)
+                }
+            };
+        }
+    };
     let snapshot = view.snapshot();
     match args.output {
         Output::Text => text(args, &view, &snapshot, out),

@@ -7,17 +7,18 @@ use serde_json::{Value, json};
 use shmesh::Side;
 use shmesh::config::{LinkName, RingMode};
 use shmesh::inspect::{Snapshot, View, names};
+use shmesh_nvipc_wire::Seen;
 
 use crate::args::{Dir, Output};
 use crate::table::Table;
-use crate::{human, people};
+use crate::{human, nvipc, people};
 
 const EXAMPLES: &str = "\
 Links are mapped read-only, so participants are not affected. A link of memfds has no files; its host process is asked instead.
 
 PRIMARY and SECONDARY are process ids, as their own pid namespaces number them. A `dead` process has exited and its buffers are not
 yet recovered; an `evicted` one was declared dead and may still run. The reason for each `unknown` stands below the table. m2s and
-s2m count queued messages, primary to secondary and back. Damaged links are listed with the reason.
+s2m count queued messages, primary to secondary and back. A link whose ring is `nvipc` is in NVIPC's own layout. Damaged links are listed with the reason.
 
 Examples:
   shmesh ls
@@ -39,6 +40,8 @@ pub(crate) struct Args {
 struct Listed {
     name: LinkName,
     seen: shmesh::Result<(View, Snapshot)>,
+    /// In NVIPC's layout: what is seen of it in place of an error.
+    theirs: Option<Seen>,
 }
 
 /// Lists the links.
@@ -50,7 +53,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             let snapshot = view.snapshot();
             (view, snapshot)
         });
-        Listed { name, seen }
+        let theirs = seen.as_ref().err().and_then(|_| nvipc::seen(dir, &name));
+        Listed { name, seen, theirs }
     };
     let listed: Vec<Listed> = names.into_iter().map(look).collect();
     match args.output {
@@ -71,7 +75,11 @@ fn text(args: &Args, listed: &[Listed], out: &mut dyn Write) -> anyhow::Result<(
         return Ok(writeln!(out, "no links in {}", args.dir.dir.display())?);
     }
     let mut table = Table::new(&["LINK", "RING", "POOLS", ">SIZE", "PRIMARY", "SECONDARY", ">M2S", ">S2M"]);
-    for Listed { name, seen } in listed {
+    for Listed { name, seen, theirs } in listed {
+        if let Some(theirs) = theirs {
+            table.row(nvipc::row(name, theirs));
+            continue;
+        }
         let Ok((view, snapshot)) = seen else {
             table.row([name.as_str(), "-", "unusable, see below"].map(str::to_owned));
             continue;
@@ -98,7 +106,7 @@ fn text(args: &Args, listed: &[Listed], out: &mut dyn Write) -> anyhow::Result<(
         ]);
     }
     table.print(0, out)?;
-    for Listed { name, seen } in listed {
+    for Listed { name, seen, .. } in listed.iter().filter(|listed| listed.theirs.is_none()) {
         match seen {
             Ok((_, snapshot)) => {
                 for doubt in people::doubts(&snapshot.seats) {
@@ -142,7 +150,10 @@ pub(crate) fn view_json(view: &View) -> Value {
     })
 }
 
-fn link_json(Listed { name, seen }: &Listed) -> Value {
+fn link_json(Listed { name, seen, theirs }: &Listed) -> Value {
+    if let Some(theirs) = theirs {
+        return nvipc::json(name, theirs);
+    }
     match seen {
         Err(error) => json!({ "name": name.as_str(), "usable": false, "error": crate::in_one_line(error) }),
         Ok((view, snapshot)) => {

@@ -11,6 +11,7 @@ mod dump;
 mod human;
 mod keys;
 mod ls;
+mod nvipc;
 mod people;
 mod rm;
 mod table;

@@ -7,7 +7,7 @@ use shmesh::config::LinkName;
 use shmesh::inspect::{Remains, names};
 
 use crate::args::Dir;
-use crate::{human, people};
+use crate::{human, nvipc, people};
 
 const EXAMPLES: &str = "\
 Removes the segments, the socket and the lock of a link, after checking by their content that they belong to shmesh. A link
@@ -74,6 +74,13 @@ fn named(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn one(args: &Args, name: &LinkName, out: &mut dyn Write) -> anyhow::Result<()> {
     let remains = Remains::of(&args.dir.dir, name)?;
+    if let Some(theirs) = nvipc::seen(&args.dir.dir, name) {
+        bail!(
+            "{}: end its processes, and remove {name}_* and sem.{name}_dbg_sem in {} when none is left",
+            nvipc::not_here(name, &theirs),
+            args.dir.dir.display()
+        );
+    }
     if let Some(foreign) = remains.foreign.first() {
         bail!("link {name}: {} is not a file of a shmesh link; move it away", foreign.display());
     }

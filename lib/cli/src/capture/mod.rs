@@ -89,6 +89,14 @@ fn number(text: &str) -> Result<i32, String> {
 
 /// Records until it is told to end.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
+    if let Some(theirs) = crate::nvipc::seen(&args.dir.dir, &args.link) {
+        anyhow::bail!(
+            "{}, whose rings cannot be read without taking from them: start the tap in one of its processes (nvipc_fw_start), or \
+             look at what is queued with `shmesh dump {}`",
+            crate::nvipc::not_here(&args.link, &theirs),
+            args.link
+        );
+    }
     let told = crate::talk::signals()?;
     let mut watched = Watched::new(args)?;
     let seen = if args.output == Path::new("-") {

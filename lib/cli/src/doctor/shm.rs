@@ -44,6 +44,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
             "Try a link: it fails at start if it does not fit.",
         )),
     }
+    findings.extend(theirs(&facts.dir));
     findings.push(mount(&facts.seen));
     findings.push(writable(facts, owner));
     findings
@@ -157,6 +158,22 @@ fn inodes(space: &Space) -> Finding {
             Finding::new(ID, status, json!({ "free": free }), format!("{free} free"), means)
         }
     }
+}
+
+/// Links in NVIPC's layout, if there are any: they are in use, and nothing of them is to be moved away.
+fn theirs(dir: &std::path::Path) -> Option<Finding> {
+    let names = shmesh::inspect::names(dir).ok()?;
+    let theirs: Vec<String> = names
+        .iter()
+        .filter_map(|name| {
+            let seen = crate::nvipc::seen(dir, name)?;
+            Some(format!("{name} ({})", if seen.is_served { "its primary lives" } else { "no primary" }))
+        })
+        .collect();
+    let means = "NVIPC's own layout, of NVIPC or of libshmesh_nvipc with layout nvipc: leave their files alone while a process \
+                 uses them; `shmesh dump` shows what is queued.";
+    (!theirs.is_empty())
+        .then(|| Finding::new("dir.nvipc", Status::Note, json!(theirs), theirs.join(", "), means.to_owned()))
 }
 
 /// What it is seen through.

@@ -453,6 +453,34 @@ fn what_is_not_a_usable_link_is_named_and_not_fatal() {
 }
 
 #[test]
+fn a_link_of_nvipc_is_known_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let pools = config("theirs", RingMode::Mpmc).pools;
+    let link = shmesh_nvipc_wire::Options::new().dir(dir).create("theirs", pools).unwrap();
+    let buffers = link.allocate(None).unwrap();
+    let message = shmesh_nvipc_wire::Message { msg_id: 77, cell_id: 3, msg_len: 5, data_len: 0, buffers };
+    link.send(message).unwrap();
+    let before = files(dir);
+
+    let table = ok(dir, &["ls"]);
+    assert!(table.contains("theirs") && table.contains("nvipc") && table.contains("alive"), "{table}");
+    assert!(!table.contains("move it away"), "{table}");
+    let listed = &json(dir, &["ls", "--output", "json"])["links"][0];
+    assert_eq!((&listed["layout"], &listed["queued"]["m2s"]), (&"nvipc".into(), &1.into()));
+    let dumped = json(dir, &["dump", "theirs", "--output", "json"]);
+    assert_eq!(dumped["messages"]["m2s"][0]["msg_id"], 77);
+    assert_eq!(dumped["pools"][0]["free"], pools[0].pool_len - 1);
+    assert!(ok(dir, &["dump", "theirs"]).contains("77"));
+    for refused in [&["capture", "theirs", "-o", "-"][..], &["rm", "theirs"], &["rm", "theirs", "--force"]] {
+        assert!(fails(dir, refused, 1).contains("NVIPC's layout, and its primary lives"), "{refused:?}");
+    }
+    assert_eq!(files(dir), before);
+    drop(link);
+    assert!(ok(dir, &["ls"]).contains("no links"));
+}
+
+#[test]
 fn a_link_of_memfds_is_asked_of_its_holder() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config("hidden", RingMode::Spsc);
