@@ -32,8 +32,13 @@ COVERED = [
     "docs/testing.md",
     "e2e/src",
     "helm",
+    "lib/capi/include",
+    "lib/capi/src",
+    "lib/capi/tests",
+    "lib/cli",
     "lib/daemon",
     "lib/log-limit",
+    "lib/src/error.rs",
     "manifests",
     "plugin",
     "sidecar/src",
@@ -56,9 +61,9 @@ PARTICIPLES = "Begun Chosen Found Given Gone Held Kept Known Left Lost Made Said
 QUESTIONS = "How What When Where Which Who Whose Why".split()
 TYPE = re.compile(r"^\s*(?:pub(?:\([a-z ]+\))? )?(?:struct|enum|union|trait|type) ([A-Z]\w*)")
 REGULAR = re.compile(r"^[A-Z][a-z]+(?:[^e]ed|ing)$")
-NOUNS = {"Embed", "Feed", "Need", "Ring", "Seed", "Setting", "Shared", "Speed", "Thing"}
+NOUNS = {"Embed", "Feed", "Finding", "Need", "Ring", "Seed", "Setting", "Shared", "Speed", "Thing"}
 OLD = re.compile(
-    r"\b(?:seldom|Seldom|steward|Steward|sweeper|rivals|Keeper|Doctor|unsaid)\b|shmesh[-_]kubelet\b(?![-_]api)|shmesh[-_]gate"
+    r"\b(?:seldom|Seldom|steward|Steward|sweeper|rivals|Keeper|Doctor(?!\()|unsaid)\b(?!\()|shmesh[-_]kubelet\b(?![-_]api)|shmesh[-_]gate"
 )
 COMMENT = re.compile(r"^\s*(///|//!|//)( ?.*)$")
 
@@ -110,7 +115,8 @@ def findings_in_rust(text):
             if bare:
                 yield number, "type", name
         if not COMMENT.match(line):
-            for quoted in re.findall(r'"((?:[^"\\]|\\.)*)"', line):
+            # A string without a space is data.
+            for quoted in re.findall(r'"([^" ]* (?:[^"\\]|\\.)*)"', line):
                 for rule, found in findings_in_prose(quoted):
                     yield number, rule, found
     yield from old_names(text)

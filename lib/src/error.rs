@@ -1,4 +1,4 @@
-//! What can go wrong, each with the thing, the limit and the remedy.
+//! The error type of this library: each error names the link, the limit and the remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use shmesh_sys::rlimit::{self, OpenFiles};
 use crate::config::{ConfigError, NameError, PoolId};
 use crate::participant::Side;
 
-/// A result of this library.
+/// The result type of this library's operations.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -21,12 +21,12 @@ use crate::participant::Side;
 ///     link.notify()?;
 ///     Ok(link.queued())
 /// }
-/// assert_eq!(ping(&link)?, 0, "what it sent is queued at the other side");
+/// assert_eq!(ping(&link)?, 0, "the message is queued on the other side");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why an operation failed: one word, so that success costs nothing to return. [`kind`](Self::kind) says more.
+/// Why an operation failed. It is one pointer wide, so that returning `Ok` is cheap; [`kind`](Self::kind) has the details.
 ///
 /// ```
 /// use shmesh::{Error, ErrorKind, LinkOptions, Side};
@@ -39,17 +39,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub struct Error(Box<ErrorKind>);
 
 impl Error {
-    /// What went wrong, with its details.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// use shmesh::ErrorKind;
-    /// let error = link.send_inline(1, 0, &[0; 113]).unwrap_err();
-    /// assert!(matches!(error.kind(), ErrorKind::InlineTooLong { len: 113, .. }));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The kind of this error, with its details.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
         &self.0
@@ -81,10 +71,10 @@ impl std::error::Error for Error {
     }
 }
 
-/// What can go wrong.
+/// The kinds of [`Error`], with their details.
 ///
-/// Each prints as one line. What the kernel said, where it refused, is the [`source`](std::error::Error::source).
-/// More kinds may come.
+/// Each prints as one line. The kernel's error, if there is one, is the [`source`](std::error::Error::source).
+/// Later versions may add kinds.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -103,424 +93,430 @@ impl std::error::Error for Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The name of a link is not one.
+    /// The name of a link is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The configuration is not one.
+    /// The configuration of a link is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
 
-    /// There is no such link.
-    #[error("link {link}: not found in {dir}: start its primary, or look with `shmesh ls --dir {dir}`", dir = .dir.display())]
+    /// The IPC directory has no link of this name.
+    #[error("link {link}: not found in {dir}: start its primary, or list links with `shmesh ls --dir {dir}`", dir = .dir.display())]
     NotFound {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// Where it was looked for.
+        /// The IPC directory that was searched.
         dir: PathBuf,
     },
-    /// The IPC directory is not there.
+    /// The IPC directory does not exist.
     #[error(
-        "link {link}: there is no IPC directory {dir}; make it (in a pod: mount a volume there), or name another with \
-         SHMESH_DIR", dir = .dir.display()
+        "link {link}: the IPC directory {dir} does not exist; create it (in a pod: mount a volume there), or set SHMESH_DIR", dir = .dir.display()
     )]
     NoDirectory {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The directory.
+        /// The missing IPC directory.
         dir: PathBuf,
     },
-    /// The link's primary, or the only participant that its side may have, lives.
-    #[error("link {link}: process {pid} is its {side} already; stop it first, or use another name")]
+    /// The side allows one process, and that process is alive.
+    #[error(
+        "link {link}: process {pid} is already its {side}; stop that process first, or use another link name"
+    )]
     AlreadyOwned {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The side that is taken.
+        /// The side that is occupied.
         side: Side,
-        /// Who has it, as its own pid namespace numbers it.
+        /// The process that occupies it, as numbered in its own pid namespace.
         pid: u32,
     },
-    /// The link has one receiver a side, and this side has it.
+    /// The link allows one receiving process per side, and this side has one.
     #[error(
-        "link {link}: process {pid} receives on the {side} side, and this link has one receiver a side (`receivers: one`); end \
-         that process first, or use a link for each receiver; with `receivers: many` they share one queue"
+        "link {link}: process {pid} already receives on the {side} side, and this link allows one receiver per side (`receivers: one`); \
+        stop that process first, or use one link per receiver; with `receivers: many` receivers share one queue"
     )]
     ReceiverTaken {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The side.
+        /// The side that already has a receiver.
         side: Side,
-        /// The receiver, as its own pid namespace numbers it.
+        /// The receiving process, as numbered in its own pid namespace.
         pid: u32,
     },
-    /// The link shall start empty, and another participant is attached.
+    /// `fresh` was requested, but another participant is attached.
     #[error(
-        "link {link}: it cannot start empty (`fresh`), because process {pid} is attached to the {side} side; end that process \
-         first, or create the link without `fresh`"
+        "link {link}: it cannot start empty (`fresh`), because process {pid} is attached to the {side} side; stop that process \
+        first, or create the link without `fresh`"
     )]
     InUse {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
         /// The side of that participant.
         side: Side,
-        /// Its process, as its own pid namespace numbers it.
+        /// Its process, as numbered in its own pid namespace.
         pid: u32,
     },
     /// A link of this name exists with another shape, backing, receivers or notification.
     #[error(
-        "link {link}: it exists with {field} {existing}, asked for was {asked}; use the same configuration, or remove it \
+        "link {link}: it exists with {field} {existing}, but {asked} was requested; use the same configuration, or remove the link \
          with `shmesh rm {link}`"
     )]
     Differs {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// What differs.
+        /// The setting that differs.
         field: String,
-        /// As it exists.
+        /// Its value in the existing link.
         existing: String,
-        /// As it was asked for.
+        /// The value that was requested.
         asked: String,
     },
-    /// A file or memfd is not a segment of ours.
+    /// A file or memfd is not a segment of shmesh.
     #[error("link {link}: {what} is not a shmesh segment; move it away, or use another link name")]
     NotOurs {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The file.
+        /// The file or memfd.
         what: String,
     },
-    /// A segment, or the process that holds it, is of another version of this library.
+    /// A segment, or the host that serves it, has another layout version.
     #[error(
-        "link {link}: {what} has layout version {found}, this library speaks {ours}; run one version on both sides, and \
-         remove the link with `shmesh rm {link}`"
+        "link {link}: {what} has layout version {found}, but this library supports {ours}; run the same version on both sides, and \
+        remove the link with `shmesh rm {link}`"
     )]
     Version {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
         /// The file or the peer.
         what: String,
-        /// Its version.
+        /// The layout version that was found.
         found: u16,
-        /// Ours.
+        /// The layout version of this library.
         ours: u16,
     },
     /// A segment does not have the size that its header says.
     #[error(
-        "link {link}: {what} has {found} bytes, its header says {expected}: it was truncated; remove the link with `shmesh rm {link}`"
+        "link {link}: {what} has {found} bytes, but its header says {expected}: it was truncated; remove the link with `shmesh rm {link}`"
     )]
     Truncated {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The file.
+        /// The file or memfd.
         what: String,
-        /// Its size.
+        /// Its size in bytes.
         found: u64,
-        /// The size it should have.
+        /// The size in bytes that its header gives.
         expected: u64,
     },
-    /// The header of a segment contradicts itself, or the link's other segments; or a guarded segment was truncated while it was in use.
+    /// The header of a segment contradicts itself or the link's other segments, or a guarded segment was truncated while in use.
     #[error("link {link}: {what} is damaged ({why}); remove the link with `shmesh rm {link}`")]
     Damaged {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The file.
+        /// The file or memfd.
         what: String,
-        /// What was found.
+        /// The contradiction that was found.
         why: &'static str,
     },
-    /// The file system has no room.
+    /// The file system has too little free space.
     #[error(
-        "link {link}: {what} needs {needed} bytes, {dir} has {free} free; make pools smaller, or give {dir} more \
+        "link {link}: {what} needs {needed} bytes, but {dir} has {free} free; make pools smaller, or enlarge {dir} \
          (in a pod: the sizeLimit of the emptyDir at /dev/shm)", dir = .dir.display()
     )]
     NoSpace {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The segment.
+        /// The segment that does not fit.
         what: String,
         /// Its size in bytes.
         needed: u64,
-        /// What is left.
+        /// Free space in bytes.
         free: u64,
-        /// The IPC directory.
+        /// The IPC directory, which is on it.
         dir: PathBuf,
     },
-    /// The memory cgroup has no room, and the kernel would kill this process instead of failing the call.
+    /// The memory limit would be exceeded. This is checked in advance, because the kernel would kill the process instead of failing the call.
     #[error(
-        "link {link}: its segments need {needed} bytes, the memory limit of this container, or the machine, leaves {room}; raise \
-         resources.limits.memory, or make pools smaller"
+        "link {link}: its segments need {needed} bytes, but {room} remain below the memory limit of this container or machine; \
+        raise resources.limits.memory, or make pools smaller"
     )]
     MemoryLimit {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
         /// Size of all its segments in bytes.
         needed: u64,
         /// Bytes that can still be charged.
         room: u64,
     },
-    /// This user may not use the link.
+    /// This user has no permission to use the link.
     #[error(
         "link {link}: no permission for {what}: it belongs to another user; run as that user, or create the link with file_mode 0660 and a common group"
     )]
     Permission {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The file.
+        /// The file or memfd.
         what: String,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
-    /// All seats of the participant table are taken.
+    /// All seats of the link are taken.
     #[error(
-        "link {link}: all {limit} participants are attached; detach one, or call recover() if some have died"
+        "link {link}: all {limit} seats are taken; detach a participant, or call recover() if some have died"
     )]
     Crowded {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// How many there can be.
+        /// The maximum number of participants.
         limit: usize,
     },
-    /// A ring with one producer and one consumer has it already.
+    /// The ring is `spsc`, and another participant is its producer or consumer.
     #[error(
-        "link {link}: participant {seat} (process {pid}) is the {role} of this ring, which has one (ring mode spsc); use that handle, or ring mode mpmc"
+        "link {link}: participant {seat} (process {pid}) is the only {role} that this ring allows (ring mode spsc); use that handle, or ring mode mpmc"
     )]
     RoleTaken {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// "producer" or "consumer".
+        /// The role: "producer" or "consumer".
         role: &'static str,
-        /// Who has it.
+        /// Seat of the participant that has the role.
         seat: u8,
-        /// Its process.
+        /// Process of that participant.
         pid: u32,
     },
 
     /// The pool has no free buffer.
     #[error(
-        "link {link}: all {len} buffers of pool {pool} are loaned, queued or held by a receiver; receive or release some, or raise its pool_len"
+        "link {link}: all {len} buffers of pool {pool} are loaned, queued or borrowed by a receiver; release some, or raise its pool_len"
     )]
     Exhausted {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The pool.
+        /// The buffer pool concerned.
         pool: PoolId,
-        /// Its number of buffers.
+        /// The number of buffers in it.
         len: u32,
     },
-    /// The small cells in which inline messages travel are all in use.
+    /// All inline cells of the link are in use.
     #[error(
-        "link {link}: all {len} inline cells are queued or held by a receiver; receive some, or raise the ring's len"
+        "link {link}: all {len} inline cells are queued or borrowed by a receiver; receive some messages, or raise the ring's len"
     )]
     InlineExhausted {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The number of cells.
+        /// The number of inline cells.
         len: u32,
     },
     /// The ring has no free slot.
     #[error(
-        "link {link}: {len} messages are queued and the ring is full; the receiver is behind, or raise the ring's len"
+        "link {link}: the ring is full with {len} messages; retry when the receiver has caught up, or raise the ring's len"
     )]
     Full {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// Its capacity.
+        /// The capacity of the ring.
         len: u32,
     },
-    /// A reader of a broadcast ring with `slow: skip` has as many messages in buffers as it can.
+    /// The reader of a broadcast ring with `slow: skip` has borrowed the maximum number of messages in buffers.
     #[error(
-        "link {link}: this reader holds {limit} messages, which is the limit with slow: skip; drop one, or copy what it says"
+        "link {link}: this reader has borrowed {limit} messages, the limit with slow: skip; drop one first, or copy its bytes"
     )]
     HoldingTooMany {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// Messages that a reader can hold.
+        /// The maximum number of borrowed messages.
         limit: usize,
     },
-    /// A message does not fit.
+    /// The message is longer than a buffer of the pool.
     #[error(
         "link {link}: {len} bytes do not fit into a buffer of pool {pool}, which has {limit}; use a pool with larger buffers, or raise its buf_size_bytes"
     )]
     TooLong {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The pool.
+        /// The buffer pool concerned.
         pool: PoolId,
-        /// Asked for.
+        /// The requested length in bytes.
         len: usize,
-        /// Size of its buffers.
+        /// Size of its buffers in bytes.
         limit: u32,
     },
-    /// A message does not fit into a slot.
+    /// The message is too long to travel in the ring.
     #[error("link {link}: an inline message has at most {limit} bytes, not {len}; loan a buffer instead", limit = crate::ring::INLINE_MAX_BYTES)]
     InlineTooLong {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// Asked for.
+        /// The requested length in bytes.
         len: usize,
     },
-    /// The link has no such pool.
+    /// The link has no pool of this kind.
     #[error(
         "link {link}: pool {pool} is not configured; set its buf_size_bytes and pool_len, or use another pool"
     )]
     NoPool {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The pool.
+        /// The buffer pool concerned.
         pool: PoolId,
     },
-    /// A DATA part was asked for in the pool of the MSG parts.
+    /// A DATA part was requested from the pool of MSG parts.
     #[error("link {link}: pool cpu_msg holds MSG parts; loan a DATA part from another pool")]
     MsgPool {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
     },
     /// The loan has a MSG part only.
-    #[error("link {link}: this loan has no DATA part; take one that has with `loan_with`")]
+    #[error("link {link}: this loan has no DATA part; loan one with `loan_with`")]
     NoDataPart {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
     },
-    /// The DATA part is in device memory, where the CPU does not reach.
+    /// The DATA part is in device memory, which the CPU cannot access.
     #[error(
-        "link {link}: the buffers of pool {pool} are in device memory; open it with `Link::device_pool`, and take the place of \
-         the DATA part from there"
+        "link {link}: the buffers of pool {pool} are in device memory; open the pool with `Link::device_pool`, which gives the \
+        device address of the DATA part"
     )]
     OnDevice {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The pool.
+        /// The buffer pool concerned.
         pool: PoolId,
     },
-    /// The pool is in shared memory, or another one in device memory.
+    /// The buffers of the pool are not in the device memory that was opened.
     #[error(
-        "link {link}: the buffers of pool {pool} are not in this device memory; only those of cuda_data and gpu_data are, each in \
-         its own"
+        "link {link}: the buffers of pool {pool} are not in this device memory; cuda_data and gpu_data have device memory of their \
+        own, other pools have none"
     )]
     NotOnDevice {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The pool.
+        /// The buffer pool concerned.
         pool: PoolId,
     },
-    /// The payload is in device memory that this process does not have, because nobody kept it, and the pool was given other.
+    /// The payload is in device memory that no longer exists or was replaced: all processes that had it mapped have ended.
     #[error(
-        "link {link}: this message's DATA part is in other device memory than pool {pool} has here: all who had it have ended, or \
-         it was replaced meanwhile; open the pool again, and ask for the payload once more"
+        "link {link}: the DATA part of this message is in device memory that pool {pool} no longer has, because all its processes \
+        ended or it was replaced; open the pool again, and have the sender repeat the message"
     )]
     OtherMemory {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The pool.
+        /// The buffer pool concerned.
         pool: PoolId,
     },
-    /// A loan was offered to a link that did not make it.
+    /// The loan belongs to another handle.
     #[error("link {link}: the loan belongs to another handle; send it with the handle that made it")]
     ForeignLoan {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
     },
 
-    /// This participant was declared dead while it was stopped. What it held was given to others.
+    /// This participant was declared dead while it was stopped, and its buffers were recovered.
     #[error(
         "link {link}: this participant was evicted and its loans were reclaimed; drop this handle and attach again"
     )]
     Evicted {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
     },
-    /// Shared memory holds something that no participant of ours writes.
+    /// Shared memory has a value that no correct participant writes.
     #[error(
-        "link {link}: {what}; a peer is broken or hostile: find it with `shmesh dump {link}`, then remove the link"
+        "link {link}: {what}; a peer is defective or hostile: find it with `shmesh dump {link}`, then remove the link"
     )]
     Corrupt {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// What was found.
+        /// The contradiction that was found.
         what: &'static str,
     },
-    /// A participant that lives cannot be evicted from a ring with one producer and one consumer.
+    /// The participant is alive, and an `spsc` ring does not allow its eviction.
     #[error(
-        "link {link}: participant {seat} (process {pid}) lives; in ring mode spsc it must end before its place is taken"
+        "link {link}: participant {seat} (process {pid}) is alive; in ring mode spsc it cannot be evicted: stop the process first"
     )]
     StillAlive {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// The participant.
+        /// Seat of that participant.
         seat: u8,
-        /// Its process.
+        /// Process of that participant.
         pid: u32,
     },
-    /// The link was made without notification.
+    /// The link was created without notification.
     #[error(
-        "link {link}: it has no notification (notify.enabled: false); poll with receive(), or create it with notification"
+        "link {link}: it was created without notification (notify.enabled: false); poll with receive(), or create the link with notification"
     )]
     NoNotification {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
     },
-    /// The process that hands out what has no name is not there, or did not answer as expected.
+    /// The host of the link's memory is missing, or gave an unexpected answer.
     #[error("link {link}: the host of its memory at {path} {what}", path = .path.display())]
     Host {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// Its socket.
+        /// Path of its socket.
         path: PathBuf,
-        /// What it did.
+        /// What went wrong with it.
         what: &'static str,
     },
-    /// Nobody serves the link, or who did has gone.
-    #[error("link {link}: nobody serves it at {}; start a sidecar, or connect again", path.display())]
+    /// The link has no broker, or its broker has ended.
+    #[error("link {link}: no broker listens at {}; start a sidecar, or connect again", path.display())]
     NoBroker {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// Where somebody should.
+        /// Where the broker should listen.
         path: PathBuf,
     },
-    /// The broker refused a request that breaks a rule or a limit.
-    #[error("link {link}: the broker refuses: {text}")]
+    /// The broker refused a request that violates a rule or a limit.
+    #[error("link {link}: the broker refused the request: {text}")]
     Refused {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// Why.
+        /// The reason in words.
         text: String,
     },
-    /// This process may not, or there is no such key: which of them, nobody is told but the broker's audit log.
-    #[error("link {link}: the broker denies it: {text}")]
+    /// This process is not permitted, or the key does not exist. Only the broker's audit log says which.
+    #[error("link {link}: the broker denied the request: {text}")]
     Denied {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// What it says.
+        /// The answer of the broker.
         text: String,
     },
-    /// The imported memory is still held in this process.
-    #[error("link {link}: the imported memory is still held here; drop every `Arc` of it, then close")]
+    /// The imported memory is still in use in this process.
+    #[error(
+        "link {link}: the imported memory is still in use in this process; drop every `Arc` of it, then close it"
+    )]
     StillMapped {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
     },
-    /// Others still import the memory.
-    #[error("link {link}: {}; they close first, or force it", still_imported(importers))]
+    /// Other processes still import the memory.
+    #[error(
+        "link {link}: {}; wait until they have closed it, or force the release",
+        still_imported(importers)
+    )]
     Busy {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// Bare thread-group ids.
+        /// Their thread-group ids, without start times.
         importers: Vec<i32>,
     },
-    /// The kernel refused something.
+    /// A system call failed.
     #[error("link {link}: cannot {doing}")]
     System {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// What was tried.
+        /// What was attempted, as in "cannot ...".
         doing: String,
-        /// What the kernel said.
+        /// The error from the kernel.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether the same call can succeed later without anybody changing a configuration: a pool or ring was full, all
-    /// seats were taken, or the link was not there yet.
+    /// Whether the same call can succeed later without a change of configuration: a pool or ring was full, all
+    /// seats were taken, or the link did not exist yet.
     ///
     /// ```
     /// let error = shmesh::Error::from(shmesh::ErrorKind::Full { link: "fronthaul".into(), len: 8 });
@@ -561,7 +557,7 @@ impl Error {
 
 fn still_imported(importers: &[i32]) -> String {
     if importers.is_empty() {
-        return "importers may still come back after the restart of the sidecar".to_owned();
+        return "the sidecar restarted, and importers may still reconnect".to_owned();
     }
     format!("still imported by {importers:?}")
 }

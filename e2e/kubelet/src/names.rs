@@ -44,7 +44,7 @@ mod tests {
     use super::is_extended_resource_name as ok;
 
     #[test]
-    fn the_bounds_are_those_of_a_quota() {
+    fn bounds_are_those_of_a_quota() {
         assert!(ok(&format!("a.b/{}", "x".repeat(63))));
         assert!(!ok(&format!("a.b/{}", "x".repeat(64))));
         assert!(ok(&format!("{}/x", vec!["a".repeat(60); 4].join("."))), "requests. + 243 characters");

@@ -221,7 +221,7 @@ fn talk_after(phy: &mut Peer, mac: &mut Peer, waits: &str, from: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_gets_shared_memory_of_exactly_its_units() {
+async fn container_gets_exactly_its_units_of_shared_memory() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;

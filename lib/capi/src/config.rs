@@ -1,4 +1,4 @@
-//! Configurations: from YAML, of our form or of NVIPC's.
+//! Configurations of links, read from YAML in shmesh's or NVIPC's form.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, OsStr, c_char};
@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use shmesh::ErrorKind;
 use shmesh::config::{LinkConfig, LoadedConfig, from_file, from_yaml};
 
-use crate::error::{Failed, argument, guarded, shmesh_error_t, uncancelled};
+use crate::error::{CallError, argument, guarded, shmesh_error_t, uncancelled};
 use crate::handles::{interned, no_fork};
 use shmesh_error_t::SHMESH_OK;
 
-/// The links of a configuration. Free it with `shmesh_config_free`. It points to nothing: what was freed has no links.
+/// A configuration: a list of links. Free it with `shmesh_config_free`. The handle is never dereferenced: after that it has no
+/// links.
 #[derive(Debug)]
 pub struct shmesh_config_t {
     _opaque: (),
@@ -22,19 +23,19 @@ pub struct shmesh_config_t {
 
 type Links = Arc<[(&'static CStr, LinkConfig)]>;
 
-/// Configurations by their handles: numbers that no process has as an address, and that no later configuration gets again.
+/// Configurations by handle. Handles are numbers that are not valid addresses and are never reused.
 static CONFIGS: Mutex<BTreeMap<usize, Links>> = Mutex::new(BTreeMap::new());
 
-/// Released in this order.
-type Locked = (MutexGuard<'static, BTreeMap<usize, Links>>, MutexGuard<'static, ()>);
+/// Both locks, released in this order.
+type ConfigsGuard = (MutexGuard<'static, BTreeMap<usize, Links>>, MutexGuard<'static, ()>);
 
-fn configs() -> Locked {
+fn configs() -> ConfigsGuard {
     let no_fork = no_fork();
     // Each change is one step.
     (CONFIGS.lock().unwrap_or_else(PoisonError::into_inner), no_fork)
 }
 
-/// The links of a configuration; `None`: it was freed, or never was one.
+/// The links of a configuration. `None` if it was freed or never was valid.
 pub(crate) fn links(config: *const shmesh_config_t) -> Option<Links> {
     configs().0.get(&config.addr()).cloned()
 }
@@ -48,24 +49,24 @@ fn opened(links: Vec<LinkConfig>) -> *mut shmesh_config_t {
     std::ptr::without_provenance_mut(handle)
 }
 
-/// A text of the caller's.
+/// Reads a string argument of the caller.
 ///
 /// # Safety
 /// `text` is NULL or ends with a NUL.
-pub(crate) unsafe fn text<'a>(what: &str, text: *const c_char) -> Result<&'a str, Failed> {
+pub(crate) unsafe fn text<'a>(what: &str, text: *const c_char) -> Result<&'a str, CallError> {
     if text.is_null() {
-        return Err(argument(&format!("{what} is NULL; pass a text")));
+        return Err(argument(&format!("{what} is NULL; pass a string")));
     }
     // SAFETY: the caller's promise.
     let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().map_err(|_| argument(&format!("{what} is no UTF-8; pass one")))
+    text.to_str().map_err(|_| argument(&format!("{what} is not UTF-8; pass UTF-8")))
 }
 
-/// Where to put what is made; NULL in it until that is there.
+/// Checks an output argument, and sets it to NULL until the call has succeeded.
 ///
 /// # Safety
 /// `out` is NULL or points to a pointer.
-pub(crate) unsafe fn place<'a, T>(what: &str, out: *mut *mut T) -> Result<&'a mut *mut T, Failed> {
+pub(crate) unsafe fn output<'a, T>(what: &str, out: *mut *mut T) -> Result<&'a mut *mut T, CallError> {
     // SAFETY: the caller's promise.
     let place =
         unsafe { out.as_mut() }.ok_or_else(|| argument(&format!("{what} is NULL; pass where to put it")))?;
@@ -73,12 +74,14 @@ pub(crate) unsafe fn place<'a, T>(what: &str, out: *mut *mut T) -> Result<&'a mu
     Ok(place)
 }
 
-fn taken(loaded: Result<LoadedConfig, shmesh::config::ConfigError>) -> Result<*mut shmesh_config_t, Failed> {
+fn taken(
+    loaded: Result<LoadedConfig, shmesh::config::ConfigError>,
+) -> Result<*mut shmesh_config_t, CallError> {
     let loaded = loaded.map_err(|error| shmesh::Error::from(ErrorKind::Config(error)))?;
     Ok(opened(loaded.links))
 }
 
-/// Reads a text of YAML, of shmesh's form (`links:`) or of NVIPC's (`transport:`).
+/// Reads a configuration from a YAML string, in shmesh's form (`links:`) or NVIPC's (`transport:`).
 ///
 /// # Safety
 /// `yaml` is NULL or ends with a NUL; `config` is NULL or points to a pointer.
@@ -89,13 +92,13 @@ pub unsafe extern "C" fn shmesh_config_from_yaml(
 ) -> shmesh_error_t {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let (place, yaml) = unsafe { (place("config", config)?, text("yaml", yaml)?) };
+        let (place, yaml) = unsafe { (output("config", config)?, text("yaml", yaml)?) };
         *place = taken(from_yaml(yaml))?;
         Ok(SHMESH_OK)
     })
 }
 
-/// Reads a file of YAML.
+/// Reads a configuration from a YAML file.
 ///
 /// # Safety
 /// `path` is NULL or ends with a NUL; `config` is NULL or points to a pointer.
@@ -106,9 +109,9 @@ pub unsafe extern "C" fn shmesh_config_from_file(
 ) -> shmesh_error_t {
     uncancelled(|| {
         // SAFETY: the caller's promise.
-        let place = unsafe { place("config", config) }?;
+        let place = unsafe { output("config", config) }?;
         if path.is_null() {
-            return Err(argument("path is NULL; pass that of a file"));
+            return Err(argument("path is NULL; pass the path of a file"));
         }
         // SAFETY: the caller's promise.
         let path = unsafe { CStr::from_ptr(path) };
@@ -117,7 +120,7 @@ pub unsafe extern "C" fn shmesh_config_from_file(
     })
 }
 
-/// The built-in defaults for a link of this name: cpu_msg of 1024 x 8 KiB, cpu_data of 256 x 64 KiB, no other pool.
+/// The default configuration of a link: cpu_msg with 1024 buffers of 8 KiB, cpu_data with 256 of 64 KiB, no other pool.
 ///
 /// # Safety
 /// `name` is NULL or ends with a NUL; `config` is NULL or points to a pointer.
@@ -128,27 +131,27 @@ pub unsafe extern "C" fn shmesh_config_default(
 ) -> shmesh_error_t {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let (place, name) = unsafe { (place("config", config)?, text("name", name)?) };
+        let (place, name) = unsafe { (output("config", config)?, text("name", name)?) };
         let name = name.parse().map_err(|error| shmesh::Error::from(ErrorKind::Name(error)))?;
         *place = opened(vec![LinkConfig::new(name)]);
         Ok(SHMESH_OK)
     })
 }
 
-/// How many links it has; 0 for NULL and for what was freed.
+/// The number of links in a configuration; 0 for NULL and for a freed configuration.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_config_count(config: *const shmesh_config_t) -> usize {
     links(config).map_or(0, |links| links.len())
 }
 
-/// The name of a link, valid for ever; NULL if there is none of that index.
+/// The name of a link of a configuration, valid for the life of the process. NULL if the index is out of range.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_config_name(config: *const shmesh_config_t, index: usize) -> *const c_char {
     let name = links(config).and_then(|links| links.get(index).map(|(name, _)| *name));
     name.map_or(std::ptr::null(), CStr::as_ptr)
 }
 
-/// Frees it. Nothing happens for NULL, and when it was freed before.
+/// Frees a configuration. Does nothing for NULL and for a configuration that was freed before.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_config_free(config: *mut shmesh_config_t) {
     let freed = configs().0.remove(&config.addr());

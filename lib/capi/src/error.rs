@@ -1,4 +1,4 @@
-//! Codes, their texts, and what went wrong last.
+//! Error codes, their texts, and the last error of each thread.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -7,55 +7,56 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use shmesh::{Error, ErrorKind};
 use shmesh_sys::cancel::Uncancelled;
 
-/// Why a call failed. 0 is success; the others never change their number.
+/// The result of a call: 0 is success, any other value is the reason of the failure. Numbers never change.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum shmesh_error_t {
-    /// Success.
+    /// The call has succeeded.
     SHMESH_OK = 0,
-    /// There is no message, or no signal.
+    /// There is no message, signal or event to take.
     SHMESH_ERROR_EMPTY = 1,
-    /// The time is over.
+    /// The call timed out.
     SHMESH_ERROR_TIMEOUT = 2,
-    /// No buffer of the pool is free. Try again when some were released.
+    /// No buffer of the pool is free. Retry after some were released.
     SHMESH_ERROR_EXHAUSTED = 3,
-    /// The ring is full. Try again when some were received.
+    /// The ring is full. Retry after the receiver has taken messages.
     SHMESH_ERROR_FULL = 4,
-    /// A pointer is NULL, a text is no UTF-8, or a number is none of those that it can be.
+    /// Invalid argument: a pointer is NULL, a string is not UTF-8, or a number is out of range.
     SHMESH_ERROR_ARGUMENT = 5,
-    /// The handle was closed, the configuration freed, the loan sent or dropped, or the message released; or it never was one.
+    /// The object is not valid: the handle was closed, the configuration freed, the loan sent or dropped, the message
+    /// released; or it never was valid.
     SHMESH_ERROR_ENDED = 6,
-    /// Another thread is in a call with this handle. Each takes its own with `shmesh_link_clone`.
+    /// Another thread is in a call with this handle. Use one handle per thread, from `shmesh_link_clone`.
     SHMESH_ERROR_BUSY = 7,
-    /// Loans or messages of this handle are still held.
+    /// Loans or messages of this handle have not ended yet.
     SHMESH_ERROR_HELD = 8,
-    /// A length does not fit into the buffer.
+    /// The length is larger than the buffer.
     SHMESH_ERROR_TOO_LONG = 9,
-    /// The link does not have this pool, or it cannot hold a DATA part.
+    /// The link does not have this pool, or the pool cannot hold a DATA part.
     SHMESH_ERROR_NO_POOL = 10,
-    /// The configuration is refused.
+    /// The configuration is invalid.
     SHMESH_ERROR_CONFIG = 11,
-    /// There is no such link, or no directory for it.
+    /// The link or the IPC directory does not exist.
     SHMESH_ERROR_NOT_FOUND = 12,
-    /// The side, a role on it or every seat is taken, or `fresh` was asked for while another participant is attached.
+    /// The side, its role on a ring, or every seat is taken, or `fresh` was set while another participant is attached.
     SHMESH_ERROR_TAKEN = 13,
-    /// The link exists and was made otherwise.
+    /// The link exists with a different configuration.
     SHMESH_ERROR_DIFFERS = 14,
-    /// What is there is no link of this library, or a damaged one, or of another version.
+    /// The files are damaged, of another version, or not a link of shmesh.
     SHMESH_ERROR_DAMAGED = 15,
-    /// There is no memory for it.
+    /// There is not enough memory.
     SHMESH_ERROR_NO_SPACE = 16,
-    /// This user may not.
+    /// This user does not have permission.
     SHMESH_ERROR_PERMISSION = 17,
-    /// This participant was declared dead. Close the handle and attach again.
+    /// This participant was evicted. Close the handle and attach again.
     SHMESH_ERROR_EVICTED = 18,
-    /// A peer wrote what it must not. The next message can be received.
+    /// A peer wrote invalid data into shared memory. Further messages can be received.
     SHMESH_ERROR_CORRUPT = 19,
-    /// The link was made without notification.
+    /// The link was created without notification.
     SHMESH_ERROR_NO_NOTIFICATION = 20,
-    /// The kernel, or who serves the link, refused something.
+    /// A system call failed, or the host of the link refused a request.
     SHMESH_ERROR_SYSTEM = 21,
-    /// This library failed inside.
+    /// Internal error of this library.
     SHMESH_ERROR_INTERNAL = 22,
 }
 
@@ -63,53 +64,53 @@ use shmesh_error_t::*;
 
 const ALL: [(shmesh_error_t, &CStr); 23] = [
     (SHMESH_OK, c"success"),
-    (SHMESH_ERROR_EMPTY, c"nothing is there"),
-    (SHMESH_ERROR_TIMEOUT, c"the time is over"),
-    (SHMESH_ERROR_EXHAUSTED, c"no buffer of the pool is free"),
+    (SHMESH_ERROR_EMPTY, c"no message, signal or event"),
+    (SHMESH_ERROR_TIMEOUT, c"timed out"),
+    (SHMESH_ERROR_EXHAUSTED, c"no free buffer in the pool"),
     (SHMESH_ERROR_FULL, c"the ring is full"),
-    (SHMESH_ERROR_ARGUMENT, c"an argument is none that it can be"),
-    (SHMESH_ERROR_ENDED, c"the handle, loan or message has ended"),
-    (SHMESH_ERROR_BUSY, c"another thread uses this handle"),
-    (SHMESH_ERROR_HELD, c"loans or messages are still held"),
-    (SHMESH_ERROR_TOO_LONG, c"it does not fit into the buffer"),
+    (SHMESH_ERROR_ARGUMENT, c"invalid argument"),
+    (SHMESH_ERROR_ENDED, c"the handle, loan or message is not valid any more"),
+    (SHMESH_ERROR_BUSY, c"another thread is using this handle"),
+    (SHMESH_ERROR_HELD, c"loans or messages of this handle have not ended"),
+    (SHMESH_ERROR_TOO_LONG, c"too long for the buffer"),
     (SHMESH_ERROR_NO_POOL, c"the link has no such pool"),
-    (SHMESH_ERROR_CONFIG, c"the configuration is refused"),
-    (SHMESH_ERROR_NOT_FOUND, c"there is no such link"),
-    (SHMESH_ERROR_TAKEN, c"the place is taken"),
-    (SHMESH_ERROR_DIFFERS, c"the link exists and was made otherwise"),
-    (SHMESH_ERROR_DAMAGED, c"it is no link of this library"),
-    (SHMESH_ERROR_NO_SPACE, c"there is no memory for it"),
-    (SHMESH_ERROR_PERMISSION, c"this user may not"),
-    (SHMESH_ERROR_EVICTED, c"this participant was declared dead"),
-    (SHMESH_ERROR_CORRUPT, c"a peer wrote what it must not"),
+    (SHMESH_ERROR_CONFIG, c"invalid configuration"),
+    (SHMESH_ERROR_NOT_FOUND, c"link not found"),
+    (SHMESH_ERROR_TAKEN, c"the side, role or seat is taken"),
+    (SHMESH_ERROR_DIFFERS, c"the link exists with a different configuration"),
+    (SHMESH_ERROR_DAMAGED, c"damaged, of another version, or not a shmesh link"),
+    (SHMESH_ERROR_NO_SPACE, c"not enough memory"),
+    (SHMESH_ERROR_PERMISSION, c"permission denied"),
+    (SHMESH_ERROR_EVICTED, c"this participant was evicted"),
+    (SHMESH_ERROR_CORRUPT, c"a peer wrote invalid data"),
     (SHMESH_ERROR_NO_NOTIFICATION, c"the link has no notification"),
-    (SHMESH_ERROR_SYSTEM, c"the kernel refused something"),
-    (SHMESH_ERROR_INTERNAL, c"this library failed inside"),
+    (SHMESH_ERROR_SYSTEM, c"a system call failed"),
+    (SHMESH_ERROR_INTERNAL, c"internal error"),
 ];
 
 thread_local! {
     static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
-/// What a code means, in a few words. Never NULL, whatever the number is; valid for ever.
+/// A short text for an error code, valid for the life of the process. Never NULL, even for unknown codes.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_error_string(error: c_int) -> *const c_char {
     let known = ALL.iter().find(|(code, _)| *code as c_int == error);
-    known.map_or(c"no error of this library", |(_, text)| text).as_ptr()
+    known.map_or(c"unknown error code", |(_, text)| text).as_ptr()
 }
 
-/// What went wrong in this thread last: the link, the limit and the remedy. Never NULL; valid until the next call of this
-/// thread that fails. Codes that are part of ordinary work (EMPTY, TIMEOUT) leave it as it is.
+/// Describes the last failed call of this thread: the link, the limit and the remedy. Never NULL; valid until the next call
+/// of this thread that fails. EMPTY and TIMEOUT do not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_last_error() -> *const c_char {
-    let nothing = c"nothing has failed";
+    let nothing = c"no error";
     LAST.try_with(|last| last.borrow().as_deref().unwrap_or(nothing).as_ptr()).unwrap_or(nothing.as_ptr())
 }
 
-/// A failed call, with its text.
-pub(crate) struct Failed(pub(crate) shmesh_error_t, pub(crate) String);
+/// A failed call: its code and its text.
+pub(crate) struct CallError(pub(crate) shmesh_error_t, pub(crate) String);
 
-impl From<Error> for Failed {
+impl From<Error> for CallError {
     #[cold]
     fn from(error: Error) -> Self {
         let mut text = error.to_string();
@@ -123,8 +124,8 @@ impl From<Error> for Failed {
 }
 
 #[cold]
-pub(crate) fn argument(text: &str) -> Failed {
-    Failed(SHMESH_ERROR_ARGUMENT, text.to_owned())
+pub(crate) fn argument(text: &str) -> CallError {
+    CallError(SHMESH_ERROR_ARGUMENT, text.to_owned())
 }
 
 fn code_of(kind: &ErrorKind) -> shmesh_error_t {
@@ -158,31 +159,31 @@ fn code_of(kind: &ErrorKind) -> shmesh_error_t {
     }
 }
 
-/// Nothing unwinds into C. What is refused is kept for [`shmesh_last_error`].
+/// Runs the body of a call without unwinding into C, and keeps the text of a failure for [`shmesh_last_error`].
 #[inline(always)]
-pub(crate) fn guarded(act: impl FnOnce() -> Result<shmesh_error_t, Failed>) -> shmesh_error_t {
+pub(crate) fn guarded(act: impl FnOnce() -> Result<shmesh_error_t, CallError>) -> shmesh_error_t {
     match catch_unwind(AssertUnwindSafe(act)) {
         Ok(Ok(code)) => code,
         Ok(Err(failed)) => keep(failed),
-        Err(_) => keep(Failed(
+        Err(_) => keep(CallError(
             SHMESH_ERROR_INTERNAL,
-            "libshmesh failed inside; report it with what it wrote to standard error".into(),
+            "internal error of libshmesh; please report it with its output on standard error".into(),
         )),
     }
 }
 
-/// As [`guarded`], of what may make a system call.
-pub(crate) fn uncancelled(act: impl FnOnce() -> Result<shmesh_error_t, Failed>) -> shmesh_error_t {
+/// Like [`guarded`], for calls that may make a system call: they are not a cancellation point.
+pub(crate) fn uncancelled(act: impl FnOnce() -> Result<shmesh_error_t, CallError>) -> shmesh_error_t {
     let _uncancelled = Uncancelled::new();
     guarded(act)
 }
 
 #[cold]
 #[inline(never)]
-fn keep(Failed(code, text): Failed) -> shmesh_error_t {
+fn keep(CallError(code, text): CallError) -> shmesh_error_t {
     // Texts come from this library and from file names, which hold no NUL.
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-    // A thread that ends has no use for it.
+    // Fails only while the thread ends.
     let _ = LAST.try_with(|last| last.replace(Some(text)));
     code
 }

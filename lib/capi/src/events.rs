@@ -1,4 +1,4 @@
-//! Peer events: other participants attach, detach and die.
+//! Peer events: other participants attach, detach, die or are evicted.
 
 use std::ffi::c_int;
 
@@ -8,25 +8,25 @@ use crate::error::{argument, shmesh_error_t};
 use crate::link::{in_time, limit, shmesh_link_t, shmesh_side_t, with};
 use shmesh_error_t::*;
 
-/// What happened to another participant of a link.
+/// The kinds of events of other participants.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum shmesh_event_kind_t {
-    /// It attached, or was attached already when this handle attached.
+    /// The participant attached, or was already attached when this handle attached.
     SHMESH_EVENT_ATTACHED = 1,
-    /// It closed its handle.
+    /// The participant closed its handle.
     SHMESH_EVENT_DETACHED = 2,
-    /// Its process ended without that, and what it held was taken back.
+    /// The process ended without closing its handle, and its buffers were recovered.
     SHMESH_EVENT_DIED = 3,
-    /// It was evicted although its process lived. No further event follows for it.
+    /// The participant was evicted while its process was alive. No further event follows for it.
     SHMESH_EVENT_EVICTED = 4,
-    /// Participants came and went between two looks, `missed` of them; the other members are 0.
+    /// `missed` participants attached and ended between two calls and are not reported; the other members are 0.
     SHMESH_EVENT_MISSED = 5,
 }
 
 use shmesh_event_kind_t::*;
 
-/// An event of another participant. Each handle is a participant of its own.
+/// An event of another participant. Each handle is one participant.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct shmesh_event_t {
@@ -34,11 +34,11 @@ pub struct shmesh_event_t {
     pub kind: c_int,
     /// A `shmesh_side_t`: the side of the participant.
     pub side: c_int,
-    /// Its seat, as `shmesh ls` shows it. Another participant may sit there later.
+    /// The seat of the participant, as `shmesh ls` shows it. Seats are reused.
     pub seat: u32,
-    /// Its process id, as its own pid namespace numbers it.
+    /// The process id of the participant in its own pid namespace.
     pub pid: u32,
-    /// With SHMESH_EVENT_MISSED, how many.
+    /// SHMESH_EVENT_MISSED: the number of missed participants.
     pub missed: u32,
 }
 
@@ -65,14 +65,14 @@ impl From<PeerEvent> for shmesh_event_t {
     }
 }
 
-/// Takes the next event of another participant; EMPTY if there is none. Never waits.
+/// Takes the next event of another participant; EMPTY if there is none. Never blocks.
 ///
-/// Participants that are attached when this handle attaches come first, as attached. From then on each is reported once as
-/// attached, and once as detached, died or evicted. The descriptor of `shmesh_link_fd` becomes readable after an event: take
-/// its signals, then messages and events until there are none.
+/// The first events report the participants that were attached before this handle. From then on each participant is reported
+/// once as attached, and once as detached, died or evicted. The descriptor of `shmesh_link_fd` becomes readable after an
+/// event: take its signals, then messages and events until there are none.
 ///
 /// # Safety
-/// `event` is NULL or points to a place for an event.
+/// `event` is NULL or points to memory for an event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_next_event(
     link: *const shmesh_link_t,
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn shmesh_link_next_event(
     })
 }
 
-/// Waits until there is an event, at most so many nanoseconds; a negative number is for ever. Messages do not end it.
+/// Waits for an event, at most `timeout_ns` nanoseconds; negative: without a limit. Messages do not end the wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_wait_event(link: *const shmesh_link_t, timeout_ns: i64) -> shmesh_error_t {
     with(link, |link| Ok(in_time(link.wait_event(limit(timeout_ns))?)))

@@ -1,7 +1,7 @@
-//! Handles: numbers in the form of pointers, which name a slot of a table and the generation of what is in it.
+//! Handles: numbers in the form of pointers, made of the index of a slot in a table and the generation of its value.
 //!
-//! A handle is never dereferenced, and slots are never freed, so any bits can be looked up: those of a closed handle, of
-//! another process or of no handle at all are refused. Entering a handle costs one atomic exchange.
+//! A handle is never dereferenced, and slots are never freed, so any bits can be looked up: a closed handle, a handle of
+//! another process and garbage are refused. Entering a handle costs one atomic exchange.
 
 use std::cell::{RefCell, UnsafeCell};
 use std::collections::BTreeSet;
@@ -20,8 +20,8 @@ thread_local! {
     static FORKING: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 
-/// Holds off forks of this process. Taken before each change of the tables that all threads share: otherwise a child could
-/// inherit a lock held by a thread that it does not have.
+/// Delays forks of this process. Taken before each change of a table that all threads share: otherwise a child could inherit
+/// a lock that is held by a thread of its parent.
 pub(crate) fn no_fork() -> MutexGuard<'static, ()> {
     static IS_WATCHED: AtomicBool = AtomicBool::new(false);
     if cfg!(not(miri)) && !IS_WATCHED.swap(true, Ordering::Relaxed) {
@@ -31,7 +31,7 @@ pub(crate) fn no_fork() -> MutexGuard<'static, ()> {
 }
 
 extern "C" fn before_fork() {
-    // A thread that ends has no place for the guard: then it forks as if this were not there.
+    // A thread that is ending cannot store the guard. It forks without the lock.
     let _ = FORKING.try_with(|held| {
         *held.borrow_mut() = Some(NO_FORK.lock().unwrap_or_else(PoisonError::into_inner));
     });
@@ -41,12 +41,12 @@ extern "C" fn after_fork() {
     let _ = FORKING.try_with(|held| held.take());
 }
 
-/// No address of a process has it, so no pointer of the application is taken for a handle.
+/// No address of a process has this bit, so no pointer of the application looks like a handle.
 const TAG: usize = 1 << 63;
 const INDEX_BITS: u32 = 20;
 const GENERATION_BITS: u32 = 63 - INDEX_BITS;
 
-/// Slots of the first chunk. Each further one has twice as many as the one before it.
+/// Slots of the first chunk. Each further chunk has twice as many as the one before it.
 const FIRST_CHUNK: usize = 64;
 const CHUNKS: usize = 14;
 const _: () = assert!(FIRST_CHUNK << CHUNKS <= 1 << INDEX_BITS && usize::BITS == 64);
@@ -57,27 +57,27 @@ const IDLE: usize = 1;
 const BUSY: usize = 2;
 const STATE_BITS: u32 = 2;
 
-/// Why a handle cannot be entered.
+/// Why [`Table::enter`] refused a handle.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Refused {
-    /// It was removed, or never was a handle.
+pub(crate) enum EnterError {
+    /// The handle was removed or never was valid.
     Ended,
-    /// Another thread is in a call with it.
+    /// Another thread is in a call with the handle.
     Busy,
 }
 
-/// Apart from its neighbours, which other threads use.
+/// A slot of the table, on cache lines of its own: other threads use its neighbours.
 #[repr(align(128))]
 struct Slot<T> {
     /// `| generation 43 | state 2 |`. The generation grows by one each time a value is removed.
     word: AtomicUsize,
-    /// Readable without entering; valid for ever, as [`interned`] makes it.
+    /// Readable without entering. Interned, so the pointer is never freed.
     name: AtomicPtr<c_char>,
-    /// The thread that set the state to `BUSY` has it; while `VACANT`, whoever took the index from the free list.
+    /// Owned by the thread that set the state to `BUSY`, or, while `VACANT`, by the one that took the index from the free list.
     value: UnsafeCell<Option<T>>,
 }
 
-/// What handles stand for.
+/// The values behind the handles.
 pub(crate) struct Table<T> {
     chunks: [OnceLock<Box<[Slot<T>]>>; CHUNKS],
     free: Mutex<Free>,
@@ -86,7 +86,7 @@ pub(crate) struct Table<T> {
 #[derive(Debug)]
 struct Free {
     indices: Vec<usize>,
-    /// Slots from here on were never used.
+    /// Index of the first slot that was never used.
     unused: usize,
 }
 
@@ -107,23 +107,23 @@ impl<T> Table<T> {
     }
 
     #[inline(always)]
-    fn place(index: usize) -> (usize, usize) {
+    fn position(index: usize) -> (usize, usize) {
         let shifted = index + FIRST_CHUNK;
         let chunk = (shifted / FIRST_CHUNK).ilog2() as usize;
         (chunk, shifted - (FIRST_CHUNK << chunk))
     }
 
-    /// The slot that a handle names, and the handle's generation.
+    /// The slot of a handle, its index, and the generation of the handle.
     #[inline(always)]
     fn slot(&self, handle: *const ()) -> Option<(&Slot<T>, usize, usize)> {
         let bits = handle.addr();
         let index = bits & ((1 << INDEX_BITS) - 1);
-        let (chunk, offset) = Self::place(index);
+        let (chunk, offset) = Self::position(index);
         let slot = self.chunks.get(chunk)?.get()?.get(offset)?;
         (bits & TAG != 0).then_some((slot, index, (bits & !TAG) >> INDEX_BITS))
     }
 
-    /// Makes a handle of a value; gives the value back when there are as many handles as there can be.
+    /// Stores a value and returns its handle. Returns the value if the table is full.
     pub(crate) fn insert(&self, name: &'static CStr, value: T) -> Result<*mut (), T> {
         let no_fork = no_fork();
         let index = {
@@ -137,7 +137,7 @@ impl<T> Table<T> {
                 None => return Err(value),
             }
         };
-        let (chunk, offset) = Self::place(index);
+        let (chunk, offset) = Self::position(index);
         let vacant = || Slot {
             word: AtomicUsize::new(VACANT),
             name: AtomicPtr::new(std::ptr::null_mut()),
@@ -150,30 +150,32 @@ impl<T> Table<T> {
         unsafe { *slot.value.get() = Some(value) };
         let generation = slot.word.load(Ordering::Relaxed) >> STATE_BITS;
         slot.name.store(name.as_ptr().cast_mut(), Ordering::Relaxed);
-        // Release pairs with the Acquire of `enter`: who enters sees the value.
+        // Release pairs with the Acquire of `enter`: the thread that enters sees the value.
         slot.word.store(generation << STATE_BITS | IDLE, Ordering::Release);
         Ok(std::ptr::without_provenance_mut(TAG | generation << INDEX_BITS | index))
     }
 
-    /// Gives this thread the value of a handle, until the guard is dropped.
+    /// Gives this thread exclusive access to the value of a handle, until the guard is dropped.
     #[inline(always)]
-    pub(crate) fn enter(&self, handle: *const ()) -> Result<Entered<'_, T>, Refused> {
-        let Some((slot, index, generation)) = self.slot(handle) else { return Err(Refused::Ended) };
+    pub(crate) fn enter(&self, handle: *const ()) -> Result<HandleGuard<'_, T>, EnterError> {
+        let Some((slot, index, generation)) = self.slot(handle) else { return Err(EnterError::Ended) };
         let (idle, busy) = (generation << STATE_BITS | IDLE, generation << STATE_BITS | BUSY);
         // Acquire pairs with the Release of the guard's drop: a handle may move from thread to thread.
         let entered = slot.word.compare_exchange(idle, busy, Ordering::Acquire, Ordering::Relaxed);
         match entered {
             // SAFETY: the state is now BUSY, and this thread made it so.
             Ok(_) => match unsafe { (*slot.value.get()).as_mut() } {
-                Some(value) => Ok(Entered { table: self, slot, index, idle, value: NonNull::from(value) }),
-                None => Err(Refused::Ended),
+                Some(value) => {
+                    Ok(HandleGuard { table: self, slot, index, idle, value: NonNull::from(value) })
+                }
+                None => Err(EnterError::Ended),
             },
-            Err(now) if now == busy => Err(Refused::Busy),
-            Err(_) => Err(Refused::Ended),
+            Err(now) if now == busy => Err(EnterError::Busy),
+            Err(_) => Err(EnterError::Ended),
         }
     }
 
-    /// The name of a handle, whether or not another thread is in a call with it; NULL if the handle has ended.
+    /// The name of a handle, also while another thread is in a call with it. NULL if the handle has ended.
     pub(crate) fn name(&self, handle: *const ()) -> *const c_char {
         let Some((slot, _, generation)) = self.slot(handle) else { return std::ptr::null() };
         let lives = || {
@@ -187,8 +189,8 @@ impl<T> Table<T> {
     }
 }
 
-/// A value in the hands of the thread that is in a call with its handle.
-pub(crate) struct Entered<'a, T> {
+/// Exclusive access to the value of a handle, until dropped.
+pub(crate) struct HandleGuard<'a, T> {
     table: &'a Table<T>,
     slot: &'a Slot<T>,
     index: usize,
@@ -196,8 +198,8 @@ pub(crate) struct Entered<'a, T> {
     value: NonNull<T>,
 }
 
-impl<T> Entered<'_, T> {
-    /// Ends the handle. The value is removed before any other thread can see that.
+impl<T> HandleGuard<'_, T> {
+    /// Removes the value and ends the handle.
     pub(crate) fn remove(self) -> Option<T> {
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: the state is still BUSY, so the value is this thread's, and nothing borrows it from `self`.
@@ -214,7 +216,7 @@ impl<T> Entered<'_, T> {
     }
 }
 
-impl<T> Deref for Entered<'_, T> {
+impl<T> Deref for HandleGuard<'_, T> {
     type Target = T;
 
     #[inline(always)]
@@ -224,7 +226,7 @@ impl<T> Deref for Entered<'_, T> {
     }
 }
 
-impl<T> DerefMut for Entered<'_, T> {
+impl<T> DerefMut for HandleGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above, and the guard is borrowed exclusively.
@@ -232,7 +234,7 @@ impl<T> DerefMut for Entered<'_, T> {
     }
 }
 
-impl<T> Drop for Entered<'_, T> {
+impl<T> Drop for HandleGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         self.slot.word.store(self.idle, Ordering::Release);
@@ -245,13 +247,13 @@ impl<T> fmt::Debug for Table<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Entered<'_, T> {
+impl<T: fmt::Debug> fmt::Debug for HandleGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
 }
 
-/// A text that stays for ever, the same for equal texts: C may keep the pointer longer than the handle.
+/// Interns a string that is never freed, because C may keep the pointer longer than the handle. Equal strings share one.
 pub(crate) fn interned(text: &str) -> &'static CStr {
     static TEXTS: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
     // Names of links hold no NUL.

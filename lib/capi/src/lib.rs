@@ -1,17 +1,16 @@
-//! `libshmesh`: links of shmesh for C and C++.
+//! `libshmesh`: the C and C++ interface of shmesh links.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `error.rs` | codes, their texts, and what went wrong last |
+//! | `error.rs` | error codes, their texts, and the last error |
 //! | `config.rs` | configurations from YAML |
-//! | `handles.rs` | handles of C, and the table of what they stand for |
-//! | `link.rs` | a participant; waiting and waking |
+//! | `handles.rs` | C handles and the table behind them |
+//! | `link.rs` | creating, attaching, waiting and waking |
 //! | `events.rs` | peer events |
 //! | `message.rs` | loans and messages |
 //!
-//! `include/shmesh.h` is generated from here and checked in; `tests/suite/header.rs` fails when it is not what it should be, and
-//! repairs it.
-// Unsafe: C calls it, with pointers that nobody can check further than by NULL.
+//! `include/shmesh.h` is generated from these files and checked in. `tests/suite/header.rs` fails if it is out of date, and updates it.
+// Unsafe: C calls these functions with pointers that cannot be checked except for NULL.
 #![expect(unsafe_code, reason = "the edge to C")]
 #![expect(non_camel_case_types, reason = "the names of the interface")]
 

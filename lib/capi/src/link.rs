@@ -1,4 +1,4 @@
-//! A participant; waiting and waking.
+//! Link handles: creating, attaching, waiting and waking.
 
 use std::ffi::{c_char, c_int};
 use std::os::fd::AsRawFd;
@@ -8,59 +8,60 @@ use std::time::Duration;
 use shmesh::config::PoolId;
 use shmesh::{Link, LinkOptions, Side};
 
-use crate::config::{links, place, shmesh_config_t, text};
-use crate::error::{Failed, argument, guarded, shmesh_error_t, uncancelled};
-use crate::handles::{self, Refused, Table, interned};
-use crate::message::Outstanding;
+use crate::config::{links, output, shmesh_config_t, text};
+use crate::error::{CallError, argument, guarded, shmesh_error_t, uncancelled};
+use crate::handles::{self, EnterError, Table, interned};
+use crate::message::Borrows;
 use shmesh_error_t::*;
 
-/// The sides of a link.
+/// The two sides of a link.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum shmesh_side_t {
-    /// The side that creates it.
+    /// The side that creates the link.
     SHMESH_PRIMARY = 0,
-    /// The side that attaches.
+    /// The side that attaches to the link.
     SHMESH_SECONDARY = 1,
 }
 
-/// The pools of a link.
+/// The buffer pools of a link.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum shmesh_pool_t {
-    /// No DATA part.
+    /// No pool: the message has no DATA part.
     SHMESH_NO_DATA = -1,
-    /// MSG parts.
+    /// Buffers for MSG parts.
     SHMESH_CPU_MSG = 0,
-    /// DATA parts.
+    /// Buffers for DATA parts.
     SHMESH_CPU_DATA = 1,
-    /// Large DATA parts.
+    /// Buffers for large DATA parts.
     SHMESH_CPU_LARGE = 2,
-    /// DATA parts in memory of a device: here without an address, so not to be loaned, and NULL in what is received.
+    /// Buffers in device memory. This interface has no addresses for them: they cannot be loaned, and `data` of received
+    /// messages is NULL.
     SHMESH_CUDA_DATA = 3,
-    /// The same, of a second kind.
+    /// A second pool of buffers in device memory.
     SHMESH_GPU_DATA = 4,
 }
 
-/// How to create a link or attach to one. All zero is the default.
+/// Options for creating a link or attaching to one. All zero is the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct shmesh_options_t {
-    /// The IPC directory; NULL for that of `SHMESH_DIR`, or `/dev/shm`.
+    /// The IPC directory. NULL: the value of `SHMESH_DIR`, or `/dev/shm` if that is not set.
     pub dir: *const c_char,
-    /// Nanoseconds that attaching waits for the link to exist.
+    /// How long attaching waits for the link to exist, in nanoseconds.
     pub timeout_ns: u64,
-    /// Attaching does not map all pages at once.
+    /// Attach without mapping all pages in advance.
     pub no_prefault: bool,
-    /// Attaching as a further primary beside another.
+    /// Allow several processes on the primary side.
     pub allow_second_primary: bool,
-    /// Creating empties a link that is found: messages and posts of an earlier run are dropped. TAKEN while any other
-    /// participant is attached.
+    /// Empty a link that already exists: messages and posts of an earlier run are dropped. Creating fails with TAKEN while any
+    /// other participant is attached.
     pub fresh: bool,
 }
 
-/// A participant of a link: one handle, for one thread at a time. Another thread takes its own with `shmesh_link_clone`; a
-/// child that was forked attaches its own. It points to nothing: a call with a handle that was closed gets ENDED.
+/// A handle of a link, for one thread at a time. Other threads use their own handles, from `shmesh_link_clone`; a forked child
+/// attaches again. The handle is never dereferenced: a call with a closed handle returns ENDED.
 #[derive(Debug)]
 pub struct shmesh_link_t {
     _opaque: (),
@@ -68,21 +69,21 @@ pub struct shmesh_link_t {
 
 static LINKS: Table<OpenLink> = Table::new();
 
-/// What a handle stands for.
+/// An open link and the loans and messages that borrow it.
 #[derive(Debug)]
 pub(crate) struct OpenLink {
-    /// Before the link, which they borrow.
-    pub(crate) outstanding: Outstanding,
+    /// Dropped before the link, which they borrow.
+    pub(crate) borrows: Borrows,
     link: LinkBox,
 }
 
-/// A link at an address that stays, so that loans and messages may borrow it for as long as it is open.
+/// A link at a fixed address, so that loans and messages can borrow it while it is open.
 #[derive(Debug)]
 struct LinkBox(NonNull<Link>);
 
 impl Drop for LinkBox {
     fn drop(&mut self) {
-        // SAFETY: made by `boxed`, and dropped once; what borrows it was dropped before.
+        // SAFETY: made by `opened`, and dropped once; its loans and messages were dropped before.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -91,19 +92,19 @@ impl Drop for LinkBox {
 // one thread at a time.
 unsafe impl Send for OpenLink {}
 
-/// A handle in the hands of the thread that is in a call with it.
-pub(crate) struct Entered(handles::Entered<'static, OpenLink>);
+/// Exclusive access of the calling thread to an open link, until dropped.
+pub(crate) struct LinkGuard(handles::HandleGuard<'static, OpenLink>);
 
-impl Entered {
+impl LinkGuard {
     #[inline(always)]
-    pub(crate) fn new(link: *const shmesh_link_t) -> Result<Self, Failed> {
+    pub(crate) fn new(link: *const shmesh_link_t) -> Result<Self, CallError> {
         match LINKS.enter(link.cast()) {
             Ok(entered) => Ok(Self(entered)),
             Err(refused) => Err(refusal(link, refused)),
         }
     }
 
-    /// As long as the handle is open; loans and messages of it are kept in [`OpenLink::outstanding`], which ends first.
+    /// The link, valid while the handle is open. Its loans and messages are in [`OpenLink::borrows`], which is dropped first.
     #[inline(always)]
     pub(crate) fn link(&self) -> &'static Link {
         // SAFETY: closing drops what was borrowed from the link before the link, and this thread alone has entered the handle.
@@ -111,53 +112,55 @@ impl Entered {
     }
 
     #[inline(always)]
-    pub(crate) fn outstanding(&mut self) -> &mut Outstanding {
-        &mut self.0.outstanding
+    pub(crate) fn borrows(&mut self) -> &mut Borrows {
+        &mut self.0.borrows
     }
 }
 
 #[cold]
-fn refusal(link: *const shmesh_link_t, refused: Refused) -> Failed {
+fn refusal(link: *const shmesh_link_t, refused: EnterError) -> CallError {
     match refused {
         _ if link.is_null() => argument("link is NULL; pass what shmesh_link_create or _attach made"),
-        Refused::Ended => Failed(
+        EnterError::Ended => CallError(
             SHMESH_ERROR_ENDED,
-            "this link handle was closed, or never was one; create the link or attach to it again".into(),
+            "this link handle was closed or never was valid; create the link or attach to it again".into(),
         ),
-        Refused::Busy => Failed(
+        EnterError::Busy => CallError(
             SHMESH_ERROR_BUSY,
-            "another thread is in a call with this handle; take one for each thread with shmesh_link_clone"
+            "another thread is in a call with this handle; use one handle per thread, from shmesh_link_clone"
                 .into(),
         ),
     }
 }
 
-pub(crate) fn pool_of(pool: c_int) -> Result<PoolId, Failed> {
+pub(crate) fn pool_of(pool: c_int) -> Result<PoolId, CallError> {
     let known = u32::try_from(pool).ok().and_then(PoolId::from_index);
-    known.ok_or_else(|| argument(&format!("pool {pool} is none; they are SHMESH_CPU_MSG to SHMESH_GPU_DATA")))
+    known.ok_or_else(|| {
+        argument(&format!("pool {pool} does not exist; use SHMESH_CPU_MSG to SHMESH_GPU_DATA"))
+    })
 }
 
-fn side_of(side: c_int) -> Result<Side, Failed> {
+fn side_of(side: c_int) -> Result<Side, CallError> {
     match side {
         0 => Ok(Side::Primary),
         1 => Ok(Side::Secondary),
-        _ => Err(argument(&format!("side {side} is none; use SHMESH_PRIMARY or SHMESH_SECONDARY"))),
+        _ => Err(argument(&format!("side {side} does not exist; use SHMESH_PRIMARY or SHMESH_SECONDARY"))),
     }
 }
 
-fn opened(link: Link) -> Result<*mut shmesh_link_t, Failed> {
+fn opened(link: Link) -> Result<*mut shmesh_link_t, CallError> {
     let name = interned(link.name());
     let link = LinkBox(NonNull::from(Box::leak(Box::new(link))));
-    let handle = LINKS.insert(name, OpenLink { outstanding: Outstanding::new(), link });
+    let handle = LINKS.insert(name, OpenLink { borrows: Borrows::new(), link });
     handle.map(<*mut ()>::cast).map_err(|_| {
         let text = "this process has a million open link handles; close some with shmesh_link_close";
-        Failed(SHMESH_ERROR_NO_SPACE, text.into())
+        CallError(SHMESH_ERROR_NO_SPACE, text.into())
     })
 }
 
 /// # Safety
 /// `options` is NULL or points to options whose `dir` is NULL or ends with a NUL.
-unsafe fn options_of(options: *const shmesh_options_t) -> Result<LinkOptions, Failed> {
+unsafe fn options_of(options: *const shmesh_options_t) -> Result<LinkOptions, CallError> {
     let mut made = LinkOptions::new();
     // SAFETY: the caller's promise.
     if let Some(given) = unsafe { options.as_ref() } {
@@ -174,11 +177,11 @@ unsafe fn options_of(options: *const shmesh_options_t) -> Result<LinkOptions, Fa
     Ok(made)
 }
 
-/// Creates the link of this index of a configuration as its primary, or takes the place of a primary that has ended: then
-/// the link, and everything that waits in it, is as it was, unless `fresh` is set. `options` may be NULL.
+/// Creates the link with this index in a configuration, and attaches as its primary. If the link exists and its primary has
+/// ended, attaches to it; queued messages are kept unless `fresh` is set. `options` may be NULL.
 ///
 /// # Safety
-/// Each pointer is NULL or what it says.
+/// Each pointer is NULL or valid for its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_create(
     config: *const shmesh_config_t,
@@ -188,28 +191,30 @@ pub unsafe extern "C" fn shmesh_link_create(
 ) -> shmesh_error_t {
     uncancelled(|| {
         // SAFETY: the caller's promise.
-        let (place, options) = unsafe { (place("link", link)?, options_of(options)?) };
+        let (place, options) = unsafe { (output("link", link)?, options_of(options)?) };
         let links = match links(config) {
             Some(links) => links,
-            None if config.is_null() => return Err(argument("config is NULL; pass one")),
+            None if config.is_null() => return Err(argument("config is NULL; pass a configuration")),
             None => {
-                let text = "this configuration was freed, or never was one; read it again";
-                return Err(Failed(SHMESH_ERROR_ENDED, text.into()));
+                let text = "this configuration was freed or never was valid; read it again";
+                return Err(CallError(SHMESH_ERROR_ENDED, text.into()));
             }
         };
         let Some((_, config)) = links.get(index) else {
             let len = links.len();
-            return Err(argument(&format!("the configuration has {len} links, and none of index {index}")));
+            return Err(argument(&format!(
+                "index {index} is out of range: the configuration has {len} links"
+            )));
         };
         *place = opened(options.create(config)?)?;
         Ok(SHMESH_OK)
     })
 }
 
-/// Attaches to a link that exists. `side` is a `shmesh_side_t`; `options` may be NULL.
+/// Attaches to an existing link. `side` is a `shmesh_side_t`; `options` may be NULL.
 ///
 /// # Safety
-/// Each pointer is NULL or what it says.
+/// Each pointer is NULL or valid for its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_attach(
     name: *const c_char,
@@ -219,7 +224,7 @@ pub unsafe extern "C" fn shmesh_link_attach(
 ) -> shmesh_error_t {
     uncancelled(|| {
         // SAFETY: the caller's promise.
-        let (place, options) = unsafe { (place("link", link)?, options_of(options)?) };
+        let (place, options) = unsafe { (output("link", link)?, options_of(options)?) };
         // SAFETY: the caller's promise.
         let name = unsafe { text("name", name) }?;
         *place = opened(options.attach(name, side_of(side)?)?)?;
@@ -227,10 +232,10 @@ pub unsafe extern "C" fn shmesh_link_attach(
     })
 }
 
-/// Another handle of the same side, for another thread.
+/// Creates another handle on the same side, for another thread.
 ///
 /// # Safety
-/// Each pointer is NULL or what it says.
+/// Each pointer is NULL or valid for its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_clone(
     link: *const shmesh_link_t,
@@ -238,51 +243,51 @@ pub unsafe extern "C" fn shmesh_link_clone(
 ) -> shmesh_error_t {
     uncancelled(|| {
         // SAFETY: the caller's promise.
-        let place = unsafe { place("clone", clone) }?;
-        *place = opened(Entered::new(link)?.link().try_clone()?)?;
+        let place = unsafe { output("clone", clone) }?;
+        *place = opened(LinkGuard::new(link)?.link().try_clone()?)?;
         Ok(SHMESH_OK)
     })
 }
 
-/// Leaves the link and ends the handle. HELD while loans or messages of it are: then it is not closed. NULL is nothing to
-/// close.
+/// Detaches from the link and closes the handle. HELD, without closing it, while the handle has loans or messages. Does nothing
+/// for NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_close(link: *mut shmesh_link_t) -> shmesh_error_t {
     uncancelled(|| {
         if link.is_null() {
             return Ok(SHMESH_OK);
         }
-        let mut entered = Entered::new(link)?;
-        let held = entered.outstanding().len();
+        let mut entered = LinkGuard::new(link)?;
+        let held = entered.borrows().len();
         if held > 0 {
             let name = entered.link().name();
             let text = format!(
-                "link {name}: {held} loans or messages are held; send, drop or release them, then close"
+                "link {name}: {held} loans or messages have not ended; send, drop or release them, then close"
             );
-            return Err(Failed(SHMESH_ERROR_HELD, text));
+            return Err(CallError(SHMESH_ERROR_HELD, text));
         }
         drop(entered.0.remove());
         Ok(SHMESH_OK)
     })
 }
 
-/// The name of the link, valid for ever; NULL for NULL and for a handle that was closed.
+/// The name of the link, valid for the life of the process. NULL for NULL and for a closed handle.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_name(link: *const shmesh_link_t) -> *const c_char {
     LINKS.name(link.cast())
 }
 
-/// Whether this process made the link, rather than found one: of an earlier run, of a sidecar, or of another process.
+/// Whether this handle created the link, rather than found one of an earlier run, a sidecar or another process.
 ///
 /// # Safety
-/// Each pointer is NULL or what it says.
+/// Each pointer is NULL or valid for its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_was_created(
     link: *const shmesh_link_t,
     was_created: *mut bool,
 ) -> shmesh_error_t {
     guarded(|| {
-        let entered = Entered::new(link)?;
+        let entered = LinkGuard::new(link)?;
         // SAFETY: the caller's promise.
         let place = unsafe { was_created.as_mut() };
         *place.ok_or_else(|| argument("was_created is NULL; pass where to put it"))? =
@@ -291,10 +296,11 @@ pub unsafe extern "C" fn shmesh_link_was_created(
     })
 }
 
-/// Bytes of a buffer of `pool`, which is a `shmesh_pool_t`, and how many there are. NO_POOL if the link does not have it.
+/// The size of a buffer of `pool` in bytes, and the number of buffers. `pool` is a `shmesh_pool_t`. NO_POOL if the link does not
+/// have it.
 ///
 /// # Safety
-/// Each pointer is NULL or what it says.
+/// Each pointer is NULL or valid for its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_pool(
     link: *const shmesh_link_t,
@@ -303,10 +309,10 @@ pub unsafe extern "C" fn shmesh_link_pool(
     pool_len: *mut u32,
 ) -> shmesh_error_t {
     guarded(|| {
-        let entered = Entered::new(link)?;
+        let entered = LinkGuard::new(link)?;
         let pool = pool_of(pool)?;
         let Some((size, len)) = entered.link().pool(pool) else {
-            return Err(Failed(
+            return Err(CallError(
                 SHMESH_ERROR_NO_POOL,
                 format!("link {}: pool {pool} is not configured", entered.link().name()),
             ));
@@ -324,19 +330,19 @@ pub unsafe extern "C" fn shmesh_link_pool(
     })
 }
 
-/// Does something with a handle.
+/// Runs the body of a call with the link of a handle.
 #[inline(always)]
 pub(crate) fn with(
     link: *const shmesh_link_t,
-    act: impl FnOnce(&Link) -> Result<shmesh_error_t, Failed>,
+    act: impl FnOnce(&Link) -> Result<shmesh_error_t, CallError>,
 ) -> shmesh_error_t {
-    uncancelled(|| act(Entered::new(link)?.link()))
+    uncancelled(|| act(LinkGuard::new(link)?.link()))
 }
 
-/// Messages that were sent to this side and not received yet; a moment's view.
+/// The number of messages that are queued for this side; it may change at any time.
 ///
 /// # Safety
-/// Each pointer is NULL or what it says.
+/// Each pointer is NULL or valid for its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_queued(
     link: *const shmesh_link_t,
@@ -350,19 +356,19 @@ pub unsafe extern "C" fn shmesh_link_queued(
     })
 }
 
-/// Takes back what participants held that have ended. Attaching does it too.
+/// Recovers the buffers of participants that have died. Attaching does the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_recover(link: *const shmesh_link_t) -> shmesh_error_t {
     with(link, |link| Ok(link.recover().map(|_| SHMESH_OK)?))
 }
 
-/// Wakes the other side if somebody there sleeps or has taken the descriptor. Once after several messages is enough.
+/// Wakes the receivers of the other side that sleep or use the descriptor. Once after several messages is enough.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_notify(link: *const shmesh_link_t) -> shmesh_error_t {
     with(link, |link| Ok(link.notify().map(|()| SHMESH_OK)?))
 }
 
-/// Negative: for ever.
+/// The timeout of a wait; negative numbers mean none.
 pub(crate) fn limit(timeout_ns: i64) -> Option<Duration> {
     u64::try_from(timeout_ns).ok().map(Duration::from_nanos)
 }
@@ -371,7 +377,7 @@ pub(crate) fn in_time(there: bool) -> shmesh_error_t {
     if there { SHMESH_OK } else { SHMESH_ERROR_TIMEOUT }
 }
 
-/// Waits until a message is there, at most so many nanoseconds; a negative number is for ever.
+/// Waits for a message, at most `timeout_ns` nanoseconds; negative: without a limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_wait(link: *const shmesh_link_t, timeout_ns: i64) -> shmesh_error_t {
     with(link, |link| Ok(in_time(link.wait(limit(timeout_ns))?)))
@@ -383,17 +389,18 @@ pub extern "C" fn shmesh_link_post(link: *const shmesh_link_t) -> shmesh_error_t
     with(link, |link| Ok(link.post().map(|()| SHMESH_OK)?))
 }
 
-/// Takes one post of the other side, and waits for it as `shmesh_link_wait` does for a message.
+/// Waits for a post of the other side and takes it, with a timeout as in `shmesh_link_wait`.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_wait_post(link: *const shmesh_link_t, timeout_ns: i64) -> shmesh_error_t {
     with(link, |link| Ok(in_time(link.wait_tti(limit(timeout_ns))?)))
 }
 
-/// A descriptor for select, poll and epoll: readable after each notification, post and event from now on. Receive once after this
-/// call, and take the signals with `shmesh_link_take_signal`. It is the handle's: not to be closed.
+/// A descriptor for select, poll and epoll, readable after each notification, post and event from now on. Receive once after
+/// this call, because earlier messages do not make it readable; take its signals with `shmesh_link_take_signal`. It belongs to
+/// the handle: do not close it.
 ///
 /// # Safety
-/// Each pointer is NULL or what it says.
+/// Each pointer is NULL or valid for its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_fd(link: *const shmesh_link_t, fd: *mut c_int) -> shmesh_error_t {
     with(link, |link| {
@@ -404,7 +411,7 @@ pub unsafe extern "C" fn shmesh_link_fd(link: *const shmesh_link_t, fd: *mut c_i
     })
 }
 
-/// Takes one signal off the descriptor; EMPTY if there is none. Never waits.
+/// Takes one signal from the descriptor; EMPTY if there is none. Never blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_take_signal(link: *const shmesh_link_t) -> shmesh_error_t {
     with(link, |link| Ok(if link.take_signal()?.is_some() { SHMESH_OK } else { SHMESH_ERROR_EMPTY }))

@@ -1,4 +1,4 @@
-//! Loans and messages: structures of the caller's that name what the handle keeps.
+//! Loans and messages: structures of the caller that refer to entries in tables of the handle.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -6,64 +6,64 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shmesh::{Loan, Message, SendError};
 
-use crate::error::{Failed, argument, guarded, shmesh_error_t};
-use crate::link::{Entered, pool_of, shmesh_link_t};
+use crate::error::{CallError, argument, guarded, shmesh_error_t};
+use crate::link::{LinkGuard, pool_of, shmesh_link_t};
 use shmesh_error_t::*;
 
-/// A message being written, with buffers that belong to it alone. End it with `shmesh_loan_send` or `shmesh_loan_drop`, once. A copy
-/// of the structure is the same loan, and ends with it.
+/// A message that is being written, in buffers of its own. End it once, with `shmesh_loan_send` or `shmesh_loan_drop`. A copy of
+/// the structure is the same loan and ends with it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct shmesh_loan_t {
-    /// The MSG part.
+    /// Pointer to the MSG part.
     pub msg: *mut c_void,
-    /// Bytes that `msg` has room for.
+    /// Capacity of `msg` in bytes.
     pub msg_size: usize,
-    /// The DATA part; NULL without one.
+    /// Pointer to the DATA part; NULL if there is none.
     pub data: *mut c_void,
-    /// Bytes that `data` has room for.
+    /// Capacity of `data` in bytes.
     pub data_size: usize,
-    /// Not for you.
+    /// Private: do not use.
     pub private_words: [u64; 2],
-    /// Not for you: the handle, or NULL once the loan has ended.
+    /// Private: the handle, or NULL after the loan has ended.
     pub private_link: *const shmesh_link_t,
 }
 
-/// A message that was received. It holds its buffers until `shmesh_message_release`, once. A copy of the structure is the
-/// same message, and ends with it.
+/// A received message. It holds its buffers until it is released, once, with `shmesh_message_release`. A copy of the structure is
+/// the same message and ends with it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct shmesh_message_t {
-    /// The sender's to choose.
+    /// An id that the sender chose.
     pub msg_id: i32,
-    /// The sender's to choose.
+    /// The id of a radio cell, or any other number that the sender chose.
     pub cell_id: i32,
-    /// The MSG part.
+    /// Pointer to the MSG part.
     pub msg: *const c_void,
-    /// Bytes of it.
+    /// Length of `msg` in bytes.
     pub msg_len: usize,
-    /// The DATA part; NULL without one, and when it is in memory of a device.
+    /// Pointer to the DATA part; NULL if there is none, or if it is in device memory.
     pub data: *const c_void,
-    /// Bytes at `data`.
+    /// Length of `data` in bytes.
     pub data_len: usize,
-    /// A `shmesh_pool_t`: that of the DATA part, or SHMESH_NO_DATA.
+    /// A `shmesh_pool_t`: the pool of the DATA part, or SHMESH_NO_DATA.
     pub data_pool: c_int,
-    /// Not for you.
+    /// Private: do not use.
     pub private_words: [u64; 2],
-    /// Not for you: the handle, or NULL once the message was released.
+    /// Private: the handle, or NULL after the message was released.
     pub private_link: *const shmesh_link_t,
 }
 
-/// What the application has of one handle, whose link ends after it.
+/// The loans and messages of one handle. They are dropped before its link.
 #[derive(Debug)]
-pub(crate) struct Outstanding {
-    loans: Kept<Loan<'static>>,
-    messages: Kept<Message<'static>>,
+pub(crate) struct Borrows {
+    loans: BorrowTable<Loan<'static>>,
+    messages: BorrowTable<Message<'static>>,
 }
 
-impl Outstanding {
+impl Borrows {
     pub(crate) fn new() -> Self {
-        Self { loans: Kept::new(), messages: Kept::new() }
+        Self { loans: BorrowTable::new(), messages: BorrowTable::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -71,97 +71,97 @@ impl Outstanding {
     }
 }
 
-/// Loans, or messages. A structure of C names one by its place and number. A number is used once, so a copy of what has ended
-/// names nothing.
+/// A table of loans or messages. A C structure refers to an entry by index and number. A number is used once, so a copy of a
+/// structure that has ended refers to nothing.
 #[derive(Debug)]
-struct Kept<T> {
-    places: Vec<Place<T>>,
+struct BorrowTable<T> {
+    entries: Vec<BorrowEntry<T>>,
     vacant: Vec<u32>,
-    /// Numbers end at 0, which none of these has.
+    /// The number of the newest entry; 0 is never used.
     last_number: u64,
 }
 
 #[derive(Debug)]
-struct Place<T> {
-    /// 0: vacant.
+struct BorrowEntry<T> {
+    /// 0 if the entry is vacant.
     number: u64,
     value: Option<T>,
 }
 
-impl<T> Kept<T> {
+impl<T> BorrowTable<T> {
     fn new() -> Self {
-        // Far apart, so that what has the words of one handle and the pointer of another is refused.
+        // Far apart, so that the words of one handle do not match an entry of another.
         static TABLES: AtomicUsize = AtomicUsize::new(1);
         let table = TABLES.fetch_add(1, Ordering::Relaxed) as u64;
         let last_number = table.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Self { places: Vec::new(), vacant: Vec::new(), last_number }
+        Self { entries: Vec::new(), vacant: Vec::new(), last_number }
     }
 
     fn in_use(&self) -> usize {
-        self.places.len() - self.vacant.len()
+        self.entries.len() - self.vacant.len()
     }
 
-    /// A vacant place, which stays vacant until [`fill`](Self::fill). Values are made in it: moving them costs more than the rest
-    /// of a call.
+    /// A vacant entry, which stays vacant until [`fill`](Self::fill). Values are made in place, because moving them costs more
+    /// than the rest of a call.
     #[inline(always)]
     fn vacancy(&mut self) -> (u32, &mut Option<T>) {
         if self.vacant.is_empty() {
             self.grow();
         }
         let index = self.vacant[self.vacant.len() - 1];
-        (index, &mut self.places[index as usize].value)
+        (index, &mut self.entries[index as usize].value)
     }
 
     #[cold]
     fn grow(&mut self) {
-        // As many as a link has buffers at most: far fewer than 2^32.
-        self.vacant.push(u32::try_from(self.places.len()).unwrap_or(u32::MAX));
-        self.places.push(Place { number: 0, value: None });
+        // At most as many entries as a link has buffers: far fewer than 2^32.
+        self.vacant.push(u32::try_from(self.entries.len()).unwrap_or(u32::MAX));
+        self.entries.push(BorrowEntry { number: 0, value: None });
     }
 
-    /// Ends the vacancy of the place that [`vacancy`](Self::vacancy) gave; the words that name it.
+    /// Marks the entry of [`vacancy`](Self::vacancy) as used. Returns the words that refer to it.
     #[inline(always)]
     fn fill(&mut self, index: u32) -> [u64; 2] {
         self.vacant.pop();
         self.last_number = self.last_number.wrapping_add(1).max(1);
-        self.places[index as usize].number = self.last_number;
+        self.entries[index as usize].number = self.last_number;
         [index.into(), self.last_number]
     }
 
     #[inline(always)]
     fn find(&mut self, [index, number]: [u64; 2]) -> Option<(u32, &mut Option<T>)> {
         let index = u32::try_from(index).ok()?;
-        let place = self.places.get_mut(index as usize)?;
+        let place = self.entries.get_mut(index as usize)?;
         (place.number == number && number != 0).then_some((index, &mut place.value))
     }
 
-    /// Makes a place vacant that [`find`](Self::find) has found, and that was emptied.
+    /// Makes an entry of [`find`](Self::find) vacant. Its value was taken before.
     #[inline(always)]
     fn end(&mut self, index: u32) {
-        self.places[index as usize].number = 0;
+        self.entries[index as usize].number = 0;
         self.vacant.push(index);
     }
 }
 
 #[cold]
-fn ended(what: &str) -> Failed {
-    Failed(SHMESH_ERROR_ENDED, format!("this {what} has ended, or never was one; take another"))
+fn ended(what: &str) -> CallError {
+    CallError(SHMESH_ERROR_ENDED, format!("this {what} has ended or never was valid; take another one"))
 }
 
-/// Enters the handle of a loan or message.
+/// Gets access to the link of a loan or message.
 #[inline(always)]
-fn enter(link: *const shmesh_link_t, what: &str) -> Result<Entered, Failed> {
+fn enter(link: *const shmesh_link_t, what: &str) -> Result<LinkGuard, CallError> {
     if link.is_null() {
         return Err(ended(what));
     }
-    Entered::new(link)
+    LinkGuard::new(link)
 }
 
-/// Loans a MSG buffer, and with `pool`, which is a `shmesh_pool_t`, a DATA buffer; SHMESH_NO_DATA for none. Never waits. The
-/// bytes are what their last user left.
+/// Loans a MSG buffer and a DATA buffer of `pool`, a `shmesh_pool_t`; SHMESH_NO_DATA for no DATA part. Never blocks. The bytes
+/// are undefined: a previous user may have written them.
 ///
 /// # Safety
-/// `loan` is NULL or points to a structure, whose content does not matter.
+/// `loan` is NULL or points to a structure, which may be uninitialised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_loan(
     link: *const shmesh_link_t,
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn shmesh_link_loan(
     guarded(|| {
         // SAFETY: the caller's promise.
         let place = unsafe { loan.as_mut() }.ok_or_else(|| argument("loan is NULL; pass where to put it"))?;
-        // What is refused leaves one that has ended.
+        // A failed call leaves a loan that has ended.
         let out = place.write(shmesh_loan_t {
             msg: std::ptr::null_mut(),
             msg_size: 0,
@@ -180,8 +180,8 @@ pub unsafe extern "C" fn shmesh_link_loan(
             private_words: [0; 2],
             private_link: std::ptr::null(),
         });
-        let mut entered = Entered::new(link)?;
-        let (open, loans) = (entered.link(), &mut entered.outstanding().loans);
+        let mut entered = LinkGuard::new(link)?;
+        let (open, loans) = (entered.link(), &mut entered.borrows().loans);
         let size = |pool| open.pool(pool).map_or(0, |(size, _)| size as usize);
         let (index, place) = loans.vacancy();
         let mut fill = || {
@@ -196,9 +196,9 @@ pub unsafe extern "C" fn shmesh_link_loan(
             }
             Ok(())
         };
-        let filled: Result<(), Failed> = fill();
+        let filled: Result<(), CallError> = fill();
         if filled.is_err() {
-            // What was loaned goes back at once, not when the place is used again.
+            // The buffers are released at once, not when the entry is reused.
             *place = None;
         }
         filled?;
@@ -209,8 +209,8 @@ pub unsafe extern "C" fn shmesh_link_loan(
     })
 }
 
-/// Sends a loan: its first `msg_len` and `data_len` bytes. After success it has ended. If it is refused it has not, unless
-/// this participant was EVICTED.
+/// Sends the first `msg_len` and `data_len` bytes of a loan. After success the loan has ended. After a failure it can be sent
+/// again or dropped, except after EVICTED.
 ///
 /// # Safety
 /// `loan` is NULL or points to a structure.
@@ -224,12 +224,12 @@ pub unsafe extern "C" fn shmesh_loan_send(
 ) -> shmesh_error_t {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let given = unsafe { loan.as_mut() }.ok_or_else(|| argument("loan is NULL; pass one"))?;
+        let given = unsafe { loan.as_mut() }.ok_or_else(|| argument("loan is NULL; pass a loan"))?;
         let mut entered = enter(given.private_link, "loan")?;
-        let loans = &mut entered.outstanding().loans;
+        let loans = &mut entered.borrows().loans;
         let found = loans.find(given.private_words);
         let Some((index, place @ Some(_))) = found else { return Err(ended("loan")) };
-        // In its place, where it stays if this is refused.
+        // Checked while it is in the table, where it stays if the lengths are refused.
         if let Some(loan) = place {
             loan.resize_msg(msg_len)?;
             if data_len > 0 || loan.data_pool().is_some() {
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn shmesh_loan_send(
         let failed = match sent {
             Ok(()) => None,
             Err(SendError { loan, error }) => {
-                let failed = Failed::from(error);
+                let failed = CallError::from(error);
                 if failed.0 != SHMESH_ERROR_EVICTED {
                     *place = Some(loan);
                     return Err(failed);
@@ -261,7 +261,7 @@ fn clear(given: &mut shmesh_loan_t) {
     (given.msg, given.data) = (std::ptr::null_mut(), std::ptr::null_mut());
 }
 
-/// Gives the buffers of a loan back, unsent.
+/// Drops a loan without sending it, and frees its buffers.
 ///
 /// # Safety
 /// As `shmesh_loan_send`.
@@ -269,9 +269,9 @@ fn clear(given: &mut shmesh_loan_t) {
 pub unsafe extern "C" fn shmesh_loan_drop(loan: *mut shmesh_loan_t) -> shmesh_error_t {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let given = unsafe { loan.as_mut() }.ok_or_else(|| argument("loan is NULL; pass one"))?;
+        let given = unsafe { loan.as_mut() }.ok_or_else(|| argument("loan is NULL; pass a loan"))?;
         let mut entered = enter(given.private_link, "loan")?;
-        let loans = &mut entered.outstanding().loans;
+        let loans = &mut entered.borrows().loans;
         let Some((index, place)) = loans.find(given.private_words) else { return Err(ended("loan")) };
         *place = None;
         loans.end(index);
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn shmesh_loan_drop(loan: *mut shmesh_loan_t) -> shmesh_er
     })
 }
 
-/// Sends up to 112 bytes inside of the ring, without a buffer.
+/// Sends up to 112 bytes in the ring itself, without a buffer.
 ///
 /// # Safety
 /// `msg` is NULL or points to `len` bytes.
@@ -293,13 +293,13 @@ pub unsafe extern "C" fn shmesh_link_send_inline(
     len: usize,
 ) -> shmesh_error_t {
     guarded(|| {
-        let entered = Entered::new(link)?;
+        let entered = LinkGuard::new(link)?;
         let bytes = if len == 0 {
             &[]
         } else if msg.is_null() {
             return Err(argument("msg is NULL; pass the bytes, or a length of 0"));
         } else if len > isize::MAX.unsigned_abs() {
-            return Err(argument("len is no length; pass that of msg"));
+            return Err(argument("len is too large; pass the length of msg"));
         } else {
             // SAFETY: the caller's promise.
             unsafe { std::slice::from_raw_parts(msg.cast::<u8>(), len) }
@@ -309,10 +309,10 @@ pub unsafe extern "C" fn shmesh_link_send_inline(
     })
 }
 
-/// Takes the oldest message; EMPTY if there is none. Never waits.
+/// Receives the oldest message; EMPTY if there is none. Never blocks.
 ///
 /// # Safety
-/// `message` is NULL or points to a structure, whose content does not matter.
+/// `message` is NULL or points to a structure, which may be uninitialised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_receive(
     link: *const shmesh_link_t,
@@ -333,8 +333,8 @@ pub unsafe extern "C" fn shmesh_link_receive(
             private_words: [0; 2],
             private_link: std::ptr::null(),
         });
-        let mut entered = Entered::new(link)?;
-        let (open, messages) = (entered.link(), &mut entered.outstanding().messages);
+        let mut entered = LinkGuard::new(link)?;
+        let (open, messages) = (entered.link(), &mut entered.borrows().messages);
         let (index, place) = messages.vacancy();
         *place = open.receive()?;
         let Some(message) = place else { return Ok(SHMESH_ERROR_EMPTY) };
@@ -352,7 +352,7 @@ pub unsafe extern "C" fn shmesh_link_receive(
     })
 }
 
-/// Ends a message: its buffers can be loaned again.
+/// Releases a message: its buffers can be loaned again.
 ///
 /// # Safety
 /// `message` is NULL or points to a structure.
@@ -360,9 +360,9 @@ pub unsafe extern "C" fn shmesh_link_receive(
 pub unsafe extern "C" fn shmesh_message_release(message: *mut shmesh_message_t) -> shmesh_error_t {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let given = unsafe { message.as_mut() }.ok_or_else(|| argument("message is NULL; pass one"))?;
+        let given = unsafe { message.as_mut() }.ok_or_else(|| argument("message is NULL; pass a message"))?;
         let mut entered = enter(given.private_link, "message")?;
-        let messages = &mut entered.outstanding().messages;
+        let messages = &mut entered.borrows().messages;
         let Some((index, place)) = messages.find(given.private_words) else { return Err(ended("message")) };
         *place = None;
         messages.end(index);

@@ -1,4 +1,4 @@
-/* A process hears others attach, detach and die: by waiting, and by epoll. C and C++. */
+/* A process gets the events of others that attach, detach and die: by waiting, and by epoll. C and C++. */
 #include "check.h"
 
 #include <sys/epoll.h>
@@ -20,7 +20,7 @@ static void by_epoll(shmesh_link_t *link, int epoll)
     }
 }
 
-static void hear(shmesh_link_t *link, int epoll, sleep_fn sleep_for, int kind, pid_t pid)
+static void expect_event(shmesh_link_t *link, int epoll, sleep_fn sleep_for, int kind, pid_t pid)
 {
     shmesh_event_t event;
     while (shmesh_link_next_event(link, &event) != SHMESH_OK)
@@ -65,13 +65,13 @@ int main(int argc, char **argv)
         int orders[2];
         CHECK(pipe2(orders, O_CLOEXEC) == 0 && dup2(orders[0], STDIN_FILENO) == STDIN_FILENO);
         pid_t peer = start_again("peer", NULL, NULL);
-        hear(link, epoll, sleep_for, SHMESH_EVENT_ATTACHED, peer);
+        expect_event(link, epoll, sleep_for, SHMESH_EVENT_ATTACHED, peer);
         CHECK(write(orders[1], "x", 1) == 1);
-        hear(link, epoll, sleep_for, SHMESH_EVENT_DETACHED, peer);
+        expect_event(link, epoll, sleep_for, SHMESH_EVENT_DETACHED, peer);
         CHECK(write(orders[1], "x", 1) == 1);
-        hear(link, epoll, sleep_for, SHMESH_EVENT_ATTACHED, peer);
+        expect_event(link, epoll, sleep_for, SHMESH_EVENT_ATTACHED, peer);
         CHECK(kill(peer, SIGKILL) == 0 && waitpid(peer, NULL, 0) == peer);
-        hear(link, epoll, sleep_for, SHMESH_EVENT_DIED, peer);
+        expect_event(link, epoll, sleep_for, SHMESH_EVENT_DIED, peer);
         CHECK(shmesh_link_next_event(link, &event) == SHMESH_ERROR_EMPTY);
         CHECK(close(orders[0]) == 0 && close(orders[1]) == 0);
     }

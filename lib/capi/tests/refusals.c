@@ -145,9 +145,9 @@ static void configurations(void)
     options.dir = "/nowhere";
     REFUSED(SHMESH_ERROR_NOT_FOUND, shmesh_link_create(config, 0, &options, &link));
     shmesh_config_free(config);
-    REFUSED(SHMESH_ERROR_NOT_FOUND, shmesh_link_attach("nobody", SHMESH_SECONDARY, NULL, &link));
-    CHECK(strstr(shmesh_last_error(), "nobody") != NULL);
-    REFUSED(SHMESH_ERROR_ARGUMENT, shmesh_link_attach("../nobody", SHMESH_SECONDARY, NULL, &link));
+    REFUSED(SHMESH_ERROR_NOT_FOUND, shmesh_link_attach("missing", SHMESH_SECONDARY, NULL, &link));
+    CHECK(strstr(shmesh_last_error(), "missing") != NULL);
+    REFUSED(SHMESH_ERROR_ARGUMENT, shmesh_link_attach("../missing", SHMESH_SECONDARY, NULL, &link));
 }
 
 static void every_code_has_a_text(void)
@@ -224,7 +224,7 @@ static void fresh(void)
     CHECK(strstr(shmesh_last_error(), "fresh") != NULL);
     OK(shmesh_link_close(first));
 
-    /* The last one removed it; so somebody leaves messages and is gone without closing. */
+    /* The last participant removed the link, so a child leaves messages and ends without closing. */
     succeeds(start_again("leaver", NULL, NULL));
     OK(shmesh_link_create(config, 0, &options, &first));
     OK(shmesh_link_was_created(first, &was_created));

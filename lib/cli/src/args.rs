@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The IPC directory.
+/// The option for the IPC directory.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Dir {
     /// IPC directory with the links
@@ -10,16 +10,16 @@ pub(crate) struct Dir {
     pub(crate) dir: PathBuf,
 }
 
-/// How to print results.
+/// The output format of a subcommand.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Output {
     /// Aligned tables for people
     Text,
-    /// JSON for programs
+    /// JSON for other programs
     Json,
 }
 
-/// Checks a time that is asked for.
+/// Parses a duration in seconds.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     if (0.1..=3600.0).contains(&seconds) {

@@ -16,7 +16,7 @@ use shmesh::inspect::Remains;
 use shmesh_sys::process;
 use shmesh_sys::signal::{Awaited, Signal};
 
-/// Exit status of who was interrupted, as shells have it.
+/// Exit status of an interrupted command, as in shells.
 const INTERRUPTED: i32 = 130;
 
 /// What this process has to end and to remove.
@@ -64,7 +64,7 @@ impl Session {
         let shared = Arc::clone(&duties);
         let wait = move || {
             if signals.wait().is_ok() {
-                // Held until the end, so that nobody starts another process.
+                // Held until the end, so that no further process is started.
                 let mut duties = locked(&shared);
                 duties.do_all();
                 std::process::exit(INTERRUPTED);
@@ -165,7 +165,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Its process id.
+    /// The process id of the child.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }

@@ -1,4 +1,4 @@
-//! `shmesh dump`: what waits in a link, and who holds which buffer.
+//! `shmesh dump`: the queued messages of a link and the owners of its buffers.
 
 use std::io::Write;
 
@@ -38,12 +38,12 @@ pub(crate) struct Args {
     /// Show the first N bytes of each part of a message
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     payload: u32,
-    /// Output format
+    /// Output format: text or JSON
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
 }
 
-/// Shows the link.
+/// Prints the state of the link.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let view = match View::open(&args.dir.dir, &args.link) {
         Ok(view) => view,

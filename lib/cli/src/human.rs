@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_steer_terminals_are_dots() {
+    fn control_bytes_are_printed_as_dots() {
         assert_eq!(hex(b"a\x1b[2J")[0], format!("0000  {:47}  |a.[2J|", "61 1b 5b 32 4a"));
         assert!(hex(&[]).is_empty());
     }

@@ -36,12 +36,12 @@ pub(crate) struct Args {
     link: LinkName,
     #[command(flatten)]
     dir: Dir,
-    /// Output format
+    /// Output format: text or JSON
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
 }
 
-/// Shows the keys.
+/// Prints the device keys.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let dir = &args.dir.dir;
     let asked = Client::connect(dir, args.link.as_str()).and_then(|mut client| client.all_keys());

@@ -31,20 +31,20 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
-    /// Output format
+    /// Output format: text or JSON
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
 }
 
 /// One link, as far as it can be read.
-struct Listed {
+struct ListedLink {
     name: LinkName,
     seen: shmesh::Result<(View, Snapshot)>,
     /// In NVIPC's layout: what is seen of it in place of an error.
     theirs: Option<Seen>,
 }
 
-/// Lists the links.
+/// Prints the list of links.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let dir = &args.dir.dir;
     let names = names(dir).with_context(|| format!("cannot read the IPC directory {}", dir.display()))?;
@@ -54,9 +54,9 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             (view, snapshot)
         });
         let theirs = seen.as_ref().err().and_then(|_| nvipc::seen(dir, &name));
-        Listed { name, seen, theirs }
+        ListedLink { name, seen, theirs }
     };
-    let listed: Vec<Listed> = names.into_iter().map(look).collect();
+    let listed: Vec<ListedLink> = names.into_iter().map(look).collect();
     match args.output {
         Output::Text => text(args, &listed, out),
         Output::Json => {
@@ -70,12 +70,12 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
 }
 
-fn text(args: &Args, listed: &[Listed], out: &mut dyn Write) -> anyhow::Result<()> {
+fn text(args: &Args, listed: &[ListedLink], out: &mut dyn Write) -> anyhow::Result<()> {
     if listed.is_empty() {
         return Ok(writeln!(out, "no links in {}", args.dir.dir.display())?);
     }
     let mut table = Table::new(&["LINK", "RING", "POOLS", ">SIZE", "PRIMARY", "SECONDARY", ">M2S", ">S2M"]);
-    for Listed { name, seen, theirs } in listed {
+    for ListedLink { name, seen, theirs } in listed {
         if let Some(theirs) = theirs {
             table.row(nvipc::row(name, theirs));
             continue;
@@ -106,7 +106,7 @@ fn text(args: &Args, listed: &[Listed], out: &mut dyn Write) -> anyhow::Result<(
         ]);
     }
     table.print(0, out)?;
-    for Listed { name, seen, .. } in listed.iter().filter(|listed| listed.theirs.is_none()) {
+    for ListedLink { name, seen, .. } in listed.iter().filter(|listed| listed.theirs.is_none()) {
         match seen {
             Ok((_, snapshot)) => {
                 for doubt in people::doubts(&snapshot.seats) {
@@ -119,7 +119,7 @@ fn text(args: &Args, listed: &[Listed], out: &mut dyn Write) -> anyhow::Result<(
     Ok(())
 }
 
-/// `spsc`, `mpmc` or `broadcast`.
+/// The ring mode: `spsc`, `mpmc` or `broadcast`.
 pub(crate) fn mode(view: &View) -> &'static str {
     match view.ring_mode() {
         RingMode::Spsc => "spsc",
@@ -150,7 +150,7 @@ pub(crate) fn view_json(view: &View) -> Value {
     })
 }
 
-fn link_json(Listed { name, seen, theirs }: &Listed) -> Value {
+fn link_json(ListedLink { name, seen, theirs }: &ListedLink) -> Value {
     if let Some(theirs) = theirs {
         return nvipc::json(name, theirs);
     }

@@ -1,4 +1,4 @@
-//! The `shmesh` command.
+//! The `shmesh` command-line program.
 
 mod args;
 mod bench;
@@ -25,19 +25,19 @@ use clap::{Parser, Subcommand};
 use shmesh::ErrorKind;
 use shmesh::config::{ConfigError, NameError};
 
-/// Something was tried and failed, or was found unhealthy.
+/// Exit status after a failure, or when a check found a problem.
 const FAILED: u8 = 1;
-/// The command line asks for what cannot be, as clap has it.
+/// Exit status for an invalid command line, as in clap.
 const BAD_REQUEST: u8 = 2;
-/// The configuration is wrong: nothing was tried (`EX_USAGE` of sysexits, as our daemons have it).
+/// Exit status for an invalid configuration (`EX_USAGE` of sysexits, as in the daemons).
 const BAD_CONFIG: u8 = 64;
 
-/// What was asked for cannot be, and nothing was tried.
+/// A request that is refused before anything is done.
 #[derive(Debug)]
 enum Refusal {
-    /// The command line is wrong in a way that clap cannot see.
+    /// The command line is invalid in a way that clap cannot detect.
     Request(String),
-    /// The configuration does not have what the command line names.
+    /// The configuration lacks what the command line names.
     Config(String),
 }
 
@@ -92,7 +92,7 @@ enum Command {
     Who(who::Args),
     /// List the device keys of a link's sidecar and their importers
     Keys(keys::Args),
-    /// Remove unused links
+    /// Remove links that no process uses
     Rm(rm::Args),
     /// Send numbered messages over an existing link, and count the messages received
     Talk(talk::Args),
@@ -102,7 +102,7 @@ enum Command {
     Device(device::Args),
 }
 
-/// The same program as a process that a subcommand starts. Apart from [`Cli`], because clap suggests hidden subcommands too.
+/// The command line of processes that a subcommand starts. Separate from [`Cli`], because clap suggests hidden subcommands too.
 #[derive(Parser, Debug)]
 #[command(name = "shmesh", disable_help_subcommand = true)]
 struct SideCli {
@@ -134,7 +134,7 @@ fn main() -> ExitCode {
         return done.map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS);
     }
     let cli = Cli::parse();
-    // Printing may be slow (a pager); what is measured is never printed meanwhile.
+    // Buffered: a slow reader, such as a pager, must not disturb a measurement.
     let mut out = io::BufWriter::new(io::stdout());
     let done = dispatch(&cli.command, &mut out).and_then(|code| Ok(out.flush().map(|()| code)?));
     done.unwrap_or_else(|error| complain(&error))
@@ -162,7 +162,7 @@ fn complain(error: &anyhow::Error) -> ExitCode {
     if causes()
         .any(|cause| cause.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe))
     {
-        // Whoever read has seen enough.
+        // The reader has closed the pipe, as `head` does.
         return ExitCode::SUCCESS;
     }
     eprintln!("error: {error}");
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn command_line_is_well_formed() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
         SideCli::command().debug_assert();

@@ -17,14 +17,14 @@ pub(crate) fn state(seat: &SeatView) -> &'static str {
     }
 }
 
-/// How far a reader of a broadcast ring is, as a part of its state: `, 3 behind, 20 lost`.
+/// How far a reader of a broadcast ring is behind, as a part of its state: `, 3 behind, 20 lost`.
 pub(crate) fn place(seat: &SeatView) -> String {
     let Some(reader) = seat.reader else { return String::new() };
     let lost = if reader.lost == 0 { String::new() } else { format!(", {} lost", human::count(reader.lost)) };
     format!(", {} behind{lost}", human::count(reader.behind))
 }
 
-/// Whether it must be reckoned with: nobody proved that it has ended.
+/// Whether the participant may still be alive: its death is not proved.
 pub(crate) fn may_live(seat: &SeatView) -> bool {
     seat.liveness != Liveness::Dead
 }
@@ -48,11 +48,11 @@ pub(crate) fn side(seats: &[SeatView], side: Side) -> String {
     if text.is_empty() { "-".to_owned() } else { text }
 }
 
-/// What `unknown` means of those that `state` calls so, a sentence each.
+/// One sentence per participant whose state is `unknown`, with the reason.
 pub(crate) fn doubts(seats: &[SeatView]) -> impl Iterator<Item = String> {
     seats.iter().filter(|seat| state(seat) == "unknown").filter_map(|seat| {
         let (side, pid) = (seat.participant.word.side(), seat.participant.word.pid());
-        Some(format!("whether {side} {pid} lives is unknown: {}", seat.unknown_because?))
+        Some(format!("whether {side} {pid} is alive is unknown: {}", seat.unknown_because?))
     })
 }
 

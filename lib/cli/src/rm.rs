@@ -1,4 +1,4 @@
-//! `shmesh rm`: removing links that nobody uses.
+//! `shmesh rm`: removes links that no process uses.
 
 use std::io::Write;
 
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     dir: Dir,
 }
 
-/// Removes links.
+/// Removes the links that the command line names.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.stale {
         return stale(args, out);
@@ -85,7 +85,7 @@ fn one(args: &Args, name: &LinkName, out: &mut dyn Write) -> anyhow::Result<()> 
         bail!("link {name}: {} is not a file of a shmesh link; move it away", foreign.display());
     }
     if let Some(user) = user(&remains).filter(|_| !args.force) {
-        bail!("link {name}: {user} uses it; stop that first, or remove it all the same with --force");
+        bail!("link {name}: {user} uses it; stop that process first, or remove the link anyway with --force");
     }
     let queued = remains.queued.unwrap_or(0) as u64;
     let bytes = remains.remove()?;
@@ -97,7 +97,7 @@ fn one(args: &Args, name: &LinkName, out: &mut dyn Write) -> anyhow::Result<()> 
     Ok(writeln!(out, "removed {name} ({}{lost})", human::bytes(bytes))?)
 }
 
-/// Who lives on a link, in words.
+/// The living participants of a link, in words.
 fn user(remains: &Remains) -> Option<String> {
     let living = remains.seats.iter().filter(|seat| people::may_live(seat));
     let mut living: Vec<String> = living
@@ -128,7 +128,7 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             }
         };
         let kept = if let Some(foreign) = remains.foreign.first() {
-            Some(format!("{} is not ours", foreign.display()))
+            Some(format!("{} is not a file of a shmesh link", foreign.display()))
         } else if let Some(user) = user(&remains) {
             Some(format!("{user} uses it"))
         } else {
@@ -142,7 +142,7 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 (_, Some(queued)) if queued > 0 => Some(human::plural(queued as u64, "waiting message")),
                 _ => None,
             };
-            waiting.filter(|_| !args.force).map(|what| format!("{what}; --force removes it all the same"))
+            waiting.filter(|_| !args.force).map(|what| format!("{what}; --force removes it anyway"))
         };
         match kept {
             Some(why) => writeln!(out, "kept    {name}: {why}")?,
@@ -154,5 +154,5 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
     }
     writeln!(out, "{} removed", human::plural(removed, "link"))?;
-    if failed > 0 { bail!("{failed} could not be looked at") } else { Ok(()) }
+    if failed > 0 { bail!("{failed} links could not be read") } else { Ok(()) }
 }

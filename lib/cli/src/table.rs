@@ -1,4 +1,4 @@
-//! Aligned columns.
+//! Tables with aligned columns.
 
 use std::io::{self, Write};
 

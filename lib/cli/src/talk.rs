@@ -1,4 +1,4 @@
-//! `shmesh talk`: one side of a link that is there, for a first look at two pods and for tests of a cluster.
+//! `shmesh talk`: one side of an existing link, to try two pods and for tests of a cluster.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -29,27 +29,27 @@ Examples:
 
 The command waits for the link and runs until SIGTERM or SIGINT.";
 
-/// Numbers of messages.
+/// Message id of numbered messages.
 const COUNT: i32 = 1;
-/// The secondary's process, which wants the region.
+/// Message id of a request for the region, with the process of the secondary.
 const WANTS: i32 = 2;
-/// The region's key, behind the process that it is for.
+/// Message id of the region's key, after the process that it is for.
 const KEY: i32 = 3;
-/// Between two lines.
+/// Time between two lines of output.
 const LINE: Duration = Duration::from_secs(5);
-/// Bytes of the region.
+/// Size of the region in bytes.
 const REGION: u64 = 1 << 20;
 
 /// The options of `shmesh talk`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The link's name
+    /// Name of the link
     #[arg(value_name = "LINK")]
     link: LinkName,
     /// Side of the link to attach to
     #[arg(long, value_name = "SIDE")]
-    side: Which,
+    side: SideName,
     /// Milliseconds between two messages
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     every_ms: u32,
@@ -69,58 +69,58 @@ pub(crate) struct Args {
     dir: Dir,
 }
 
-/// A side, as one types it.
+/// A side, as given on the command line.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
-enum Which {
-    /// The one that a link is named for
+enum SideName {
+    /// The side that creates the link
     Primary,
-    /// The other one
+    /// The side that attaches to it
     Secondary,
 }
 
-/// Talks until it is told to end.
+/// Exchanges messages until a signal or the end of the time.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
     let told = signals()?;
-    let side = if args.side == Which::Primary { Side::Primary } else { Side::Secondary };
+    let side = if args.side == SideName::Primary { Side::Primary } else { Side::Secondary };
     let options = LinkOptions::new().dir(&args.dir.dir).timeout(Duration::from_secs_f64(args.wait_seconds));
     let link = options.attach(args.link.as_str(), side)?;
     writeln!(out, "attached to {} as {side:?}, seat {}", link.name(), link.seat().value())?;
     out.flush()?;
-    let lending = args.region.then(|| Lending::new(args)).transpose()?;
+    let lending = args.region.then(|| RegionExchange::new(args)).transpose()?;
     let end = args.seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
     let mut talk = Talk { link: &link, me: incarnation(), sent: 0, heard: Heard::default(), lending };
     talk.go_on(args, &told, end, out)?;
     let Heard { received, wrong, .. } = talk.heard;
     writeln!(out, "ended: sent {}, received {received}, lost or twice {wrong}", talk.sent)?;
     if wrong > 0 {
-        bail!("{wrong} messages were lost or came twice");
+        bail!("{wrong} messages were lost or duplicated");
     }
     if end.is_some() && received == 0 {
-        bail!("nothing came: is there a `shmesh talk {}` on the other side?", args.link);
+        bail!("no message was received: does `shmesh talk {}` run on the other side?", args.link);
     }
     Ok(())
 }
 
-/// Who sends: another one after a restart.
+/// A number that identifies this run of the sender: a restarted one has another.
 fn incarnation() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos() & u128::from(u64::MAX)).unwrap_or(0) ^ u64::from(std::process::id())
 }
 
-/// As the first process of a container it gets no signal that it does not ask for.
+/// Waits for signals explicitly: the first process of a container gets no signals that it does not handle.
 pub(crate) fn signals() -> Result<Receiver<()>> {
     let asked = Awaited::block(&[Signal::Interrupt, Signal::Terminate]).context("cannot block signals")?;
-    let (told, is_told) = channel();
+    let (ended, is_ended) = channel();
     let wait = move || {
-        let _ = asked.wait().map(|_| told.send(()));
-        // Who is told twice does not come to look: it waits for something else, as for the reader of a pipe.
+        let _ = asked.wait().map(|_| ended.send(()));
+        // A second signal ends the process even if it is blocked elsewhere, such as on the reader of a pipe.
         let _ = asked.wait().map(|signal| std::process::exit(128 + signal));
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
-    Ok(is_told)
+    Ok(is_ended)
 }
 
-/// What came, by sender.
+/// The messages received from each sender.
 #[derive(Debug, Default)]
 struct Heard {
     next: BTreeMap<u64, u64>,
@@ -130,7 +130,7 @@ struct Heard {
 
 impl Heard {
     fn note(&mut self, from: u64, number: u64) {
-        // What was sent before we came is not ours.
+        // Messages from before we attached do not count.
         let next = self.next.entry(from).or_insert(number);
         self.wrong += next.abs_diff(number);
         *next = number + 1;
@@ -143,7 +143,7 @@ struct Talk<'a> {
     me: u64,
     sent: u64,
     heard: Heard,
-    lending: Option<Lending>,
+    lending: Option<RegionExchange>,
 }
 
 impl Talk<'_> {
@@ -207,13 +207,13 @@ impl Talk<'_> {
                 lending.lend(self.link, tgid, out)?;
             }
             (KEY, Some(lending)) => {
-                // One for who was here before is left alone.
+                // A key for an earlier process is ignored.
                 let is_asked = numbers(0).is_some_and(|who| lending.asked == Some(who));
                 let key = message.msg().get(8..).filter(|_| is_asked).and_then(DeviceKey::from_wild);
                 drop(message);
                 lending.read(key, out)?;
             }
-            // Somebody else's, or from a talk with other flags.
+            // From another program, or from `shmesh talk` with other flags.
             _ => {}
         }
         Ok(ControlFlow::Continue(()))
@@ -221,12 +221,12 @@ impl Talk<'_> {
 }
 
 /// Memory that one side lends and the other reads.
-struct Lending {
+struct RegionExchange {
     session: Session<HostMemory>,
     key: Option<DeviceKey>,
     /// The secondary asks until it has read.
     wants: bool,
-    /// Who is admitted instead of this process.
+    /// The process to admit instead of this one.
     ask_for: Option<i32>,
     /// For whom it has asked.
     asked: Option<u64>,
@@ -238,10 +238,10 @@ fn byte(at: usize) -> u8 {
     u8::try_from(at % 251).unwrap_or(0)
 }
 
-impl Lending {
+impl RegionExchange {
     fn new(args: &Args) -> Result<Self> {
         let mut session = Session::connect(&args.dir.dir, args.link.as_str())?;
-        if args.side == Which::Secondary {
+        if args.side == SideName::Secondary {
             return Ok(Self {
                 session,
                 key: None,
@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_or_doubled_is_counted_by_sender() {
+    fn lost_and_duplicate_messages_are_counted_per_sender() {
         let mut heard = Heard::default();
         for (from, number) in [(1, 7), (1, 8), (2, 0), (1, 11), (2, 0), (2, 1)] {
             heard.note(from, number);

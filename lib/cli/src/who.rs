@@ -35,15 +35,15 @@ pub(crate) struct Args {
     link: LinkName,
     #[command(flatten)]
     dir: Dir,
-    /// Output format
+    /// Output format: text or JSON
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
 }
 
-/// Who answers for a link.
+/// The source of the answer.
 enum Answer {
     Sidecar(Everybody),
-    /// A participant serves the link, or nobody.
+    /// The segments: a participant serves the link, or no process does.
     Segments {
         served_by: &'static str,
         seats: Vec<SeatView>,
@@ -100,7 +100,7 @@ fn text(args: &Args, answer: &Answer, out: &mut dyn Write) -> anyhow::Result<()>
     writeln!(out, "link {}, kept by a sidecar", args.link)?;
     table.print(2, out)?;
     if all.unidentified > 0 {
-        writeln!(out, "  and {} of which nobody knows whose they are", sessions(all.unidentified))?;
+        writeln!(out, "  and {} of unknown processes", sessions(all.unidentified))?;
     }
     for seat in &all.unclaimed {
         let side = side(seat);
@@ -119,7 +119,8 @@ fn segments_text(
     seats: &[SeatView],
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let by = if served_by == "nobody" { "served by nobody" } else { "served by one of its participants" };
+    let by =
+        if served_by == "nobody" { "not served by any process" } else { "served by one of its participants" };
     writeln!(out, "link {}, {by}: no sidecar keeps it, so this is what shared memory says", args.link)?;
     let mut table = Table::new(&[">SEAT", "SIDE", ">PID", ">START", "STATE"]);
     for seat in seats {
@@ -131,7 +132,7 @@ fn segments_text(
             people::state(seat).to_owned(),
         ]);
     }
-    if table.is_empty() { Ok(writeln!(out, "  nobody is on it")?) } else { Ok(table.print(2, out)?) }
+    if table.is_empty() { Ok(writeln!(out, "  no participants")?) } else { Ok(table.print(2, out)?) }
 }
 
 fn identity(process: &Process) -> PeerIdentity {

@@ -340,7 +340,7 @@ fn lock_directory(py: Python<'_>, directory: &Path) -> PyResult<Locked> {
         Some(errno::ENOENT | errno::ENOTDIR) => error(
             "NotFound",
             format_args!(
-                "there is no IPC directory {}; make it (in a pod: mount a volume there), or name another with SHMESH_DIR",
+                "the IPC directory {} does not exist; create it (in a pod: mount a volume there), or set SHMESH_DIR",
                 directory.display()
             ),
         ),

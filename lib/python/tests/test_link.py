@@ -675,7 +675,7 @@ def test_link_has_the_backing_that_other_languages_default_to(tmp_path: Path) ->
     config = tmp_path / "links.yaml"
     config.write_text("version: 1\nlinks:\n  - name: x\n")
     with shmesh.Link.create("x", config=config), shmesh.Link.create("x"):
-        with pytest.raises(shmesh.Mismatch, match="backing named, asked for was memfd"):
+        with pytest.raises(shmesh.Mismatch, match="backing named, but memfd was requested"):
             shmesh.Link.create("x", backing="memfd")
 
 
@@ -689,7 +689,7 @@ except shmesh.AlreadyExists as error:
 """
     with shmesh.Link.create("one", receivers="one") as phy, shmesh.Link.attach("one") as mac, mac.clone() as other:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
-        assert f"process {os.getpid()} receives on the secondary side" in done.stdout, done.stdout + done.stderr
+        assert f"process {os.getpid()} already receives on the secondary side" in done.stdout, done.stdout + done.stderr
         assert "receivers: one" in done.stdout and phy.seat != other.seat
 
 

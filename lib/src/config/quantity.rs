@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_are_read_as_kubernetes_reads_them() {
+    fn quantities_are_parsed_like_kubernetes() {
         for (text, bytes) in [
             ("0", 0),
             ("100663296", 96 << 20),

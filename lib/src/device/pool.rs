@@ -578,7 +578,7 @@ mod tests {
     use crate::config::{LinkConfig, PoolConfig};
 
     #[test]
-    fn a_payload_in_memory_that_was_lost_is_never_taken_for_what_is_there_now() {
+    fn payload_of_lost_memory_is_not_confused_with_new_memory() {
         let dir = tempfile::tempdir().unwrap();
         let options = LinkOptions::new().dir(dir.path());
         let mut config = LinkConfig::new("link".parse().unwrap());

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn participants_of_before_are_reported_and_silent_ones_are_not() {
+    fn earlier_participants_are_reported_and_silent_ones_are_not() {
         let seats = table();
         let gone = join(&seats, 1);
         end(&seats, &gone, Stage::Died);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn short_life_is_reported_whole_and_earlier_ones_are_counted() {
+    fn short_life_is_reported_and_earlier_ones_are_counted() {
         let seats = table();
         let me = join(&seats, 1);
         let mut observer = PeerObserver::new(&seats, me.seat);
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn first_recorded_end_counts_and_late_ones_change_nothing() {
+    fn first_recorded_end_counts() {
         let seats = table();
         let me = join(&seats, 1);
         let mut observer = PeerObserver::new(&seats, me.seat);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_woken_for_once() {
+    fn each_change_causes_one_wake_up() {
         let seats = table();
         let woken = || {
             let mut woken = false;
@@ -430,7 +430,7 @@ mod tests {
 
     /// Another participant of the link may write anything.
     #[test]
-    fn wild_histories_give_bounded_events() {
+    fn hostile_histories_give_bounded_events() {
         let seats = table();
         let me = join(&seats, 1);
         let mut observer = PeerObserver::new(&seats, me.seat);

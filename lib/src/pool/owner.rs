@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_msg_word_goes_round() {
+    fn msg_word_passes_through_all_states() {
         let free = MsgOwner(0);
         assert_eq!(free.holder(), Holder::Free);
         let loaned = free.loaned(seat(63));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_epoch_wraps_without_touching_its_neighbours() {
+    fn epoch_wraps_without_changing_neighbouring_bits() {
         let last = MsgOwner(u64::MAX << MSG_EPOCH_SHIFT);
         assert_eq!(last.loaned(seat(5)).epoch(), 0);
         let last = DataOwner(u64::MAX << DATA_EPOCH_SHIFT);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_word_belongs_to_one_epoch_of_one_msg() {
+    fn data_word_belongs_to_one_epoch_of_one_msg() {
         let msg = MsgOwner(0).loaned(seat(1));
         let data = DataOwner(0).attached(0xf_ffff, msg);
         assert!(data.belongs_to(0xf_ffff, msg));

@@ -211,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_header_is_read_back() {
         let lines = Lines::heap(2);
         header().write(&lines);
         assert_eq!(Header::read(&lines, header().bytes()), Ok(header()));
     }
 
     #[test]
-    fn what_is_said_of_broadcast_rings_is_read() {
+    fn broadcast_word_is_read_back() {
         for slow in SLOW {
             let rules =
                 BroadcastConfig { slow, history: 7, evict_after_ms: crate::config::MAX_EVICT_AFTER_MS };
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_bit_is_noticed() {
+    fn every_changed_bit_is_detected() {
         for bit in 0..WORDS * 64 {
             let lines = Lines::heap(2);
             header().write(&lines);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_damage_has_its_name() {
+    fn each_kind_of_damage_has_its_error() {
         let lines = Lines::heap(2);
         assert_eq!(Header::read(&lines, 4096), Err(Unusable::NotOurs));
         header().write(&lines);

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_start_on_a_page_and_do_not_all_share_one_set_of_the_cache() {
+    fn buffers_start_on_a_page_and_spread_over_cache_sets() {
         let l = PoolLayout::of(PoolId::CpuMsg, 8192, 4096);
         assert_eq!(l.buffers * LINE_BYTES % 4096, 0);
         assert_eq!(stride_bytes(8192), 8192 + 64);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_segment_of_a_device_pool_ends_where_its_buffers_would_begin() {
+    fn device_pool_segment_ends_before_the_buffers() {
         for pool in [PoolId::CudaData, PoolId::GpuData] {
             let (here, there) = (PoolLayout::of(PoolId::CpuData, 8192, 64), PoolLayout::of(pool, 8192, 64));
             assert_eq!(here.buffers, there.buffers);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_are_not_ours_are_not_sane() {
+    fn foreign_headers_are_refused() {
         assert!(shape(8, true).is_sane());
         assert!(!shape(3, true).is_sane() && !shape(1 << 21, true).is_sane() && !shape(0, true).is_sane());
         let mut odd = shape(8, false);

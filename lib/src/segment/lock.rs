@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn one_has_the_duty_and_all_share_the_presence() {
+    fn one_process_is_host_and_all_share_the_attachment_lock() {
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let path = dir.path().join("link.lock");
         assert!(Lock::open(&path).unwrap().is_none());

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_bells_are_told_from_forbidden_ones() {
+    fn missing_bells_differ_from_forbidden_ones() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("bell");
         assert!(is_absent(&Ringer::open(&path).unwrap_err()));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn ringing_an_owner_that_has_ended_is_no_error() {
+    fn ringing_a_bell_of_a_dead_owner_is_no_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("bell");
         let bell = Bell::create(&path, 0o600, None).unwrap();

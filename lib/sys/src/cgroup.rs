@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_level_counts() {
+    fn smallest_limit_of_all_levels_counts() {
         let root = tree(&[
             ("a/memory.max", "1000\n"),
             ("a/memory.current", "400\n"),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_has_what_is_available_and_its_swap() {
+    fn machine_limit_is_available_memory_and_swap() {
         let meminfo = "MemTotal:  4000 kB\nMemFree: 1 kB\nMemAvailable:    100 kB\nSwapFree:  5 kB\n";
         assert_eq!(room_of_machine(meminfo), Some(105 << 10));
         assert_eq!(room_of_machine("MemAvailable: 7 kB\n"), Some(7 << 10));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_has_a_tree_of_its_own_and_a_huge_number_for_no_limit() {
+    fn version_1_has_its_own_tree_and_a_huge_number_for_no_limit() {
         let root = tree(&[
             ("memory/pod/memory.limit_in_bytes", "9223372036854771712\n"),
             ("memory/pod/memory.usage_in_bytes", "5\n"),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_tells_of_the_limit_above() {
+    fn version_1_reports_the_limit_of_the_parent() {
         let root = tree(&[
             ("memory/c/memory.limit_in_bytes", "9223372036854771712\n"),
             ("memory/c/memory.usage_in_bytes", "30\n"),

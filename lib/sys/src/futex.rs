@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn wake_wakes_as_many_as_it_says() {
+    fn wake_reports_how_many_it_woke() {
         let word = AtomicU64::new(0);
         std::thread::scope(|scope| {
             let threads = [(); 3].map(|()| scope.spawn(|| wait(&word, 0, LONG).unwrap()));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_huge_pages_are_there_and_zero_or_the_file_is_as_before() {
+    fn collapse_zeroes_whole_huge_pages_or_changes_nothing() {
         let (whole, len) = (3 * HUGE_PAGE_BYTES as u64, 3 * HUGE_PAGE_BYTES as u64 + 4096);
         let file = crate::file::memfd("huge", false).unwrap();
         file.set_len(len).unwrap();
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn files_smaller_than_a_huge_page_are_left_alone() {
+    fn files_smaller_than_a_huge_page_are_unchanged() {
         let file = crate::file::memfd("small", false).unwrap();
         file.set_len(4096).unwrap();
         collapse(&file, 4096).unwrap();

@@ -88,7 +88,7 @@ mod tests {
     use crate::procfs::Kernel;
 
     #[test]
-    fn on_an_old_kernel_another_user_is_not_who_connected() {
+    fn old_kernel_does_not_confuse_users() {
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut me = Pidfd::of_peer(socket.as_fd(), PeerPidfd::Old).unwrap();
         assert!(identify(&Kernel, &me, |_| None).is_ok());
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_that_of_a_process_that_lives() {
+    fn number_identifies_a_living_process() {
         let me = Pidfd::of_number(std::process::id().cast_signed()).unwrap();
         assert_eq!(identify(&Kernel, &me, |_| None).unwrap().start_time, own_start_time().unwrap().unwrap());
         let thread = std::thread::spawn(|| {

@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "reads /proc")]
-    fn knows_itself_and_nobody_else() {
+    fn own_process_is_visible_and_others_are_not() {
         let me = ProcessIdentity::me().unwrap();
         assert_eq!(me.start_time_of(me.pid).unwrap(), Some(me.start_time));
         assert_eq!(me.start_time_of(4_194_304).unwrap(), None, "above the largest pid");

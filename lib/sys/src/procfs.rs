@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pidfd_says_whom_it_means() {
+    fn pidfd_identifies_its_process() {
         let text =
             |pid| format!("pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t1066\nPid:\t{pid}\nNSpid:\t{pid}\n");
         assert_eq!(pidfd_says(&text("4711")), PidfdSays::Pid(4711));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_effective_user_counts() {
+    fn effective_user_counts() {
         let text =
             "Name:\tsh\\nTgid:\\t1\nUmask:\t0022\nTgid:\t42\nPid:\t42\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\n";
         assert_eq!(status(text), Some(Status { tgid: 42, uid: 2, gid: 6 }));
@@ -201,7 +201,7 @@ mod tests {
     const STAT: &str = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 777 1 2 3";
 
     #[test]
-    fn start_time_is_read_behind_any_name() {
+    fn start_time_is_parsed_after_any_process_name() {
         assert_eq!(start_time(STAT), Some(777));
         assert_eq!(start_time(""), None);
         assert_eq!(start_time("1 (x) S"), None);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_cut_between_lines() {
+    fn long_text_is_cut_between_lines() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "Uid:\t10\nGid:\t1234\n").unwrap();
         let path = file.path().to_str().unwrap();
@@ -226,7 +226,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_panic(
+        fn no_text_causes_a_panic(
             text: String,
             lines in "((Pid|Tgid|Uid|Gid|x):?\t?(-?[0-9]{0,20}[ \t]?){0,5}\n|[0-9]+ \\(.{0,16}\\)( -?[0-9]{0,20}){0,30}){0,6}",
         ) {

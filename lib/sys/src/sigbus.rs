@@ -324,7 +324,7 @@ mod tests {
 
     /// Threads of the library block the signals of the application.
     #[test]
-    fn thread_that_blocks_signals_is_guarded() {
+    fn threads_with_blocked_signals_are_guarded() {
         let file = file(1);
         let map = Mapping::guarded(map(&file)).unwrap();
         file.set_len(0).unwrap();
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bus_errors_are_those_of_the_handler_before() {
+    fn other_bus_errors_reach_the_previous_handler() {
         let (guarded_file, other_file) = (file(1), file(1));
         let guarded = Mapping::guarded(map(&guarded_file)).unwrap();
         let other = map(&other_file);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn mask_comes_back() {
+    fn signal_mask_is_restored() {
         let before = SigSet::thread_get_mask().unwrap();
         let blocked = Blocked::all();
         assert!(SigSet::thread_get_mask().unwrap().contains(Number::SIGTERM));

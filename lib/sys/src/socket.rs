@@ -716,7 +716,7 @@ mod tests {
     }
 
     #[test]
-    fn all_descriptors_that_can_be_sent_are_taken_and_owned() {
+    fn maximum_number_of_descriptors_is_received() {
         let (ours, theirs) = pair().unwrap();
         for count in [1, 2, MAX_RECEIVED_FDS] {
             send_with(&theirs, b"x", count);
@@ -731,7 +731,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_a_packet_is_cut_and_said_to_be() {
+    fn truncated_packets_are_reported() {
         let (ours, theirs) = pair().unwrap();
         send_with(&theirs, &[7; MAX_PACKET_BYTES], 1);
         send_with(&theirs, &[7; MAX_PACKET_BYTES + 1], 1);
@@ -745,7 +745,7 @@ mod tests {
     }
 
     #[test]
-    fn hanging_up_leaves_descriptors_in_the_queue() {
+    fn hang_up_leaves_descriptors_queued() {
         // Behind an empty packet that says nothing there is one with a descriptor.
         let (ours, theirs) = pair().unwrap();
         send(&theirs, b"", &[]).unwrap();

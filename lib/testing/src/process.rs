@@ -63,16 +63,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_body_runs_in_another_process() {
+    fn body_runs_in_another_process() {
         own_process(|| {
             let marker = std::env::var(MARKER).expect("this is the other process");
-            assert_eq!(marker, "process::tests::the_body_runs_in_another_process");
+            assert_eq!(marker, "process::tests::body_runs_in_another_process");
         });
     }
 
     #[test]
     #[should_panic(expected = "in a process of its own")]
-    fn a_body_that_panics_is_a_test_that_fails() {
+    fn panic_in_the_body_fails_the_test() {
         own_process(|| std::process::exit(7));
     }
 }

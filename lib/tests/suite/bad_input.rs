@@ -71,7 +71,7 @@ fn both_say_without_names(dir: &Path, kind: &str, parts: &[&str]) {
 const MEMFD: &str = "backing=memfd";
 
 #[test]
-fn files_that_are_not_ours() {
+fn foreign_files_are_refused() {
     let text_of = |dir: &Path| dir.join("link_shm").display().to_string();
     let random: Vec<u8> =
         (0..8192_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24).to_le_bytes()[0]).collect();
@@ -98,7 +98,7 @@ fn files_that_are_not_ours() {
 }
 
 #[test]
-fn a_symlink_to_a_link_is_not_followed() {
+fn symlinks_are_not_followed() {
     let (real, dir) = (ipc_dir(), ipc_dir());
     abandoned(real.path(), "");
     for file in ["link_shm", "link_cpu_msg", "link_cpu_data"] {
@@ -108,7 +108,7 @@ fn a_symlink_to_a_link_is_not_followed() {
 }
 
 #[test]
-fn a_truncated_file() {
+fn truncated_file_is_refused() {
     for (file, len) in [("link_shm", 4096), ("link_cpu_msg", 8192), ("link_cpu_data", 4096)] {
         let dir = ipc_dir();
         abandoned(dir.path(), "");
@@ -125,7 +125,7 @@ fn a_truncated_file() {
 }
 
 #[test]
-fn a_file_of_another_size() {
+fn file_of_another_size_is_refused() {
     let dir = ipc_dir();
     abandoned(dir.path(), "");
     let path = dir.path().join("link_shm");
@@ -155,18 +155,18 @@ fn patch_header(path: &Path, change: impl Fn(&mut [u64; 16])) {
 }
 
 #[test]
-fn another_layout_version() {
+fn other_layout_version_is_refused() {
     for (file, version) in [("link_shm", 1_u64), ("link_shm", 77), ("link_cpu_msg", 1)] {
         let dir = ipc_dir();
         abandoned(dir.path(), "");
         patch_header(&dir.path().join(file), |words| words[0] = words[0] & ((1 << 48) - 1) | version << 48);
         let found = format!("version {version}");
-        both_say(dir.path(), "Version", &["link link: ", file, &found, "speaks 2", "shmesh rm link"]);
+        both_say(dir.path(), "Version", &["link link: ", file, &found, "supports 2", "shmesh rm link"]);
     }
 }
 
 #[test]
-fn headers_that_contradict_themselves() {
+fn contradictory_headers_are_refused() {
     let changes: [fn(&mut [u64; 16]); 8] = [
         |words| words[4] = 3,        // a ring whose length is no power of two
         |words| words[4] = 0,        // none
@@ -198,7 +198,7 @@ fn headers_that_contradict_themselves() {
 }
 
 #[test]
-fn a_segment_in_the_place_of_another() {
+fn swapped_segment_is_refused() {
     let dir = ipc_dir();
     abandoned(dir.path(), "");
     std::fs::copy(dir.path().join("link_cpu_msg"), dir.path().join("link_shm")).unwrap();
@@ -206,7 +206,7 @@ fn a_segment_in_the_place_of_another() {
 }
 
 #[test]
-fn a_pool_of_another_link_of_the_same_name() {
+fn pool_of_another_link_is_refused() {
     let (dir, other) = (ipc_dir(), ipc_dir());
     abandoned(dir.path(), "");
     abandoned(other.path(), "");
@@ -215,7 +215,7 @@ fn a_pool_of_another_link_of_the_same_name() {
 }
 
 #[test]
-fn a_missing_pool() {
+fn missing_pool_is_refused() {
     let dir = ipc_dir();
     abandoned(dir.path(), "");
     std::fs::remove_file(dir.path().join("link_cpu_data")).unwrap();
@@ -223,7 +223,7 @@ fn a_missing_pool() {
 }
 
 #[test]
-fn a_pool_left_over_that_is_not_ours_is_not_removed() {
+fn foreign_pool_file_is_not_removed() {
     let dir = ipc_dir();
     std::fs::write(dir.path().join("link_cpu_msg"), "somebody's").unwrap();
     says(&refused(create(dir.path(), "")), "NotOurs", &["link link: ", "link_cpu_msg", "move it away"]);
@@ -231,7 +231,7 @@ fn a_pool_left_over_that_is_not_ours_is_not_removed() {
 }
 
 #[test]
-fn a_link_of_another_user() {
+fn link_of_another_user_is_refused() {
     if !is_root() {
         return;
     }
@@ -257,7 +257,7 @@ fn a_link_of_another_user() {
 }
 
 #[test]
-fn a_directory_of_another_user() {
+fn directory_of_another_user_is_refused() {
     if !is_root() {
         return;
     }
@@ -270,7 +270,7 @@ fn a_directory_of_another_user() {
 }
 
 #[test]
-fn a_full_file_system() {
+fn full_file_system_is_reported() {
     if !is_root() {
         return;
     }
@@ -296,7 +296,7 @@ fn a_full_file_system() {
 }
 
 #[test]
-fn what_a_dead_creator_left_needs_no_room() {
+fn remains_of_a_dead_creator_are_reused() {
     if !is_root() {
         return;
     }
@@ -323,7 +323,7 @@ fn what_a_dead_creator_left_needs_no_room() {
 }
 
 #[test]
-fn a_memory_limit() {
+fn memory_limit_is_reported() {
     if !is_root() {
         return;
     }
@@ -333,7 +333,7 @@ fn a_memory_limit() {
     peer.tell("prepare memory 3000000 1000000");
     for backing in ["", "backing=memfd"] {
         let answer = peer.ask(&format!("create link data=65536x64 {backing}"));
-        said(&answer, &["err MemoryLimit link link: ", "leaves 2000000", "resources.limits.memory"]);
+        said(&answer, &["err MemoryLimit link link: ", "2000000 remain", "resources.limits.memory"]);
         assert_eq!(
             shmesh_testing::files(dir.path()).into_iter().filter(|file| file != "link.lock").count(),
             0
@@ -365,7 +365,7 @@ fn names() {
 }
 
 #[test]
-fn a_directory_too_deep_for_a_socket() {
+fn directory_too_long_for_a_socket_is_refused() {
     let dir = ipc_dir();
     let deep = dir.path().join("d".repeat(100));
     std::fs::create_dir(&deep).unwrap();
@@ -381,7 +381,7 @@ fn a_directory_too_deep_for_a_socket() {
 }
 
 #[test]
-fn a_missing_directory() {
+fn missing_directory_is_reported() {
     let dir = ipc_dir();
     let missing = dir.path().join("no");
     both_say(&missing, "NoDirectory", &["link link: ", &missing.display().to_string(), "SHMESH_DIR"]);
@@ -393,7 +393,7 @@ fn a_missing_directory() {
 }
 
 #[test]
-fn a_missing_link() {
+fn missing_link_is_reported() {
     let dir = ipc_dir();
     let error = refused(attach(dir.path()));
     says(&error, "NotFound", &["link link: ", &dir.path().display().to_string(), "start its primary"]);
@@ -404,7 +404,7 @@ fn a_missing_link() {
 }
 
 #[test]
-fn messages_larger_than_their_buffers() {
+fn messages_larger_than_buffers_are_refused() {
     let dir = ipc_dir();
     let link = create(dir.path(), "large=8192x1").unwrap();
     let mut loan = link.loan_with(PoolId::CpuData).unwrap();
@@ -425,7 +425,7 @@ fn messages_larger_than_their_buffers() {
 }
 
 #[test]
-fn everything_in_use() {
+fn exhausted_pools_and_full_rings_are_reported() {
     for mode in ["mode=mpmc", "mode=spsc"] {
         let dir = ipc_dir();
         let link = create(dir.path(), &format!("{mode} ring=4 msg=64x8 data=64x2")).unwrap();
@@ -443,7 +443,7 @@ fn everything_in_use() {
             send(&link, 0, "x").unwrap();
         }
         let error = refused(send(&link, 0, "x"));
-        says(&error, "Full", &["link link: ", "4 messages are queued", "raise the ring's len"]);
+        says(&error, "Full", &["link link: ", "full with 4 messages", "raise the ring's len"]);
         assert!(error.is_retryable());
         let failed = link.loan().unwrap().send().unwrap_err();
         says(&failed.error, "Full", &["link link: "]);
@@ -453,7 +453,7 @@ fn everything_in_use() {
 }
 
 #[test]
-fn all_inline_cells_in_use() {
+fn exhausted_inline_cells_are_reported() {
     let dir = ipc_dir();
     let link = create(dir.path(), "mode=mpmc ring=4").unwrap();
     let peer = attach(dir.path()).unwrap();
@@ -470,7 +470,7 @@ fn all_inline_cells_in_use() {
 }
 
 #[test]
-fn pools_that_are_not_there() {
+fn missing_pools_are_reported() {
     let dir = ipc_dir();
     let link = create(dir.path(), "").unwrap();
     says(&refused(link.loan_with(PoolId::CpuMsg)), "MsgPool", &["link link: ", "cpu_msg", "another pool"]);
@@ -482,7 +482,7 @@ fn pools_that_are_not_there() {
 }
 
 #[test]
-fn device_pools_and_the_cpu() {
+fn device_pools_refuse_cpu_access() {
     for (change, pool, name) in
         [("gpu=64x4", PoolId::GpuData, "gpu_data"), ("cuda=64x4", PoolId::CudaData, "cuda_data")]
     {
@@ -496,7 +496,7 @@ fn device_pools_and_the_cpu() {
 }
 
 #[test]
-fn configurations_out_of_bounds() {
+fn configurations_out_of_bounds_are_refused() {
     let dir = ipc_dir();
     let cases = [
         ("ring=0", ["ring length is 0", "1 to 1048576"]),
@@ -517,7 +517,7 @@ fn configurations_out_of_bounds() {
 fn no_notification() {
     let dir = ipc_dir();
     let link = create(dir.path(), "notify=off").unwrap();
-    let parts = ["link link: ", "no notification", "poll with receive()"];
+    let parts = ["link link: ", "without notification", "poll with receive()"];
     says(&refused(link.notify()), "NoNotification", &parts);
     says(&refused(link.post()), "NoNotification", &parts);
     says(&refused(link.fd()), "NoNotification", &parts);
@@ -526,7 +526,7 @@ fn no_notification() {
 }
 
 #[test]
-fn a_configuration_that_differs_from_the_link() {
+fn different_configuration_is_refused() {
     for living in [true, false] {
         let cases = [
             ("ring=32", "ring.len", "16", "32"),
@@ -560,14 +560,14 @@ fn a_configuration_that_differs_from_the_link() {
 }
 
 #[test]
-fn a_primary_that_lives() {
+fn second_primary_is_refused() {
     for changes in ["", "backing=memfd", "notify=off", "mode=spsc"] {
         let dir = ipc_dir();
         let mut owner = Peer::start(dir.path());
         owner.tell(&format!("create link {changes}"));
         owner.tell("send 1 waits");
         let pid = owner.pid().to_string();
-        let parts = ["link link: ", "primary already", "stop it first", &pid];
+        let parts = ["link link: ", "already its primary", "stop that process first", &pid];
         let error = refused(create(dir.path(), changes));
         says(&error, "AlreadyOwned", &parts);
         assert!(error.is_retryable());
@@ -578,7 +578,7 @@ fn a_primary_that_lives() {
 }
 
 #[test]
-fn a_second_secondary_with_one_producer() {
+fn second_spsc_secondary_is_refused() {
     let dir = ipc_dir();
     let _primary = create(dir.path(), "mode=spsc").unwrap();
     let mut first = Peer::start(dir.path());
@@ -587,14 +587,14 @@ fn a_second_secondary_with_one_producer() {
     says(
         &refused(attach(dir.path())),
         "AlreadyOwned",
-        &["link link: ", "secondary already", "stop it first", &pid],
+        &["link link: ", "already its secondary", "stop that process first", &pid],
     );
     first.kill();
     options(dir.path()).timeout(Duration::from_secs(10)).attach("link", Side::Secondary).unwrap();
 }
 
 #[test]
-fn a_role_that_is_taken() {
+fn taken_role_is_refused() {
     let dir = ipc_dir();
     let _primary = create(dir.path(), "mode=spsc").unwrap();
     let first = attach(dir.path()).unwrap();
@@ -615,11 +615,11 @@ fn a_role_that_is_taken() {
 }
 
 #[test]
-fn all_seats_taken() {
+fn full_seat_table_is_reported() {
     let dir = ipc_dir();
     let primary = create(dir.path(), "").unwrap();
     let mut clones: Vec<_> = (1..MAX_SEATS).map(|_| primary.try_clone().unwrap()).collect();
-    let parts = ["link link: ", "all 64 participants", "detach one", "recover()"];
+    let parts = ["link link: ", "all 64 seats", "detach a participant", "recover()"];
     let error = refused(primary.try_clone());
     says(&error, "Crowded", &parts);
     assert!(error.is_retryable());
@@ -652,7 +652,7 @@ fn attached(layout: u32, segments: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_host_of_another_protocol() {
+fn host_with_another_protocol_is_refused() {
     let dir = ipc_dir();
     impostor(dir.path(), Some(packet::encode(&Reply::refused(1, Code::Version, "version 2"))));
     both_say_without_names(
@@ -670,18 +670,18 @@ fn a_host_of_another_protocol() {
 }
 
 #[test]
-fn a_host_of_another_version() {
+fn host_with_another_version_is_refused() {
     let dir = ipc_dir();
     impostor(dir.path(), Some(attached(77, 6)));
     both_say_without_names(
         dir.path(),
         "Version",
-        &["link link: ", "link.broker", "version 77", "speaks 2", "one version on both"],
+        &["link link: ", "link.broker", "version 77", "supports 2", "same version on both"],
     );
 }
 
 #[test]
-fn hosts_that_are_none() {
+fn impostor_hosts_are_refused() {
     let socket = |dir: &Path| dir.join("link.broker-7").display().to_string();
     let other_answer = packet::encode(&Reply::new(2, reply::Result::Done(broker::Done::default())));
     for answer in [&b"HTTP/1.1 400 Bad Request"[..], b"SHMESH!", b"x", &other_answer] {
@@ -708,7 +708,7 @@ fn hosts_that_are_none() {
 }
 
 #[test]
-fn a_host_that_never_answers() {
+fn silent_host_is_reported() {
     let dir = ipc_dir();
     impostor(dir.path(), None);
     let parts = ["link link: ", "link.lock", "does not answer", "stopped or stuck"];
@@ -716,14 +716,14 @@ fn a_host_that_never_answers() {
 }
 
 #[test]
-fn a_stream_socket_where_the_host_should_be() {
+fn stream_socket_in_place_of_the_host_is_refused() {
     let dir = ipc_dir();
     let _listener = std::os::unix::net::UnixListener::bind(pose_as_host(dir.path())).unwrap();
     both_say_without_names(dir.path(), "Host", &["link link: ", "link.broker", "is not a shmesh host"]);
 }
 
 #[test]
-fn files_where_a_host_would_listen_are_left_alone() {
+fn foreign_files_at_the_socket_path_are_not_removed() {
     let dir = ipc_dir();
     // Its first two names.
     let user = u64::from(nix::unistd::geteuid().as_raw()) << 8;
@@ -737,7 +737,7 @@ fn files_where_a_host_would_listen_are_left_alone() {
 }
 
 #[test]
-fn a_socket_that_hangs_up_on_everybody_keeps_nobody_busy() {
+fn socket_that_closes_connections_causes_no_busy_loop() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     let dir = ipc_dir();
     let path = pose_as_host(dir.path());
@@ -758,7 +758,7 @@ fn a_socket_that_hangs_up_on_everybody_keeps_nobody_busy() {
 }
 
 #[test]
-fn a_link_with_names_does_not_care_who_has_the_socket() {
+fn named_link_ignores_the_host_socket() {
     let occupants: [fn(&Path); 4] = [
         |dir| impostor(dir, None),
         |dir| impostor(dir, Some(b"HTTP/1.1 400 Bad Request".to_vec())),
@@ -777,7 +777,7 @@ fn a_link_with_names_does_not_care_who_has_the_socket() {
 }
 
 #[test]
-fn a_stopped_primary_is_told_from_a_missing_one() {
+fn stopped_primary_differs_from_a_missing_one() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());
     owner.tell("create link backing=memfd");
@@ -788,7 +788,7 @@ fn a_stopped_primary_is_told_from_a_missing_one() {
 }
 
 #[test]
-fn who_has_time_waits_for_a_host_that_does_not_answer_yet() {
+fn attach_with_timeout_waits_for_a_silent_host() {
     let dir = ipc_dir();
     let (mut owner, mut other) = (Peer::start(dir.path()), Peer::start(dir.path()));
     owner.tell("create link backing=memfd");
@@ -802,7 +802,7 @@ fn who_has_time_waits_for_a_host_that_does_not_answer_yet() {
 }
 
 #[test]
-fn strangers_at_the_hosts_socket_do_no_harm() {
+fn strangers_cannot_disturb_a_host() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());
     owner.tell("create link backing=memfd");
@@ -853,7 +853,7 @@ fn strangers_at_the_hosts_socket_do_no_harm() {
 }
 
 #[test]
-fn a_host_out_of_descriptors_waits_for_some() {
+fn host_without_free_descriptors_waits() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());
     owner.tell("create link backing=memfd");
@@ -867,7 +867,7 @@ fn a_host_out_of_descriptors_waits_for_some() {
 }
 
 #[test]
-fn who_lowers_its_limit_of_descriptors_can_leave() {
+fn detach_works_after_lowering_the_descriptor_limit() {
     let dir = ipc_dir();
     let mut owner = Peer::start(dir.path());
     owner.tell("create link");
@@ -876,7 +876,7 @@ fn who_lowers_its_limit_of_descriptors_can_leave() {
 }
 
 #[test]
-fn a_loan_of_another_handle() {
+fn loan_of_another_handle_is_refused() {
     let dir = ipc_dir();
     let link = create(dir.path(), "").unwrap();
     let other = link.try_clone().unwrap();
@@ -886,7 +886,7 @@ fn a_loan_of_another_handle() {
 }
 
 #[test]
-fn a_lock_file_that_is_none() {
+fn foreign_lock_file_is_refused() {
     let dir = ipc_dir();
     std::fs::create_dir(dir.path().join("link.lock")).unwrap();
     let error = refused(create(dir.path(), ""));
@@ -899,7 +899,7 @@ fn a_lock_file_that_is_none() {
 }
 
 #[test]
-fn the_text_of_a_system_error_comes_from_its_source() {
+fn system_error_has_a_source() {
     let dir = ipc_dir();
     let mut file = std::fs::OpenOptions::new()
         .create(true)

@@ -15,7 +15,7 @@ fn open_descriptors() -> usize {
 }
 
 #[test]
-fn a_packet_whose_descriptors_do_not_fit_leaks_none_of_them() {
+fn packet_with_too_many_descriptors_leaks_none() {
     // The limit is that of the whole process.
     own_process(|| {
         let dir = tempfile::tempdir().expect("a directory");
@@ -51,7 +51,7 @@ fn a_packet_whose_descriptors_do_not_fit_leaks_none_of_them() {
 }
 
 #[test]
-fn links_take_one_descriptor_each_and_one_thread_together() {
+fn links_use_one_descriptor_each_and_one_thread() {
     own_process(|| {
         const LINKS: usize = 300;
         let threads = || std::fs::read_dir("/proc/self/task").expect("/proc").count();

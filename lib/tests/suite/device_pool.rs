@@ -46,7 +46,7 @@ fn receive(link: &Link, pool: &DevicePool<HostMemory>) -> String {
 }
 
 #[test]
-fn either_side_may_die_and_come_again_and_what_waits_keeps_its_payload() {
+fn queued_payload_survives_a_restart_of_either_side() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         let dir = ipc_dir();
@@ -79,7 +79,7 @@ fn either_side_may_die_and_come_again_and_what_waits_keeps_its_payload() {
 }
 
 #[test]
-fn who_never_opened_it_keeps_it_for_those_who_come() {
+fn participant_that_never_opened_the_pool_keeps_it_alive() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         let dir = ipc_dir();
@@ -96,7 +96,7 @@ fn who_never_opened_it_keeps_it_for_those_who_come() {
 
 /// Host and maker are killed, and the next host gets it from one that never opened it.
 #[test]
-fn the_next_host_hears_of_it_from_any_participant() {
+fn next_host_gets_device_memory_from_any_participant() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let mut peers: Vec<_> = (0..4).map(|_| Peer::start(dir.path())).collect();
@@ -116,7 +116,7 @@ fn the_next_host_hears_of_it_from_any_participant() {
 }
 
 #[test]
-fn what_the_dead_held_comes_back() {
+fn buffers_of_the_dead_are_recovered() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         let dir = ipc_dir();
@@ -142,7 +142,7 @@ fn what_the_dead_held_comes_back() {
 }
 
 #[test]
-fn no_payload_is_lost_or_doubled_whenever_the_sender_is_killed() {
+fn killed_sender_loses_or_duplicates_no_payload() {
     let _watchdog = Watchdog::start();
     for round in 0..60 {
         let kind = KINDS[round % KINDS.len()];
@@ -179,7 +179,7 @@ fn no_payload_is_lost_or_doubled_whenever_the_sender_is_killed() {
 }
 
 #[test]
-fn buffers_go_round_and_run_out() {
+fn buffers_are_reused_and_run_out() {
     let dir = ipc_dir();
     let (phy, mac) = (create(dir.path(), ""), attach(dir.path()));
     let (here, there) = (open(&phy), open(&mac));
@@ -195,7 +195,7 @@ fn buffers_go_round_and_run_out() {
 }
 
 #[test]
-fn the_cpu_never_reaches_what_is_not_there() {
+fn cpu_access_to_device_buffers_is_refused() {
     let dir = ipc_dir();
     let (phy, mac) = (create(dir.path(), "gpu=64x4"), attach(dir.path()));
     let (pool, other) = (open(&phy), phy.device_pool(PoolId::GpuData, HostMemory::new).unwrap());
@@ -262,7 +262,7 @@ fn the_cpu_never_reaches_what_is_not_there() {
 }
 
 #[test]
-fn a_pool_takes_its_device_memory_from_the_device_alone() {
+fn pool_memory_comes_only_from_its_device() {
     let dir = ipc_dir();
     let mut big = config("link", "cuda=1048576x64");
     big.backing = shmesh::config::Backing::Memfd;
@@ -276,7 +276,7 @@ fn a_pool_takes_its_device_memory_from_the_device_alone() {
 }
 
 #[test]
-fn of_two_that_make_it_at_once_one_prevails() {
+fn one_of_two_concurrent_creators_prevails() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (phy, mac) = (create(dir.path(), ""), attach(dir.path()));
@@ -298,7 +298,7 @@ fn of_two_that_make_it_at_once_one_prevails() {
 }
 
 #[test]
-fn what_cannot_be_made_leaves_the_pool_to_others() {
+fn failed_creation_leaves_the_pool_to_others() {
     let dir = ipc_dir();
     let (phy, mac) = (create(dir.path(), ""), attach(dir.path()));
     let failed = refused(phy.device_pool(PoolId::CudaData, |_| -> std::io::Result<HostMemory> {
@@ -331,7 +331,7 @@ fn ask(connection: &OwnedFd, op: request::Op, fds: &[BorrowedFd<'_>]) -> (reply:
 }
 
 #[test]
-fn offers_that_break_a_rule_are_refused_with_it() {
+fn invalid_offers_are_refused_with_the_rule() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let _phy = create(dir.path(), "");
@@ -387,7 +387,7 @@ fn offers_that_break_a_rule_are_refused_with_it() {
 
 /// A named link outlives its processes, and device memory does not.
 #[test]
-fn a_payload_that_was_lost_is_told() {
+fn lost_payload_is_reported() {
     let _watchdog = Watchdog::start();
     for kind in ["mode=mpmc", "mode=spsc", "notify=off"] {
         let dir = ipc_dir();
@@ -411,7 +411,7 @@ fn a_payload_that_was_lost_is_told() {
 }
 
 #[test]
-fn memory_ends_with_the_link() {
+fn device_memory_ends_with_the_link() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let mut phy = Peer::start(dir.path());

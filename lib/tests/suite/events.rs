@@ -46,7 +46,7 @@ fn peers_come_and_go(dir: &Path, link: &Link, next: impl Fn(&Link) -> PeerEvent)
 }
 
 #[test]
-fn waiting_thread_hears_of_peers() {
+fn waiting_thread_gets_peer_events() {
     let _watchdog = Watchdog::start();
     for kind in KINDS.into_iter().chain(["notify=off"]) {
         let dir = ipc_dir();
@@ -92,7 +92,7 @@ fn in_epoll(fd: BorrowedFd<'_>) -> Epoll {
 }
 
 #[test]
-fn epoll_user_hears_of_peers() {
+fn epoll_user_gets_peer_events() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         let dir = ipc_dir();
@@ -167,7 +167,7 @@ fn idles(peer: &Peer) {
 }
 
 #[test]
-fn each_of_a_side_that_is_killed_at_once_dies_once() {
+fn simultaneous_deaths_are_each_reported_once() {
     let _watchdog = Watchdog::start();
     for kind in ["", "backing=memfd"] {
         let dir = ipc_dir();
@@ -303,7 +303,7 @@ fn refused_newcomer_and_recovery_are_no_events() {
 }
 
 #[test]
-fn without_a_monitor_a_death_is_heard_when_another_process_recovers() {
+fn death_is_reported_by_recovery_without_a_monitor() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let link = LinkOptions::new().dir(dir.path()).monitor(false).create(&config("link", "")).unwrap();
@@ -326,7 +326,7 @@ fn without_a_monitor_a_death_is_heard_when_another_process_recovers() {
 
 /// Each side listens to the other, of another user or in another pid namespace.
 #[test]
-fn peers_of_other_users_and_pid_namespaces_are_heard() {
+fn peers_of_other_users_and_pid_namespaces_are_reported() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;

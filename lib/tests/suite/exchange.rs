@@ -89,7 +89,7 @@ fn inline_messages_of_each_length() {
 }
 
 #[test]
-fn ids_are_the_applications_own() {
+fn ids_are_chosen_by_the_application() {
     both_ways("", |from, to, kind| {
         for (msg_id, cell_id) in [(0, 0), (1, -1), (-1, 1), (i32::MIN, i32::MAX), (i32::MAX, i32::MIN)] {
             from.loan().unwrap().with_msg_id(msg_id).with_cell_id(cell_id).send().unwrap();
@@ -107,7 +107,7 @@ fn ids_are_the_applications_own() {
 }
 
 #[test]
-fn lengths_are_those_of_the_last_word() {
+fn last_length_counts() {
     both_ways("", |from, to, kind| {
         let mut loan = from.loan_with(PoolId::CpuData).unwrap();
         loan.resize_msg(100).unwrap().fill(1);
@@ -173,7 +173,7 @@ fn batches() {
 }
 
 #[test]
-fn a_ring_holds_exactly_what_it_says() {
+fn ring_holds_exactly_its_length() {
     // A length that is no power of two is rounded up, and the link says to what.
     for (asked, holds) in [(1, 1), (2, 2), (5, 8), (16, 16)] {
         both_ways(&format!("ring={asked} msg=64x100"), |from, to, kind| {
@@ -196,7 +196,7 @@ fn a_ring_holds_exactly_what_it_says() {
 }
 
 #[test]
-fn a_pool_holds_exactly_what_it_says() {
+fn pool_holds_exactly_its_length() {
     both_ways("msg=64x70 data=64x3 ring=128", |from, to, kind| {
         for _ in 0..3 {
             let loans: Vec<_> = (0..70).map(|_| from.loan().unwrap()).collect();
@@ -215,7 +215,7 @@ fn a_pool_holds_exactly_what_it_says() {
 }
 
 #[test]
-fn the_buffer_that_was_released_last_is_loaned_first() {
+fn last_released_buffer_is_loaned_first() {
     both_ways("", |from, to, kind| {
         let loans: Vec<_> = (0..8).map(|_| from.loan().unwrap()).collect();
         let indices: Vec<_> = loans.iter().map(shmesh::Loan::index).collect();
@@ -236,7 +236,7 @@ fn the_buffer_that_was_released_last_is_loaned_first() {
 }
 
 #[test]
-fn a_large_pool_is_worked_with_few_buffers() {
+fn large_pool_reuses_few_buffers() {
     both_ways("msg=64x1024 data=64x1024 ring=16", |from, to, kind| {
         let (mut touched, mut data_touched) = (BTreeSet::new(), BTreeSet::new());
         for i in 0..10_000 {
@@ -257,7 +257,7 @@ fn a_large_pool_is_worked_with_few_buffers() {
 }
 
 #[test]
-fn a_pool_of_size_0_is_not_created() {
+fn pool_of_size_0_is_not_created() {
     for changes in ["data=0x16", "data=4096x0"] {
         for kind in ["", "backing=memfd"] {
             let dir = ipc_dir();
@@ -278,7 +278,7 @@ fn a_pool_of_size_0_is_not_created() {
 }
 
 #[test]
-fn a_loan_that_is_dropped_was_not_sent() {
+fn dropped_loan_is_not_sent() {
     both_ways("msg=64x2 data=64x2", |from, to, kind| {
         for _ in 0..10 {
             drop(from.loan_with(PoolId::CpuData).unwrap());
@@ -290,7 +290,7 @@ fn a_loan_that_is_dropped_was_not_sent() {
 }
 
 #[test]
-fn a_message_stays_as_it_is_while_it_is_held() {
+fn message_is_unchanged_while_borrowed() {
     both_ways("msg=64x4 ring=16", |from, to, kind| {
         from.send_inline(1, 0, b"small and held").unwrap();
         send(from, 2, "held").unwrap();
@@ -307,7 +307,7 @@ fn a_message_stays_as_it_is_while_it_is_held() {
 }
 
 #[test]
-fn what_was_sent_stays_sent_when_the_sender_detaches() {
+fn sent_messages_survive_detach_of_the_sender() {
     for kind in KINDS {
         let Ends { primary, secondary, _dir } = ends(kind);
         send(&secondary, 1, "pooled").unwrap();
@@ -319,7 +319,7 @@ fn what_was_sent_stays_sent_when_the_sender_detaches() {
 }
 
 #[test]
-fn an_evicted_participant_is_recovered_by_what_was_said_of_it_before() {
+fn evicted_participant_is_recovered_by_its_old_seat_word() {
     let dir = ipc_dir();
     let options = LinkOptions::new().dir(dir.path());
     let phy = options.create(&config("link", "")).unwrap();

@@ -34,7 +34,7 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
 }
 
 #[test]
-fn poll_select_and_epoll_see_the_doorbell() {
+fn poll_select_and_epoll_report_notifications() {
     for kind in KINDS {
         let Ends { primary, secondary, _dir } = ends(kind);
         for (from, to) in [(&primary, &secondary), (&secondary, &primary)] {
@@ -64,7 +64,7 @@ fn poll_select_and_epoll_see_the_doorbell() {
 }
 
 #[test]
-fn each_notification_is_one_value() {
+fn each_notification_is_one_signal() {
     let Ends { primary, secondary, _dir } = ends("");
     let fd = primary.fd().unwrap();
     assert_eq!(primary.take_signal().unwrap(), None);
@@ -82,7 +82,7 @@ fn each_notification_is_one_value() {
 }
 
 #[test]
-fn a_peer_that_is_awake_is_not_rung_for() {
+fn awake_peer_is_not_woken() {
     for kind in KINDS {
         let Ends { primary, secondary, _dir } = ends(kind);
         // It waits and polls, and comes back; it never asked for the descriptor.
@@ -98,13 +98,13 @@ fn a_peer_that_is_awake_is_not_rung_for() {
 }
 
 #[test]
-fn messages_between_two_that_are_awake_cost_no_system_call() {
+fn messages_between_awake_peers_make_no_system_call() {
     exchange_without_system_calls(500);
 }
 
 #[test]
 #[ignore = "long: 20,000 round trips of each kind"]
-fn messages_between_two_that_are_awake_cost_no_system_call_in_thousands_of_trips() {
+fn messages_between_awake_peers_make_no_system_call_in_thousands_of_trips() {
     exchange_without_system_calls(20_000);
 }
 
@@ -154,7 +154,7 @@ fn timeouts() {
 }
 
 #[test]
-fn a_sleeper_without_a_limit_is_woken() {
+fn sleeper_without_a_timeout_is_woken() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         let dir = ipc_dir();
@@ -269,7 +269,7 @@ fn posts_add_up() {
 }
 
 #[test]
-fn posts_are_kept_for_who_comes_later() {
+fn posts_are_kept_for_later_participants() {
     let dir = ipc_dir();
     let mut primary = Peer::start(dir.path());
     primary.tell("create link");
@@ -284,7 +284,7 @@ fn posts_are_kept_for_who_comes_later() {
 }
 
 #[test]
-fn a_post_rings_whoever_sleeps() {
+fn post_wakes_sleepers() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let mut sleeper = Peer::start(dir.path());
@@ -300,7 +300,7 @@ fn a_post_rings_whoever_sleeps() {
 }
 
 #[test]
-fn several_threads_wait_and_each_post_wakes_one() {
+fn each_post_wakes_one_of_several_threads() {
     const THREADS: usize = 4;
     const POSTS: usize = 2_000;
     let _watchdog = Watchdog::start();
@@ -325,7 +325,7 @@ fn several_threads_wait_and_each_post_wakes_one() {
 }
 
 #[test]
-fn several_threads_wait_and_one_notification_of_a_batch_reaches_all_it_is_for() {
+fn one_notification_of_a_batch_wakes_all_receivers() {
     const THREADS: usize = 4;
     let _watchdog = Watchdog::start();
     for round in 0..200 {
@@ -358,7 +358,7 @@ fn several_threads_wait_and_one_notification_of_a_batch_reaches_all_it_is_for() 
 }
 
 #[test]
-fn without_notification_a_receiver_polls() {
+fn receivers_can_poll_without_notification() {
     let _watchdog = Watchdog::start();
     for mode in ["mode=mpmc", "mode=spsc"] {
         let Ends { primary, secondary, _dir } = ends(&format!("{mode} notify=off"));
@@ -387,7 +387,7 @@ extern "C" fn on_signal(_: libc::c_int) {
 static SIGNALLED: AtomicBool = AtomicBool::new(false);
 
 #[test]
-fn a_signal_does_not_end_a_wait() {
+fn signal_does_not_end_a_wait() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let mut sleeper = Peer::start(dir.path());
@@ -408,7 +408,7 @@ fn a_signal_does_not_end_a_wait() {
 }
 
 #[test]
-fn a_signal_handler_without_restart_does_not_end_a_wait_either() {
+fn signal_handler_without_restart_does_not_end_a_wait() {
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
     let _watchdog = Watchdog::start();
     let action = SigAction::new(SigHandler::Handler(on_signal), SaFlags::empty(), SigSet::empty());
@@ -438,7 +438,7 @@ fn a_signal_handler_without_restart_does_not_end_a_wait_either() {
 }
 
 #[test]
-fn signals_do_not_disturb_coming_and_going() {
+fn signals_do_not_disturb_attach_and_detach() {
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
     let _watchdog = Watchdog::start();
     install(
@@ -506,7 +506,7 @@ fn eviction_wakes_a_receiver_that_polls() {
 }
 
 #[test]
-fn the_descriptor_outlives_what_it_tells_of() {
+fn descriptor_outlives_the_peer() {
     // An event loop may keep a duplicate; the doorbell is one for both sides of the socket.
     let Ends { primary, secondary, _dir } = ends("");
     let kept = primary.fd().unwrap().try_clone_to_owned().unwrap();

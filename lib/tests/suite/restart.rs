@@ -25,7 +25,7 @@ fn named(kinds: &[&'static str]) -> Vec<&'static str> {
 }
 
 #[test]
-fn the_primary_may_start_first() {
+fn primary_may_start_first() {
     for kind in KINDS {
         let dir = ipc_dir();
         let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
@@ -42,7 +42,7 @@ fn the_primary_may_start_first() {
 }
 
 #[test]
-fn the_secondary_may_start_first_and_waits() {
+fn secondary_may_start_first_and_waits() {
     for kind in KINDS {
         let dir = ipc_dir();
         let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
@@ -104,26 +104,26 @@ fn restarts_alone(side: &str) {
 }
 
 #[test]
-fn the_primary_restarts_alone() {
+fn primary_restarts_alone() {
     let _watchdog = Watchdog::start();
     restarts_alone("primary");
 }
 
 #[test]
-fn the_secondary_restarts_alone() {
+fn secondary_restarts_alone() {
     let _watchdog = Watchdog::start();
     restarts_alone("secondary");
 }
 
 #[test]
-fn what_the_dead_held_comes_back() {
+fn buffers_of_the_dead_are_recovered() {
     let _watchdog = Watchdog::start();
     comes_back(Peer::start);
 }
 
 /// Each is process 1 in its own eyes, and sees no other; nor is there a sidecar.
 #[test]
-fn what_the_dead_held_comes_back_across_pid_namespaces() {
+fn buffers_of_the_dead_are_recovered_across_pid_namespaces() {
     let _watchdog = Watchdog::start();
     if is_root() {
         comes_back(Peer::start_alone);
@@ -155,7 +155,7 @@ fn comes_back(start: fn(&Path) -> Peer) {
 }
 
 #[test]
-fn both_ends_killed_leave_files_that_the_next_primary_adopts() {
+fn next_primary_adopts_files_of_killed_processes() {
     for kind in named(&KINDS) {
         let dir = ipc_dir();
         let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
@@ -174,7 +174,7 @@ fn both_ends_killed_leave_files_that_the_next_primary_adopts() {
 }
 
 #[test]
-fn a_secondary_adopts_them_too() {
+fn secondary_adopts_files_of_killed_processes() {
     for kind in named(&KINDS) {
         let dir = ipc_dir();
         let mut primary = Peer::start(dir.path());
@@ -192,7 +192,7 @@ fn a_secondary_adopts_them_too() {
 }
 
 #[test]
-fn the_last_to_leave_in_peace_removes_the_files() {
+fn last_participant_to_detach_removes_the_files() {
     for kind in named(&KINDS) {
         for primary_last in [false, true] {
             let dir = ipc_dir();
@@ -209,7 +209,7 @@ fn the_last_to_leave_in_peace_removes_the_files() {
 }
 
 #[test]
-fn both_leaving_at_once_remove_the_files() {
+fn concurrent_detach_removes_the_files() {
     for kind in KINDS {
         for _ in 0..10 {
             let dir = ipc_dir();
@@ -225,7 +225,7 @@ fn both_leaving_at_once_remove_the_files() {
 }
 
 #[test]
-fn messages_that_wait_keep_the_files() {
+fn queued_messages_keep_the_files() {
     for kind in named(&KINDS) {
         let dir = ipc_dir();
         let mut primary = Peer::start(dir.path());
@@ -259,7 +259,7 @@ fn pools_without_a_link_are_replaced() {
 }
 
 #[test]
-fn a_memfd_link_lives_as_long_as_any_of_its_processes() {
+fn memfd_link_lives_as_long_as_any_process() {
     for mode in ["mode=mpmc", "mode=spsc"] {
         let dir = ipc_dir();
         let create = format!("create link {mode} backing=memfd");
@@ -332,25 +332,25 @@ fn wakes_after_restart(side: &str, order: &str) {
 }
 
 #[test]
-fn a_sleeping_secondary_is_woken_by_the_restarted_primary() {
+fn restarted_primary_wakes_a_sleeping_secondary() {
     let _watchdog = Watchdog::start();
     wakes_after_restart("primary", "wait -1");
 }
 
 #[test]
-fn a_sleeping_primary_is_woken_by_the_restarted_secondary() {
+fn restarted_secondary_wakes_a_sleeping_primary() {
     let _watchdog = Watchdog::start();
     wakes_after_restart("secondary", "wait -1");
 }
 
 #[test]
-fn a_secondary_in_poll_is_woken_by_the_restarted_primary() {
+fn restarted_primary_wakes_a_secondary_in_poll() {
     let _watchdog = Watchdog::start();
     wakes_after_restart("primary", "poll -1");
 }
 
 #[test]
-fn a_restart_while_the_other_side_is_stopped_makes_no_second_link() {
+fn restart_beside_a_stopped_peer_makes_no_second_link() {
     restart_while_the_other_side_is_stopped(&KINDS[2..3]);
 }
 
@@ -386,7 +386,7 @@ fn process_that_is_stopped_while_it_removes_a_link_holds_up_no_creator() {
 
 #[test]
 #[ignore = "long: two seconds of each kind of link"]
-fn a_restart_while_the_other_side_is_stopped_makes_no_second_link_of_any_kind() {
+fn restart_beside_a_stopped_peer_makes_no_second_link_of_any_kind() {
     restart_while_the_other_side_is_stopped(&KINDS);
 }
 
@@ -437,7 +437,7 @@ fn user(dir: &Path, uid: u32) -> Peer {
 }
 
 #[test]
-fn a_killed_primary_comes_back_whoever_else_is_there() {
+fn killed_primary_restarts_as_any_user() {
     if !is_root() {
         eprintln!("skipped: this takes root, to be several users");
         return;
@@ -447,7 +447,7 @@ fn a_killed_primary_comes_back_whoever_else_is_there() {
         for kind in KINDS {
             for stopped in [false, true] {
                 if stopped && kind.contains("memfd") {
-                    // It alone has the memory: see a_restart_while_the_other_side_is_stopped_makes_no_second_link.
+                    // It alone has the memory: see restart_beside_a_stopped_peer_makes_no_second_link.
                     continue;
                 }
                 let dir = dir_of_users(mode);
@@ -489,7 +489,7 @@ fn a_killed_primary_comes_back_whoever_else_is_there() {
 
 /// Nobody may unlink what a dead process of another user has left where a host listens.
 #[test]
-fn a_stale_socket_of_another_user_keeps_nobody_from_serving() {
+fn stale_socket_of_another_user_does_not_block_a_host() {
     if !is_root() {
         eprintln!("skipped: this takes root, to be several users");
         return;
@@ -514,7 +514,7 @@ fn a_stale_socket_of_another_user_keeps_nobody_from_serving() {
 }
 
 #[test]
-fn all_of_a_side_are_killed_at_once() {
+fn all_processes_of_a_side_are_killed_at_once() {
     if !is_root() {
         eprintln!("skipped: this takes root, to be several users");
         return;
@@ -547,7 +547,7 @@ fn all_of_a_side_are_killed_at_once() {
 
 /// Of those who have the memory of a link, one that is awake is enough.
 #[test]
-fn a_killed_host_comes_back_by_any_participant() {
+fn any_participant_can_replace_a_killed_host() {
     if !is_root() {
         eprintln!("skipped: this takes root, to be several users");
         return;
@@ -586,7 +586,7 @@ fn a_killed_host_comes_back_by_any_participant() {
 }
 
 #[test]
-fn bells_ring_between_users_that_share_only_a_group() {
+fn bells_ring_between_users_of_a_common_group() {
     if !is_root() {
         eprintln!("skipped: this takes root, to be several users");
         return;
@@ -631,7 +631,7 @@ fn removing_a_link_removes_the_bells_of_the_dead() {
 }
 
 #[test]
-fn a_death_is_noticed_without_asking() {
+fn monitor_notices_a_death() {
     for kind in KINDS {
         let dir = ipc_dir();
         let primary = LinkOptions::new().dir(dir.path()).create(&config("link", kind)).unwrap();
@@ -644,7 +644,7 @@ fn a_death_is_noticed_without_asking() {
 }
 
 #[test]
-fn two_primaries_at_once_make_one_link() {
+fn concurrent_primaries_create_one_link() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         for _ in 0..10 {
@@ -668,13 +668,13 @@ fn two_primaries_at_once_make_one_link() {
 
 /// Stopped at any moment of creating a link, it holds up nobody, and finds the link of the one who was faster.
 #[test]
-fn a_process_that_is_stopped_while_it_creates_a_link_holds_up_nobody() {
+fn creator_that_is_stopped_does_not_block_others() {
     stop_while_creating(3..5);
 }
 
 #[test]
 #[ignore = "long: a second for each moment"]
-fn a_process_that_is_stopped_at_any_moment_while_it_creates_a_link_holds_up_nobody() {
+fn creator_that_is_stopped_at_any_moment_does_not_block_others() {
     stop_while_creating(0..24);
 }
 
@@ -704,7 +704,7 @@ fn stop_while_creating(rounds: std::ops::Range<u64>) {
 }
 
 #[test]
-fn two_secondaries_at_once_are_not_both_let_in_with_one_producer() {
+fn concurrent_spsc_secondaries_are_not_both_admitted() {
     for _ in 0..10 {
         let dir = ipc_dir();
         let mut primary = Peer::start(dir.path());
@@ -726,7 +726,7 @@ fn two_secondaries_at_once_are_not_both_let_in_with_one_producer() {
 }
 
 #[test]
-fn many_attach_at_once() {
+fn many_participants_attach_at_once() {
     let _watchdog = Watchdog::start();
     for backing in ["backing=named", "backing=memfd"] {
         let dir = ipc_dir();
@@ -760,7 +760,7 @@ fn many_attach_at_once() {
 }
 
 #[test]
-fn coming_and_going_never_leaves_somebody_on_a_link_that_is_gone() {
+fn attaching_and_detaching_never_strands_a_participant() {
     // One side leaves for good, as the last it thinks, while the other comes. Whatever happens first: the one that came
     // must be on the link that the next one finds.
     let _watchdog = Watchdog::start();
@@ -792,7 +792,7 @@ fn coming_and_going_never_leaves_somebody_on_a_link_that_is_gone() {
 }
 
 #[test]
-fn whoever_serves_the_link_lets_in_whom_its_creator_lets_in() {
+fn every_host_admits_the_same_users_as_the_creator() {
     // The creator's umask and the defaults of who attaches must not decide it.
     if !is_root() {
         return;
@@ -896,7 +896,7 @@ fn fresh_link_starts_empty() {
 }
 
 #[test]
-fn fresh_is_refused_while_anybody_is_attached() {
+fn fresh_is_refused_while_a_participant_is_attached() {
     for kind in [KINDS[0], KINDS[3]] {
         let (dir, config) = (ipc_dir(), config("link", kind));
         let options = LinkOptions::new().dir(dir.path());
@@ -960,7 +960,7 @@ fn newcomers_wait_while_a_link_is_emptied() {
 }
 
 #[test]
-fn second_receiver_is_refused_until_the_first_has_gone() {
+fn second_receiver_is_refused_until_the_first_ends() {
     for kind in ["mode=mpmc receivers=one", "mode=spsc receivers=one", "mode=mpmc receivers=one notify=off"] {
         let dir = ipc_dir();
         let options = LinkOptions::new().dir(dir.path());
@@ -1001,11 +1001,11 @@ fn link_with_one_receiver_differs_from_one_with_many() {
     let options = LinkOptions::new().dir(dir.path());
     let _link = options.create(&config("link", "receivers=one")).unwrap();
     let error = options.create(&config("link", "")).unwrap_err().to_string();
-    assert!(error.contains("receivers one, asked for was many"), "{error}");
+    assert!(error.contains("receivers one, but many was requested"), "{error}");
 }
 
 #[test]
-fn one_of_two_receivers_at_once_is_let_in() {
+fn one_of_two_concurrent_receivers_is_admitted() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let mut primary = Peer::start(dir.path());
@@ -1057,7 +1057,7 @@ fn newcomers_are_not_refused_while_a_kept_link_is_emptied() {
 }
 
 #[test]
-fn evicted_participant_makes_room_though_its_process_lives() {
+fn evicted_participant_frees_its_place_while_its_process_lives() {
     let (dir, config) = (ipc_dir(), config("link", "receivers=one"));
     let options = LinkOptions::new().dir(dir.path());
     let phy = options.create(&config).unwrap();

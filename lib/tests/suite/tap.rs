@@ -48,7 +48,7 @@ fn is_whole(seen: &shmesh::inspect::Seen<'_>) -> bool {
 }
 
 #[test]
-fn every_message_is_seen_once_with_its_bytes_by_who_looks_often() {
+fn frequent_tap_sees_every_message_once() {
     let _watchdog = Watchdog::start();
     for mode in ["spsc", "mpmc"] {
         let dir = ipc_dir();
@@ -79,13 +79,13 @@ fn every_message_is_seen_once_with_its_bytes_by_who_looks_often() {
 }
 
 #[test]
-fn a_tap_sees_whole_messages_or_counts_them_while_threads_send() {
+fn tap_sees_whole_messages_or_counts_them_as_lost() {
     tap_while_threads_send(2_000);
 }
 
 #[test]
 #[ignore = "long: 30,000 messages of each kind"]
-fn a_tap_sees_whole_messages_or_counts_them_while_threads_send_for_long() {
+fn tap_sees_whole_messages_or_counts_them_as_lost_for_long() {
     tap_while_threads_send(30_000);
 }
 
@@ -167,7 +167,7 @@ fn filters_choose_by_id_cell_and_side() {
 }
 
 #[test]
-fn who_comes_late_counts_and_goes_on() {
+fn late_tap_counts_lost_messages_and_continues() {
     let dir = ipc_dir();
     let (phy, mac) = pair(dir.path(), "");
     let mut tap = tap(dir.path(), "tapped");
@@ -188,7 +188,7 @@ fn who_comes_late_counts_and_goes_on() {
 }
 
 #[test]
-fn what_a_crash_left_can_be_seen() {
+fn tap_reads_a_link_after_a_crash() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let options = LinkOptions::new().dir(dir.path());
@@ -210,7 +210,7 @@ fn what_a_crash_left_can_be_seen() {
 }
 
 #[test]
-fn a_tap_changes_nothing() {
+fn tap_changes_nothing() {
     let dir = ipc_dir();
     let (phy, mac) = pair(dir.path(), "");
     send(&phy, 1, "hello").unwrap();
@@ -234,7 +234,7 @@ fn a_tap_changes_nothing() {
 
 /// Whatever the words of the segments are, a look returns and shows no more than is there.
 #[test]
-fn hostile_words_neither_crash_nor_keep_it() {
+fn hostile_words_neither_crash_nor_block_the_tap() {
     use std::os::unix::fs::FileExt;
     let _watchdog = Watchdog::start();
     for mode in ["spsc", "mpmc"] {

@@ -25,13 +25,13 @@ fn send_patiently(link: &Link, msg_id: i32, cell_id: i32, small: bool) {
 }
 
 #[test]
-fn many_to_many_each_message_arrives_once_and_in_the_order_of_its_producer() {
+fn many_to_many_delivers_once_in_producer_order() {
     exchange_many_to_many(5_000);
 }
 
 #[test]
 #[ignore = "long: 50,000 messages of each thread"]
-fn many_to_many_each_message_arrives_once_and_in_the_order_of_its_producer_for_long() {
+fn many_to_many_delivers_once_in_producer_order_for_long() {
     exchange_many_to_many(50_000);
 }
 
@@ -139,7 +139,7 @@ fn exchange_between_two_threads_each(each: i32) {
 }
 
 #[test]
-fn with_one_producer_the_role_passes_from_thread_to_thread() {
+fn spsc_role_passes_between_threads() {
     let dir = ipc_dir();
     let options = LinkOptions::new().dir(dir.path());
     let primary = options.create(&config("link", "mode=spsc")).unwrap();
@@ -162,7 +162,7 @@ fn with_one_producer_the_role_passes_from_thread_to_thread() {
 }
 
 #[test]
-fn a_handle_moves_to_another_thread_with_all_it_has() {
+fn handle_moves_between_threads() {
     let dir = ipc_dir();
     let options = LinkOptions::new().dir(dir.path());
     let primary = options.create(&config("link", "")).unwrap();
@@ -179,7 +179,7 @@ fn a_handle_moves_to_another_thread_with_all_it_has() {
 }
 
 #[test]
-fn clones_keep_the_link_when_the_first_handle_goes() {
+fn clones_keep_the_link_after_the_first_handle_is_dropped() {
     for changes in ["", "backing=memfd", "notify=off"] {
         let dir = ipc_dir();
         let options = LinkOptions::new().dir(dir.path());

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_counted_and_not_drawn() {
+    fn keys_are_sequential() {
         let mut nodes = Nodes::default();
         let (first, second) = (exported(&mut nodes, 0), exported(&mut nodes, 0));
         assert_eq!(&first.key[..12], b"000000640000");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_admitted_by_0_or_by_the_creators_own_number() {
+    fn admitting_0_or_the_creator_is_refused() {
         let mut nodes = Nodes::default();
         let key = exported(&mut nodes, 0);
         assert_eq!(nodes.admit(caller(100, 1), &listing(&key, &[0, 100]), 9).err(), Some(code::DRIVER));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_bounded_and_all_are_renewed() {
+    fn whitelist_is_bounded_and_replaced_as_a_whole() {
         let mut nodes = Nodes::default();
         let key = exported(&mut nodes, 0);
         let last = i32::try_from(PIDS_PER_KEY).unwrap() + 1000;
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_freed_or_closed_is_torn_from_importers() {
+    fn freed_memory_is_unmapped_from_importers() {
         for way in ["close", "free", "exit"] {
             let mut nodes = Nodes::default();
             let mut ask = Packet::new(0);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn who_starts_after_the_list_was_set_is_somebody_else() {
+    fn process_that_reuses_a_pid_is_not_admitted() {
         let mut nodes = Nodes::default();
         let key = exported(&mut nodes, 0);
         nodes.admit(caller(100, 1), &listing(&key, &[200]), 50).unwrap();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_key_has_no_list() {
+    fn open_key_has_no_whitelist() {
         let mut nodes = Nodes::default();
         let key = exported(&mut nodes, 1);
         assert_eq!(nodes.admit(caller(100, 1), &listing(&key, &[200]), 9).err(), Some(code::NOT_PERMITTED));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn opened_keys_end_before_made_ones() {
+    fn imported_keys_end_before_exported_ones() {
         let mut nodes = Nodes::default();
         let key = exported(&mut nodes, 1);
         nodes.import(caller(200, 1), &key).unwrap();

@@ -80,14 +80,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_encoded_as_go_does() {
+    fn path_is_encoded_like_go() {
         let path = Path::new("/var/lib/kubelet/plugins_registry/shm.example.com@reg.sock");
         let Authority(name) = Authority::of_path(path);
         assert_eq!(name, "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fshm.example.com@reg.sock");
     }
 
     #[test]
-    fn the_placeholder_is_found_and_replaced() {
+    fn placeholder_is_replaced() {
         let authority = Authority("x%y".to_owned());
         assert_eq!(authority.placeholder().as_str(), "aaa");
         // 00011 00011 00011 and one bit of filling.

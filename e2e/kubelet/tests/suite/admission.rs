@@ -67,7 +67,7 @@ async fn b14_a_container_restart_allocates_nothing_and_the_dead_are_freed_late()
 }
 
 #[tokio::test(start_paused = true)]
-async fn b16_who_gets_no_device_is_failed_with_the_reason() {
+async fn b16_container_without_a_device_fails_with_the_reason() {
     let (_dir, node) = node().await;
     let plugin = Fake::new(2);
     let _served = plugin.up(&node, "a.sock").await;

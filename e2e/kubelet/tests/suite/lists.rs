@@ -163,7 +163,7 @@ async fn b07_a_resource_is_kept_for_five_minutes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn b07_who_comes_back_in_time_keeps_the_resource() {
+async fn b07_plugin_that_returns_in_time_keeps_the_resource() {
     let (_dir, node) = node().await;
     let plugin = Fake::new(3);
     let served = plugin.up(&node, "a.sock").await;

@@ -119,13 +119,13 @@ impl Drop for Kept {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dutiful_plugin_passes() {
+async fn correct_plugin_passes() {
     soak_a_dutiful_plugin(&[(1, Race::ByName)]).await;
 }
 
 #[tokio::test(start_paused = true)]
 #[ignore = "long: three soaks"]
-async fn a_dutiful_plugin_passes_with_any_seed_and_race() {
+async fn correct_plugin_passes_with_any_seed_and_race() {
     soak_a_dutiful_plugin(&[(1, Race::ByName), (2, Race::ByName), (3, Race::Fixed)]).await;
 }
 
@@ -140,7 +140,7 @@ async fn soak_a_dutiful_plugin(races: &[(u64, Race)]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plugin_that_neglects_a_duty_is_found_out() {
+async fn incorrect_plugins_are_detected() {
     let duties = [
         (Duties { ignores_cuts: true, ..Default::default() }, "StreamCut"),
         (

@@ -14,7 +14,7 @@ fn registered(node: &Node) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn b20_a_socket_is_asked_registered_and_told() {
+async fn b20_socket_is_queried_registered_and_notified() {
     let (_dir, node) = node().await;
     let plugin = Fake::new(3);
     let path = node.paths().plugins_registry().join("dev@reg.sock");
@@ -86,7 +86,7 @@ async fn b20_a_separate_endpoint_is_dialled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn b20_what_is_wrong_is_told_and_tried_again_later_and_later() {
+async fn b20_errors_are_reported_and_retried_with_backoff() {
     let (_dir, node) = node().await;
     let plugin = Fake::new(3);
     plugin.script(|script| script.info.supported_versions = vec!["v1".to_owned(), "v2".to_owned()]);

@@ -58,12 +58,12 @@ fn messages_flow_between_processes() {
 }
 
 #[test]
-fn peers_are_heard_attaching_detaching_and_dying() {
+fn peers_are_reported_attaching_detaching_and_dying() {
     check("events");
 }
 
 #[test]
-fn what_must_be_refused_is() {
+fn invalid_calls_are_refused() {
     check("refusals");
 }
 
@@ -73,7 +73,7 @@ fn misused_handles_are_refused() {
 }
 
 #[test]
-fn what_is_in_device_memory_has_no_address() {
+fn device_memory_has_no_address() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("devices");
     let headers = format!("-I{HERE}/nvipc/include");
@@ -82,7 +82,7 @@ fn what_is_in_device_memory_has_no_address() {
 }
 
 #[test]
-fn pkg_config_finds_what_was_installed() {
+fn pkg_config_finds_the_installed_libraries() {
     let prefix = tempfile::tempdir().unwrap();
     succeed(Command::new(format!("{HERE}/install")).arg(prefix.path()).arg(libraries()));
     let ask = |what: &[&str], library: &str| {

@@ -1,9 +1,9 @@
-//! The header is what cbindgen makes of the sources. If it is not, it is written anew and this fails once.
+//! Checks that the header is what cbindgen generates from the sources. If not, it is updated, and the test fails once.
 
 use std::path::Path;
 
 #[test]
-fn the_header_is_that_of_the_sources() {
+fn header_is_up_to_date() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
@@ -13,7 +13,7 @@ fn the_header_is_that_of_the_sources() {
     }
     let mut generated = Vec::new();
     builder.generate().unwrap().write(&mut generated);
-    // What promises are made to Rust is no text for C.
+    // The safety sections are for Rust.
     let text = String::from_utf8(generated).unwrap();
     let mut lines = Vec::new();
     let mut skipping = false;
@@ -39,8 +39,6 @@ fn the_header_is_that_of_the_sources() {
     if std::fs::read_to_string(&path).unwrap_or_default() != wanted {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, wanted).unwrap();
-        panic!(
-            "include/shmesh.h was not that of the sources; it has been written anew: look at it and commit it"
-        );
+        panic!("include/shmesh.h was out of date and has been updated: review and commit it");
     }
 }

@@ -4,20 +4,20 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
-use crate::handles::{Refused, Table, interned};
+use crate::handles::{EnterError, Table, interned};
 
-/// Counts the values that live.
+/// Counts the values that are alive.
 #[derive(Debug)]
-struct Counted(Arc<AtomicUsize>, usize);
+struct CountedValue(Arc<AtomicUsize>, usize);
 
-impl Counted {
+impl CountedValue {
     fn new(living: &Arc<AtomicUsize>, value: usize) -> Self {
         living.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(living), value)
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedValue {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -30,7 +30,7 @@ fn removed_handle_never_names_the_next_value() {
     assert_eq!(table.enter(first).unwrap().remove(), Some(1));
     for value in 2..100 {
         let next = table.insert(c"next", value).unwrap();
-        assert_eq!(table.enter(first).unwrap_err(), Refused::Ended);
+        assert_eq!(table.enter(first).unwrap_err(), EnterError::Ended);
         assert!(table.name(first).is_null() && !table.name(next).is_null());
         assert_eq!(table.enter(next).unwrap().remove(), Some(value));
     }
@@ -46,7 +46,7 @@ fn every_bit_of_a_handle_counts() {
             let bent = handle.map_addr(|bits| bits ^ 1 << bit);
             match table.enter(bent) {
                 Ok(other) => assert_eq!(handles[*other], bent),
-                Err(refused) => assert_eq!(refused, Refused::Ended),
+                Err(refused) => assert_eq!(refused, EnterError::Ended),
             }
         }
     }
@@ -62,7 +62,7 @@ fn busy_handle_refuses_other_calls_and_keeps_its_name() {
     let handle = table.insert(interned("link"), 7).unwrap();
     let mut entered = table.enter(handle).unwrap();
     *entered += 1;
-    assert_eq!(table.enter(handle).unwrap_err(), Refused::Busy);
+    assert_eq!(table.enter(handle).unwrap_err(), EnterError::Busy);
     // SAFETY: names stay for ever, and end with a NUL.
     assert_eq!(unsafe { CStr::from_ptr(table.name(handle)) }, c"link");
     assert_eq!(interned("link").as_ptr(), table.name(handle), "equal texts are kept once");
@@ -77,7 +77,7 @@ fn one_of_several_threads_removes_a_value() {
     let living = Arc::new(AtomicUsize::new(0));
     let table = Table::new();
     for round in 0..rounds {
-        let handle = table.insert(c"contested", Counted::new(&living, round)).unwrap().addr();
+        let handle = table.insert(c"contested", CountedValue::new(&living, round)).unwrap().addr();
         let (start, removed) = (Barrier::new(THREADS), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
@@ -86,7 +86,7 @@ fn one_of_several_threads_removes_a_value() {
                     let handle = std::ptr::without_provenance(handle);
                     loop {
                         // A value of its own, in perhaps the place that another thread vacates just now.
-                        let own = table.insert(c"own", Counted::new(&living, usize::MAX)).unwrap();
+                        let own = table.insert(c"own", CountedValue::new(&living, usize::MAX)).unwrap();
                         let seen = table.enter(handle).map(|entered| {
                             assert_eq!(entered.1, round);
                             entered.remove()
@@ -96,8 +96,8 @@ fn one_of_several_threads_removes_a_value() {
                             Ok(value) => {
                                 assert_eq!(value.map(|_| removed.fetch_add(1, Ordering::Relaxed)), Some(0))
                             }
-                            Err(Refused::Busy) => continue,
-                            Err(Refused::Ended) => break,
+                            Err(EnterError::Busy) => continue,
+                            Err(EnterError::Ended) => break,
                         }
                     }
                 });

@@ -12,7 +12,7 @@ use shmesh_sys::rlimit;
 use super::report::{Row, single};
 use crate::child::{Session, die_with_parent, say};
 
-/// One side, as its process is told: one creates the links, the other attaches to them.
+/// The task of one process: one creates the links, the other attaches to them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
     pub(super) dir: PathBuf,
@@ -22,7 +22,7 @@ pub(super) struct Spec {
 
 /// What one side found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Found {
+pub(super) struct LinkCosts {
     /// Microseconds to create or attach, each.
     open_us: Vec<f64>,
     segment_bytes: u64,
@@ -76,7 +76,7 @@ pub(super) fn run(spec: &Spec) -> Result<()> {
     }
     rounds.sort_by(f64::total_cmp);
     let each = |after: u64, before: u64| after.saturating_sub(before);
-    say(&Found {
+    say(&LinkCosts {
         open_us,
         segment_bytes: segment_bytes(spec)?,
         threads: each(after.threads, before.threads),
@@ -124,9 +124,9 @@ pub(super) fn measure(session: &Session, dir: &std::path::Path, counts: &[usize]
         let spec = |primary| super::Task::Links(Spec { dir: dir.clone(), count, primary });
         let (read, write) = std::io::pipe().context("cannot make a pipe")?;
         let primary = session.spawn("bench-side", &spec(true), read.try_clone()?.into())?;
-        let created: Found = primary.says(limit, || ())?;
+        let created: LinkCosts = primary.says(limit, || ())?;
         let secondary = session.spawn("bench-side", &spec(false), read.into())?;
-        let attached: Found = secondary.says(limit, || ())?;
+        let attached: LinkCosts = secondary.says(limit, || ())?;
         // Both see the end of their input, and close.
         drop(write);
         secondary.join(limit)?;
@@ -138,7 +138,7 @@ pub(super) fn measure(session: &Session, dir: &std::path::Path, counts: &[usize]
     Ok(rows)
 }
 
-fn found(count: usize, created: &Found, attached: &Found) -> Vec<Row> {
+fn found(count: usize, created: &LinkCosts, attached: &LinkCosts) -> Vec<Row> {
     let name = format!("links-{count}");
     let median = |times: &[f64]| {
         let mut times = times.to_vec();

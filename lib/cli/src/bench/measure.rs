@@ -1,6 +1,6 @@
 //! What is timed and how: the drivers of `lib/comparison/src/measure.rs`, with the standard library's clock.
 //!
-//! That clock costs some 25 ns a look where the rivals' costs 10 to 20; it shows in p99 and p99.9 of round trips, which are
+//! That clock costs some 25 ns per reading, where that of `lib/comparison` costs 10 to 20; it shows in p99 and p99.9 of round trips, which are
 //! timed singly, and not in p50, which is over batches.
 
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub(super) trait Tx {
     fn send(&mut self, word: u64) -> Result<()>;
 }
 
-/// The receiving half.
+/// The receiving half of a transport.
 pub(super) trait Rx {
     /// Waits for a payload, reads all of it and returns its word.
     fn recv(&mut self) -> Result<u64>;
@@ -31,7 +31,7 @@ pub(super) trait Rx {
 /// What one run found: nanoseconds per round trip, message or operation.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Dist {
-    /// Over batches.
+    /// Median over batches, in nanoseconds.
     pub(super) p50: f64,
     pub(super) p99: f64,
     pub(super) p999: f64,
@@ -157,7 +157,7 @@ pub(super) fn consume(seconds: f64, rx: &mut impl Rx, batch: u64) -> Result<Dist
     }
 }
 
-/// Times `op` in batches on this thread alone; `op` is told how often it was called, and says how much of its own time
+/// Times `op` in batches on this thread alone. `op` gets the number of earlier calls, and returns how much of its own time
 /// counts, or that all of it does.
 #[inline(always)]
 pub(super) fn repeat(

@@ -1,12 +1,12 @@
-//! `shmesh bench`: how fast it is here.
+//! `shmesh bench`: measures the speed of links on this machine.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `mod.rs` | which tests there are, and running them |
+//! | `mod.rs` | the list of tests, and running them |
 //! | `side.rs` | one side of a test, in a process of its own |
-//! | `ops.rs`, `links.rs` | single steps on one core; many links |
-//! | `measure.rs`, `payload.rs` | what is timed and how: the rivals' method |
-//! | `floor.rs` | the yardstick: a bare cache line |
+//! | `ops.rs`, `links.rs` | single operations on one core; many links |
+//! | `measure.rs`, `payload.rs` | timing and payload, by the method of `lib/comparison` |
+//! | `floor.rs` | the reference: the round trip of a bare cache line |
 //! | `report.rs` | rows, as a table or as JSON |
 
 mod floor;
@@ -60,7 +60,7 @@ Exit status: 0 success, 1 a test failed, 2 invalid command line.";
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
-    /// What to measure
+    /// The metrics to measure
     #[arg(long, value_enum, value_name = "METRIC,...", value_delimiter = ',', default_values = ["rtt", "oneway"])]
     metric: Vec<Metric>,
     /// Payload sizes in bytes, multiples of 8
@@ -87,10 +87,10 @@ pub(crate) struct Args {
     common: Common,
 }
 
-/// What all benchmarks are asked.
+/// The options of all benchmarks.
 #[derive(clap::Args, Clone, Debug)]
 struct Common {
-    /// Ring modes
+    /// Ring modes to measure
     #[arg(long, value_enum, value_name = "MODE,...", value_delimiter = ',', default_values = ["spsc", "mpmc"], global = true)]
     ring: Vec<Mode>,
     /// Seconds per repetition of a test; the first tenth is discarded
@@ -118,7 +118,7 @@ enum Command {
     Ops,
     /// Measure the cost of links: memory, threads, files, time to create, attach and poll
     Links {
-        /// Numbers of links
+        /// Numbers of links to measure
         #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "100", "1000"],
               value_parser = clap::value_parser!(u32).range(1..=10_000))]
         counts: Vec<u32>,
@@ -131,7 +131,7 @@ pub(crate) struct SideArgs {
     spec: String,
 }
 
-/// What a process of ours is to do.
+/// The task of a process that the benchmark starts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Task {
     Side(side::Spec),
@@ -139,7 +139,7 @@ enum Task {
     Links(links::Spec),
 }
 
-/// Runs one side.
+/// Runs one side of a benchmark.
 pub(crate) fn side(args: &SideArgs) -> Result<()> {
     match serde_json::from_str(&args.spec)? {
         Task::Side(spec) => side::run(&spec),
@@ -154,21 +154,21 @@ fn size(text: &str) -> Result<usize, String> {
     if fits { Ok(size) } else { Err("must be a multiple of 8 between 8 and 64 MiB".to_owned()) }
 }
 
-/// One test: the name of its row, what it is of, and its processes.
+/// One test: its row in the report, and the tasks of its processes.
 struct Case {
     name: String,
     kind: Kind,
     bytes: usize,
     note: String,
     tasks: Vec<Task>,
-    /// Each process in namespaces of its own.
+    /// Whether each process runs in namespaces of its own.
     apart: bool,
 }
 
-/// What a test may take beyond its time.
+/// How long a test may take beyond its measuring time.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Runs the benchmarks.
+/// Runs the selected benchmarks.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     let common = &args.common;
     let cores = cores(common)?;
@@ -245,7 +245,7 @@ fn once(session: &Session, common: &Common, case: &Case) -> Result<Dist> {
     for child in children {
         child.join(deadline)?;
     }
-    found.context("nobody measured anything")
+    found.context("the benchmark returned no measurement")
 }
 
 /// All tests share a name: one runs at a time.

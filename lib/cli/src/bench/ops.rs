@@ -24,7 +24,7 @@ pub(super) const OPS: [(&str, usize, &str); 6] = [
     ("ring", 0, "send and receive alone: loaned before, released after"),
 ];
 
-/// One test, as its process is told.
+/// One test, as passed to its process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
     pub(super) dir: PathBuf,

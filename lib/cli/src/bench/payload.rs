@@ -9,7 +9,7 @@ const WORD: usize = 8;
 #[inline(always)]
 pub(super) fn fill(bytes: &mut [u8], word: u64) {
     let words = bytes.as_chunks_mut::<WORD>().0;
-    // The usual sizes as constants, which the rivals have too.
+    // The usual sizes as constants, as in `lib/comparison`.
     match words.len() {
         6 => fill_fixed::<6>(words, word),
         8 => fill_fixed::<8>(words, word),
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_filled_is_read_and_damage_is_seen() {
+    fn damaged_payload_is_detected() {
         for len in [8, 48, 64, 104, 4096, 65_536] {
             for word in [0, 7, 0x1234, u64::MAX] {
                 let mut bytes = vec![0xee; len];

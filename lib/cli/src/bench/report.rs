@@ -20,7 +20,7 @@ pub(super) enum Kind {
     Op,
 }
 
-/// One line of the result. The JSON fields are those of the rivals, and `ratio`.
+/// One line of the result. The JSON fields are those of `lib/comparison`, and `ratio`.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) name: String,
@@ -104,7 +104,7 @@ pub(super) fn single(name: &str, metric: &'static str, value: f64, note: &str) -
     row
 }
 
-/// Prints all rows.
+/// Prints all rows as text or JSON.
 pub(super) fn print(rows: &[Row], output: Output, out: &mut dyn Write) -> Result<()> {
     if output == Output::Json {
         serde_json::to_writer_pretty(&mut *out, rows)?;
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_and_units_are_those_of_the_rivals() {
+    fn medians_and_units_match_the_comparison_crate() {
         let run = |p50| (Dist { p50, p99: 2.0 * p50, p999: 4.0 * p50, mean: p50, p50_timed: p50 }, 100.0);
         let rows = rows("x", Kind::Bulk, 1 << 30, "", &[run(3e9), run(1e9), run(2e9)]);
         assert_eq!(

@@ -40,22 +40,22 @@ pub(super) enum Wait {
 /// How many producers and consumers a ring has.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(super) enum Mode {
-    /// One of each
+    /// One producer and one consumer
     Spsc,
     /// Any number of each
     Mpmc,
 }
 
-/// What is measured.
+/// What a test measures.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(super) enum Metric {
-    /// There and back
+    /// A round trip of one message
     Rtt,
-    /// A stream
+    /// A stream in one direction
     Oneway,
 }
 
-/// One test, as each of its sides is told.
+/// One test, as passed to each of its sides.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
     pub(super) dir: PathBuf,
@@ -79,7 +79,7 @@ impl Spec {
         self.bytes >= BULK_BYTES
     }
 
-    /// Messages over which a percentile is taken, and slots of the ring: as the rivals have them.
+    /// Messages per percentile, and slots of the ring, as in `lib/comparison`.
     fn depth(&self) -> (u64, u32) {
         if self.is_bulk() { (16, 16) } else { (1024, 1024) }
     }
@@ -124,7 +124,7 @@ pub(super) fn run(spec: &Spec) -> Result<()> {
         // From here on, each notification rings.
         link.fd()?;
     }
-    // They meet: who attaches says so, and who created waits for it.
+    // The attaching side sends a message, and the creator waits for it.
     if spec.primary {
         while link.receive()?.is_none() {
             std::thread::yield_now();
@@ -345,7 +345,7 @@ impl<const FORM: u8, const HOW: u8> Tx for BatchTx<'_, FORM, HOW> {
 struct BatchRx<'a, const FORM: u8, const HOW: u8> {
     link: &'a Link,
     batch: usize,
-    /// The oldest last.
+    /// Received messages, the oldest last.
     messages: Vec<Message<'a>>,
 }
 

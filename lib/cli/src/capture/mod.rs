@@ -38,7 +38,7 @@ Examples:
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The link
+    /// Name of the link
     link: LinkName,
     /// Output file; `-` is standard output
     #[arg(short, long, value_name = "FILE")]
@@ -87,7 +87,7 @@ fn number(text: &str) -> Result<i32, String> {
     parsed.map_err(|_| "not a number of 32 bits, such as 128 or 0x80".to_owned())
 }
 
-/// Records until it is told to end.
+/// Records until a signal or a limit ends it.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
     if let Some(theirs) = crate::nvipc::seen(&args.dir.dir, &args.link) {
         anyhow::bail!(
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
         );
     }
     let told = crate::talk::signals()?;
-    let mut watched = Watched::new(args)?;
+    let mut watched = CapturedLink::new(args)?;
     let seen = if args.output == Path::new("-") {
         record(args, &mut watched, &told, io::stdout().lock())?
     } else {
@@ -116,17 +116,17 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
 }
 
 /// The link that has the name, and those that had it.
-struct Watched {
+struct CapturedLink {
     tap: Tap,
     epoch: u64,
     backing: Backing,
     looked: Instant,
-    /// Of those before.
+    /// Lost messages of links that this one replaced.
     lost: Lost,
     successors: u64,
 }
 
-impl Watched {
+impl CapturedLink {
     fn new(args: &Args) -> shmesh::Result<Self> {
         let view = View::open(&args.dir.dir, &args.link)?;
         let (epoch, backing) = (view.epoch(), view.backing());
@@ -150,7 +150,7 @@ impl Watched {
 
     /// Goes on with the link that was created after this one was removed, from its first message on.
     fn follow(&mut self, args: &Args) {
-        // Who holds memfds would have to be asked, and this disturbs nobody.
+        // A memfd link would have to be requested from its host, which a passive capture does not do.
         if self.backing != Backing::Named || self.looked.elapsed() < SUCCESSOR {
             return;
         }
@@ -164,7 +164,7 @@ impl Watched {
     }
 }
 
-fn record(args: &Args, watched: &mut Watched, told: &Receiver<()>, to: impl Write) -> io::Result<u64> {
+fn record(args: &Args, watched: &mut CapturedLink, told: &Receiver<()>, to: impl Write) -> io::Result<u64> {
     let mut file =
         pcapng::File::new(BufWriter::with_capacity(1 << 20, to), args.link.as_str(), args.limit_bytes == 0)?;
     file.flush()?;

@@ -37,7 +37,7 @@ const EPB_FLAGS: u16 = 2;
 /// Of the statistics: how many packets came, and how many of them were lost.
 const ISB_IFRECV: u16 = 4;
 const ISB_IFDROP: u16 = 5;
-/// Times count nanoseconds.
+/// Resolution of times: nanoseconds (10^-9).
 const NANOSECONDS: u8 = 9;
 
 /// Writes messages as a pcapng file.
@@ -80,7 +80,7 @@ impl<W: Write> File<W> {
         Ok(Self { out, packet: Vec::new(), bare })
     }
 
-    /// Writes one message.
+    /// Writes one message as a packet.
     pub(super) fn message(&mut self, seen: &Seen<'_>) -> io::Result<()> {
         let secondary = seen.from == Side::Secondary;
         let no_data = seen.data_len > 0 && seen.data.is_empty() && !self.bare;

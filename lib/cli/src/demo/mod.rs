@@ -25,7 +25,7 @@ use shmesh::inspect::{Hand, View};
 
 use crate::args::{self, Dir, Output};
 use crate::child::{Child, Session};
-use side::{Done, Said, Spec, Trips};
+use side::{Done, Report, Spec, Trips};
 use verdict::Outcome;
 
 const EXAMPLES: &str = "\
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     /// Approximate duration in seconds
     #[arg(long, value_name = "S", default_value_t = 6.0, value_parser = args::seconds)]
     seconds: f64,
-    /// Side to kill
+    /// Side of which a process is killed
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Victim::Secondary)]
     kill: Victim,
     /// Keep the link at the end, with queued messages and no living participant
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     keep: bool,
     #[command(flatten)]
     dir: Dir,
-    /// Output format
+    /// Output format: text or JSON
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     output: Output,
 }
@@ -88,7 +88,7 @@ pub(crate) struct SideArgs {
     spec: String,
 }
 
-/// Runs one side.
+/// Runs one side of the demo.
 pub(crate) fn side(args: &SideArgs) -> Result<()> {
     side::run(&serde_json::from_str::<Spec>(&args.spec)?)
 }
@@ -127,7 +127,7 @@ const GRACE: Duration = Duration::from_secs(60);
 const TRIPS_SHARE: f64 = 0.08;
 const STREAM_SHARE: f64 = 0.7;
 
-/// Runs the demo.
+/// Runs the demo and prints its verdict.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     let session = Session::begin()?;
     let name: LinkName = format!("demo-{}", std::process::id()).parse()?;
@@ -194,7 +194,7 @@ impl Stage<'_> {
         self.bar.set_position(millis(self.begin.elapsed()));
     }
 
-    fn hear(&self, child: &Child) -> Result<Said> {
+    fn hear(&self, child: &Child) -> Result<Report> {
         let limit = Duration::from_secs_f64(self.args.seconds) + GRACE;
         child.says(self.begin + limit, || self.tick())
     }
@@ -227,18 +227,18 @@ impl Stage<'_> {
 
         self.bar.set_message("two processes attach");
         let primary = self.spawn(&spec(true), given(true))?;
-        expect!(self, &primary, Said::Attached => ());
+        expect!(self, &primary, Report::Attached => ());
         let secondary = self.spawn(&spec(false), given(false))?;
-        expect!(self, &secondary, Said::Attached => ());
+        expect!(self, &secondary, Report::Attached => ());
         let link = self.describe();
 
         self.bar.set_message("round trips");
-        let trips: Vec<Trips> = expect!(self, &primary, Said::Trips(trips) => trips);
-        expect!(self, &primary, Said::Streaming => ());
-        expect!(self, &secondary, Said::Streaming => ());
+        let trips: Vec<Trips> = expect!(self, &primary, Report::Trips(trips) => trips);
+        expect!(self, &primary, Report::Streaming => ());
+        expect!(self, &secondary, Report::Streaming => ());
         self.bar.set_message("messages both ways, every byte checked");
-        expect!(self, &primary, Said::First => ());
-        expect!(self, &secondary, Said::First => ());
+        expect!(self, &primary, Report::First => ());
+        expect!(self, &secondary, Report::First => ());
         let stream_begin = Instant::now();
         let half = stream_begin + Duration::from_secs_f64(stream_seconds / 2.0);
         while Instant::now() < half {
@@ -256,8 +256,8 @@ impl Stage<'_> {
         };
         let (crash, successor) = self.crash(victim, &again, &ledger, stream_begin)?;
         self.bar.set_message("all goes on");
-        let new: Done = expect!(self, &successor, Said::Done(done) => done);
-        let old: Done = expect!(self, &survivor, Said::Done(done) => done);
+        let new: Done = expect!(self, &successor, Report::Done(done) => done);
+        let old: Done = expect!(self, &survivor, Report::Done(done) => done);
         let deadline = Instant::now() + GRACE;
         successor.join(deadline)?;
         survivor.join(deadline)?;
@@ -293,10 +293,10 @@ impl Stage<'_> {
         self.bar.set_message("another process takes its place");
         let start = Instant::now();
         let successor = self.spawn(again, None)?;
-        expect!(self, &successor, Said::Attached => ());
+        expect!(self, &successor, Report::Attached => ());
         let attached_ms = start.elapsed().as_secs_f64() * 1e3;
-        expect!(self, &successor, Said::Streaming => ());
-        expect!(self, &successor, Said::First => ());
+        expect!(self, &successor, Report::Streaming => ());
+        expect!(self, &successor, Report::First => ());
         let first_ms = start.elapsed().as_secs_f64() * 1e3;
         let side = if again.primary { "primary" } else { "secondary" }.to_owned();
         let successor_pid = successor.pid();

@@ -40,7 +40,7 @@ impl Stamp {
 pub(super) enum Form {
     /// Inside the ring, with so many bytes.
     Inline(usize),
-    /// A MSG part.
+    /// A MSG part of so many bytes.
     Pooled(usize),
     /// A MSG part, and a DATA part in this pool.
     Both(usize, PoolId, usize),
@@ -135,18 +135,18 @@ fn is_filled(bytes: &[u8], seed: u64) -> bool {
 
 /// A message that is written and not sent.
 #[derive(Debug)]
-pub(super) enum Prepared<'a> {
+pub(super) enum PreparedMessage<'a> {
     Inline([u8; 48], usize),
     Loan(Loan<'a>),
 }
 
-/// Writes a message.
-pub(super) fn prepare<'a>(link: &'a Link, stamp: Stamp, form: Form) -> shmesh::Result<Prepared<'a>> {
+/// Writes a message without sending it.
+pub(super) fn prepare<'a>(link: &'a Link, stamp: Stamp, form: Form) -> shmesh::Result<PreparedMessage<'a>> {
     let mut loan = match form {
         Form::Inline(len) => {
             let mut bytes = [0; 48];
             fill(&mut bytes[..len], seed(stamp, 0));
-            return Ok(Prepared::Inline(bytes, len));
+            return Ok(PreparedMessage::Inline(bytes, len));
         }
         Form::Pooled(_) => link.loan()?,
         Form::Both(_, pool, _) => link.loan_with(pool)?,
@@ -158,7 +158,7 @@ pub(super) fn prepare<'a>(link: &'a Link, stamp: Stamp, form: Form) -> shmesh::R
     if let Form::Both(_, _, len) = form {
         fill(loan.resize_data(len)?, seed(stamp, 1));
     }
-    Ok(Prepared::Loan(loan.with_msg_id(1)))
+    Ok(PreparedMessage::Loan(loan.with_msg_id(1)))
 }
 
 /// Reads a message's stamp.
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_changed_byte_is_seen() {
+    fn changed_byte_is_detected() {
         let stamp = Stamp { generation: 2, number: 77 };
         assert_eq!(Stamp::of(stamp.word()), stamp);
         let mut bytes = [0; 64];
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_comes_up_and_fits() {
+    fn every_message_form_occurs_and_fits() {
         let config = LinkConfig::new("x".parse().unwrap());
         let forms = Forms::of(&config).unwrap();
         let (mut inline, mut pooled, mut both) = (0, 0, 0);

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use shmesh::config::{LinkConfig, LinkName};
 use shmesh::{Link, LinkOptions, Message, Side};
 
-use super::pattern::{FINISHED, Form, Forms, Prepared, Stamp, check, prepare, stamp_of};
+use super::pattern::{FINISHED, Form, Forms, PreparedMessage, Stamp, check, prepare, stamp_of};
 use crate::Refusal;
 use crate::child::{die_with_parent, say};
 
-/// What a side is told.
+/// The task of one side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
     pub(super) dir: PathBuf,
@@ -35,12 +35,12 @@ pub(super) struct Spec {
 
 /// What a side says.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Said {
-    /// It sits on the link.
+pub(super) enum Report {
+    /// The side has attached to the link.
     Attached,
     /// Round trips, as the primary timed them.
     Trips(Vec<Trips>),
-    /// The stream begins.
+    /// The stream of messages begins.
     Streaming,
     /// The first message was received.
     First,
@@ -108,23 +108,23 @@ pub(super) fn run(spec: &Spec) -> Result<()> {
     } else {
         options.attach(name.as_str(), Side::Secondary)?
     };
-    say(&Said::Attached)?;
+    say(&Report::Attached)?;
     let forms = Forms::of(&config).context("the MSG buffers are smaller than 8 bytes")?;
     let side = Runner { link: &link, forms, notify: config.notify, spec };
     if let Some(seconds) = spec.trip_seconds {
-        if spec.primary { say(&Said::Trips(side.ping(seconds)?))? } else { side.echo()? }
+        if spec.primary { say(&Report::Trips(side.ping(seconds)?))? } else { side.echo()? }
     }
-    say(&Said::Streaming)?;
+    say(&Report::Streaming)?;
     let done = side.stream()?;
     if spec.abandon {
         side.leave_messages()?;
-        say(&Said::Done(done))?;
+        say(&Report::Done(done))?;
         // Without a farewell, as a crash would.
         std::process::exit(0);
     }
     // Detached before it says so: what is left then is left for good.
     drop(link);
-    say(&Said::Done(done))
+    say(&Report::Done(done))
 }
 
 struct Runner<'a> {
@@ -159,16 +159,16 @@ impl<'a> Runner<'a> {
     }
 
     /// Sends a prepared message; gives it back when there is no room.
-    fn send(&self, prepared: Prepared<'a>) -> Result<Option<Prepared<'a>>> {
+    fn send(&self, prepared: PreparedMessage<'a>) -> Result<Option<PreparedMessage<'a>>> {
         match prepared {
-            Prepared::Inline(bytes, len) => match self.link.send_inline(1, 0, &bytes[..len]) {
+            PreparedMessage::Inline(bytes, len) => match self.link.send_inline(1, 0, &bytes[..len]) {
                 Ok(()) => Ok(None),
-                Err(error) if error.is_retryable() => Ok(Some(Prepared::Inline(bytes, len))),
+                Err(error) if error.is_retryable() => Ok(Some(PreparedMessage::Inline(bytes, len))),
                 Err(error) => Err(error.into()),
             },
-            Prepared::Loan(loan) => match loan.send() {
+            PreparedMessage::Loan(loan) => match loan.send() {
                 Ok(()) => Ok(None),
-                Err(failed) if failed.error.is_retryable() => Ok(Some(Prepared::Loan(failed.loan))),
+                Err(failed) if failed.error.is_retryable() => Ok(Some(PreparedMessage::Loan(failed.loan))),
                 Err(failed) => Err(failed.error.into()),
             },
         }
@@ -277,7 +277,7 @@ impl<'a> Runner<'a> {
         let begin = Instant::now();
         let end = begin + Duration::from_secs_f64(self.spec.stream_seconds);
         let ledger = self.spec.ledger.then(Ledger::new);
-        let mut incoming = Incoming { forms: &self.forms, came: Vec::new(), since: begin };
+        let mut incoming = Inbox { forms: &self.forms, came: Vec::new(), since: begin };
         let (mut prepared, mut in_hand) = (VecDeque::new(), VecDeque::new());
         let (mut number, mut sent, mut finished, mut idle) = (0, 0, false, false);
         let (mut recovered, mut next_recovery) = ([0; 3], begin + RECOVER);
@@ -313,7 +313,7 @@ impl<'a> Runner<'a> {
                 self.wake()?;
             }
             for _ in 0..BURST {
-                // What comes after the last message is left for whoever looks at the link later.
+                // Messages after the last expected one stay queued, for later inspection of the link.
                 if incoming.is_over() {
                     break;
                 }
@@ -356,14 +356,14 @@ fn form_of(message: &Message<'_>) -> Form {
 }
 
 /// What has come, checked: each message once, in order, every byte.
-struct Incoming<'a> {
+struct Inbox<'a> {
     forms: &'a Forms,
     came: Vec<Came>,
     /// When the first message of the present generation came.
     since: Instant,
 }
 
-impl Incoming<'_> {
+impl Inbox<'_> {
     fn is_over(&self) -> bool {
         self.came.last().is_some_and(|came| came.announced.is_some())
     }
@@ -373,9 +373,9 @@ impl Incoming<'_> {
         if message.msg_id() == FINISHED {
             let sent = message.msg().first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
             let sent = sent.context("a last message without a count")?;
-            // Who attaches when all is over hears of it only.
+            // A participant that attaches after the end receives only the closing message.
             if self.came.is_empty() {
-                say(&Said::First)?;
+                say(&Report::First)?;
                 self.came.push(Came { first: sent, end: sent, ..Came::default() });
             }
             if let Some(came) = self.came.last_mut() {
@@ -397,7 +397,7 @@ impl Incoming<'_> {
                 came.seconds = self.since.elapsed().as_secs_f64();
             }
             last => {
-                // A process that took another's place starts at 0; the first we hear of may have been heard by another.
+                // A replacement process starts at 0; an earlier receiver may have received its first messages.
                 if last.is_some_and(|last| stamp.generation <= last.generation || stamp.number != 0) {
                     return Err(anyhow!(
                         "message {} of generation {} is out of place",
@@ -406,7 +406,7 @@ impl Incoming<'_> {
                     ));
                 }
                 if self.came.is_empty() {
-                    say(&Said::First)?;
+                    say(&Report::First)?;
                 }
                 self.since = Instant::now();
                 self.came.push(Came {

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_that_agree_are_fine_and_others_are_not() {
+    fn accounts_that_disagree_are_reported() {
         assert_eq!(good().verify(), Vec::<String>::new());
         let wrong = |change: fn(&mut Outcome)| {
             let mut outcome = good();

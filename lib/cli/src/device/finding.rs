@@ -7,13 +7,13 @@ use serde_json::Value;
 
 use crate::table::Table;
 
-/// How something went.
+/// The result of one check.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Status {
-    /// It works.
+    /// The check has passed.
     Ok,
-    /// It does not.
+    /// The check has failed.
     Fail,
     /// It works, and that is worth knowing: a limit, as a rule.
     Note,
@@ -23,8 +23,8 @@ pub(super) enum Status {
 
 /// One thing that was tried.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Finding {
-    /// The step of the plan, and what of it.
+pub(super) struct CheckResult {
+    /// The step of the plan, and the part of it.
     pub(super) id: String,
     pub(super) status: Status,
     /// For people: what was seen, in a line.
@@ -42,17 +42,17 @@ pub(super) enum Verdict {
     NoDevice,
 }
 
-/// All of it.
+/// The report of all checks.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     pub(super) verdict: Verdict,
     /// As the driver calls it.
     pub(super) device: String,
-    pub(super) findings: Vec<Finding>,
+    pub(super) findings: Vec<CheckResult>,
 }
 
 impl Report {
-    pub(super) fn of(device: String, findings: Vec<Finding>) -> Self {
+    pub(super) fn of(device: String, findings: Vec<CheckResult>) -> Self {
         let fails = findings.iter().any(|finding| finding.status == Status::Fail);
         Self { verdict: if fails { Verdict::Fails } else { Verdict::Works }, device, findings }
     }
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn one_failure_is_enough() {
-        let finding = |status| Finding {
+        let finding = |status| CheckResult {
             id: "P1 2 MiB".to_owned(),
             status,
             shown: "it is so".to_owned(),

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail};
 use shmesh_sys::poll::{self, Watch};
 use shmesh_sys::socket;
 
-use super::wire::{Answer, How, Order, receive, send};
+use super::wire::{Answer, Order, Transfer, receive, send};
 
-/// How long one order may take. On a device that does not answer at all, that is when we say so.
+/// Transfer long one order may take. On a device that does not answer at all, that is when we say so.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A process with the driver.
@@ -103,7 +103,7 @@ impl Drop for Side {
 /// What was exported, on its way.
 #[derive(Debug)]
 pub(super) struct Offer {
-    pub(super) how: How,
+    pub(super) how: Transfer,
     pub(super) size: u64,
     pub(super) handle: Vec<u8>,
     pub(super) fd: Option<OwnedFd>,
@@ -123,7 +123,7 @@ impl Pair {
     }
 
     /// Has the exporter make memory.
-    pub(super) fn make(&self, how: How, size: u64) -> Result<Offer> {
+    pub(super) fn make(&self, how: Transfer, size: u64) -> Result<Offer> {
         self.exporter.order(&Order::Make { how, size }, None)?;
         match self.exporter.answer()? {
             (Answer::Made { size, handle, nanos }, fd) => {

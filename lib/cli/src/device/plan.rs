@@ -4,16 +4,16 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::CheckArgs;
-use super::finding::{Finding, Report, Status, Verdict};
+use super::finding::{CheckResult, Report, Status, Verdict};
 use super::pair::Side;
 use super::steps::{name, without_the_driver};
-use super::wire::{Answer, How, Order};
+use super::wire::{Answer, Order, Transfer};
 use crate::human;
 
 pub(super) const MIB: u64 = 1 << 20;
 
 /// One step: what was seen, in words and numbers, and how that is.
-pub(super) type Seen = Result<(Status, String, Value)>;
+pub(super) type StepResult = Result<(Status, String, Value)>;
 
 pub(super) struct Plan<'a> {
     pub(super) args: &'a CheckArgs,
@@ -21,7 +21,7 @@ pub(super) struct Plan<'a> {
     pub(super) most: u64,
     /// The device's piece of memory.
     pub(super) piece: u64,
-    pub(super) findings: Vec<Finding>,
+    pub(super) findings: Vec<CheckResult>,
 }
 
 /// Tries all of it.
@@ -31,7 +31,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<Report> {
         Ok(device) => device,
         Err(absent) => {
             let (status, value) = (Status::Skip, json!({ "error": absent }));
-            plan.findings.push(Finding { id: "P0 probe".to_owned(), status, shown: absent, value });
+            plan.findings.push(CheckResult { id: "P0 probe".to_owned(), status, shown: absent, value });
             return Ok(Report { verdict: Verdict::NoDevice, device: String::new(), findings: plan.findings });
         }
     };
@@ -39,7 +39,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<Report> {
         plan.step(&format!("P1 exact, {}", human::bytes(size)), |plan| plan.exact(size));
     }
     plan.step("P1 between them", |_| without_the_driver());
-    for how in [How::Vmm, How::Legacy] {
+    for how in [Transfer::Vmm, Transfer::Legacy] {
         plan.step(&format!("P2 latency, {}", name(how)), |plan| plan.latency(how));
     }
     plan.step("P3 bandwidth", Plan::bandwidth);
@@ -48,7 +48,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<Report> {
     plan.step("P5 exporter killed", |plan| plan.death(false));
     plan.step("P5 descriptor kept", |plan| plan.death(true));
     plan.step("P6 no revocation", Plan::revocation);
-    plan.findings.push(Finding {
+    plan.findings.push(CheckResult {
         id: "P7 read-only".to_owned(),
         status: Status::Note,
         shown: "cannot be enforced: importers choose their own access, so hand memory to whom you trust"
@@ -61,12 +61,12 @@ pub(super) fn run(args: &CheckArgs) -> Result<Report> {
 }
 
 impl Plan<'_> {
-    pub(super) fn step(&mut self, id: &str, act: impl FnOnce(&mut Self) -> Seen) {
+    pub(super) fn step(&mut self, id: &str, act: impl FnOnce(&mut Self) -> StepResult) {
         let (status, shown, value) = act(self).unwrap_or_else(|error| {
             let text = format!("{error:#}");
             (Status::Fail, text.clone(), json!({ "error": text }))
         });
-        self.findings.push(Finding { id: id.to_owned(), status, shown, value });
+        self.findings.push(CheckResult { id: id.to_owned(), status, shown, value });
     }
 
     /// What the device is called, or why there is none.
@@ -108,11 +108,11 @@ impl Plan<'_> {
             "device": device, "uuid": uuid, "driver_version": driver, "granularity_bytes": granularity,
             "free_bytes": free, "all_bytes": all, "missing": missing, "attributes": attributes, "ascend": ascend,
         });
-        self.findings.push(Finding { id: "P0 probe".to_owned(), status, shown, value });
+        self.findings.push(CheckResult { id: "P0 probe".to_owned(), status, shown, value });
         let shares = value_of(&self.findings, "103");
         if shares == Some(0) {
             let shown = "this device does not share memory by descriptors (attribute 103)".to_owned();
-            self.findings.push(Finding {
+            self.findings.push(CheckResult {
                 id: "P0 shares".to_owned(),
                 status: Status::Fail,
                 shown,
@@ -133,6 +133,6 @@ impl Plan<'_> {
 }
 
 /// An attribute that the probe has told.
-fn value_of(findings: &[Finding], attribute: &str) -> Option<i64> {
+fn value_of(findings: &[CheckResult], attribute: &str) -> Option<i64> {
     findings.first()?.value.get("attributes")?.get(attribute)?.as_i64()
 }

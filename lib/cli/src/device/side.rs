@@ -1,4 +1,4 @@
-//! A process with the driver: it does what it is told, and tells how long that took.
+//! A process that loads the driver, executes requests and reports how long each took.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use shmesh::device::{AscendDevice, CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory};
 
-use super::wire::{Answer, How, Order, receive, send};
+use super::wire::{Answer, Order, Transfer, receive, send};
 
 /// Words of the two directions of a timeline, in the first page of what is shared.
 const THERE: u64 = 0;
@@ -28,7 +28,7 @@ pub(crate) struct SideArgs {
     user: Option<u32>,
 }
 
-/// Serves until nobody asks.
+/// Serves requests until its input is closed.
 pub(crate) fn run(args: &SideArgs) -> anyhow::Result<()> {
     if let Some(user) = args.user {
         shmesh_sys::user::become_user(user)?;
@@ -84,7 +84,7 @@ impl Memory {
 struct Side {
     memory: Option<Memory>,
     /// The first device, and something of it that keeps its context: to make one takes a driver longer than all that is
-    /// measured here, and whoever shares memory has one.
+    /// measured here, and every process that shares memory has one.
     first: Option<(CudaDevice, CudaStream)>,
 }
 
@@ -120,8 +120,8 @@ impl Side {
                 self.first()?;
                 let since = Instant::now();
                 self.memory = Some(match how {
-                    How::Vmm => Memory::Vmm(CudaMemory::import(size, fd, &handle)?),
-                    How::Legacy => Memory::Legacy(CudaLegacyMemory::import(size, fd, &handle)?),
+                    Transfer::Vmm => Memory::Vmm(CudaMemory::import(size, fd, &handle)?),
+                    Transfer::Legacy => Memory::Legacy(CudaLegacyMemory::import(size, fd, &handle)?),
                 });
                 Answer::Imported { nanos: nanos(since) }
             }
@@ -180,17 +180,17 @@ impl Side {
         Ok(device)
     }
 
-    fn make(&mut self, how: How, size: u64) -> io::Result<(Answer, Option<OwnedFd>)> {
+    fn make(&mut self, how: Transfer, size: u64) -> io::Result<(Answer, Option<OwnedFd>)> {
         let device = self.first()?;
         let since = Instant::now();
         let (made, fd, handle) = match how {
-            How::Vmm => {
+            Transfer::Vmm => {
                 let memory = CudaMemory::new(&device, size)?;
                 let fd = memory.fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
                 let handle = memory.handle();
                 (Memory::Vmm(memory), fd, handle)
             }
-            How::Legacy => {
+            Transfer::Legacy => {
                 let memory = CudaLegacyMemory::new(&device, size)?;
                 let handle = memory.handle();
                 (Memory::Legacy(memory), None, handle)
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_tells_one_place_from_another() {
+    fn pattern_differs_between_positions() {
         let (mut first, mut second) = ([0; 64], [0; 64]);
         pattern(1, 0, &mut first);
         pattern(1, 64, &mut second);

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use serde_json::{Value, json};
 
-use super::finding::{Finding, Status};
+use super::finding::{CheckResult, Status};
 use super::pair::{Pair, Side, wrong_words};
-use super::plan::{Plan, Seen};
-use super::wire::{Answer, How, Order};
+use super::plan::{Plan, StepResult};
+use super::wire::{Answer, Order, Transfer};
 use crate::human;
 
 /// Memory that was let go is free within this time, or it is kept somewhere.
@@ -20,10 +20,10 @@ const COPIES: u32 = 10;
 /// What shared memory may cost, as a part of a process's own bandwidth.
 const BANDWIDTH_MIN: f64 = 0.98;
 
-pub(super) fn name(how: How) -> &'static str {
+pub(super) fn name(how: Transfer) -> &'static str {
     match how {
-        How::Vmm => "cuda-vmm",
-        How::Legacy => "cuda-legacy",
+        Transfer::Vmm => "cuda-vmm",
+        Transfer::Legacy => "cuda-legacy",
     }
 }
 
@@ -48,7 +48,7 @@ fn is_of_a_driver(maps: &str) -> bool {
 }
 
 /// The process between the two passes descriptors on and needs no driver for it.
-pub(super) fn without_the_driver() -> Seen {
+pub(super) fn without_the_driver() -> StepResult {
     let loaded = is_of_a_driver(&std::fs::read_to_string("/proc/self/maps")?);
     let status = if loaded { Status::Fail } else { Status::Ok };
     let word = if loaded { "has" } else { "has not" };
@@ -60,9 +60,9 @@ pub(super) fn without_the_driver() -> Seen {
 }
 
 impl Plan<'_> {
-    pub(super) fn exact(&self, size: u64) -> Seen {
+    pub(super) fn exact(&self, size: u64) -> StepResult {
         let pair = Pair::start(&[])?;
-        let offer = pair.make(How::Vmm, size)?;
+        let offer = pair.make(Transfer::Vmm, size)?;
         pair.exporter.ask(&Order::Fill { seed: 1 })?;
         pair.import(&offer)?;
         let there = wrong_words(&pair.importer, 1)?;
@@ -74,7 +74,7 @@ impl Plan<'_> {
         Ok((status, shown, json!({ "size_bytes": offer.size, "wrong_there": there, "wrong_back": back })))
     }
 
-    pub(super) fn latency(&self, how: How) -> Seen {
+    pub(super) fn latency(&self, how: Transfer) -> StepResult {
         let pair = Pair::start(&[])?;
         let (mut make, mut import, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.args.rounds {
@@ -103,10 +103,10 @@ impl Plan<'_> {
         Ok((Status::Ok, text, value))
     }
 
-    pub(super) fn bandwidth(&mut self) -> Seen {
+    pub(super) fn bandwidth(&mut self) -> StepResult {
         let pair = Pair::start(&[])?;
         let size = (self.most / 4 / self.piece * self.piece).max(self.piece);
-        let offer = pair.make(How::Vmm, size)?;
+        let offer = pair.make(Transfer::Vmm, size)?;
         pair.import(&offer)?;
         let Answer::Bandwidth { rates, size } = pair.importer.ask(&Order::Bandwidth { rounds: COPIES })?
         else {
@@ -140,7 +140,7 @@ impl Plan<'_> {
         if !tried.is_ok_and(|tried| tried.status.success()) {
             let shown = "no namespaces can be made here: that takes CAP_SYS_ADMIN and unshare of util-linux"
                 .to_owned();
-            self.findings.push(Finding {
+            self.findings.push(CheckResult {
                 id: "P4 namespaces".to_owned(),
                 status: Status::Skip,
                 shown,
@@ -159,8 +159,8 @@ impl Plan<'_> {
             ("all", &all),
         ];
         for (kind, flags) in kinds {
-            for how in [How::Vmm, How::Legacy] {
-                let equal_numbers = how == How::Legacy && flags.contains(&"--pid");
+            for how in [Transfer::Vmm, Transfer::Legacy] {
+                let equal_numbers = how == Transfer::Legacy && flags.contains(&"--pid");
                 self.step(&format!("P4 {kind}, {}", name(how)), |plan| {
                     plan.namespace(how, Pair::start(flags)?, equal_numbers)
                 });
@@ -168,13 +168,13 @@ impl Plan<'_> {
         }
         self.step("P4 pid, numbers differ, cuda-legacy", |plan| {
             let pair = Pair { exporter: Side::start(pid)?, importer: Side::start_second(pid)? };
-            plan.namespace(How::Legacy, pair, false)
+            plan.namespace(Transfer::Legacy, pair, false)
         });
     }
 
     /// The importer is another user. Whether old handles work then, the vendor does not say.
     pub(super) fn users(&mut self) {
-        for how in [How::Vmm, How::Legacy] {
+        for how in [Transfer::Vmm, Transfer::Legacy] {
             self.step(&format!("P4 another user, {}", name(how)), |plan| {
                 let pair = Pair { exporter: Side::start(&[])?, importer: Side::start_as(NOBODY)? };
                 if pair.importer.ask(&Order::Drop).is_err() {
@@ -182,7 +182,7 @@ impl Plan<'_> {
                     return Ok((Status::Skip, shown, Value::Null));
                 }
                 match plan.namespace(how, pair, false) {
-                    Err(error) if how == How::Legacy => {
+                    Err(error) if how == Transfer::Legacy => {
                         Ok((Status::Note, format!("refused: {error:#}"), json!({ "works": false })))
                     }
                     seen => seen,
@@ -191,7 +191,7 @@ impl Plan<'_> {
         }
     }
 
-    fn namespace(&self, how: How, pair: Pair, equal_numbers: bool) -> Seen {
+    fn namespace(&self, how: Transfer, pair: Pair, equal_numbers: bool) -> StepResult {
         let offer = pair.make(how, self.piece)?;
         pair.exporter.ask(&Order::Fill { seed: 3 })?;
         match pair.import(&offer) {
@@ -214,14 +214,14 @@ impl Plan<'_> {
     }
 
     /// The exporter is killed while the other has it mapped; then all lets go, and the memory has to be free again.
-    pub(super) fn death(&self, keep_descriptor: bool) -> Seen {
+    pub(super) fn death(&self, keep_descriptor: bool) -> StepResult {
         let watcher = Side::start(&[])?;
         // A driver keeps some of what it takes at its first use.
         watcher.number(&Order::Room)?;
         let before = watcher.number(&Order::Room)?;
         let Pair { exporter, importer } = Pair::start(&[])?;
         let pair = Pair { exporter, importer };
-        let mut offer = pair.make(How::Vmm, self.piece * 4)?;
+        let mut offer = pair.make(Transfer::Vmm, self.piece * 4)?;
         pair.exporter.ask(&Order::Fill { seed: 4 })?;
         pair.import(&offer)?;
         let Pair { exporter, importer } = pair;
@@ -254,7 +254,7 @@ impl Plan<'_> {
         let back = if freed {
             "all memory is free again"
         } else {
-            "memory is still taken; does somebody else use the device?"
+            "memory is still in use; does another process use the device?"
         };
         let status = if works {
             Status::Ok
@@ -268,9 +268,9 @@ impl Plan<'_> {
         Ok((status, text, value))
     }
 
-    pub(super) fn revocation(&mut self) -> Seen {
+    pub(super) fn revocation(&mut self) -> StepResult {
         let pair = Pair::start(&[])?;
-        let offer = pair.make(How::Vmm, self.piece)?;
+        let offer = pair.make(Transfer::Vmm, self.piece)?;
         pair.exporter.ask(&Order::Fill { seed: 5 })?;
         pair.import(&offer)?;
         drop(offer);
@@ -280,14 +280,14 @@ impl Plan<'_> {
         let wrong = wrong + wrong_words(&pair.importer, 6)?;
         pair.importer.ask(&Order::Drop)?;
         let status = if wrong == 0 { Status::Note } else { Status::Fail };
-        let text =
-            "an importer keeps what it has mapped when the exporter and everybody else has let go".to_owned();
+        let text = "an importer keeps its mapping after the exporter and all others have released the memory"
+            .to_owned();
         Ok((status, text, json!({ "wrong": wrong })))
     }
 
-    pub(super) fn descriptors(&mut self) -> Seen {
+    pub(super) fn descriptors(&mut self) -> StepResult {
         let pair = Pair::start(&[])?;
-        let offer = pair.make(How::Vmm, self.piece)?;
+        let offer = pair.make(Transfer::Vmm, self.piece)?;
         pair.exporter.ask(&Order::Fill { seed: 7 })?;
         // The driver opens some at its first use, and keeps them.
         pair.import(&offer)?;
@@ -301,7 +301,7 @@ impl Plan<'_> {
             pair.importer.ask(&Order::Drop)?;
         }
         let after = pair.importer.number(&Order::Descriptors)?;
-        let order = || Order::Import { how: How::Vmm, size: offer.size, handle: offer.handle.clone() };
+        let order = || Order::Import { how: Transfer::Vmm, size: offer.size, handle: offer.handle.clone() };
         let mut refusals = Vec::new();
         let (pipe, _other) = std::io::pipe()?;
         for wrong in [std::fs::File::open("/dev/null")?.into(), std::os::fd::OwnedFd::from(pipe)] {
@@ -322,10 +322,10 @@ impl Plan<'_> {
         Ok((status, text, json!({ "before": before, "after": after, "refusals": refusals })))
     }
 
-    pub(super) fn timeline(&mut self) -> Seen {
+    pub(super) fn timeline(&mut self) -> StepResult {
         let pair = Pair::start(&[])?;
         let rounds = self.args.rounds.min(500);
-        let offer = pair.make(How::Vmm, self.piece)?;
+        let offer = pair.make(Transfer::Vmm, self.piece)?;
         // All words are 0 to begin with.
         pair.import(&offer)?;
         pair.exporter.ask(&Order::Zero)?;
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_is_known_by_its_files_alone() {
+    fn driver_is_recognised_by_its_files() {
         let line = |path: &str| format!("7f00-7f01 r-xp 00000000 08:01 42   {path}\n");
         let other =
             line("/home/nvidia/libcuda/shmesh") + &line("/usr/lib/libc.so.6") + "7f02-7f03 rw-p 0 00:00 0\n";

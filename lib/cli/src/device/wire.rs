@@ -7,10 +7,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use shmesh_sys::socket;
 
-/// How memory travels.
+/// Transfer memory is passed to another process.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub(super) enum How {
-    /// By a descriptor.
+pub(super) enum Transfer {
+    /// As a file descriptor.
     Vmm,
     /// By an old handle.
     Legacy,
@@ -22,9 +22,9 @@ pub(super) enum Order {
     /// Tell what there is.
     Probe,
     /// Allocate, and export: answered by [`Answer::Made`] and a descriptor.
-    Make { how: How, size: u64 },
+    Make { how: Transfer, size: u64 },
     /// Import what comes with it.
-    Import { how: How, size: u64, handle: Vec<u8> },
+    Import { how: Transfer, size: u64, handle: Vec<u8> },
     /// Fill what it has with a pattern.
     Fill { seed: u32 },
     /// Set the words of a timeline to 0.
@@ -45,7 +45,7 @@ pub(super) enum Order {
     Descriptors,
 }
 
-/// What it answers.
+/// The answer of the process.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) enum Answer {
     Probed {
@@ -71,7 +71,7 @@ pub(super) enum Answer {
     Dropped {
         nanos: u64,
     },
-    /// How many words are wrong.
+    /// Transfer many words are wrong.
     Verified {
         wrong: u64,
     },

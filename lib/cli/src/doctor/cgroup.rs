@@ -15,8 +15,8 @@ const LITTLE: u64 = 64 << 20;
 
 /// Where one controller's files of this process lie, as far as they can be seen from here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// 1 or 2.
+pub(super) struct CgroupPath {
+    /// Version of the hierarchy, 1 or 2.
     pub(super) version: u8,
     /// The path in `/proc/self/cgroup`.
     pub(super) path: String,
@@ -50,7 +50,7 @@ fn directory(mount: &Mount, path: &str) -> PathBuf {
 }
 
 /// Finds the cgroup of this process for one controller.
-pub(super) fn locate(source: &Source, controller: &str) -> Result<Place, Unknown> {
+pub(super) fn locate(source: &Source, controller: &str) -> Result<CgroupPath, Unknown> {
     let text = source.text("/proc/self/cgroup")?;
     let (version, path) = membership(&text, controller)
         .ok_or_else(|| Unknown(format!("/proc/self/cgroup has no {controller} hierarchy")))?;
@@ -69,15 +69,15 @@ pub(super) fn locate(source: &Source, controller: &str) -> Result<Place, Unknown
         own.clone_from(&mount.point);
     }
     let dirs = own.ancestors().take_while(|dir| dir.starts_with(&mount.point)).map(Path::to_owned).collect();
-    Ok(Place { version, path: path.to_owned(), dirs })
+    Ok(CgroupPath { version, path: path.to_owned(), dirs })
 }
 
 /// The memory cgroup of this process, as far as it can be seen.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
-    /// Where it is.
-    place: Place,
-    /// Own level first.
+    /// Where the cgroup is mounted.
+    place: CgroupPath,
+    /// The levels, the process's own first.
     levels: Vec<Level>,
 }
 
@@ -146,10 +146,10 @@ pub(super) fn finding(memory: &Result<Memory, Unknown>) -> Finding {
     Finding::new(ID, status, value, shown, means)
 }
 
-/// The node's memory.
+/// Memory of the whole machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodeMemory {
-    /// All of it.
+    /// Total memory in bytes.
     total: u64,
     /// What can be had without swapping.
     pub(super) available: u64,

@@ -21,7 +21,7 @@ fn v2_private_namespace() {
 }
 
 #[test]
-fn v2_host_takes_the_smallest_ancestor() {
+fn v2_limit_is_the_smallest_of_all_ancestors() {
     let tree = Tree::new();
     tree.file("proc/self/cgroup", "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-a.scope\n");
     tree.file("proc/self/mountinfo", V2_MOUNT);
@@ -51,7 +51,7 @@ fn v2_without_a_limit() {
 }
 
 #[test]
-fn v1_container_and_the_pod_above_it() {
+fn v1_limit_of_container_and_pod() {
     let tree = Tree::new();
     let path = "/kubepods/pod0d1f/7aa0";
     tree.file("proc/self/cgroup", &format!("9:name=systemd:{path}\n4:cpu,memory:{path}\n0::/\n"));
@@ -77,7 +77,7 @@ fn v1_container_and_the_pod_above_it() {
 }
 
 #[test]
-fn paths_outside_of_what_is_seen() {
+fn paths_outside_the_visible_hierarchy() {
     let mount = &mounts::parse("31 30 0:32 /a /m rw - cgroup cgroup rw,memory\n")[0];
     assert_eq!(directory(mount, "/a/b"), Path::new("/m/b"));
     assert_eq!(directory(mount, "/ab"), Path::new("/m"));

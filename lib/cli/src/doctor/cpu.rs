@@ -22,7 +22,7 @@ pub(super) struct Cores {
 }
 
 impl Cores {
-    /// Reads them.
+    /// Reads the available cores.
     pub(super) fn gather(source: &Source, status: &Result<String, Unknown>) -> Self {
         let online = source.text("/sys/devices/system/cpu/online").and_then(|text| list(&text));
         let affinity = status.as_ref().map_err(Unknown::clone).and_then(|text| {
@@ -84,7 +84,7 @@ fn quota(source: &Source) -> Option<u64> {
     place.dirs.iter().filter_map(level).min()
 }
 
-/// All of them.
+/// All findings about the processor.
 pub(super) fn findings(source: &Source, cores: &Cores) -> Vec<Finding> {
     vec![core_finding(cores), kernel(source), machine(source, cores)]
 }
@@ -183,7 +183,7 @@ fn kernel(source: &Source) -> Finding {
     Finding::new(ID, status, value, release, means)
 }
 
-/// Whether a hypervisor is below; `None` where this cannot be told.
+/// Whether this is a virtual machine; `None` if it cannot be determined.
 fn virtual_machine(cpuinfo: &str, vendor: Option<&str>) -> Option<bool> {
     const VENDORS: [&str; 8] =
         ["QEMU", "KVM", "Amazon EC2", "Google", "Microsoft Corporation", "VMware", "Xen", "innotek"];
@@ -193,7 +193,7 @@ fn virtual_machine(cpuinfo: &str, vendor: Option<&str>) -> Option<bool> {
     vendor.map(|vendor| VENDORS.iter().any(|one| vendor.contains(one)))
 }
 
-/// What sleeping costs.
+/// The cost of sleeping and waking.
 fn machine(source: &Source, cores: &Cores) -> Finding {
     const ID: &str = "machine.virtual";
     let vendor = source.text("/sys/class/dmi/id/sys_vendor").ok();

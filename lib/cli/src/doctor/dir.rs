@@ -16,13 +16,13 @@ use super::source::{Source, Unknown};
 pub(super) struct Owner {
     /// Permission bits with setuid, setgid and sticky.
     pub(super) mode: u32,
-    /// Owning user.
+    /// The user who owns it.
     pub(super) uid: u32,
-    /// Owning group.
+    /// The group that owns it.
     pub(super) gid: u32,
 }
 
-/// What `statfs` says.
+/// Sizes as reported by `statfs`.
 #[derive(Clone, Debug)]
 pub(super) struct Space {
     /// `tmpfs`, `hugetlbfs`, or the magic number.
@@ -49,13 +49,13 @@ pub(super) struct Scratch {
 pub(super) struct Facts {
     /// As the user named it.
     pub(super) dir: PathBuf,
-    /// Mode and owner.
+    /// Mode and owner of the directory.
     pub(super) owner: Result<Owner, Unknown>,
-    /// Space.
+    /// Space in the file system.
     pub(super) space: Result<Space, Unknown>,
     /// What it is seen through, and how many mounts lie hidden there.
     pub(super) seen: Result<(Mount, usize), Unknown>,
-    /// A trial file.
+    /// The result of creating a trial file.
     pub(super) scratch: Scratch,
 }
 

@@ -1,4 +1,4 @@
-//! Who this process is: uid, groups, capabilities, and the one sysctl that minds who owns a file.
+//! The identity of this process: user, groups, capabilities, and the sysctl that protects files of other users.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use super::{Finding, Status};
 /// Locks memory past RLIMIT_MEMLOCK.
 pub(super) const CAP_IPC_LOCK: u32 = 14;
 
-/// All of them.
+/// All findings about the identity.
 pub(super) fn findings(source: &Source, status: &Result<String, Unknown>) -> Vec<Finding> {
     vec![user(status), capabilities(status), protected_regular(source)]
 }
@@ -34,7 +34,7 @@ pub(super) fn has_capability(text: &str, number: u32) -> bool {
     effective_capabilities(text).is_some_and(|set| set >> number & 1 == 1)
 }
 
-/// User and groups.
+/// User and groups of the process.
 fn user(status: &Result<String, Unknown>) -> Finding {
     const ID: &str = "identity.user";
     let facts = status.as_ref().map_err(Unknown::clone).and_then(|text| {
@@ -44,7 +44,7 @@ fn user(status: &Result<String, Unknown>) -> Finding {
     });
     let (uid, gid, groups) = match facts {
         Ok(facts) => facts,
-        Err(why) => return Finding::unknown(ID, &why, "Segments belong to whoever makes them."),
+        Err(why) => return Finding::unknown(ID, &why, "Segments belong to the user that creates them."),
     };
     let list = match groups.as_slice() {
         [] => "no other groups".to_owned(),
@@ -66,7 +66,7 @@ fn user(status: &Result<String, Unknown>) -> Finding {
     Finding::new(ID, status, value, format!("uid {uid}, gid {gid}, {list}"), means)
 }
 
-/// Effective capabilities.
+/// Effective capabilities of the process.
 fn capabilities(status: &Result<String, Unknown>) -> Finding {
     const ID: &str = "identity.capabilities";
     let set = status.as_ref().map_err(Unknown::clone).and_then(|text| {
@@ -137,7 +137,7 @@ CapEff:\t0000000000004001
     }
 
     #[test]
-    fn nothing_known() {
+    fn unknown_state_is_reported() {
         let none = Err(Unknown("no /proc".into()));
         for found in findings(&Tree::new().source(), &none) {
             assert!(found.value["unknown"].is_string(), "{found:?}");

@@ -14,7 +14,7 @@ const INITIAL_USER: u64 = 4_026_531_837;
 const INITIAL_PID: u64 = 4_026_531_836;
 const INITIAL_CGROUP: u64 = 4_026_531_835;
 
-/// All of them.
+/// All findings about isolation.
 pub(super) fn findings(source: &Source, status: &Result<String, Unknown>) -> Vec<Finding> {
     vec![
         seccomp(status),
@@ -207,14 +207,14 @@ mod tests {
     use crate::doctor::tests::Tree;
 
     #[test]
-    fn namespace_links() {
+    fn namespace_links_are_parsed() {
         assert_eq!(inode("pid:[4026531836]"), Some(INITIAL_PID));
         assert_eq!(inode("pid:[]"), None);
         assert_eq!(inode("pid"), None);
     }
 
     #[test]
-    fn pids_here_there_and_by_proxy() {
+    fn pid_namespaces_are_compared() {
         let tree = Tree::new();
         assert!(pid_namespace(&tree.source()).value["unknown"].is_string());
         tree.link("proc/self/ns/pid", "pid:[4026533001]");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_others() {
+    fn other_namespaces() {
         let tree = Tree::new();
         tree.link("proc/self/ns/ipc", "ipc:[1]").link("proc/self/ns/cgroup", "cgroup:[4026531835]");
         assert_eq!(ipc_namespace(&tree.source()).shown, "own (1)");

@@ -15,7 +15,7 @@ const FEW_FILES: u64 = 256;
 /// A soft and a hard limit; `None` is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limit {
-    /// What counts now.
+    /// The limit in force.
     soft: Option<u64>,
     /// How far the process may raise it.
     hard: Option<u64>,
@@ -31,7 +31,7 @@ fn parse(text: &str, name: &str) -> Option<Limit> {
     Some(Limit { soft: one()?, hard: one()? })
 }
 
-/// Both limits.
+/// The findings about both limits.
 pub(super) fn findings(source: &Source, status: &Result<String, Unknown>) -> Vec<Finding> {
     let text = source.text("/proc/self/limits");
     let limit = |name: &str| {

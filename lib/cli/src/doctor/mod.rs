@@ -33,10 +33,10 @@ pub(crate) type PidfdOpen = fn(u32) -> std::io::Result<OwnedFd>;
 /// The options of `shmesh doctor`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// The IPC directory
+    /// IPC directory to check
     #[arg(long, value_name = "DIR", env = "SHMESH_DIR", default_value = "/dev/shm")]
     pub(crate) dir: PathBuf,
-    /// Output format
+    /// Output format: text or JSON
     #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
     pub(crate) output: Output,
     /// Check whether links of this total size fit: bytes, or a quantity such as 512Mi
@@ -84,12 +84,12 @@ enum Status {
     Note,
     /// Links work, but worse than they could, or fail later.
     Warn,
-    /// Links cannot work.
+    /// Links cannot work here.
     Fail,
 }
 
 impl Status {
-    /// As printed.
+    /// The word that is printed.
     fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -103,7 +103,7 @@ impl Status {
 /// One thing learnt, and what follows from it.
 #[derive(Clone, Debug, Serialize)]
 struct Finding {
-    /// Stable name, `family.thing`.
+    /// A stable name of the form `family.thing`.
     id: &'static str,
     /// The fact for programs; `{"unknown": reason}` where it could not be learnt.
     value: Value,

@@ -12,7 +12,7 @@ pub(super) struct Mount {
     pub(super) point: PathBuf,
     /// Options of this mount (`rw,nosuid,...`).
     pub(super) options: String,
-    /// File system type.
+    /// Type of the file system.
     pub(super) kind: String,
     /// The source: a device, or a word such as `tmpfs` or `shm`.
     pub(super) origin: String,

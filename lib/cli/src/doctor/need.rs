@@ -18,7 +18,7 @@ pub(super) struct Question {
     pub(super) available: Option<u64>,
 }
 
-/// The answer.
+/// The finding that answers the question.
 pub(super) fn finding(question: &Question) -> Finding {
     let Question { need, free, room, available } = *question;
     let short = |have: Option<u64>| have.filter(|have| *have < need);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn each_shortage_is_named() {
+    fn each_shortage_is_reported() {
         let found = ask(11, Some(10), Some(10), Some(10));
         assert_eq!((found.status, &found.value["fits"]), (Status::Fail, &json!(false)));
         for word in ["OOM kill", "node has only", "backing: memfd"] {

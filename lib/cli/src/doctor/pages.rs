@@ -14,9 +14,9 @@ const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage";
 /// One size of hugetlb pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pool {
-    /// Bytes per page.
+    /// Size of a page in bytes.
     page: u64,
-    /// Pages set aside.
+    /// Number of reserved pages.
     total: u64,
     /// Pages neither used nor promised.
     free: u64,
@@ -32,7 +32,7 @@ impl Pool {
     }
 }
 
-/// Bytes of `hugepages-2048kB`.
+/// Page size in bytes of a directory such as `hugepages-2048kB`.
 fn page_bytes(name: &str) -> Option<u64> {
     name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
@@ -59,7 +59,7 @@ fn allowed(source: &Source, page: u64) -> Option<u64> {
         .min()
 }
 
-/// Reads one pool.
+/// Reads one pool of huge pages.
 fn pool(source: &Source, name: &str) -> Option<Pool> {
     let page = page_bytes(name)?;
     let number = |file: &str| source.number(format!("{POOLS}/{name}/{file}")).ok();
@@ -123,7 +123,7 @@ fn transparent(source: &Source, mount: Option<&Mount>) -> Finding {
         Err(why) => return Finding::unknown(ID, &why, "Do not count on `huge_pages: transparent`."),
     };
     let general = chosen(&text).unwrap_or("unknown");
-    // Since 6.11 each size has its own switch, which says "inherit" unless somebody changed it.
+    // Since 6.11 each size has its own switch, which is "inherit" by default.
     let own = source.text(format!("{TRANSPARENT}/hugepages-2048kB/shmem_enabled")).unwrap_or_default();
     let memfd = match chosen(&own) {
         Some(own) if own != "inherit" && general != "deny" && general != "force" => own,
@@ -181,12 +181,12 @@ enum Effect {
     None,
     /// Huge pages when asked.
     Asked,
-    /// Huge pages unasked.
+    /// Huge pages without a request.
     Always,
 }
 
 impl Effect {
-    /// For memfd segments.
+    /// The sentence for memfd segments.
     fn sentence(self) -> &'static str {
         match self {
             Self::None => "Memfd segments stay on small pages.",

@@ -27,7 +27,7 @@ fn pools() {
 }
 
 #[test]
-fn a_cgroup_that_allows_none() {
+fn cgroup_without_huge_pages() {
     let tree = Tree::new();
     with_pool(&tree, "hugepages-2048kB", 100, 100, 0);
     tree.file("proc/self/cgroup", "0::/\n");
@@ -79,7 +79,7 @@ fn switches() {
 }
 
 #[test]
-fn the_switch_of_one_size() {
+fn switch_of_one_page_size() {
     let tree = Tree::new();
     let base = "sys/kernel/mm/transparent_hugepage";
     tree.file(&format!("{base}/shmem_enabled"), "always within_size advise [never] deny force\n");

@@ -49,7 +49,7 @@ pub(super) fn text(dir: &Path, findings: &[Finding], out: &mut dyn Write) -> io:
     writeln!(out, "{}", summary(dir, findings))
 }
 
-/// The last line.
+/// The summary in the last line.
 fn summary(dir: &Path, findings: &[Finding]) -> String {
     let counts = format!(
         "{} ok, {} note, {} warn, {} fail",
@@ -68,7 +68,7 @@ fn summary(dir: &Path, findings: &[Finding]) -> String {
     }
 }
 
-/// Text that cannot steer a terminal: names of files and mounts are anybody's.
+/// Removes control characters: any user can choose names of files and mounts.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn wraps_at_blanks() {
+    fn lines_wrap_at_blanks() {
         assert_eq!(wrap("ab cd ef", 5), ["ab cd", "ef"]);
         assert_eq!(wrap("abcdefgh ij", 5), ["abcdefgh", "ij"]);
         assert!(wrap("", 5).is_empty());

@@ -8,7 +8,7 @@ use super::mounts::Mount;
 use super::source::{Unknown, human};
 use super::{Finding, Status};
 
-/// What container runtimes give when nobody asks.
+/// The default size of `/dev/shm` in container runtimes.
 const DEFAULT: u64 = 64 << 20;
 /// Less free space than this is worth a warning.
 const LITTLE: u64 = 1 << 20;
@@ -55,17 +55,18 @@ fn show(facts: &Facts, remark: &str) -> String {
     format!("{} ({remark})", facts.dir.display())
 }
 
-/// Who may do what in it.
+/// The finding about permissions of the directory.
 fn path(facts: &Facts, owner: &Owner) -> Finding {
     let Owner { mode, uid, gid } = *owner;
     let (status, means) = match mode {
         mode if mode & 0o002 != 0 && mode & 0o1000 == 0 => (
             Status::Warn,
-            "Everybody may remove everybody's segments here: set the sticky bit (chmod +t).".to_owned(),
+            "Every user may remove segments of other users here: set the sticky bit (chmod +t).".to_owned(),
         ),
-        mode if mode & 0o002 != 0 => {
-            (Status::Ok, "Every user may make links here; nobody can remove another's.".to_owned())
-        }
+        mode if mode & 0o002 != 0 => (
+            Status::Ok,
+            "Every user may create links here and cannot remove links of other users.".to_owned(),
+        ),
         mode if mode & 0o020 != 0 => {
             (Status::Ok, format!("Members of group {gid} may make links here, others may not."))
         }
@@ -109,7 +110,7 @@ fn kind(space: &Space, mount: Option<&Mount>) -> Finding {
     Finding::new("dir.filesystem", status, json!(name), name, means)
 }
 
-/// How much fits.
+/// The finding about free space.
 fn size(space: &Space, mount: Option<&Mount>) -> Finding {
     let value = json!({ "size_bytes": space.size, "free_bytes": space.free });
     let (Some(size), Some(free)) = (space.size, space.free) else {

@@ -23,7 +23,7 @@ fn by_id<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
 }
 
 #[test]
-fn as_it_should_be() {
+fn healthy_directory_has_no_problems() {
     let found = findings(&facts());
     assert!(found.iter().all(|one| one.status == Status::Ok), "{found:#?}");
     assert_eq!(by_id(&found, "dir.space").shown, "1 GiB, 512 MiB free");
@@ -32,7 +32,7 @@ fn as_it_should_be() {
 }
 
 #[test]
-fn the_default_of_the_runtimes_and_one_unit() {
+fn default_size_and_one_unit_are_recognised() {
     let mut facts = facts();
     facts.space.as_mut().unwrap().size = Some(64 << 20);
     assert_eq!(by_id(&findings(&facts), "dir.space").status, Status::Ok, "one unit of shmesh.io/shm");
@@ -49,7 +49,7 @@ fn the_default_of_the_runtimes_and_one_unit() {
 }
 
 #[test]
-fn space_that_is_unlimited_unknown_or_gone() {
+fn unlimited_unknown_and_missing_space() {
     let mut facts = facts();
     facts.space = Ok(Space { kind: "0xef53".into(), size: None, free: None, inodes: None });
     let found = findings(&facts);

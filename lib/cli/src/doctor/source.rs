@@ -21,7 +21,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Reads below `root`.
+    /// Reads files below `root`.
     pub(super) fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_for_people() {
+    fn bytes_are_formatted_with_units() {
         assert_eq!(human(0), "0 B");
         assert_eq!(human(1023), "1023 B");
         assert_eq!(human(64 << 20), "64 MiB");

@@ -16,7 +16,7 @@ use super::{Finding, PidfdOpen, Status, cpu};
 
 /// What follows from a call that works and from one that does not.
 struct Call {
-    /// The finding's name.
+    /// The name of the finding.
     id: &'static str,
     /// The status when it does not work.
     refused: Status,
@@ -108,7 +108,7 @@ const TMPFILE: Call = Call {
             rm`.",
 };
 
-/// Tries them all.
+/// Tries all system calls that links use.
 pub(super) fn findings(
     source: &Source,
     status: &Result<String, Unknown>,

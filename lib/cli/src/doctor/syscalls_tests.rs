@@ -12,7 +12,7 @@ fn verdicts() {
 }
 
 #[test]
-fn trials_that_need_no_luck() {
+fn harmless_system_calls_succeed() {
     assert_eq!(seals(&memfd().unwrap()), Ok(()));
     eventfd().unwrap();
     scm_rights().unwrap();
@@ -20,7 +20,7 @@ fn trials_that_need_no_luck() {
 }
 
 #[test]
-fn pidfd_open_tried_and_inferred() {
+fn pidfd_open_is_tried_or_inferred() {
     let (tree, status) = (Tree::new(), |mode| Ok(format!("Seccomp:\t{mode}\n")));
     assert!(inferred(&tree.source(), &status(0)).value["unknown"].is_string());
     tree.file("proc/sys/kernel/osrelease", "6.8.0-31-generic\n");

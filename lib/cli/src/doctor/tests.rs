@@ -81,7 +81,7 @@ fn a_pod() {
 }
 
 #[test]
-fn a_need_beyond_the_limit_fails() {
+fn need_beyond_the_limit_fails() {
     let (tree, dir) = (pod(), tempfile::tempdir().unwrap());
     let findings = collect(&tree.source(), dir.path(), Some(200 << 20), None);
     let need = by_id(&findings, "links.need");
@@ -95,7 +95,7 @@ fn a_need_beyond_the_limit_fails() {
 }
 
 #[test]
-fn a_tree_with_nothing_in_it_is_no_crash() {
+fn empty_tree_does_not_crash() {
     let (tree, dir) = (Tree::new(), tempfile::tempdir().unwrap());
     let findings = collect(&tree.source(), dir.path(), None, None);
     assert!(findings.iter().filter(|finding| finding.value["unknown"].is_string()).count() >= 15);
@@ -106,7 +106,7 @@ fn a_tree_with_nothing_in_it_is_no_crash() {
 }
 
 #[test]
-fn no_directory_fails_and_json_says_so() {
+fn missing_directory_fails_in_text_and_json() {
     let args = Args {
         dir: PathBuf::from("/nonexistent/shmesh"),
         output: Output::Json,
@@ -122,7 +122,7 @@ fn no_directory_fails_and_json_says_so() {
 }
 
 #[test]
-fn the_machine_at_hand() {
+fn doctor_runs_on_this_machine() {
     let dir = tempfile::tempdir().unwrap();
     let args = Args { dir: dir.path().into(), output: Output::Text, need_bytes: None, pidfd_open: None };
     let mut out = Vec::new();

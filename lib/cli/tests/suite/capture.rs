@@ -10,7 +10,7 @@ use shmesh::config::{LinkConfig, PoolId, RingMode};
 use shmesh::{Link, LinkOptions, Side};
 
 const HANGS: Duration = Duration::from_secs(120);
-/// Later than that a capture ends that nobody has ended, because its test has failed.
+/// A capture whose test has failed ends after this time.
 const ENDS_S: &str = "300";
 
 /// A packet of the file: its time in nanoseconds, its header's fields, and the bytes.
@@ -159,7 +159,7 @@ fn packets_are_no_longer_than_wireshark_reads() {
 }
 
 #[test]
-fn it_follows_a_link_in_use_and_ends_when_it_is_told() {
+fn capture_follows_a_live_link_until_a_signal() {
     let dir = tempfile::tempdir().unwrap();
     let (phy, mac) = link(dir.path());
     let file = dir.path().join("out.pcapng");
@@ -196,7 +196,7 @@ fn it_follows_a_link_in_use_and_ends_when_it_is_told() {
 }
 
 #[test]
-fn it_goes_on_when_both_sides_have_ended_and_come_back() {
+fn capture_continues_after_both_sides_restart() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.pcapng");
     let (phy, mac) = link(dir.path());
@@ -228,7 +228,7 @@ fn it_goes_on_when_both_sides_have_ended_and_come_back() {
 }
 
 #[test]
-fn who_waits_for_a_reader_of_its_pipe_can_be_ended() {
+fn capture_blocked_on_a_pipe_can_be_interrupted() {
     let dir = tempfile::tempdir().unwrap();
     let _link = link(dir.path());
     let pipe = dir.path().join("pipe");
@@ -256,7 +256,7 @@ fn who_waits_for_a_reader_of_its_pipe_can_be_ended() {
 }
 
 #[test]
-fn standard_output_gets_the_file_alone_and_mistakes_are_told() {
+fn standard_output_has_only_the_capture() {
     let dir = tempfile::tempdir().unwrap();
     let missing = capture(dir.path(), &["-o", "-"]).output().unwrap();
     assert!(

@@ -81,7 +81,7 @@ fn fill(sender: &Link) {
 }
 
 #[test]
-fn every_subcommand_explains_itself_with_examples() {
+fn every_subcommand_has_help_with_examples() {
     let dir = tempfile::tempdir().unwrap();
     let top = ok(dir.path(), &["--help"]);
     for name in ["demo", "bench", "ls", "dump", "capture", "who", "keys", "rm", "talk", "doctor"] {
@@ -106,7 +106,7 @@ fn every_subcommand_explains_itself_with_examples() {
 }
 
 #[test]
-fn exit_statuses_tell_what_kind_of_failure_it_was() {
+fn exit_status_shows_the_kind_of_failure() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fails(dir, &["frobnicate"], 2);
@@ -143,7 +143,7 @@ fn exit_statuses_tell_what_kind_of_failure_it_was() {
 }
 
 #[test]
-fn the_demo_verifies_and_leaves_nothing() {
+fn demo_verifies_and_leaves_nothing() {
     for kill in ["secondary", "primary"] {
         let dir = tempfile::tempdir().unwrap();
         let report = json(dir.path(), &["demo", "--seconds", "1", "--kill", kill, "--output", "json"]);
@@ -154,7 +154,7 @@ fn the_demo_verifies_and_leaves_nothing() {
 }
 
 #[test]
-fn the_demo_takes_the_shape_of_a_configured_link() {
+fn demo_uses_the_configuration_of_a_link() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("links.yaml");
     let pools = "pools: { cpu_msg: { buf_size_bytes: 100, pool_len: 6 }, cpu_data: { buf_size_bytes: 0, pool_len: 0 }, cpu_large: { buf_size_bytes: 99, pool_len: 3 } }";
@@ -178,7 +178,7 @@ fn the_demo_takes_the_shape_of_a_configured_link() {
 }
 
 #[test]
-fn an_interrupted_demo_leaves_nothing() {
+fn interrupted_demo_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh"));
     command.args(["demo", "--seconds", "60"]).env("SHMESH_DIR", dir.path()).stdout(Stdio::null());
@@ -193,7 +193,7 @@ fn an_interrupted_demo_leaves_nothing() {
 }
 
 #[test]
-fn a_demo_that_is_kept_can_be_looked_at_and_removed() {
+fn kept_demo_can_be_inspected_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let out = ok(dir, &["demo", "--seconds", "1", "--keep"]);
@@ -208,9 +208,9 @@ fn a_demo_that_is_kept_can_be_looked_at_and_removed() {
     assert_eq!(files(dir), [""; 0]);
 }
 
-/// Nobody gives back what such a demo leaves, so pools this small have no room for all of it.
+/// Buffers of such a demo are not released, so pools this small run out of them.
 #[test]
-fn a_demo_that_is_kept_leaves_what_there_is_room_for() {
+fn kept_demo_leaves_as_much_as_fits() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let file = dir.join("links.yaml");
@@ -229,7 +229,7 @@ fn a_demo_that_is_kept_leaves_what_there_is_room_for() {
 }
 
 #[test]
-fn a_live_link_is_shown_whole_and_not_touched() {
+fn live_link_is_shown_and_not_modified() {
     for mode in [RingMode::Spsc, RingMode::Mpmc] {
         let dir = tempfile::tempdir().unwrap();
         let options = LinkOptions::new().dir(dir.path());
@@ -267,7 +267,7 @@ fn a_live_link_is_shown_whole_and_not_touched() {
         assert!(shown.contains("and 1 more") && shown.contains("|ZZZZZZZZZZZZZZZZ|"), "{shown}");
         assert!(fails(dir, &["rm", "fronthaul"], 1).contains(&format!("process {me}")));
         assert!(ok(dir, &["rm", "--stale"]).contains("kept    fronthaul"));
-        assert_eq!(state(dir), before, "somebody wrote");
+        assert_eq!(state(dir), before, "the link was modified");
 
         drop((loan, received));
         assert_eq!(primary.receive().unwrap().unwrap().msg_id(), 102, "the link still works");
@@ -277,7 +277,7 @@ fn a_live_link_is_shown_whole_and_not_touched() {
 }
 
 #[test]
-fn without_a_sidecar_who_is_there_is_read_in_shared_memory() {
+fn participants_are_listed_without_a_sidecar() {
     let dir = tempfile::tempdir().unwrap();
     let options = LinkOptions::new().dir(dir.path());
     let primary = options.create(&config("fronthaul", RingMode::Mpmc)).unwrap();
@@ -297,7 +297,7 @@ fn without_a_sidecar_who_is_there_is_read_in_shared_memory() {
     drop((primary, secondary));
     leave_a_crash(dir);
     let shown = ok(dir, &["who", "fronthaul"]);
-    assert!(shown.contains("served by nobody") && shown.contains("dead"), "{shown}");
+    assert!(shown.contains("not served by any process") && shown.contains("dead"), "{shown}");
 }
 
 /// Not a test: the process that `after_a_kill_…` starts and kills. It says that it is ready, and waits.
@@ -365,7 +365,7 @@ fn processes_of_another_pid_namespace_are_alive_or_dead() {
 }
 
 #[test]
-fn after_a_kill_what_it_held_is_shown_and_can_be_removed() {
+fn buffers_of_a_killed_process_are_shown_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let dead = leave_a_crash(dir);
@@ -378,7 +378,7 @@ fn after_a_kill_what_it_held_is_shown_and_can_be_removed() {
     assert_eq!((pool(1, "orphaned"), pool(2, "queued")), (2, 1), "{dump}");
     let shown = ok(dir, &["dump", "fronthaul"]);
     assert!(shown.contains(&format!("pid {dead} dead")), "{shown}");
-    assert_eq!(state(dir), before, "somebody wrote");
+    assert_eq!(state(dir), before, "the link was modified");
 
     assert!(ok(dir, &["rm", "--stale"]).contains("kept    fronthaul: 2 waiting messages"));
     assert!(ok(dir, &["rm", "--stale", "--force"]).contains("removed fronthaul"));
@@ -389,7 +389,7 @@ fn after_a_kill_what_it_held_is_shown_and_can_be_removed() {
 }
 
 #[test]
-fn what_is_not_a_usable_link_is_named_and_not_fatal() {
+fn unusable_links_are_named_and_not_fatal() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let options = LinkOptions::new().dir(dir);
@@ -453,7 +453,7 @@ fn what_is_not_a_usable_link_is_named_and_not_fatal() {
 }
 
 #[test]
-fn a_link_of_nvipc_is_known_and_left_alone() {
+fn nvipc_link_is_listed_and_not_removed() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let pools = config("theirs", RingMode::Mpmc).pools;
@@ -481,7 +481,7 @@ fn a_link_of_nvipc_is_known_and_left_alone() {
 }
 
 #[test]
-fn a_link_of_memfds_is_asked_of_its_holder() {
+fn memfd_link_is_requested_from_its_host() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config("hidden", RingMode::Spsc);
     config.backing = shmesh::config::Backing::Memfd;
@@ -493,7 +493,7 @@ fn a_link_of_memfds_is_asked_of_its_holder() {
 }
 
 #[test]
-fn who_stops_reading_is_no_error() {
+fn closed_output_is_no_error() {
     let dir = tempfile::tempdir().unwrap();
     let _link = LinkOptions::new().dir(dir.path()).create(&config("fronthaul", RingMode::Mpmc)).unwrap();
     for args in [&["ls"][..], &["dump", "fronthaul"], &["doctor"]] {
@@ -546,7 +546,7 @@ fn benchmarks_measure_and_clean_up() {
 }
 
 #[test]
-fn benchmarks_between_namespaces() {
+fn benchmarks_run_between_namespaces() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let asked = ["bench", "--apart", "--metric", "rtt", "--sizes", "48", "--ring", "spsc", "--wait", "poll"];
@@ -565,7 +565,7 @@ fn benchmarks_between_namespaces() {
 }
 
 #[test]
-fn the_doctor_is_wired() {
+fn doctor_command_runs() {
     let dir = tempfile::tempdir().unwrap();
     let output = shmesh(dir.path(), &["doctor", "--output", "json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -611,7 +611,7 @@ fn anchors(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn links_of_documents_resolve_and_no_document_is_a_dead_end() {
+fn document_links_resolve_and_every_document_has_links() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut files = Vec::new();
     markdown(&root, &mut files);

@@ -18,7 +18,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn without_a_driver_it_says_so_and_fails_in_its_own_way() {
+fn missing_driver_has_its_own_exit_status() {
     let nowhere = [("SHMESH_CUDA_LIBRARY", "/nowhere/libcuda.so.1")];
     let found = check(&[], &nowhere);
     let said = text(&found.stdout);
@@ -30,7 +30,7 @@ fn without_a_driver_it_says_so_and_fails_in_its_own_way() {
 }
 
 #[test]
-fn an_old_driver_is_no_missing_device() {
+fn old_driver_is_not_a_missing_device() {
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = std::fs::read(shmesh_fake_cuda::library()).unwrap();
     // The double, with one of its functions under another name.
@@ -49,7 +49,7 @@ fn an_old_driver_is_no_missing_device() {
     assert!(said.contains("without cuMemCreate") && said.contains("has no cuMemCreate"), "{said}");
 }
 
-/// Where it may, this thread and what it starts get a file system there that nobody else takes memory of.
+/// Where permitted, mounts a file system there for this thread and its children, whose memory no other test uses.
 fn own_memory(dir: &Path) {
     // Root in a container mostly may not.
     if unshare(CloneFlags::CLONE_NEWNS).is_err() {
@@ -60,10 +60,10 @@ fn own_memory(dir: &Path) {
 }
 
 #[test]
-fn the_whole_plan_with_a_double() {
+fn all_checks_run_on_the_fake_driver() {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     own_memory(dir.path());
-    // Devices are everybody's.
+    // All users may use devices.
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
     // And so is the driver's library; the tree of the build need not be.
     let place = tempfile::tempdir().unwrap();

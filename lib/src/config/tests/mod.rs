@@ -58,7 +58,7 @@ fn names_are_checked() {
 }
 
 #[test]
-fn name_errors_name_value_limit_and_remedy_and_stay_short() {
+fn name_errors_state_value_limit_and_remedy() {
     let message = |text: &str| text.parse::<LinkName>().unwrap_err().to_string();
     assert_eq!(
         message(&"x".repeat(32)),
@@ -110,7 +110,7 @@ fn limits_are_inclusive() {
 }
 
 #[test]
-fn a_file_error_names_the_path_and_shows_the_line() {
+fn file_error_has_path_and_line() {
     let path = examples().join("shmesh_bad.yaml");
     let error = from_file(&path).unwrap_err();
     assert_eq!(error.location(), Some((6, 15)));
@@ -129,7 +129,7 @@ fn a_file_error_names_the_path_and_shows_the_line() {
 }
 
 #[test]
-fn a_file_that_is_too_large_or_not_utf8_is_refused() {
+fn large_and_non_utf8_files_are_refused() {
     // It never ends; only the limit stops the reading.
     let inner = |error: ConfigError| match error {
         ConfigError::File { error, .. } => *error,
@@ -150,7 +150,7 @@ fn a_file_that_is_too_large_or_not_utf8_is_refused() {
 }
 
 #[test]
-fn the_form_is_told_by_the_top_keys() {
+fn form_is_recognised_by_top_level_keys() {
     for text in ["", "a: 1", "{}", "# nothing\n", "nvipc_log: {}"] {
         let error = from_yaml(text).unwrap_err();
         assert!(matches!(error, ConfigError::UnknownForm), "{text}: {error}");

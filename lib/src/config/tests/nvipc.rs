@@ -17,7 +17,7 @@ fn nvipc() -> LinkConfig {
 }
 
 #[test]
-fn a_single_instance_is_read() {
+fn single_instance_is_parsed() {
     let loaded = load("nvipc_single.yaml");
     let mut expected = nvipc();
     expected.pools[0].buf_size_bytes = 15_000;
@@ -26,7 +26,7 @@ fn a_single_instance_is_read() {
 }
 
 #[test]
-fn a_secondary_with_a_prefix_only_gets_nvipcs_defaults() {
+fn secondary_with_only_a_prefix_gets_the_defaults_of_nvipc() {
     let loaded = load("nvipc_secondary.yaml");
     assert_eq!(loaded.links, [LinkConfig::nvipc_defaults("l2a.0".parse().unwrap())]);
     assert_eq!(loaded.ignored, []);
@@ -35,7 +35,7 @@ fn a_secondary_with_a_prefix_only_gets_nvipcs_defaults() {
 }
 
 #[test]
-fn several_instances_are_several_links_and_each_ignored_path_is_told_once() {
+fn several_instances_are_several_links_and_ignored_keys_are_reported_once() {
     let loaded = load("nvipc_multi.yaml");
     let names: Vec<_> = loaded.links.iter().map(|link| link.name.as_str()).collect();
     assert_eq!(names, ["cell_a", "cell_b", "cell_c"]);
@@ -54,7 +54,7 @@ fn several_instances_are_several_links_and_each_ignored_path_is_told_once() {
 }
 
 #[test]
-fn what_is_said_twice_in_parts_that_are_not_ours_is_reported() {
+fn duplicate_keys_outside_the_transport_are_reported() {
     let text = "transport:\n  shm_config: { prefix: a }\n  app_config: { x: 1, x: 2 }\ncells:\n  - { id: 1, id: 2 }\n";
     let loaded = from_yaml(text).unwrap();
     assert_eq!(loaded.links[0].name.as_str(), "a");
@@ -69,7 +69,7 @@ fn what_is_said_twice_in_parts_that_are_not_ours_is_reported() {
 }
 
 #[test]
-fn what_means_nothing_here_is_reported_and_never_refused() {
+fn keys_without_meaning_are_reported_and_accepted() {
     let loaded = load("nvipc_full.yaml");
     assert_eq!(loaded.links.len(), 1);
     assert_eq!(loaded.links[0].ring_len, 16_384);
@@ -97,7 +97,7 @@ fn what_means_nothing_here_is_reported_and_never_refused() {
 }
 
 #[test]
-fn the_ring_is_never_shorter_than_cpu_msg() {
+fn ring_is_at_least_as_long_as_cpu_msg() {
     let ring_len = |ring: &str, pool_len: u32| {
         let text = format!(
             "transport: {{ shm_config: {{ {ring} mempool_size: {{ cpu_msg: {{ pool_len: {pool_len} }} }} }} }}"
@@ -129,7 +129,7 @@ fn other_transports_are_refused_by_name() {
 }
 
 #[test]
-fn device_pools_are_read_as_others_and_have_the_same_limits() {
+fn device_pools_have_the_same_limits_as_others() {
     let loaded = from_file(&examples().join("nvipc_cuda.yaml")).unwrap();
     let expected = PoolConfig { buf_size_bytes: 307_200, pool_len: 1024 };
     assert_eq!(loaded.links[0].pool(PoolId::CudaData), expected);
@@ -144,7 +144,7 @@ fn device_pools_are_read_as_others_and_have_the_same_limits() {
 }
 
 #[test]
-fn bad_values_are_refused_with_their_place() {
+fn bad_values_are_refused_with_position() {
     for (leaf, field) in [
         ("ring_len: %", "shm_config.ring_len"),
         ("mempool_size: { cpu_msg: { buf_size: % } }", "shm_config.mempool_size.cpu_msg.buf_size"),

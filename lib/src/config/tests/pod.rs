@@ -4,7 +4,7 @@ use super::*;
 use crate::participant::Side;
 
 #[test]
-fn words_of_pods_are_read_and_the_rest_is_as_in_a_file() {
+fn annotation_keys_are_accepted_beside_file_keys() {
     let text = "
 - name: a
   ring: { len: 64 }
@@ -35,7 +35,7 @@ fn words_of_pods_are_read_and_the_rest_is_as_in_a_file() {
 }
 
 #[test]
-fn what_no_pod_can_mean_is_refused_with_its_place() {
+fn keys_without_meaning_in_a_pod_are_refused_with_position() {
     for (text, place, remedy) in [
         ("- name: a\n  side: secondary\n", (2, 9), "give scope pool/<name>"),
         ("- name: a\n  scope: node\n", (2, 10), "pod or pool/<name>"),
@@ -64,7 +64,7 @@ fn what_no_pod_can_mean_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_file_has_no_pods() {
+fn annotation_keys_are_refused_in_files() {
     for (line, column) in [("scope: pod", 12), ("side: primary", 11), ("containers: [x]", 17)] {
         let error = from_yaml(&format!("links:\n  - name: a\n    {line}\n")).unwrap_err();
         assert!(matches!(error, ConfigError::UnknownKey { .. }), "{error}");

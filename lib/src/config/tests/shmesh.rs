@@ -13,7 +13,7 @@ fn loaded(line: &str) -> LinkConfig {
 }
 
 #[test]
-fn a_complete_file_is_read() {
+fn complete_file_is_parsed() {
     let loaded = from_file(&examples().join("shmesh_two_links.yaml")).unwrap();
     assert_eq!(loaded.form, ConfigForm::Shmesh);
     assert_eq!(loaded.ignored, []);
@@ -85,7 +85,7 @@ fn everything_but_the_name_has_a_default() {
 }
 
 #[test]
-fn words_that_other_parsers_take_for_booleans_stay_words() {
+fn yaml_1_1_booleans_stay_strings() {
     for off in ["off", "\"off\"", "'off'"] {
         assert_eq!(loaded(&format!("memory: {{ huge_pages: {off} }}")).huge_pages, HugePages::Off);
     }
@@ -126,7 +126,7 @@ fn unknown_missing_and_repeated_keys_are_refused() {
 }
 
 #[test]
-fn numbers_are_whole_positive_and_of_sane_size() {
+fn numbers_are_whole_positive_and_bounded() {
     for (leaf, field) in [
         ("ring: { len: % }", "ring.len"),
         ("pools: { cpu_data: { pool_len: % } }", "pools.cpu_data.pool_len"),
@@ -152,7 +152,7 @@ fn numbers_are_whole_positive_and_of_sane_size() {
 }
 
 #[test]
-fn bytes_are_quantities_of_kubernetes() {
+fn bytes_are_kubernetes_quantities() {
     let field = "pools.cpu_data.buf_size_bytes";
     let text = |value: &str| link(&format!("pools: {{ cpu_data: {{ buf_size_bytes: @{value} }} }}"));
     for (written, bytes) in [
@@ -183,7 +183,7 @@ fn bytes_are_quantities_of_kubernetes() {
 }
 
 #[test]
-fn limits_name_the_value_the_limit_and_the_place() {
+fn limit_errors_state_value_limit_and_position() {
     let text = link("ring: { len: @0 }");
     assert_refused!(text, ConfigError::RingLenOutOfRange { value: 0, .. }, "link a", "give 1 to 1048576");
     let text = link("ring: { len: @1048577 }");
@@ -273,7 +273,7 @@ fn anchors_share_and_errors_point_at_the_definition() {
 }
 
 #[test]
-fn bombs_are_refused() {
+fn yaml_bombs_are_refused() {
     let bomb: String = ('b'..='z')
         .zip('a'..)
         .map(|(next, last)| format!("{next}: &{next} [{}]\n", vec![format!("*{last}"); 9].join(", ")))
@@ -296,7 +296,7 @@ fn bombs_are_refused() {
 }
 
 #[test]
-fn nothing_from_the_text_reaches_a_terminal_raw() {
+fn control_characters_are_escaped_in_errors() {
     for text in [
         "links: [{ name: \"a\\e[31m\" }]",
         "links: [{ name: a, \"b\\e[31m\": 1 }]",

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_number_with_several_causes_says_all_of_them() {
+    fn ambiguous_error_number_lists_all_causes() {
         assert!(check("aclrtIpcMemImportByKey", 0).is_ok());
         let error = check("aclrtIpcMemImportByKey", PARAMETER).unwrap_err();
         assert_eq!(error.kind(), Kind::PermissionDenied);

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_numbers_are_called_is_what_the_vendor_calls_them() {
+    fn error_names_match_the_vendor() {
         // A Rust enumeration may only be made of numbers that it has.
         let known = [
             CUresult::CUDA_ERROR_INVALID_VALUE,

@@ -41,7 +41,7 @@ mod tests {
     use super::{legacy, locked, memory, timeline, view};
 
     #[test]
-    fn numbers_are_those_of_the_vendors_header() {
+    fn constants_match_the_vendors_header() {
         assert_eq!(view::MEMORY_TYPE, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as i32);
         assert_eq!(
             view::DEVICE_ORDINAL,

@@ -242,7 +242,7 @@ fn pointers_and_keys() {
 }
 
 #[test]
-fn contexts_are_of_threads() {
+fn contexts_belong_to_threads() {
     in_a_process(&[("FAKE_NPU_DEVICES", "2")], || {
         let acl = Acl::load();
         let current = || {
@@ -292,7 +292,7 @@ fn the_cpu_cannot_read_device_memory() {
 }
 
 #[test]
-fn without_the_device_manager_the_bare_id_is_no_error() {
+fn missing_device_manager_makes_bare_ids_valid() {
     in_a_process(&[("FAKE_ACL_TGID", "-1")], || {
         let acl = Acl::load();
         acl.set_device(0);

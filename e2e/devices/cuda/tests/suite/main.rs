@@ -87,7 +87,7 @@ fn read(cuda: &Library, from: u64, len: usize) -> Result<Vec<u8>, c_int> {
 }
 
 #[test]
-fn nothing_works_before_it_is_started_and_without_a_context() {
+fn calls_need_initialisation_and_a_context() {
     // SAFETY: as above.
     let cuda = unsafe { Library::new(library()) }.unwrap();
     let mut address = 0_u64;
@@ -98,7 +98,7 @@ fn nothing_works_before_it_is_started_and_without_a_context() {
 
 /// Whoever takes the context away from a thread finds that its calls fail, as on a thread that has never had one.
 #[test]
-fn what_belongs_to_a_context_wants_one() {
+fn context_objects_need_a_context() {
     let cuda = started();
     let (mut memory, mut stream) = (0_u64, 0_usize);
     assert_eq!(call!(cuda.cuMemAlloc_v2(&raw mut memory => *mut u64, 4 => usize)), 0);
@@ -141,7 +141,7 @@ fn what_belongs_to_a_context_wants_one() {
 
 /// Of device 1, which no other test here has.
 #[test]
-fn a_primary_context_is_there_while_somebody_retains_it() {
+fn primary_context_lives_while_it_is_retained() {
     let cuda = started();
     let mut before = 0_usize;
     assert_eq!(call!(cuda.cuCtxGetCurrent(&raw mut before => *mut usize)), 0);
@@ -250,7 +250,7 @@ fn memory_is_created_mapped_and_only_then_allowed() {
 }
 
 #[test]
-fn only_what_was_made_for_it_is_exported_and_only_whole_pages_are_mapped() {
+fn only_exportable_memory_is_exported_in_whole_pages() {
     let cuda = started();
     let (mut handle, mut fd) = (0_u64, 0);
     let unshared: Properties = [1, 0, 1, 0, 0, 0, 0, 0];
@@ -284,7 +284,7 @@ fn only_what_was_made_for_it_is_exported_and_only_whole_pages_are_mapped() {
 }
 
 #[test]
-fn a_descriptor_is_the_memory() {
+fn descriptor_refers_to_the_memory() {
     let cuda = started();
     let handle = create(&cuda, BLOCK, 0).unwrap();
     let first = map(&cuda, handle, BLOCK);
@@ -342,7 +342,7 @@ fn small_allocations_are_neighbours() {
 }
 
 #[test]
-fn a_stream_waits_for_a_word() {
+fn stream_waits_for_a_word() {
     let cuda = started();
     let handle = create(&cuda, BLOCK, 0).unwrap();
     let memory = map(&cuda, handle, BLOCK);
@@ -384,7 +384,7 @@ fn in_another_process<F: FnOnce()>(body: F) {
 }
 
 #[test]
-fn memory_that_goes_too_early_is_a_fault() {
+fn memory_freed_too_early_is_a_fault() {
     in_another_process(|| {
         let cuda = started();
         let handle = create(&cuda, BLOCK, 0).unwrap();
@@ -406,7 +406,7 @@ fn memory_that_goes_too_early_is_a_fault() {
 }
 
 #[test]
-fn a_child_of_a_fork_has_no_driver() {
+fn forked_child_has_no_driver() {
     in_another_process(|| {
         let cuda = started();
         let mut address = 0_u64;
