@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::container::tool;
-use support::machine::{Machine, Running};
+use support::machine::{Machine, RunningProcess};
 use support::program;
 
 const ROUNDS: usize = 50;
@@ -52,9 +52,9 @@ fn injected(machine: &Machine, pod: &Value) -> Value {
 }
 
 /// Ends with its pod.
-struct Started(Child);
+struct SidecarProcess(Child);
 
-impl Drop for Started {
+impl Drop for SidecarProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -62,7 +62,7 @@ impl Drop for Started {
 }
 
 /// Runs until it has written a line with these words.
-fn until_it_says(mut command: Command, words: &str) -> Started {
+fn until_it_says(mut command: Command, words: &str) -> SidecarProcess {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (out, log) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let mut lines: Box<dyn Iterator<Item = _> + Send> = if words.contains("ready") {
@@ -72,11 +72,11 @@ fn until_it_says(mut command: Command, words: &str) -> Started {
     };
     assert!(lines.any(|line| line.contains(words)), "never said {words}");
     std::thread::spawn(move || lines.for_each(drop));
-    Started(child)
+    SidecarProcess(child)
 }
 
 /// The application: as small a program as there is.
-fn application(machine: &Machine, pod: &Running) -> Started {
+fn application(machine: &Machine, pod: &RunningProcess) -> SidecarProcess {
     let mut command = machine.runtime(pod, "app").command(&tool("echo"));
     command.arg("here");
     until_it_says(command, "here")

@@ -28,20 +28,15 @@ use crate::segment::store::Store;
 /// How long a broker may take to answer: it may have to ask others first, for as long as a grant lives.
 pub(crate) const ANSWER_LIMIT: Duration =
     Duration::from_millis(shmesh_proto::limits::GRANT_MILLIS + 2 * ANSWER_MILLIS);
-/// Events that nobody has asked for yet; older ones are dropped.
+/// Events that were not taken yet; older ones are dropped.
 const EVENTS_MAX: usize = 1024;
 
-/// Everybody whom a sidecar knows.
-///
-/// ```
-/// let nobody = shmesh::client::Everybody::default();
-/// assert!(nobody.processes.is_empty() && nobody.unclaimed.is_empty());
-/// ```
+/// All processes that a sidecar knows.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Everybody {
+pub struct ProcessList {
     /// Processes, by their bare thread-group ids.
     pub processes: Vec<Process>,
-    /// Connections of which nobody knows whose they are.
+    /// Connections of unidentified processes.
     pub unidentified: u32,
     /// Seats of the link that none of the processes has told of.
     pub unclaimed: Vec<Seat>,
@@ -57,7 +52,7 @@ pub struct Everybody {
 /// # let phy = options.create(&config)?;
 /// use shmesh::client::Client;
 /// let mut client = Client::connect(dir.path(), "fronthaul")?;
-/// assert!(client.identity()?.is_none(), "a participant serves this link, and knows nobody; a sidecar does");
+/// assert!(client.identity()?.is_none(), "a participant serves this link, and identifies no process; a sidecar does");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -74,15 +69,7 @@ impl Client {
     /// Connects to the broker of `link` in the IPC directory `dir`.
     ///
     /// # Errors
-    /// [`Name`](ErrorKind::Name); [`NoBroker`](ErrorKind::NoBroker) when nobody serves the link; [`System`](ErrorKind::System).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// use shmesh::{ErrorKind, client::Client};
-    /// let nobody = Client::connect(dir.path(), "fronthaul").unwrap_err();
-    /// assert!(matches!(nobody.kind(), ErrorKind::NoBroker { .. }));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// [`Name`](ErrorKind::Name); [`NoBroker`](ErrorKind::NoBroker) when the link has no broker; [`System`](ErrorKind::System).
     pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
         let name: LinkName = link.parse()?;
         let link: Arc<str> = name.as_str().into();
@@ -109,37 +96,15 @@ impl Client {
     }
 
     /// The name of the link.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// assert_eq!(shmesh::client::Client::connect(dir.path(), "fronthaul")?.link(), "fronthaul");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn link(&self) -> &str {
         &self.link
     }
 
-    /// Who the broker takes this process for; `None` when it knows nobody, because a participant serves the link.
+    /// The identity of this process as the broker knows it; `None` when a participant serves the link, which identifies no process.
     ///
     /// # Errors
     /// [`Refused`](ErrorKind::Refused); [`NoBroker`](ErrorKind::NoBroker) when it has gone.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// # let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
-    /// let tgid = client.identity()?.map(|me| me.bare_tgid); // what may be told to an exporter
-    /// # assert_eq!(tgid, None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn identity(&mut self) -> Result<Option<PeerIdentity>> {
         match self.ask(request::Op::Hello(Hello {}), &[])? {
             (reply::Result::Welcome(welcome), _) => Ok(welcome.identity),
@@ -147,27 +112,16 @@ impl Client {
         }
     }
 
-    /// Everybody whom the sidecar of the link knows; `None` when there is no sidecar: a participant serves the link, and
-    /// knows nobody.
+    /// All processes that the sidecar of the link knows; `None` without a sidecar: a participant that serves the link
+    /// identifies no process.
     ///
     /// For the sidecar's operator: a process that the sidecar can see, of its user or root, as `kubectl exec` into its
     /// container starts one.
     ///
     /// # Errors
-    /// [`Denied`](ErrorKind::Denied) for everybody else; [`NoBroker`](ErrorKind::NoBroker) when the sidecar has gone.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
-    /// assert!(client.everybody()?.is_none(), "there is no sidecar here");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn everybody(&mut self) -> Result<Option<Everybody>> {
-        let mut all = Everybody::default();
+    /// [`Denied`](ErrorKind::Denied) for all other processes; [`NoBroker`](ErrorKind::NoBroker) when the sidecar has gone.
+    pub fn processes(&mut self) -> Result<Option<ProcessList>> {
+        let mut all = ProcessList::default();
         loop {
             let skip = u32::try_from(all.processes.len()).unwrap_or(u32::MAX);
             let page = match self.ask_sidecar(request::Op::ListProcesses(ListProcesses { skip }))? {
@@ -187,21 +141,10 @@ impl Client {
     }
 
     /// What is known of all device keys, and not the keys themselves; `None` and for whom as with
-    /// [`everybody`](Self::everybody).
+    /// [`processes`](Self::processes).
     ///
     /// # Errors
     /// As there.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
-    /// assert!(client.all_keys()?.is_none(), "keys are a sidecar's");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn all_keys(&mut self) -> Result<Option<Vec<KeyInfo>>> {
         let mut all = Vec::new();
         loop {
@@ -232,19 +175,6 @@ impl Client {
     ///
     /// # Errors
     /// [`NoBroker`](ErrorKind::NoBroker) when it has gone: connect again.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// # let mut client = shmesh::client::Client::connect(dir.path(), "fronthaul")?;
-    /// assert!(client.event()?.is_none());
-    /// drop(phy);
-    /// while client.event().is_ok() {} // whoever served the link has gone
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn event(&mut self) -> Result<Option<Happened>> {
         while self.is_readable(Duration::ZERO)? {
             let (reply, _) = self.receive()?;

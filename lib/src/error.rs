@@ -517,11 +517,6 @@ pub enum ErrorKind {
 impl Error {
     /// Whether the same call can succeed later without a change of configuration: a pool or ring was full, all
     /// seats were taken, or the link did not exist yet.
-    ///
-    /// ```
-    /// let error = shmesh::Error::from(shmesh::ErrorKind::Full { link: "fronthaul".into(), len: 8 });
-    /// assert!(error.is_retryable());
-    /// ```
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(

@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use shmesh::config::PoolId;
-use shmesh::inspect::{Hand, Snapshot};
+use shmesh::inspect::{BufferState, Snapshot};
 
 use crate::broker::{Reason, Stats};
 use crate::links::{KeptLink, Links};
@@ -253,7 +253,9 @@ fn loans_by_seat(now: &Snapshot) -> Vec<(String, u64)> {
         loans.insert(seat.participant.seat, 0);
     }
     for held in now.tables.iter().flat_map(|table| &table.held) {
-        if let Hand::Loaned(seat) | Hand::Borrowed(seat) | Hand::Orphaned(Some(seat)) = held.hand {
+        if let BufferState::Loaned(seat) | BufferState::Borrowed(seat) | BufferState::Orphaned(Some(seat)) =
+            held.hand
+        {
             *loans.entry(seat).or_default() += 1;
         }
     }

@@ -19,7 +19,7 @@ use crate::clock::Clock;
 pub struct Record {
     /// By the node's clock.
     pub at: Duration,
-    /// What.
+    /// The event that has happened.
     pub event: Event,
 }
 
@@ -43,7 +43,7 @@ pub enum Event {
     Registered { resource: String, socket: String },
     /// A plugin registered, and could not be connected to.
     RegisterRefused { resource: String, error: String },
-    /// A plugin found by its socket was told so.
+    /// A plugin that was found by its socket was notified.
     Notified { socket: String, registered: bool, error: String },
     /// A plugin found by its socket could not be registered; it will be tried again.
     RegistrationFailed { socket: String, error: String },
@@ -53,15 +53,15 @@ pub enum Event {
     StreamEnded { resource: String, error: String },
     /// The plugin has been given up: its devices are unhealthy.
     Disconnected { resource: String },
-    /// Nobody has registered for five minutes: the resource is gone.
+    /// No plugin has registered for five minutes: the resource was removed.
     ResourceRemoved { resource: String },
-    /// GetPreferredAllocation was called.
+    /// The kubelet called GetPreferredAllocation.
     PreferenceAsked { resource: String, available: Vec<String>, must_include: Vec<String>, size: i32 },
-    /// Allocate was called.
+    /// The kubelet called Allocate.
     AllocateCalled { resource: String, pod: String, container: String, devices: Vec<String> },
     /// Allocate answered, and the devices belong to the container.
     Allocated { resource: String, pod: String, container: String, devices: Vec<String> },
-    /// PreStartContainer was called.
+    /// The kubelet called PreStartContainer.
     PreStartCalled { resource: String, pod: String, container: String, devices: Vec<String> },
     /// The pod was admitted.
     Admitted { pod: String },
@@ -71,7 +71,7 @@ pub enum Event {
     ContainerStarted { pod: String, container: String },
     /// The container could not be started; it will be tried again.
     ContainerFailed { pod: String, container: String, error: String },
-    /// Health of devices changed, so the status of these pods is told to the API server.
+    /// Health of devices changed, so the status of these pods is sent to the API server.
     HealthChanged { pods: Vec<String> },
 }
 

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status};
 use crate::api::Api;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::devices::{Located, Manager};
+use crate::devices::{DeviceLocation, Manager};
 use crate::pod::{Container, Pod};
 use crate::process::Process;
 use crate::wire::serve;
@@ -97,8 +97,8 @@ impl Lister {
 }
 
 /// One entry per device, or per NUMA node of it.
-fn entries(located: Located) -> Vec<ContainerDevices> {
-    let Located { resource, device, nodes } = located;
+fn entries(located: DeviceLocation) -> Vec<ContainerDevices> {
+    let DeviceLocation { resource, device, nodes } = located;
     let entry = |topology| ContainerDevices {
         resource_name: resource.clone(),
         device_ids: vec![device.clone()],

@@ -1,4 +1,4 @@
-//! Random sequences of what happens on a node, against an oracle of who should have what.
+//! Random sequences of events on a node, against an oracle of the expected allocations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub trait Subject {
     fn sockets(&self) -> Vec<PathBuf>;
 }
 
-/// What can happen.
+/// The events that can happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     /// The kubelet is killed and started again.
@@ -36,7 +36,7 @@ pub enum Step {
     KubeletDown,
     /// The plugin is killed and started again.
     PluginRestart,
-    /// Both at once.
+    /// Both at the same time.
     BothRestart,
     /// The kubelet gives the plugin up, as it does in the race by name.
     StreamCut,
@@ -44,14 +44,14 @@ pub enum Step {
     SocketRemoval,
     /// Health of devices changes.
     HealthFlip,
-    /// A pod comes.
+    /// A pod is created.
     PodAdd,
-    /// A pod goes.
+    /// A pod is deleted.
     PodDelete,
 }
 
 impl Step {
-    /// Every step.
+    /// Checks after every step:
     pub const ALL: [Self; 9] = [
         Self::KubeletRestart,
         Self::KubeletDown,
@@ -104,8 +104,8 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// Takes so many steps, and after each checks that, within three seconds, the kubelet counts as many devices as are healthy;
-/// that no device is handed out twice, or to somebody who did not ask; that a pod is admitted if and only if there is enough;
-/// and that nothing is taken that nobody has. The kubelet must run, and the plugin too.
+/// that no device is allocated twice, or to a pod that did not request it; that a pod is admitted if and only if there is enough;
+/// and that no allocation is left without a pod. The kubelet must run, and the plugin too.
 pub async fn soak<S: Subject>(
     node: &Node,
     subject: &mut S,
@@ -262,7 +262,7 @@ impl<S: Subject> Run<'_, S> {
                 ));
             }
         }
-        // An admission takes back what the dead had: now nothing is taken that nobody has.
+        // An admission takes back what the dead had: now every allocation has a pod.
         let holders = self.node.holders(resource);
         let held: BTreeSet<String> = holders.iter().map(|holder| holder.device.clone()).collect();
         let allocated = self.node.allocated(resource);

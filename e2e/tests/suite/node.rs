@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::support::container::tool;
-use crate::support::machine::{Machine, POOL, Running, SHM, drain};
+use crate::support::machine::{Machine, POOL, RunningProcess, SHM, drain};
 use crate::support::program;
 use serde_json::Value;
 use shmesh_testing::{Peer, Watchdog, is_root, until};
@@ -19,16 +19,16 @@ const LINK: &str = "- name: link\n  ring: { len: 64 }\n  memory: { file_mode: \"
                     cpu_msg: { buf_size_bytes: 256, pool_len: 64 }\n    cpu_data: { buf_size_bytes: 4096, pool_len: 16 }\n";
 
 /// Ends with the test.
-struct Killed(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn sidecar(machine: &Machine, pod: &Running) -> Killed {
+fn sidecar(machine: &Machine, pod: &RunningProcess) -> KillOnDrop {
     let links = machine.shared.path().join("links");
     std::fs::write(&links, LINK).unwrap();
     let mut command = machine.runtime(pod, "sidecar").command(&program("shmesh-sidecar"));
@@ -38,18 +38,18 @@ fn sidecar(machine: &Machine, pod: &Running) -> Killed {
 }
 
 /// A sidecar that has said so.
-fn ready(mut command: Command) -> Killed {
+fn ready(mut command: Command) -> KillOnDrop {
     let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     drain(child.stderr.take().unwrap(), "\"ready\"");
-    Killed(child)
+    KillOnDrop(child)
 }
 
-fn app(machine: &Machine, pod: &Running, container: &str) -> Peer {
+fn app(machine: &Machine, pod: &RunningProcess, container: &str) -> Peer {
     let command = machine.runtime(pod, container).command(&std::env::current_exe().unwrap());
     Peer::start_by(command, Path::new("/dev/shm"))
 }
 
-async fn du_and_ric(machine: &Machine) -> (Running, Running) {
+async fn du_and_ric(machine: &Machine) -> (RunningProcess, RunningProcess) {
     let du = machine.pod("du", &["sidecar", "app"], (POOL, 1), DU).await;
     let ric = machine.pod("ric", &["app"], (POOL, 1), RIC).await;
     (du, ric)
@@ -134,12 +134,12 @@ async fn injected_two_pods_sample_runs() {
 }
 
 /// A container's own command.
-fn started(machine: &Machine, pod: &Running, container: &Value) -> Killed {
+fn started(machine: &Machine, pod: &RunningProcess, container: &Value) -> KillOnDrop {
     let words: Vec<_> =
         container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
     let mut command = machine.runtime(pod, container["name"].as_str().unwrap()).command(&program(words[0]));
     command.args(&words[1..]);
-    Killed(command.stdout(Stdio::piped()).spawn().unwrap())
+    KillOnDrop(command.stdout(Stdio::piped()).spawn().unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

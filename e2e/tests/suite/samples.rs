@@ -12,9 +12,9 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 /// Ended with the test, however that ends.
-struct Running(Child);
+struct RunningSample(Child);
 
-impl Running {
+impl RunningSample {
     fn start(mut command: Command) -> Self {
         Self(command.stdin(Stdio::null()).spawn().unwrap())
     }
@@ -26,7 +26,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningSample {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -58,14 +58,14 @@ fn talks(sample: &str, said: &str) {
     fs::write(&annotation, links).unwrap();
     let mut sidecar = Command::new(program("shmesh-sidecar"));
     sidecar.arg("--annotation").arg(&annotation).env("SHMESH_DIR", dir.path()).stderr(Stdio::null());
-    let sidecar = Running::start(sidecar);
+    let sidecar = RunningSample::start(sidecar);
     let containers: Vec<&Value> =
         pods.iter().flat_map(|pod| pod["spec"]["containers"].as_array().unwrap()).collect();
     // Both sides wait until the link exists.
-    let mut primary = Running::start(command(containers[0], dir.path()));
+    let mut primary = RunningSample::start(command(containers[0], dir.path()));
     // Kept: who writes to a closed pipe ends.
     let _read = attached(&mut primary);
-    let mut secondary = Running::start(command(containers[1], dir.path()));
+    let mut secondary = RunningSample::start(command(containers[1], dir.path()));
     let lines = attached(&mut secondary);
     assert!(lines.map_while(Result::ok).any(|line| line.contains(said)), "{sample}: {said}");
     for one in [secondary, primary, sidecar] {
@@ -75,7 +75,7 @@ fn talks(sample: &str, said: &str) {
 
 type Lines = std::io::Lines<BufReader<std::process::ChildStdout>>;
 
-fn attached(talk: &mut Running) -> Lines {
+fn attached(talk: &mut RunningSample) -> Lines {
     let mut lines = BufReader::new(talk.0.stdout.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().starts_with("attached to "));
     lines
@@ -99,11 +99,11 @@ fn leaked_device_key_is_refused() {
     let audit = tempfile::NamedTempFile::new().unwrap();
     sidecar.args(["--link", "weights", "--audit"]).arg(audit.path());
     sidecar.env("SHMESH_DIR", dir.path()).stderr(Stdio::null());
-    let sidecar = Running::start(sidecar);
+    let sidecar = RunningSample::start(sidecar);
     let talk = |side: &str, more: &[&str]| {
         let mut command = Command::new(program("shmesh"));
         command.args(["talk", "weights", "--region", "--side", side]).args(more);
-        Running::start({
+        RunningSample::start({
             command.env("SHMESH_DIR", dir.path()).stdout(Stdio::piped());
             command
         })

@@ -14,7 +14,7 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("pods").join(name)
 }
 
-/// A node's processes.
+/// The processes of a node.
 struct Node {
     proc: TempDir,
     processes: Vec<Child>,

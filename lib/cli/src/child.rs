@@ -47,7 +47,7 @@ impl Duties {
 
 /// A run with processes of its own. Ending it, or interrupting it, ends them and removes what was made.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct ProcessGroup {
     duties: Arc<Mutex<Duties>>,
 }
 
@@ -55,7 +55,7 @@ fn locked(duties: &Mutex<Duties>) -> MutexGuard<'_, Duties> {
     duties.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Session {
+impl ProcessGroup {
     /// Begins. Call it before there are other threads: signals must be blocked in all of them.
     pub(crate) fn begin() -> Result<Self> {
         let duties = Arc::new(Mutex::new(Duties::default()));
@@ -132,7 +132,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         locked(&self.duties).do_all();
     }
@@ -229,7 +229,7 @@ impl Drop for Child {
     }
 }
 
-/// For a process that was started by [`Session::spawn`]: ends it with its parent.
+/// For a process that was started by [`ProcessGroup::spawn`]: ends it with its parent.
 pub(crate) fn die_with_parent() -> Result<()> {
     process::die_with_parent().context("cannot ask for the parent's death")
 }

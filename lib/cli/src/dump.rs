@@ -4,7 +4,7 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 use shmesh::config::LinkName;
-use shmesh::inspect::{Hand, Held, Queued, RingView, Snapshot, TableView, View};
+use shmesh::inspect::{BufferState, HeldBuffer, QueuedMessage, RingView, Snapshot, TableView, View};
 use shmesh::{SeatIndex, Side};
 
 use crate::args::{Dir, Output};
@@ -123,12 +123,12 @@ fn text(args: &Args, view: &View, snapshot: &Snapshot, out: &mut dyn Write) -> a
     let mut more = 0;
     for view in &snapshot.tables {
         // What is queued was listed with its message.
-        let held: Vec<&Held> =
-            view.held.iter().filter(|held| !matches!(held.hand, Hand::Queued(_))).collect();
+        let held: Vec<&HeldBuffer> =
+            view.held.iter().filter(|held| !matches!(held.hand, BufferState::Queued(_))).collect();
         more += held.len().saturating_sub(args.limit);
         for held in held.into_iter().take(args.limit) {
             let by = match held.hand {
-                Hand::Orphaned(None) => "a message that is over".to_owned(),
+                BufferState::Orphaned(None) => "a message that is over".to_owned(),
                 hand => seat_of(hand).map_or_else(String::new, |seat| who(snapshot, seat)),
             };
             table.row([format!("{}[{}]", pool_name(view), held.index), word(held.hand).to_owned(), by]);
@@ -207,22 +207,22 @@ fn pool_name(view: &TableView) -> &'static str {
     view.pool.map_or("inline", shmesh::config::PoolId::name)
 }
 
-fn word(hand: Hand) -> &'static str {
+fn word(hand: BufferState) -> &'static str {
     match hand {
-        Hand::Free => "free",
-        Hand::Loaned(_) => "loaned",
-        Hand::Queued(_) => "queued",
-        Hand::Borrowed(_) => "borrowed",
-        Hand::Orphaned(_) => "orphaned",
-        Hand::Damaged => "damaged",
+        BufferState::Free => "free",
+        BufferState::Loaned(_) => "loaned",
+        BufferState::Queued(_) => "queued",
+        BufferState::Borrowed(_) => "borrowed",
+        BufferState::Orphaned(_) => "orphaned",
+        BufferState::Damaged => "damaged",
     }
 }
 
-fn seat_of(hand: Hand) -> Option<SeatIndex> {
+fn seat_of(hand: BufferState) -> Option<SeatIndex> {
     match hand {
-        Hand::Loaned(seat) | Hand::Queued(seat) | Hand::Borrowed(seat) => Some(seat),
-        Hand::Orphaned(seat) => seat,
-        Hand::Free | Hand::Damaged => None,
+        BufferState::Loaned(seat) | BufferState::Queued(seat) | BufferState::Borrowed(seat) => Some(seat),
+        BufferState::Orphaned(seat) => seat,
+        BufferState::Free | BufferState::Damaged => None,
     }
 }
 
@@ -259,7 +259,7 @@ fn whole_json(args: &Args, view: &View, snapshot: &Snapshot) -> Value {
     link
 }
 
-fn message_json(args: &Args, view: &View, ring: &RingView, message: &Queued) -> Value {
+fn message_json(args: &Args, view: &View, ring: &RingView, message: &QueuedMessage) -> Value {
     let data =
         message.data.map(|(pool, index, len)| json!({ "pool": pool.name(), "index": index, "len": len }));
     let mut json = json!({

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Context;
 use serde_json::{Value, json};
 use shmesh::ErrorKind;
-use shmesh::client::{Client, Everybody, PeerIdentity, Pod, Process, Seat};
+use shmesh::client::{Client, PeerIdentity, Pod, Process, ProcessList, Seat};
 use shmesh::config::LinkName;
 use shmesh::inspect::{SeatView, View};
 
@@ -42,7 +42,7 @@ pub(crate) struct Args {
 
 /// The source of the answer.
 enum Answer {
-    Sidecar(Everybody),
+    Sidecar(ProcessList),
     /// The segments: a participant serves the link, or no process does.
     Segments {
         served_by: &'static str,
@@ -68,9 +68,9 @@ fn ask(args: &Args) -> anyhow::Result<Answer> {
         let seats = View::open(dir, &args.link)?.seats();
         Ok(Answer::Segments { served_by, seats })
     };
-    let everybody = Client::connect(dir, args.link.as_str()).and_then(|mut client| client.everybody());
-    match everybody {
-        Ok(Some(everybody)) => Ok(Answer::Sidecar(everybody)),
+    let processes = Client::connect(dir, args.link.as_str()).and_then(|mut client| client.processes());
+    match processes {
+        Ok(Some(processes)) => Ok(Answer::Sidecar(processes)),
         Ok(None) => seen("participant"),
         Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. }) => seen("nobody"),
         Err(error) => Err(error).with_context(|| format!("cannot ask who is on link {}", args.link)),

@@ -56,13 +56,6 @@ enum RawQuantity {
 ///
 /// # Errors
 /// The text cannot be parsed as `T`.
-///
-/// ```
-/// use shmesh_daemon::bytes::{Bytes, deserialize_quantity};
-/// let mut json = serde_json::Deserializer::from_str("4096");
-/// assert_eq!(deserialize_quantity::<Bytes, _>(&mut json)?, Bytes(4096));
-/// # Ok::<(), serde_json::Error>(())
-/// ```
 pub fn deserialize_quantity<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(
     from: D,
 ) -> Result<T, D::Error> {

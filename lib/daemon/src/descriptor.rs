@@ -29,17 +29,6 @@ pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 ///
 /// # Errors
 /// The kernel cannot watch it.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> std::io::Result<()> {
-/// use shmesh_daemon::descriptor::try_watched;
-/// let file = std::fs::File::open("/proc/self/exe")?;
-/// let (_file, error) = try_watched(file.into()).unwrap_err();
-/// assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "a plain file");
-/// # Ok(())
-/// # }
-/// ```
 #[expect(unsafe_code, reason = "tokio wants to be promised that the number stays this descriptor's")]
 pub fn try_watched(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, (OwnedFd, io::Error)> {
     // SAFETY: an `OwnedFd` names the same open descriptor as long as it lives, and `AsyncFd` owns it from here on.

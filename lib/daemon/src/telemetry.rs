@@ -41,13 +41,6 @@ fn parse(filter: &str) -> Result<EnvFilter> {
 ///
 /// # Errors
 /// The filter is invalid, or logging is already initialized.
-///
-/// ```
-/// use shmesh_daemon::{args::LogFormat, telemetry};
-/// telemetry::init("info", LogFormat::Text)?;
-/// assert!(telemetry::init("info", LogFormat::Text).is_err(), "already initialized");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn init(filter: &str, format: LogFormat) -> Result<LogFilter> {
     let (filter, handle) = reload::Layer::new(parse(filter)?);
     let registry = tracing_subscriber::registry().with(filter);

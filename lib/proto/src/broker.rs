@@ -10,32 +10,22 @@ use crate::identity::PeerIdentity;
 use crate::limits::VERSION;
 
 /// The side of a link.
-///
-/// ```
-/// use shmesh_proto::broker::Side;
-/// assert_eq!(Side::try_from(2), Ok(Side::Secondary));
-/// ```
 #[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(i32)]
 pub enum Side {
-    /// Not said.
+    /// The field was not set.
     Unspecified = 0,
-    /// The primary side.
+    /// The side that creates the link.
     Primary = 1,
-    /// The secondary side.
+    /// The side that attaches to the link.
     Secondary = 2,
 }
 
 /// What carries device memory from one process to another.
-///
-/// ```
-/// use shmesh_proto::broker::Mechanism;
-/// assert_eq!(Mechanism::Host as i32, 1);
-/// ```
 #[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(i32)]
 pub enum Mechanism {
-    /// Not said.
+    /// The field was not set.
     Unspecified = 0,
     /// A sealed memfd: host memory in the place of a device's.
     Host = 1,
@@ -71,7 +61,7 @@ pub struct Offer {}
 /// Says which seat of the link the caller has taken: when its process ends, what that seat held is taken back.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Seated {
-    /// The seat.
+    /// Number of the seat.
     #[prost(uint32, tag = "1")]
     pub seat: u32,
     /// Its word, as the caller wrote it.
@@ -86,7 +76,7 @@ pub struct BareTgid {}
 /// Exports device memory. With the mechanisms `host` and `cuda-vmm`, its descriptor comes along.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct ExportKey {
-    /// Bytes.
+    /// The size in bytes.
     #[prost(uint64, tag = "1")]
     pub size: u64,
     /// 0: importers must be admitted. 1: they need not, where the operator's policy allows that.
@@ -104,13 +94,13 @@ pub struct ExportKey {
 /// Admits importers to a key that the caller exported.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct SetImportPid {
-    /// The key.
+    /// The key of the memory.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
     /// Bare thread-group ids of living processes.
     #[prost(int32, repeated, tag = "2")]
     pub bare_tgids: Vec<i32>,
-    /// Pods, as `namespace/name`.
+    /// Names of pods, as `namespace/name`.
     #[prost(string, repeated, tag = "3")]
     pub pods: Vec<String>,
     /// Service accounts, as `namespace/name`.
@@ -121,7 +111,7 @@ pub struct SetImportPid {
 /// Asks for the memory behind a key.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct ImportByKey {
-    /// The key.
+    /// The key of the memory.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
 }
@@ -129,7 +119,7 @@ pub struct ImportByKey {
 /// A process that a key admits.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Admitted {
-    /// Its bare thread-group id.
+    /// The bare thread-group id of the process.
     #[prost(int32, tag = "1")]
     pub bare_tgid: i32,
     /// When it started, in clock ticks after boot: another process that gets the number later is not admitted.
@@ -144,7 +134,7 @@ pub struct Admitted {
 /// memory's descriptor comes along as with [`ExportKey`]. May be sent several times, to admit more than one packet holds.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Restore {
-    /// The key.
+    /// The key of the memory.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
     /// The secret that came with the key in [`Exported`]: importers know the key, but not this.
@@ -175,7 +165,7 @@ pub struct Restore {
 /// Registers an import again, after a restart of the broker: the caller has the memory behind this key mapped.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Claim {
-    /// The key.
+    /// The key of the memory.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
 }
@@ -204,10 +194,10 @@ pub struct Stands {
 /// Ends an import, or an export when the caller is its exporter.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Close {
-    /// The key.
+    /// The key of the memory.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    /// The exporter does not wait for importers: they are told, and lose the memory.
+    /// The exporter does not wait for importers: they get an event, and lose the memory.
     #[prost(bool, tag = "2")]
     pub force: bool,
 }
@@ -223,7 +213,7 @@ pub struct List {
 /// The answer to a [`Challenge`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Proof {
-    /// Its bytes.
+    /// Bytes of the key.
     #[prost(bytes = "vec", tag = "1")]
     pub nonce: Vec<u8>,
 }
@@ -236,7 +226,7 @@ pub struct ListProcesses {
     pub skip: u32,
 }
 
-/// Asks for the keys of everybody, without the keys themselves. For the broker's operator alone.
+/// Lists the keys of all processes, without the keys themselves. For the broker's operator alone.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct ListKeys {
     /// Leave out so many.
@@ -252,11 +242,11 @@ pub struct PoolMemory {
     /// The pool's number: 3 `cuda_data`, 4 `gpu_data`.
     #[prost(uint32, tag = "1")]
     pub pool: u32,
-    /// What messages say that their payload is in: a random number that whoever allocated the memory chose. 0: nothing is
+    /// Identifies the memory in messages: a random number that the allocating process chose. 0: nothing is
     /// offered, or there is none.
     #[prost(uint64, tag = "2")]
     pub id: u64,
-    /// Bytes.
+    /// The size in bytes.
     #[prost(uint64, tag = "3")]
     pub size: u64,
     /// How the memory travels: `host` or `cuda-vmm`.
@@ -267,12 +257,7 @@ pub struct PoolMemory {
     pub handle: Vec<u8>,
 }
 
-/// One request.
-///
-/// ```
-/// use shmesh_proto::broker::{Hello, Request, request};
-/// assert_eq!(Request::new(1, request::Op::Hello(Hello {})).id, 1);
-/// ```
+/// One request of a client.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Request {
     /// [`VERSION`].
@@ -281,7 +266,7 @@ pub struct Request {
     /// The caller's number for this request; the reply has it too.
     #[prost(uint64, tag = "2")]
     pub id: u64,
-    /// What is asked.
+    /// The operation that is requested.
     #[prost(
         oneof = "request::Op",
         tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16, 17, 18, 19, 20, 21, 22"
@@ -291,12 +276,6 @@ pub struct Request {
 
 impl Request {
     /// A request in this version.
-    ///
-    /// ```
-    /// use shmesh_proto::broker::{List, Request, request};
-    /// let list = Request::new(3, request::Op::List(List { skip: 0 }));
-    /// assert_eq!(list.version, shmesh_proto::limits::VERSION);
-    /// ```
     #[must_use]
     pub fn new(id: u64, op: request::Op) -> Self {
         Self { version: VERSION, id, op: Some(op) }
@@ -310,12 +289,7 @@ pub mod request {
         ListProcesses, Offer, Oneof, PoolMemory, Proof, Restore, Seated, SetImportPid, Stands,
     };
 
-    /// What is asked.
-    ///
-    /// ```
-    /// use shmesh_proto::broker::{BareTgid, request};
-    /// assert!(matches!(request::Op::BareTgid(BareTgid {}), request::Op::BareTgid(_)));
-    /// ```
+    /// The operation that is requested.
     #[derive(Clone, PartialEq, Eq, Oneof)]
     pub enum Op {
         /// [`Hello`].
@@ -382,12 +356,12 @@ pub mod request {
 /// shows that who made the connection lived after the broker had looked who it is.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Challenge {
-    /// Bytes that nobody can guess.
+    /// Random bytes that cannot be guessed.
     #[prost(bytes = "vec", tag = "1")]
     pub nonce: Vec<u8>,
 }
 
-/// It is done.
+/// The request was executed.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Done {
     /// After [`SetImportPid`]: which processes were admitted, for [`Restore`].
@@ -395,7 +369,7 @@ pub struct Done {
     pub admitted: Vec<Admitted>,
 }
 
-/// Who the broker takes the caller for.
+/// The identity of the caller as the broker knows it.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Welcome {
     /// Not there when the broker does not know its peers: a participant that is the host.
@@ -421,15 +395,15 @@ pub struct Wanted {}
 /// The caller's bare thread-group id.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Tgid {
-    /// The number.
+    /// The bare thread-group id.
     #[prost(int32, tag = "1")]
     pub bare_tgid: i32,
 }
 
-/// A key.
+/// The key of exported memory.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Exported {
-    /// Its 65 bytes.
+    /// The 65 bytes of the key.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
     /// 32 bytes that the exporter keeps secret and sends in [`Restore`]. Empty in the response to that.
@@ -440,7 +414,7 @@ pub struct Exported {
 /// The memory behind a key. With the mechanisms `host` and `cuda-vmm`, its descriptor comes along.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Imported {
-    /// Bytes.
+    /// The size in bytes.
     #[prost(uint64, tag = "1")]
     pub size: u64,
     /// How the memory travels.
@@ -460,13 +434,13 @@ pub struct Listed {
     /// The first bytes of a hash of the key, as the audit log has it.
     #[prost(string, tag = "1")]
     pub hash: String,
-    /// Bytes of memory.
+    /// Size of the memory in bytes.
     #[prost(uint64, tag = "2")]
     pub size: u64,
     /// Whether the caller exported it; otherwise it imports it.
     #[prost(bool, tag = "3")]
     pub is_exporter: bool,
-    /// Bare thread-group ids of who imports it, for its exporter alone: the first
+    /// Bare thread-group ids of the importers, for the exporter alone: the first
     /// [`MAX_LISTED_IMPORTERS`](crate::limits::MAX_LISTED_IMPORTERS).
     #[prost(int32, repeated, tag = "4")]
     pub importers: Vec<i32>,
@@ -475,10 +449,10 @@ pub struct Listed {
     pub importer_count: u32,
 }
 
-/// The caller's keys.
+/// The keys that the caller exported.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Keys {
-    /// Up to [`MAX_LISTED`](crate::limits::MAX_LISTED).
+    /// At most [`MAX_LISTED`](crate::limits::MAX_LISTED) keys.
     #[prost(message, repeated, tag = "1")]
     pub keys: Vec<Listed>,
     /// How many there are in all.
@@ -489,7 +463,7 @@ pub struct Keys {
 /// A seat of the link.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Seat {
-    /// Its number.
+    /// Number of the seat.
     #[prost(uint32, tag = "1")]
     pub seat: u32,
     /// The side that it is on.
@@ -503,7 +477,7 @@ pub struct Seat {
 /// One process that the broker knows.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Process {
-    /// Who it is.
+    /// The identity of the process.
     #[prost(message, optional, tag = "1")]
     pub identity: Option<PeerIdentity>,
     /// Its connections, to all links of this broker.
@@ -529,7 +503,7 @@ pub struct Processes {
     /// How many there are in all.
     #[prost(uint32, tag = "2")]
     pub total: u32,
-    /// Connections of which nobody knows whose they are.
+    /// Connections of unidentified processes.
     #[prost(uint32, tag = "3")]
     pub unidentified: u32,
     /// Seats of this link that none of the processes has told of; only where nothing is left out.
@@ -543,16 +517,16 @@ pub struct KeyInfo {
     /// The first bytes of a hash of the key, as the audit log has it.
     #[prost(string, tag = "1")]
     pub hash: String,
-    /// Bytes of memory.
+    /// Size of the memory in bytes.
     #[prost(uint64, tag = "2")]
     pub size: u64,
     /// How the memory travels.
     #[prost(enumeration = "Mechanism", tag = "3")]
     pub mechanism: i32,
-    /// Bare thread-group id of who has exported it.
+    /// Bare thread-group id of the exporter.
     #[prost(int32, tag = "4")]
     pub exporter: i32,
-    /// Bare thread-group ids of who imports it: the first
+    /// Bare thread-group ids of the importers: the first
     /// [`MAX_LISTED_IMPORTERS`](crate::limits::MAX_LISTED_IMPORTERS).
     #[prost(int32, repeated, tag = "5")]
     pub importers: Vec<i32>,
@@ -562,7 +536,7 @@ pub struct KeyInfo {
     /// How many processes, pods and service accounts it admits.
     #[prost(uint32, tag = "7")]
     pub admitted: u32,
-    /// It is for everybody who knows it (flag 0x1).
+    /// Every process that knows the key may import it (flag 0x1).
     #[prost(bool, tag = "8")]
     pub open: bool,
     /// Its exporter has closed it, and waits for its importers.
@@ -570,7 +544,7 @@ pub struct KeyInfo {
     pub closing: bool,
 }
 
-/// The keys of everybody.
+/// The keys of all processes.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct AllKeys {
     /// Up to [`MAX_LISTED`](crate::limits::MAX_LISTED), in the order in which they were exported.
@@ -581,17 +555,12 @@ pub struct AllKeys {
     pub total: u32,
 }
 
-/// Why a request was refused. What concerns somebody else's keys is always [`Denied`](Self::Denied): whether they exist is
-/// nobody's business.
-///
-/// ```
-/// use shmesh_proto::broker::Code;
-/// assert_eq!(Code::Denied as i32, 4);
-/// ```
+/// Why a request was refused. Requests for keys of other processes are always [`Denied`](Self::Denied), whether or not they
+/// exist.
 #[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(i32)]
 pub enum Code {
-    /// Not said.
+    /// The field was not set.
     Unspecified = 0,
     /// The broker speaks another version.
     Version = 1,
@@ -607,14 +576,14 @@ pub enum Code {
     Limit = 6,
     /// The broker does not know who the caller is, because the identity service does not answer.
     Unidentified = 7,
-    /// The broker ends.
+    /// The broker is shutting down.
     Draining = 8,
 }
 
 /// A request was refused.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Refused {
-    /// Why.
+    /// The kind of refusal.
     #[prost(enumeration = "Code", tag = "1")]
     pub code: i32,
     /// The same for people, with limit and remedy.
@@ -635,7 +604,7 @@ pub struct Refused {
 /// ```
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Reply {
-    /// That of the request. 0 with an event, a challenge or memory that nobody asked for, and when the connection itself is
+    /// The id of the request. 0 for events, challenges and memory that was not requested, and when the connection itself is
     /// refused.
     #[prost(uint64, tag = "1")]
     pub id: u64,
@@ -645,36 +614,20 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// A reply.
-    ///
-    /// ```
-    /// use shmesh_proto::broker::{Done, Reply, reply};
-    /// assert_eq!(Reply::new(9, reply::Result::Done(Done::default())).id, 9);
-    /// ```
+    /// One reply of the broker.
     #[must_use]
     pub fn new(id: u64, result: reply::Result) -> Self {
         Self { id, result: Some(result) }
     }
 
-    /// A refusal.
-    ///
-    /// ```
-    /// use shmesh_proto::broker::{Code, Reply};
-    /// assert_eq!(Reply::refused(2, Code::Limit, "64 sessions").id, 2);
-    /// ```
+    /// A request that was refused.
     #[must_use]
     pub fn refused(id: u64, code: Code, text: impl Into<String>) -> Self {
         let refused = Refused { code: code.into(), text: text.into(), importers: Vec::new() };
         Self::new(id, reply::Result::Refused(refused))
     }
 
-    /// Something that happened.
-    ///
-    /// ```
-    /// use shmesh_proto::broker::{Event, Reply, event};
-    /// let died = event::Happened::PeerDied(7);
-    /// assert_eq!(Reply::event(died).id, 0);
-    /// ```
+    /// An event that was not requested.
     #[must_use]
     pub fn event(happened: event::Happened) -> Self {
         Self::new(0, reply::Result::Event(Event { happened: Some(happened) }))
@@ -748,15 +701,15 @@ pub struct Admit {
     /// The grant to acknowledge.
     #[prost(bytes = "vec", tag = "1")]
     pub grant: Vec<u8>,
-    /// The key.
+    /// The key of the memory.
     #[prost(bytes = "vec", tag = "2")]
     pub key: Vec<u8>,
-    /// Whom to admit.
+    /// The process to admit.
     #[prost(int32, tag = "3")]
     pub bare_tgid: i32,
 }
 
-/// Something happened.
+/// An event that the broker reports.
 ///
 /// ```
 /// use shmesh_proto::broker::{Event, event};
@@ -765,7 +718,7 @@ pub struct Admit {
 /// ```
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Event {
-    /// What.
+    /// What the event is.
     #[prost(oneof = "event::Happened", tags = "1, 2, 3, 4, 5")]
     pub happened: Option<event::Happened>,
 }
@@ -774,12 +727,7 @@ pub struct Event {
 pub mod event {
     use super::{Admit, Oneof};
 
-    /// What happened.
-    ///
-    /// ```
-    /// use shmesh_proto::broker::event::Happened;
-    /// assert_ne!(Happened::RegionLost(vec![1]), Happened::ExporterClosing(vec![1]));
-    /// ```
+    /// The kinds of events.
     #[derive(Clone, PartialEq, Eq, Oneof)]
     pub enum Happened {
         /// A participant of the link has died; its bare thread-group id.

@@ -1,7 +1,7 @@
 //! Sidecars and the node's identity service.
 //!
 //! A sidecar forwards the pidfd of its client, or before Linux 6.5 the accepted socket itself, as the one descriptor of the
-//! packet. The service answers with what the kernel says of it. Nobody is asked for a pid of their own.
+//! packet. The service answers with the identity from the kernel. No process states its own pid.
 //!
 //! To the question about a socket comes, beside the answer, a pidfd of the process: an old kernel gives the sidecar none.
 
@@ -10,31 +10,21 @@ use prost::{Enumeration, Message, Oneof};
 use crate::limits::VERSION;
 
 /// What the descriptor beside the question is.
-///
-/// ```
-/// use shmesh_proto::identity::Subject;
-/// assert_eq!(Subject::try_from(1), Ok(Subject::Pidfd));
-/// ```
 #[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(i32)]
 pub enum Subject {
     /// Nothing that this version knows.
     Unspecified = 0,
-    /// A pidfd.
+    /// A pidfd of the process.
     Pidfd = 1,
     /// An accepted unix socket, whose other end is the process in question.
     Socket = 2,
     /// None: the question is which process has a number now. The answer says when it started and its pidfd's inode, and no
-    /// more: whoever can ask could ask about everybody.
+    /// more: a client could ask about every process.
     Number = 3,
 }
 
 /// Who is that? One descriptor comes with it, unless it is about a number.
-///
-/// ```
-/// use shmesh_proto::identity::{Question, Subject};
-/// assert_eq!(Question::new(1, Subject::Pidfd).subject(), Subject::Pidfd);
-/// ```
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Question {
     /// [`VERSION`].
@@ -57,33 +47,18 @@ pub struct Question {
 
 impl Question {
     /// A question in this version.
-    ///
-    /// ```
-    /// use shmesh_proto::identity::{Question, Subject};
-    /// assert_eq!(Question::new(7, Subject::Socket).id, 7);
-    /// ```
     #[must_use]
     pub fn new(id: u64, subject: Subject) -> Self {
         Self { version: VERSION, id, subject: subject.into(), ..Self::default() }
     }
 
     /// A question about a number.
-    ///
-    /// ```
-    /// use shmesh_proto::identity::{Question, Subject};
-    /// assert_eq!(Question::about(7, 4711).subject(), Subject::Number);
-    /// ```
     #[must_use]
     pub fn about(id: u64, bare_tgid: i32) -> Self {
         Self { bare_tgid, ..Self::new(id, Subject::Number) }
     }
 
     /// The same about a connection that had been accepted by then.
-    ///
-    /// ```
-    /// use shmesh_proto::identity::{Question, Subject};
-    /// assert_eq!(Question::new(7, Subject::Socket).accepted_by(4711).latest_start, 4711);
-    /// ```
     #[must_use]
     pub fn accepted_by(self, ticks: u64) -> Self {
         Self { latest_start: ticks, ..self }
@@ -122,7 +97,7 @@ pub struct Pod {
     pub confirmed: bool,
 }
 
-/// Who a process is, as the kernel says.
+/// The identity of a process, from the kernel.
 ///
 /// ```
 /// use shmesh_proto::identity::PeerIdentity;
@@ -137,13 +112,13 @@ pub struct PeerIdentity {
     /// When it started, in clock ticks after boot.
     #[prost(uint64, tag = "2")]
     pub start_time: u64,
-    /// Inode of its pidfd: the same for whoever looks; 0 before Linux 6.9.
+    /// Inode of its pidfd: the same for every observer; 0 before Linux 6.9.
     #[prost(uint64, tag = "3")]
     pub pidfd_inode: u64,
     /// Its user, as the service's user namespace numbers it.
     #[prost(uint32, tag = "4")]
     pub uid: u32,
-    /// Its group.
+    /// Effective group of the process.
     #[prost(uint32, tag = "5")]
     pub gid: u32,
     /// Its pod, if it is in one.
@@ -152,15 +127,10 @@ pub struct PeerIdentity {
 }
 
 /// Why there is no identity.
-///
-/// ```
-/// use shmesh_proto::identity::Unknown;
-/// assert_eq!(Unknown::Gone as i32, 3);
-/// ```
 #[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(i32)]
 pub enum Unknown {
-    /// Not said.
+    /// The field was not set.
     Unspecified = 0,
     /// The question is malformed, or of another version.
     BadQuestion = 1,
@@ -186,7 +156,7 @@ pub struct Answer {
     /// That of the question.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// Who it is, or why that is not known.
+    /// The identity, or the reason why it is not known.
     #[prost(oneof = "answer::Result", tags = "2, 3")]
     pub result: Option<answer::Result>,
 }
@@ -195,7 +165,7 @@ pub struct Answer {
 pub mod answer {
     use super::{Oneof, PeerIdentity, Unknown};
 
-    /// Who it is, or why that is not known.
+    /// The identity, or the reason why it is not known.
     ///
     /// ```
     /// use shmesh_proto::identity::{PeerIdentity, answer};
@@ -204,7 +174,7 @@ pub mod answer {
     /// ```
     #[derive(Clone, PartialEq, Eq, Oneof)]
     pub enum Result {
-        /// Who it is.
+        /// The identity of the process.
         #[prost(message, tag = "2")]
         Peer(PeerIdentity),
         /// Why that is not known.

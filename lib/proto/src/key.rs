@@ -5,7 +5,7 @@ use std::fmt;
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 65;
 
-/// Names exported device memory. Whoever has it still needs to be admitted; it is never written to a log all the same.
+/// Identifies exported device memory. A process that has the key must still be admitted; even so, keys are never logged.
 ///
 /// ```
 /// use shmesh_proto::key::DeviceKey;
@@ -18,11 +18,6 @@ pub struct DeviceKey([u8; KEY_BYTES]);
 
 impl DeviceKey {
     /// The key made of 256 random bits.
-    ///
-    /// ```
-    /// use shmesh_proto::key::DeviceKey;
-    /// assert_ne!(DeviceKey::from_entropy([0; 32]), DeviceKey::from_entropy([1; 32]));
-    /// ```
     #[must_use]
     pub fn from_entropy(entropy: [u8; 32]) -> Self {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -34,12 +29,7 @@ impl DeviceKey {
         Self(bytes)
     }
 
-    /// Checks bytes that come from somebody else: the length, 64 characters that can be printed, and the zero.
-    ///
-    /// ```
-    /// use shmesh_proto::key::DeviceKey;
-    /// assert_eq!(DeviceKey::from_wild(b"too short"), None);
-    /// ```
+    /// Checks untrusted bytes: the length, 64 printable characters, and the zero at the end.
     #[must_use]
     pub fn from_wild(bytes: &[u8]) -> Option<Self> {
         let bytes: [u8; KEY_BYTES] = bytes.try_into().ok()?;
@@ -47,12 +37,7 @@ impl DeviceKey {
         (*last == 0 && rest.iter().all(u8::is_ascii_graphic)).then_some(Self(bytes))
     }
 
-    /// The bytes.
-    ///
-    /// ```
-    /// use shmesh_proto::key::{DeviceKey, KEY_BYTES};
-    /// assert_eq!(DeviceKey::from_entropy([0; 32]).as_bytes().len(), KEY_BYTES);
-    /// ```
+    /// The bytes of the key.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; KEY_BYTES] {
         &self.0

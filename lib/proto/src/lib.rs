@@ -1,4 +1,4 @@
-//! What is said on a link's broker socket and on the node's identity socket. `docs/protocol.md` is the prose.
+//! The messages on a link's broker socket and on the node's identity socket. `docs/protocol.md` describes the protocol.
 //!
 //! | file | concept |
 //! |---|---|

@@ -48,8 +48,8 @@ pub const MAX_LISTED_IMPORTERS: usize = 8;
 /// Milliseconds that a grant waits for the exporter's word and to be delivered.
 pub const GRANT_MILLIS: u64 = 10_000;
 
-/// Milliseconds after the start of a broker in which exporters and importers of a former one register again. What nobody has
-/// registered by then is lost for its importers.
+/// Milliseconds after the start of a broker in which exporters and importers of the previous one register again. Keys that
+/// were not registered by then are lost for their importers.
 pub const RESTORE_MILLIS: u64 = 10_000;
 
 /// Milliseconds that one side may take to answer.

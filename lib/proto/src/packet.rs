@@ -1,4 +1,4 @@
-//! One packet.
+//! Encoding and decoding of packets.
 
 use std::fmt;
 
@@ -33,12 +33,6 @@ impl fmt::Display for Malformed {
 impl std::error::Error for Malformed {}
 
 /// The bytes of a packet.
-///
-/// ```
-/// use shmesh_proto::broker::{Done, Reply, reply};
-/// use shmesh_proto::packet;
-/// assert!(!packet::encode(&Reply::new(7, reply::Result::Done(Done::default()))).is_empty());
-/// ```
 #[must_use]
 pub fn encode(message: &impl Message) -> Vec<u8> {
     message.encode_to_vec()

@@ -18,9 +18,9 @@ use super::{MAX_FILE_BYTES, MAX_LINKS};
 /// assert_eq!(place.to_string(), " (line 3, column 18)");
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place(Option<(u64, u64)>);
+pub struct Position(Option<(u64, u64)>);
 
-impl Place {
+impl Position {
     /// No position: the value did not come from a text.
     pub(super) const UNKNOWN: Self = Self(None);
 
@@ -29,11 +29,11 @@ impl Place {
     /// `None` when the value did not come from a text.
     ///
     /// ```
-    /// use shmesh::config::{ConfigError, Place, from_yaml};
+    /// use shmesh::config::{ConfigError, Position, from_yaml};
     /// let error = from_yaml("links: []").unwrap_err();
     /// let ConfigError::NoLinks { place } = error else { panic!("{error}") };
     /// assert_eq!(place.line_column(), Some((1, 8)));
-    /// assert_eq!(Place::default().line_column(), None);
+    /// assert_eq!(Position::default().line_column(), None);
     /// ```
     pub const fn line_column(self) -> Option<(u64, u64)> {
         self.0
@@ -46,7 +46,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some((line, column)) => write!(f, " (line {line}, column {column})"),
@@ -66,11 +66,6 @@ pub(super) fn shown(text: &str) -> String {
 
 /// A message about a text, with the line and column that it is about below it. Every program shows a mistake in a YAML text in
 /// this form, which is that of the parser; the position stands in it once.
-///
-/// ```
-/// let shown = shmesh::config::show_mistake("a.yaml", "a: 1\nb: [\n", "unclosed bracket", Some((2, 4)));
-/// assert_eq!(shown, "unclosed bracket\n --> a.yaml:2:4\n  |\n2 | b: [\n  |    ^");
-/// ```
 pub fn show_mistake(name: &str, text: &str, message: &str, location: Option<(u64, u64)>) -> String {
     /// Longest part of a line that is shown.
     const WIDTH: usize = 120;
@@ -112,22 +107,22 @@ pub enum ConfigError {
     TextTooLarge,
     /// The file is not UTF-8.
     #[error("the configuration is not UTF-8; save it as UTF-8{place}")]
-    NotUtf8 { place: Place },
+    NotUtf8 { place: Position },
     /// Not YAML, or not of the expected shape.
     #[error("the YAML is not as expected: {message}{place}")]
-    Yaml { message: String, place: Place },
+    Yaml { message: String, place: Position },
     /// Nesting, aliases or the number of nodes pass what any real file needs.
     #[error("the YAML passes a safety limit: {message}; use less nesting and fewer aliases{place}")]
-    TooComplex { message: String, place: Place },
+    TooComplex { message: String, place: Position },
     /// A key that has no meaning here.
     #[error("unknown key {key}; known here: {known}{place}")]
-    UnknownKey { key: String, known: String, place: Place },
+    UnknownKey { key: String, known: String, place: Position },
     /// A key that stands twice in one map.
     #[error("key {key} stands twice in the same map; remove one{place}")]
-    DuplicateKey { key: String, place: Place },
+    DuplicateKey { key: String, place: Position },
     /// A key that must be there is not.
     #[error("key {key} is missing; add it{place}")]
-    MissingKey { key: String, place: Place },
+    MissingKey { key: String, place: Position },
     /// Neither our form nor NVIPC's.
     #[error("the file has neither 'links' (shmesh form) nor 'transport' (NVIPC form) at its top; add one")]
     UnknownForm,
@@ -135,22 +130,22 @@ pub enum ConfigError {
     #[error(
         "the file has both 'transport' (NVIPC form) and 'links' or 'version' (shmesh form); keep one{place}"
     )]
-    MixedForms { place: Place },
+    MixedForms { place: Position },
     /// A version of the form that this library does not know.
     #[error("version is {found}, this library reads version 1; set it to 1{place}")]
-    VersionUnsupported { found: String, place: Place },
+    VersionUnsupported { found: String, place: Position },
     /// A value of the wrong type.
     #[error("{field} needs {expected}, found {found}{place}")]
-    WrongType { field: String, expected: &'static str, found: String, place: Place },
+    WrongType { field: String, expected: &'static str, found: String, place: Position },
     /// A number below zero.
     #[error("{field} is {value}, it cannot be below 0; give a whole number from 0 up{place}")]
-    Negative { field: String, value: i128, place: Place },
+    Negative { field: String, value: i128, place: Position },
     /// A number that does not fit 64 bits.
     #[error("{field} is {found}, which does not fit 64 bits; give a smaller whole number{place}")]
-    NumberTooLarge { field: String, found: String, place: Place },
+    NumberTooLarge { field: String, found: String, place: Position },
     /// The list of links is empty.
     #[error("the file has no link; list at least one{place}")]
-    NoLinks { place: Place },
+    NoLinks { place: Position },
     /// All links of an annotation are secondary in a pool.
     #[error(
         "every link is secondary in a pool: the primary's sidecar keeps it; remove the sidecar of this pod"
@@ -160,89 +155,89 @@ pub enum ConfigError {
     #[error(
         "link {link}: side secondary needs a primary in another pod; give scope pool/<name>, or remove side{place}"
     )]
-    SideNeedsPool { link: LinkName, place: Place },
+    SideNeedsPool { link: LinkName, place: Position },
     /// An empty list of containers.
     #[error("link {link}: containers lists none; name at least one, or remove it{place}")]
-    NoContainers { link: LinkName, place: Place },
+    NoContainers { link: LinkName, place: Position },
     /// More than [`MAX_LINKS`] links.
     #[error("the file has {count} links, the limit is {MAX_LINKS}; split it into several files{place}")]
-    TooManyLinks { count: usize, place: Place },
+    TooManyLinks { count: usize, place: Position },
     /// A name that is not a [`LinkName`].
     #[error("{reason}{place}")]
-    BadName { reason: NameError, place: Place },
+    BadName { reason: NameError, place: Position },
     /// Two links with one name.
     #[error("link {link} is already defined{first}; rename or remove this one{place}")]
-    DuplicateLink { link: LinkName, first: Place, place: Place },
+    DuplicateLink { link: LinkName, first: Position, place: Position },
     /// `cpu_msg`, the mandatory pool, is switched off.
     #[error("link {link}: pool cpu_msg is mandatory; set its buffer size and pool_len above 0{place}")]
-    CpuMsgMissing { link: LinkName, place: Place },
+    CpuMsgMissing { link: LinkName, place: Position },
     /// One number of a pool is given, and the other has no default.
     #[error("link {link}: pool {pool} has no {missing}; give both numbers, or none{place}")]
-    PoolIncomplete { link: LinkName, pool: PoolId, missing: &'static str, place: Place },
+    PoolIncomplete { link: LinkName, pool: PoolId, missing: &'static str, place: Position },
     /// A buffer above [`MAX_BUF_SIZE_BYTES`].
     #[error(
         "link {link}: pool {pool} has buffers of {value} bytes, the limit is {MAX_BUF_SIZE_BYTES}; lower it{place}"
     )]
-    BufSizeTooLarge { link: LinkName, pool: PoolId, value: u64, place: Place },
+    BufSizeTooLarge { link: LinkName, pool: PoolId, value: u64, place: Position },
     /// More than [`MAX_POOL_LEN`] buffers.
     #[error("link {link}: pool {pool} has pool_len {value}, the limit is {MAX_POOL_LEN}; lower it{place}")]
-    PoolLenTooLarge { link: LinkName, pool: PoolId, value: u64, place: Place },
+    PoolLenTooLarge { link: LinkName, pool: PoolId, value: u64, place: Position },
     /// A pool above [`MAX_SEGMENT_BYTES`].
     #[error(
         "link {link}: pool {pool} would have {bytes} bytes, the limit of a segment is {MAX_SEGMENT_BYTES}; lower \
          its pool_len or buffer size{place}"
     )]
-    SegmentTooLarge { link: LinkName, pool: PoolId, bytes: u64, place: Place },
+    SegmentTooLarge { link: LinkName, pool: PoolId, bytes: u64, place: Position },
     /// All pools of a link together above [`MAX_SEGMENT_BYTES`].
     #[error(
         "link {link}: its pools would have {bytes} bytes together, the limit is {MAX_SEGMENT_BYTES}; lower a \
          pool_len{place}"
     )]
-    LinkTooLarge { link: LinkName, bytes: u64, place: Place },
+    LinkTooLarge { link: LinkName, bytes: u64, place: Position },
     /// A ring outside [`MIN_RING_LEN`] to [`MAX_RING_LEN`].
     #[error("link {link}: ring length is {value}; give {MIN_RING_LEN} to {MAX_RING_LEN}{place}")]
-    RingLenOutOfRange { link: LinkName, value: u64, place: Place },
+    RingLenOutOfRange { link: LinkName, value: u64, place: Position },
     /// Polling longer than [`MAX_SPIN_US`].
     #[error("link {link}: spin_us is {value}, the limit is {MAX_SPIN_US}; lower it{place}")]
-    SpinTooLong { link: LinkName, value: u64, place: Place },
+    SpinTooLong { link: LinkName, value: u64, place: Position },
     /// A key of `ring` that only ring mode `broadcast` has.
     #[error("link {link}: {field} needs ring.mode broadcast; set it, or remove {field}{place}")]
-    NeedsBroadcast { link: LinkName, field: &'static str, place: Place },
+    NeedsBroadcast { link: LinkName, field: &'static str, place: Position },
     /// A limit for eviction where no reader is evicted.
     #[error(
         "link {link}: ring.evict_after_ms needs ring.slow evict; set it, or remove ring.evict_after_ms{place}"
     )]
-    NeedsEvict { link: LinkName, place: Place },
+    NeedsEvict { link: LinkName, place: Position },
     /// More messages for newcomers than ring or pools can keep.
     #[error(
         "link {link}: ring.history is {value}, the limit is {limit} ({what}); lower it, or raise {what}{place}"
     )]
-    HistoryTooLong { link: LinkName, value: u64, what: String, limit: u32, place: Place },
+    HistoryTooLong { link: LinkName, value: u64, what: String, limit: u32, place: Position },
     /// A limit for eviction that is none.
     #[error("link {link}: ring.evict_after_ms is {value}; give 1 to {MAX_EVICT_AFTER_MS}{place}")]
-    EvictAfterOutOfRange { link: LinkName, value: u64, place: Place },
+    EvictAfterOutOfRange { link: LinkName, value: u64, place: Position },
     /// A ring of one slot, whose writer overwrites the only message.
     #[error("link {link}: ring.slow skip needs ring.len 2 or more; raise it{place}")]
-    SkipNeedsRoom { link: LinkName, place: Place },
+    SkipNeedsRoom { link: LinkName, place: Position },
     /// One receiving process, and a ring that is for many.
     #[error(
         "link {link}: ring.mode broadcast is for many readers; set receivers to many, or ring.mode to spsc{place}"
     )]
-    BroadcastReceivers { link: LinkName, place: Place },
+    BroadcastReceivers { link: LinkName, place: Position },
     /// A file mode other than the two that make sense.
     #[error("link {link}: file_mode is {found}; give \"0600\" (owner) or \"0660\" (owner and group){place}")]
-    FileModeRefused { link: LinkName, found: String, place: Place },
+    FileModeRefused { link: LinkName, found: String, place: Position },
     /// Reserved huge pages with named segments: tmpfs cannot hold them.
     #[error(
         "link {link}: huge_pages hugetlb needs memfd backing; set backing to memfd, or huge_pages to off{place}"
     )]
-    HugetlbNeedsMemfd { link: LinkName, place: Place },
+    HugetlbNeedsMemfd { link: LinkName, place: Position },
     /// An NVIPC transport that exists there and not here.
     #[error("transport type {found} is not supported by this version of the library; set it to shm{place}")]
-    TransportUnsupported { found: String, place: Place },
-    /// An NVIPC transport that nobody knows.
+    TransportUnsupported { found: String, place: Position },
+    /// The type of an NVIPC transport is unknown.
     #[error("transport type {found} is unknown; set it to shm{place}")]
-    TransportUnknown { found: String, place: Place },
+    TransportUnknown { found: String, place: Position },
 }
 
 impl ConfigError {
@@ -274,9 +269,11 @@ impl ConfigError {
         show_mistake(name, text, message, self.location())
     }
 
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> Position {
         match self {
-            Self::Read { .. } | Self::TextTooLarge | Self::UnknownForm | Self::NothingKept => Place::UNKNOWN,
+            Self::Read { .. } | Self::TextTooLarge | Self::UnknownForm | Self::NothingKept => {
+                Position::UNKNOWN
+            }
             Self::File { error, .. } => error.place(),
             Self::NotUtf8 { place }
             | Self::Yaml { place, .. }

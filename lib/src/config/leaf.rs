@@ -8,12 +8,12 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-use super::error::{ConfigError, Place, shown};
+use super::error::{ConfigError, Position, shown};
 use super::link::{LinkConfig, PoolPlaces};
 use super::pool::PoolId;
 use super::quantity::{QuantityError, parse_bytes};
 
-impl Place {
+impl Position {
     /// Where a value is written; for an alias, where the anchored value is.
     pub(super) fn of<T>(value: &Spanned<T>) -> Self {
         Self::at(value.defined.line(), value.defined.column())
@@ -106,25 +106,25 @@ const TWO_TO_63: f64 = 9_223_372_036_854_775_808.0;
 /// A value that may be left out. An explicit null is not the same: it goes to `T` and is refused like a wrong
 /// type.
 #[derive(Debug, Clone)]
-pub(super) struct Given<T>(pub(super) Option<Spanned<T>>);
+pub(super) struct SpannedOption<T>(pub(super) Option<Spanned<T>>);
 
-impl<T> Default for Given<T> {
+impl<T> Default for SpannedOption<T> {
     fn default() -> Self {
         Self(None)
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Given<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for SpannedOption<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Spanned::deserialize(deserializer).map(|value| Self(Some(value)))
     }
 }
 
-impl Given<Leaf> {
+impl SpannedOption<Leaf> {
     /// The value as a whole number from 0 up, with its place.
-    pub(super) fn whole(&self, field: impl fmt::Display) -> Result<Option<(u64, Place)>, ConfigError> {
+    pub(super) fn whole(&self, field: impl fmt::Display) -> Result<Option<(u64, Position)>, ConfigError> {
         let Some(given) = &self.0 else { return Ok(None) };
-        let place = Place::of(given);
+        let place = Position::of(given);
         match &given.value {
             Leaf::Int(value) => match u64::try_from(*value) {
                 Ok(value) => Ok(Some((value, place))),
@@ -140,7 +140,7 @@ impl Given<Leaf> {
     }
 
     /// The value as a number of bytes, with its place: a whole number, or a quantity as Kubernetes writes it.
-    pub(super) fn bytes(&self, field: impl fmt::Display) -> Result<Option<(u64, Place)>, ConfigError> {
+    pub(super) fn bytes(&self, field: impl fmt::Display) -> Result<Option<(u64, Position)>, ConfigError> {
         let Some(given) = &self.0 else { return Ok(None) };
         let text = match &given.value {
             Leaf::Text(text) => text.as_str(),
@@ -148,7 +148,7 @@ impl Given<Leaf> {
             Leaf::Float(value) if value.abs() < TWO_TO_63 => "",
             _ => return self.whole(field),
         };
-        let place = Place::of(given);
+        let place = Position::of(given);
         match parse_bytes(text) {
             Ok(value) => Ok(Some((value, place))),
             Err(QuantityError::TooLarge(found)) => {
@@ -163,7 +163,7 @@ impl Given<Leaf> {
 
     /// Stores the value as a boolean, if it was given.
     pub(super) fn flag_into(&self, field: impl fmt::Display, target: &mut bool) -> Result<(), ConfigError> {
-        match self.0.as_ref().map(|given| (&given.value, Place::of(given))) {
+        match self.0.as_ref().map(|given| (&given.value, Position::of(given))) {
             None => Ok(()),
             Some((Leaf::Bool(value), _)) => {
                 *target = *value;
@@ -180,9 +180,9 @@ impl Given<Leaf> {
         expected: &'static str,
         words: &[(&str, T)],
         target: &mut T,
-    ) -> Result<Option<Place>, ConfigError> {
+    ) -> Result<Option<Position>, ConfigError> {
         let Some(given) = &self.0 else { return Ok(None) };
-        let place = Place::of(given);
+        let place = Position::of(given);
         let found = match &given.value {
             Leaf::Text(text) => words.iter().find(|(word, _)| word == text),
             _ => None,
@@ -193,15 +193,20 @@ impl Given<Leaf> {
     }
 }
 
-fn wrong_type(field: impl fmt::Display, expected: &'static str, found: &Leaf, place: Place) -> ConfigError {
+fn wrong_type(
+    field: impl fmt::Display,
+    expected: &'static str,
+    found: &Leaf,
+    place: Position,
+) -> ConfigError {
     ConfigError::WrongType { field: field.to_string(), expected, found: found.to_string(), place }
 }
 
 /// The two numbers of a pool, as either form has them.
 #[derive(Debug, Default)]
 pub(super) struct PoolLeaves {
-    pub(super) buf_size: Given<Leaf>,
-    pub(super) pool_len: Given<Leaf>,
+    pub(super) buf_size: SpannedOption<Leaf>,
+    pub(super) pool_len: SpannedOption<Leaf>,
 }
 
 impl PoolLeaves {

@@ -1,6 +1,6 @@
 //! The configuration of one link, and the rules it must keep.
 
-use super::error::{ConfigError, Place};
+use super::error::{ConfigError, Position};
 use super::name::LinkName;
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
 
@@ -71,7 +71,7 @@ pub enum RingMode {
 }
 
 /// Most participants of the secondary side of a link with ring mode [`Broadcast`](RingMode::Broadcast): a seat stays for the writer,
-/// and one for whoever recovers what a dead participant held.
+/// and one for a process that recovers what a dead participant held.
 ///
 /// ```
 /// assert_eq!(shmesh::config::MAX_READERS, shmesh::MAX_SEATS - 2);
@@ -190,7 +190,7 @@ pub enum Receivers {
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Backing {
-    /// Files in the IPC directory (`/dev/shm`); whoever may open the file may attach.
+    /// Files in the IPC directory (`/dev/shm`); a process that may open the files may attach.
     #[default]
     Named,
     /// Sealed memfds without a name, which only the broker hands out.
@@ -210,7 +210,7 @@ pub enum Backing {
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum HugePages {
-    /// Base pages.
+    /// Pages of the base size.
     #[default]
     Off,
     /// Transparent huge pages, which the creator of the link asks for whatever the node's `shmem_enabled` says (Linux 6.1 or
@@ -251,7 +251,7 @@ pub struct LinkConfig {
     pub backing: Backing,
     /// Whether segments use huge pages.
     pub huge_pages: HugePages,
-    /// Touch every page at the start, so that the creator pays and nobody faults later.
+    /// Touch every page at the start, so that the creator pays and no page fault follows.
     pub prefault: bool,
     /// Keep the pages in memory (`mlock`).
     pub lock_memory: bool,
@@ -330,12 +330,6 @@ impl LinkConfig {
     }
 
     /// Bytes in all enabled pools together, without rings, headers and alignment. Saturates.
-    ///
-    /// ```
-    /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// assert_eq!(link.payload_bytes(), 1024 * 8192 + 256 * 65_536);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn payload_bytes(&self) -> u64 {
         self.pools.iter().fold(0, |sum: u64, pool| sum.saturating_add(pool.payload_bytes()))
     }
@@ -452,27 +446,27 @@ impl LinkConfig {
 /// Where a link's values stand in the text; the link's own place for those that are not there.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LinkPlaces {
-    pub(super) link: Place,
-    pub(super) ring_len: Place,
-    pub(super) history: Place,
-    pub(super) evict_after_ms: Place,
-    pub(super) huge_pages: Place,
-    pub(super) spin_us: Place,
-    pub(super) file_mode: Place,
+    pub(super) link: Position,
+    pub(super) ring_len: Position,
+    pub(super) history: Position,
+    pub(super) evict_after_ms: Position,
+    pub(super) huge_pages: Position,
+    pub(super) spin_us: Position,
+    pub(super) file_mode: Position,
     pub(super) pools: [PoolPlaces; PoolId::COUNT],
 }
 
 /// Where a pool's two numbers stand in the text.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PoolPlaces {
-    pub(super) buf_size: Place,
-    pub(super) pool_len: Place,
+    pub(super) buf_size: Position,
+    pub(super) pool_len: Position,
 }
 
 impl LinkPlaces {
     /// All places as that of the link, to be made exact field by field.
     #[cfg(feature = "yaml")]
-    pub(super) fn all_at(link: Place) -> Self {
+    pub(super) fn all_at(link: Position) -> Self {
         let pools = [PoolPlaces { buf_size: link, pool_len: link }; PoolId::COUNT];
         Self {
             link,

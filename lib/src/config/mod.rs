@@ -51,7 +51,7 @@ mod tests;
 #[cfg(feature = "yaml")]
 mod yaml;
 
-pub use error::{ConfigError, Place, show_mistake};
+pub use error::{ConfigError, Position, show_mistake};
 pub use link::{
     Backing, BroadcastConfig, HugePages, LinkConfig, MAX_EVICT_AFTER_MS, MAX_READERS, MAX_RING_LEN,
     MAX_SPIN_US, MIN_RING_LEN, Receivers, RingMode, SlowReaders,
@@ -67,12 +67,6 @@ pub use quantity::{QuantityError, parse_bytes};
 pub use read::{ConfigForm, IgnoredKey, LoadedConfig, from_annotation, from_file, from_yaml};
 
 /// Largest configuration text in bytes (1 MiB), above what a Kubernetes ConfigMap can hold.
-///
-/// ```
-/// use shmesh::config::{ConfigError, MAX_FILE_BYTES, from_yaml};
-/// let text = " ".repeat(MAX_FILE_BYTES + 1);
-/// assert!(matches!(from_yaml(&text), Err(ConfigError::TextTooLarge)));
-/// ```
 pub const MAX_FILE_BYTES: usize = 1 << 20;
 
 /// Most links in one configuration.

@@ -6,12 +6,6 @@ use std::str::FromStr;
 use super::error::shown;
 
 /// Longest link name in bytes: NVIPC's `prefix` field holds 32 with its NUL.
-///
-/// ```
-/// use shmesh::config::{LinkName, MAX_LINK_NAME_BYTES};
-/// assert!("a".repeat(MAX_LINK_NAME_BYTES).parse::<LinkName>().is_ok());
-/// assert!("a".repeat(MAX_LINK_NAME_BYTES + 1).parse::<LinkName>().is_err());
-/// ```
 pub const MAX_LINK_NAME_BYTES: usize = 31;
 
 /// The name of a link: 1 to 31 ASCII letters, digits, `_`, `.` or `-`, and no `.` at the start.
@@ -32,12 +26,6 @@ pub struct LinkName(String);
 
 impl LinkName {
     /// The name as text.
-    ///
-    /// ```
-    /// let name: shmesh::config::LinkName = "fronthaul-0".parse()?;
-    /// assert_eq!(format!("{}_shm", name.as_str()), "fronthaul-0_shm");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -111,7 +99,7 @@ pub enum NameError {
     /// More than [`MAX_LINK_NAME_BYTES`] bytes.
     #[error("link name {name} has {len} bytes, the limit is {MAX_LINK_NAME_BYTES}; shorten it")]
     TooLong {
-        /// The text, quoted.
+        /// The rejected text, quoted.
         name: String,
         /// Its length in bytes.
         len: usize,
@@ -121,7 +109,7 @@ pub enum NameError {
         "link name {name} has byte 0x{byte:02x} at position {at}; use only ASCII letters, digits, '_', '.' and '-'"
     )]
     BadByte {
-        /// The text, quoted.
+        /// The rejected text, quoted.
         name: String,
         /// The first byte that is not allowed.
         byte: u8,
@@ -131,7 +119,7 @@ pub enum NameError {
     /// The first character is a dot, which would make a hidden file or a parent directory.
     #[error("link name {name} starts with '.'; start it with a letter, a digit, '_' or '-'")]
     LeadingDot {
-        /// The text, quoted.
+        /// The rejected text, quoted.
         name: String,
     },
 }

@@ -10,8 +10,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-use super::error::{ConfigError, Place, shown};
-use super::leaf::{Given, KnownKeys, Leaf, Open, OpenVisitor, PoolLeaves};
+use super::error::{ConfigError, Position, shown};
+use super::leaf::{KnownKeys, Leaf, Open, OpenVisitor, PoolLeaves, SpannedOption};
 use super::link::{LinkConfig, LinkPlaces};
 use super::pool::PoolId;
 use super::yaml::Names;
@@ -57,9 +57,9 @@ impl<'de> Deserialize<'de> for Transports {
 
 #[derive(Debug, Default)]
 struct Transport {
-    kind: Given<String>,
+    kind: SpannedOption<String>,
     shm_config: Option<Open<ShmConfig>>,
-    app_config: Option<(Place, Leaf)>,
+    app_config: Option<(Position, Leaf)>,
 }
 
 impl<'de> KnownKeys<'de> for Transport {
@@ -67,7 +67,7 @@ impl<'de> KnownKeys<'de> for Transport {
         match key.value.as_str() {
             "type" => self.kind = map.next_value()?,
             "shm_config" => self.shm_config = map.next_value()?,
-            "app_config" => self.app_config = Some((Place::of(key), map.next_value()?)),
+            "app_config" => self.app_config = Some((Position::of(key), map.next_value()?)),
             _ => return Ok(false),
         }
         Ok(true)
@@ -76,8 +76,8 @@ impl<'de> KnownKeys<'de> for Transport {
 
 #[derive(Debug, Default)]
 struct ShmConfig {
-    prefix: Given<String>,
-    ring_len: Given<Leaf>,
+    prefix: SpannedOption<String>,
+    ring_len: SpannedOption<Leaf>,
     mempool_size: Option<Open<Mempools>>,
 }
 
@@ -122,17 +122,17 @@ impl<'de> KnownKeys<'de> for Mempool {
 
 /// Collects what is ignored, each path once: ten instances repeat the same keys.
 #[derive(Debug, Default)]
-pub(super) struct Ignored(Vec<IgnoredKey>);
+pub(super) struct IgnoredKeys(Vec<IgnoredKey>);
 
-impl Ignored {
+impl IgnoredKeys {
     pub(super) fn add(&mut self, parent: &str, keys: &[Spanned<String>]) {
         for key in keys {
             let dot = if parent.is_empty() { "" } else { "." };
-            self.push(format!("{parent}{dot}{}", key.value.escape_debug()), Place::of(key));
+            self.push(format!("{parent}{dot}{}", key.value.escape_debug()), Position::of(key));
         }
     }
 
-    pub(super) fn push(&mut self, path: String, place: Place) {
+    pub(super) fn push(&mut self, path: String, place: Position) {
         self.0.push(IgnoredKey { path, line: place.line_column().map_or(0, |(line, _)| line) });
     }
 
@@ -148,21 +148,21 @@ impl Ignored {
 /// Turns the transports into checked links.
 pub(super) fn links(
     transports: Spanned<Transports>,
-    ignored: &mut Ignored,
+    ignored: &mut IgnoredKeys,
 ) -> Result<Vec<LinkConfig>, ConfigError> {
-    let whole = Place::of(&transports);
+    let whole = Position::of(&transports);
     let list = transports.value.0;
     if list.is_empty() {
         return Err(ConfigError::NoLinks { place: whole });
     }
     if let Some(first_too_many) = list.get(MAX_LINKS) {
-        return Err(ConfigError::TooManyLinks { count: list.len(), place: Place::of(first_too_many) });
+        return Err(ConfigError::TooManyLinks { count: list.len(), place: Position::of(first_too_many) });
     }
     let mut names = Names::default();
     list.into_iter()
         .map(|transport| {
-            let place = Place::of(&transport);
-            let at = if place == Place::UNKNOWN { whole } else { place };
+            let place = Position::of(&transport);
+            let at = if place == Position::UNKNOWN { whole } else { place };
             ignored.add("transport", &transport.value.unknown);
             transport.value.known.into_config(&mut names, at, ignored)
         })
@@ -173,8 +173,8 @@ impl Transport {
     fn into_config(
         self,
         names: &mut Names,
-        at: Place,
-        ignored: &mut Ignored,
+        at: Position,
+        ignored: &mut IgnoredKeys,
     ) -> Result<LinkConfig, ConfigError> {
         if let Some(kind) = &self.kind.0 {
             check_type(kind)?;
@@ -189,7 +189,7 @@ impl Transport {
         let shm = self.shm_config.unwrap_or_default();
         ignored.add("transport.shm_config", &shm.unknown);
         let (prefix, prefix_at) = match &shm.known.prefix.0 {
-            Some(prefix) => (prefix.value.as_str(), Place::of(prefix)),
+            Some(prefix) => (prefix.value.as_str(), Position::of(prefix)),
             None => (DEFAULT_PREFIX, at),
         };
         let mut link = LinkConfig::nvipc_defaults(names.take(prefix, prefix_at)?);
@@ -217,7 +217,7 @@ impl Transport {
 }
 
 fn check_type(kind: &Spanned<String>) -> Result<(), ConfigError> {
-    let (found, place) = (shown(&kind.value), Place::of(kind));
+    let (found, place) = (shown(&kind.value), Position::of(kind));
     match kind.value.to_ascii_lowercase().as_str() {
         "shm" => Ok(()),
         "udp" | "dpdk" | "doca" => Err(ConfigError::TransportUnsupported { found, place }),
@@ -230,7 +230,7 @@ impl Mempools {
         self,
         link: &mut LinkConfig,
         places: &mut LinkPlaces,
-        ignored: &mut Ignored,
+        ignored: &mut IgnoredKeys,
     ) -> Result<(), ConfigError> {
         const PATH: &str = "shm_config.mempool_size";
         for (pool, given) in PoolId::ALL.into_iter().zip(self.0) {

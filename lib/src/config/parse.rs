@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_saphyr::localizer::Localizer;
 use serde_saphyr::{DuplicateKeyPolicy, MessageFormatter, Options, UserMessageFormatter};
 
-use super::error::{ConfigError, Place, show_mistake, shown};
+use super::error::{ConfigError, Position, show_mistake, shown};
 
 /// Parses one document within limits that no real configuration comes near.
 ///
@@ -91,8 +91,10 @@ fn convert(error: &serde_saphyr::Error) -> ConfigError {
     while let Error::AliasError { error, .. } = inner {
         inner = error.without_snippet();
     }
-    let place =
-        inner.location().or(error.location()).map_or(Place::UNKNOWN, |at| Place::at(at.line(), at.column()));
+    let place = inner
+        .location()
+        .or(error.location())
+        .map_or(Position::UNKNOWN, |at| Position::at(at.line(), at.column()));
     let message = || -> String {
         let text = inner.render_with_formatter(&BareMessage);
         // The renderer has escaped control characters; what is left to fear is length.

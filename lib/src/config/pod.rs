@@ -1,11 +1,11 @@
-//! A link as a pod's annotation has it: what it is made of, and who in the pod is on it.
+//! A link in the annotation of a pod: its configuration, and the containers that use it.
 
 use std::fmt;
 
 use serde_saphyr::Spanned;
 
-use super::error::{ConfigError, Place};
-use super::leaf::{Given, Leaf};
+use super::error::{ConfigError, Position};
+use super::leaf::{Leaf, SpannedOption};
 use super::link::LinkConfig;
 use super::name::LinkName;
 use super::{MAX_FILE_BYTES, parse, yaml};
@@ -55,7 +55,7 @@ pub struct PodLink {
     /// What it is made of. In a pool the mode is `0660` unless the annotation says otherwise: who is in the pool's group is on
     /// the other side.
     pub config: LinkConfig,
-    /// Where it is.
+    /// Where the link lives.
     pub scope: Scope,
     /// Which side this pod is; of a link in the pod's own directory, the primary.
     pub side: Side,
@@ -75,30 +75,24 @@ pub struct PodLink {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodPlaces {
-    /// The link.
-    pub link: Place,
-    /// Its `scope`.
-    pub scope: Place,
-    /// Its `side`.
-    pub side: Place,
-    /// Its `containers`.
-    pub containers: Place,
+    /// Position of the link.
+    pub link: Position,
+    /// Position of its `scope`.
+    pub scope: Position,
+    /// Position of its `side`.
+    pub side: Position,
+    /// Position of its `containers`.
+    pub containers: Position,
 }
 
 impl PodLink {
     /// Whether the sidecar of this pod keeps the link. What is secondary in a pool is kept by the primary's.
-    ///
-    /// ```
-    /// let links = shmesh::config::pod_links("- name: a\n- name: b\n  scope: pool/p\n  side: primary\n")?;
-    /// assert!(links.iter().all(|link| link.is_kept_here()));
-    /// # Ok::<(), shmesh::config::ConfigError>(())
-    /// ```
     #[must_use]
     pub fn is_kept_here(&self) -> bool {
         self.scope == Scope::Pod || self.side == Side::Primary
     }
 
-    pub(super) fn from_yaml(yaml: yaml::LinkYaml, name: LinkName, at: Place) -> Result<Self, ConfigError> {
+    pub(super) fn from_yaml(yaml: yaml::LinkYaml, name: LinkName, at: Position) -> Result<Self, ConfigError> {
         let mut places = PodPlaces { link: at, scope: at, side: at, containers: at };
         let scope = scope(&yaml.scope, &mut places.scope)?;
         let mut side = Side::Primary;
@@ -112,7 +106,7 @@ impl PodLink {
         let containers = match &yaml.containers {
             None => None,
             Some(list) => {
-                places.containers = Place::of(list);
+                places.containers = Position::of(list);
                 if list.value.is_empty() {
                     return Err(ConfigError::NoContainers { link: name, place: places.containers });
                 }
@@ -127,9 +121,9 @@ impl PodLink {
     }
 }
 
-fn scope(given: &Given<Leaf>, at: &mut Place) -> Result<Scope, ConfigError> {
+fn scope(given: &SpannedOption<Leaf>, at: &mut Position) -> Result<Scope, ConfigError> {
     let Some(given) = &given.0 else { return Ok(Scope::Pod) };
-    *at = Place::of(given);
+    *at = Position::of(given);
     if let Leaf::Text(text) = &given.value {
         if text == "pod" {
             return Ok(Scope::Pod);
@@ -161,7 +155,7 @@ pub fn pod_links(text: &str) -> Result<Vec<PodLink>, ConfigError> {
         return Err(ConfigError::TextTooLarge);
     }
     if text.trim().is_empty() {
-        return Err(ConfigError::NoLinks { place: Place::UNKNOWN });
+        return Err(ConfigError::NoLinks { place: Position::UNKNOWN });
     }
     let list: Spanned<Vec<Spanned<yaml::LinkYaml>>> = parse::parse(text)?;
     yaml::pod_links(list)

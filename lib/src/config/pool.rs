@@ -16,14 +16,6 @@ use std::fmt;
 pub const MAX_POOL_LEN: u32 = 1 << 19;
 
 /// Largest buffer in bytes: the C API carries lengths as `int32_t`.
-///
-/// ```
-/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-/// use shmesh::config::{ConfigError, MAX_BUF_SIZE_BYTES, PoolId};
-/// link.pools[PoolId::CpuData.index()].buf_size_bytes = (MAX_BUF_SIZE_BYTES + 1).try_into()?;
-/// assert!(matches!(link.validate(), Err(ConfigError::BufSizeTooLarge { .. })));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub const MAX_BUF_SIZE_BYTES: u64 = (1 << 31) - 1;
 
 /// Largest segment in bytes, and the most that all pools of one link may hold together (1 TiB).
@@ -54,7 +46,7 @@ pub const MAX_SEGMENT_BYTES: u64 = 1 << 40;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum PoolId {
-    /// Messages proper; mandatory.
+    /// MSG parts of messages; mandatory.
     CpuMsg = 0,
     /// Payloads in CPU memory.
     CpuData = 1,
@@ -67,7 +59,7 @@ pub enum PoolId {
 }
 
 impl PoolId {
-    /// Number of pools.
+    /// The number of pool kinds.
     ///
     /// ```
     /// use shmesh::config::{PoolConfig, PoolId};
@@ -78,22 +70,10 @@ impl PoolId {
     pub const COUNT: usize = 5;
 
     /// All pools, each at its index.
-    ///
-    /// ```
-    /// use shmesh::config::PoolId;
-    /// let names = PoolId::ALL.map(PoolId::name);
-    /// assert_eq!(names, ["cpu_msg", "cpu_data", "cpu_large", "cuda_data", "gpu_data"]);
-    /// ```
     pub const ALL: [Self; Self::COUNT] =
         [Self::CpuMsg, Self::CpuData, Self::CpuLarge, Self::CudaData, Self::GpuData];
 
     /// The name in configurations and file names.
-    ///
-    /// ```
-    /// use shmesh::config::PoolId;
-    /// assert_eq!(PoolId::CpuLarge.name(), "cpu_large");
-    /// assert_eq!(format!("{:>10}", PoolId::CpuMsg), "   cpu_msg", "as it prints");
-    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Self::CpuMsg => "cpu_msg",
@@ -105,36 +85,16 @@ impl PoolId {
     }
 
     /// The pool with this number, if there is one. The number may come from a peer.
-    ///
-    /// ```
-    /// use shmesh::config::PoolId;
-    /// assert_eq!(PoolId::from_index(2), Some(PoolId::CpuLarge));
-    /// assert_eq!(PoolId::from_index(u32::MAX), None);
-    /// ```
     pub fn from_index(index: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(index).ok()?).copied()
     }
 
     /// The pool's place in an array such as [`LinkConfig::pools`](super::LinkConfig::pools).
-    ///
-    /// ```
-    /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// use shmesh::config::PoolId;
-    /// link.pools[PoolId::CpuData.index()].pool_len = 16;
-    /// assert_eq!(link.pool(PoolId::CpuData).pool_len, 16);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub const fn index(self) -> usize {
         self as usize
     }
 
     /// Whether the buffers lie in device memory: see [`Link::device_pool`](crate::Link::device_pool).
-    ///
-    /// ```
-    /// use shmesh::config::PoolId;
-    /// assert!(PoolId::GpuData.is_device());
-    /// assert!(!PoolId::CpuLarge.is_device());
-    /// ```
     pub const fn is_device(self) -> bool {
         matches!(self, Self::CudaData | Self::GpuData)
     }
@@ -160,37 +120,20 @@ impl fmt::Display for PoolId {
 pub struct PoolConfig {
     /// Bytes in one buffer.
     pub buf_size_bytes: u32,
-    /// Number of buffers.
+    /// The number of buffers.
     pub pool_len: u32,
 }
 
 impl PoolConfig {
     /// A pool that is not created.
-    ///
-    /// ```
-    /// use shmesh::config::PoolConfig;
-    /// assert!(!PoolConfig::DISABLED.is_enabled());
-    /// assert_eq!(PoolConfig::DISABLED.payload_bytes(), 0);
-    /// ```
     pub const DISABLED: Self = Self { buf_size_bytes: 0, pool_len: 0 };
 
     /// Whether the pool is created: both numbers are above 0.
-    ///
-    /// ```
-    /// use shmesh::config::PoolConfig;
-    /// assert!(PoolConfig { buf_size_bytes: 8192, pool_len: 1 }.is_enabled());
-    /// assert!(!PoolConfig { buf_size_bytes: 8192, pool_len: 0 }.is_enabled());
-    /// ```
     pub const fn is_enabled(self) -> bool {
         self.buf_size_bytes > 0 && self.pool_len > 0
     }
 
     /// Bytes in all buffers together, without headers and alignment.
-    ///
-    /// ```
-    /// use shmesh::config::PoolConfig;
-    /// assert_eq!(PoolConfig { buf_size_bytes: 576_000, pool_len: 1024 }.payload_bytes(), 589_824_000);
-    /// ```
     pub const fn payload_bytes(self) -> u64 {
         // Two u32 factors: the product always fits.
         self.buf_size_bytes as u64 * self.pool_len as u64

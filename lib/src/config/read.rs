@@ -7,8 +7,8 @@ use std::path::Path;
 use serde::de::MapAccess;
 use serde_saphyr::Spanned;
 
-use super::error::{self, ConfigError, Place};
-use super::leaf::{Given, KnownKeys, Leaf, Open};
+use super::error::{self, ConfigError, Position};
+use super::leaf::{KnownKeys, Leaf, Open, SpannedOption};
 use super::link::LinkConfig;
 use super::pod::{PodLink, pod_links};
 use super::{MAX_FILE_BYTES, nvipc, parse, yaml};
@@ -101,11 +101,11 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
         Err(error) => return Err(error),
     };
     if let Some(transport) = top.transport {
-        let ours = top.version.0.as_ref().map(Place::of).or(top.links.as_ref().map(Place::of));
+        let ours = top.version.0.as_ref().map(Position::of).or(top.links.as_ref().map(Position::of));
         if let Some(place) = ours {
             return Err(ConfigError::MixedForms { place });
         }
-        let mut ignored = nvipc::Ignored::default();
+        let mut ignored = nvipc::IgnoredKeys::default();
         ignored.add("", &unknown);
         if let Some((key, place)) = twice {
             ignored.push(format!("{key} (given twice)"), place);
@@ -117,12 +117,12 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
         return Err(ConfigError::UnknownForm);
     }
     if let Some(key) = unknown.first() {
-        let (known, place) = ("version, links".to_owned(), Place::of(key));
+        let (known, place) = ("version, links".to_owned(), Position::of(key));
         return Err(ConfigError::UnknownKey { key: error::shown(&key.value), known, place });
     }
     yaml::check_version(&top.version)?;
     let list = top.links.ok_or_else(|| ConfigError::NoLinks {
-        place: top.version.0.as_ref().map_or(Place::UNKNOWN, Place::of),
+        place: top.version.0.as_ref().map_or(Position::UNKNOWN, Position::of),
     })?;
     Ok(LoadedConfig { links: yaml::links(list)?, ignored: Vec::new(), form: ConfigForm::Shmesh })
 }
@@ -196,11 +196,11 @@ fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
 }
 
 /// The place that follows this text.
-pub(super) fn place_after(text: &[u8]) -> Place {
+pub(super) fn place_after(text: &[u8]) -> Position {
     let line_start = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let lines = text.iter().filter(|byte| **byte == b'\n').count();
     let columns = String::from_utf8_lossy(&text[line_start..]).chars().count();
-    Place::at(to_u64(lines + 1), to_u64(columns + 1))
+    Position::at(to_u64(lines + 1), to_u64(columns + 1))
 }
 
 fn to_u64(count: usize) -> u64 {
@@ -210,7 +210,7 @@ fn to_u64(count: usize) -> u64 {
 /// The top of a text of either form; the keys tell which.
 #[derive(Debug, Default)]
 struct Top {
-    version: Given<Leaf>,
+    version: SpannedOption<Leaf>,
     links: Option<Spanned<Vec<Spanned<yaml::LinkYaml>>>>,
     transport: Option<Spanned<nvipc::Transports>>,
 }

@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::MAX_LINKS;
-use super::error::{ConfigError, Place, shown};
-use super::leaf::{Given, Leaf, PoolLeaves};
+use super::error::{ConfigError, Position, shown};
+use super::leaf::{Leaf, PoolLeaves, SpannedOption};
 use super::link::{Backing, HugePages, LinkConfig, LinkPlaces, Receivers, RingMode, SlowReaders};
 use super::name::LinkName;
 use super::pod::PodLink;
@@ -25,17 +25,17 @@ pub(super) struct LinkYaml {
     #[serde(default)]
     pools: Option<PoolsYaml>,
     #[serde(default)]
-    receivers: Given<Leaf>,
+    receivers: SpannedOption<Leaf>,
     #[serde(default)]
-    backing: Given<Leaf>,
+    backing: SpannedOption<Leaf>,
     #[serde(default)]
     memory: Option<MemoryYaml>,
     #[serde(default)]
     notify: Option<NotifyYaml>,
     #[serde(default)]
-    pub(super) scope: Given<Leaf>,
+    pub(super) scope: SpannedOption<Leaf>,
     #[serde(default)]
-    pub(super) side: Given<Leaf>,
+    pub(super) side: SpannedOption<Leaf>,
     #[serde(default)]
     pub(super) containers: Option<Spanned<Vec<Spanned<String>>>>,
 }
@@ -43,11 +43,11 @@ pub(super) struct LinkYaml {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct RingYaml {
-    len: Given<Leaf>,
-    mode: Given<Leaf>,
-    slow: Given<Leaf>,
-    history: Given<Leaf>,
-    evict_after_ms: Given<Leaf>,
+    len: SpannedOption<Leaf>,
+    mode: SpannedOption<Leaf>,
+    slow: SpannedOption<Leaf>,
+    history: SpannedOption<Leaf>,
+    evict_after_ms: SpannedOption<Leaf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -63,34 +63,35 @@ struct PoolsYaml {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct PoolYaml {
-    buf_size_bytes: Given<Leaf>,
-    pool_len: Given<Leaf>,
+    buf_size_bytes: SpannedOption<Leaf>,
+    pool_len: SpannedOption<Leaf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct MemoryYaml {
-    huge_pages: Given<Leaf>,
-    prefault: Given<Leaf>,
-    lock: Given<Leaf>,
+    huge_pages: SpannedOption<Leaf>,
+    prefault: SpannedOption<Leaf>,
+    lock: SpannedOption<Leaf>,
     // Text, not a number: YAML reads a bare 0600 as six hundred.
-    file_mode: Given<String>,
+    file_mode: SpannedOption<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct NotifyYaml {
-    enabled: Given<Leaf>,
-    spin_us: Given<Leaf>,
+    enabled: SpannedOption<Leaf>,
+    spin_us: SpannedOption<Leaf>,
 }
 
 /// Checks the version, where the file has one.
-pub(super) fn check_version(version: &Given<Leaf>) -> Result<(), ConfigError> {
+pub(super) fn check_version(version: &SpannedOption<Leaf>) -> Result<(), ConfigError> {
     match &version.0 {
         None | Some(Spanned { value: Leaf::Int(1), .. }) => Ok(()),
-        Some(other) => {
-            Err(ConfigError::VersionUnsupported { found: other.value.to_string(), place: Place::of(other) })
-        }
+        Some(other) => Err(ConfigError::VersionUnsupported {
+            found: other.value.to_string(),
+            place: Position::of(other),
+        }),
     }
 }
 
@@ -98,9 +99,9 @@ pub(super) fn check_version(version: &Given<Leaf>) -> Result<(), ConfigError> {
 pub(super) fn links(list: Spanned<Vec<Spanned<LinkYaml>>>) -> Result<Vec<LinkConfig>, ConfigError> {
     each(list, |link, name, at| {
         let of_pods = [
-            ("scope", link.scope.0.as_ref().map(Place::of)),
-            ("side", link.side.0.as_ref().map(Place::of)),
-            ("containers", link.containers.as_ref().map(Place::of)),
+            ("scope", link.scope.0.as_ref().map(Position::of)),
+            ("side", link.side.0.as_ref().map(Position::of)),
+            ("containers", link.containers.as_ref().map(Position::of)),
         ];
         if let Some((key, place)) = of_pods.into_iter().find_map(|(key, place)| Some((key, place?))) {
             let (key, known) = (shown(key), KEYS.to_owned());
@@ -117,21 +118,21 @@ pub(super) fn pod_links(list: Spanned<Vec<Spanned<LinkYaml>>>) -> Result<Vec<Pod
 
 fn each<T>(
     list: Spanned<Vec<Spanned<LinkYaml>>>,
-    mut into: impl FnMut(LinkYaml, LinkName, Place) -> Result<T, ConfigError>,
+    mut into: impl FnMut(LinkYaml, LinkName, Position) -> Result<T, ConfigError>,
 ) -> Result<Vec<T>, ConfigError> {
     if list.value.is_empty() {
-        return Err(ConfigError::NoLinks { place: Place::of(&list) });
+        return Err(ConfigError::NoLinks { place: Position::of(&list) });
     }
     if let Some(first_too_many) = list.value.get(MAX_LINKS) {
-        let place = Place::of(first_too_many);
+        let place = Position::of(first_too_many);
         return Err(ConfigError::TooManyLinks { count: list.value.len(), place });
     }
     let mut names = Names::default();
     list.value
         .into_iter()
         .map(|link| {
-            let name = names.take(&link.value.name.value, Place::of(&link.value.name))?;
-            let at = Place::of(&link);
+            let name = names.take(&link.value.name.value, Position::of(&link.value.name))?;
+            let at = Position::of(&link);
             into(link.value, name, at)
         })
         .collect()
@@ -139,10 +140,10 @@ fn each<T>(
 
 /// The names seen so far: parses them, and refuses the second use of one.
 #[derive(Debug, Default)]
-pub(super) struct Names(BTreeMap<LinkName, Place>);
+pub(super) struct Names(BTreeMap<LinkName, Position>);
 
 impl Names {
-    pub(super) fn take(&mut self, text: &str, place: Place) -> Result<LinkName, ConfigError> {
+    pub(super) fn take(&mut self, text: &str, place: Position) -> Result<LinkName, ConfigError> {
         let link: LinkName = text.parse().map_err(|reason| ConfigError::BadName { reason, place })?;
         match self.0.insert(link.clone(), place) {
             None => Ok(link),
@@ -153,7 +154,7 @@ impl Names {
 
 impl LinkYaml {
     /// Writes what was given over `link`, which holds the defaults.
-    pub(super) fn into_config(self, mut link: LinkConfig, at: Place) -> Result<LinkConfig, ConfigError> {
+    pub(super) fn into_config(self, mut link: LinkConfig, at: Position) -> Result<LinkConfig, ConfigError> {
         let mut places = LinkPlaces::all_at(at);
         if let Some(ring) = self.ring {
             ring.apply(&mut link, &mut places)?;
@@ -234,7 +235,7 @@ impl PoolsYaml {
         let given = [self.cpu_msg, self.cpu_data, self.cpu_large, self.cuda_data, self.gpu_data];
         for (pool, yaml) in PoolId::ALL.into_iter().zip(given) {
             let Some(yaml) = yaml else { continue };
-            let at = Place::of(&yaml);
+            let at = Position::of(&yaml);
             let leaves = PoolLeaves { buf_size: yaml.value.buf_size_bytes, pool_len: yaml.value.pool_len };
             let places = &mut places.pools[pool.index()];
             (places.buf_size, places.pool_len) = (at, at);
@@ -254,7 +255,7 @@ impl PoolsYaml {
 
 impl MemoryYaml {
     fn apply(self, link: &mut LinkConfig, places: &mut LinkPlaces) -> Result<(), ConfigError> {
-        // "off" stays a word because the parser is told that only true and false are booleans.
+        // "off" stays a string because the parser is configured to accept only true and false as booleans.
         let words = [
             ("off", HugePages::Off),
             ("transparent", HugePages::Transparent),
@@ -269,7 +270,7 @@ impl MemoryYaml {
         self.prefault.flag_into("memory.prefault", &mut link.prefault)?;
         self.lock.flag_into("memory.lock", &mut link.lock_memory)?;
         if let Some(mode) = self.file_mode.0 {
-            places.file_mode = Place::of(&mode);
+            places.file_mode = Position::of(&mode);
             link.file_mode = match mode.value.as_str() {
                 "0600" | "600" | "0o600" => 0o600,
                 "0660" | "660" | "0o660" => 0o660,

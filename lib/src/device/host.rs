@@ -32,18 +32,11 @@ impl HostMemory {
     ///
     /// # Errors
     /// A size of 0, or more than there is.
-    ///
-    /// ```
-    /// use shmesh::device::HostMemory;
-    /// assert!(HostMemory::new(0).is_err());
-    /// assert!(HostMemory::new(1 << 60).is_err());
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
     pub fn new(size: u64) -> io::Result<Self> {
         if size == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "device memory of 0 bytes"));
         }
-        // More would not be refused: the kernel would kill somebody to make room.
+        // More would not be refused: the kernel would kill a process to free memory.
         if let Some(room) = cgroup::room_bytes().filter(|room| *room < size) {
             let text = format!("device memory of {size} bytes, where {room} are left; make it smaller");
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
@@ -57,41 +50,23 @@ impl HostMemory {
     }
 
     /// Where it is mapped. Other processes may write it at any time.
-    ///
-    /// ```
-    /// let memory = shmesh::device::HostMemory::new(4096)?;
-    /// assert!(!memory.as_ptr().is_null());
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of the memory.
     ///
     /// # Errors
     /// They lie past the end.
-    ///
-    /// ```
-    /// let memory = shmesh::device::HostMemory::new(4096)?;
-    /// assert!(memory.read_at(4090, &mut [0; 10]).is_err());
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(bytes, offset)
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the memory.
     ///
     /// # Errors
     /// They lie past the end.
-    ///
-    /// ```
-    /// let memory = shmesh::device::HostMemory::new(4096)?;
-    /// assert!(memory.write_at(4096, b"x").is_err(), "its size is sealed");
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, offset)
     }

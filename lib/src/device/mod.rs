@@ -9,7 +9,7 @@
 //! | `aclrtIpcMemImportByKey` | [`Session::import_by_key`] |
 //! | `aclrtIpcMemClose` | [`Session::close`] |
 //!
-//! The key is a name and no secret that admits anybody: importers are admitted by what the kernel says of them. The rule
+//! The key identifies memory and admits no process by itself: importers are admitted by their identity from the kernel. The rule
 //! that importers close before the exporter is enforced: until then the exporter's `close` is
 //! [`Busy`](crate::ErrorKind::Busy), and its memory stays.
 //!
@@ -56,36 +56,17 @@ pub use pool::{DeviceBuffer, DevicePool, PoolMemory};
 
 /// A process, by its thread-group id in the outermost pid namespace. Only [`Session::bare_tgid`] knows one's own: a number
 /// from `getpid` is another in each container.
-///
-/// ```
-/// use shmesh::device::BareTgid;
-/// assert_eq!(BareTgid(4711).0, 4711);
-/// ```
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct BareTgid(pub i32);
 
-/// Who may import.
-///
-/// ```
-/// use shmesh::device::ExportFlags;
-/// assert_eq!((ExportFlags::DEFAULT.0, ExportFlags::DISABLE_PID_VALIDATION.0), (0, 1));
-/// ```
+/// Which processes may import.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ExportFlags(pub u64);
 
 impl ExportFlags {
     /// Those that [`Session::set_import_pid`] admits.
-    ///
-    /// ```
-    /// assert_eq!(shmesh::device::ExportFlags::default(), shmesh::device::ExportFlags::DEFAULT);
-    /// ```
     pub const DEFAULT: Self = Self(0);
-    /// Whoever has the key: only where the operator's policy permits it.
-    ///
-    /// ```
-    /// use shmesh::device::ExportFlags;
-    /// assert_ne!(ExportFlags::DISABLE_PID_VALIDATION, ExportFlags::DEFAULT);
-    /// ```
+    /// Every process that has the key. Only where the operator's policy permits it.
     pub const DISABLE_PID_VALIDATION: Self = Self(1);
 }
 
@@ -99,10 +80,10 @@ impl ExportFlags {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait DeviceMemory: Sized + Send + Sync + 'static {
-    /// Its mechanism.
+    /// The mechanism of sharing.
     const MECHANISM: Mechanism;
 
-    /// Bytes.
+    /// The size in bytes.
     fn size(&self) -> u64;
 
     /// The descriptor that travels, for mechanisms that have one.
@@ -126,7 +107,7 @@ pub trait DeviceMemory: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Who this process is in the driver's eyes, where the driver has a word for that: the broker's must be the same.
+    /// The number by which the driver identifies this process, if it has one: the broker's must be the same.
     ///
     /// # Errors
     /// The driver does not say.
@@ -166,7 +147,7 @@ pub trait DeviceMemory: Sized + Send + Sync + 'static {
 pub struct Session<M: DeviceMemory = HostMemory> {
     shared: Arc<Shared<M>>,
     link: Arc<str>,
-    /// A forked child has neither the thread nor the connection, and perhaps a lock that nobody gives up: it connects itself.
+    /// A forked child has neither the thread nor the connection, and perhaps a lock that is never released: it connects itself.
     process: u32,
 }
 
@@ -175,13 +156,6 @@ impl<M: DeviceMemory> Session<M> {
     ///
     /// # Errors
     /// As [`Client::connect`].
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// use shmesh::device::{HostMemory, Session};
-    /// assert!(Session::<HostMemory>::connect(dir.path(), "fronthaul").is_err(), "nobody serves it");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
         let shared = Arc::new(Shared::new(Client::connect(dir, link)?)?);
         Ok(Self { shared, link: link.into(), process: std::process::id() })
@@ -199,21 +173,6 @@ impl<M: DeviceMemory> Session<M> {
     ///
     /// # Errors
     /// [`Refused`](crate::ErrorKind::Refused) when the broker does not know it.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// # use shmesh::device::{HostMemory, Session};
-    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
-    /// match session.bare_tgid() {
-    ///     Ok(me) => println!("admit {}", me.0),
-    ///     Err(error) => assert!(error.to_string().contains("run a sidecar")),
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn bare_tgid(&mut self) -> Result<BareTgid> {
         let shared = self.shared()?;
         bare_tgid(shared, &mut shared.lock())
@@ -223,22 +182,6 @@ impl<M: DeviceMemory> Session<M> {
     ///
     /// # Errors
     /// [`Refused`](crate::ErrorKind::Refused): a size of 0, a flag that the policy does not permit, a limit.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// # use shmesh::device::{ExportFlags, HostMemory, Session};
-    /// # let mut session = Session::connect(dir.path(), "fronthaul")?;
-    /// let memory = HostMemory::new(1 << 21)?;
-    /// memory.write_at(0, b"weights")?;
-    /// if let Ok(key) = session.export_key(memory, ExportFlags::DEFAULT) {
-    ///     println!("{} bytes name it", key.as_bytes().len());
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn export_key(&mut self, mut memory: M, flags: ExportFlags) -> Result<DeviceKey> {
         let shared = self.shared()?;
         let state = &mut *shared.lock();
@@ -258,24 +201,11 @@ impl<M: DeviceMemory> Session<M> {
         Ok(key)
     }
 
-    /// Admits processes to a key of this process: all of them, or nobody.
+    /// Admits processes to a key of this process: all of them or none.
     ///
     /// # Errors
     /// [`Denied`](crate::ErrorKind::Denied) when it is not this process's key; [`Refused`](crate::ErrorKind::Refused) when one of them does not live,
     /// or there are more than 31.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// # use shmesh::device::{BareTgid, DeviceKey, HostMemory, Session};
-    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
-    /// let key = DeviceKey::from_entropy([7; 32]);
-    /// assert!(session.set_import_pid(&key, &[BareTgid(1)]).is_err(), "it is nobody's key");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn set_import_pid(&mut self, key: &DeviceKey, importers: &[BareTgid]) -> Result<()> {
         let admit = SetImportPid {
             key: key.as_bytes().to_vec(),
@@ -294,19 +224,7 @@ impl<M: DeviceMemory> Session<M> {
     /// Maps the memory behind a key. Importing it again gives the same memory, and each import is closed once.
     ///
     /// # Errors
-    /// [`Denied`](crate::ErrorKind::Denied): there is no such key, or this process is not admitted; which of them, nobody is told.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// # use shmesh::device::{DeviceKey, HostMemory, Session};
-    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
-    /// assert!(session.import_by_key(&DeviceKey::from_entropy([7; 32])).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// [`Denied`](crate::ErrorKind::Denied): the key does not exist, or this process is not admitted. The error does not say which.
     pub fn import_by_key(&mut self, key: &DeviceKey) -> Result<Arc<M>> {
         let shared = self.shared()?;
         let state = &mut *shared.lock();
@@ -333,7 +251,7 @@ impl<M: DeviceMemory> Session<M> {
                 return Err(Error::system(&state.client.link().into(), "map the memory", error));
             }
         };
-        // First, so that it is registered with a sidecar that takes the place of the one that is told.
+        // First, so that it is registered with a sidecar that replaces the present one.
         state.imports.insert(*key.as_bytes(), Import { memory: Arc::clone(&memory), count: 1 });
         let reconnected = state.reconnected;
         match shared.done(state, &ack) {
@@ -348,23 +266,11 @@ impl<M: DeviceMemory> Session<M> {
         }
     }
 
-    /// Ends an import, or an export that nobody imports any more. An import whose exporter has died is closed here alone: the
+    /// Ends an import, or an export that no process imports any more. An import whose exporter has died is closed here alone: the
     /// broker has forgotten it.
     ///
     /// # Errors
     /// [`StillMapped`](crate::ErrorKind::StillMapped) while an `Arc` of the imported memory is held; [`Busy`](crate::ErrorKind::Busy) with the processes that still import it; [`Denied`](crate::ErrorKind::Denied) when this process has no such key.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// # use shmesh::device::{DeviceKey, HostMemory, Session};
-    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
-    /// assert!(session.close(&DeviceKey::from_entropy([7; 32])).is_err(), "it was never opened");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn close(&mut self, key: &DeviceKey) -> Result<()> {
         let shared = self.shared()?;
         let state = &mut *shared.lock();
@@ -376,23 +282,11 @@ impl<M: DeviceMemory> Session<M> {
         Ok(())
     }
 
-    /// Ends an export though others import it: they are told, and the memory is kept until they have closed
+    /// Ends an export while others import it: they get an event, and the memory is kept until they have closed it
     /// ([`Unused`](Happened::Unused)) or the session is dropped.
     ///
     /// # Errors
     /// [`Denied`](crate::ErrorKind::Denied) when this process has not exported it.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// # use shmesh::device::{DeviceKey, HostMemory, Session};
-    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
-    /// assert!(session.force_close(&DeviceKey::from_entropy([7; 32])).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn force_close(&mut self, key: &DeviceKey) -> Result<()> {
         let shared = self.shared()?;
         let state = &mut *shared.lock();
@@ -400,7 +294,7 @@ impl<M: DeviceMemory> Session<M> {
             let text = "this session has not exported it".to_owned();
             return Err(ErrorKind::Denied { link: state.client.link().into(), text }.into());
         };
-        // First, so that a sidecar that takes the place of the one that is told lets nobody in either.
+        // First, so that a sidecar that replaces the present one admits no process either.
         let was_forced = std::mem::replace(&mut export.is_forced, true);
         if let Err(error) = say_closed(shared, state, key, true) {
             let is_known = !matches!(error.kind(), ErrorKind::NoBroker { .. } | ErrorKind::System { .. });
@@ -411,7 +305,7 @@ impl<M: DeviceMemory> Session<M> {
         }
         match say_closed(shared, state, key, false) {
             Err(error) if matches!(error.kind(), ErrorKind::Busy { .. }) => {
-                // Nobody new comes in: who was said to be the last before this answer was not.
+                // No importer is admitted any more, so an `Unused` event from before this answer is obsolete.
                 state.client.forget(
                     |happened| matches!(happened, Happened::Unused(unused) if unused == key.as_bytes()),
                 );
@@ -420,7 +314,7 @@ impl<M: DeviceMemory> Session<M> {
             Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. } | ErrorKind::System { .. }) => {
                 Err(error)
             }
-            // Nobody had it any more, and the broker has forgotten it.
+            // No process imported it any more, and the broker has forgotten it.
             _ => {
                 state.exports.remove(key.as_bytes());
                 Ok(())
@@ -435,18 +329,6 @@ impl<M: DeviceMemory> Session<M> {
     ///
     /// # Errors
     /// [`System`](crate::ErrorKind::System): the connection cannot be read.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.backing = shmesh::config::Backing::Memfd;
-    /// # let phy = options.create(&config)?;
-    /// # use shmesh::device::{HostMemory, Session};
-    /// # let mut session = Session::<HostMemory>::connect(dir.path(), "fronthaul")?;
-    /// assert!(session.event()?.is_none());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn event(&mut self) -> Result<Option<Happened>> {
         let shared = self.shared()?;
         let state = &mut *shared.lock();
@@ -489,8 +371,8 @@ fn bare_tgid<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>) -> Resul
     }
 }
 
-/// Compares whom the broker and the driver take this process for, once. A number that admits somebody else is worse than
-/// none.
+/// Compares, once, the number of this process at the broker and at the driver. A number that admits another process is worse
+/// than none.
 fn agree<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>) -> Result<()> {
     if state.agreed.is_some() {
         return Ok(());
@@ -531,7 +413,7 @@ fn say_closed<M: DeviceMemory>(
     shared.done(state, &request::Op::Close(Close { key: key.as_bytes().to_vec(), force })).map(drop)
 }
 
-/// Unmapped before the broker hears of it: from then on the exporter may free the memory.
+/// Unmaps the memory before telling the broker: from then on the exporter may free it.
 fn close_import<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>, key: &DeviceKey) -> Result<()> {
     let Some(Import { memory, count }) = state.imports.remove(key.as_bytes()) else { return Ok(()) };
     if count > 1 {
@@ -546,7 +428,7 @@ fn close_import<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>, key: 
         }
     }
     match say_closed(shared, state, key, false) {
-        // Its exporter has died, or the sidecar is another one: nobody waits for us.
+        // The exporter has died, or the sidecar was replaced: no process waits for this close.
         Err(error) if matches!(error.kind(), ErrorKind::Denied { .. }) => Ok(()),
         closed => closed,
     }
@@ -561,15 +443,15 @@ impl<M: DeviceMemory> Drop for Session<M> {
             return;
         }
         let state = &mut *self.shared.lock();
-        // What somebody here still uses is not closed: the broker has it in its books until this process ends.
-        // Unmapped before the broker hears of it.
+        // Memory that is still in use here is not closed: the broker keeps the import until this process ends.
+        // Unmapped before the broker knows of it.
         let closed =
             |(key, import): (_, Import<M>)| Arc::try_unwrap(import.memory).is_ok().then_some((key, false));
         let imports: Vec<_> = state.imports.drain().filter_map(closed).collect();
         let exports: Vec<_> = state.exports.keys().map(|key| (*key, true)).collect();
         for (key, force) in imports.into_iter().chain(exports) {
             let close = request::Op::Close(Close { key: key.to_vec(), force });
-            // Whoever has gone need not be told, and the next sidecar does not know of it.
+            // A sidecar that has ended needs no message, and the next one does not know the import.
             if state.client.ask(close, &[]).is_err_and(|error| {
                 matches!(error.kind(), ErrorKind::NoBroker { .. } | ErrorKind::System { .. })
             }) {

@@ -115,8 +115,8 @@ pub struct DevicePool<M: PoolMemory> {
 
 impl Link {
     /// The device memory of a pool. If the link has none yet, `make` is asked for so many bytes, and the link keeps it from
-    /// then on: others get it, whoever ends and comes again gets it, and messages that wait keep their payload. If two make
-    /// it at the same time one of them prevails, and the other's is dropped.
+    /// then on: others get it, restarted processes get it, and queued messages keep their payload. If two processes allocate
+    /// it at the same time, one allocation prevails and the other is dropped.
     ///
     /// Once a link: it asks who serves it, and maps the memory.
     ///
@@ -170,7 +170,7 @@ impl Link {
                 if lent.id == offer.id {
                     return Ok(known(offer.id, memory));
                 }
-                // Somebody was faster.
+                // Another process was faster.
                 drop(memory);
                 lent
             }
@@ -193,25 +193,10 @@ impl Link {
 }
 
 impl Link {
-    /// What the device memory of a pool is; `None` when nobody has made any yet. For who takes what there is.
+    /// The mechanism and size of a pool's device memory; `None` if no process has allocated it yet.
     ///
     /// # Errors
     /// As [`device_pool`](Self::device_pool).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// use shmesh::client::Mechanism;
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// # use shmesh::device::HostMemory;
-    /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
-    /// # let link = options.create(&config)?;
-    /// assert_eq!(link.device_mechanism(PoolId::CudaData)?, None);
-    /// let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// assert_eq!(link.device_mechanism(PoolId::CudaData)?, Some(Mechanism::Host));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn device_mechanism(&self, pool: PoolId) -> Result<Option<Mechanism>> {
         self.on_device(pool)?;
         Ok(self.ask_for_memory(pool, None)?.map(|lent| lent.mechanism))
@@ -249,22 +234,6 @@ impl<M: PoolMemory> DevicePool<M> {
     /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`NoDataPart`](crate::ErrorKind::NoDataPart);
     /// [`NotOnDevice`](crate::ErrorKind::NotOnDevice) when it is of another pool or link;
     /// [`Evicted`](crate::ErrorKind::Evicted).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// # use shmesh::device::HostMemory;
-    /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
-    /// # let link = options.create(&config)?;
-    /// let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// assert_ne!(pool.resize_data(&mut loan, 4096)?.address(), 0, "for a kernel to write there");
-    /// assert!(pool.resize_data(&mut loan, 4097).is_err(), "the buffers have 4096 bytes");
-    /// assert!(loan.resize_data(1).is_err(), "the CPU does not reach it");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn resize_data<'b>(&'b self, loan: &'b mut Loan<'_>, len: usize) -> Result<DeviceBuffer<'b, M>> {
         if loan.data_pool().is_some_and(|pool| pool != self.pool) || loan.link().epoch() != self.epoch {
             return Err(self.not_here());
@@ -278,25 +247,6 @@ impl<M: PoolMemory> DevicePool<M> {
     /// # Errors
     /// [`NoDataPart`](crate::ErrorKind::NoDataPart); [`NotOnDevice`](crate::ErrorKind::NotOnDevice) when it is of another pool
     /// or link; [`OtherMemory`](crate::ErrorKind::OtherMemory) when the payload is in device memory that the pool had before.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// # use shmesh::device::HostMemory;
-    /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let pool = mac.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// let mut loan = mac.loan_with(PoolId::CudaData)?;
-    /// pool.resize_data(&mut loan, 3)?.copy_to_device(0, &[1, 2, 3])?;
-    /// loan.send()?;
-    /// let message = phy.receive()?.expect("it was just sent");
-    /// assert!(message.data().is_empty(), "the CPU does not reach it");
-    /// assert_eq!((message.data_len(), pool.data(&message)?.len()), (3, 3));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn data<'b>(&'b self, message: &'b Message<'_>) -> Result<DeviceBuffer<'b, M>> {
         let link = Arc::clone(&self.link);
         let Some((pool, index, id)) = message.device_data() else {
@@ -305,7 +255,7 @@ impl<M: PoolMemory> DevicePool<M> {
         if pool != self.pool || message.link().epoch() != self.epoch {
             return Err(self.not_here());
         }
-        // Whoever sends no bytes need not have said where they are.
+        // A message without bytes need not say in which memory they are.
         if id != self.id && message.data_len() > 0 {
             return Err(ErrorKind::OtherMemory { link, pool }.into());
         }
@@ -313,23 +263,7 @@ impl<M: PoolMemory> DevicePool<M> {
     }
 
     /// So many bytes at an address that [`data`](Self::data) or [`resize_data`](Self::resize_data) gave, or inside of what it gave:
-    /// for who passes addresses on. `None` when they do not lie in one buffer. Whose it is, is not looked at.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// # use shmesh::device::HostMemory;
-    /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
-    /// # let link = options.create(&config)?;
-    /// let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// let address = pool.resize_data(&mut loan, 4096)?.address();
-    /// assert!(pool.at(address + 96, 4000).is_some());
-    /// assert!(pool.at(address + 97, 4000).is_none(), "past the end of the buffer");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// for programs that pass addresses on. `None` if they do not lie in one buffer. The owner is not checked.
     #[must_use]
     pub fn at(&self, address: u64, len: usize) -> Option<DeviceBuffer<'_, M>> {
         let offset = address.checked_sub(self.memory.address())?;
@@ -348,38 +282,12 @@ impl<M: PoolMemory> DevicePool<M> {
     }
 
     /// All of the memory: the buffers, each at a multiple of 256 bytes, and two words behind them.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// use shmesh::device::{DeviceMemory, HostMemory};
-    /// config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 1000, pool_len: 16 };
-    /// # let link = options.create(&config)?;
-    /// let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// assert_eq!(pool.memory().size(), 16 * 1024 + 256);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
     /// Where in the memory the word is on which the GPU work of a side is counted: 8 bytes, 0 at first.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// # use shmesh::device::HostMemory;
-    /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
-    /// # let link = options.create(&config)?;
-    /// let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// assert_eq!(pool.timeline_offset(link.side()), 16 * 4096, "behind the buffers");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn timeline_offset(&self, side: Side) -> u64 {
         self.layout.timeline(side)
@@ -457,60 +365,18 @@ pub struct DeviceBuffer<'a, M: PoolMemory> {
 
 impl<M: PoolMemory> DeviceBuffer<'_, M> {
     /// Where it is in this process, for the device's work. In the other one it is elsewhere.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// # use shmesh::device::HostMemory;
-    /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
-    /// # let link = options.create(&config)?;
-    /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// assert!(pool.resize_data(&mut loan, 8)?.address().is_multiple_of(256));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn address(&self) -> u64 {
         self.memory.address() + self.offset
     }
 
-    /// Bytes.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// # use shmesh::device::HostMemory;
-    /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
-    /// # let link = options.create(&config)?;
-    /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// assert_eq!(pool.resize_data(&mut loan, 8)?.len(), 8);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The size in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether it has no bytes.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// # use shmesh::device::HostMemory;
-    /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
-    /// # let link = options.create(&config)?;
-    /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// assert!(pool.resize_data(&mut loan, 0)?.is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -520,20 +386,6 @@ impl<M: PoolMemory> DeviceBuffer<'_, M> {
     ///
     /// # Errors
     /// They lie past the end, or the driver refuses.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// # use shmesh::device::HostMemory;
-    /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
-    /// # let link = options.create(&config)?;
-    /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// pool.resize_data(&mut loan, 8)?.copy_to_host(0, &mut [0; 8])?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn copy_to_host(&self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
         self.memory.copy_to_host(self.at(offset, bytes.len())?, bytes)
     }
@@ -542,20 +394,6 @@ impl<M: PoolMemory> DeviceBuffer<'_, M> {
     ///
     /// # Errors
     /// They lie past the end, or the driver refuses.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # use shmesh::config::{PoolConfig, PoolId};
-    /// # use shmesh::device::HostMemory;
-    /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
-    /// # let link = options.create(&config)?;
-    /// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
-    /// let mut loan = link.loan_with(PoolId::CudaData)?;
-    /// pool.resize_data(&mut loan, 8)?.copy_to_device(0, &[0; 8])?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn copy_to_device(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         self.memory.copy_to_device(self.at(offset, bytes.len())?, bytes)
     }
@@ -586,7 +424,7 @@ mod tests {
         let phy = options.create(&config).unwrap();
         let mac = options.attach("link", Side::Secondary).unwrap();
         let now = phy.device_pool(PoolId::GpuData, HostMemory::new).unwrap();
-        // As somebody has it who missed that the memory was lost.
+        // As in a process that missed the loss of the memory.
         let before = DevicePool {
             id: now.id.wrapping_add(1),
             ..mac.device_pool(PoolId::GpuData, HostMemory::new).unwrap()

@@ -70,7 +70,7 @@ pub(super) struct Shared<M> {
     over: Condvar,
     /// The connection, whichever it is, and the bell.
     readiness: Epoll,
-    /// Rung when events came in while nobody asked for them.
+    /// Rung when events arrived during another request.
     bell: Doorbell,
 }
 
@@ -183,7 +183,7 @@ impl<M: DeviceMemory> Shared<M> {
         }
     }
 
-    /// Connects to whoever serves the link now, and registers there what this session has.
+    /// Connects to the present broker of the link, and registers the keys of this session there.
     fn reconnect(&self, state: &mut State<M>) -> Result<()> {
         self.lose(state);
         state.client.reconnect()?;
@@ -203,7 +203,7 @@ impl<M: DeviceMemory> Shared<M> {
 }
 
 /// What a new sidecar makes of a key.
-enum Registered {
+enum Registration {
     Yes,
     /// It is not ours there, or there is no room for it.
     Lost,
@@ -213,7 +213,7 @@ enum Registered {
 
 impl<M: DeviceMemory> State<M> {
     fn restore(&mut self) -> Result<()> {
-        // Whoever is refused as a whole is refused here, and comes again later.
+        // A refusal of the whole session comes here; the session retries later.
         let hello = self.client.converse(request::Op::Hello(Hello {}), &[])?;
         hello.map_err(|refused| self.client.refused(refused))?;
         let of_importers: Vec<KeyBytes> = self.imports.keys().copied().collect();
@@ -226,9 +226,9 @@ impl<M: DeviceMemory> State<M> {
         } else {
             for (key, export) in &self.exports {
                 match restore_export(&mut self.client, key, export)? {
-                    Registered::Yes => {}
-                    Registered::Lost => lost.push(*key),
-                    Registered::NoSidecar => return Ok(()),
+                    Registration::Yes => {}
+                    Registration::Lost => lost.push(*key),
+                    Registration::NoSidecar => return Ok(()),
                 }
             }
         }
@@ -238,9 +238,9 @@ impl<M: DeviceMemory> State<M> {
             }
             let claim = request::Op::Claim(Claim { key: key.to_vec() });
             match registered(&mut self.client, claim, &[])? {
-                Registered::Yes => {}
-                Registered::Lost => lost.push(key),
-                Registered::NoSidecar => return Ok(()),
+                Registration::Yes => {}
+                Registration::Lost => lost.push(key),
+                Registration::NoSidecar => return Ok(()),
             }
         }
         for key in lost {
@@ -261,9 +261,9 @@ fn restore_export<M: DeviceMemory>(
     client: &mut Client,
     key: &KeyBytes,
     export: &Export<M>,
-) -> Result<Registered> {
+) -> Result<Registration> {
     if export.secret.is_empty() {
-        return Ok(Registered::Lost);
+        return Ok(Registration::Lost);
     }
     let admitted: Vec<_> = export.admitted.values().copied().collect();
     let mut pages: Vec<_> = admitted.chunks(MAX_RESTORED_PIDS).map(<[_]>::to_vec).collect();
@@ -283,11 +283,11 @@ fn restore_export<M: DeviceMemory>(
             ..Restore::default()
         };
         match registered(client, request::Op::Restore(restore), &fds)? {
-            Registered::Yes => {}
+            Registration::Yes => {}
             other => return Ok(other),
         }
     }
-    Ok(Registered::Yes)
+    Ok(Registration::Yes)
 }
 
 /// Registers a key again.
@@ -295,19 +295,19 @@ fn registered(
     client: &mut Client,
     op: request::Op,
     fds: &[std::os::fd::BorrowedFd<'_>],
-) -> Result<Registered> {
+) -> Result<Registration> {
     match client.converse(op, fds)? {
-        Ok(_) => Ok(Registered::Yes),
+        Ok(_) => Ok(Registration::Yes),
         Err(refused) => match refused.code() {
-            Code::Unsupported => Ok(Registered::NoSidecar),
+            Code::Unsupported => Ok(Registration::NoSidecar),
             // Of this connection alone: another may fare better.
             Code::Unidentified | Code::Draining => Err(client.refused(refused)),
-            _ => Ok(Registered::Lost),
+            _ => Ok(Registration::Lost),
         },
     }
 }
 
-/// What a broker is told of memory.
+/// The description of memory for a broker.
 pub(super) fn exported<M: DeviceMemory>(memory: &M, flags: ExportFlags) -> ExportKey {
     ExportKey { size: memory.size(), flags: flags.0, mechanism: M::MECHANISM.into(), handle: memory.handle() }
 }

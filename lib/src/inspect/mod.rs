@@ -32,5 +32,7 @@ mod tap;
 
 pub use remains::Remains;
 pub use segments::{PoolView, View, names};
-pub use snapshot::{Hand, Held, Queued, ReaderView, RingView, SeatView, Snapshot, TableView};
-pub use tap::{Filter, Lost, Seen, Tap};
+pub use snapshot::{
+    BufferState, HeldBuffer, QueuedMessage, ReaderView, RingView, SeatView, Snapshot, TableView,
+};
+pub use tap::{Filter, LostCounts, Tap, TappedMessage};

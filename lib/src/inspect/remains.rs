@@ -8,7 +8,7 @@ use std::sync::Arc;
 use shmesh_sys::process::ProcessIdentity;
 
 use super::View;
-use super::segments::{Place, is_ours};
+use super::segments::{LinkPath, is_ours};
 use super::snapshot::{SeatLocks, SeatView, seats};
 use crate::config::{LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
@@ -20,7 +20,7 @@ use crate::segment::store::file_name;
 
 /// The files of a link, and what speaks against removing them.
 ///
-/// While it exists, nobody can create, serve or keep the link, unless somebody is on it or keeps it already.
+/// While it exists, no process can create, serve or keep the link, except those that already have it.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -37,7 +37,7 @@ pub struct Remains {
     pub files: Vec<(PathBuf, u64)>,
     /// Files with a link's name that are something else. They are left alone.
     pub foreign: Vec<PathBuf>,
-    /// Who is attached, dead or alive, as far as the link can be read.
+    /// Attached participants, dead or alive, as far as the link can be read.
     pub seats: Vec<SeatView>,
     /// A process is on the link or keeps it, whatever the seats say here.
     pub is_held: bool,
@@ -71,7 +71,7 @@ impl Remains {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn of(dir: &Path, name: &LinkName) -> Result<Self> {
-        let place = Place::new(dir, name);
+        let place = LinkPath::new(dir, name);
         let (mut files, mut foreign) = (Vec::new(), Vec::new());
         for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
             sort(&place, place.store.path(pool), is_ours, &mut files, &mut foreign)?;
@@ -127,7 +127,7 @@ impl Remains {
 
     /// Removes the files, and returns their sum in bytes. A process that has them mapped keeps its memory.
     ///
-    /// Asks nobody: look at [`is_held`](Self::is_held), [`seats`](Self::seats) and [`queued`](Self::queued) before.
+    /// Removes without further checks: first look at [`is_held`](Self::is_held), [`seats`](Self::seats) and [`queued`](Self::queued) before.
     ///
     /// # Errors
     /// The kernel refuses to; what was removed before stays removed.
@@ -161,7 +161,7 @@ impl Remains {
 
     fn forget_lock(&mut self) {
         if let Some(path) = self.made_lock.take() {
-            // While we still have it: whoever opens it now finds, after locking, that it has no name any more.
+            // Removed while locked: a process that opens it now finds, after locking, that it has no name any more.
             let _ = std::fs::remove_file(path);
         }
         self.lock = None;
@@ -185,7 +185,7 @@ pub(super) fn with_prefix(dir: &Path, prefix: &str) -> Vec<PathBuf> {
 
 /// Puts a path among ours or the foreign ones. `false`: there is no such file.
 fn sort(
-    place: &Place,
+    place: &LinkPath,
     path: PathBuf,
     is_ours: impl Fn(&Path) -> io::Result<bool>,
     ours: &mut Vec<(PathBuf, u64)>,
@@ -201,8 +201,8 @@ fn sort(
     Ok(true)
 }
 
-/// Who sits on a link whose own segment is whole, though its pools are not.
-fn seats_alone(place: &Place) -> Option<Vec<SeatView>> {
+/// The seats of a link whose own segment is intact, although its pools are not.
+fn seats_alone(place: &LinkPath) -> Option<Vec<SeatView>> {
     let shm = place.open(None).ok()??;
     let lines = shm.memory.window(LinkLayout::of(&shm.header.shape).seats, SEAT_LINES)?;
     let locks = SeatLocks::new(place.beside("lock"));

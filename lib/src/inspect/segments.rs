@@ -91,11 +91,11 @@ pub(super) struct Segment {
 }
 
 /// The files of one link.
-pub(super) struct Place {
+pub(super) struct LinkPath {
     pub(super) store: Store,
 }
 
-impl Place {
+impl LinkPath {
     pub(super) fn new(dir: &Path, name: &LinkName) -> Self {
         Self { store: Store::new(&LinkConfig::new(name.clone()), dir) }
     }
@@ -154,7 +154,7 @@ impl Place {
         Ok((Backing::Named, segments))
     }
 
-    /// Memfds have no names: the host gives them to whoever asks and may connect.
+    /// The memfds of the link, from its host.
     fn held(&self) -> Result<Vec<Segment>> {
         if with_prefix(&self.store.dir, &socket_prefix(&self.store.link)).is_empty() {
             let orphan =
@@ -182,7 +182,7 @@ impl Place {
             let pool = Header::of_file(file).ok().and_then(|header| header.ok()?.pool);
             segments.push(self.check(file, "a memfd of the host".to_owned(), pool)?);
         }
-        // With names, but without its first file: somebody removed it from under its users.
+        // Named, but without its first file: it was removed while in use.
         if segments.first().is_none_or(|first| first.header.pool.is_some()) {
             let what = self.store.path(None).display().to_string();
             return Err(ErrorKind::Damaged {
@@ -210,11 +210,11 @@ impl Place {
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PoolView {
-    /// Which.
+    /// Which pool it is.
     pub pool: PoolId,
     /// Bytes in a buffer.
     pub buf_size_bytes: u32,
-    /// Number of buffers.
+    /// The number of buffers.
     pub pool_len: u32,
     /// Bytes of its segment.
     pub bytes: u64,
@@ -253,18 +253,8 @@ impl View {
     /// [`NotFound`](ErrorKind::NotFound), and what can be wrong with a segment: [`NotOurs`](ErrorKind::NotOurs),
     /// [`Version`](ErrorKind::Version), [`Truncated`](ErrorKind::Truncated), [`Damaged`](ErrorKind::Damaged),
     /// [`Permission`](ErrorKind::Permission); [`Host`](ErrorKind::Host) for a link of memfds.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// assert_eq!(view.name(), link.name());
-    /// assert!(shmesh::inspect::View::open(dir.path(), &"backhaul".parse()?).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn open(dir: &Path, name: &LinkName) -> Result<Self> {
-        let place = Place::new(dir, name);
+        let place = LinkPath::new(dir, name);
         let (backing, segments) = place.segments()?;
         let me = ProcessIdentity::me().map_err(|error| {
             Error::system(&place.store.link, "read /proc/self (is /proc mounted?)", error)
@@ -330,16 +320,7 @@ impl View {
         Some(self.store.truncated(pool))
     }
 
-    /// The link's name.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// assert_eq!(view.name(), "fronthaul");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The name of the link.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.store.link
@@ -365,84 +346,32 @@ impl View {
     }
 
     /// What its segments are made of.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// assert_eq!(view.backing(), shmesh::config::Backing::Named);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
     /// Slots in each ring.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// config.ring_len = 1000;
-    /// let link = options.create(&config)?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// assert_eq!(view.ring_len(), 1024, "rounded up to a power of two");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn ring_len(&self) -> u32 {
         self.header.shape.ring_capacity
     }
 
     /// How many may push at once.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// config.ring_mode = shmesh::config::RingMode::Spsc;
-    /// let link = options.create(&config)?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// assert_eq!(view.ring_mode(), shmesh::config::RingMode::Spsc);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn ring_mode(&self) -> RingMode {
         self.header.shape.ring_mode()
     }
 
     /// Microseconds that a waiter polls before it sleeps; `None` when the link has no notification.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// config.notify = false;
-    /// let link = options.create(&config)?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// assert_eq!(view.spin_us(), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn spin_us(&self) -> Option<u32> {
         self.header.conduct.notify.then_some(self.header.conduct.spin_us)
     }
 
-    /// Its pools.
+    /// The pools of the link.
     ///
     /// Those that the link has, in the order of their ids.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// let pools: Vec<_> = view.pools().iter().map(|pool| pool.pool.name()).collect();
-    /// assert_eq!(pools, ["cpu_msg", "cpu_data"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn pools(&self) -> Vec<PoolView> {
         PoolId::ALL
@@ -456,16 +385,6 @@ impl View {
     }
 
     /// Bytes of all its segments.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// let pools: u64 = view.pools().iter().map(|pool| pool.bytes).sum();
-    /// assert!(view.bytes() > pools, "the link's own segment comes to them");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn bytes(&self) -> u64 {
         LinkLayout::of(&self.header.shape).bytes() + self.pools().iter().map(|pool| pool.bytes).sum::<u64>()

@@ -1,4 +1,4 @@
-//! Who is attached, what is queued, who holds which buffer.
+//! A snapshot of a link: attached participants, queued messages, owners of buffers.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::segment::layout::PoolLayout;
 use crate::segment::lock::Lock;
 use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 
-/// One taken seat.
+/// A seat that is taken.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -34,13 +34,13 @@ use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SeatView {
-    /// Who sits there.
+    /// The participant in the seat.
     pub participant: Participant,
     /// Whether its process lives: of a process in another pid namespace, the lock of its seat says it.
     pub liveness: Liveness,
     /// Why the liveness is unknown, if it is.
     pub unknown_because: Option<&'static str>,
-    /// Whether it sleeps, or wants to hear of every notification.
+    /// Whether it sleeps, or has a bell.
     pub asleep: bool,
     /// How far it is, if it is a reader of a broadcast ring.
     pub reader: Option<ReaderView>,
@@ -70,23 +70,23 @@ pub struct ReaderView {
     pub lost: u64,
 }
 
-/// Who has a buffer.
+/// The state of a buffer that is not free.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
 /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// use shmesh::inspect::Hand;
+/// use shmesh::inspect::BufferState;
 /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
 /// let loan = link.loan()?;
-/// assert_eq!(view.snapshot().tables[0].held[0].hand, Hand::Loaned(link.seat()));
+/// assert_eq!(view.snapshot().tables[0].held[0].hand, BufferState::Loaned(link.seat()));
 /// loan.send()?;
-/// assert_eq!(view.snapshot().tables[0].held[0].hand, Hand::Queued(link.seat()));
+/// assert_eq!(view.snapshot().tables[0].held[0].hand, BufferState::Queued(link.seat()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Hand {
-    /// Nobody.
+pub enum BufferState {
+    /// The buffer is free.
     Free,
     /// A participant that lives writes it.
     Loaned(SeatIndex),
@@ -94,7 +94,7 @@ pub enum Hand {
     Queued(SeatIndex),
     /// A participant that lives received it.
     Borrowed(SeatIndex),
-    /// Somebody who has ended had it: recovery gives it back. `None`: a DATA buffer whose MSG is over.
+    /// Owned by a participant that has ended: recovery frees it. `None`: a DATA buffer whose MSG buffer was released.
     Orphaned(Option<SeatIndex>),
     /// Its owner word is none that this library writes.
     Damaged,
@@ -114,16 +114,16 @@ pub enum Hand {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Queued {
+pub struct QueuedMessage {
     /// Its place in the stream: messages sent on this ring before it, since the link was created.
     pub position: u64,
     /// Whether it travels inside the ring.
     pub inline: bool,
     /// The MSG buffer, or the inline cell on a link with many producers.
     pub buffer: Option<u32>,
-    /// Who sent it; an inline message of a link with one producer does not say.
+    /// The sender; unknown for inline messages of `spsc` rings.
     pub sender: Option<SeatIndex>,
-    /// The message's id.
+    /// The id of the message.
     pub msg_id: i32,
     /// The id of the cell that it is about.
     pub cell_id: i32,
@@ -159,22 +159,13 @@ pub struct RingView {
     /// Messages received so far; of a broadcast ring, by all readers.
     pub received: u64,
     /// What waits, oldest first.
-    pub queued: Vec<Queued>,
+    pub queued: Vec<QueuedMessage>,
 }
 
 impl RingView {
     /// `m2s` or `s2m`, as NVIPC's words have it.
     ///
     /// The primary sends on `m2s`, the secondary on `s2m`.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// assert_eq!(view.snapshot().rings.map(|ring| ring.name()), ["m2s", "s2m"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self.from {
@@ -197,11 +188,11 @@ impl RingView {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Held {
+pub struct HeldBuffer {
     /// Its index in the pool.
     pub index: u32,
-    /// Who has it.
-    pub hand: Hand,
+    /// Its state and owner.
+    pub hand: BufferState,
 }
 
 /// A pool, or the inline cells.
@@ -223,24 +214,13 @@ pub struct TableView {
     /// How many buffers it has.
     pub len: usize,
     /// Those that are not free.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldBuffer>,
 }
 
 impl TableView {
     /// How many buffers are in hands that `of` accepts.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// let loans = [link.loan()?, link.loan()?];
-    /// let table = &view.snapshot().tables[0];
-    /// assert_eq!(table.count(|hand| hand == shmesh::inspect::Hand::Loaned(link.seat())), 2);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
-    pub fn count(&self, of: impl Fn(Hand) -> bool) -> usize {
+    pub fn count(&self, of: impl Fn(BufferState) -> bool) -> usize {
         self.held.iter().filter(|held| of(held.hand)).count()
     }
 
@@ -280,9 +260,9 @@ impl TableView {
 /// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Snapshot {
-    /// Who is attached, dead or alive.
+    /// Attached participants, dead or alive.
     pub seats: Vec<SeatView>,
-    /// `m2s`, then `s2m`.
+    /// The rings `m2s` and `s2m`, in this order.
     pub rings: [RingView; 2],
     /// The pools, then the inline cells, of a link that has them.
     pub tables: Vec<TableView>,
@@ -293,7 +273,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Who sits at `seat`.
+    /// The participant at `seat`.
     ///
     /// `None` when the seat was vacant.
     ///
@@ -361,7 +341,7 @@ impl SeatLocks {
     }
 }
 
-/// Everybody who sits in `seats`, with `rings` to tell who sleeps.
+/// All participants in `seats`; `rings` show which of them sleep.
 pub(super) fn seats(seats: &Seats, rings: &[Ring], me: &ProcessIdentity, locks: &SeatLocks) -> Vec<SeatView> {
     let asleep =
         rings.iter().fold(0, |all, ring| all | ring.words().control(SLEEPERS).load(Ordering::Relaxed));
@@ -382,21 +362,9 @@ pub(super) fn seats(seats: &Seats, rings: &[Ring], me: &ProcessIdentity, locks: 
 type InRings = BTreeSet<(bool, u32, u64)>;
 
 impl View {
-    /// Who is attached, dead or alive.
+    /// Attached participants, dead or alive.
     ///
     /// In the order of their seats.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-    /// assert_eq!(view.seats().len(), 2);
-    /// drop(mac);
-    /// assert_eq!(view.seats().len(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn seats(&self) -> Vec<SeatView> {
         seats(&self.core.seats, self.core.rings(), &self.me, &self.locks)
@@ -417,7 +385,7 @@ impl View {
     /// ```
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        // Who sits comes last: a buffer of a participant that leaves meanwhile is looked at twice before it is an orphan.
+        // Seats are read last: a buffer of a participant that detaches meanwhile is read twice before it counts as an orphan.
         let tables: Vec<_> =
             [PoolId::CpuMsg.index(), INLINE].into_iter().filter_map(|i| self.core.table(i)).collect();
         let owners: Vec<Vec<u64>> = tables.iter().map(|table| words(table)).collect();
@@ -459,8 +427,8 @@ impl View {
     }
 
     /// What an entry says. `None`: it was received, or its sender was declared dead.
-    fn queued(&self, from: Side, position: u64, entry: Entry) -> Option<Queued> {
-        let mut seen = Queued {
+    fn queued(&self, from: Side, position: u64, entry: Entry) -> Option<QueuedMessage> {
+        let mut seen = QueuedMessage {
             position,
             inline: entry.is_inline(),
             buffer: None,
@@ -479,7 +447,13 @@ impl View {
         Some(seen)
     }
 
-    fn describe(&self, from: Side, position: u64, entry: Entry, seen: &mut Queued) -> Result<bool, Wild> {
+    fn describe(
+        &self,
+        from: Side,
+        position: u64,
+        entry: Entry,
+        seen: &mut QueuedMessage,
+    ) -> Result<bool, Wild> {
         let (single, ring) = (self.core.shape.single, self.core.outgoing(from));
         if entry.is_inline() {
             seen.msg_len = entry.inline_len().ok_or(Wild("an inline message longer than its slot"))?;
@@ -503,7 +477,7 @@ impl View {
             // Its consumer has not moved `head`: if it died in between, the next one gets it.
             Holder::Borrowed(_) if single => {}
             Holder::Borrowed(_) | Holder::Free => return Ok(false),
-            Holder::Impossible => return Err(Wild("an owner word that nobody writes")),
+            Holder::Impossible => return Err(Wild("an impossible owner word")),
         }
         if entry.is_inline() {
             (seen.msg_id, seen.cell_id) = unpack(table.cell(cell).word(1).load(Ordering::Relaxed));
@@ -538,13 +512,13 @@ impl View {
         let mut held = Vec::new();
         for (index, &word) in (0_u32..).zip(owners) {
             let mut hand = hand(in_rings, seats, inline, index, MsgOwner(word));
-            if matches!(hand, Hand::Orphaned(_)) {
+            if matches!(hand, BufferState::Orphaned(_)) {
                 // Its holder may have freed it and left while we looked elsewhere.
                 let now = MsgOwner(table.owner(index).load(Ordering::Acquire));
                 hand = self::hand(in_rings, seats, inline, index, now);
             }
-            if hand != Hand::Free {
-                held.push(Held { index, hand });
+            if hand != BufferState::Free {
+                held.push(HeldBuffer { index, hand });
             }
         }
         TableView { pool: (!inline).then_some(PoolId::CpuMsg), len: table.len(), held }
@@ -554,29 +528,29 @@ impl View {
         let mut held = Vec::new();
         for (index, word) in (0_u32..).zip(words(table)) {
             let mut hand = self.data_hand(in_rings, seats, DataOwner(word));
-            if matches!(hand, Hand::Orphaned(_)) {
+            if matches!(hand, BufferState::Orphaned(_)) {
                 let now = DataOwner(table.owner(index).load(Ordering::Acquire));
                 hand = self.data_hand(in_rings, seats, now);
             }
-            if hand != Hand::Free {
-                held.push(Held { index, hand });
+            if hand != BufferState::Free {
+                held.push(HeldBuffer { index, hand });
             }
         }
         TableView { pool: Some(pool), len: table.len(), held }
     }
 
     /// A DATA buffer is in the hands that its MSG is in.
-    fn data_hand(&self, in_rings: &InRings, seats: &[SeatView], data: DataOwner) -> Hand {
+    fn data_hand(&self, in_rings: &InRings, seats: &[SeatView], data: DataOwner) -> BufferState {
         if data.is_free() {
-            return Hand::Free;
+            return BufferState::Free;
         }
-        let Some((cell, _)) = data.attached_to() else { return Hand::Damaged };
+        let Some((cell, _)) = data.attached_to() else { return BufferState::Damaged };
         let messages = &self.core.msg().table;
-        let Some(cell) = messages.tame(cell) else { return Hand::Damaged };
+        let Some(cell) = messages.tame(cell) else { return BufferState::Damaged };
         // After the DATA's word: a MSG is loaned before its DATA and freed after it.
         let owner = MsgOwner(messages.owner(cell).load(Ordering::Acquire));
         if owner.is_free() || !data.belongs_to(cell, owner) {
-            return Hand::Orphaned(None);
+            return BufferState::Orphaned(None);
         }
         hand(in_rings, seats, false, cell, owner)
     }
@@ -584,7 +558,7 @@ impl View {
     /// The first `limit` bytes of the MSG part of a queued message, and of its DATA part.
     ///
     /// `from` is the side that sent it. The bytes are copied; those of a message that was received meanwhile may be
-    /// another's. Empty when the message is [`wrong`](Queued::wrong).
+    /// another's. Empty when the message is [`wrong`](QueuedMessage::wrong).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -599,7 +573,7 @@ impl View {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn payload(&self, from: Side, queued: &Queued, limit: usize) -> (Vec<u8>, Vec<u8>) {
+    pub fn payload(&self, from: Side, queued: &QueuedMessage, limit: usize) -> (Vec<u8>, Vec<u8>) {
         if queued.wrong.is_some() {
             return (Vec::new(), Vec::new());
         }
@@ -651,19 +625,19 @@ fn words(table: &Table) -> Vec<u64> {
     (0_u32..).take(table.len()).map(|index| table.owner(index).load(Ordering::Acquire)).collect()
 }
 
-fn hand(in_rings: &InRings, seats: &[SeatView], inline: bool, index: u32, owner: MsgOwner) -> Hand {
+fn hand(in_rings: &InRings, seats: &[SeatView], inline: bool, index: u32, owner: MsgOwner) -> BufferState {
     let sent = || in_rings.contains(&(inline, index, owner.epoch()));
     let lives = |seat: SeatIndex| {
         seats.iter().any(|other| other.participant.seat == seat && other.liveness != Liveness::Dead)
     };
     match owner.holder() {
-        Holder::Free => Hand::Free,
-        Holder::Loaned(seat) | Holder::Borrowed(seat) if sent() => Hand::Queued(seat),
+        Holder::Free => BufferState::Free,
+        Holder::Loaned(seat) | Holder::Borrowed(seat) if sent() => BufferState::Queued(seat),
         // Until the writer frees it: a reader may have it.
-        Holder::Published(seat) => Hand::Queued(seat),
-        Holder::Loaned(seat) if lives(seat) => Hand::Loaned(seat),
-        Holder::Borrowed(seat) if lives(seat) => Hand::Borrowed(seat),
-        Holder::Loaned(seat) | Holder::Borrowed(seat) => Hand::Orphaned(Some(seat)),
-        Holder::Impossible => Hand::Damaged,
+        Holder::Published(seat) => BufferState::Queued(seat),
+        Holder::Loaned(seat) if lives(seat) => BufferState::Loaned(seat),
+        Holder::Borrowed(seat) if lives(seat) => BufferState::Borrowed(seat),
+        Holder::Loaned(seat) | Holder::Borrowed(seat) => BufferState::Orphaned(Some(seat)),
+        Holder::Impossible => BufferState::Damaged,
     }
 }

@@ -1,8 +1,8 @@
 //! Messages as they pass: what `shmesh capture` records.
 //!
-//! A tap is nobody on the link. It maps the segments for reading only, takes no seat, holds no buffer, and no participant
-//! does anything for it: the path of a message is the same with a tap and without. That is why it cannot ask anybody to
-//! wait, and counts what it was too late for.
+//! A tap is not a participant. It maps the segments for reading only, takes no seat, holds no buffer, and no participant
+//! does anything for it: the path of a message is the same with a tap and without. That is why it cannot make participants
+//! wait, and counts the messages that it missed.
 //!
 //! It can follow, because slots are never cleared: what was sent at a position stays there for a whole lap, also after it was
 //! received. A buffer keeps its bytes until it is loaned again, and its owner word says when that happens. So each message is
@@ -35,9 +35,9 @@ const LIMIT_BYTES: usize = 65_536;
 /// ```
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Filter {
-    /// Ids of messages.
+    /// Message ids to record.
     pub msg_ids: Vec<i32>,
-    /// Ids of cells.
+    /// Cell ids to record.
     pub cell_ids: Vec<i32>,
     /// The side that sends; `None`: both.
     pub from: Option<Side>,
@@ -45,11 +45,6 @@ pub struct Filter {
 
 impl Filter {
     /// Whether a message with these ids is one of them.
-    ///
-    /// ```
-    /// use shmesh::inspect::Filter;
-    /// assert!(!Filter { cell_ids: vec![1], ..Filter::default() }.accepts(0x80, 2));
-    /// ```
     #[must_use]
     pub fn accepts(&self, msg_id: i32, cell_id: i32) -> bool {
         let is_one = |ids: &[i32], id| ids.is_empty() || ids.contains(&id);
@@ -73,7 +68,7 @@ impl Filter {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
+pub struct TappedMessage<'a> {
     /// When the tap looked: a little after it was sent.
     pub at: SystemTime,
     /// The side that sent it.
@@ -82,9 +77,9 @@ pub struct Seen<'a> {
     pub position: u64,
     /// Whether it travelled inside the ring.
     pub inline: bool,
-    /// The seat that sent it, where that can still be told.
+    /// The seat that sent it, if it can still be determined.
     pub sender: Option<SeatIndex>,
-    /// The message's id.
+    /// The id of the message.
     pub msg_id: i32,
     /// The cell that it is about.
     pub cell_id: i32,
@@ -101,13 +96,8 @@ pub struct Seen<'a> {
 }
 
 /// What a tap did not see.
-///
-/// ```
-/// let nothing = shmesh::inspect::Lost::default();
-/// assert_eq!((nothing.overwritten, nothing.reused, nothing.data, nothing.restarts), (0, 0, 0, 0));
-/// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Lost {
+pub struct LostCounts {
     /// Messages whose slot had a later one when the tap came.
     pub overwritten: u64,
     /// Messages whose buffer had a new user when the tap came, or that were never sent to the end.
@@ -145,13 +135,13 @@ pub struct Tap {
     limit: usize,
     /// Where to look next, in the ring of each side.
     next: [u64; 2],
-    lost: Lost,
+    lost: LostCounts,
     msg: Vec<u8>,
     data: Vec<u8>,
 }
 
 /// What is known of a message before its bytes are copied.
-struct Found {
+struct FoundMessage {
     sender: Option<SeatIndex>,
     inline: bool,
     ids: (i32, i32),
@@ -160,8 +150,8 @@ struct Found {
 }
 
 /// Why there is nothing to show.
-enum Missed {
-    /// The filter does not want it.
+enum SkipReason {
+    /// The filter excludes it.
     Unwanted,
     Overwritten,
     Reused,
@@ -190,26 +180,13 @@ impl Tap {
             filter,
             limit: LIMIT_BYTES,
             next,
-            lost: Lost::default(),
+            lost: LostCounts::default(),
             msg: Vec::new(),
             data: Vec::new(),
         }
     }
 
     /// Looks also at what was received already, as far as it can still be seen.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// use shmesh::inspect::{Filter, Tap, View};
-    /// mac.send_inline(7, 0, b"request")?;
-    /// drop(phy.receive()?);
-    /// let mut tap = Tap::new(View::open(dir.path(), &"fronthaul".parse()?)?, Filter::default()).with_history();
-    /// assert_eq!(tap.look(|seen| assert_eq!(seen.msg_id, 7)), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn with_history(mut self) -> Self {
         let capacity = u64::from(self.view.ring_len());
@@ -247,24 +224,14 @@ impl Tap {
     }
 
     /// What was not seen so far.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// use shmesh::inspect::{Filter, Lost, Tap, View};
-    /// let tap = Tap::new(View::open(dir.path(), &"fronthaul".parse()?)?, Filter::default());
-    /// assert_eq!(tap.lost(), Lost::default());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
-    pub fn lost(&self) -> Lost {
+    pub fn lost(&self) -> LostCounts {
         self.lost
     }
 
     /// Shows what was sent since the last look, first what the primary sent; each side's in order. Returns how many it showed.
     ///
-    /// It looks at no more than two laps of each ring, so it returns however busy the link is. Who looks seldom loses much: a
+    /// It looks at no more than two laps of each ring, so it returns however busy the link is. An infrequent tap loses much: a
     /// buffer that was received and released is the next one to be loaned.
     ///
     /// ```
@@ -280,7 +247,7 @@ impl Tap {
     /// assert_eq!(tap.look(|_| {}), 0, "each is shown once");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn look(&mut self, mut show: impl FnMut(&Seen<'_>)) -> usize {
+    pub fn look(&mut self, mut show: impl FnMut(&TappedMessage<'_>)) -> usize {
         let mut shown = 0;
         for from in [Side::Primary, Side::Secondary] {
             if self.filter.from.is_none_or(|wanted| wanted == from) {
@@ -290,7 +257,7 @@ impl Tap {
         shown
     }
 
-    fn look_at(&mut self, from: Side, show: &mut impl FnMut(&Seen<'_>)) -> usize {
+    fn look_at(&mut self, from: Side, show: &mut impl FnMut(&TappedMessage<'_>)) -> usize {
         let ring = self.view.core.outgoing(from).clone();
         let capacity = u64::from(self.view.ring_len());
         let mut shown = 0;
@@ -314,10 +281,10 @@ impl Tap {
                             shown += 1;
                             show(&self.seen(from, position, &found));
                         }
-                        Err(Missed::Unwanted) => {}
-                        Err(Missed::Overwritten) => self.lost.overwritten += 1,
-                        Err(Missed::Reused) => self.lost.reused += 1,
-                        Err(Missed::Damaged) => self.lost.damaged += 1,
+                        Err(SkipReason::Unwanted) => {}
+                        Err(SkipReason::Overwritten) => self.lost.overwritten += 1,
+                        Err(SkipReason::Reused) => self.lost.reused += 1,
+                        Err(SkipReason::Damaged) => self.lost.damaged += 1,
                     }
                 }
             }
@@ -337,8 +304,8 @@ impl Tap {
         }
     }
 
-    fn seen(&self, from: Side, position: u64, found: &Found) -> Seen<'_> {
-        Seen {
+    fn seen(&self, from: Side, position: u64, found: &FoundMessage) -> TappedMessage<'_> {
+        TappedMessage {
             at: SystemTime::now(),
             from,
             position,
@@ -355,23 +322,23 @@ impl Tap {
     }
 
     /// Copies a message into `msg` and `data`.
-    fn copy(&mut self, ring: &Ring, position: u64, entry: Entry) -> Result<Found, Missed> {
+    fn copy(&mut self, ring: &Ring, position: u64, entry: Entry) -> Result<FoundMessage, SkipReason> {
         self.msg.clear();
         self.data.clear();
         let place = if entry.is_inline() { INLINE } else { PoolId::CpuMsg.index() };
         if entry.is_inline() && ring.lines(position).is_some() {
             return self.copy_slot(ring, position, entry);
         }
-        let table = self.view.core.table(place).ok_or(Missed::Damaged)?.clone();
-        let cell = table.tame(entry.wild_cell()).ok_or(Missed::Damaged)?;
+        let table = self.view.core.table(place).ok_or(SkipReason::Damaged)?.clone();
+        let cell = table.tame(entry.wild_cell()).ok_or(SkipReason::Damaged)?;
         let owner = MsgOwner(table.owner(cell).load(Ordering::Acquire));
         if !entry.names(owner.epoch()) {
-            return Err(Missed::Reused);
+            return Err(SkipReason::Reused);
         }
         let sender = match owner.holder() {
             Holder::Loaned(seat) | Holder::Published(seat) => Some(seat),
             Holder::Borrowed(_) | Holder::Free => None,
-            Holder::Impossible => return Err(Missed::Damaged),
+            Holder::Impossible => return Err(SkipReason::Damaged),
         };
         let found = if entry.is_inline() {
             self.copy_cell(cell, entry, sender)
@@ -382,7 +349,7 @@ impl Tap {
         fence(Ordering::Acquire);
         let now = MsgOwner(table.owner(cell).load(Ordering::Relaxed));
         if now.epoch() != owner.epoch() {
-            return Err(Missed::Reused);
+            return Err(SkipReason::Reused);
         }
         found
     }
@@ -392,13 +359,13 @@ impl Tap {
         cell: u32,
         owner: MsgOwner,
         sender: Option<SeatIndex>,
-    ) -> Result<Found, Missed> {
+    ) -> Result<FoundMessage, SkipReason> {
         let core = &self.view.core;
         let (descriptor, data) = core.peek_descriptor(cell);
         if descriptor.msg_len > core.msg().buf_size() {
-            return Err(Missed::Damaged);
+            return Err(SkipReason::Damaged);
         }
-        let mut found = Found {
+        let mut found = FoundMessage {
             sender,
             inline: false,
             ids: (descriptor.msg_id, descriptor.cell_id),
@@ -406,7 +373,7 @@ impl Tap {
             data: None,
         };
         if !self.filter.accepts(found.ids.0, found.ids.1) {
-            return Err(Missed::Unwanted);
+            return Err(SkipReason::Unwanted);
         }
         self.view.copy_bytes(
             PoolId::CpuMsg,
@@ -418,11 +385,11 @@ impl Tap {
             return Ok(found);
         }
         let (pool, index) =
-            data.parts().filter(|(pool, _)| *pool != PoolId::CpuMsg).ok_or(Missed::Damaged)?;
-        let (table, buf_size) = core.data_table(pool).ok_or(Missed::Damaged)?;
-        let index = table.tame(index).ok_or(Missed::Damaged)?;
+            data.parts().filter(|(pool, _)| *pool != PoolId::CpuMsg).ok_or(SkipReason::Damaged)?;
+        let (table, buf_size) = core.data_table(pool).ok_or(SkipReason::Damaged)?;
+        let index = table.tame(index).ok_or(SkipReason::Damaged)?;
         if descriptor.data_len > buf_size {
-            return Err(Missed::Damaged);
+            return Err(SkipReason::Damaged);
         }
         found.data = Some((pool, index, descriptor.data_len));
         // A DATA buffer is freed before its MSG, and forgets whose it was.
@@ -442,23 +409,28 @@ impl Tap {
         Ok(found)
     }
 
-    fn copy_cell(&mut self, cell: u32, entry: Entry, sender: Option<SeatIndex>) -> Result<Found, Missed> {
-        let msg_len = entry.inline_len().ok_or(Missed::Damaged)?;
-        let copied = self.view.core.inline_lines(cell).ok_or(Missed::Damaged)?.copied();
+    fn copy_cell(
+        &mut self,
+        cell: u32,
+        entry: Entry,
+        sender: Option<SeatIndex>,
+    ) -> Result<FoundMessage, SkipReason> {
+        let msg_len = entry.inline_len().ok_or(SkipReason::Damaged)?;
+        let copied = self.view.core.inline_lines(cell).ok_or(SkipReason::Damaged)?.copied();
         self.take_inline(copied, msg_len, sender)
     }
 
     /// A small message in the slot itself, on a ring with one producer.
-    fn copy_slot(&mut self, ring: &Ring, position: u64, entry: Entry) -> Result<Found, Missed> {
-        let msg_len = entry.inline_len().ok_or(Missed::Damaged)?;
-        let copied = ring.lines(position).ok_or(Missed::Damaged)?.copied();
+    fn copy_slot(&mut self, ring: &Ring, position: u64, entry: Entry) -> Result<FoundMessage, SkipReason> {
+        let msg_len = entry.inline_len().ok_or(SkipReason::Damaged)?;
+        let copied = ring.lines(position).ok_or(SkipReason::Damaged)?.copied();
         // Its producer comes back to this slot when the consumer has passed it, and all others after it are full.
         fence(Ordering::Acquire);
         let last = position.wrapping_add(u64::from(self.view.ring_len())).wrapping_sub(1);
         // The writer of a broadcast ring marks a slot before it writes there.
         let is_safe = ring.is_broadcast() || ring.head() <= position || ring.sight(last) == Sight::NotYet;
         if !is_safe || ring.sight(position) != Sight::Here(entry) {
-            return Err(Missed::Overwritten);
+            return Err(SkipReason::Overwritten);
         }
         self.take_inline(copied, msg_len, None)
     }
@@ -468,14 +440,14 @@ impl Tap {
         (ids, words): (u64, InlineWords),
         msg_len: u32,
         sender: Option<SeatIndex>,
-    ) -> Result<Found, Missed> {
+    ) -> Result<FoundMessage, SkipReason> {
         let ids = unpack(ids);
         if !self.filter.accepts(ids.0, ids.1) {
-            return Err(Missed::Unwanted);
+            return Err(SkipReason::Unwanted);
         }
         let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
         self.msg.extend(bytes.take(self.limit.min(msg_len as usize)));
-        Ok(Found { sender, inline: true, ids, msg_len, data: None })
+        Ok(FoundMessage { sender, inline: true, ids, msg_len, data: None })
     }
 }
 

@@ -22,8 +22,8 @@ pub(crate) enum Admission {
 }
 
 impl Seats {
-    /// Everybody who was seated at one instant, and whether each was attached by its history then. `None`: participants come and go
-    /// too fast to tell, or a hostile one makes it seem so.
+    /// All participants that were seated at one instant, and whether each was attached by its history then. `None` if participants
+    /// come and go too fast for that, or a hostile one makes it seem so.
     pub(crate) fn all_at_once(&self) -> Option<Vec<(Participant, bool)>> {
         // Acquire: who reads that a handle has left, or that it is leaving, sees the clone that it left behind at its next look.
         let look = || {

@@ -87,10 +87,6 @@ const WOKEN: u64 = 1 << 47;
 
 /// The word of a seat's history.
 ///
-/// ```text
-/// | epoch of the latest 16 | woken 1 | 0 | count 16 | stages of 10 participants, 3 bits each, the latest lowest |
-/// ```
-///
 /// A participant that is not admitted, or that recovery seats for a moment, is not in it. So the count, of those that are,
 /// differs from the epoch.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -211,7 +207,7 @@ impl Seats {
     }
 
     /// Wakes participants that wait for events, by `wake`, unless all changes were followed by that already: then `false`.
-    /// Whoever changes a history calls this, and so does the monitor of each process: the first may have died before it could.
+    /// Called after each change of a history, and by the monitor of each process, because the first caller may have died before it.
     pub(crate) fn wake_for_events(&self, wake: impl FnOnce()) -> bool {
         let changed: Vec<_> = self.unwoken().collect();
         if changed.is_empty() {
@@ -219,7 +215,7 @@ impl Seats {
         }
         wake();
         for (seat, history) in changed {
-            // Refused when it has changed again. Relaxed: a change of ours that nobody has to see.
+            // Refused when it has changed again. Relaxed: no other process depends on this change.
             let _ = self.lines[seat.as_usize()].word(HISTORY).compare_exchange(
                 history.0,
                 history.0 | WOKEN,
@@ -235,13 +231,13 @@ impl Seats {
 #[derive(Debug)]
 pub(crate) struct PeerObserver {
     me: SeatIndex,
-    /// By seat.
-    known: Vec<Known>,
+    /// KnownSeat histories by seat.
+    known: Vec<KnownSeat>,
     pending: VecDeque<PeerEvent>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct KnownSeatSeat {
     history: History,
     /// Reported as attached and not yet as gone, and the count of the history then.
     present: Option<(u16, Participant)>,
@@ -253,7 +249,7 @@ impl PeerObserver {
         let known = |seat| {
             let history = seats.history(seat).unmarked();
             let is_attached = history.stage(0) == Some(Stage::Attached);
-            Known { history: if is_attached { history.before() } else { history }, present: None }
+            KnownSeat { history: if is_attached { history.before() } else { history }, present: None }
         };
         let known = SeatIndex::all().take(seats.used()).map(known).collect();
         Self { me, known, pending: VecDeque::new() }
@@ -274,7 +270,7 @@ impl PeerObserver {
 
     fn compare(&mut self, seats: &Seats) {
         if self.known.len() < seats.used() {
-            self.known.resize(seats.used(), Known::default());
+            self.known.resize(seats.used(), KnownSeat::default());
         }
         let (mut attached, mut missed) = (Vec::new(), 0);
         for (seat, known) in SeatIndex::all().zip(&mut self.known).filter(|(seat, _)| *seat != self.me) {

@@ -21,16 +21,6 @@ use crate::segment::Lines;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Participants that can be attached to a link at the same time: one bit each in the word that says who sleeps.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// use shmesh::{ErrorKind, Link, MAX_SEATS};
-/// let others: Vec<Link> = (1..MAX_SEATS).map(|_| link.try_clone()).collect::<Result<_, _>>()?;
-/// assert!(matches!(link.try_clone().unwrap_err().kind(), ErrorKind::Crowded { limit: 64, .. }));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub const MAX_SEATS: usize = if cfg!(loom) { 4 } else { 64 };
 
 /// A seat in the participant table: `0..64`.
@@ -49,12 +39,6 @@ pub struct SeatIndex(u8);
 
 impl SeatIndex {
     /// Checks a number that may come from shared memory.
-    ///
-    /// ```
-    /// use shmesh::SeatIndex;
-    /// assert_eq!(SeatIndex::from_wild(63).map(SeatIndex::value), Some(63));
-    /// assert_eq!(SeatIndex::from_wild(64), None);
-    /// ```
     #[must_use]
     #[inline]
     pub fn from_wild(wild: u64) -> Option<Self> {
@@ -63,15 +47,7 @@ impl SeatIndex {
         (wild < MAX_SEATS as u64).then_some(Self(wild as u8))
     }
 
-    /// The number.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert!(usize::from(link.seat().value()) < shmesh::MAX_SEATS);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The number of the seat.
     #[must_use]
     #[inline]
     pub fn value(self) -> u8 {
@@ -145,11 +121,7 @@ const fn low(value: u64, bits: u32) -> u64 {
 
 /// The word of a seat: who sits there.
 ///
-/// ```text
-/// | epoch 16 | start time, low 12 | pid namespace, low 11 | pid 22 | secondary | evicted | live |
-/// ```
-///
-/// Whoever sits there next has another word, because one field counts them: so a word also says who is meant.
+/// The next participant in the seat has another word, because one field counts them. So a word identifies a participant.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -181,12 +153,12 @@ impl SeatWord {
         Self(self.epoch() << EPOCH_SHIFT)
     }
 
-    /// A detail of whoever took the seat with this word: it carries the epoch, so nobody takes it for a predecessor's.
+    /// A detail of the participant with this word. It carries the epoch, so it is not mistaken for a predecessor's.
     fn detail(self, value: u64) -> u64 {
         self.epoch() << EPOCH_SHIFT | low(value, EPOCH_SHIFT)
     }
 
-    /// The detail, or 0 if it is somebody else's.
+    /// The detail, or 0 if it belongs to another participant.
     fn of_detail(self, detail: u64) -> u64 {
         if detail >> EPOCH_SHIFT == self.epoch() { low(detail, EPOCH_SHIFT) } else { 0 }
     }
@@ -201,89 +173,37 @@ impl SeatWord {
         self.0 == word
     }
 
-    /// The word itself, to be sent to somebody else.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// use shmesh::SeatWord;
-    /// let word = link.participants().next().expect("this handle").word;
-    /// assert_eq!(SeatWord::from_wild(word.value()), word);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The word as a number, to be sent to another process.
     #[must_use]
     pub fn value(self) -> u64 {
         self.0
     }
 
-    /// A word that came from somebody else: it means something only where the same word is in the table.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// use shmesh::{SeatIndex, SeatWord};
-    /// let seat = SeatIndex::from_wild(0).expect("a seat");
-    /// let done = link.recover_participant(seat, SeatWord::from_wild(u64::MAX))?;
-    /// assert_eq!(done.participants, 0, "nobody sits there under this word");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// A word that came from another process: it is valid only where the same word is in the table.
     #[must_use]
     pub fn from_wild(word: u64) -> Self {
         Self(word)
     }
 
-    /// Whether somebody sits here (alive or not).
+    /// Whether the seat is taken, by a living or dead participant.
     #[must_use]
     pub(crate) fn is_live(self) -> bool {
         self.0 & LIVE != 0
     }
 
     /// Whether its holder was declared dead while it may still run.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// phy.evict(mac.seat())?;
-    /// let other = phy.participants().find(|other| other.seat == mac.seat()).expect("it is attached");
-    /// assert!(other.word.is_evicted(), "its seat stays taken until it has ended");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn is_evicted(self) -> bool {
         self.0 & EVICTED != 0
     }
 
-    /// Its side.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let other = phy.participants().find(|other| other.seat == mac.seat()).expect("it is attached");
-    /// assert_eq!(other.word.side(), shmesh::Side::Secondary);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The side of the participant.
     #[must_use]
     pub fn side(self) -> Side {
         if self.0 & SECONDARY == 0 { Side::Primary } else { Side::Secondary }
     }
 
     /// Process id, as its own pid namespace numbers it.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let other = phy.participants().find(|other| other.seat == mac.seat()).expect("it is attached");
-    /// assert_eq!(other.word.pid(), std::process::id());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn pid(self) -> u32 {
         u32::try_from(low(self.0 >> PID_SHIFT, PID_BITS)).unwrap_or(0)
@@ -309,9 +229,9 @@ impl SeatWord {
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Participant {
-    /// Where it sits.
+    /// The seat of the participant.
     pub seat: SeatIndex,
-    /// Its identity word.
+    /// The identity word of the participant.
     pub word: SeatWord,
     /// Start time of the process in clock ticks after boot; 0 while it is attaching.
     pub start_time: u64,
@@ -330,16 +250,6 @@ impl Participant {
     /// Whether it lives, as far as this process can tell: another pid namespace's numbers say nothing here.
     ///
     /// Asks the kernel each time. `me` is the asking process.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// use shmesh::{Liveness, ProcessIdentity};
-    /// let me = link.participants().next().expect("this handle is attached");
-    /// assert_eq!(me.liveness(&ProcessIdentity::me()?), Liveness::Alive);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn liveness(&self, me: &ProcessIdentity) -> Liveness {
         let namespace_differs = if self.pid_namespace == 0 {
@@ -377,7 +287,7 @@ const START_TIME: usize = 1;
 const PID_NAMESPACE: usize = 2;
 /// Number of the lock file in which the seat's byte is locked.
 const LOCK: usize = 3;
-/// How often whoever sat here has woken a receiver by a system call, since the link was created.
+/// How often participants in this seat have woken a receiver by a system call, since the link was created.
 const RUNG: usize = 4;
 /// In the line behind the seats: participants that were recovered since the link was created.
 const RECOVERED: usize = 1;
@@ -431,7 +341,7 @@ impl Seats {
             .min(MAX_SEATS)
     }
 
-    /// Whether somebody sits in one of the seats whose bits are set.
+    /// Whether one of the seats whose bits are set is taken.
     #[cold]
     pub(crate) fn is_any_taken(&self, bits: u64) -> bool {
         SeatIndex::all()
@@ -445,7 +355,7 @@ impl Seats {
     }
 
     /// Whether the seat still belongs to `participant`, evicted or not. Recovery asks this between reading an owner word
-    /// and taking the buffer away: if it does, nobody else can have sat there when the word was read.
+    /// and freeing the buffer: if it does, no other participant can have had the seat when the word was read.
     pub(crate) fn is_seated(&self, participant: &Participant) -> bool {
         // Relaxed: who has read, with Acquire, what a newcomer in this seat wrote cannot read an older word here.
         self.word(participant.seat).load(Ordering::Relaxed) & !EVICTED == participant.word.0 & !EVICTED
@@ -454,7 +364,7 @@ impl Seats {
     /// Declares a participant dead that may still run. `false` when it is no longer there.
     pub(crate) fn evict(&self, participant: &Participant) -> bool {
         let word = participant.word.0 & !EVICTED;
-        // Relaxed: FENCE, which follows, brings it to who sends.
+        // Relaxed: FENCE, which follows, makes it visible to senders.
         let swap = self.word(participant.seat).compare_exchange(
             word,
             word | EVICTED,
@@ -477,8 +387,8 @@ impl Seats {
         line.word(0).compare_exchange(current, vacated.0, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Says that `me` has the lock of its seat, in the lock file with this number; or, with 0, that it has not. Whoever finds
-    /// the lock free after that knows that its process has ended.
+    /// Says that `me` has the lock of its seat, in the lock file with this number; or, with 0, that it has not. A process that finds
+    /// the lock free after that knows that the participant's process has ended.
     pub(crate) fn mark_locked(&self, me: &Participant, lock: u64) {
         // Release pairs with the Acquire of `is_marked`: the lock is taken before the mark can be seen.
         self.lines[me.seat.as_usize()].word(LOCK).store(me.word.detail(lock), Ordering::Release);
@@ -515,7 +425,7 @@ impl Seats {
         mark == other.word.detail(lock) && self.is_seated(other)
     }
 
-    /// Who sits at `seat`.
+    /// The participant at `seat`.
     pub(crate) fn at(&self, seat: SeatIndex) -> Option<Participant> {
         self.seen(seat, SeatWord(self.word(seat).load(Ordering::Acquire)))
     }
@@ -548,7 +458,7 @@ impl Seats {
         self.lines[MAX_SEATS].word(RECOVERED).fetch_add(participants.into(), Ordering::Relaxed);
     }
 
-    /// How many participants were recovered, by anybody, since the link was created.
+    /// How many participants were recovered, by any process, since the link was created.
     pub(crate) fn recovered(&self) -> u64 {
         self.lines[MAX_SEATS].word(RECOVERED).load(Ordering::Relaxed)
     }
@@ -573,7 +483,7 @@ impl Seats {
         })
     }
 
-    /// Everybody who is attached.
+    /// All participants that are attached.
     pub(crate) fn all(&self) -> impl Iterator<Item = Participant> + '_ {
         SeatIndex::all().filter_map(|seat| self.at(seat))
     }

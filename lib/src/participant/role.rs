@@ -8,7 +8,7 @@ const HELD: u64 = 1;
 /// The word of a role: `| epoch of the seat 16 | seat 8 | held 1 |`, or 0.
 ///
 /// It names its holder by seat and epoch, so it needs no cleaning when the holder dies: once the seat is vacant, or belongs
-/// to somebody else, the role is open.
+/// to another participant, the role is open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Role<'a>(pub(crate) &'a AtomicU64);
 
@@ -25,7 +25,7 @@ impl Role<'_> {
         (Self::word(&holder) == word).then_some(holder)
     }
 
-    /// Takes the role, unless somebody who is still seated has it: that participant is returned.
+    /// Takes the role. If another participant that is still seated has it, that one is returned.
     pub(crate) fn claim(&self, me: &Participant, seats: &Seats) -> Result<(), Participant> {
         let mut current = self.0.load(Ordering::Acquire);
         // One round for each participant that could take it between our load and our exchange.
@@ -45,7 +45,7 @@ impl Role<'_> {
         Err(*me)
     }
 
-    /// Who has the role and is still seated.
+    /// The participant that has the role, if it is still seated.
     pub(crate) fn holder(&self, seats: &Seats) -> Option<Participant> {
         Self::holder_of(self.0.load(Ordering::Acquire), seats)
     }

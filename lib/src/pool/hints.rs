@@ -4,8 +4,8 @@
 //! be stolen; the owner word decides. That is what makes the bitmaps cheap: a seat writes its own without a locked
 //! instruction, and a process that dies in the middle of it leaves nothing broken.
 //!
-//! `HINT`: a seat's Release of its bitmap, a thief's Acquire of it. Who sees a hint sees the owner word that it speaks of, or
-//! a later one; otherwise it could find the buffer taken, drop the hint, and nobody would know of the buffer any more.
+//! `HINT`: a seat's Release of its bitmap, a thief's Acquire of it. A thread that sees a hint sees the owner word that it refers to, or
+//! a later one; otherwise it could find the buffer taken, drop the hint, and the buffer would be lost until recovery.
 //!
 //! Buffers that were never used lie in the reserve, which is asked last, so a link works with as few buffers as it has in
 //! flight, and with those that were touched last. Releasing sets a bit in the releaser's own bitmap; a sender that has none
@@ -40,7 +40,7 @@ pub(crate) const fn lines(len: usize) -> usize {
 
 /// The buffers that one handle released last, newest on top: those are still in its cache.
 ///
-/// Private to a handle. An entry counts only while its bit is set in the seat's bitmap; whoever steals a hint clears it.
+/// Private to a handle. An entry counts only while its bit is set in the seat's bitmap; a thief that steals a hint clears it.
 #[derive(Debug)]
 pub(crate) struct Recent {
     stack: [Cell<u32>; RECENT_MAX],
@@ -82,7 +82,7 @@ impl Bitmap {
     pub(crate) fn set(&self, index: u32) {
         let (word, bit) = self.at(index);
         // No locked instruction: only this seat sets bits here, and a bit that a thief cleared meanwhile comes back as a
-        // stale hint, which costs whoever follows it one retry.
+        // stale hint, which costs the claimer one retry.
         // HINT
         overwrite(word, word.load(Ordering::Relaxed) | bit, Ordering::Release);
     }
@@ -152,8 +152,8 @@ impl Hints {
     }
 
     /// Moves hints into the own bitmap and into `recent`: out of the own bitmap first, then from the other seats below
-    /// `seats_used`, then from the reserve. `ahead` hears of each, to fetch its owner word. Returns how many; 0 means that
-    /// nobody knows of a free buffer.
+    /// `seats_used`, then from the reserve. `ahead` is called for each, to prefetch its owner word. Returns how many; 0 means that
+    /// no free buffer is known.
     pub(crate) fn refill(
         &self,
         seat: SeatIndex,
@@ -175,7 +175,7 @@ impl Hints {
         0
     }
 
-    /// Bits past the end of the pool are nobody's buffers, whoever sets them.
+    /// Bits past the end of the pool are ignored, because a hostile process may set them.
     fn valid_bits(&self, i: usize) -> u64 {
         match self.len - i * 64 {
             0..=63 => (1 << (self.len - i * 64)) - 1,
@@ -223,7 +223,7 @@ impl Hints {
         taken.count_ones()
     }
 
-    /// Bits of the `i`-th word that no bitmap names. For recovery: a free buffer that nobody names is lost until it is set.
+    /// Bits of the `i`-th word that no bitmap names. For recovery: a free buffer without a hint is lost until one is set.
     pub(crate) fn unknown(&self, i: usize) -> u64 {
         let known =
             (0..=RESERVE).fold(0, |known, bitmap| known | self.word(bitmap, i).load(Ordering::Relaxed));

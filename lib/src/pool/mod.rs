@@ -19,7 +19,7 @@ use hints::{Bitmap, Hints, Recent};
 
 /// The owner words of a pool, one cell (line) each, and the hints that find the free ones.
 ///
-/// Word 0 of a cell is the owner word. The rest of a MSG cell is the message's descriptor, written by whoever holds it.
+/// Word 0 of a cell is the owner word. The rest of a MSG cell is the message's descriptor, written by its owner.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     hints: Hints,
@@ -43,7 +43,7 @@ impl Table {
         Some(Self { hints, cells: memory.window(start.checked_add(hint_lines)?, len)? })
     }
 
-    /// Marks every buffer free. Fresh memory already says so in the owner words; the reserve still has to be told.
+    /// Marks every buffer free. In fresh memory the owner words already are; the reserve still has to be set.
     pub(crate) fn format(&self) {
         self.hints.fill_reserve();
     }
@@ -71,7 +71,7 @@ impl Table {
 
     /// As [`PoolCache::release`], on behalf of a dead holder.
     pub(crate) fn reclaim(&self, me: SeatIndex, index: u32, held: u64, freed: u64) -> bool {
-        // Release: whoever claims the buffer next sees what we saw of the dead holder.
+        // Release: the next claimer of the buffer sees what we saw of the dead owner.
         let won =
             self.owner(index).compare_exchange(held, freed, Ordering::Release, Ordering::Relaxed).is_ok();
         if won {

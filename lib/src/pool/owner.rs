@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A MSG buffer that lies in a ring stays `Loaned` by its sender: the ring says that it was sent. In a broadcast ring it is
-//! `Published`: the ring's, whoever sent it, until its writer finds that all readers are past it. A DATA buffer belongs to
+//! `Published`: it belongs to the ring until its writer finds that all readers are past it. A DATA buffer belongs to
 //! the MSG it was attached to, so it changes hands with it and needs no exchange of its own; when that epoch of the
 //! MSG is over, the DATA buffer is an orphan and recovery takes it.
 //!
@@ -40,10 +40,10 @@ const ATTACHED: u64 = 3;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct MsgOwner(pub(crate) u64);
 
-/// Who holds a MSG buffer.
+/// The state of a MSG buffer, with its owner.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Holder {
-    /// Nobody.
+    /// No participant owns it.
     Free,
     /// The participant that writes it, or wrote it and sent it.
     Loaned(SeatIndex),
@@ -59,7 +59,7 @@ impl MsgOwner {
     /// In place of a word, where nothing is held any more: no buffer has it, so no exchange that names it succeeds.
     pub(crate) const NONE: Self = Self(u64::MAX);
 
-    /// Who holds the buffer.
+    /// The state and owner of the buffer.
     #[must_use]
     pub(crate) fn holder(self) -> Holder {
         let seat = SeatIndex::from_wild(self.0 >> STATE_BITS & SEAT_MASK);
@@ -103,7 +103,7 @@ impl MsgOwner {
         Self(self.epoch().wrapping_add(1) << MSG_EPOCH_SHIFT).with(LOANED, seat)
     }
 
-    /// The same epoch, sent by `seat` as far as anybody needs to know.
+    /// The word of a loan by `seat` with the same epoch.
     pub(crate) fn loaned_still(self, seat: SeatIndex) -> Self {
         self.with(LOANED, seat)
     }

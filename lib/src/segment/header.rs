@@ -12,8 +12,8 @@
 //!       15 checksum of words 0 to 14
 //! ```
 //!
-//! It is written once, before the segment has a name or leaves its creator, and never changes. Whoever opens a segment
-//! copies it once and believes the copy only.
+//! It is written once, before the segment has a name or leaves its creator, and never changes. A process that opens a segment
+//! copies it once and uses only the copy.
 
 use std::fs::File;
 use std::io;
@@ -100,7 +100,7 @@ impl Header {
     }
 
     /// Copies and checks the header of a segment's file, by reading: mapping or reserving it first would give pages to a
-    /// sparse file of somebody else.
+    /// sparse file of another program.
     pub(crate) fn of_file(file: &File) -> io::Result<Result<Self, Unusable>> {
         let metadata = file.metadata()?;
         let mut bytes = [0; HEADER_LINES * LINE_BYTES];

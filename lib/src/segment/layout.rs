@@ -172,15 +172,6 @@ pub(crate) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 impl LinkConfig {
     /// Bytes of all segments of the link together: what its creator reserves and pays for, page by page. The buffers of
     /// pools in device memory are not among them.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// assert_eq!(link.segment_bytes(), options.keep(&link)?.segment_bytes());
-    /// assert!(link.segment_bytes() > link.payload_bytes());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         let shape = Shape::of(self);

@@ -14,11 +14,11 @@ use shmesh_sys::file::{
 };
 use shmesh_sys::fork::NotInherited;
 
-/// Byte of the lock file that whoever creates, serves or removes the link has for itself.
+/// Byte of the lock file that a process locks while it creates, serves or removes the link.
 const DUTY: u32 = 0;
 /// Byte of the lock file that all processes of the link share.
 const PRESENCE: u32 = 1;
-/// Byte of the lock file that whoever sits in seat 0 has for itself; the other seats' bytes follow.
+/// Byte of the lock file that the participant in seat 0 locks; the bytes of the other seats follow.
 const SEATS: u32 = 2;
 /// From here on, the byte of each number that a process has taken for a socket of its own.
 const SOCKETS: u64 = 1 << 32;
@@ -26,7 +26,7 @@ const SOCKETS: u64 = 1 << 32;
 const SOCKETS_MAX: u64 = 1 << 40;
 const SOCKETS_PER_USER: u64 = 1 << 8;
 
-/// Who hands out what has no name, by where its lock begins: that is the number of its socket. The lock reaches to the end of
+/// The lock of the host. It begins at the number of the host's socket and reaches to the end of
 /// the range, so only one process has it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Host {
@@ -108,7 +108,7 @@ impl Lock {
         }
     }
 
-    /// Takes the duty. `false`: somebody has it.
+    /// Takes the lock for creating, serving or removing. `false`: another process has it.
     pub(crate) fn try_take_duty(&self) -> io::Result<bool> {
         try_lock_byte(&self.file, DUTY, ByteLock::Exclusive)
     }
@@ -123,12 +123,12 @@ impl Lock {
         try_lock_byte(&self.file, PRESENCE, ByteLock::Shared)
     }
 
-    /// Takes that back.
+    /// Releases the shared lock of `join`.
     pub(crate) fn leave(&self) {
         unlock_byte(&self.file, PRESENCE);
     }
 
-    /// Whether somebody else has joined.
+    /// Whether another process has joined.
     pub(crate) fn others_joined(&self) -> io::Result<bool> {
         is_byte_locked(&self.file, PRESENCE)
     }
@@ -144,12 +144,12 @@ impl Lock {
         self.number
     }
 
-    /// Takes the lock of a seat. `false`: somebody has it, a child perhaps that was forked from who sat there before.
+    /// Takes the lock of a seat. `false`: another process has it, such as a forked child of an earlier participant.
     pub(crate) fn try_take_seat(&self, seat: u8) -> io::Result<bool> {
         try_lock_byte(&self.file, SEATS + u32::from(seat), ByteLock::Exclusive)
     }
 
-    /// Gives it up.
+    /// Releases the lock of a seat.
     pub(crate) fn leave_seat(&self, seat: u8) {
         unlock_byte(&self.file, SEATS + u32::from(seat));
     }
@@ -159,7 +159,7 @@ impl Lock {
         is_byte_locked(&self.file, SEATS + u32::from(seat))
     }
 
-    /// Takes a number for a socket of `user` that nobody else can have until this opening is closed. `None`: all are taken.
+    /// Takes a number for a socket of `user`, exclusively until this opening is closed. `None`: all are taken.
     pub(crate) fn take_socket(&self, user: u32, from: u64) -> io::Result<Option<u64>> {
         for number in (from..SOCKETS_PER_USER).map(|k| u64::from(user) * SOCKETS_PER_USER + k) {
             if try_lock_range(&self.file, &(SOCKETS + number..SOCKETS + number + 1))? {
@@ -224,17 +224,17 @@ impl Lock {
         Ok(None)
     }
 
-    /// Removes the file, if it still has its name. Who has it open sees by [`is_named`](Self::is_named) that it is no lock of the link.
+    /// Removes the file, if it still has its name. A process that has it open sees by [`is_named`](Self::is_named) that it is no lock of the link.
     pub(crate) fn remove(&self) -> io::Result<bool> {
         remove_exactly(&self.path, |path| self.is_at(path))
     }
 
-    /// Whether another opening lets nobody join: it removes the link.
+    /// Whether another process prevents joining, because it removes the link.
     pub(crate) fn is_closed(&self) -> io::Result<bool> {
         is_byte_locked_exclusively(&self.file, PRESENCE)
     }
 
-    /// Lets nobody join any more. `false`: somebody has.
+    /// Prevents further processes from joining. `false`: another process has joined.
     pub(crate) fn try_close(&self) -> io::Result<bool> {
         try_lock_byte(&self.file, PRESENCE, ByteLock::Exclusive)
     }

@@ -1,7 +1,7 @@
 //! Files and memfds that hold segments: create, open, check.
 //!
-//! A named segment gets its name only when it is complete, so nobody ever opens half of one, and a creator that dies on
-//! the way leaves nothing behind.
+//! A named segment gets its name only when it is complete, so no process opens an incomplete one, and a creator that dies
+//! before that leaves nothing behind.
 
 use std::fs::File;
 use std::io;
@@ -81,7 +81,7 @@ impl Store {
         };
         let made = made.map_err(|source| self.refused(&name, source))?;
         if self.backing == Backing::Memfd {
-            // Nobody opens it by name; but whoever serves the link later learns from it who may connect.
+            // It is not opened by name, but later hosts of the link read from it which users may connect.
             file::set_mode(&made, self.file_mode).map_err(|source| self.refused(&name, source))?;
         }
         made.set_len(bytes).map_err(|source| self.refused(&name, source))?;

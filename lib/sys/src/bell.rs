@@ -60,7 +60,7 @@ impl Bell {
         self.take_byte().map(|byte| byte.is_some())
     }
 
-    /// Takes one signal, and the byte that was sent with it, which anybody may have chosen.
+    /// Takes one signal, and the byte that was sent with it, which any process may have chosen.
     ///
     /// # Errors
     /// As [`take`](Self::take).

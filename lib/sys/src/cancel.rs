@@ -29,12 +29,7 @@ pub struct Uncancelled {
 }
 
 impl Uncancelled {
-    /// From now on.
-    ///
-    /// ```
-    /// let (once, again) = (shmesh_sys::cancel::Uncancelled::new(), shmesh_sys::cancel::Uncancelled::new());
-    /// drop((again, once));
-    /// ```
+    /// Disables cancellation until dropped.
     #[expect(clippy::new_without_default, reason = "a guard is made on purpose")]
     #[must_use]
     pub fn new() -> Self {

@@ -66,7 +66,7 @@ fn tightest(root: PathBuf, path: &str, version: Version) -> Option<u64> {
 pub enum Version {
     /// A tree of its own for each controller.
     V1,
-    /// The unified tree.
+    /// The unified hierarchy (version 2).
     V2,
 }
 

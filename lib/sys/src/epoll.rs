@@ -24,7 +24,7 @@ use nix::sys::epoll::{EpollCreateFlags, EpollEvent, EpollFlags};
 pub struct Epoll(nix::sys::epoll::Epoll);
 
 impl Epoll {
-    /// An empty set.
+    /// Creates an empty set.
     ///
     /// # Errors
     /// The process or the system has no descriptors left.

@@ -9,12 +9,6 @@ pub use libc::{
 pub use nix::errno::Errno;
 
 /// Sets `errno` of this thread, for functions that C programs call.
-///
-/// ```
-/// use shmesh_sys::errno;
-/// errno::set(errno::ETIMEDOUT);
-/// assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno::ETIMEDOUT));
-/// ```
 pub fn set(number: i32) {
     Errno::set_raw(number);
 }

@@ -28,7 +28,7 @@ impl Doorbell {
         Self(fd)
     }
 
-    /// Adds one signal.
+    /// Adds one to the counter.
     ///
     /// # Errors
     /// None in normal use. A counter at its maximum is not an error: the other side has plenty to wake up for.

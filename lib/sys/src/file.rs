@@ -136,7 +136,7 @@ pub fn memfd(name: &str, hugetlb: bool) -> io::Result<File> {
     Ok(File::from(memfd_create(CString::new(name)?.as_c_str(), flags)?))
 }
 
-/// What can never be done any more to a memfd, for anybody.
+/// Operations on a memfd that are forbidden forever, for all processes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Seals(SealFlag);
 
@@ -145,10 +145,10 @@ impl Seals {
     pub const SIZE: Self = Self(SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW));
     /// No new writable mappings and no writes; mappings that exist stay writable. Since Linux 5.1.
     pub const FUTURE_WRITE: Self = Self(SealFlag::F_SEAL_FUTURE_WRITE);
-    /// No more seals.
+    /// Further seals are forbidden.
     pub const FINAL: Self = Self(SealFlag::F_SEAL_SEAL);
 
-    /// Both sets together.
+    /// The union of both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0.union(other.0))
@@ -196,15 +196,15 @@ pub fn is_size_sealed(fd: &impl AsFd) -> bool {
 pub enum Kind {
     /// A file or a memfd of so many bytes.
     Regular {
-        /// Its bytes.
+        /// Its size in bytes.
         size: u64,
     },
     /// A character device with this major number.
     CharDevice {
-        /// The major number.
+        /// Major number of the device.
         major: u64,
     },
-    /// Anything else.
+    /// Any other type of file.
     Other,
 }
 
@@ -351,7 +351,7 @@ impl Drop for Locked {
     }
 }
 
-/// Who may have the lock of a byte at the same time.
+/// How many processes may lock a byte at the same time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ByteLock {
     /// One opening of the file.

@@ -28,11 +28,6 @@ pub fn watch() {
 
 /// Has `before` called before each fork of this process, and `after` behind it, in the parent and in the child: all three in the
 /// thread that forks.
-///
-/// ```
-/// extern "C" fn nothing() {}
-/// shmesh_sys::fork::around(nothing, nothing);
-/// ```
 pub fn around(before: extern "C" fn(), after: extern "C" fn()) {
     // SAFETY: functions of a library that is not unloaded before its handlers are removed, which the loader does.
     #[expect(unsafe_code, reason = "nix has no pthread_atfork")]
@@ -63,7 +58,7 @@ pub struct NotInherited {
 }
 
 impl NotInherited {
-    /// From now on.
+    /// Registers the handler for all later forks.
     #[must_use]
     pub fn new(file: File) -> Self {
         watch();

@@ -5,14 +5,14 @@ use std::io;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Why [`wait`] returned.
+/// The reason why [`wait`] returned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Wait {
     /// [`wake`] woke this thread, or the kernel did so for no reason: look at the word again.
     Woken,
     /// The word was not `expected` when the kernel looked.
     Changed,
-    /// The timeout passed.
+    /// The timeout has passed.
     TimedOut,
     /// A signal handler ran.
     Interrupted,
@@ -94,7 +94,7 @@ mod tests {
     fn changed_word_does_not_sleep() {
         let word = AtomicU64::new(7);
         assert_eq!(wait(&word, 8, None).unwrap(), Wait::Changed);
-        assert_eq!(wake(&word, u32::MAX).unwrap(), 0, "nobody waits");
+        assert_eq!(wake(&word, u32::MAX).unwrap(), 0, "no thread waits");
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub fn collapse(file: &File, len: u64) -> io::Result<()> {
     let address = NonZeroUsize::new(aligned.addr());
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
-    // SAFETY: from the next multiple of a huge page, `whole` bytes lie inside of `room`, which nobody else uses.
+    // SAFETY: from the next multiple of a huge page, `whole` bytes lie inside of `room`, which no other code uses.
     let mapped: NonNull<libc::c_void> = unsafe { mmap(address, whole, protection, flags, file, 0) }?;
     // SAFETY: the range was just mapped and is unmapped after this. The advice changes where bytes are, not what they are.
     let done = unsafe { libc::madvise(mapped.as_ptr(), whole.get(), MADV_COLLAPSE) };

@@ -11,7 +11,7 @@ use shmesh_proto::identity::{PeerIdentity, Pod, Unknown};
 use crate::pidfd::Pidfd;
 use crate::procfs::{self, File, PidfdSays, Proc, start_time, status};
 
-/// Who it is, from `proc` and, by its cgroup, from `pod`.
+/// The identity of a process, from `proc` and, by its cgroup, from `pod`.
 ///
 /// # Errors
 /// [`Unknown::Gone`]: it has ended, even if only just now, or is of another user than the connection by whose number the pidfd
@@ -69,11 +69,6 @@ fn read(
 ///
 /// # Errors
 /// `/proc` is not there.
-///
-/// ```
-/// assert!(shmesh_sys::identify::own_start_time()?.is_some());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn own_start_time() -> io::Result<Option<u64>> {
     let stat = procfs::own(File::Stat)?;
     Ok(if procfs::is_pid(&stat, std::process::id()) { start_time(&stat) } else { None })

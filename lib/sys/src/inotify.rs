@@ -27,7 +27,7 @@ pub struct File(WatchDescriptor);
 pub struct Watcher(Inotify);
 
 impl Watcher {
-    /// A new one.
+    /// Creates an inotify instance.
     ///
     /// # Errors
     /// This user has `fs.inotify.max_user_instances` already (128 unless configured), or the process no descriptors left.
@@ -44,7 +44,7 @@ impl Watcher {
         Ok(File(self.0.add_watch(path, flags)?))
     }
 
-    /// Ends a watch.
+    /// Removes a watched file.
     pub fn remove(&self, file: File) {
         let _ = self.0.rm_watch(file.0);
     }

@@ -9,7 +9,7 @@ const INITIAL_PID: u64 = 0xefff_fffc;
 /// Inode of the initial cgroup namespace (`PROC_CGROUP_INIT_INO`).
 const INITIAL_CGROUP: u64 = 0xefff_fffb;
 
-/// What was found.
+/// The namespace that was found.
 ///
 /// ```
 /// use shmesh_sys::namespace::Namespaces;
@@ -26,39 +26,22 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// Ours.
+    /// The namespace of this process.
     ///
     /// # Errors
     /// `/proc` is not there.
-    ///
-    /// ```
-    /// assert!(shmesh_sys::namespace::Namespaces::own()?.pid > 0);
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
     pub fn own() -> io::Result<Self> {
         let inode = |kind: &str| fs::metadata(format!("/proc/self/ns/{kind}")).map(|file| file.ino());
         Ok(Self { pid: inode("pid")?, cgroup: inode("cgroup")? })
     }
 
     /// Whether our numbers are the machine's. In kind they are the node's, which is as far out as its pods get.
-    ///
-    /// ```
-    /// use shmesh_sys::namespace::Namespaces;
-    /// let nested = Namespaces { pid: 4_026_532_001, cgroup: 0xefff_fffb };
-    /// assert!(!nested.is_initial_pid());
-    /// ```
     #[must_use]
     pub fn is_initial_pid(&self) -> bool {
         self.pid == INITIAL_PID
     }
 
     /// Whether cgroup paths begin at the machine's root.
-    ///
-    /// ```
-    /// use shmesh_sys::namespace::Namespaces;
-    /// let nested = Namespaces { pid: 4_026_532_001, cgroup: 0xefff_fffb };
-    /// assert!(nested.is_initial_cgroup());
-    /// ```
     #[must_use]
     pub fn is_initial_cgroup(&self) -> bool {
         self.cgroup == INITIAL_CGROUP

@@ -11,11 +11,6 @@ pub use shmesh_proto::identity::Unknown;
 use crate::{poll, procfs};
 
 /// How the kernel is asked for the other end of a socket.
-///
-/// ```
-/// use shmesh_sys::pidfd::PeerPidfd;
-/// assert_eq!(PeerPidfd::default(), PeerPidfd::Newest);
-/// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum PeerPidfd {
     /// `SO_PEERPIDFD`, and `SO_PEERCRED` where the kernel does not have it.
@@ -46,13 +41,6 @@ impl Pidfd {
     ///
     /// # Errors
     /// Another descriptor comes back with the reason.
-    ///
-    /// ```
-    /// use shmesh_sys::pidfd::{Pidfd, Unknown};
-    /// let (_file, why) = Pidfd::given(std::fs::File::open("/dev/null")?.into()).unwrap_err();
-    /// assert_eq!(why, Unknown::BadDescriptor);
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
     pub fn given(fd: OwnedFd) -> Result<Self, (OwnedFd, Unknown)> {
         match check(fd.as_fd()) {
             Ok(()) => Ok(Self { fd, must_be_user: None, by_number: false }),
@@ -96,11 +84,6 @@ impl Pidfd {
     ///
     /// # Errors
     /// [`Unknown::Gone`]: none has; [`Unknown::Unavailable`].
-    ///
-    /// ```
-    /// use shmesh_sys::pidfd::{Pidfd, Unknown};
-    /// assert_eq!(Pidfd::of_number(-1).unwrap_err(), Unknown::Gone);
-    /// ```
     pub fn of_number(pid: i32) -> Result<Self, Unknown> {
         let fd = open(pid).map_err(|error| match error {
             // The second and third: the number is a thread's.
@@ -111,12 +94,6 @@ impl Pidfd {
     }
 
     /// Whether it was opened by a number: then it means who has that number now, which need not be who made the connection.
-    ///
-    /// ```
-    /// use shmesh_sys::pidfd::Pidfd;
-    /// let me = Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
-    /// assert!(me.is_by_number());
-    /// ```
     #[must_use]
     pub fn is_by_number(&self) -> bool {
         self.by_number
@@ -145,12 +122,6 @@ impl Pidfd {
     }
 
     /// The inode, which is the process's own since Linux 6.9, and 0 before: then all pidfds share one.
-    ///
-    /// ```
-    /// use shmesh_sys::pidfd::Pidfd;
-    /// let me = || Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
-    /// assert_eq!(me().inode(), me().inode());
-    /// ```
     #[must_use]
     pub fn inode(&self) -> u64 {
         const PIDFS_MAGIC: u64 = 0x5049_4446;
@@ -173,13 +144,13 @@ impl AsFd for Pidfd {
     }
 }
 
-/// `pidfd_open`, Linux 5.3.
+/// Calls `pidfd_open` of Linux 5.3.
 #[expect(unsafe_code, reason = "nix has no call for it")]
 fn open(pid: i32) -> nix::Result<OwnedFd> {
     // SAFETY: two numbers go in and a number comes out.
     let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
     let fd = i32::try_from(fd).map_err(|_| Errno::EOVERFLOW)?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel has just created this descriptor, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -200,7 +171,7 @@ fn check(fd: BorrowedFd<'_>) -> Result<(), Unknown> {
     Ok(())
 }
 
-/// The kernel's word of who connected; refuses what is no accepted unix socket.
+/// The process that connected, from the kernel. Refuses descriptors that are not accepted unix sockets.
 fn connector(socket: BorrowedFd<'_>) -> Result<Connector, Unknown> {
     let bad = |_: Errno| Unknown::BadDescriptor;
     let domain: i32 = option(socket, libc::SO_DOMAIN).map_err(bad)?;

@@ -17,7 +17,7 @@ pub enum Liveness {
     Alive,
     /// It has ended, or its number belongs to another process by now.
     Dead,
-    /// Its number is from another pid namespace: only somebody who can see it (the sidecar) knows.
+    /// Its number is from another pid namespace: only a process that can see it, such as the sidecar, knows.
     Unknown,
 }
 
@@ -41,23 +41,16 @@ pub struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// This process.
+    /// Identifies the calling process.
     ///
     /// # Errors
     /// `/proc` is not mounted or not readable.
-    ///
-    /// ```
-    /// use shmesh_sys::process::ProcessIdentity;
-    /// let me = ProcessIdentity::me()?;
-    /// assert_eq!(me.pid, std::process::id());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn me() -> io::Result<Self> {
         let pid = std::process::id();
         let stat = procfs::own(procfs::File::Stat)?;
         let start_time =
             start_time(&stat).ok_or_else(|| io::Error::other("/proc/self/stat has no start time"))?;
-        // A /proc of another pid namespace numbers processes its own way: then we can judge nobody, and nobody us.
+        // A /proc of another pid namespace numbers processes differently: then we cannot judge other processes, nor they us.
         let pid_namespace =
             if procfs::is_pid(&stat, pid) { fs::metadata("/proc/self/ns/pid")?.ino() } else { 0 };
         Ok(Self { pid, start_time, pid_namespace })

@@ -20,11 +20,11 @@ const MAX_CGROUP_BYTES: usize = 65_536;
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum File {
-    /// `stat`
+    /// The file `/proc/<pid>/stat`: state and start time.
     Stat,
-    /// `status`
+    /// The file `/proc/<pid>/status`: user and namespaces.
     Status,
-    /// `cgroup`
+    /// The file `/proc/<pid>/cgroup`: cgroup paths.
     Cgroup,
 }
 
@@ -48,12 +48,7 @@ pub trait Proc {
     fn read(&self, tgid: i32, file: File) -> io::Result<String>;
 }
 
-/// The real `/proc`.
-///
-/// ```
-/// use shmesh_sys::procfs::{File, Kernel, Proc};
-/// assert!(Kernel.read(-1, File::Status).is_err());
-/// ```
+/// The procfs at `/proc`.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel;
 
@@ -67,12 +62,6 @@ impl Proc for Kernel {
 ///
 /// # Errors
 /// `/proc` is not there.
-///
-/// ```
-/// use shmesh_sys::procfs::{File, own};
-/// assert!(own(File::Status)?.contains("Tgid:"));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn own(file: File) -> io::Result<String> {
     of("self", file)
 }
@@ -125,14 +114,14 @@ pub(crate) fn pidfd_says(fdinfo: &str) -> PidfdSays {
     }
 }
 
-/// What `status` says.
+/// Fields of the file `status`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Status {
     /// The thread group, which is the process.
     pub(crate) tgid: i32,
-    /// The effective user.
+    /// The effective user id.
     pub(crate) uid: u32,
-    /// The effective group.
+    /// The effective group id.
     pub(crate) gid: u32,
 }
 
@@ -147,11 +136,6 @@ pub(crate) fn status(text: &str) -> Option<Status> {
 }
 
 /// When a process started, in clock ticks after boot, from its `stat`; `None` when it has ended and only waits to be reaped.
-///
-/// ```
-/// let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 777 1 2 3";
-/// assert_eq!(shmesh_sys::procfs::start_time(stat), Some(777));
-/// ```
 #[must_use]
 pub fn start_time(stat: &str) -> Option<u64> {
     // The name, field 2, may hold spaces and parentheses: count from the last one.

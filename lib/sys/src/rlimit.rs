@@ -7,7 +7,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// How many descriptors this process may have now, and how far it may raise that.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct OpenFiles {
-    /// The limit now.
+    /// The limit in force.
     pub soft: u64,
     /// The most that it can be raised to.
     pub hard: u64,

@@ -56,7 +56,7 @@ impl Mapping {
 }
 
 impl From<MmapRaw> for Mapping {
-    /// Without a guard.
+    /// Wraps a mapping without a guard.
     fn from(map: MmapRaw) -> Self {
         Self { range: None, map }
     }
@@ -129,7 +129,7 @@ impl Range {
         self.is_taken.store(false, Ordering::Release);
     }
 
-    /// The end of the range, if `address` is in it. A range that changes meanwhile does not have it: whoever accesses a
+    /// The end of the range, if `address` is in it. A range that changes meanwhile does not contain it, because code that accesses a
     /// mapping keeps it alive.
     fn end_of(&self, address: usize) -> Option<usize> {
         let version = self.version.load(Ordering::Acquire);

@@ -55,7 +55,7 @@ impl Signal {
 pub struct Awaited(SigSet);
 
 impl Awaited {
-    /// Blocks these signals.
+    /// Blocks these signals until dropped.
     ///
     /// # Errors
     /// None in normal use.
@@ -79,7 +79,7 @@ impl Awaited {
     }
 }
 
-/// Runs `write`, which may write to a pipe that nobody reads any more, without the `SIGPIPE` that the kernel would send to this
+/// Runs `write`, which may write to a pipe without a reader, without the `SIGPIPE` that the kernel would send to this
 /// thread for that.
 pub fn without_sigpipe(write: impl FnOnce() -> io::Result<()>) {
     let mut pipe = SigSet::empty();

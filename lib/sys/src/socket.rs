@@ -26,9 +26,9 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use shmesh_proto::limits::{MAX_FDS, MAX_PACKET_BYTES};
 
-/// How long connecting, and until somebody says otherwise sending and receiving, may take.
+/// How long connecting may take, and by default sending and receiving.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// Descriptors that the kernel lets anybody send with one packet (`SCM_MAX_FD`). Each receive has room for all of them, so that
+/// Maximum number of descriptors that the kernel allows with one packet (`SCM_MAX_FD`). Each receive has room for all of them, so that
 /// it is never the kernel that closes what is too much, in our thread and for as long as that takes.
 pub const MAX_RECEIVED_FDS: usize = 253;
 /// Room for those descriptors, and for the sender beside them.
@@ -50,14 +50,6 @@ fn unix_socket(kind: SockType, flags: SockFlag) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// Something is there already; the path is longer than 107 bytes; the directory cannot be written.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// let path = dir.path().join("link.broker");
-/// let listener = shmesh_sys::socket::listen_on(&path, 0o600)?;
-/// assert!(shmesh_sys::socket::listen_on(&path, 0o600).is_err(), "the place is taken");
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     listening(unix_socket(SockType::SeqPacket, SockFlag::empty())?, path, mode, BACKLOG)
 }
@@ -155,20 +147,13 @@ pub fn accept_nonblocking(listener: &impl AsFd) -> io::Result<OwnedFd> {
     Ok(own(accept4(listener.as_fd().as_raw_fd(), flags)?))
 }
 
-/// Connects to `path`.
+/// Connects to a socket at `path`.
 ///
 /// # Errors
-/// What `connect(2)` says: nobody is there, nobody listens, another kind of socket.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// let nobody = shmesh_sys::socket::connect_to(&dir.path().join("link.broker")).unwrap_err();
-/// assert_eq!(nobody.kind(), std::io::ErrorKind::NotFound);
-/// # Ok::<(), std::io::Error>(())
-/// ```
+/// The error of `connect(2)`: no such file, no listener, another type of socket.
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let fd = unix_socket(SockType::SeqPacket, SockFlag::empty())?;
-    // A process that is stopped accepts nobody, and a full queue would keep us for ever.
+    // A process that is stopped accepts no connection, and a full queue would block us forever.
     limit_wait(&fd, CONNECT_LIMIT)?;
     let address = UnixAddr::new(path)?;
     uninterrupted(|| Ok(connect(fd.as_raw_fd(), &address)?))?;
@@ -198,7 +183,7 @@ pub fn connect_abstract(address: &str, limit: Duration) -> io::Result<OwnedFd> {
 }
 
 /// Whether a process has a stream or packet socket at `path`, without connecting to it: a socket of another kind cannot connect,
-/// and is told so only if there is one.
+/// and gets an answer only if there is one.
 ///
 /// # Errors
 /// What `connect(2)` says: no right to the path, a file that is no socket.
@@ -227,7 +212,7 @@ pub fn answers(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Who made a connection, as the kernel says.
+/// The process that made a connection, from the kernel.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -245,20 +230,14 @@ pub struct Peer {
     pub pid: u32,
     /// User, as this process's user namespace numbers it.
     pub uid: u32,
-    /// Group.
+    /// The effective group id.
     pub gid: u32,
 }
 
-/// Who made the connection.
+/// The process that made the connection.
 ///
 /// # Errors
 /// `fd` is no unix socket.
-///
-/// ```
-/// let file = std::fs::File::open("/dev/null")?;
-/// assert!(shmesh_sys::socket::peer(&file).is_err());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn peer(fd: &impl AsFd) -> io::Result<Peer> {
     let peer = nix::sys::socket::getsockopt(&fd.as_fd(), sockopt::PeerCredentials)?;
     Ok(Peer { pid: u32::try_from(peer.pid()).unwrap_or(0), uid: peer.uid(), gid: peer.gid() })
@@ -405,7 +384,7 @@ pub fn receive(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     receive_from(fd).map(|packet| (packet.bytes, packet.fds))
 }
 
-/// One packet, and who sent it.
+/// One packet with its sender.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -425,9 +404,9 @@ pub struct Packet {
     pub bytes: Vec<u8>,
     /// The descriptors that came along.
     pub fds: Vec<OwnedFd>,
-    /// Who sent it, as this process's pid namespace numbers it; 0 when it does not, or was not asked to say.
+    /// The sender, as numbered in this process's pid namespace; 0 if it has no number there, or was not requested.
     pub sender_pid: u32,
-    /// A pidfd of who sent it, since Linux 6.5; `None` also where no descriptor was left for it.
+    /// A pidfd of the sender, since Linux 6.5; `None` also if no descriptor was free for it.
     pub sender_pidfd: Option<OwnedFd>,
     /// There were more bytes than any packet of the protocol has; the rest is lost.
     pub bytes_cut: bool,
@@ -440,12 +419,6 @@ pub struct Packet {
 ///
 /// # Errors
 /// `fd` is no unix socket.
-///
-/// ```
-/// let file = std::fs::File::open("/dev/null")?;
-/// assert!(shmesh_sys::socket::ask_for_senders(&file, true).is_err());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn ask_for_senders(fd: &impl AsFd, by_pidfd: bool) -> io::Result<()> {
     setsockopt(&fd.as_fd(), sockopt::PassCred, &true)?;
     match set_pass_pidfd(fd.as_fd(), by_pidfd) {
@@ -509,7 +482,7 @@ pub fn receive_all(fd: &impl AsFd) -> io::Result<(Packet, io::Result<()>)> {
     let is_whole = if packet.bytes_cut || packet.fds.len() > MAX_FDS {
         Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any of this protocol"))
     } else if packet.fds_cut {
-        // There is room for as many as anybody can send, so some were lost for want of numbers to give them.
+        // There is room for the maximum number, so descriptors were lost because this process has no free numbers.
         Err(io::Error::from_raw_os_error(libc::EMFILE))
     } else {
         Ok(())
@@ -532,7 +505,7 @@ pub fn receive_now(fd: &impl AsFd) -> io::Result<Packet> {
 
 fn receive_once(fd: &impl AsFd, flags: i32) -> io::Result<Packet> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
-    let Received { len, flags, fds, sender_pid, sender_pidfd } = receive_into(fd, &mut bytes, flags)?;
+    let RawPacket { len, flags, fds, sender_pid, sender_pidfd } = receive_into(fd, &mut bytes, flags)?;
     bytes.truncate(len);
     let (bytes_cut, fds_cut) = (flags & libc::MSG_TRUNC != 0, flags & libc::MSG_CTRUNC != 0);
     Ok(Packet { bytes, fds, sender_pid, sender_pidfd, bytes_cut, fds_cut })
@@ -570,7 +543,7 @@ pub fn has_packet(fd: &impl AsFd) -> io::Result<()> {
 }
 
 /// A connection that is over, and in whose queue something waits. Closing it may take as long as the other end likes, because in
-/// the queue there may be a descriptor that does not let itself be closed: drop it where nobody waits. It is emptied before it
+/// the queue there may be a descriptor whose close blocks: drop it in a thread that may block. It is emptied before it
 /// is closed; otherwise the other end would get a reset, and not what was last sent to it.
 #[derive(Debug)]
 pub struct Unread(Option<OwnedFd>);
@@ -594,7 +567,7 @@ pub fn shut(connection: &impl AsFd) {
     let _ = shutdown(connection.as_fd().as_raw_fd(), Shutdown::Both);
 }
 
-/// Ends a connection. It is closed if nothing waits in its queue; otherwise it comes back, to be dropped where nobody waits.
+/// Ends a connection. It is closed if nothing waits in its queue; otherwise it is returned, to be dropped in a thread that may block.
 ///
 /// ```
 /// use shmesh_sys::socket::{hang_up, pair, receive, send};
@@ -611,7 +584,7 @@ pub fn shut(connection: &impl AsFd) {
 pub fn hang_up(connection: OwnedFd) -> Option<Unread> {
     // Nothing more comes in from now on.
     let _ = shutdown(connection.as_raw_fd(), Shutdown::Read);
-    // From now on every packet says who sent it, and so an empty one is told from the end.
+    // From now on every packet has its sender, which distinguishes an empty packet from the end.
     let _ = setsockopt(&connection, sockopt::PassCred, &true);
     if !is_unread(&connection) {
         return None;
@@ -643,7 +616,7 @@ fn peek(fd: &OwnedFd) -> io::Result<(usize, i32)> {
 
 /// What one call has brought.
 #[derive(Default)]
-struct Received {
+struct RawPacket {
     len: usize,
     flags: i32,
     fds: Vec<OwnedFd>,
@@ -652,9 +625,9 @@ struct Received {
 }
 
 /// One packet, with the descriptors of one that was cut off, too. That is why this is not left to nix: it hides them, and
-/// nobody would ever close them.
+/// they would never be closed.
 #[expect(unsafe_code, reason = "nix does not tell of descriptors that came with a packet that was cut off")]
-fn receive_into(fd: &impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<Received> {
+fn receive_into(fd: &impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<RawPacket> {
     let mut space = [0_u64; CONTROL_WORDS];
     let mut packet = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: all zeroes are a message header: no name, no buffers.
@@ -667,7 +640,7 @@ fn receive_into(fd: &impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<Rece
     let len =
         unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &raw mut message, flags | libc::MSG_CMSG_CLOEXEC) };
     let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
-    let mut received = Received { len, flags: message.msg_flags, ..Received::default() };
+    let mut received = RawPacket { len, flags: message.msg_flags, ..RawPacket::default() };
     // SAFETY: the kernel has filled `message`, and its control buffer is aligned for the headers in it.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     // SAFETY: it is null, or a header that the kernel has written into the control buffer.
@@ -702,7 +675,7 @@ fn receive_into(fd: &impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<Rece
 
 #[expect(unsafe_code, reason = "nix hands out raw descriptors here")]
 fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for us, and it has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

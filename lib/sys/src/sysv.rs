@@ -64,7 +64,7 @@ impl Segment {
         self.start
     }
 
-    /// Its bytes.
+    /// The bytes of the segment.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "no segment is empty")]
     pub fn len(&self) -> usize {
@@ -75,7 +75,7 @@ impl Segment {
 #[expect(unsafe_code, reason = "as above")]
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: it is attached there, and whoever reads the bytes keeps this value.
+        // SAFETY: it is attached there, and readers of the bytes borrow this value.
         unsafe { libc::shmdt(self.start.cast()) };
     }
 }

@@ -10,13 +10,6 @@ pub use libc::timespec;
 ///
 /// # Errors
 /// The kernel has no such clock.
-///
-/// ```
-/// use shmesh_sys::{identify::own_start_time, time::boot_ticks};
-/// let now = boot_ticks()?;
-/// assert!(own_start_time()?.is_none_or(|start| start <= now));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn boot_ticks() -> io::Result<u64> {
     let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)?;
     let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.unwrap_or(100).max(1);

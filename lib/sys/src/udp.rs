@@ -16,7 +16,7 @@ pub fn set_receive_buffer(socket: &UdpSocket, bytes: usize) {
 /// Receives one datagram from the connected peer without waiting.
 ///
 /// # Errors
-/// `WouldBlock`: there is none; `ConnectionRefused`: nobody received an earlier one that was sent; `Interrupted`.
+/// `WouldBlock`: there is none; `ConnectionRefused`: an earlier datagram had no receiver; `Interrupted`.
 pub fn receive_now(socket: &UdpSocket, datagram: &mut [u8]) -> io::Result<usize> {
     Ok(recv(socket.as_raw_fd(), datagram, MsgFlags::MSG_DONTWAIT)?)
 }
@@ -24,7 +24,7 @@ pub fn receive_now(socket: &UdpSocket, datagram: &mut [u8]) -> io::Result<usize>
 /// Sends the parts as one datagram to the connected peer.
 ///
 /// # Errors
-/// `ConnectionRefused`: nobody received an earlier one; `Interrupted`; what `sendmsg(2)` says.
+/// `ConnectionRefused`: an earlier datagram had no receiver; `Interrupted`; other errors of `sendmsg(2)`.
 pub fn send_parts(socket: &UdpSocket, parts: &[IoSlice<'_>]) -> io::Result<()> {
     sendmsg::<()>(socket.as_raw_fd(), parts, &[], MsgFlags::MSG_NOSIGNAL, None)?;
     Ok(())

@@ -1,5 +1,5 @@
-//! What the tests of the workspace share: directories, configurations, a watchdog, peers that are processes of
-//! their own ([`Peer`]), and tests that need a process of their own ([`own_process`]).
+//! Helpers for the tests of the workspace: directories, configurations, a watchdog, peers that are separate
+//! processes ([`Peer`]), and tests that need a process of their own ([`own_process`]). `docs/testing.md` says how to use them.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(missing_docs, missing_debug_implementations, reason = "used by tests only")]
@@ -28,12 +28,12 @@ pub use peer::{Peer, is_peer, serve_by};
 pub use process::{own_process, own_process_by, passed, this_test};
 pub use programs::{output_within, run_program, succeed};
 
-/// Longer than any one step here takes, on the slowest machine: only something that hangs lasts so long.
+/// The watchdog of one step of a test: longer than any step takes on the slowest machine.
 pub const HANGS: Duration = Duration::from_secs(60);
-/// The same of a whole test.
+/// The watchdog of a whole test.
 const TEST_HANGS: Duration = Duration::from_secs(600);
 
-/// An IPC directory of its own: on tmpfs where there is one, because that is where links live.
+/// A temporary IPC directory, on tmpfs if there is one, because links live there.
 pub fn ipc_dir() -> tempfile::TempDir {
     let shm = Path::new("/dev/shm");
     tempfile::Builder::new()
@@ -43,7 +43,7 @@ pub fn ipc_dir() -> tempfile::TempDir {
         .expect("a directory for the test")
 }
 
-/// Ends the process if the test has not ended in time.
+/// Aborts the process if the test has not ended in time.
 pub struct Watchdog(Option<mpsc::Sender<()>>);
 
 impl Watchdog {
@@ -66,21 +66,21 @@ impl Drop for Watchdog {
     }
 }
 
-/// Looks again and again until it is so.
+/// Polls a condition until it is true.
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
-        assert!(start.elapsed() < HANGS, "never came true: {what}");
+        assert!(start.elapsed() < HANGS, "still not true after {HANGS:?}: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Where the host of the link `link` listens.
+/// Path of the socket on which the host of the link `link` listens.
 pub fn broker(dir: &Path) -> PathBuf {
     broker_of(dir, "link").expect("a host")
 }
 
-/// Where the host of a link listens, if there is one.
+/// Path of the socket on which the host of a link listens, if there is a host.
 pub fn broker_of(dir: &Path, link: &str) -> Option<PathBuf> {
     let lock = shmesh_sys::file::open(&dir.join(format!("{link}.lock")), false).ok()?;
     let number = [1 << 48, 1 << 49].into_iter().find_map(|start| {
@@ -89,7 +89,7 @@ pub fn broker_of(dir: &Path, link: &str) -> Option<PathBuf> {
     Some(dir.join(format!("{link}.broker-{:x}", number?)))
 }
 
-/// Takes the place of the host of the link `link`, as any member of the link could, until the test ends. Where to listen.
+/// Takes the lock of the host of the link `link`, as any member of the link could, until the test ends. Returns the path to listen on.
 pub fn pose_as_host(dir: &Path) -> PathBuf {
     let mut options = std::fs::OpenOptions::new();
     let lock = options.create(true).truncate(false).read(true).write(true).mode(0o600);
@@ -99,7 +99,7 @@ pub fn pose_as_host(dir: &Path) -> PathBuf {
     dir.join("link.broker-7")
 }
 
-/// Connects to the broker of the link `link` as a stranger would, and waits for its answers as long as any step here may take.
+/// Connects to the broker of the link `link` like a stranger, with timeouts of [`HANGS`].
 pub fn stranger(dir: &Path) -> OwnedFd {
     let fd = socket::connect_to(&broker(dir)).unwrap();
     let limit = TimeVal::new(HANGS.as_secs().cast_signed(), 0);
@@ -108,7 +108,7 @@ pub fn stranger(dir: &Path) -> OwnedFd {
     fd
 }
 
-/// A small link, with changes as `key=value` words: what peers and tests both understand.
+/// The configuration of a small link, with changes as `key=value` words, which peers understand too.
 pub fn config(name: &str, changes: &str) -> LinkConfig {
     let mut config = LinkConfig::new(name.parse().expect("the name of a link"));
     config.ring_len = 16;
@@ -164,7 +164,7 @@ pub fn kind_of(error: &Error) -> String {
     format!("{error:?}").split([' ', '(']).next().unwrap_or_default().to_owned()
 }
 
-/// The error of a call that must fail.
+/// The error of a call that is expected to fail.
 #[track_caller]
 pub fn refused<T>(result: shmesh::Result<T>) -> Error {
     match result {
@@ -173,23 +173,23 @@ pub fn refused<T>(result: shmesh::Result<T>) -> Error {
     }
 }
 
-/// Sends one text.
+/// Sends one text message.
 pub fn send(link: &Link, msg_id: i32, text: &str) -> shmesh::Result<()> {
     let mut loan = link.loan()?;
     loan.resize_msg(text.len())?.copy_from_slice(text.as_bytes());
     Ok(loan.with_msg_id(msg_id).send()?)
 }
 
-/// Receives one text.
+/// Receives one text message.
 pub fn receive(link: &Link) -> shmesh::Result<Option<(i32, String)>> {
     Ok(link.receive()?.map(|message| (message.msg_id(), String::from_utf8_lossy(message.msg()).into_owned())))
 }
 
-/// Whether this process may change users and mount; says so if it may not.
+/// Whether this process is root and may change users and mount; prints that the test is skipped if not.
 pub fn is_root() -> bool {
     let root = nix::unistd::Uid::effective().is_root();
     if !root {
-        println!("skipped: it takes root to change the user and to mount");
+        println!("skipped: changing users and mounting needs root");
     }
     root
 }

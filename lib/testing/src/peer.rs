@@ -1,7 +1,7 @@
-//! Peers: processes of their own that a test gives orders and can kill wherever it likes.
+//! Peers: separate processes that execute orders of a test and that the test can kill at any moment.
 //!
 //! A peer is the test binary, started again to run one test only: `peer_process`, which the root of each binary with
-//! peers defines as [`peer_process!`](crate::peer_process) does. It obeys lines on its standard input and answers each
+//! peers defines with [`peer_process!`](crate::peer_process). It executes lines from its standard input and answers each
 //! with one line, so a test reads like a script.
 
 use std::io::{BufRead, BufReader, Write};
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use crate::{HANGS, until};
 
-/// Set in the environment of peers, so that `peer_process` is nothing where the harness runs it as a test.
+/// Set in the environment of peers, so that `peer_process` does nothing when the harness runs it as a test.
 const MARKER: &str = "SHMESH_TEST_PEER";
 
-/// The test that a peer runs: obeys as the function does that is given, [`serve`](crate::serve) for one.
+/// Defines the test that a peer runs. It executes orders with the given function, such as [`serve`](crate::serve).
 #[macro_export]
 macro_rules! peer_process {
     ($serve:expr) => {
@@ -34,7 +34,7 @@ pub fn is_peer() -> bool {
     std::env::var_os(MARKER).is_some()
 }
 
-/// Another process.
+/// A peer process, killed when dropped.
 pub struct Peer {
     child: Child,
     commands: Option<ChildStdin>,
@@ -42,12 +42,12 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts one that works in `dir`.
+    /// Starts a peer that works in `dir`.
     pub fn start(dir: &Path) -> Self {
         Self::start_by(Command::new(std::env::current_exe().expect("the path of this test")), dir)
     }
 
-    /// As `start`, in a pid namespace of its own, where it is process 1. Takes root.
+    /// Like `start`, in a pid namespace of its own, where it is process 1. Needs root.
     pub fn start_alone(dir: &Path) -> Self {
         let mut unshare = Command::new("unshare");
         unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
@@ -55,7 +55,7 @@ impl Peer {
         Self::start_by(unshare, dir)
     }
 
-    /// By a command that ends in this test.
+    /// Starts a peer by a command that runs this test program.
     pub fn start_by(mut command: Command, dir: &Path) -> Self {
         let mut child = command
             .args(["peer_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
@@ -121,7 +121,7 @@ impl Peer {
     /// Ends it as a crash does.
     pub fn kill(mut self) {
         let pid = self.pid();
-        // In a namespace of its own it is the child of who made that, and dies after it.
+        // In a namespace of its own it is a child of `unshare`, and dies after it.
         let children =
             std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         self.child.kill().expect("kill the peer");

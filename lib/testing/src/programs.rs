@@ -91,7 +91,7 @@ mod tests {
         command
     }
 
-    /// A child of it that hangs with its output open holds up nobody, and does not survive it.
+    /// A child that hangs with the output open does not block the caller, and is killed.
     #[test]
     fn program_ends_with_its_children() {
         let output = output_within(&mut shell("sleep 1000 & echo $!; echo oops >&2; exit 3"), PROGRAM_HANGS);

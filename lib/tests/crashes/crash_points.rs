@@ -35,7 +35,7 @@ struct Tally {
     points: u64,
     /// Different states of the shared memory among them.
     states: u64,
-    /// Real kills.
+    /// Number of real kills.
     kills: u64,
     bad: BTreeMap<Class, u64>,
     time: Duration,

@@ -95,7 +95,7 @@ pub(crate) struct Point {
 /// What was covered, and at which cost.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Report {
-    /// Points checked.
+    /// Number of points checked.
     pub(crate) points: u64,
     /// Instructions from the start of the operation to its end, in the last run that got there.
     pub(crate) operation_steps: u64,
@@ -149,7 +149,7 @@ pub(crate) enum Kind {
     NotTerminated,
     /// One step took longer than allowed: the operation sleeps in a system call.
     Blocked,
-    /// The operation panicked.
+    /// The operation has panicked.
     Panicked,
     /// The child died or exited by itself.
     Died,
@@ -157,14 +157,14 @@ pub(crate) enum Kind {
     Harness,
 }
 
-/// One failed point.
+/// A point that failed.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
-    /// Why.
+    /// The kind of failure.
     pub(crate) kind: Kind,
-    /// Where.
+    /// The point that failed.
     pub(crate) point: Point,
-    /// In words.
+    /// The failure in words.
     pub(crate) message: String,
 }
 
@@ -173,7 +173,7 @@ pub(crate) struct Failure {
 pub(crate) struct Failures {
     /// Name of the enumeration.
     pub(crate) name: String,
-    /// Failures found.
+    /// Number of failures found.
     pub(crate) total: u64,
     /// The first of them.
     pub(crate) kept: Vec<Failure>,
@@ -303,7 +303,7 @@ impl Options {
         self
     }
 
-    /// See [`enumerate`](fn@enumerate).
+    /// The results of [`enumerate`](fn@enumerate).
     pub(crate) fn enumerate<W>(
         &self,
         mut setup: impl FnMut() -> W,
@@ -409,7 +409,7 @@ struct Run<'a> {
     shown: Instant,
     /// Keeps parent and child on one processor: a step is then a switch there and back, without waking
     /// another one.
-    _pinned: Pinned,
+    _pinned: CpuPin,
 }
 
 impl<'a> Run<'a> {
@@ -428,7 +428,7 @@ impl<'a> Run<'a> {
             failed_jumps: 0,
             started: now,
             shown: now,
-            _pinned: Pinned::new(),
+            _pinned: CpuPin::new(),
         }
     }
 
@@ -549,8 +549,8 @@ impl<'a> Run<'a> {
                 break;
             }
             match child.step(timeout) {
-                Ok(Moved::On) => {}
-                Ok(Moved::AtEnd) => break,
+                Ok(StepOutcome::On) => {}
+                Ok(StepOutcome::AtEnd) => break,
                 Err(fault) => {
                     result = Err(fault);
                     break;
@@ -701,7 +701,7 @@ extern "C" fn trampoline<W, F: Fn(&mut W)>(call: *mut c_void) -> u64 {
     }
 }
 
-enum Moved {
+enum StepOutcome {
     On,
     AtEnd,
 }
@@ -771,7 +771,7 @@ impl Child {
 
     /// Executes one instruction. A signal for the child goes to it, and its handler counts as part of the
     /// operation.
-    fn step(&mut self, timeout: Duration) -> Result<Moved, Fault> {
+    fn step(&mut self, timeout: Duration) -> Result<StepOutcome, Fault> {
         loop {
             let signal = c_long::from(std::mem::take(&mut self.pending));
             // SAFETY: `self.pid` is our stopped child; this request reads and writes no memory of ours. A
@@ -785,9 +785,9 @@ impl Child {
             match libc::WSTOPSIG(status) {
                 libc::SIGTRAP => {
                     self.steps += 1;
-                    return Ok(Moved::On);
+                    return Ok(StepOutcome::On);
                 }
-                libc::SIGILL if self.rip() == end_address() => return Ok(Moved::AtEnd),
+                libc::SIGILL if self.rip() == end_address() => return Ok(StepOutcome::AtEnd),
                 signal => {
                     self.pending = signal;
                     self.struck = Some((signal, self.rip()));
@@ -882,7 +882,7 @@ impl Child {
     /// released.
     fn kill(&mut self) {
         while !self.gone {
-            // If somebody else has reaped the child, the wait says so.
+            // If the child was reaped elsewhere, the wait reports that.
             let _killed = signal::kill(self.pid, Signal::SIGKILL);
             match self.wait(None) {
                 Ok(status) => self.gone = !libc::WIFSTOPPED(status),
@@ -960,9 +960,9 @@ impl Ticker {
     }
 
     /// Ticks until the value returned is dropped.
-    fn arm(&self) -> Armed {
-        Armed::set(1);
-        Armed
+    fn arm(&self) -> BreakpointGuard {
+        BreakpointGuard::set(1);
+        BreakpointGuard
     }
 }
 
@@ -973,9 +973,9 @@ impl Drop for Ticker {
     }
 }
 
-struct Armed;
+struct BreakpointGuard;
 
-impl Armed {
+impl BreakpointGuard {
     fn set(seconds: libc::time_t) {
         let every = libc::timeval { tv_sec: seconds, tv_usec: 0 };
         let timer = libc::itimerval { it_interval: every, it_value: every };
@@ -985,7 +985,7 @@ impl Armed {
     }
 }
 
-impl Drop for Armed {
+impl Drop for BreakpointGuard {
     fn drop(&mut self) {
         Self::set(0);
     }
@@ -993,11 +993,11 @@ impl Drop for Armed {
 
 /// Binds this process, and the children it forks, to the processor it runs on, until dropped. If that is
 /// refused, the steps only take longer.
-struct Pinned {
+struct CpuPin {
     before: Option<CpuSet>,
 }
 
-impl Pinned {
+impl CpuPin {
     fn new() -> Self {
         let this = Pid::from_raw(0);
         let before = sched_getaffinity(this).ok().filter(|_| {
@@ -1008,7 +1008,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for CpuPin {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
             let _restored = sched_setaffinity(Pid::from_raw(0), before);

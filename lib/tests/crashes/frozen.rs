@@ -53,7 +53,7 @@ const OVER: usize = 3;
 const TAGS: usize = 4;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Ended {
+enum Outcome {
     Nowhere,
     Well,
     Evicted,
@@ -62,13 +62,13 @@ enum Ended {
     Otherwise,
 }
 
-fn ended(result: &Result<(), &Error>) -> Ended {
+fn ended(result: &Result<(), &Error>) -> Outcome {
     match result {
-        Ok(()) => Ended::Well,
+        Ok(()) => Outcome::Well,
         Err(error) => match error.kind() {
-            ErrorKind::Evicted { .. } => Ended::Evicted,
-            _ if error.is_retryable() => Ended::Refused,
-            _ => Ended::Otherwise,
+            ErrorKind::Evicted { .. } => Outcome::Evicted,
+            _ if error.is_retryable() => Outcome::Refused,
+            _ => Outcome::Otherwise,
         },
     }
 }
@@ -85,8 +85,8 @@ impl Report {
         self.0[OVER].load(Relaxed) != 0
     }
 
-    fn result(&self) -> Ended {
-        [Ended::Nowhere, Ended::Well, Ended::Evicted, Ended::Refused, Ended::Otherwise]
+    fn result(&self) -> Outcome {
+        [Outcome::Nowhere, Outcome::Well, Outcome::Evicted, Outcome::Refused, Outcome::Otherwise]
             [usize::try_from(self.0[RESULT].load(Relaxed)).unwrap_or(0)]
     }
 
@@ -111,7 +111,7 @@ impl Report {
         let link = scene.victim;
         let mut wrong = 0;
         let mut must_fail = |result: shmesh::Result<()>| {
-            if ended(&result.as_ref().map(|_| ())) != Ended::Evicted {
+            if ended(&result.as_ref().map(|_| ())) != Outcome::Evicted {
                 wrong += 1;
             }
         };
@@ -173,7 +173,7 @@ fn points(case: &Case, base: &Base, before: &Snapshot, scene: &Rc<RefCell<Scene>
     points
 }
 
-/// Who works while the participant stands still.
+/// The work of others while the participant is stopped.
 struct Meanwhile {
     p: &'static Link,
     s: Option<&'static Link>,
@@ -319,7 +319,7 @@ fn check_paused(base: &Base, case: &Case, report: &Report, meanwhile: Meanwhile)
         ));
     }
     let mut own = sends(case);
-    if report.result() != Ended::Well {
+    if report.result() != Outcome::Well {
         own.clear();
     }
     let arrived = [&got[0][..], &late[0]].concat();
@@ -329,7 +329,7 @@ fn check_paused(base: &Base, case: &Case, report: &Report, meanwhile: Meanwhile)
     if sorted(&arrived) != sorted(&whole) || !by(&case.expect.waiting[0]) || !by(&own) || !by(&sent[0]) {
         return Err(format!("to the primary: sent {whole:?} ({:?}); received {arrived:?}", report.result()));
     }
-    if report.result() == Ended::Otherwise {
+    if report.result() == Outcome::Otherwise {
         return Err("the operation failed".into());
     }
     verify(base, &Expect::default(), Order::RecoverFirst).map(drop).map_err(|bad| bad.to_string())
@@ -438,15 +438,20 @@ fn evict_and_reuse(base: &Base, scene: &Scene) -> Result<Meanwhile, String> {
 }
 
 #[derive(Default)]
-struct Found {
+struct FrozenResult {
     /// Another's message was overwritten by a write that had begun before the eviction.
     late_write: bool,
-    /// The operation said that it had sent a message that nobody will get.
+    /// The operation reported a message as sent that no receiver will get.
     dropped: bool,
 }
 
-fn check_evicted(base: &Base, case: &Case, report: &Report, mut now: Meanwhile) -> Result<Found, String> {
-    let mut found = Found::default();
+fn check_evicted(
+    base: &Base,
+    case: &Case,
+    report: &Report,
+    mut now: Meanwhile,
+) -> Result<FrozenResult, String> {
+    let mut found = FrozenResult::default();
     match report.0[LATER].load(Relaxed) {
         0 => {}
         wrong => return Err(format!("{wrong} calls did not say Evicted afterwards")),
@@ -509,7 +514,7 @@ fn check_evicted(base: &Base, case: &Case, report: &Report, mut now: Meanwhile) 
     if sorted(&own) != sorted(&[&case.expect.waiting[0][..], &sent[0]].concat()) {
         return Err(format!("to the primary arrived {all:?}"));
     }
-    found.dropped = report.result() == Ended::Well && foreign.len() < case.expect.sends.len();
+    found.dropped = report.result() == Outcome::Well && foreign.len() < case.expect.sends.len();
     // It has ended: everything is there again, its seat too.
     verify(base, &Expect::default(), Order::RecoverFirst).map_err(|bad| bad.to_string())?;
     Ok(found)
@@ -616,7 +621,7 @@ fn evicted_in_traffic(freezes: u64) {
         );
         assert!(
             p.participants().any(|other| other.seat == seat),
-            "taken until it has ended and somebody recovers"
+            "taken until it has ended and is recovered"
         );
         p.recover().expect("recover");
         assert!(!p.participants().any(|other| other.seat == seat), "its seat is free");
@@ -684,7 +689,7 @@ fn inmate(base: &Base, flags: &Words, seed: u64) -> i32 {
             Ok(()) => {}
         }
     };
-    if ended(&Err(&error)) != Ended::Evicted {
+    if ended(&Err(&error)) != Outcome::Evicted {
         eprintln!("the inmate: {error}");
         return 2;
     }

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// One test.
+/// One test of the harness.
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
     name: &'static str,

@@ -231,7 +231,7 @@ fn word_by_word(mode: RingMode, every: usize) {
         let victim = Victim { base: &base, log: &log };
         for (i, &(segment, offset)) in words.iter().enumerate().step_by(every) {
             let old = base.segments[segment].word(offset).load(Relaxed);
-            // Where there is nothing but zeroes (bitmaps of seats that nobody had), some values will do.
+            // Where there is nothing but zeroes (bitmaps of unused seats), some values will do.
             let boring = old == 0 && i % 16 != 0;
             for value in nasty(old).into_iter().take(if boring { 3 } else { usize::MAX }) {
                 base.restore(&before);

@@ -35,7 +35,7 @@ const WORKERS_MAX: usize = 3;
 const RING_LEN: u32 = 16;
 const MSG_LEN: u32 = 64;
 const DATA_LEN: u32 = 16;
-/// Nobody may be silent for so long.
+/// The longest time without progress of any process.
 const STALL: Duration = Duration::from_secs(60);
 const ROUNDS_BETWEEN_PAUSES: u64 = 8;
 
@@ -390,14 +390,14 @@ impl Battlefield {
         );
         self.killed += 1;
         self.in_hands[usize::from(worker > 0)] += self.ledger.of(worker, IN_CALL).swap(0, SeqCst);
-        // What it was sending may have left or not. Nobody sends it again.
+        // What it was sending may have left or not. It is not sent again.
         let attempt = self.ledger.of(worker, ATTEMPT).load(SeqCst);
         if attempt > self.ledger.of(worker, SENT).load(SeqCst) {
             self.uncertain.insert((worker, attempt));
         }
     }
 
-    /// Everybody alive must make calls, or come up.
+    /// Every living process must make progress.
     fn watch(&mut self, since: Instant) {
         for worker in 0..self.workers.len() {
             let beats = self.ledger.of(worker, BEATS).load(Relaxed);
@@ -466,7 +466,7 @@ fn scenario(scenario: usize, kills: u64) {
         let attaching = field.random.below(5) == 0;
         early += u64::from(attaching);
         let since = Instant::now();
-        // A memfd lives only as long as somebody has it: then the others must be there.
+        // A memfd lives only as long as a process has it: then the others must be attached.
         let needed = |worker| !attaching || backing == Backing::Memfd && worker != victim;
         let ready = |field: &Battlefield, worker| field.ledger.of(worker, READY).load(SeqCst) != 0;
         while !(0..workers).all(|worker| !needed(worker) || ready(&field, worker)) {

@@ -15,11 +15,11 @@ pub(crate) struct Scene {
     pub(crate) victim: &'static Link,
     pub(crate) loans: Vec<Loan<'static>>,
     pub(crate) messages: Vec<Message<'static>>,
-    /// For recovery: who is dead already.
+    /// For recovery: a participant that is dead already.
     pub(crate) third: Option<&'static Link>,
-    /// For detaching.
+    /// The handle to detach.
     pub(crate) leaver: Option<Link>,
-    /// For attaching.
+    /// Options for attaching, and the link.
     pub(crate) options: (shmesh::LinkOptions, &'static str),
     pub(crate) result: shmesh::Result<()>,
 }
@@ -54,7 +54,7 @@ fn forever(link: Link) -> &'static Link {
     Box::leak(Box::new(link))
 }
 
-/// An operation.
+/// An operation of a scene.
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
@@ -217,7 +217,7 @@ fn hoarded(base_single: bool) -> Expect {
 /// How much of the operations a test goes through.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Extent {
-    /// A send.
+    /// Sends a single message.
     One,
     /// One of each kind, all of which together take a second or two.
     Few,

@@ -2,8 +2,8 @@
 //! anywhere.
 //!
 //! A [`Base`] is a link with a seat on each side that only serves to make handles. A test runs its operation on
-//! one base, copies the bytes to a second one of the same shape, and [`verify`]s there: nobody who examines
-//! disturbs what is examined.
+//! one base, copies the bytes to a second one of the same shape, and [`verify`]s there: the examination does not
+//! disturb the link.
 
 #![allow(clippy::disallowed_types, reason = "a test looks at the words as the machine has them")]
 // UNSAFETY: looks at, and copies, the memory of segments behind the library's back.
@@ -174,9 +174,9 @@ impl Bytes {
         self.0.len()
     }
 
-    /// The bytes as they are just now. Nobody may write meanwhile: other participants are stopped or dead.
+    /// The bytes of the segments. They must not be written meanwhile: other participants are stopped or dead.
     pub(crate) fn get(&self) -> &[u8] {
-        // SAFETY: mapped as long as `self`; nobody writes while a test looks.
+        // SAFETY: mapped as long as `self`; not written while a test reads.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
     }
 
@@ -267,7 +267,7 @@ impl Base {
         self.segments.iter().zip(&snapshot.0).all(|(segment, bytes)| segment.get() == bytes)
     }
 
-    /// Tags in MSG buffers that somebody else than the two roots has received and holds.
+    /// Tags in MSG buffers that participants other than the two roots have received.
     fn in_hands(&self) -> BTreeSet<Tag> {
         let table = Table::of_pool(MSG_LEN as usize);
         let segment = &self.segments[1];
@@ -304,7 +304,7 @@ pub(crate) struct Progress {
 pub(crate) enum Order {
     /// Recovery, and then work.
     RecoverFirst,
-    /// Work, as long as nobody has noticed; then recovery.
+    /// Work before the death is noticed, then recovery.
     WorkFirst,
 }
 
@@ -362,7 +362,7 @@ fn whole_ring(from: &Link, to: &Link, tags: impl Iterator<Item = Tag>) -> Result
     Ok(())
 }
 
-/// What survivors can still do while nobody has noticed the death.
+/// The work that survivors can do before the death is noticed.
 fn work_before_recovery(base: &Base, expect: &Expect, got: &mut [Vec<Tag>; 2]) -> Result<(), Bad> {
     let p = base.handle(Side::Primary);
     drain(&p, &mut got[TO_PRIMARY])?;
@@ -382,7 +382,7 @@ fn work_before_recovery(base: &Base, expect: &Expect, got: &mut [Vec<Tag>; 2]) -
         Err(error) => return Err(wedged("send to the dead one's side")(error)),
     }
     if base.single() {
-        // The other half of each ring may belong to the dead one until somebody notices.
+        // The other half of each ring may belong to the dead participant until recovery.
         return Ok(());
     }
     let s = base.handle(Side::Secondary);
@@ -405,7 +405,7 @@ fn waiting_msgs(tags: &[Tag]) -> u32 {
     u32::try_from(tags.iter().filter(|tag| tag.kind() != Kind::Inline).count()).unwrap_or(u32::MAX)
 }
 
-/// Examines a link in which everybody but the two roots is dead, from fresh handles.
+/// Examines a link in which all participants but the two roots are dead, from fresh handles.
 pub(crate) fn verify(base: &Base, expect: &Expect, order: Order) -> Result<Progress, Bad> {
     let started = Instant::now();
     let hands = base.in_hands();
@@ -462,7 +462,7 @@ pub(crate) fn verify(base: &Base, expect: &Expect, order: Order) -> Result<Progr
     Ok(progress)
 }
 
-/// Recovers everybody but the two roots and the one who does it.
+/// Recovers all participants but the two roots and the recovering one.
 pub(crate) fn recover(base: &Base) -> Result<(), Bad> {
     let reaper = base.handle(Side::Primary);
     let living: [SeatIndex; 3] = [base.primary.seat(), base.secondary.seat(), reaper.seat()];
@@ -517,7 +517,7 @@ pub(crate) fn guard(seconds: i64) {
     assert_eq!(set, 0, "setitimer");
 }
 
-/// Drops a handle that was leaked with `Box::leak`. Nobody may use it after.
+/// Drops a handle that was leaked with `Box::leak`. It must not be used afterwards.
 pub(crate) fn drop_leaked(link: &'static Link) {
     // SAFETY: it came from `Box::leak`, and the caller gives up the only use of it.
     drop(unsafe { Box::from_raw(std::ptr::from_ref(link).cast_mut()) });

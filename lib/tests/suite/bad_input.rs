@@ -47,7 +47,7 @@ fn create(dir: &Path, changes: &str) -> shmesh::Result<Link> {
     options(dir).create(&config("link", changes))
 }
 
-/// The files of a link that nobody is on: its process was killed. A message waits in it.
+/// Creates the files of a link whose only process was killed. A message is queued in it.
 fn abandoned(dir: &Path, changes: &str) {
     let mut peer = Peer::start(dir);
     peer.tell(&format!("create link {changes}"));
@@ -891,7 +891,7 @@ fn foreign_lock_file_is_refused() {
     std::fs::create_dir(dir.path().join("link.lock")).unwrap();
     let error = refused(create(dir.path(), ""));
     said(&error.to_string(), &["link link: ", "link.lock"]);
-    // Nobody's secrets are opened through it either.
+    // Nor are other files opened through the symlink.
     let dir = ipc_dir();
     std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link.lock")).unwrap();
     let error = refused(create(dir.path(), ""));

@@ -210,7 +210,7 @@ fn two_slots_and_one_message_of_history_are_the_latest_value() {
         world.send(2 * id);
         world.send(2 * id + 1);
         assert_eq!(drain(&reader), [2 * id + 1]);
-        assert_eq!(drain(&world.reader()), [2 * id + 1], "whoever comes has it at once");
+        assert_eq!(drain(&world.reader()), [2 * id + 1], "a newcomer has it at once");
     }
     assert_eq!(reader.lost(), 20);
     for value in 0..7 {
@@ -235,13 +235,13 @@ fn what_a_reader_holds_stays_while_the_writer_goes_on() {
     assert!(matches!(error.kind(), ErrorKind::HoldingTooMany { limit: 6, .. }), "{error}");
     (7..100).for_each(|id| world.send(id));
     for (id, message) in held.iter().enumerate() {
-        assert_eq!(message.msg(), id.to_string().as_bytes(), "nobody has written there");
+        assert_eq!(message.msg(), id.to_string().as_bytes(), "it was not overwritten");
     }
     held.remove(2);
     let (id, text) = receive(&reader).unwrap().expect("the newest");
     assert_eq!((id, text.as_str()), (99, "99"));
     held.clear();
-    // All come back: those that nobody holds any more, too.
+    // All come back, including those that are not borrowed any more.
     (100..110).for_each(|id| world.send(id));
     let loans: Vec<_> = std::iter::from_fn(|| world.writer.loan().ok()).collect();
     assert_eq!(loans.len(), 16);

@@ -240,7 +240,11 @@ fn cpu_access_to_device_buffers_is_refused() {
     let view = View::open(dir.path(), &"link".parse().unwrap()).unwrap();
     let queued = view.snapshot().rings[0].queued[0];
     assert_eq!(queued.data.map(|(pool, _, len)| (pool, len)), Some((PoolId::CudaData, 8)));
-    assert_eq!(view.payload(Side::Primary, &queued, 64), (Vec::new(), Vec::new()), "nobody sees its bytes");
+    assert_eq!(
+        view.payload(Side::Primary, &queued, 64),
+        (Vec::new(), Vec::new()),
+        "its bytes are not visible"
+    );
 
     // Without ever having asked where it is.
     phy.loan_with(PoolId::CudaData).unwrap().with_msg_id(2).send().unwrap();

@@ -27,7 +27,7 @@ fn words(event: PeerEvent) -> (&'static str, u32) {
     (what, peer.word.pid())
 }
 
-/// Peers attach and detach, attach and are killed, while somebody listens by `next`.
+/// Peers attach and detach, attach and are killed, while events are taken with `next`.
 fn peers_come_and_go(dir: &Path, link: &Link, next: impl Fn(&Link) -> PeerEvent) {
     assert_eq!(link.next_event(), None);
     for round in 0..3 {
@@ -276,7 +276,7 @@ fn eviction_is_an_event_of_its_own_and_the_last() {
     let Some(PeerEvent::Attached(peer)) = link.next_event() else { panic!("it has attached") };
     link.evict(other.seat()).unwrap();
     assert_eq!(link.next_event(), Some(PeerEvent::Evicted(peer)));
-    assert!(other.wait_event(None).is_err(), "it is told so itself");
+    assert!(other.wait_event(None).is_err(), "the evicted participant gets an error");
     drop(other);
     assert_eq!(link.next_event(), None);
 }
@@ -319,7 +319,7 @@ fn death_is_reported_by_recovery_without_a_monitor() {
     assert!(link.wait_event(Some(HANGS)).unwrap());
     assert_eq!(words(link.next_event().unwrap()), ("died", pids[0]));
     other.kill();
-    // Nobody is left who would notice by itself.
+    // No process is left that would notice by itself.
     link.recover().unwrap();
     assert_eq!(words(link.next_event().unwrap()), ("died", pids[1]));
 }

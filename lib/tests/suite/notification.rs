@@ -52,10 +52,10 @@ fn poll_select_and_epoll_report_notifications() {
             };
             assert_eq!(seen(), [false; 3], "{kind}");
             send(from, 1, "x").unwrap();
-            assert_eq!(seen(), [false; 3], "{kind}: sending alone rings nobody");
+            assert_eq!(seen(), [false; 3], "{kind}: sending alone wakes no participant");
             from.notify().unwrap();
             assert_eq!(seen(), [true; 3], "{kind}");
-            assert_eq!(seen(), [true; 3], "{kind}: as long as nobody takes it");
+            assert_eq!(seen(), [true; 3], "{kind}: until the signal is taken");
             assert_eq!(to.take_signal().unwrap(), Some(1), "{kind}");
             assert_eq!(seen(), [false; 3], "{kind}");
             assert!(to.receive().unwrap().is_some());
@@ -131,7 +131,7 @@ fn exchange_without_system_calls(trips: i32) {
             }
         }
         assert_eq!(peer.answer(), "ok", "{kind}");
-        assert_eq!(primary.take_signal().unwrap(), None, "{kind}: nobody rang");
+        assert_eq!(primary.take_signal().unwrap(), None, "{kind}: no signal");
     }
 }
 
@@ -365,7 +365,7 @@ fn receivers_can_poll_without_notification() {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for i in 0..200 {
-                    // `wait` works, and needs nobody to ring.
+                    // `wait` works without a notification.
                     assert!(primary.wait(None).unwrap());
                     assert_eq!(primary.receive().unwrap().unwrap().msg_id(), i);
                     primary.send_inline(i, 0, b"").unwrap();
@@ -512,5 +512,5 @@ fn descriptor_outlives_the_peer() {
     let kept = primary.fd().unwrap().try_clone_to_owned().unwrap();
     drop(primary);
     secondary.notify().unwrap();
-    assert!(!is_readable(kept.as_fd()), "nobody listens any more, so nobody is rung for");
+    assert!(!is_readable(kept.as_fd()), "no participant is left to wake");
 }

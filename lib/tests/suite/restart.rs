@@ -391,8 +391,8 @@ fn restart_beside_a_stopped_peer_makes_no_second_link_of_any_kind() {
 }
 
 fn restart_while_the_other_side_is_stopped(kinds: &[&str]) {
-    // The one that has the descriptors cannot hand them out just now, but it lives: whoever comes must wait for it, or be
-    // told, and must not make others.
+    // The one that has the descriptors cannot hand them out just now, but it is alive: newcomers must wait for it, or
+    // get an error, and must not create other segments.
     for kind in kinds.iter().filter(|kind| kind.contains("memfd")) {
         let dir = ipc_dir();
         let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
@@ -487,7 +487,7 @@ fn killed_primary_restarts_as_any_user() {
     }
 }
 
-/// Nobody may unlink what a dead process of another user has left where a host listens.
+/// The socket that a dead process of another user has left cannot be unlinked.
 #[test]
 fn stale_socket_of_another_user_does_not_block_a_host() {
     if !is_root() {
@@ -666,7 +666,7 @@ fn concurrent_primaries_create_one_link() {
     }
 }
 
-/// Stopped at any moment of creating a link, it holds up nobody, and finds the link of the one who was faster.
+/// A creator that is stopped at any moment blocks no other process, and later finds their link.
 #[test]
 fn creator_that_is_stopped_does_not_block_others() {
     stop_while_creating(3..5);
@@ -719,7 +719,7 @@ fn concurrent_spsc_secondaries_are_not_both_admitted() {
             answers.iter().all(|answer| answer == "ok" || answer.starts_with("err AlreadyOwned")),
             "{answers:?}"
         );
-        // Nobody who was refused is in the way of the next.
+        // Refused processes do not block later ones.
         drop(racers);
         Peer::start(dir.path()).tell("attach link secondary 10000");
     }
@@ -793,7 +793,7 @@ fn attaching_and_detaching_never_strands_a_participant() {
 
 #[test]
 fn every_host_admits_the_same_users_as_the_creator() {
-    // The creator's umask and the defaults of who attaches must not decide it.
+    // The creator's umask and the defaults of attaching processes must not decide it.
     if !is_root() {
         return;
     }
@@ -923,7 +923,7 @@ fn fresh_is_refused_while_a_participant_is_attached() {
 
 #[test]
 fn fresh_empties_a_kept_link() {
-    // A host of the other kinds answers nobody in this test.
+    // A host of the other kinds is stopped in this test.
     for kind in named(&KINDS) {
         let (dir, config) = (ipc_dir(), config("link", kind));
         let options = LinkOptions::new().dir(dir.path());
@@ -948,7 +948,7 @@ fn newcomers_wait_while_a_link_is_emptied() {
             options.attach("link", Side::Secondary).unwrap()
         });
         start.wait();
-        // Whoever comes first: either the link is empty, or this is refused.
+        // Whichever comes first: either the link is empty, or this is refused.
         let phy = options.clone().fresh(true).create(&config);
         let mac = mac.join().unwrap();
         match phy {
@@ -982,7 +982,7 @@ fn second_receiver_is_refused_until_the_first_ends() {
             primary.tell("send 1 for-this-one");
             assert_eq!(first.ask("receive"), "1 for-this-one", "{kind}");
         }
-        // The primary side has one, too, whoever else is let onto it.
+        // The primary side has one receiver, too, even with several processes on it.
         let refused =
             options.clone().allow_second_primary(true).attach("link", Side::Primary).unwrap_err().to_string();
         assert!(refused.contains(&format!("process {}", primary.pid())), "{kind}: {refused}");

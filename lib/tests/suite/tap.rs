@@ -1,10 +1,10 @@
-//! A tap on links in use, on what a crash left, and beside somebody who writes what he likes.
+//! A tap on links in use, after a crash, and beside a hostile writer.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use shmesh::config::PoolId;
-use shmesh::inspect::{Filter, Lost, Tap, View};
+use shmesh::inspect::{Filter, LostCounts, Tap, View};
 use shmesh::{INLINE_MAX_BYTES, Link, LinkOptions, Side};
 use shmesh_testing::{Peer, Watchdog, config, ipc_dir, receive, send};
 
@@ -37,7 +37,7 @@ fn inline_len(id: i32) -> usize {
     if id % 4 == 0 { 48 } else { INLINE_MAX_BYTES }
 }
 
-fn is_whole(seen: &shmesh::inspect::Seen<'_>) -> bool {
+fn is_whole(seen: &shmesh::inspect::TappedMessage<'_>) -> bool {
     let [byte, ..] = seen.msg_id.to_le_bytes();
     let lens = if seen.inline { (u32::try_from(inline_len(seen.msg_id)).unwrap(), 0) } else { (200, 2000) };
     seen.cell_id == -seen.msg_id
@@ -73,7 +73,7 @@ fn frequent_tap_sees_every_message_once() {
             .map(|number| (number, if number % 3 == 0 { Side::Primary } else { Side::Secondary }, true))
             .collect();
         assert_eq!(seen, expected, "{mode}");
-        let Lost { overwritten, reused, damaged, restarts, .. } = tap.lost();
+        let LostCounts { overwritten, reused, damaged, restarts, .. } = tap.lost();
         assert_eq!((overwritten, reused, damaged, restarts), (0, 0, 0, 0), "{mode}");
     }
 }
@@ -135,7 +135,7 @@ fn tap_while_threads_send(total: u32) {
             look();
             look();
         });
-        let Lost { overwritten, reused, damaged, restarts, .. } = tap.lost();
+        let LostCounts { overwritten, reused, damaged, restarts, .. } = tap.lost();
         assert_eq!((damaged, restarts), (0, 0), "{mode}");
         assert_eq!(shown + overwritten + reused, u64::from(total), "{mode}: seen or counted");
         assert!(shown > 0);

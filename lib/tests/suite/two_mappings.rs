@@ -21,7 +21,7 @@ fn mappings(link: &str) -> Vec<(String, Range<u64>)> {
     };
     let mut found = Vec::new();
     for line in &lines {
-        // Who created a named segment mapped it before it had a name: told by its inode.
+        // The creator of a named segment mapped it before it had a name: identified by its inode.
         let same_file = |other: &&Vec<&str>| other[3..5] == line[3..5];
         if let Some(file) = lines.iter().filter(same_file).find_map(|other| name_of(other)) {
             let (start, end) = line[0].split_once('-').unwrap();

@@ -33,7 +33,7 @@ macro_rules! is_not {
 is_not!(Sync: Link, Loan<'static>, Message<'static>);
 // They are used through their handle, which is in one thread.
 is_not!(Send: Loan<'static>, Message<'static>, &'static Link);
-// Who could copy one could send or release it twice.
+// A copy could be sent or released twice.
 is_not!(Clone: Link, Loan<'static>, Message<'static>, OwnedLoan, OwnedMessage);
 
 // What must compile: a handle moves to a thread, and has several messages and loans at once there.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use shmesh::Side;
-use shmesh::config::{Place, Scope};
+use shmesh::config::{Position, Scope};
 
 use crate::config::Config;
 use crate::edit::{Edit, Operation, ShapeError};
@@ -38,7 +38,7 @@ pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injection
     let mut edit = Edit::new(pod.clone());
     edited(&plan, &mut edit).map_err(|ShapeError(path)| {
         let what = format!("the pod's {path} is not what Kubernetes has there");
-        Refusal::new(&plan.annotation, Place::default(), "pod", what, "correct the pod")
+        Refusal::new(&plan.annotation, Position::default(), "pod", what, "correct the pod")
     })?;
     Ok(Injection { operations: edit.operations, pod: edit.pod, warnings })
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use shmesh::Side;
-use shmesh::config::{Backing, HugePages, Place, PodLink, Scope, pod_links};
+use shmesh::config::{Backing, HugePages, PodLink, Position, Scope, pod_links};
 
 use crate::config::Config;
 use crate::edit::escaped;
@@ -163,7 +163,7 @@ impl<'a> Plan<'a> {
     fn size(&mut self) -> Result<(), Refusal> {
         let key = self.config.annotation("size");
         let refuse = |reason, what: String, remedy: String| {
-            Err(Refusal::new(&key, Place::default(), reason, what, remedy))
+            Err(Refusal::new(&key, Position::default(), reason, what, remedy))
         };
         let given = match read(self.pod, &key)? {
             None => None,
@@ -205,19 +205,19 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns the position of a container's first link, for refusals.
-    pub(crate) fn place_of(&self, container: &str) -> Place {
+    pub(crate) fn place_of(&self, container: &str) -> Position {
         let on = |planned: &&PlannedLink| planned.participants.contains(container);
         self.links.iter().find(on).map_or_else(|| self.first_place(), |planned| planned.link.places.link)
     }
 
-    pub(crate) fn first_place(&self) -> Place {
-        self.links.first().map_or_else(Place::default, |planned| planned.link.places.link)
+    pub(crate) fn first_place(&self) -> Position {
+        self.links.first().map_or_else(Position::default, |planned| planned.link.places.link)
     }
 
     /// Returns the position of the first link that the sidecar keeps.
-    pub(crate) fn kept_place(&self) -> Place {
+    pub(crate) fn kept_place(&self) -> Position {
         let kept = self.links.iter().find(|planned| planned.link.is_kept_here());
-        kept.map_or_else(Place::default, |planned| planned.link.places.link)
+        kept.map_or_else(Position::default, |planned| planned.link.places.link)
     }
 
     /// Returns the links in pools with this pod on the given side, and their pools.
@@ -230,7 +230,7 @@ impl<'a> Plan<'a> {
 
     pub(crate) fn refuse(
         &self,
-        place: Place,
+        place: Position,
         reason: &'static str,
         what: impl Into<String>,
         remedy: impl Into<String>,
@@ -246,7 +246,7 @@ fn read<'a>(pod: &'a Value, key: &str) -> Result<Option<&'a str>, Refusal> {
         Some(Value::String(text)) => Ok(Some(text)),
         Some(_) => {
             let (what, remedy) = ("it is no text", "quote it, or write it as a block with `|`");
-            Err(Refusal::new(key, Place::default(), "annotation", what, remedy))
+            Err(Refusal::new(key, Position::default(), "annotation", what, remedy))
         }
     }
 }
@@ -254,7 +254,7 @@ fn read<'a>(pod: &'a Value, key: &str) -> Result<Option<&'a str>, Refusal> {
 /// Returns the containers of links without a list of their own.
 fn chosen(pod: &Value, config: &Config) -> Result<BTreeSet<String>, Refusal> {
     let key = config.annotation("containers");
-    let refuse = |what, remedy| Refusal::new(&key, Place::default(), "containers", what, remedy);
+    let refuse = |what, remedy| Refusal::new(&key, Position::default(), "containers", what, remedy);
     let Some(text) = read(pod, &key)? else {
         return Ok(pod::containers(pod)
             .filter(|container| !container.is_init && container.name() != pod::SIDECAR)

@@ -1,6 +1,6 @@
 //! Why a pod is refused.
 
-use shmesh::config::{ConfigError, Place};
+use shmesh::config::{ConfigError, Position};
 use thiserror::Error;
 
 /// Why a pod is refused: the problem, the remedy, and the position in the annotation.
@@ -36,7 +36,7 @@ pub struct Refusal {
 impl Refusal {
     pub(crate) fn new(
         annotation: &str,
-        place: Place,
+        place: Position,
         reason: &'static str,
         what: impl Into<String>,
         remedy: impl Into<String>,

@@ -1,7 +1,7 @@
 //! Checks that refuse a pod, or warn about settings that may not work.
 
 use serde_json::Value;
-use shmesh::config::{Place, Scope};
+use shmesh::config::{Position, Scope};
 
 use crate::config::UserNamespaces;
 use crate::plan::{Plan, tables};
@@ -112,7 +112,7 @@ impl Plan<'_> {
             // Reports the largest link, because shrinking it helps most.
             let kept = self.links.iter().filter(|planned| planned.link.is_kept_here());
             let largest = kept.max_by_key(|planned| planned.link.config.segment_bytes());
-            self.refuse(largest.map_or_else(Place::default, |p| p.link.places.link), "size", what, remedy)
+            self.refuse(largest.map_or_else(Position::default, |p| p.link.places.link), "size", what, remedy)
         };
         if let Some(limit) = limits.of_pod(self.namespace).filter(|limit| bytes > limit.0) {
             return Err(over(limit, &format!("namespace {:?}", self.namespace)));

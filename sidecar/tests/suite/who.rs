@@ -27,10 +27,10 @@ fn an_operator_sees_who_is_there_and_who_has_which_key() {
 
     let mut operator = Client::connect(dir.path(), "link").unwrap();
     until("it has told of its seat", || {
-        let all = operator.everybody().unwrap().unwrap();
+        let all = operator.processes().unwrap().unwrap();
         of(&all.processes, &from).seats.len() == 1 && all.unclaimed.is_empty()
     });
-    let all = operator.everybody().unwrap().unwrap();
+    let all = operator.processes().unwrap().unwrap();
     assert_eq!((all.processes.len(), all.unidentified), (3, 0), "both, and this one");
     let exporting = of(&all.processes, &from);
     assert_eq!((exporting.sessions, exporting.exports, exporting.imports), (2, 1, 0));
@@ -51,7 +51,7 @@ fn an_operator_sees_who_is_there_and_who_has_which_key() {
     assert!(operator.all_keys().unwrap().unwrap()[0].closing);
     importer.kill();
     until("the dead have nothing", || operator.all_keys().unwrap().unwrap().is_empty());
-    assert_eq!(operator.everybody().unwrap().unwrap().processes.len(), 2);
+    assert_eq!(operator.processes().unwrap().unwrap().processes.len(), 2);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn nobody_else_may_ask() {
     let audit = dir.path().join("audit");
     let sidecar = Sidecar::start_alone(dir.path(), &["--audit", audit.to_str().unwrap()]);
     let mut stranger = Client::connect(dir.path(), "link").unwrap();
-    for refused in [stranger.everybody().map(drop), stranger.all_keys().map(drop)] {
+    for refused in [stranger.processes().map(drop), stranger.all_keys().map(drop)] {
         let said = refused.unwrap_err().to_string();
         assert!(said.contains("for the operator"), "{said}");
     }

@@ -1,4 +1,4 @@
-//! The library's calls.
+//! The calls of the library.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -14,11 +14,11 @@ use crate::{code, npud};
 
 type Outcome<T = ()> = Result<T, c_int>;
 
-/// Bytes that one allocation may have: nothing else limits a memfd, and the kernel would kill somebody to make room.
+/// Bytes that one allocation may have: nothing else limits a memfd, and the kernel would kill a process to free memory.
 const DEVICE_BYTES: usize = 1 << 30;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
-/// The connection to the daemon, and of which process it is: a child that was forked is somebody else.
+/// The connection to the daemon, and the process that made it: a forked child is another process.
 static DAEMON: Mutex<Option<(u32, OwnedFd)>> = Mutex::new(None);
 
 thread_local! {
@@ -56,7 +56,7 @@ fn is_set(variable: &str, value: &str) -> bool {
     std::env::var(variable).is_ok_and(|set| set == value)
 }
 
-/// Asks the daemon.
+/// Sends a request to the daemon.
 fn ask(question: &Packet, fd: Option<&OwnedFd>) -> Outcome<(Packet, Option<OwnedFd>)> {
     let mut daemon = DAEMON.lock().unwrap_or_else(PoisonError::into_inner);
     let me = std::process::id();
@@ -99,7 +99,7 @@ fn shares_by_keys() -> Outcome {
     if cannot { Err(code::NOT_SUPPORTED) } else { Ok(()) }
 }
 
-/// The bytes of a key, to its last: what is in it is nobody's business.
+/// The bytes of a key, to its last: its content is opaque.
 fn key_of(key: *const c_char) -> Outcome<[u8; KEY_BYTES]> {
     if key.is_null() {
         return Err(code::INVALID_PARAM);

@@ -1,4 +1,4 @@
-//! Somebody else in the process, with contexts of its own: what frameworks are to a library beside them.
+//! Other code in the process, with contexts of its own, as a machine-learning framework has.
 
 use std::ffi::{CString, c_int, c_void};
 use std::os::unix::ffi::OsStringExt;

@@ -1,6 +1,6 @@
 //! A double of `libascendcl.so`: the calls by which processes share memory of an NPU, with their rules and error numbers.
 //!
-//! The real peer is a driver in the kernel: it knows everybody by the thread-group id of the outermost pid namespace, and
+//! The real peer is a driver in the kernel: it knows processes by their thread-group id in the outermost pid namespace, and
 //! keeps the lists. So the double has two parts: the library, and a small daemon, [`Npud`], that knows its callers by
 //! `SO_PEERCRED` and by nothing that they say. It has to run in the outermost pid namespace that counts, in a test or as a
 //! thread of one. Device memory is a memfd; device pointers are addresses that the CPU cannot read; and when an exporter
@@ -19,11 +19,11 @@
 //! | file | concept |
 //! |---|---|
 //! | `wire.rs` | what library and daemon say to each other |
-//! | `npud.rs` | [`Npud`]: sockets, and who is at the other end |
+//! | `npud.rs` | [`Npud`]: sockets, and the processes at the other end |
 //! | `nodes.rs` | keys, their lists, who has opened what: the rules |
 //! | `memory.rs` | device memory in this process |
 //! | `calls.rs` | the library's calls |
-//! | `framework.rs` | [`Framework`]: somebody else in a process that has the library |
+//! | `framework.rs` | [`Framework`]: other code in a process that has the library |
 
 #![allow(unsafe_code, reason = "it is the other end of a C interface")]
 #![allow(non_snake_case, reason = "the names are the vendor's")]
@@ -41,7 +41,7 @@ use std::path::PathBuf;
 pub use framework::Framework;
 pub use npud::Npud;
 
-/// Where the built library lies, for whoever depends on this crate: next to the tests, as Cargo puts it.
+/// Path of the built library, for crates that depend on this one: next to the tests, as Cargo puts it.
 ///
 /// # Panics
 /// It is not there.

@@ -49,7 +49,7 @@ fn map(at: usize, len: usize, rights: i32, fd: i32, offset: u64) -> Result<usize
 }
 
 fn unmap(at: usize, len: usize) {
-    // SAFETY: it is a mapping of this module's own, and nobody uses it any more.
+    // SAFETY: it is a mapping of this module that is not used any more.
     unsafe { libc::munmap(at as *mut libc::c_void, len) };
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn new_memory(len: usize) -> Result<OwnedFd, i32> {
     if fd < 0 {
         return Err(code::OUT_OF_MEMORY);
     }
-    // SAFETY: it is new, and nobody else has it.
+    // SAFETY: it is new and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let len = libc::off_t::try_from(len).map_err(|_| code::OUT_OF_MEMORY)?;
     // SAFETY: the descriptor is open.

@@ -1,4 +1,4 @@
-//! The rules of the driver: keys, the lists of processes, and who has opened what.
+//! The rules of the driver: keys, lists of processes, and importers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,11 +28,11 @@ struct Node {
     offset: u64,
     size: u64,
     memory: OwnedFd,
-    /// Whether everybody may open it.
+    /// Whether every process may open it.
     is_open: bool,
     /// When each process was admitted.
     list: HashMap<i32, u64>,
-    /// Who has it open, by connection.
+    /// Importers that have it open, by connection.
     opened: BTreeMap<u64, i32>,
 }
 
@@ -91,7 +91,7 @@ impl Nodes {
 
     pub(crate) fn import(&mut self, caller: Caller, ask: &Packet) -> Result<(Packet, OwnedFd), i32> {
         let node = self.nodes.get_mut(&ask.key).ok_or(code::DRIVER)?;
-        // Whoever has started after the number was put on the list is somebody else.
+        // A process that started after the number was put on the list is another one.
         let is_listed = || node.list.get(&caller.tgid).is_some_and(|set| caller.start_time <= *set);
         if !node.is_open && !is_listed() {
             return Err(code::DRIVER);

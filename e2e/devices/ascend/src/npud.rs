@@ -1,4 +1,4 @@
-//! The daemon: the kernel's part of the double. It asks nobody who they are.
+//! The daemon: the kernel's part of the fake. It identifies processes without asking them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -41,7 +41,7 @@ impl Npud {
                 if accepted < 0 {
                     continue;
                 }
-                // SAFETY: it is new, and nobody else has it.
+                // SAFETY: it is new and has no other owner.
                 let client = unsafe { OwnedFd::from_raw_fd(accepted) };
                 let connection = connections.fetch_add(1, Ordering::Relaxed) as u64;
                 let daemon = ours.clone();
@@ -57,7 +57,7 @@ impl Npud {
         self.nodes().count()
     }
 
-    /// Who is on any key's list, as `/proc/svm_shmem` tells root.
+    /// The processes on the list of any key, as in `/proc/svm_shmem` for root.
     #[must_use]
     pub fn listed(&self) -> Vec<i32> {
         self.nodes().listed()
@@ -132,7 +132,7 @@ fn socket() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is new, and nobody else has it.
+    // SAFETY: it is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Who is at the other end, as this process's pid namespace numbers it.
+/// The process at the other end, as numbered in this process's pid namespace.
 fn peer(socket: RawFd) -> io::Result<i32> {
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = u32::try_from(size_of::<libc::ucred>()).unwrap_or_default();

@@ -8,7 +8,7 @@ pub(crate) const KEY_BYTES: usize = 65;
 /// Process ids in one call.
 pub(crate) const PIDS_PER_CALL: usize = 31;
 
-/// What is asked.
+/// The operation that is requested.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Op {

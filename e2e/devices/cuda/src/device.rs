@@ -1,5 +1,5 @@
 //! Devices and their primary contexts. A context is a number; what matters is that each thread has to have one, that it is
-//! there while somebody retains it, and that what was allocated in it goes with it.
+//! there while it is retained, and that what was allocated in it goes with it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -162,7 +162,7 @@ extern "C" fn cuDeviceTotalMem_v2(out: *mut usize, device: c_int) -> c_int {
     put(out, uuid(device).map(|_| room().1))
 }
 
-/// Making a context takes a real driver longer than anything else here: whoever wants to know how often that was can.
+/// Making a context takes a real driver longer than anything else here: so it is counted.
 fn told() {
     use std::io::Write;
     if let Some(log) = std::env::var_os("FAKE_CUDA_CONTEXT_LOG")

@@ -1,4 +1,4 @@
-//! The old handles: 64 bytes that name memory to whoever has them. What they open is the whole block, with its neighbours.
+//! The old handles: 64 bytes that refer to memory, for every process that has them. They open the whole block, with its neighbours.
 
 use std::ffi::{c_int, c_uint};
 use std::fs::File;

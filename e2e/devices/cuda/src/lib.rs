@@ -39,7 +39,7 @@ mod vmm;
 use std::ffi::c_int;
 use std::path::PathBuf;
 
-/// Where the built library lies, for whoever depends on this crate: next to the tests, as Cargo puts it.
+/// Path of the built library, for crates that depend on this one: next to the tests, as Cargo puts it.
 ///
 /// # Panics
 /// It is not there.

@@ -1,5 +1,5 @@
 //! Device memory that exists: a file without a name on the shared directory, or a memfd. It has one page more than the
-//! memory, which says whose it is, so that whoever gets a descriptor knows what it is.
+//! memory, which identifies the device, so that a process that receives a descriptor knows what it is.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -14,7 +14,7 @@ const MAGIC: [u8; 8] = *b"fakecuda";
 /// What memory is rounded to, and sub-allocated from.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
-/// Device memory, for as long as somebody has the file.
+/// Device memory, which lives as long as its file is open.
 #[derive(Debug)]
 pub(crate) struct Physical {
     pub(crate) file: File,
@@ -41,7 +41,7 @@ fn nameless() -> std::io::Result<File> {
             if fd < 0 {
                 return Err(std::io::Error::last_os_error());
             }
-            // SAFETY: it is new, and nobody else has it.
+            // SAFETY: it is new and has no other owner.
             Ok(unsafe { File::from_raw_fd(fd) })
         }
     }
@@ -57,7 +57,7 @@ impl Physical {
 
     /// So many bytes of the device, for whatever.
     pub(crate) fn taken(size: u64, uuid: [u8; 16]) -> Outcome<Self> {
-        // Nothing else limits a memfd: the kernel would kill somebody to make room.
+        // Nothing else limits a memfd: the kernel would kill a process to free memory.
         let room = if shared_dir().is_some() { device::room().0 as u64 } else { device::TOTAL };
         if size > room {
             return Err(code::OUT_OF_MEMORY);

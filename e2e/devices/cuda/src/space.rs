@@ -133,12 +133,12 @@ pub(crate) fn reserve(size: u64, alignment: u64) -> Outcome<u64> {
     Ok(base)
 }
 
-/// Gives addresses back.
+/// Frees reserved addresses again.
 pub(crate) fn release(base: u64, size: u64) {
     if let Ok(len) = usize::try_from(size)
         && len > 0
     {
-        // SAFETY: callers give back what `reserve` gave, or a part of it that nobody uses.
+        // SAFETY: callers give back what `reserve` gave, or an unused part of it.
         unsafe { libc::munmap(base as *mut libc::c_void, len) };
     }
 }

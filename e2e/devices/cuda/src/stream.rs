@@ -1,6 +1,6 @@
 //! Streams: work done in order by a thread of its own, as a device does it, and the words by which they wait for each other.
 //!
-//! Copies and fills on the device are given to the default stream by the calls that have no stream, and nobody waits for
+//! Copies and fills on the device are given to the default stream by the calls that have no stream, and no call waits for
 //! them. Memory that goes while there is still work for it is a fault of the device: from then on every call fails.
 
 use std::collections::HashMap;
@@ -46,7 +46,7 @@ pub(crate) fn sound() -> Outcome {
     if FAULT.load(Ordering::Acquire) { Err(code::ILLEGAL_ADDRESS) } else { Ok(()) }
 }
 
-/// Memory goes. The driver waits for nobody.
+/// Frees memory. The driver does not wait for pending work.
 pub(crate) fn goes(start: u64, size: u64) {
     if busy(|all| all.iter().any(|(from, to)| *from < start.saturating_add(size) && start < *to)) {
         FAULT.store(true, Ordering::Release);
@@ -76,7 +76,7 @@ impl Work {
 
     fn obey(self) -> Outcome {
         if matches!(self, Self::Copy(..) | Self::Fill(..) | Self::Arrive(..)) && is_lazy() {
-            // So late that whoever does not wait for it sees that.
+            // So late that code that does not wait for it notices.
             std::thread::sleep(Duration::from_millis(20));
         }
         match self {

@@ -105,7 +105,7 @@ impl Manager {
         Ok(())
     }
 
-    /// What the runtime is to be told to start the container, after the plugins have been asked for their leave.
+    /// The settings for the runtime to start the container, after the plugins have agreed.
     pub(crate) async fn run_options(&self, pod: &Pod, container: &Container) -> Result<RunOptions, String> {
         let limits = self.state().chance.shuffled(container.limits.clone());
         let mut allocate_again = false;
@@ -160,7 +160,7 @@ impl Manager {
         answer.map_err(|error| format!("device plugin PreStartContainer rpc failed with err: {error}"))
     }
 
-    /// A resource that nobody has registered, and nobody has been given, is not the device manager's.
+    /// A resource that is neither registered nor allocated does not belong to the device manager.
     fn is_of_a_plugin(&self, resource: &str) -> bool {
         let state = self.state();
         state.healthy.contains_key(resource) || state.allocated.contains_key(resource)

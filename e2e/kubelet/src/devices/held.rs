@@ -14,7 +14,7 @@ pub(crate) const NO_NUMA: i64 = -1;
 pub(crate) struct Share {
     /// By NUMA node; a device with two is in both.
     pub(crate) devices: BTreeMap<i64, Vec<String>>,
-    /// What Allocate answered.
+    /// The answer of `Allocate`.
     pub(crate) answer: ContainerAllocateResponse,
 }
 
@@ -26,9 +26,9 @@ impl Share {
 
 /// Shares by pod, container, and resource.
 #[derive(Debug, Default)]
-pub(crate) struct Held(BTreeMap<String, BTreeMap<String, BTreeMap<String, Share>>>);
+pub(crate) struct Allocations(BTreeMap<String, BTreeMap<String, BTreeMap<String, Share>>>);
 
-impl Held {
+impl Allocations {
     pub(crate) fn insert(&mut self, uid: &str, container: &str, resource: &str, share: Share) {
         let containers = self.0.entry(uid.to_owned()).or_default();
         containers.entry(container.to_owned()).or_default().insert(resource.to_owned(), share);

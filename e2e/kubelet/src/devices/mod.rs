@@ -1,4 +1,4 @@
-//! The device manager: which devices there are, and who has them.
+//! The device manager: the devices and their allocation.
 //!
 //! | file | concept |
 //! |---|---|
@@ -27,9 +27,9 @@ use crate::journal::{Event, Journal};
 use crate::registry::Plugin;
 
 pub(crate) use checkpoint::checksum_matches;
-pub(crate) use state::Located;
+pub(crate) use state::DeviceLocation;
 
-/// Names of devices.
+/// The names of devices.
 pub(crate) type Names = BTreeSet<String>;
 
 /// The device manager of one run of the kubelet.
@@ -97,7 +97,7 @@ impl Manager {
         }
     }
 
-    /// Capacity and allocatable by resource. Those that nobody has served for five minutes are removed, and named last.
+    /// Capacity and allocatable by resource. Those without a plugin for five minutes are removed, and named last.
     pub(crate) fn capacity(&self) -> (Vec<(String, u64, u64)>, Vec<String>) {
         let (present, removed) = self.state().capacity(self.config.clock.now());
         if !removed.is_empty() {
@@ -128,12 +128,12 @@ impl Manager {
     }
 
     /// What a container has: resource, device, where.
-    pub(crate) fn held_by(&self, uid: &str, container: &str) -> Vec<Located> {
+    pub(crate) fn held_by(&self, uid: &str, container: &str) -> Vec<DeviceLocation> {
         self.state().held_by(uid, container)
     }
 
     /// What could be handed out: resource, device, where.
-    pub(crate) fn healthy(&self) -> Vec<Located> {
+    pub(crate) fn healthy(&self) -> Vec<DeviceLocation> {
         self.state().healthy_devices()
     }
 

@@ -55,7 +55,7 @@ pub(super) fn merged<'a>(
     options
 }
 
-/// Whether nobody has claimed `key` before.
+/// Whether `key` was not claimed before.
 fn first<'a>(
     seen: &mut BTreeMap<&'a str, &'a str>,
     key: &'a str,

@@ -9,7 +9,7 @@ use shmesh_kubelet_api::deviceplugin::{Device, DevicePluginOptions};
 
 use super::Names;
 use super::checkpoint::{Data, Entry};
-use super::held::{Held, NO_NUMA, Share};
+use super::held::{Allocations, NO_NUMA, Share};
 use crate::config::Race;
 use crate::random::Chance;
 use crate::registry::Plugin;
@@ -19,16 +19,16 @@ const GRACE: Duration = Duration::from_secs(5 * 60);
 
 /// A device: its resource, its name, and its NUMA nodes.
 #[derive(Clone, Debug)]
-pub(crate) struct Located {
+pub(crate) struct DeviceLocation {
     pub(crate) resource: String,
     pub(crate) device: String,
     pub(crate) nodes: Vec<i64>,
 }
 
-/// Who serves a resource.
+/// The plugin of a resource.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
-    /// Nobody yet, if the resource is only remembered from the checkpoint.
+    /// None yet, if the resource is only known from the checkpoint.
     pub(super) plugin: Option<Arc<Plugin>>,
     pub(super) options: DevicePluginOptions,
     pub(super) stopped: Option<Duration>,
@@ -53,7 +53,7 @@ pub(super) struct State {
     pub(super) unhealthy: BTreeMap<String, Names>,
     /// What is not to be handed out: what pods have, and what leaked.
     pub(super) allocated: BTreeMap<String, Names>,
-    pub(super) held: Held,
+    pub(super) held: Allocations,
     /// What plain init containers of the pod that is being admitted leave to those that come after.
     pub(super) reusable: (String, BTreeMap<String, Names>),
     pub(super) chance: Chance,
@@ -67,13 +67,13 @@ impl State {
             healthy: BTreeMap::new(),
             unhealthy: BTreeMap::new(),
             allocated: BTreeMap::new(),
-            held: Held::default(),
+            held: Allocations::default(),
             reusable: Default::default(),
             chance: Chance::new(seed),
         }
     }
 
-    /// Allocations come back; resources too, but without devices until somebody registers.
+    /// Allocations are restored; resources too, but without devices until a plugin registers.
     pub(super) fn restore(&mut self, data: Data, now: Duration) {
         for entry in data.pod_device_entries.unwrap_or_default() {
             if let Some(answer) = entry.answer() {
@@ -121,7 +121,7 @@ impl State {
         }
     }
 
-    /// The new list takes the place of the old one. How many are healthy, and which pods should hear of it.
+    /// Replaces the list of devices. Returns how many are healthy, and the pods whose status changes.
     pub(super) fn replace(&mut self, resource: &str, devices: Vec<Device>) -> (usize, BTreeSet<String>) {
         let old = self.known.remove(resource).unwrap_or_default();
         let (mut healthy, mut unhealthy, mut known) = (Names::new(), Names::new(), BTreeMap::new());
@@ -179,7 +179,7 @@ impl State {
         self.held.has(uid).then(|| self.allocated.iter().map(count).collect())
     }
 
-    pub(super) fn held_by(&self, uid: &str, container: &str) -> Vec<Located> {
+    pub(super) fn held_by(&self, uid: &str, container: &str) -> Vec<DeviceLocation> {
         let mut located = Vec::new();
         for (resource, share) in self.held.of(uid, container).into_iter().flatten() {
             let mut nodes: BTreeMap<&String, Vec<i64>> = BTreeMap::new();
@@ -188,7 +188,7 @@ impl State {
                     nodes.entry(device).or_default().extend((*node != NO_NUMA).then_some(*node));
                 }
             }
-            located.extend(nodes.into_iter().map(|(device, nodes)| Located {
+            located.extend(nodes.into_iter().map(|(device, nodes)| DeviceLocation {
                 resource: resource.clone(),
                 device: device.clone(),
                 nodes,
@@ -197,7 +197,7 @@ impl State {
         located
     }
 
-    pub(super) fn healthy_devices(&self) -> Vec<Located> {
+    pub(super) fn healthy_devices(&self) -> Vec<DeviceLocation> {
         let devices = self.known.iter().flat_map(|(resource, devices)| {
             let healthy = self.healthy.get(resource);
             let is_healthy = move |name: &String| healthy.is_some_and(|healthy| healthy.contains(name));
@@ -207,7 +207,7 @@ impl State {
                 .map(move |device| (resource, device))
         });
         devices
-            .map(|(resource, device)| Located {
+            .map(|(resource, device)| DeviceLocation {
                 resource: resource.clone(),
                 device: device.id.clone(),
                 nodes: numa_nodes(device).collect(),

@@ -1,4 +1,4 @@
-//! Who serves which resource, and how the kubelet comes to know.
+//! The plugins of resources, and how the kubelet finds them.
 //!
 //! | file | concept |
 //! |---|---|
@@ -90,7 +90,7 @@ impl Registry {
             },
         };
         self.journal.add(Event::StreamEnded { resource: plugin.resource.clone(), error });
-        // By name, this is whoever registered last: the race.
+        // By name, this is the plugin that registered last: the race.
         if let Some(current) = self.current(&plugin.resource, &plugin.socket) {
             self.disconnect(&current);
         }
@@ -103,7 +103,7 @@ impl Registry {
         }
     }
 
-    /// Disconnects whoever registered last.
+    /// Disconnects the plugin that registered last.
     pub(crate) fn give_up(&self, resource: &str) {
         let last = self.clients().get(resource).and_then(|same| same.last().cloned());
         if let Some(last) = last {

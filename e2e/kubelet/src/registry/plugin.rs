@@ -100,7 +100,7 @@ impl Plugin {
     }
 }
 
-/// What ListAndWatch sends.
+/// The stream of ListAndWatch.
 #[derive(Debug)]
 pub(crate) struct Lists {
     stream: Streaming<ListAndWatchResponse>,

@@ -27,7 +27,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(122);
 
 /// A plugin that has been registered from its socket.
 #[derive(Clone, Debug)]
-struct Found {
+struct FoundSocket {
     made: u64,
     resource: String,
     endpoint: PathBuf,
@@ -42,7 +42,7 @@ enum Operation {
 
 #[derive(Debug, Default)]
 struct Progress {
-    found: BTreeMap<PathBuf, Found>,
+    found: BTreeMap<PathBuf, FoundSocket>,
     operations: BTreeMap<PathBuf, Operation>,
 }
 
@@ -161,7 +161,7 @@ impl Reconciler {
             let error = format!("RegisterPlugin error -- plugin validation failed with err: {error}");
             return self.notify(channel, socket, Err(error)).await;
         }
-        let found = Found { made, resource: info.name.clone(), endpoint: endpoint.clone() };
+        let found = FoundSocket { made, resource: info.name.clone(), endpoint: endpoint.clone() };
         self.progress().found.insert(socket.to_owned(), found);
         let never = CancellationToken::new();
         if let Err(error) = self.registry.connect(&info.name, &endpoint, &never).await {
@@ -189,7 +189,7 @@ impl Reconciler {
         }
     }
 
-    /// Tells the plugin what became of it, and returns just that, or that it could not be told.
+    /// Notifies the plugin of the result of its registration, and returns that, or that the notification failed.
     async fn notify(
         &self,
         channel: &Channel,

@@ -1,6 +1,6 @@
 //! The `:authority` that Go makes of a path.
 //!
-//! grpc-go sends the percent-encoded path of a socket as `:authority` unless it is told another. Rust's `http` takes a `%` for
+//! grpc-go sends the percent-encoded path of a socket as `:authority` by default. Rust's `http` takes a `%` for
 //! an error there, so a Rust server answers `PROTOCOL_ERROR`; and a Rust client cannot say it at all. So the request is made
 //! with a placeholder of the same length, and the bytes are replaced on their way to the socket.
 

@@ -87,7 +87,7 @@ impl Service<http::Request<Body>> for Channel {
                     response.map_err(|error| if closing() { ChannelError::Closing } else { error.into() })
                 }
                 () = closed.cancelled() => {
-                    // Who lost the connection before it was closed hears of the loss.
+                    // A caller that lost the connection before it was closed gets an error.
                     if closing() { Err(ChannelError::Closing) } else { Ok(response.await?) }
                 }
             }

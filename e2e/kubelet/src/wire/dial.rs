@@ -72,7 +72,7 @@ async fn attempt(path: &Path, authority: &Authority, process: &Process) -> Optio
     let (requests, connection) =
         hyper::client::conn::http2::handshake(streams.clone(), TokioIo::new(tap)).await.ok()?;
     streams.execute(connection);
-    // The server has to speak: a listener that nobody accepts from is not a server.
+    // The server has to speak: a listener that does not accept is not a server.
     greeting.await.ok()?;
     let closed = abandoned.disarm();
     Some(Channel::new(requests, authority.placeholder(), closed, broken))

@@ -21,7 +21,7 @@ const SETTINGS: u8 = 4;
 #[derive(Debug)]
 pub(crate) struct Tap {
     socket: UnixStream,
-    /// Set when the server ends the connection, before anybody can know.
+    /// Set when the server ends the connection, before the clients know.
     broken: Arc<AtomicBool>,
     greeting: Vec<u8>,
     greeted: Option<oneshot::Sender<()>>,

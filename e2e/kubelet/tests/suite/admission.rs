@@ -60,7 +60,7 @@ async fn b14_a_container_restart_allocates_nothing_and_the_dead_are_freed_late()
     assert!(node.delete_pod("a"));
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(node.allocated(R).len(), 3, "nothing happens at deletion");
-    assert_eq!(plugin.headers().len(), calls, "and nobody tells the plugin");
+    assert_eq!(plugin.headers().len(), calls, "and the plugin is not notified");
     assert_eq!(node.add_pod(pod("b", 4)).await.phase, Phase::Running, "the next admission frees them");
     node.finish_pod("b");
     assert_eq!(node.add_pod(pod("c", 1)).await.phase, Phase::Running, "so it is with a pod that ended");
@@ -81,7 +81,7 @@ async fn b16_container_without_a_device_fails_with_the_reason() {
     );
     assert_eq!(status.containers["main"].state, ContainerState::Waiting(None));
 
-    // What nobody serves is not checked at all.
+    // Resources without a plugin are not checked at all.
     let unknown = Pod::new("b").container(Container::new("main").limit("example.com/unknown", 9));
     assert_eq!(node.add_pod(unknown).await.phase, Phase::Running);
 

@@ -1,4 +1,4 @@
-//! Behaviours 8 to 12: which devices, how they are asked for, and what the runtime is told.
+//! Behaviours 8 to 12: the choice of devices, the requests to plugins, and the answer to the runtime.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -55,7 +55,7 @@ async fn b08_without_a_choice_all_aligned_are_taken_and_then_the_plugin_is_asked
     });
     let _served = plugin.up(&node, "a.sock").await;
     allocatable(&node, 6).await;
-    // Exactly as many as there are: nobody is asked.
+    // Exactly as many as there are: no plugin is asked.
     node.add_pod(Pod::new("a").container(Container::new("main").limit(R, 2).numa([1]))).await;
     assert!(plugin.calls("preferred").is_empty());
     assert_eq!(set(&plugin.calls("allocate")[0]), BTreeSet::from(["n1a", "n1b"]));

@@ -1,4 +1,4 @@
-//! Behaviours 5 to 7, 18 and 19: lists of devices, the race, grace, health, and who may ask for it.
+//! Behaviours 5 to 7, 18 and 19: lists of devices, the race, the grace period, health, and podresources.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ async fn b05_the_end_of_a_stream_disconnects_and_nothing_is_tried_again() {
     allocatable(&node, 0).await;
     let _again = plugin.serve_at(&node, "a.sock");
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(node.allocatable(R), 0, "the socket is back, but nobody registered");
+    assert_eq!(node.allocatable(R), 0, "the socket is back, but no plugin registered");
 
     plugin.script(|script| script.on_list = Outcome::Fail(Status::unavailable("not now")));
     register(&node, "a.sock").await.unwrap();
@@ -103,7 +103,7 @@ async fn b06_the_race_can_be_fixed() {
     allocatable(&node, 6).await;
 }
 
-/// A registration that fails takes away the name of the one before; its stream goes on, and when it ends nobody notices.
+/// A registration that fails takes away the name of the one before; its stream goes on, and its end is not noticed.
 #[tokio::test(start_paused = true)]
 async fn b06_a_failed_registration_makes_the_kubelet_forget_the_one_before() {
     let (_dir, node) = node().await;
@@ -134,7 +134,7 @@ async fn b06_a_registration_that_fails_late_takes_the_name_of_a_newer_one() {
     slow.await.unwrap().unwrap_err();
     drop(served);
     node.wait_for(SOON, |node| count(node, |e| matches!(e, Event::StreamEnded { .. })) == 1).await.unwrap();
-    assert_eq!(node.allocatable(R), 3, "nobody is known by that name any more");
+    assert_eq!(node.allocatable(R), 3, "no plugin is known by that name any more");
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn b18_a_pod_s_status_has_the_health_of_its_devices() {
     assert_eq!(health(), "Unhealthy");
     plugin.list(vec![device(&id, "broken", &[]), device(other, "broken", &[])]);
     allocatable(&node, 0).await;
-    assert_eq!(changes(&node), 1, "the other is nobody's");
+    assert_eq!(changes(&node), 1, "the other belongs to no pod");
     plugin.list(devices(2));
     node.wait_for(SOON, |node| changes(node) == 2).await.unwrap();
     assert_eq!(health(), "Healthy");

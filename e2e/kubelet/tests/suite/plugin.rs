@@ -43,7 +43,7 @@ pub(crate) enum Outcome {
     Fail(Status),
     /// An answer with nothing in it.
     Empty,
-    /// Never any answer.
+    /// Never answers a request.
     Hang,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Fake(Arc<Inner>);
 
 /// A socket that a plugin serves; dropped, it is cut with all its connections, and its file stays.
 #[derive(Debug)]
-pub(crate) struct Served(#[expect(dead_code, reason = "held, so that it is served")] JoinSet<()>);
+pub(crate) struct ServerTask(#[expect(dead_code, reason = "held, so that it is served")] JoinSet<()>);
 
 pub(crate) fn device(id: &str, health: &str, nodes: &[i64]) -> Device {
     let topology = TopologyInfo { nodes: nodes.iter().map(|id| NumaNode { id: *id }).collect() };
@@ -164,7 +164,7 @@ impl Fake {
     }
 
     /// Serves at a path, both interfaces.
-    pub(crate) fn serve(&self, path: PathBuf) -> Served {
+    pub(crate) fn serve(&self, path: PathBuf) -> ServerTask {
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
         let mut tasks = JoinSet::new();
@@ -180,16 +180,16 @@ impl Fake {
                 });
             }
         });
-        Served(tasks)
+        ServerTask(tasks)
     }
 
     /// Serves in the directory of the legacy way.
-    pub(crate) fn serve_at(&self, node: &Node, name: &str) -> Served {
+    pub(crate) fn serve_at(&self, node: &Node, name: &str) -> ServerTask {
         self.serve(node.paths().device_plugins().join(name))
     }
 
-    /// Serves and registers.
-    pub(crate) async fn up(&self, node: &Node, name: &str) -> Served {
+    /// Serves and registers itself.
+    pub(crate) async fn up(&self, node: &Node, name: &str) -> ServerTask {
         let served = self.serve_at(node, name);
         register(node, name).await.unwrap();
         served
@@ -229,7 +229,7 @@ pub(crate) async fn register_as(node: &Node, request: RegisterRequest) -> Result
     RegistrationClient::new(channel).register(request).await.map(drop)
 }
 
-type Pinned<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 type Answer = Result<http::Response<tonic::body::Body>, Infallible>;
 
 /// Both interfaces of a plugin, and a note of each request.
@@ -253,7 +253,7 @@ impl Both {
 impl Service<http::Request<hyper::body::Incoming>> for Both {
     type Response = http::Response<tonic::body::Body>;
     type Error = Infallible;
-    type Future = Pinned<Answer>;
+    type Future = BoxFuture<Answer>;
 
     fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Infallible>> {
         std::task::Poll::Ready(Ok(()))

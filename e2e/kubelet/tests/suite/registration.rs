@@ -69,7 +69,7 @@ async fn b02_register_checks_version_then_name_then_dials_then_asks_for_options(
     let taken = node.clock().now() - before;
     assert!(taken >= Duration::from_secs(10) && taken < Duration::from_millis(10_100), "{taken:?}");
 
-    // A listener that nobody accepts from is not a server either.
+    // A listener that does not accept is not a server either.
     let silent = node.paths().device_plugins().join("silent.sock");
     let _silent = std::os::unix::net::UnixListener::bind(&silent).unwrap();
     let message = register(&node, "silent.sock").await.unwrap_err();

@@ -23,7 +23,7 @@ struct Duties {
 }
 
 /// A plugin and the loop that keeps it registered.
-struct Kept {
+struct SoakNode {
     node: Node,
     duties: Duties,
     fake: Fake,
@@ -58,7 +58,7 @@ async fn keep(node: Node, fake: Fake, name: String, duties: Duties) {
     }
 }
 
-impl Kept {
+impl SoakNode {
     fn new(node: &Node, count: usize, duties: Duties) -> Self {
         let health = vec![true; count];
         let mut kept = Self { node: node.clone(), duties, fake: Fake::new(0), health, runs: 0, keeper: None };
@@ -85,7 +85,7 @@ impl Kept {
     }
 }
 
-impl Subject for Kept {
+impl Subject for SoakNode {
     async fn restart(&mut self) {
         if let Some(keeper) = self.keeper.take() {
             keeper.abort();
@@ -112,7 +112,7 @@ impl Subject for Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for SoakNode {
     fn drop(&mut self) {
         self.keeper.take().inspect(JoinHandle::abort);
     }
@@ -132,7 +132,7 @@ async fn correct_plugin_passes_with_any_seed_and_race() {
 async fn soak_a_dutiful_plugin(races: &[(u64, Race)]) {
     for &(seed, race) in races {
         let (_dir, node) = node_with(|config| (config.race, config.seed) = (race, seed)).await;
-        let mut plugin = Kept::new(&node, 8, Duties::default());
+        let mut plugin = SoakNode::new(&node, 8, Duties::default());
         let report = soak(&node, &mut plugin, 250, seed).await.unwrap();
         assert!(report.admitted > 5 && report.refused > 2 && report.steps.len() == 9, "{report:?}");
         assert!(report.slowest >= Duration::from_millis(200), "recovery takes the time that it takes");
@@ -156,7 +156,7 @@ async fn incorrect_plugins_are_detected() {
     ];
     for (duties, cause) in duties {
         let (_dir, node) = node_with(|_| {}).await;
-        let mut plugin = Kept::new(&node, 8, duties);
+        let mut plugin = SoakNode::new(&node, 8, duties);
         let failure = soak(&node, &mut plugin, 400, 1).await.unwrap_err().to_string();
         assert!(failure.contains("should be allocatable"), "{failure}");
         assert!(failure.contains(cause), "{duties:?}: {failure}");

@@ -11,12 +11,12 @@ use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use serde_json::{Value, json};
 
-/// What goes wrong.
+/// The failure to simulate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Wrong {
     #[default]
     Nothing,
-    /// Messages are lost.
+    /// Some messages are lost.
     Loses,
     /// Nodes cannot get the image of this pod.
     NoImage(&'static str),
@@ -31,7 +31,7 @@ pub(crate) enum Wrong {
 #[derive(Default)]
 struct World {
     wrong: Wrong,
-    /// Helm's double writes what it was told.
+    /// The fake of Helm writes its arguments.
     calls: PathBuf,
     /// With their Pod Security; and the same, whether they are still there or not.
     namespaces: BTreeMap<String, String>,
@@ -64,7 +64,7 @@ impl Server {
         self.0.lock().unwrap().namespaces.keys().cloned().collect()
     }
 
-    /// Somebody else's.
+    /// Owned by another user.
     pub(crate) fn add_namespace(&self, name: &str) {
         self.0.lock().unwrap().namespaces.insert(name.to_owned(), String::new());
     }

@@ -99,19 +99,19 @@ impl Machine {
         containers: &[&str],
         limit: (&str, u64),
         user: u32,
-    ) -> Running {
+    ) -> RunningProcess {
         let pod = containers.iter().fold(Pod::new(name), |pod, container| {
             pod.container(Container::new(container).limit(limit.0, limit.1))
         });
         let uid = pod.uid.clone();
         let status = self.node.add_pod(pod).await;
         assert_eq!(status.phase, Phase::Running, "{status:?}");
-        Running { uid, user }
+        RunningProcess { uid, user }
     }
 
     /// Admits a pod as the API server would have it: what its containers ask for, their environment, and what the downward API
     /// writes into their volumes.
-    pub(crate) async fn pod_of(&self, manifest: &Value) -> Running {
+    pub(crate) async fn pod_of(&self, manifest: &Value) -> RunningProcess {
         let (metadata, spec) = (&manifest["metadata"], &manifest["spec"]);
         let name = metadata["name"].as_str().unwrap();
         let mut pod = Pod::new(name);
@@ -127,7 +127,7 @@ impl Machine {
         let status = self.node.add_pod(pod).await;
         assert_eq!(status.phase, Phase::Running, "{status:?}");
         let user = spec["securityContext"]["runAsUser"].as_u64().unwrap().try_into().unwrap();
-        Running { uid, user }
+        RunningProcess { uid, user }
     }
 
     fn container_of(&self, manifest: &Value, container: &Value) -> Container {
@@ -165,7 +165,7 @@ impl Machine {
     }
 
     /// A container of a pod, as the kubelet said that it should be.
-    pub(crate) fn runtime(&self, pod: &Running, container: &str) -> Runtime {
+    pub(crate) fn runtime(&self, pod: &RunningProcess, container: &str) -> Runtime {
         let status = self.node.pod(&pod.uid).unwrap();
         Runtime::new(self.root.path(), &status.containers[container].options, pod.user)
     }
@@ -181,7 +181,7 @@ impl Drop for Machine {
 }
 
 /// A pod that was admitted.
-pub(crate) struct Running {
+pub(crate) struct RunningProcess {
     pub(crate) uid: String,
     user: u32,
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use shmesh::config::PoolId;
 use shmesh::device::CudaDevice;
-use shmesh::inspect::{Hand, View};
+use shmesh::inspect::{BufferState, View};
 
 use crate::backend::Failure;
 use crate::calls::{Given, guarded, null, with};
@@ -280,8 +280,8 @@ fn dump(name: &str) -> Result<(), String> {
     }
     for table in &snapshot.tables {
         let pool = table.pool.map_or("inline", PoolId::name);
-        let received = table.count(|hand| matches!(hand, Hand::Borrowed(_)));
-        let loaned = table.count(|hand| matches!(hand, Hand::Loaned(_)));
+        let received = table.count(|hand| matches!(hand, BufferState::Borrowed(_)));
+        let loaned = table.count(|hand| matches!(hand, BufferState::Loaned(_)));
         say!(
             "link {name}: pool {pool}: {} of {} free, {loaned} allocated or sent, {received} received; `shmesh dump {name}` \
              names each",

@@ -10,11 +10,11 @@ use shmesh::{LinkOptions, Side};
 use shmesh_sys::rlimit;
 
 use super::report::{Row, single};
-use crate::child::{Session, die_with_parent, say};
+use crate::child::{ProcessGroup, die_with_parent, say};
 
 /// The task of one process: one creates the links, the other attaches to them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Spec {
+pub(super) struct LinksSpec {
     pub(super) dir: PathBuf,
     pub(super) count: usize,
     pub(super) primary: bool,
@@ -44,7 +44,7 @@ fn config(i: usize) -> Result<LinkConfig> {
 }
 
 /// Runs one side: opens all links, says what it found, and closes them when told to.
-pub(super) fn run(spec: &Spec) -> Result<()> {
+pub(super) fn run(spec: &LinksSpec) -> Result<()> {
     die_with_parent()?;
     let hard = rlimit::open_files().context("cannot read the limit of open files")?.hard;
     rlimit::set_open_files(hard).context("cannot raise the limit of open files")?;
@@ -90,7 +90,7 @@ pub(super) fn run(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-fn segment_bytes(spec: &Spec) -> Result<u64> {
+fn segment_bytes(spec: &LinksSpec) -> Result<u64> {
     let first = config(0)?.name;
     let view = shmesh::inspect::View::open(&spec.dir, &first)?;
     Ok(view.bytes() * spec.count as u64)
@@ -115,13 +115,13 @@ impl Usage {
 }
 
 /// Measures each number of links.
-pub(super) fn measure(session: &Session, dir: &std::path::Path, counts: &[usize]) -> Result<Vec<Row>> {
+pub(super) fn measure(session: &ProcessGroup, dir: &std::path::Path, counts: &[usize]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &count in counts {
         let dir = dir.join(format!("shmesh-bench-{}-{count}", std::process::id()));
         session.make_dir(&dir)?;
         let limit = Instant::now() + Duration::from_secs(120);
-        let spec = |primary| super::Task::Links(Spec { dir: dir.clone(), count, primary });
+        let spec = |primary| super::Task::Links(LinksSpec { dir: dir.clone(), count, primary });
         let (read, write) = std::io::pipe().context("cannot make a pipe")?;
         let primary = session.spawn("bench-side", &spec(true), read.try_clone()?.into())?;
         let created: LinkCosts = primary.says(limit, || ())?;

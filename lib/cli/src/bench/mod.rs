@@ -26,10 +26,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
 use crate::args::{self, Dir, Output};
-use crate::child::Session;
+use crate::child::ProcessGroup;
 use measure::Dist;
-use report::{Kind, Row};
-use side::{Form, Metric, Mode, Wait};
+use report::{Row, RowKind};
+use side::{Metric, PayloadForm, RingModeArg, Wait};
 
 const EXAMPLES: &str = "\
 How to read a row:
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     sizes: Vec<usize>,
     /// How messages travel; default: in the ring up to 112 bytes, above 48 also in a MSG buffer, from 4096 also as DATA
     #[arg(long, value_enum, value_name = "FORM,...", value_delimiter = ',')]
-    form: Vec<Form>,
+    form: Vec<PayloadForm>,
     /// How receivers wait; default: round trips in all ways, streams by polling
     #[arg(long, value_enum, value_name = "WAIT,...", value_delimiter = ',')]
     wait: Vec<Wait>,
@@ -92,7 +92,7 @@ pub(crate) struct Args {
 struct Common {
     /// Ring modes to measure
     #[arg(long, value_enum, value_name = "MODE,...", value_delimiter = ',', default_values = ["spsc", "mpmc"], global = true)]
-    ring: Vec<Mode>,
+    ring: Vec<RingModeArg>,
     /// Seconds per repetition of a test; the first tenth is discarded
     #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = args::seconds, global = true)]
     seconds: f64,
@@ -134,9 +134,9 @@ pub(crate) struct SideArgs {
 /// The task of a process that the benchmark starts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Task {
-    Side(side::Spec),
-    Op(ops::Spec),
-    Links(links::Spec),
+    Side(side::SideSpec),
+    Op(ops::OpSpec),
+    Links(links::LinksSpec),
 }
 
 /// Runs one side of a benchmark.
@@ -157,7 +157,7 @@ fn size(text: &str) -> Result<usize, String> {
 /// One test: its row in the report, and the tasks of its processes.
 struct Case {
     name: String,
-    kind: Kind,
+    kind: RowKind,
     bytes: usize,
     note: String,
     tasks: Vec<Task>,
@@ -176,7 +176,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     let range = wanted.is_empty() || matches!(wanted[..], [min, max] if min < max);
     request(range, || "--floor needs two numbers, the lower first, as in 90,130".to_owned())?;
     if let Some(Command::Links { counts }) = &args.command {
-        let session = Session::begin()?;
+        let session = ProcessGroup::begin()?;
         let counts: Vec<usize> = counts.iter().map(|&count| count as usize).collect();
         let rows = links::measure(&session, &common.dir.dir, &counts)?;
         report::print(&rows, common.output, out)?;
@@ -202,7 +202,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     remarks(cores);
-    let session = Session::begin()?;
+    let session = ProcessGroup::begin()?;
     let mut runs = vec![Vec::new(); cases.len()];
     let mut failed = false;
     // Repetitions outside, tests inside: a host that slows down for a while disturbs one repetition of all tests, not all
@@ -228,7 +228,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
 }
 
 /// One repetition of one test.
-fn once(session: &Session, common: &Common, case: &Case) -> Result<Dist> {
+fn once(session: &ProcessGroup, common: &Common, case: &Case) -> Result<Dist> {
     let name = link_name().parse()?;
     session.owns_link(&common.dir.dir, &name);
     let deadline = Instant::now() + Duration::from_secs_f64(common.seconds) + GRACE;
@@ -290,7 +290,7 @@ fn grid(args: &Args, (a, b): (usize, usize)) -> Vec<Case> {
                 for &mode in &args.common.ring {
                     for &wait in &waits {
                         for &batch in &batches {
-                            let spec = |primary| side::Spec {
+                            let spec = |primary| side::SideSpec {
                                 dir: args.common.dir.dir.clone(),
                                 name: link_name(),
                                 metric,
@@ -316,21 +316,21 @@ fn grid(args: &Args, (a, b): (usize, usize)) -> Vec<Case> {
     cases
 }
 
-fn forms(args: &Args, bytes: usize) -> Vec<Form> {
-    let fits = |form: &Form| *form != Form::Inline || bytes <= shmesh::INLINE_MAX_BYTES;
+fn forms(args: &Args, bytes: usize) -> Vec<PayloadForm> {
+    let fits = |form: &PayloadForm| *form != PayloadForm::Inline || bytes <= shmesh::INLINE_MAX_BYTES;
     if !args.form.is_empty() {
         return args.form.iter().copied().filter(fits).collect();
     }
     match bytes {
         // In one line of the ring; in two.
-        8..=48 => vec![Form::Inline],
-        49..=shmesh::INLINE_MAX_BYTES => vec![Form::Inline, Form::Pooled],
-        4096.. => vec![Form::Pooled, Form::Data],
-        _ => vec![Form::Pooled],
+        8..=48 => vec![PayloadForm::Inline],
+        49..=shmesh::INLINE_MAX_BYTES => vec![PayloadForm::Inline, PayloadForm::Pooled],
+        4096.. => vec![PayloadForm::Pooled, PayloadForm::Data],
+        _ => vec![PayloadForm::Pooled],
     }
 }
 
-fn case(spec: &impl Fn(bool) -> side::Spec, apart: bool) -> Case {
+fn case(spec: &impl Fn(bool) -> side::SideSpec, apart: bool) -> Case {
     let one = spec(true);
     let lower = |what: &dyn std::fmt::Debug| format!("{what:?}").to_lowercase();
     let mut name = format!(
@@ -348,9 +348,9 @@ fn case(spec: &impl Fn(bool) -> side::Spec, apart: bool) -> Case {
         name.push_str("-apart");
     }
     let kind = match one.metric {
-        Metric::Rtt => Kind::RoundTrip,
-        Metric::Oneway if one.is_bulk() => Kind::Bulk,
-        Metric::Oneway => Kind::OneWay,
+        Metric::Rtt => RowKind::RoundTrip,
+        Metric::Oneway if one.is_bulk() => RowKind::Bulk,
+        Metric::Oneway => RowKind::OneWay,
     };
     let bytes = one.bytes;
     let tasks = vec![Task::Side(one), Task::Side(spec(false))];
@@ -358,8 +358,8 @@ fn case(spec: &impl Fn(bool) -> side::Spec, apart: bool) -> Case {
 }
 
 fn ops_cases(common: &Common, core: usize) -> Vec<Case> {
-    let case = |mode: Mode, (op, bytes, note): (&str, usize, &str)| {
-        let spec = ops::Spec {
+    let case = |mode: RingModeArg, (op, bytes, note): (&str, usize, &str)| {
+        let spec = ops::OpSpec {
             dir: common.dir.dir.clone(),
             name: link_name(),
             op: op.to_owned(),
@@ -368,7 +368,14 @@ fn ops_cases(common: &Common, core: usize) -> Vec<Case> {
             core,
         };
         let name = format!("op-{op}-{}", format!("{mode:?}").to_lowercase());
-        Case { name, kind: Kind::Op, bytes, note: note.to_owned(), tasks: vec![Task::Op(spec)], apart: false }
+        Case {
+            name,
+            kind: RowKind::Op,
+            bytes,
+            note: note.to_owned(),
+            tasks: vec![Task::Op(spec)],
+            apart: false,
+        }
     };
     common.ring.iter().flat_map(|&mode| ops::OPS.map(|op| case(mode, op))).collect()
 }

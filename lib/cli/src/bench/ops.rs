@@ -10,7 +10,7 @@ use shmesh::config::LinkConfig;
 use shmesh::{Link, LinkOptions, Side};
 
 use super::measure::{Dist, repeat};
-use super::side::{Mode, mode};
+use super::side::{RingModeArg, mode};
 use super::{floor, payload};
 use crate::child::{die_with_parent, say};
 
@@ -26,11 +26,11 @@ pub(super) const OPS: [(&str, usize, &str); 6] = [
 
 /// One test, as passed to its process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Spec {
+pub(super) struct OpSpec {
     pub(super) dir: PathBuf,
     pub(super) name: String,
     pub(super) op: String,
-    pub(super) mode: Mode,
+    pub(super) mode: RingModeArg,
     pub(super) seconds: f64,
     pub(super) core: usize,
 }
@@ -41,7 +41,7 @@ const BATCH: u64 = 1024;
 const ON_THE_RING: usize = 256;
 
 /// Runs one test and says what it found.
-pub(super) fn run(spec: &Spec) -> Result<()> {
+pub(super) fn run(spec: &OpSpec) -> Result<()> {
     die_with_parent()?;
     floor::pin(spec.core)?;
     let mut config = LinkConfig::new(spec.name.parse()?);
@@ -54,7 +54,7 @@ pub(super) fn run(spec: &Spec) -> Result<()> {
     say(&dist)
 }
 
-fn time(spec: &Spec, sender: &Link, receiver: &Link) -> Result<Dist> {
+fn time(spec: &OpSpec, sender: &Link, receiver: &Link) -> Result<Dist> {
     let lost = "a message was lost";
     let cycle = |bytes: usize, word: u64| -> Result<()> {
         let mut loan = sender.loan()?;

@@ -12,7 +12,7 @@ use crate::table::Table;
 
 /// What a test's nanoseconds are of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum RowKind {
     RoundTrip,
     OneWay,
     /// One way with a payload large enough for a rate.
@@ -63,7 +63,7 @@ fn median(sorted: &[f64]) -> f64 {
 }
 
 /// The rows that the repetitions of a test make: for each figure, its median over them.
-pub(super) fn rows(name: &str, kind: Kind, bytes: usize, note: &str, runs: &[Run]) -> Vec<Row> {
+pub(super) fn rows(name: &str, kind: RowKind, bytes: usize, note: &str, runs: &[Run]) -> Vec<Row> {
     let row = |metric, unit: &dyn Fn(f64) -> f64| {
         let of = |figure: fn(&Dist) -> f64| sorted(runs.iter().map(|(dist, _)| unit(figure(dist))));
         let p50 = of(|dist| dist.p50);
@@ -82,24 +82,24 @@ pub(super) fn rows(name: &str, kind: Kind, bytes: usize, note: &str, runs: &[Run
             p50_max: p50.last().copied().map_or(f64::NAN, round),
             floor_ns,
             repeats: runs.len(),
-            processes: if kind == Kind::Op { 1 } else { 2 },
+            processes: if kind == RowKind::Op { 1 } else { 2 },
             note: note.to_owned(),
             ratio: (metric == "rtt_ns").then(|| round(median(&p50) / floor_ns)),
         }
     };
     let rate = |ns: f64| bytes as f64 / ns * 1e9 / f64::from(1 << 30);
     match kind {
-        Kind::RoundTrip => vec![row("rtt_ns", &|ns| ns)],
-        Kind::OneWay => vec![row("oneway_ns", &|ns| ns)],
-        Kind::Bulk => vec![row("us_per_msg", &|ns| ns / 1e3), row("gib_s", &rate)],
-        Kind::Op => vec![row("op_ns", &|ns| ns)],
+        RowKind::RoundTrip => vec![row("rtt_ns", &|ns| ns)],
+        RowKind::OneWay => vec![row("oneway_ns", &|ns| ns)],
+        RowKind::Bulk => vec![row("us_per_msg", &|ns| ns / 1e3), row("gib_s", &rate)],
+        RowKind::Op => vec![row("op_ns", &|ns| ns)],
     }
 }
 
 /// A figure that is counted and not timed.
 pub(super) fn single(name: &str, metric: &'static str, value: f64, note: &str) -> Row {
     let same = Dist { p50: value, p99: value, p999: value, mean: value, p50_timed: value };
-    let mut row = rows(name, Kind::Op, 0, note, &[(same, 0.0)]).remove(0);
+    let mut row = rows(name, RowKind::Op, 0, note, &[(same, 0.0)]).remove(0);
     row.metric = metric;
     row
 }
@@ -149,14 +149,14 @@ mod tests {
     #[test]
     fn medians_and_units_match_the_comparison_crate() {
         let run = |p50| (Dist { p50, p99: 2.0 * p50, p999: 4.0 * p50, mean: p50, p50_timed: p50 }, 100.0);
-        let rows = rows("x", Kind::Bulk, 1 << 30, "", &[run(3e9), run(1e9), run(2e9)]);
+        let rows = rows("x", RowKind::Bulk, 1 << 30, "", &[run(3e9), run(1e9), run(2e9)]);
         assert_eq!(
             (rows[0].metric, rows[0].p50, rows[0].p50_min, rows[0].p50_max),
             ("us_per_msg", 2e6, 1e6, 3e6)
         );
         // The rate that 99 % of the batches reach is the low one.
         assert_eq!((rows[1].metric, rows[1].p50, rows[1].p99), ("gib_s", 0.5, 0.25));
-        let rtt = super::rows("x", Kind::RoundTrip, 8, "", &[run(150.0)]);
+        let rtt = super::rows("x", RowKind::RoundTrip, 8, "", &[run(150.0)]);
         assert_eq!(rtt[0].ratio, Some(1.5));
     }
 }

@@ -15,7 +15,7 @@ use crate::child::{die_with_parent, say};
 
 /// How a message travels.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub(super) enum Form {
+pub(super) enum PayloadForm {
     /// Inside the ring: up to 112 bytes
     Inline,
     /// In a MSG buffer
@@ -39,7 +39,7 @@ pub(super) enum Wait {
 
 /// How many producers and consumers a ring has.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub(super) enum Mode {
+pub(super) enum RingModeArg {
     /// One producer and one consumer
     Spsc,
     /// Any number of each
@@ -57,13 +57,13 @@ pub(super) enum Metric {
 
 /// One test, as passed to each of its sides.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Spec {
+pub(super) struct SideSpec {
     pub(super) dir: PathBuf,
     pub(super) name: String,
     pub(super) metric: Metric,
-    pub(super) form: Form,
+    pub(super) form: PayloadForm,
     pub(super) bytes: usize,
-    pub(super) mode: Mode,
+    pub(super) mode: RingModeArg,
     pub(super) wait: Wait,
     pub(super) batch: usize,
     pub(super) seconds: f64,
@@ -74,7 +74,7 @@ pub(super) struct Spec {
 /// From this size on, a message is bulk: percentiles are over 16 messages, and 16 are under way.
 const BULK_BYTES: usize = 16 << 10;
 
-impl Spec {
+impl SideSpec {
     pub(super) fn is_bulk(&self) -> bool {
         self.bytes >= BULK_BYTES
     }
@@ -94,8 +94,9 @@ impl Spec {
         // Twice the ring: what one side has loaned and the other received beside what waits.
         let pool = |buf_size_bytes| PoolConfig { buf_size_bytes, pool_len: 2 * ring_len };
         config.pools = [PoolConfig::DISABLED; PoolId::COUNT];
-        config.pools[PoolId::CpuMsg.index()] = pool(if self.form == Form::Pooled { bytes } else { 64 });
-        if self.form == Form::Data {
+        config.pools[PoolId::CpuMsg.index()] =
+            pool(if self.form == PayloadForm::Pooled { bytes } else { 64 });
+        if self.form == PayloadForm::Data {
             config.pools[PoolId::CpuData.index()] = pool(bytes);
         }
         Ok(config)
@@ -103,15 +104,15 @@ impl Spec {
 }
 
 /// The library's word for it.
-pub(super) fn mode(mode: Mode) -> RingMode {
+pub(super) fn mode(mode: RingModeArg) -> RingMode {
     match mode {
-        Mode::Spsc => RingMode::Spsc,
-        Mode::Mpmc => RingMode::Mpmc,
+        RingModeArg::Spsc => RingMode::Spsc,
+        RingModeArg::Mpmc => RingMode::Mpmc,
     }
 }
 
 /// Runs one side and says what it found.
-pub(super) fn run(spec: &Spec) -> Result<()> {
+pub(super) fn run(spec: &SideSpec) -> Result<()> {
     die_with_parent()?;
     floor::pin(spec.core)?;
     let options = LinkOptions::new().dir(&spec.dir).timeout(Duration::from_secs(10));
@@ -133,9 +134,9 @@ pub(super) fn run(spec: &Spec) -> Result<()> {
         link.send_inline(0, 0, &[])?;
     }
     let dist = match spec.form {
-        Form::Inline => waiting::<{ INLINE }>(&link, spec),
-        Form::Pooled => waiting::<{ POOLED }>(&link, spec),
-        Form::Data => waiting::<{ DATA }>(&link, spec),
+        PayloadForm::Inline => waiting::<{ INLINE }>(&link, spec),
+        PayloadForm::Pooled => waiting::<{ POOLED }>(&link, spec),
+        PayloadForm::Data => waiting::<{ DATA }>(&link, spec),
     }?;
     drop(link);
     say(&dist)
@@ -151,7 +152,7 @@ const POLL: u8 = 0;
 const WAIT: u8 = 1;
 const FD: u8 = 2;
 
-fn waiting<const FORM: u8>(link: &Link, spec: &Spec) -> Result<Option<Dist>> {
+fn waiting<const FORM: u8>(link: &Link, spec: &SideSpec) -> Result<Option<Dist>> {
     match spec.wait {
         Wait::Poll => drive::<FORM, { POLL }>(link, spec),
         Wait::Spin | Wait::Futex => drive::<FORM, { WAIT }>(link, spec),
@@ -176,7 +177,7 @@ fn wait<const HOW: u8>(link: &Link) -> Result<()> {
     Ok(())
 }
 
-fn drive<const FORM: u8, const HOW: u8>(link: &Link, spec: &Spec) -> Result<Option<Dist>> {
+fn drive<const FORM: u8, const HOW: u8>(link: &Link, spec: &SideSpec) -> Result<Option<Dist>> {
     let (seconds, (batch, _)) = (spec.seconds, spec.depth());
     if spec.batch > 1 {
         let mut tx = BatchTx::<FORM, HOW> {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use shmesh::Side;
 use shmesh::config::{Backing, LinkName};
-use shmesh::inspect::{Filter, Lost, Tap, View};
+use shmesh::inspect::{Filter, LostCounts, Tap, View};
 
 use crate::args::{Dir, seconds};
 
@@ -121,8 +121,8 @@ struct CapturedLink {
     epoch: u64,
     backing: Backing,
     looked: Instant,
-    /// Lost messages of links that this one replaced.
-    lost: Lost,
+    /// LostCounts messages of links that this one replaced.
+    lost: LostCounts,
     successors: u64,
 }
 
@@ -134,12 +134,12 @@ impl CapturedLink {
         let filter = Filter { msg_ids: args.msg_id.clone(), cell_ids: args.cell_id.clone(), from };
         let tap = Tap::new(view, filter).limit_bytes(args.limit_bytes);
         let tap = if args.history { tap.with_history() } else { tap };
-        Ok(Self { tap, epoch, backing, looked: Instant::now(), lost: Lost::default(), successors: 0 })
+        Ok(Self { tap, epoch, backing, looked: Instant::now(), lost: LostCounts::default(), successors: 0 })
     }
 
-    fn lost(&self) -> Lost {
+    fn lost(&self) -> LostCounts {
         let (before, now) = (self.lost, self.tap.lost());
-        Lost {
+        LostCounts {
             overwritten: before.overwritten.saturating_add(now.overwritten),
             reused: before.reused.saturating_add(now.reused),
             data: before.data.saturating_add(now.data),
@@ -199,8 +199,8 @@ fn record(args: &Args, watched: &mut CapturedLink, told: &Receiver<()>, to: impl
     Ok(seen)
 }
 
-fn told_at_the_end(seen: u64, lost: Lost, successors: u64) -> String {
-    let Lost { overwritten, reused, data, damaged, restarts } = lost;
+fn told_at_the_end(seen: u64, lost: LostCounts, successors: u64) -> String {
+    let LostCounts { overwritten, reused, data, damaged, restarts } = lost;
     let anew = match successors {
         0 => String::new(),
         _ => format!("; the link was created again {successors} times"),

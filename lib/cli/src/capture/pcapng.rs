@@ -22,7 +22,7 @@ use pcap_parser::{
     PcapNGOption, SectionHeaderBlock, ToVec,
 };
 use shmesh::Side;
-use shmesh::inspect::{Lost, Seen};
+use shmesh::inspect::{LostCounts, TappedMessage};
 
 /// LINKTYPE_USER0: what Wireshark lets a dissector of one's own have.
 pub(super) const LINK_TYPE: i32 = 147;
@@ -81,7 +81,7 @@ impl<W: Write> File<W> {
     }
 
     /// Writes one message as a packet.
-    pub(super) fn message(&mut self, seen: &Seen<'_>) -> io::Result<()> {
+    pub(super) fn message(&mut self, seen: &TappedMessage<'_>) -> io::Result<()> {
         let secondary = seen.from == Side::Secondary;
         let no_data = seen.data_len > 0 && seen.data.is_empty() && !self.bare;
         let msg = &seen.msg[..seen.msg.len().min(PACKET_MAX_BYTES - HEADER_BYTES)];
@@ -129,7 +129,7 @@ impl<W: Write> File<W> {
     }
 
     /// Ends the file with what was seen and what was lost.
-    pub(super) fn finish(mut self, seen: u64, lost: Lost) -> io::Result<()> {
+    pub(super) fn finish(mut self, seen: u64, lost: LostCounts) -> io::Result<()> {
         let (ts_high, ts_low) = stamp(SystemTime::now());
         let dropped = lost.overwritten.saturating_add(lost.reused).saturating_add(lost.damaged);
         let mut statistics = InterfaceStatisticsBlock {

@@ -21,11 +21,11 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use shmesh::config::LinkName;
-use shmesh::inspect::{Hand, View};
+use shmesh::inspect::{BufferState, View};
 
 use crate::args::{self, Dir, Output};
-use crate::child::{Child, Session};
-use side::{Done, Report, Spec, Trips};
+use crate::child::{Child, ProcessGroup};
+use side::{Done, SideReport, SideSpec, Trips};
 use verdict::Outcome;
 
 const EXAMPLES: &str = "\
@@ -90,7 +90,7 @@ pub(crate) struct SideArgs {
 
 /// Runs one side of the demo.
 pub(crate) fn side(args: &SideArgs) -> Result<()> {
-    side::run(&serde_json::from_str::<Spec>(&args.spec)?)
+    side::run(&serde_json::from_str::<SideSpec>(&args.spec)?)
 }
 
 /// What the dead one held, as seen from outside.
@@ -129,7 +129,7 @@ const STREAM_SHARE: f64 = 0.7;
 
 /// Runs the demo and prints its verdict.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
-    let session = Session::begin()?;
+    let session = ProcessGroup::begin()?;
     let name: LinkName = format!("demo-{}", std::process::id()).parse()?;
     let config =
         side::config_of(&name, args.config.as_ref().map(|path| (path.clone(), args.link.clone())).as_ref())?;
@@ -173,7 +173,7 @@ fn millis(time: Duration) -> u64 {
 /// Everything that is needed to play.
 struct Stage<'a> {
     args: &'a Args,
-    session: &'a Session,
+    session: &'a ProcessGroup,
     name: &'a LinkName,
     bar: &'a ProgressBar,
     begin: Instant,
@@ -194,12 +194,12 @@ impl Stage<'_> {
         self.bar.set_position(millis(self.begin.elapsed()));
     }
 
-    fn hear(&self, child: &Child) -> Result<Report> {
+    fn hear(&self, child: &Child) -> Result<SideReport> {
         let limit = Duration::from_secs_f64(self.args.seconds) + GRACE;
         child.says(self.begin + limit, || self.tick())
     }
 
-    fn spawn(&self, spec: &Spec, ledger: Option<&File>) -> Result<Child> {
+    fn spawn(&self, spec: &SideSpec, ledger: Option<&File>) -> Result<Child> {
         let stdin = match ledger {
             Some(file) => Stdio::from(file.try_clone().context("cannot share the ledger")?),
             None => Stdio::null(),
@@ -211,7 +211,7 @@ impl Stage<'_> {
         let args = self.args;
         let kills_primary = args.kill == Victim::Primary;
         let stream_seconds = args.seconds * STREAM_SHARE;
-        let spec = |primary: bool| Spec {
+        let spec = |primary: bool| SideSpec {
             dir: args.dir.dir.clone(),
             name: self.name.to_string(),
             config: args.config.as_ref().map(|path| (path.clone(), args.link.clone())),
@@ -227,18 +227,18 @@ impl Stage<'_> {
 
         self.bar.set_message("two processes attach");
         let primary = self.spawn(&spec(true), given(true))?;
-        expect!(self, &primary, Report::Attached => ());
+        expect!(self, &primary, SideReport::Attached => ());
         let secondary = self.spawn(&spec(false), given(false))?;
-        expect!(self, &secondary, Report::Attached => ());
+        expect!(self, &secondary, SideReport::Attached => ());
         let link = self.describe();
 
         self.bar.set_message("round trips");
-        let trips: Vec<Trips> = expect!(self, &primary, Report::Trips(trips) => trips);
-        expect!(self, &primary, Report::Streaming => ());
-        expect!(self, &secondary, Report::Streaming => ());
+        let trips: Vec<Trips> = expect!(self, &primary, SideReport::Trips(trips) => trips);
+        expect!(self, &primary, SideReport::Streaming => ());
+        expect!(self, &secondary, SideReport::Streaming => ());
         self.bar.set_message("messages both ways, every byte checked");
-        expect!(self, &primary, Report::First => ());
-        expect!(self, &secondary, Report::First => ());
+        expect!(self, &primary, SideReport::First => ());
+        expect!(self, &secondary, SideReport::First => ());
         let stream_begin = Instant::now();
         let half = stream_begin + Duration::from_secs_f64(stream_seconds / 2.0);
         while Instant::now() < half {
@@ -247,7 +247,7 @@ impl Stage<'_> {
         }
 
         let (victim, survivor) = if kills_primary { (primary, secondary) } else { (secondary, primary) };
-        let again = Spec {
+        let again = SideSpec {
             generation: 2,
             trip_seconds: None,
             stream_seconds: stream_seconds / 2.0,
@@ -256,8 +256,8 @@ impl Stage<'_> {
         };
         let (crash, successor) = self.crash(victim, &again, &ledger, stream_begin)?;
         self.bar.set_message("all goes on");
-        let new: Done = expect!(self, &successor, Report::Done(done) => done);
-        let old: Done = expect!(self, &survivor, Report::Done(done) => done);
+        let new: Done = expect!(self, &successor, SideReport::Done(done) => done);
+        let old: Done = expect!(self, &survivor, SideReport::Done(done) => done);
         let deadline = Instant::now() + GRACE;
         successor.join(deadline)?;
         survivor.join(deadline)?;
@@ -269,7 +269,7 @@ impl Stage<'_> {
     fn crash(
         &self,
         mut victim: Child,
-        again: &Spec,
+        again: &SideSpec,
         ledger: &File,
         began: Instant,
     ) -> Result<(Crash, Child)> {
@@ -293,10 +293,10 @@ impl Stage<'_> {
         self.bar.set_message("another process takes its place");
         let start = Instant::now();
         let successor = self.spawn(again, None)?;
-        expect!(self, &successor, Report::Attached => ());
+        expect!(self, &successor, SideReport::Attached => ());
         let attached_ms = start.elapsed().as_secs_f64() * 1e3;
-        expect!(self, &successor, Report::Streaming => ());
-        expect!(self, &successor, Report::First => ());
+        expect!(self, &successor, SideReport::Streaming => ());
+        expect!(self, &successor, SideReport::First => ());
         let first_ms = start.elapsed().as_secs_f64() * 1e3;
         let side = if again.primary { "primary" } else { "secondary" }.to_owned();
         let successor_pid = successor.pid();
@@ -322,14 +322,16 @@ impl Stage<'_> {
         let mut held = InHand::default();
         for table in &snapshot.tables {
             let is_data = table.pool.is_some_and(|pool| pool != shmesh::config::PoolId::CpuMsg);
-            let of = |wanted: Hand| table.count(|hand| hand == wanted);
-            let unsent = of(Hand::Loaned(seat)) + of(Hand::Borrowed(seat)) + of(Hand::Orphaned(Some(seat)));
+            let of = |wanted: BufferState| table.count(|hand| hand == wanted);
+            let unsent = of(BufferState::Loaned(seat))
+                + of(BufferState::Borrowed(seat))
+                + of(BufferState::Orphaned(Some(seat)));
             if is_data {
                 held.data += unsent;
             } else {
-                held.loaned += of(Hand::Loaned(seat));
-                held.borrowed += of(Hand::Borrowed(seat));
-                held.queued += of(Hand::Queued(seat));
+                held.loaned += of(BufferState::Loaned(seat));
+                held.borrowed += of(BufferState::Borrowed(seat));
+                held.queued += of(BufferState::Queued(seat));
             }
         }
         Some(held)

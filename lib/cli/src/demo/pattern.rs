@@ -37,7 +37,7 @@ impl Stamp {
 
 /// How a message travels.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Form {
+pub(super) enum MessageForm {
     /// Inside the ring, with so many bytes.
     Inline(usize),
     /// A MSG part of so many bytes.
@@ -46,7 +46,7 @@ pub(super) enum Form {
     Both(usize, PoolId, usize),
 }
 
-impl Form {
+impl MessageForm {
     /// Payload bytes of both parts.
     pub(super) fn bytes(self) -> u64 {
         match self {
@@ -79,31 +79,31 @@ impl Forms {
     }
 
     /// How the stream's message travels, and its sizes: all sizes come up in time.
-    pub(super) fn streamed(&self, stamp: Stamp) -> Form {
+    pub(super) fn streamed(&self, stamp: Stamp) -> MessageForm {
         let mixed = stamp.mixed();
         let up_to = |max: usize, bits: u64| WORD + usize::try_from(bits).unwrap_or(0) % (max / WORD) * WORD;
         let msg = up_to(self.msg_max, mixed & 0xffff);
         match stamp.number % 4 {
-            1 => Form::Pooled(msg),
+            1 => MessageForm::Pooled(msg),
             2 => match self.data.get(usize::try_from(mixed >> 60).unwrap_or(0) % self.data.len().max(1)) {
-                Some(&(pool, max)) => Form::Both(msg, pool, up_to(max, mixed >> 16 & 0xffff_ffff)),
-                None => Form::Pooled(msg),
+                Some(&(pool, max)) => MessageForm::Both(msg, pool, up_to(max, mixed >> 16 & 0xffff_ffff)),
+                None => MessageForm::Pooled(msg),
             },
-            _ => Form::Inline(up_to(48, mixed >> 8 & 0xff)),
+            _ => MessageForm::Inline(up_to(48, mixed >> 8 & 0xff)),
         }
     }
 
     /// The forms whose round trips are timed, with their names.
-    pub(super) fn timed(&self) -> Vec<(String, Form)> {
+    pub(super) fn timed(&self) -> Vec<(String, MessageForm)> {
         let pooled = self.msg_max.min(64);
         let mut forms = vec![
-            ("48 B in the ring".to_owned(), Form::Inline(48)),
-            (format!("{pooled} B in a MSG buffer"), Form::Pooled(pooled)),
+            ("48 B in the ring".to_owned(), MessageForm::Inline(48)),
+            (format!("{pooled} B in a MSG buffer"), MessageForm::Pooled(pooled)),
         ];
         if let Some(&(pool, size)) = self.data.first() {
             let data = size.min(65_536);
             let shown = crate::human::bytes(data as u64);
-            forms.push((format!("8 B MSG and {shown} DATA"), Form::Both(8, pool, data)));
+            forms.push((format!("8 B MSG and {shown} DATA"), MessageForm::Both(8, pool, data)));
         }
         forms
     }
@@ -141,21 +141,25 @@ pub(super) enum PreparedMessage<'a> {
 }
 
 /// Writes a message without sending it.
-pub(super) fn prepare<'a>(link: &'a Link, stamp: Stamp, form: Form) -> shmesh::Result<PreparedMessage<'a>> {
+pub(super) fn prepare<'a>(
+    link: &'a Link,
+    stamp: Stamp,
+    form: MessageForm,
+) -> shmesh::Result<PreparedMessage<'a>> {
     let mut loan = match form {
-        Form::Inline(len) => {
+        MessageForm::Inline(len) => {
             let mut bytes = [0; 48];
             fill(&mut bytes[..len], seed(stamp, 0));
             return Ok(PreparedMessage::Inline(bytes, len));
         }
-        Form::Pooled(_) => link.loan()?,
-        Form::Both(_, pool, _) => link.loan_with(pool)?,
+        MessageForm::Pooled(_) => link.loan()?,
+        MessageForm::Both(_, pool, _) => link.loan_with(pool)?,
     };
     let msg = match form {
-        Form::Inline(msg) | Form::Pooled(msg) | Form::Both(msg, ..) => msg,
+        MessageForm::Inline(msg) | MessageForm::Pooled(msg) | MessageForm::Both(msg, ..) => msg,
     };
     fill(loan.resize_msg(msg)?, seed(stamp, 0));
-    if let Form::Both(_, _, len) = form {
+    if let MessageForm::Both(_, _, len) = form {
         fill(loan.resize_data(len)?, seed(stamp, 1));
     }
     Ok(PreparedMessage::Loan(loan.with_msg_id(1)))
@@ -168,11 +172,11 @@ pub(super) fn stamp_of(message: &Message<'_>) -> Option<Stamp> {
 }
 
 /// Checks every byte of a message. The text says what is wrong.
-pub(super) fn check(message: &Message<'_>, stamp: Stamp, form: Form) -> Result<(), String> {
+pub(super) fn check(message: &Message<'_>, stamp: Stamp, form: MessageForm) -> Result<(), String> {
     let (inline, msg, data) = match form {
-        Form::Inline(msg) => (true, msg, None),
-        Form::Pooled(msg) => (false, msg, None),
-        Form::Both(msg, pool, data) => (false, msg, Some((pool, data))),
+        MessageForm::Inline(msg) => (true, msg, None),
+        MessageForm::Pooled(msg) => (false, msg, None),
+        MessageForm::Both(msg, pool, data) => (false, msg, Some((pool, data))),
     };
     let fail =
         |what: &str| Err(format!("message {} of generation {}: {what}", stamp.number, stamp.generation));
@@ -215,9 +219,11 @@ mod tests {
         let (mut inline, mut pooled, mut both) = (0, 0, 0);
         for number in 0..4000 {
             match forms.streamed(Stamp { generation: 1, number }) {
-                Form::Inline(len) => inline += usize::from((8..=48).contains(&len)),
-                Form::Pooled(len) => pooled += usize::from((8..=512).contains(&len)),
-                Form::Both(msg, _, data) => both += usize::from(msg >= 8 && (8..=65_536).contains(&data)),
+                MessageForm::Inline(len) => inline += usize::from((8..=48).contains(&len)),
+                MessageForm::Pooled(len) => pooled += usize::from((8..=512).contains(&len)),
+                MessageForm::Both(msg, _, data) => {
+                    both += usize::from(msg >= 8 && (8..=65_536).contains(&data))
+                }
             }
         }
         assert_eq!((inline, pooled, both), (2000, 1000, 1000));

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use shmesh::config::{LinkConfig, LinkName};
 use shmesh::{Link, LinkOptions, Message, Side};
 
-use super::pattern::{FINISHED, Form, Forms, PreparedMessage, Stamp, check, prepare, stamp_of};
+use super::pattern::{FINISHED, Forms, MessageForm, PreparedMessage, Stamp, check, prepare, stamp_of};
 use crate::Refusal;
 use crate::child::{die_with_parent, say};
 
 /// The task of one side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Spec {
+pub(super) struct SideSpec {
     pub(super) dir: PathBuf,
     pub(super) name: String,
     /// The configuration file, and which of its links is the model.
@@ -35,7 +35,7 @@ pub(super) struct Spec {
 
 /// What a side says.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Report {
+pub(super) enum SideReport {
     /// The side has attached to the link.
     Attached,
     /// Round trips, as the primary timed them.
@@ -98,7 +98,7 @@ pub(super) fn config_of(name: &LinkName, file: Option<&(PathBuf, Option<String>)
 }
 
 /// Runs a side to its end.
-pub(super) fn run(spec: &Spec) -> Result<()> {
+pub(super) fn run(spec: &SideSpec) -> Result<()> {
     die_with_parent()?;
     let name: LinkName = spec.name.parse()?;
     let config = config_of(&name, spec.config.as_ref())?;
@@ -108,30 +108,30 @@ pub(super) fn run(spec: &Spec) -> Result<()> {
     } else {
         options.attach(name.as_str(), Side::Secondary)?
     };
-    say(&Report::Attached)?;
+    say(&SideReport::Attached)?;
     let forms = Forms::of(&config).context("the MSG buffers are smaller than 8 bytes")?;
     let side = Runner { link: &link, forms, notify: config.notify, spec };
     if let Some(seconds) = spec.trip_seconds {
-        if spec.primary { say(&Report::Trips(side.ping(seconds)?))? } else { side.echo()? }
+        if spec.primary { say(&SideReport::Trips(side.ping(seconds)?))? } else { side.echo()? }
     }
-    say(&Report::Streaming)?;
+    say(&SideReport::Streaming)?;
     let done = side.stream()?;
     if spec.abandon {
         side.leave_messages()?;
-        say(&Report::Done(done))?;
+        say(&SideReport::Done(done))?;
         // Without a farewell, as a crash would.
         std::process::exit(0);
     }
     // Detached before it says so: what is left then is left for good.
     drop(link);
-    say(&Report::Done(done))
+    say(&SideReport::Done(done))
 }
 
 struct Runner<'a> {
     link: &'a Link,
     forms: Forms,
     notify: bool,
-    spec: &'a Spec,
+    spec: &'a SideSpec,
 }
 
 /// Messages sent, or taken, before looking at the other direction.
@@ -174,7 +174,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    fn send_now(&self, stamp: Stamp, form: Form) -> Result<()> {
+    fn send_now(&self, stamp: Stamp, form: MessageForm) -> Result<()> {
         let mut prepared = Some(prepare(self.link, stamp, form)?);
         while let Some(unsent) = prepared.take() {
             prepared = self.send(unsent)?;
@@ -347,11 +347,11 @@ impl<'a> Runner<'a> {
 }
 
 /// The form that a message has come in.
-fn form_of(message: &Message<'_>) -> Form {
+fn form_of(message: &Message<'_>) -> MessageForm {
     match message.data_pool() {
-        Some(pool) => Form::Both(message.msg().len(), pool, message.data().len()),
-        None if message.is_inline() => Form::Inline(message.msg().len()),
-        None => Form::Pooled(message.msg().len()),
+        Some(pool) => MessageForm::Both(message.msg().len(), pool, message.data().len()),
+        None if message.is_inline() => MessageForm::Inline(message.msg().len()),
+        None => MessageForm::Pooled(message.msg().len()),
     }
 }
 
@@ -375,7 +375,7 @@ impl Inbox<'_> {
             let sent = sent.context("a last message without a count")?;
             // A participant that attaches after the end receives only the closing message.
             if self.came.is_empty() {
-                say(&Report::First)?;
+                say(&SideReport::First)?;
                 self.came.push(Came { first: sent, end: sent, ..Came::default() });
             }
             if let Some(came) = self.came.last_mut() {
@@ -406,7 +406,7 @@ impl Inbox<'_> {
                     ));
                 }
                 if self.came.is_empty() {
-                    say(&Report::First)?;
+                    say(&SideReport::First)?;
                 }
                 self.since = Instant::now();
                 self.came.push(Came {

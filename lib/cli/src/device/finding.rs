@@ -44,21 +44,21 @@ pub(super) enum Verdict {
 
 /// The report of all checks.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct CheckReport {
     pub(super) verdict: Verdict,
     /// As the driver calls it.
     pub(super) device: String,
     pub(super) findings: Vec<CheckResult>,
 }
 
-impl Report {
+impl CheckReport {
     pub(super) fn of(device: String, findings: Vec<CheckResult>) -> Self {
         let fails = findings.iter().any(|finding| finding.status == Status::Fail);
         Self { verdict: if fails { Verdict::Fails } else { Verdict::Works }, device, findings }
     }
 }
 
-pub(super) fn text(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn text(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
     let mut table = Table::new(&["STEP", "", "FOUND"]);
     for finding in &report.findings {
         let word = match finding.status {
@@ -91,12 +91,13 @@ mod tests {
             value: Value::Null,
         };
         let of = |statuses: &[Status]| {
-            Report::of("a GPU".to_owned(), statuses.iter().map(|status| finding(*status)).collect()).verdict
+            CheckReport::of("a GPU".to_owned(), statuses.iter().map(|status| finding(*status)).collect())
+                .verdict
         };
         assert_eq!(of(&[Status::Ok, Status::Note, Status::Skip]), Verdict::Works);
         assert_eq!(of(&[Status::Ok, Status::Fail]), Verdict::Fails);
         let mut out = Vec::new();
-        let report = Report::of("a GPU".to_owned(), vec![finding(Status::Fail)]);
+        let report = CheckReport::of("a GPU".to_owned(), vec![finding(Status::Fail)]);
         text(&report, &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(

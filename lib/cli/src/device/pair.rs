@@ -15,12 +15,12 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// A process with the driver.
 #[derive(Debug)]
-pub(super) struct Side {
+pub(super) struct DriverProcess {
     child: Child,
     socket: OwnedFd,
 }
 
-impl Side {
+impl DriverProcess {
     /// Starts one, by `unshare` with these flags if there are any.
     pub(super) fn start(namespaces: &[&str]) -> Result<Self> {
         Self::start_behind(namespaces, &[], &[])
@@ -94,7 +94,7 @@ impl Side {
     }
 }
 
-impl Drop for Side {
+impl Drop for DriverProcess {
     fn drop(&mut self) {
         self.end();
     }
@@ -113,13 +113,13 @@ pub(super) struct Offer {
 /// An exporter and an importer.
 #[derive(Debug)]
 pub(super) struct Pair {
-    pub(super) exporter: Side,
-    pub(super) importer: Side,
+    pub(super) exporter: DriverProcess,
+    pub(super) importer: DriverProcess,
 }
 
 impl Pair {
     pub(super) fn start(namespaces: &[&str]) -> Result<Self> {
-        Ok(Self { exporter: Side::start(namespaces)?, importer: Side::start(namespaces)? })
+        Ok(Self { exporter: DriverProcess::start(namespaces)?, importer: DriverProcess::start(namespaces)? })
     }
 
     /// Has the exporter make memory.
@@ -155,7 +155,7 @@ impl Pair {
 }
 
 /// Words that are not what they should be.
-pub(super) fn wrong_words(side: &Side, seed: u32) -> Result<u64> {
+pub(super) fn wrong_words(side: &DriverProcess, seed: u32) -> Result<u64> {
     match side.ask(&Order::Verify { seed })? {
         Answer::Verified { wrong } => Ok(wrong),
         other => bail!("a strange answer: {other:?}"),

@@ -4,8 +4,8 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::CheckArgs;
-use super::finding::{CheckResult, Report, Status, Verdict};
-use super::pair::Side;
+use super::finding::{CheckReport, CheckResult, Status, Verdict};
+use super::pair::DriverProcess;
 use super::steps::{name, without_the_driver};
 use super::wire::{Answer, Order, Transfer};
 use crate::human;
@@ -25,14 +25,18 @@ pub(super) struct Plan<'a> {
 }
 
 /// Tries all of it.
-pub(super) fn run(args: &CheckArgs) -> Result<Report> {
+pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
     let mut plan = Plan { args, most: 0, piece: 2 * MIB, findings: Vec::new() };
     let device = match plan.probe()? {
         Ok(device) => device,
         Err(absent) => {
             let (status, value) = (Status::Skip, json!({ "error": absent }));
             plan.findings.push(CheckResult { id: "P0 probe".to_owned(), status, shown: absent, value });
-            return Ok(Report { verdict: Verdict::NoDevice, device: String::new(), findings: plan.findings });
+            return Ok(CheckReport {
+                verdict: Verdict::NoDevice,
+                device: String::new(),
+                findings: plan.findings,
+            });
         }
     };
     for size in plan.sizes() {
@@ -57,7 +61,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<Report> {
     });
     plan.step("P8 descriptors", Plan::descriptors);
     plan.step("P9 timeline", Plan::timeline);
-    Ok(Report::of(device, plan.findings))
+    Ok(CheckReport::of(device, plan.findings))
 }
 
 impl Plan<'_> {
@@ -72,7 +76,7 @@ impl Plan<'_> {
     /// What the device is called, or why there is none.
     fn probe(&mut self) -> Result<std::result::Result<String, String>> {
         let (device, uuid, driver, granularity, free, all, missing, attributes, ascend) =
-            match Side::start(&[])?.ask(&Order::Probe)? {
+            match DriverProcess::start(&[])?.ask(&Order::Probe)? {
                 Answer::Probed {
                     device,
                     uuid,

@@ -6,7 +6,7 @@ use anyhow::bail;
 use serde_json::{Value, json};
 
 use super::finding::{CheckResult, Status};
-use super::pair::{Pair, Side, wrong_words};
+use super::pair::{DriverProcess, Pair, wrong_words};
 use super::plan::{Plan, StepResult};
 use super::wire::{Answer, Order, Transfer};
 use crate::human;
@@ -167,7 +167,8 @@ impl Plan<'_> {
             }
         }
         self.step("P4 pid, numbers differ, cuda-legacy", |plan| {
-            let pair = Pair { exporter: Side::start(pid)?, importer: Side::start_second(pid)? };
+            let pair =
+                Pair { exporter: DriverProcess::start(pid)?, importer: DriverProcess::start_second(pid)? };
             plan.namespace(Transfer::Legacy, pair, false)
         });
     }
@@ -176,7 +177,8 @@ impl Plan<'_> {
     pub(super) fn users(&mut self) {
         for how in [Transfer::Vmm, Transfer::Legacy] {
             self.step(&format!("P4 another user, {}", name(how)), |plan| {
-                let pair = Pair { exporter: Side::start(&[])?, importer: Side::start_as(NOBODY)? };
+                let pair =
+                    Pair { exporter: DriverProcess::start(&[])?, importer: DriverProcess::start_as(NOBODY)? };
                 if pair.importer.ask(&Order::Drop).is_err() {
                     let shown = "a process cannot become another user here: that takes CAP_SETUID".to_owned();
                     return Ok((Status::Skip, shown, Value::Null));
@@ -215,7 +217,7 @@ impl Plan<'_> {
 
     /// The exporter is killed while the other has it mapped; then all lets go, and the memory has to be free again.
     pub(super) fn death(&self, keep_descriptor: bool) -> StepResult {
-        let watcher = Side::start(&[])?;
+        let watcher = DriverProcess::start(&[])?;
         // A driver keeps some of what it takes at its first use.
         watcher.number(&Order::Room)?;
         let before = watcher.number(&Order::Room)?;

@@ -1,4 +1,4 @@
-//! NVIPC's form.
+//! Tests of the form of NVIPC.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Our own form.
+//! Tests of the form of shmesh.
 
 use super::*;
 

@@ -23,7 +23,7 @@ pub struct AscendDevice {
 
 /// While it lives, this thread has the device.
 #[derive(Debug)]
-pub(super) struct Entered {
+pub(super) struct CurrentContext {
     /// The context that the thread had, where that had to give way.
     before: Option<usize>,
 }
@@ -33,12 +33,6 @@ impl AscendDevice {
     ///
     /// # Errors
     /// There is no runtime, or it does not say.
-    ///
-    /// ```
-    /// if let Err(error) = shmesh::device::AscendDevice::all() {
-    ///     assert!(error.to_string().contains("libascendcl.so"), "{error}");
-    /// }
-    /// ```
     pub fn all() -> io::Result<Vec<Self>> {
         let mut count = 0;
         let call = Driver::get()?.aclrtGetDeviceCount()?;
@@ -67,18 +61,18 @@ impl AscendDevice {
 
     /// Gives this thread the device, and in the end the context back that it had before. A thread that had none keeps the
     /// device: the runtime has no call for leaving it that would not end the work of others there.
-    pub(super) fn enter(&self) -> io::Result<Entered> {
+    pub(super) fn enter(&self) -> io::Result<CurrentContext> {
         let driver = Driver::get()?;
         // Any context of the device does, so the caller's own stays.
         if bound(driver)? == Some(self.number) {
-            return Ok(Entered { before: None });
+            return Ok(CurrentContext { before: None });
         }
         let mut before = 0;
         // SAFETY: there is room for the address.
         let code = unsafe { driver.aclrtGetCurrentContext()?(&raw mut before) };
         // SAFETY: it takes a number.
         check("aclrtSetDevice", unsafe { driver.aclrtSetDevice()?(self.number) })?;
-        Ok(Entered { before: (code == 0 && before != 0).then_some(before) })
+        Ok(CurrentContext { before: (code == 0 && before != 0).then_some(before) })
     }
 }
 
@@ -91,7 +85,7 @@ fn bound(driver: &Driver) -> io::Result<Option<i32>> {
     Ok((code == 0).then_some(number))
 }
 
-impl Drop for Entered {
+impl Drop for CurrentContext {
     fn drop(&mut self) {
         if let Some(before) = self.before
             && let Ok(set) = Driver::get().and_then(Driver::aclrtSetCurrentContext)

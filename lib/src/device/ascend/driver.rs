@@ -9,7 +9,7 @@ use crate::device::library::{Library, functions};
 
 /// Names another library than the toolkit's.
 const VARIABLE: &str = "SHMESH_ASCEND_LIBRARY";
-/// Somebody else in this process has started the runtime, which is just as well.
+/// Other code in this process has already started the runtime.
 const STARTED_BEFORE: c_int = 100_002;
 
 functions! {

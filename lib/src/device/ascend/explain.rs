@@ -14,7 +14,7 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
             Kind::InvalidInput,
             "a parameter is not valid: a size of 0, or more than 31 processes in one call",
         ),
-        (100_001, _) => (Kind::Other, "somebody in this process has ended the runtime (aclFinalize)"),
+        (100_001, _) => (Kind::Other, "other code in this process has ended the runtime (aclFinalize)"),
         (107_008 | 200_000, _) => (Kind::InvalidInput, "an address is not at the beginning of a page"),
         (107_017, _) => (Kind::InvalidInput, "a pointer is not one of this process"),
         (107_001, _) => (Kind::NotFound, "there is no such device here: look at ASCEND_RT_VISIBLE_DEVICES"),
@@ -28,7 +28,7 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
         (207_004, _) => (Kind::NotFound, "there is no NPU here: give the container its device files"),
         (207_006, _) => (
             Kind::PermissionDenied,
-            "the key was exported for everybody, so its list of processes cannot be set, or the other way round",
+            "the key was exported without a list of processes, so the list cannot be set, or the other way round",
         ),
         (PARAMETER, "aclrtIpcMemImportByKey") => (
             Kind::PermissionDenied,

@@ -47,13 +47,13 @@ pub struct AscendMemory {
     device: AscendDevice,
     address: *mut c_void,
     size: u64,
-    /// The vendor's, once there is one. It goes to nobody but the broker.
+    /// The vendor's key, once there is one. It is sent only to the broker.
     key: Option<Vec<u8>>,
-    whose: Whose,
+    whose: AllocatedBy,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Whose {
+enum AllocatedBy {
     Ours,
     Callers,
     Imported,
@@ -102,11 +102,11 @@ impl AscendMemory {
         let allocate = Driver::get()?.aclrtMalloc()?;
         // SAFETY: there is room for the address.
         check("aclrtMalloc", unsafe { allocate(&raw mut address, len_of(whole)?, HUGE_FIRST) })?;
-        Ok(Self { device: device.clone(), address, size: whole, key: None, whose: Whose::Ours })
+        Ok(Self { device: device.clone(), address, size: whole, key: None, whose: AllocatedBy::Ours })
     }
 
-    /// Memory that somebody else has allocated with the runtime on `device`, from the beginning of one of its pages. Whoever has
-    /// allocated it frees it, and not before importers have closed. The driver looks at it when it is exported.
+    /// Wraps memory that other code has allocated with the runtime on `device`, from the beginning of one of its pages. That code
+    /// frees it, and not before importers have closed it. The driver looks at it when it is exported.
     ///
     /// # Errors
     /// A size of 0, or no address.
@@ -122,7 +122,7 @@ impl AscendMemory {
             return Err(invalid(format!("device memory of {size} bytes at {address:#x}")));
         }
         let address = std::ptr::without_provenance_mut(len_of(address)?);
-        Ok(Self { device: device.clone(), address, size, key: None, whose: Whose::Callers })
+        Ok(Self { device: device.clone(), address, size, key: None, whose: AllocatedBy::Callers })
     }
 
     /// The device that it is seen from.
@@ -229,7 +229,7 @@ impl DeviceMemory for AscendMemory {
         let _entered = self.device.enter()?;
         let mut key = vec![0; KEY_BYTES];
         let export = Driver::get()?.aclrtIpcMemGetExportKey()?;
-        // SAFETY: there is room for as many bytes as it is told; the driver checks the address.
+        // SAFETY: there is room for as many bytes as the call says; the driver checks the address.
         check("aclrtIpcMemGetExportKey", unsafe {
             export(self.address, len_of(self.size)?, key.as_mut_ptr().cast(), KEY_BYTES, flags.0)
         })?;
@@ -270,7 +270,7 @@ impl DeviceMemory for AscendMemory {
         check("aclrtIpcMemImportByKey", unsafe {
             import(&raw mut address, key.as_ptr().cast(), PEER_ACCESS)
         })?;
-        Ok(Self { device, address, size, key: Some(handle.to_vec()), whose: Whose::Imported })
+        Ok(Self { device, address, size, key: Some(handle.to_vec()), whose: AllocatedBy::Imported })
     }
 
     fn admit(&self, importer: BareTgid) -> io::Result<()> {
@@ -293,7 +293,7 @@ impl Drop for AscendMemory {
             // the key, before the memory goes.
             unsafe { close(key.as_ptr().cast()) };
         }
-        if self.whose == Whose::Ours
+        if self.whose == AllocatedBy::Ours
             && let Ok(free) = driver.aclrtFree()
         {
             // SAFETY: it was allocated here, and it is freed once.

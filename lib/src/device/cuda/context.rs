@@ -18,7 +18,7 @@ pub(super) struct Context {
 
 /// While it lives, this thread has the context.
 #[derive(Debug)]
-pub(super) struct Entered {
+pub(super) struct CurrentContext {
     before: usize,
     _context: Arc<Context>,
 }
@@ -29,7 +29,7 @@ impl Context {
     }
 
     /// Gives it to this thread, and what that had before back in the end.
-    pub(super) fn enter(self: &Arc<Self>) -> io::Result<Entered> {
+    pub(super) fn enter(self: &Arc<Self>) -> io::Result<CurrentContext> {
         let driver = Driver::get()?;
         let mut before = 0;
         // SAFETY: there is room for the address.
@@ -37,7 +37,7 @@ impl Context {
         let context = self.retain(driver)?;
         // SAFETY: the context is retained as long as what is returned lives.
         check("cuCtxSetCurrent", unsafe { driver.cuCtxSetCurrent()?(context) })?;
-        Ok(Entered { before, _context: Arc::clone(self) })
+        Ok(CurrentContext { before, _context: Arc::clone(self) })
     }
 
     fn retain(&self, driver: &Driver) -> io::Result<usize> {
@@ -66,7 +66,7 @@ impl Drop for Context {
     }
 }
 
-impl Drop for Entered {
+impl Drop for CurrentContext {
     fn drop(&mut self) {
         if let Ok(set) = Driver::get().and_then(Driver::cuCtxSetCurrent) {
             // SAFETY: this thread had it, or none, before.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::context::{Context, Entered};
+use super::context::{Context, CurrentContext};
 use super::driver::{Driver, check};
 use super::sys;
 
@@ -60,7 +60,7 @@ impl std::str::FromStr for DeviceUuid {
 }
 
 /// A GPU, or a MIG partition, that this process sees. To know it costs nothing; its first use, by this value, its clones or
-/// what is made with them, makes the device's primary context, which goes with the last of these unless somebody else in the
+/// what is made with them, makes the device's primary context, which goes with the last of these unless other code in the
 /// process uses it.
 ///
 /// ```
@@ -90,12 +90,6 @@ impl CudaDevice {
     ///
     /// # Errors
     /// There is no driver, or no device.
-    ///
-    /// ```
-    /// if let Err(error) = shmesh::device::CudaDevice::all() {
-    ///     assert!(error.to_string().contains("CUDA"), "{error}");
-    /// }
-    /// ```
     pub fn all() -> io::Result<Vec<Self>> {
         let driver = Driver::get()?;
         let mut count = 0;
@@ -108,11 +102,6 @@ impl CudaDevice {
     ///
     /// # Errors
     /// As [`all`](Self::all), or this process does not see it.
-    ///
-    /// ```
-    /// use shmesh::device::{CudaDevice, DeviceUuid};
-    /// assert!(CudaDevice::by_uuid(&DeviceUuid([0; 16])).is_err(), "nobody has it");
-    /// ```
     pub fn by_uuid(uuid: &DeviceUuid) -> io::Result<Self> {
         let all = Self::all()?;
         let seen: Vec<_> = all.iter().map(|device| device.uuid.to_string()).collect();
@@ -190,12 +179,6 @@ impl CudaDevice {
     ///
     /// # Errors
     /// There is no driver.
-    ///
-    /// ```
-    /// if let Ok(version) = shmesh::device::CudaDevice::driver_version() {
-    ///     println!("CUDA {}.{}", version / 1000, version % 1000 / 10);
-    /// }
-    /// ```
     pub fn driver_version() -> io::Result<i32> {
         let mut version = 0;
         let call = Driver::get()?.cuDriverGetVersion()?;
@@ -208,12 +191,6 @@ impl CudaDevice {
     ///
     /// # Errors
     /// There is no driver.
-    ///
-    /// ```
-    /// if let Ok(missing) = shmesh::device::CudaDevice::missing_functions() {
-    ///     println!("missing: {missing:?}");
-    /// }
-    /// ```
     pub fn missing_functions() -> io::Result<Vec<&'static str>> {
         Ok(Driver::get()?.missing())
     }
@@ -325,7 +302,7 @@ impl CudaDevice {
     }
 
     /// Gives this thread the device's context, and what it had before back in the end.
-    pub(super) fn enter(&self) -> io::Result<Entered> {
+    pub(super) fn enter(&self) -> io::Result<CurrentContext> {
         self.context.enter()
     }
 }

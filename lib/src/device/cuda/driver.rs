@@ -109,7 +109,7 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
         46 => (
             Kind::ResourceBusy,
             "CUDA_ERROR_DEVICE_UNAVAILABLE",
-            "somebody has the device for himself alone: set its compute mode to Default (`nvidia-smi -c 0`)",
+            "another process uses the device exclusively: set its compute mode to Default (`nvidia-smi -c 0`)",
         ),
         100 => (
             Kind::NotFound,
@@ -144,7 +144,7 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
         709 => (
             Kind::Other,
             "CUDA_ERROR_CONTEXT_IS_DESTROYED",
-            "somebody in this process has reset the device, or ended this thread's context",
+            "other code in this process has reset the device, or ended the context of this thread",
         ),
         700 => (
             Kind::Other,

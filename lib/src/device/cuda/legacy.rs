@@ -1,4 +1,4 @@
-//! Memory that 64 bytes name: CUDA's old handles. Opt-in, because whoever has seen one can use it.
+//! Memory that 64 bytes name: CUDA's old handles. Opt-in, because every process that has seen one can use it.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -22,7 +22,7 @@ const HANDLE_BYTES: usize = 64 + 16 + 4;
 /// Memory of `cuMemAlloc` that processes share by a handle.
 ///
 /// For programs that cannot allocate with [`CudaMemory`](super::CudaMemory). The operator has to permit it
-/// (`--allow-cuda-legacy`), because a handle cannot be taken back from whoever has seen it. Refused are pointers inside an
+/// (`--allow-cuda-legacy`), because a handle that was disclosed cannot be revoked. Refused are pointers inside an
 /// allocation, allocations that are no multiple of 2 MiB, because their neighbours would be shared with them, and importers
 /// whose process id is the same number as the exporter's, each in its own pid namespace: the driver takes the two for one.
 ///
@@ -37,11 +37,11 @@ const HANDLE_BYTES: usize = 64 + 16 + 4;
 pub struct CudaLegacyMemory {
     view: View,
     handle: Vec<u8>,
-    whose: Whose,
+    whose: AllocatedBy,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Whose {
+enum AllocatedBy {
     Ours,
     Callers,
     Imported,
@@ -70,22 +70,17 @@ impl CudaLegacyMemory {
         drop(entered);
         let view = View { device: device.clone(), address, size: whole };
         // Dropping it frees the memory, should the rest fail.
-        let mut memory = Self { view, handle: Vec::new(), whose: Whose::Ours };
+        let mut memory = Self { view, handle: Vec::new(), whose: AllocatedBy::Ours };
         memory.handle = handle_of(&memory.view)?;
         Ok(memory)
     }
 
-    /// Memory that somebody else has allocated, all of it. Whoever has allocated it frees it, and not before importers have
-    /// closed: what happens otherwise the driver does not say.
+    /// Wraps a whole allocation of other code. That code frees it, and not before importers have
+    /// closed it: the driver does not document what happens otherwise.
     ///
     /// # Errors
     /// It is no device memory, the pointer lies inside it, the size is not the allocation's, its neighbours would be shared
     /// with it, or it was not allocated by `cuMemAlloc`.
-    ///
-    /// ```
-    /// let on_the_stack = 0_u64;
-    /// assert!(shmesh::device::CudaLegacyMemory::of(&raw const on_the_stack as u64, 8).is_err());
-    /// ```
     pub fn of(address: u64, size: u64) -> io::Result<Self> {
         let view = View::of(address, size)?;
         if size != view.size || !size.is_multiple_of(BLOCK) || !address.is_multiple_of(BLOCK) {
@@ -101,7 +96,7 @@ impl CudaLegacyMemory {
             return Err(invalid(text));
         }
         let handle = handle_of(&view)?;
-        Ok(Self { view, handle, whose: Whose::Callers })
+        Ok(Self { view, handle, whose: AllocatedBy::Callers })
     }
 
     /// The device that it is on.
@@ -213,7 +208,7 @@ impl DeviceMemory for CudaLegacyMemory {
         check("cuIpcOpenMemHandle_v2", unsafe { open(&raw mut address, IpcHandle(*vendor), LAZY) })?;
         drop(entered);
         let memory =
-            Self { view: View { device, address, size }, handle: Vec::new(), whose: Whose::Imported };
+            Self { view: View { device, address, size }, handle: Vec::new(), whose: AllocatedBy::Imported };
         // What the exporter says is one thing, and what the driver has opened another.
         let (base, whole) = range_of(&memory.view.device, address)?;
         if base != address || whole < size {
@@ -227,9 +222,9 @@ impl Drop for CudaLegacyMemory {
     fn drop(&mut self) {
         let (Ok(_entered), Ok(driver)) = (self.view.device.enter(), Driver::get()) else { return };
         let end = match self.whose {
-            Whose::Ours => driver.cuMemFree_v2(),
-            Whose::Imported => driver.cuIpcCloseMemHandle(),
-            Whose::Callers => return,
+            AllocatedBy::Ours => driver.cuMemFree_v2(),
+            AllocatedBy::Imported => driver.cuIpcCloseMemHandle(),
+            AllocatedBy::Callers => return,
         };
         if let Ok(end) = end {
             // SAFETY: it was allocated, or opened, here, and it is ended once.

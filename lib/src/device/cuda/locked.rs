@@ -93,18 +93,6 @@ impl PageLocked {
     }
 
     /// Bytes that are locked.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # use shmesh::config::PoolId;
-    /// # use shmesh::device::{CudaDevice, PageLocked};
-    /// for device in CudaDevice::all().unwrap_or_default() {
-    ///     assert!(PageLocked::of(&device, &link, PoolId::CpuMsg)?.bytes().is_multiple_of(4096));
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

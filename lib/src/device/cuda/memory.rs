@@ -20,8 +20,8 @@ pub(super) const POSIX_FD: u32 = 1;
 
 /// Memory of a GPU that processes share by a descriptor.
 ///
-/// The descriptor is the permission: whoever has it can map the memory, for reading and writing, and nobody can take that
-/// back. The memory lives until the last mapping and the last descriptor of it are gone, whoever has made it. Work of the
+/// The descriptor is the permission: a process that has it can map the memory, for reading and writing, and this cannot be
+/// revoked. The memory lives until its last mapping and its last descriptor are gone, in any process. Work of the
 /// device that uses the memory must have ended when it is dropped; what [`copy_from`](Self::copy_from) and
 /// [`fill`](Self::fill) gave to the device is waited for.
 ///
@@ -57,7 +57,7 @@ impl Drop for Handle {
     }
 }
 
-/// Reserved addresses, given back unless somebody keeps them.
+/// Reserved addresses, freed on drop unless they are taken over.
 struct Addresses {
     start: u64,
     len: usize,
@@ -114,17 +114,12 @@ impl CudaMemory {
         Ok(Self { view, fd: Some(fd), is_mapped_here: true })
     }
 
-    /// Memory that somebody else has allocated, at its beginning: a mapping of the driver's virtual memory management that was
+    /// Wraps memory that other code has allocated, at its beginning: a mapping of the driver's virtual memory management that was
     /// made for descriptors, as frameworks with expandable segments make them. All of it is shared, so `size` must be all of
-    /// it. Whoever has allocated it frees it, and not before importers have closed.
+    /// it. The code that allocated it frees it, and not before importers have closed it.
     ///
     /// # Errors
     /// It is no device memory, the pointer lies inside it, the size is not the allocation's, or it cannot be shared.
-    ///
-    /// ```
-    /// let on_the_stack = 0_u64;
-    /// assert!(shmesh::device::CudaMemory::of(&raw const on_the_stack as u64, 8).is_err());
-    /// ```
     pub fn of(address: u64, size: u64) -> io::Result<Self> {
         let view = View::of(address, size)?;
         let granularity = view.device.granularity()?;
@@ -232,7 +227,7 @@ impl CudaMemory {
         self.view.copy_from(offset, address, len)
     }
 
-    /// Writes one 32-bit word many times. Nobody waits for that, as with [`copy_from`](Self::copy_from).
+    /// Writes one 32-bit word many times, without waiting for the end, as [`copy_from`](Self::copy_from).
     ///
     /// # Errors
     /// They lie past the end, or the driver refuses.
@@ -275,7 +270,7 @@ fn export(handle: &Handle) -> io::Result<OwnedFd> {
         let text = format!("{error}; memory is shared only if it was created for descriptors");
         io::Error::new(error.kind(), text)
     })?;
-    // SAFETY: the driver has just made it, and nobody else knows it.
+    // SAFETY: the driver has just created it, and it has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // A child process that inherited it would keep the memory.
     shmesh_sys::file::set_close_on_exec(&fd)?;
@@ -344,7 +339,7 @@ impl DeviceMemory for CudaMemory {
         // SAFETY: there is room for the handle; the descriptor goes in the place of a pointer, and is open.
         check("cuMemImportFromShareableHandle", unsafe { import(&raw mut imported, descriptor, POSIX_FD) })?;
         let imported = Handle(imported);
-        // The handle has the memory now; the descriptor would keep it longer than anybody wants.
+        // The handle has the memory now; the descriptor would keep it alive longer than needed.
         drop(fd);
         let view = map(device, &imported, size)?;
         Ok(Self { view, fd: None, is_mapped_here: true })

@@ -5,7 +5,7 @@
 //! | `driver.rs` | the calls of `libcuda.so`, and what their numbers mean |
 //! | `context.rs` | a device's primary context, while it is needed |
 //! | `device.rs` | [`CudaDevice`]: a GPU or a MIG partition, by its UUID |
-//! | `memory.rs` | [`CudaMemory`]: a descriptor names it, and whoever has that may map it |
+//! | `memory.rs` | [`CudaMemory`]: shared as a descriptor, which is the permission to map it |
 //! | `legacy.rs` | [`CudaLegacyMemory`]: 64 bytes name it; opt-in |
 //! | `locked.rs` | [`PageLocked`]: a pool of the host, for DMA |
 //! | `view.rs` | copies to and from the host, the same for both |

@@ -177,7 +177,7 @@ impl<'a> CudaTimeline<'a> {
     }
 
     /// Has the stream do nothing of what it is given from here on before the word is at least `value`. Returns at once. If
-    /// nobody ever writes it, the stream waits for ever: a producer that died is known from
+    /// it is never written, the stream waits forever: a producer that died is known from
     /// [`RegionLost`](crate::client::Happened::RegionLost), and then the consumer can [`write`](Self::write) the word itself,
     /// by a new [`CudaStream`]. Not by a copy: copies go through the default stream, which waits for most others.
     ///

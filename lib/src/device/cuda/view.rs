@@ -40,7 +40,7 @@ pub(super) fn attribute(address: u64, number: c_int) -> io::Result<c_int> {
 }
 
 impl View {
-    /// Memory that somebody else has allocated: all of it, or an error that says what is wrong with the pointer.
+    /// A view of a whole allocation of other code, or an error that says what is wrong with the pointer.
     pub(super) fn of(address: u64, size: u64) -> io::Result<Self> {
         if size == 0 {
             return Err(invalid("device memory of 0 bytes"));

@@ -191,7 +191,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     })
 }
 
-/// Everybody there is. Numbers come back, with another start time or only another inode; one pretends to be of a pod.
+/// ProcessList there is. Numbers come back, with another start time or only another inode; one pretends to be of a pod.
 fn people() -> Vec<PeerIdentity> {
     let pod = |uid: &str, name: &str, account: &str, confirmed| {
         let [uid, name, service_account] = [uid, name, account].map(String::from);

@@ -314,8 +314,8 @@ pub(crate) fn start(dir: &Path, mechanism: &str, variables: &[(&str, &str)], nam
 
 /// How many imports the broker has in its books, also of those who wait for it.
 pub(crate) fn imports(dir: &Path) -> u32 {
-    let everybody = Client::connect(dir, "link").unwrap().everybody().unwrap().expect("a sidecar");
-    everybody.processes.iter().map(|process| process.imports).sum()
+    let processes = Client::connect(dir, "link").unwrap().processes().unwrap().expect("a sidecar");
+    processes.processes.iter().map(|process| process.imports).sum()
 }
 
 /// A copy of a double at `path`, with one of its functions under another name.

@@ -144,7 +144,7 @@ fn one_process() {
         let me = std::process::id().cast_signed();
         assert_eq!(acl.admit(&listed, &mut [0; 32]), 107_000, "31 in one call");
         assert_eq!(acl.admit(&listed, &mut []), 107_000);
-        assert_eq!(acl.admit(&listed, &mut [0, me]), 507_899, "nobody is left");
+        assert_eq!(acl.admit(&listed, &mut [0, me]), 507_899, "no process is left");
         assert_eq!(acl.admit(&listed, &mut [1]), 0);
         assert_eq!(acl.import(&listed, 1), Err(507_899), "not on its list");
         // Each thread says which device it has.
@@ -173,7 +173,7 @@ fn one_process() {
         let imported = acl.import(&open, 1).unwrap();
         assert_eq!(acl.import(&open, 1), Ok(imported), "the library counts");
         assert_eq!(acl.import(&open, 2), Err(107_000), "no such flag");
-        assert_eq!(acl.export(imported, MIB, 65, 0), Err(507_899), "somebody else's");
+        assert_eq!(acl.export(imported, MIB, 65, 0), Err(507_899), "memory of another process");
         let (mut here, there) = (*b"nothing", *b"weights");
         assert_eq!(acl.copy(memory, there.as_ptr().cast(), 7, 1), 0);
         assert_eq!(acl.copy(here.as_mut_ptr().cast(), imported, 7, 2), 0);
@@ -262,7 +262,7 @@ fn contexts_belong_to_threads() {
         assert_eq!(devices_own.0, 0);
         let framework = shmesh_fake_ascend::Framework::with(library());
         let made = framework.make_context(1);
-        assert_eq!((current(), framework.context()), ((0, made), Some(made)), "whoever makes one has it");
+        assert_eq!((current(), framework.context()), ((0, made), Some(made)), "the creating thread has it");
         let memory = acl.malloc(1).unwrap();
         // The device's own is another, and so is the device.
         acl.set_device(0);
@@ -308,7 +308,11 @@ fn cards_without_a_bus_between_them() {
         let memory = acl.malloc(1).unwrap();
         let key = acl.export(memory, 1, 65, 1).unwrap();
         acl.set_device(1);
-        assert_eq!(acl.import(&key, 1), Err(507_899), "the same number as for who is not on the list");
+        assert_eq!(
+            acl.import(&key, 1),
+            Err(507_899),
+            "the same number as for a process that is not on the list"
+        );
         acl.set_device(0);
         assert!(acl.import(&key, 0).is_ok());
     });

@@ -96,7 +96,7 @@ fn calls_need_initialisation_and_a_context() {
     assert_eq!(call!(cuda.cuInit(1 => c_uint)), 1);
 }
 
-/// Whoever takes the context away from a thread finds that its calls fail, as on a thread that has never had one.
+/// After a thread has lost its context its calls fail, as on a thread that never had one.
 #[test]
 fn context_objects_need_a_context() {
     let cuda = started();
@@ -127,7 +127,7 @@ fn context_objects_need_a_context() {
         call!(cuda.cuMemFree_v2(memory => u64)),
     ];
     assert_eq!(codes, [201; 15]);
-    // What a pointer is can be asked by everybody.
+    // Attributes of pointers need no context.
     assert_eq!(
         call!(cuda.cuPointerGetAttribute(
             (&raw mut word).cast() => *mut c_void, 9 => c_int, memory => u64
@@ -159,7 +159,7 @@ fn primary_context_lives_while_it_is_retained() {
         context
     };
     let release = || call!(cuda.cuDevicePrimaryCtxRelease_v2(1 => c_int));
-    assert_eq!((is_active(), release()), (false, 201), "nobody has retained it");
+    assert_eq!((is_active(), release()), (false, 201), "it is not retained");
     let context = retain();
     assert_eq!((is_active(), retain() == context, context == before), (true, true, false));
     assert_eq!(call!(cuda.cuCtxSetCurrent(context => usize)), 0);
@@ -273,7 +273,7 @@ fn only_exportable_memory_is_exported_in_whole_pages() {
     assert_eq!(reserve, 0);
     let map = |at: u64, size: usize, offset: usize| call!(cuda.cuMemMap(at => u64, size => usize, offset => usize, handle => u64, 0 => c_ulonglong));
     assert_eq!((map(start, BLOCK, 4096), map(start, BLOCK / 2, 0), map(start, 2 * BLOCK, 0)), (1, 1, 1));
-    assert_eq!(map(start + BLOCK as u64 * 2, BLOCK, 0), 1, "nobody has reserved that");
+    assert_eq!(map(start + BLOCK as u64 * 2, BLOCK, 0), 1, "it is not reserved");
     assert_eq!(map(start + 4096, BLOCK, 0), 1, "it begins at a multiple of the granularity");
     assert_eq!((map(start, BLOCK, 0), map(start, BLOCK, 0)), (0, 1), "once");
     let access = [1, 0, 2];
@@ -299,7 +299,7 @@ fn descriptor_refers_to_the_memory() {
     );
     call!(cuda.cuMemRelease(handle => u64));
     call!(cuda.cuMemUnmap(first => u64, BLOCK => usize));
-    // Nobody has it but the descriptor.
+    // Only the descriptor keeps it.
     let import = |fd: c_int| {
         let mut imported = 0_u64;
         let code = call!(cuda.cuMemImportFromShareableHandle(
