@@ -231,13 +231,13 @@ impl Seats {
 #[derive(Debug)]
 pub(crate) struct PeerObserver {
     me: SeatIndex,
-    /// KnownSeat histories by seat.
+    /// Known histories, by seat.
     known: Vec<KnownSeat>,
     pending: VecDeque<PeerEvent>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct KnownSeatSeat {
+struct KnownSeat {
     history: History,
     /// Reported as attached and not yet as gone, and the count of the history then.
     present: Option<(u16, Participant)>,
