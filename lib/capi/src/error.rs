@@ -145,7 +145,9 @@ fn code_of(kind: &ErrorKind) -> shmesh_error_t {
         | ErrorKind::Damaged { .. } => SHMESH_ERROR_DAMAGED,
         ErrorKind::NoSpace { .. } | ErrorKind::MemoryLimit { .. } => SHMESH_ERROR_NO_SPACE,
         ErrorKind::Permission { .. } => SHMESH_ERROR_PERMISSION,
-        ErrorKind::Exhausted { .. } | ErrorKind::InlineExhausted { .. } => SHMESH_ERROR_EXHAUSTED,
+        ErrorKind::Exhausted { .. }
+        | ErrorKind::InlineExhausted { .. }
+        | ErrorKind::HoldingTooMany { .. } => SHMESH_ERROR_EXHAUSTED,
         ErrorKind::Full { .. } => SHMESH_ERROR_FULL,
         ErrorKind::TooLong { .. } | ErrorKind::InlineTooLong { .. } => SHMESH_ERROR_TOO_LONG,
         ErrorKind::NoPool { .. }

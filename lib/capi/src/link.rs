@@ -339,6 +339,37 @@ pub(crate) fn with(
     uncancelled(|| act(LinkGuard::new(link)?.link()))
 }
 
+/// Messages that this reader of a broadcast ring did not get, because the writer overtook it; 0 on other links.
+///
+/// # Safety
+/// Each pointer is NULL or valid for its type.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_lost(link: *const shmesh_link_t, lost: *mut u64) -> shmesh_error_t {
+    with(link, |link| {
+        // SAFETY: the caller's promise.
+        let place = unsafe { lost.as_mut() };
+        *place.ok_or_else(|| argument("lost is NULL; pass where to put it"))? = link.lost();
+        Ok(SHMESH_OK)
+    })
+}
+
+/// Readers that get what the writer of a broadcast ring sends; 0 on other links.
+///
+/// # Safety
+/// Each pointer is NULL or valid for its type.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmesh_link_readers(
+    link: *const shmesh_link_t,
+    readers: *mut usize,
+) -> shmesh_error_t {
+    with(link, |link| {
+        // SAFETY: the caller's promise.
+        let place = unsafe { readers.as_mut() };
+        *place.ok_or_else(|| argument("readers is NULL; pass where to put it"))? = link.readers();
+        Ok(SHMESH_OK)
+    })
+}
+
 /// The number of messages that are queued for this side; it may change at any time.
 ///
 /// # Safety

@@ -50,6 +50,7 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
         ErrorKind::Permission { .. } | ErrorKind::Denied { .. } | ErrorKind::Refused { .. } => "Denied",
         ErrorKind::Exhausted { .. }
         | ErrorKind::InlineExhausted { .. }
+        | ErrorKind::HoldingTooMany { .. }
         | ErrorKind::Full { .. }
         | ErrorKind::Crowded { .. } => "Exhausted",
         ErrorKind::TooLong { .. } | ErrorKind::InlineTooLong { .. } => "TooLong",

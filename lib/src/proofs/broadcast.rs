@@ -230,7 +230,11 @@ impl World {
         let reader = &mut self.readers[i];
         let got = stage::receive(&reader.endpoint).expect("no damage");
         let Some(got) = got else {
-            assert_eq!(reader.next, len, "everything was received");
+            // Without a history a writer that needs buffers skips even the newest message.
+            assert!(reader.next == len || skips && self.history == 0, "everything was received");
+            reader.lost += (len - reader.next) as u64;
+            reader.next = len;
+            assert_eq!(reader.endpoint.reader().lost(), reader.lost);
             return;
         };
         let index = self.sent.iter().position(|(id, _)| *id == got.msg_id()).expect("it was sent");

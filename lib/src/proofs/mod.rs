@@ -21,11 +21,14 @@
 //! | EMPTY, both fences | `newcomer_or_emptier_sees_the_other` |
 //! | seats, as admission reads them | `a_clone_keeps_the_side` |
 //! | EVENT | `nobody_sleeps_over_an_event` |
-//! | PASSED | `broadcast_to_two`, `what_a_reader_holds_is_not_written` |
+//! | PASSED, cursor and holds | `broadcast_to_two`, `what_a_reader_holds_is_not_written` |
 //! | JOIN, both fences | `a_newcomer_keeps_its_first_message` |
 //! | HOLD, both fences | `what_a_reader_holds_is_not_written` |
 //! | OVERWRITE, both fences | `a_small_message_that_is_overwritten_is_not_torn` |
 //! | posts | `a_post_brings_its_messages` |
+//!
+//! Of broadcast rings, OPEN at the ends that only newcomers after the first look use, and what `inspect` and a successor's first look
+//! read, are kept by argument alone.
 //!
 //! Loom cannot notice four kinds. It takes no load to be later than it is, so a consumer's reads of a slot never see the
 //! producer's next writes: CONSUME needs its Acquire by the memory model and not by a model here. Its `overwrite` is an

@@ -17,7 +17,9 @@ macro_rules! examples {
 
 examples! {
     async_link: "../../examples/async_link.rs",
+    broadcast: "../../examples/broadcast.rs",
     epoll: "../../examples/epoll.rs",
+    latest_value: "../../examples/latest_value.rs",
     reconnect: "../../examples/reconnect.rs",
     stream: "../../examples/stream.rs",
 }
