@@ -180,6 +180,10 @@ impl Link {
 
     fn waiter(&self) -> PyResult<Arc<Handle>> {
         let handle = self.handle()?;
+        // Another seat would be another reader, which reads nothing: it would hold the writer up.
+        if self.side == name_of(Side::Secondary) && handle.lock().readers() > 0 {
+            return Ok(handle);
+        }
         let waiter = self.state().as_ref().and_then(|open| open.waiter.clone());
         if let Some(waiter) = waiter {
             return Ok(waiter);
@@ -489,6 +493,18 @@ impl Link {
     #[getter]
     fn queued(&self) -> PyResult<usize> {
         self.with(|link| Ok(link.queued()))
+    }
+
+    /// Readers of a broadcast link; 0 on others.
+    #[getter]
+    fn readers(&self) -> PyResult<usize> {
+        self.with(|link| Ok(link.readers()))
+    }
+
+    /// Messages that this reader of a broadcast link did not get, because the writer overtook it.
+    #[getter]
+    fn lost(&self) -> PyResult<u64> {
+        self.with(|link| Ok(link.lost()))
     }
 
     #[getter]

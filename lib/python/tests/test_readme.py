@@ -49,12 +49,16 @@ def test_the_training_example(tmp_path: Path) -> None:
     [
         ("batches.py", "100 batches, mean 49.5\n"),
         ("batches_asyncio.py", "total 4950; the loop went on meanwhile\n"),
+        ("message_queue.py", "".join(f"rank {rank}: {4950 + 161_700}\n" for rank in range(3))),
+        ("weights.py", "".join(f"rank {rank}: version 4, 65536\n" for rank in range(2))),
     ],
 )
 def test_each_short_example(example: str, printed: str) -> None:
     program = ROOT / "lib/python/examples" / example
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stdout) == (0, printed), done.stderr
+    assert done.returncode == 0, done.stderr
+    # Processes print at once, and in any order.
+    assert all(line in done.stdout for line in printed.splitlines()), done.stdout
 
 
 def test_the_torch_example() -> None:

@@ -4,6 +4,7 @@
 `empty`, `from_numpy`       an array in shared memory; pickled, a handle travels and not the data
 `open`                      an array of another process, by its name
 `BatchQueue`                batches of arrays from loaders to trainers, written and read in place
+`MessageQueue`              objects from one writer to many readers, each of which gets all
 `Link`                      messages in both directions; ``asyncio`` and ``selectors`` work
 `DeviceSession`             device memory by keys, for processes that were named
 `GpuSession`                the same in memory of GPUs, for torch and cupy
@@ -44,6 +45,7 @@ from ._errors import (
     Unsupported,
 )
 from ._link import Link, Participant, PeerEvent, PeerEvents, Recovered
+from ._message_queue import MessageQueue
 from ._shmesh import INLINE_MAX_BYTES, Loan, Memory, Message, __version__
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "Loan",
     "Memory",
     "Message",
+    "MessageQueue",
     "Mismatch",
     "NoSpace",
     "NotFound",

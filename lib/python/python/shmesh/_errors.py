@@ -66,7 +66,10 @@ class Timeout(Error, TimeoutError):
 
 
 class PeerDied(Error, ConnectionError):
-    """Those at the other end ended without saying so."""
+    """A process at the other end died, or ended without closing."""
+
+    rank: int | None = None
+    """Of a `MessageQueue`: the rank of the reader that died, if it said one; -1 for the writer."""
 
 
 class Evicted(Error):

@@ -65,7 +65,9 @@ class Link(_shmesh.Link):
         *,
         pools: Mapping[str, tuple[int, int]] | None = None,
         ring_len: int = 1024,
-        ring_mode: Literal["mpmc", "spsc"] = "mpmc",
+        ring_mode: Literal["mpmc", "spsc", "broadcast"] = "mpmc",
+        slow: Literal["wait", "skip", "evict"] = "wait",
+        history: int = 0,
         receivers: Literal["many", "one"] = "many",
         backing: Literal["memfd", "named"] = "named",
         spin_us: int = 50,
@@ -80,6 +82,10 @@ class Link(_shmesh.Link):
         dropped, which is refused while any other participant is attached. Receivers of one side share a queue: each message
         goes to one of them. With ``receivers="one"`` a second process is refused on a side.
 
+        With ``ring_mode="broadcast"`` each participant of the secondary side gets all that the primary side sends after it attached,
+        and the last ``history`` messages of before. ``slow`` says what a slow reader does: the writer waits for it, or it skips
+        messages and counts them in ``lost``, or it is evicted after a second.
+
         ``pools`` says how many bytes a buffer has, and how many there are: ``{"cpu_msg": (8192, 1024)}``. Or all of it
         comes from ``config``, a YAML file, which may have other links, too.
         """
@@ -88,9 +94,10 @@ class Link(_shmesh.Link):
                 text = file.read()
         else:
             sizes = {"cpu_msg": (8192, 1024), "cpu_data": (65_536, 256), **(pools or {})}
+            broadcast = {"slow": slow, "history": history} if ring_mode == "broadcast" else {}
             link = {
                 "name": name,
-                "ring": {"len": ring_len, "mode": ring_mode},
+                "ring": {"len": ring_len, "mode": ring_mode, **broadcast},
                 "pools": {
                     pool: {"buf_size_bytes": int(size), "pool_len": int(count)} for pool, (size, count) in sizes.items()
                 },

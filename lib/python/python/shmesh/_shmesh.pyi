@@ -193,6 +193,12 @@ class Link:
     def queued(self) -> int: ...
     @property
     def ring_len(self) -> int: ...
+    @property
+    def readers(self) -> int:
+        """Readers of a broadcast link; 0 on others."""
+    @property
+    def lost(self) -> int:
+        """Messages that this reader of a broadcast link did not get, because the writer overtook it."""
     def pool(self, name: str) -> tuple[int, int] | None:
         """Bytes of a buffer of a pool, and how many there are; None if the link does not have it."""
     def loan(self, msg: int = 0, data: int | None = None, *, pool: str = "cpu_data") -> Loan:

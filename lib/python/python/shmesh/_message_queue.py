@@ -1,0 +1,314 @@
+"""Objects from one writer to many readers, each of which gets all of them.
+
+It is a broadcast link. Readers send one message the other way when they attach: which rank they are.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import secrets
+import struct
+import time
+from types import TracebackType
+from typing import Any
+
+from . import _array
+from ._errors import Denied, Exhausted, Invalid, NotFound, PeerDied, Timeout, TooLong
+from ._link import Link, PeerEvent
+from ._objects import Parts, read
+
+__all__ = ["MessageQueue"]
+
+_HELLO = struct.Struct("<iI")
+_MSG_BYTES = 16_384
+# How long a reader waits without looking whether the writer is there.
+_LOOK_FOR_THE_WRITER = 0.05
+# The writer tries again so often without a pause, and then after longer and longer ones: readers do not signal that they have read.
+_TRIES = 100
+_PAUSE_MIN, _PAUSE_MAX = 20e-6, 1e-3
+
+# What an array, a number or a type of numpy is made with. None of them runs code of the sender's choice.
+_HARMLESS = {
+    ("builtins", "bytearray"),
+    ("builtins", "complex"),
+    ("builtins", "frozenset"),
+    ("builtins", "set"),
+    ("builtins", "slice"),
+    ("collections", "OrderedDict"),
+    ("collections", "deque"),
+    ("datetime", "date"),
+    ("datetime", "datetime"),
+    ("datetime", "timedelta"),
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),
+}
+
+
+class MessageQueue:
+    """Objects from one writer to up to 62 readers. Each reader gets every object that is sent after it attached, in order.
+
+    The process that makes it is the writer. Others get a handle by pickling the queue, or `attach` to its name, as a reader with a rank.
+    An object is pickled; the memory of its arrays goes beside the pickle into shared memory.
+    """
+
+    def __init__(
+        self,
+        nbytes: int = 1 << 20,
+        depth: int = 10,
+        *,
+        readers: int = 0,
+        overflow: tuple[int, int] | None = None,
+        name: str | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        spin_us: int = 50,
+        mode: int = 0o600,
+    ) -> None:
+        """A queue of ``depth`` objects, whose arrays, or else whose pickle, have up to ``nbytes`` bytes together.
+
+        ``readers`` is how many the first `enqueue` waits for; others may attach later. ``overflow`` is the size and number of further
+        buffers, for objects that are larger; an object that fits nowhere is a `TooLong`.
+        """
+        if depth < 2:
+            raise Invalid(f"depth {depth}: one object is read while another is written, so at least 2")
+        if nbytes < 1:
+            raise Invalid(f"nbytes {nbytes}: the bytes of an object, at least 1")
+        self._prepare(name or f"objects-{secrets.token_hex(8)}", _array.ipc_directory(directory), None)
+        pools = {"cpu_msg": (_MSG_BYTES, depth), "cpu_data": (nbytes, depth)}
+        if overflow is not None:
+            pools["cpu_large"] = overflow
+        self._awaited = readers
+        self._pools = [("cpu_data", nbytes)] if overflow is None else [("cpu_data", nbytes), ("cpu_large", overflow[0])]
+        self._link = Link.create(
+            self.name,
+            pools=pools,
+            # More slots than buffers: a queue without room has no buffer.
+            ring_len=2 * depth,
+            ring_mode="broadcast",
+            slow="wait",
+            spin_us=spin_us,
+            file_mode=mode,
+            directory=self.directory,
+        )
+
+    def _prepare(self, name: str, directory: str, rank: int | None) -> None:
+        self.name = name
+        self.directory = directory
+        self.rank = rank
+        """Which reader this is; None for the writer."""
+        self._awaited = 0
+        self._ranks: dict[int, int] = {}
+        self._died: list[PeerEvent] = []
+        self._allow_pickle = False
+        self._loads: Any = pickle.loads
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        rank: int = 0,
+        *,
+        timeout: float = 0.0,
+        allow_pickle: bool | None = None,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> MessageQueue:
+        """A reader of the queue of this name, which another process made, or makes within ``timeout`` seconds.
+
+        Unpickling runs code that the writer chooses: unless ``allow_pickle``, objects of more than plain values and numpy arrays are
+        accepted only if the files of the queue belong to this user and no other user may write them.
+        """
+        queue = cls.__new__(cls)
+        queue._prepare(name, _array.ipc_directory(directory), rank)
+        end = time.monotonic() + timeout
+        queue._link = Link.attach(name, timeout=timeout, directory=queue.directory)
+        # Its files are there a moment before the writer is.
+        while not queue._has_writer():
+            if time.monotonic() >= end:
+                queue._link.close()
+                raise NotFound(f"queue {name}: no writer is there after {timeout} s; start it, or pass a longer timeout")
+            time.sleep(_PAUSE_MAX)
+        queue._allow_pickle = queue._is_own() if allow_pickle is None else allow_pickle
+        queue._loads = pickle.loads if queue._allow_pickle else _loads_harmless
+        queue._link.send_inline(_HELLO.pack(rank, queue._link.seat))
+        return queue
+
+    def _has_writer(self) -> bool:
+        return any(other.side == "primary" and other.alive is not False for other in self._link.participants())
+
+    def _is_own(self) -> bool:
+        """Whether only processes of this user can write the queue."""
+        with os.scandir(self.directory) as entries:
+            files = [entry.stat(follow_symlinks=False) for entry in entries if entry.name.startswith(f"{self.name}_")]
+        return bool(files) and all(file.st_uid == os.geteuid() and not file.st_mode & 0o022 for file in files)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"queue {self.name}: pass its name, and let each reader `attach` with its rank")
+
+    def enqueue(self, value: Any, timeout: float | None = None) -> None:
+        """Sends an object to all readers. Waits while a reader has not read the oldest of ``depth``, and at first for all readers.
+
+        `PeerDied` says once of each reader that it died; its ``rank`` is which. The object was not sent then: call it again to go on
+        with the others.
+        """
+        if self.rank is not None:
+            raise Invalid(f"queue {self.name}: readers cannot enqueue; its writer is the process that made it")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._awaited:
+            self.wait_until_ready(timeout)
+        self._look_at_peers()
+        self._raise_if_died()
+        parts = Parts.of(value, _MSG_BYTES)
+        pool = self._pool_of(parts)
+        link, tries, pause = self._link, 0, _PAUSE_MIN
+        while True:
+            try:
+                loan = link.loan(len(parts.head), parts.nbytes, pool=pool) if parts.nbytes else link.loan(len(parts.head))
+                break
+            except Exhausted:
+                pass
+            if deadline is not None and time.monotonic() >= deadline:
+                raise Timeout(
+                    f"queue {self.name}: a reader has not read the oldest object after {timeout} s; read faster, or raise depth"
+                )
+            tries += 1
+            if tries > _TRIES:
+                self._look_at_peers()
+                self._raise_if_died()
+                time.sleep(pause if deadline is None else min(pause, max(deadline - time.monotonic(), 0.0)))
+                pause = min(2 * pause, _PAUSE_MAX)
+        parts.send(loan)
+
+    def _pool_of(self, parts: Parts) -> str:
+        for pool, size in self._pools:
+            if parts.nbytes <= size:
+                return pool
+        raise TooLong(
+            f"queue {self.name}: this object has {parts.nbytes} bytes, its buffers {self._pools[-1][1]}; make the queue with a larger "
+            "nbytes, or with overflow"
+        )
+
+    def wait_until_ready(self, timeout: float | None = None) -> None:
+        """Waits until as many readers have attached as the queue was made for. A reader is ready as soon as it has attached."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.rank is None and len(self._ranks) < self._awaited:
+            left = _LOOK_FOR_THE_WRITER if deadline is None else min(_LOOK_FOR_THE_WRITER, max(deadline - time.monotonic(), 0.0))
+            self._link.wait(left)
+            self._look_at_peers()
+            self._raise_if_died()
+            if len(self._ranks) < self._awaited and deadline is not None and time.monotonic() >= deadline:
+                raise Timeout(
+                    f"queue {self.name}: {len(self._ranks)} of {self._awaited} readers have attached after {timeout} s"
+                )
+        self._awaited = 0
+
+    def _look_at_peers(self) -> None:
+        """Takes what readers said when they attached, and what happened to them."""
+        link = self._link
+        while True:
+            message = link.try_receive()
+            if message is None:
+                break
+            hello = bytes(message)
+            if len(hello) == _HELLO.size:
+                rank, seat = _HELLO.unpack(hello)
+                self._ranks[seat] = rank
+        while link.has_event:
+            event = link.next_event()
+            if event is not None and event.side == "secondary" and event.kind in ("died", "evicted"):
+                self._died.append(event)
+            elif event is not None and event.side == "secondary" and event.kind == "detached":
+                self._ranks.pop(event.seat, None)
+
+    def _raise_if_died(self) -> None:
+        if not self._died:
+            return
+        event = self._died.pop(0)
+        rank = self._ranks.pop(event.seat, None)
+        raise _peer_died(
+            f"queue {self.name}: reader {'of unknown rank' if rank is None else rank} (process {event.pid}) died; call enqueue again to "
+            "go on with the others",
+            rank,
+        )
+
+    def dequeue(self, timeout: float | None = None, *, copy: bool = True) -> Any:
+        """The oldest object that this reader has not read. `EOFError` when the writer has closed the queue, `PeerDied` when it died.
+
+        Without ``copy`` the arrays of the object are read-only memory of the queue: its writer waits for this reader until they are gone.
+        """
+        if self.rank is None:
+            raise Invalid(f"queue {self.name}: its writer cannot dequeue; readers `attach` to its name")
+        link = self._link
+        message = link.try_receive()
+        if message is None:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while message is None:
+                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                link.wait(_LOOK_FOR_THE_WRITER if left is None else min(left, _LOOK_FOR_THE_WRITER))
+                message = link.try_receive()
+                if message is None:
+                    self._raise_without_a_writer()
+                    if left == 0.0:
+                        raise Timeout(f"queue {self.name}: no object came within {timeout} s")
+        try:
+            return read(message, copy=copy, what=f"queue {self.name}", loads=self._loads)
+        finally:
+            # Arrays over it keep its buffers.
+            message.release()
+
+    def _raise_without_a_writer(self) -> None:
+        link = self._link
+        while link.has_event:
+            event = link.next_event()
+            if event is not None and event.side == "primary" and event.kind in ("died", "evicted"):
+                self._died.append(event)
+        if self._has_writer() or link.has_message:
+            return
+        if self._died:
+            raise _peer_died(f"queue {self.name}: its writer (process {self._died[0].pid}) died", -1)
+        raise EOFError(f"queue {self.name}: its writer has closed it")
+
+    def close(self) -> None:
+        """Leaves the queue. Arrays of objects that were not copied keep their memory."""
+        if self.rank is None and not self._link.closed:
+            # A link with messages that were not received stays.
+            self._look_at_peers()
+        self._link.close(strict=False)
+
+    def __enter__(self) -> MessageQueue:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<shmesh.MessageQueue {self.name} {'writer' if self.rank is None else f'reader {self.rank}'}>"
+
+
+def _peer_died(text: str, rank: int | None) -> PeerDied:
+    error = PeerDied(text)
+    error.rank = rank
+    return error
+
+
+class _Harmless(pickle.Unpickler):
+    def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) in _HARMLESS:
+            return super().find_class(module, name)
+        raise Denied(
+            f"the object needs {module}.{name}, and the writer of this queue is not trusted: attach with allow_pickle=True if it may "
+            "run any code in this process"
+        )
+
+
+def _loads_harmless(pickled: Any, *, buffers: Any) -> Any:
+    """What `pickle.loads` gives, of plain values and numpy arrays only."""
+    return _Harmless(io.BytesIO(pickled), buffers=buffers).load()

@@ -1,0 +1,238 @@
+"""Objects from one writer to many readers."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmesh
+
+WATCHDOG = 200
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def read_all(name: str, rank: int, results: Any) -> None:
+    with shmesh.MessageQueue.attach(name, rank, timeout=WATCHDOG) as queue:
+        found = []
+        while True:
+            try:
+                value = queue.dequeue(timeout=WATCHDOG)
+            except EOFError:
+                break
+            found.append((value["step"], float(value["weights"].sum()), value["name"]))
+        results.put((rank, found))
+
+
+def attach_and_stop(name: str, rank: int) -> None:
+    queue = shmesh.MessageQueue.attach(name, rank, timeout=WATCHDOG)
+    time.sleep(WATCHDOG)
+    queue.close()
+
+
+def write_one_and_die(name: str) -> None:
+    queue = shmesh.MessageQueue(1000, name=name, readers=1)
+    queue.enqueue("last")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_each_reader_gets_everything() -> None:
+    results = SPAWN.Queue()
+    with shmesh.MessageQueue(1 << 16, depth=3, readers=3, name="queue") as queue:
+        readers = [SPAWN.Process(target=read_all, args=("queue", rank, results)) for rank in range(3)]
+        for reader in readers:
+            reader.start()
+        for step in range(50):
+            queue.enqueue({"step": step, "weights": np.full(2000, step, np.float32), "name": "x" * step}, timeout=WATCHDOG)
+    expected = [(step, 2000.0 * step, "x" * step) for step in range(50)]
+    assert dict(results.get(timeout=WATCHDOG) for _ in range(3)) == {rank: expected for rank in range(3)}
+    for reader in readers:
+        reader.join()
+
+
+def test_what_an_object_may_be() -> None:
+    with shmesh.MessageQueue(1 << 20, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
+        for value in (None, 7, "text" * 10_000, b"x" * 100_000, [np.arange(n) for n in range(300)], Path("/a"), {"a": {1, 2}}):
+            queue.enqueue(value)
+            found = reader.dequeue()
+            assert pickle.dumps(found) == pickle.dumps(value)
+        queue.enqueue([np.zeros(1000), np.asfortranarray(np.arange(6000).reshape(2, 3000)), np.arange(5000)[::2]])
+        zeros, fortran, strided = reader.dequeue()
+        zeros += 1  # copied, and so writable
+        assert fortran[1, 2999] == 5999 and fortran.flags.f_contiguous and strided[-1] == 4998
+
+
+def test_arrays_that_are_not_copied_hold_the_writer_up() -> None:
+    with shmesh.MessageQueue(1 << 16, depth=2, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
+        queue.enqueue(np.arange(5000))
+        array = reader.dequeue(copy=False)
+        assert not array.flags.writeable and array[4999] == 4999
+        queue.enqueue(np.zeros(5000))
+        with pytest.raises(shmesh.Timeout, match="depth"):
+            queue.enqueue(np.zeros(5000), timeout=0.05)
+        assert array[4999] == 4999
+        del array
+        assert reader.dequeue().sum() == 0
+        queue.enqueue(np.ones(5000), timeout=WATCHDOG)
+        assert reader.dequeue().sum() == 5000
+
+
+def test_objects_that_are_too_large() -> None:
+    large = np.arange(10_000)
+    with shmesh.MessageQueue(1000, name="small") as queue, shmesh.MessageQueue.attach("small") as reader:
+        with pytest.raises(shmesh.TooLong, match="overflow"):
+            queue.enqueue(large)
+        queue.enqueue("goes on")
+        assert reader.dequeue() == "goes on"
+    with shmesh.MessageQueue(1000, overflow=(1 << 17, 2), name="large") as queue, shmesh.MessageQueue.attach("large") as reader:
+        for _ in range(5):
+            queue.enqueue(large, timeout=WATCHDOG)
+            assert (reader.dequeue() == large).all()
+        with pytest.raises(shmesh.TooLong):
+            queue.enqueue(np.zeros(1 << 17))
+
+
+def test_readers_that_join_later() -> None:
+    with shmesh.MessageQueue(1000, depth=2, name="queue") as queue:
+        for number in range(10):
+            queue.enqueue(number, timeout=WATCHDOG)
+        with shmesh.MessageQueue.attach("queue", 0) as first:
+            queue.enqueue("one")
+            with shmesh.MessageQueue.attach("queue", 1) as second:
+                queue.enqueue("two")
+                assert [first.dequeue(), first.dequeue(), second.dequeue()] == ["one", "two", "two"]
+        queue.enqueue("nobody", timeout=WATCHDOG)
+        queue.enqueue("nobody", timeout=WATCHDOG)
+        queue.enqueue("nobody", timeout=WATCHDOG)
+
+
+def test_the_rank_of_a_reader_that_died() -> None:
+    with shmesh.MessageQueue(1000, depth=2, readers=2, name="queue") as queue:
+        victim = SPAWN.Process(target=attach_and_stop, args=("queue", 7))
+        victim.start()
+        reader = shmesh.MessageQueue.attach("queue", 3)
+        queue.wait_until_ready(WATCHDOG)
+        queue.enqueue(0)
+        assert reader.dequeue() == 0
+        victim.kill()
+        victim.join()
+        with pytest.raises(shmesh.PeerDied, match="reader 7") as error:
+            for number in range(1, 1_000_000):
+                queue.enqueue(number, timeout=WATCHDOG)
+                assert reader.dequeue(timeout=WATCHDOG) == number
+        assert error.value.rank == 7
+        queue.enqueue("the others go on", timeout=WATCHDOG)
+        assert reader.dequeue() == "the others go on"
+        reader.close()
+
+
+def test_a_writer_that_died() -> None:
+    process = SPAWN.Process(target=write_one_and_die, args=("queue",))
+    process.start()
+    reader = shmesh.MessageQueue.attach("queue", timeout=WATCHDOG)
+    assert reader.dequeue(timeout=WATCHDOG) == "last"
+    with pytest.raises(shmesh.PeerDied, match="writer") as error:
+        reader.dequeue(timeout=WATCHDOG)
+    assert error.value.rank == -1
+    process.join()
+    with pytest.raises(shmesh.NotFound, match="no writer"):
+        shmesh.MessageQueue.attach("queue")
+    reader.close()
+
+
+def test_a_writer_that_is_started_again() -> None:
+    with shmesh.MessageQueue(1000, name="queue") as queue:
+        queue.enqueue("of before")
+        reader = shmesh.MessageQueue.attach("queue")
+        queue.enqueue("unread")
+    with shmesh.MessageQueue(1000, name="queue", readers=1) as queue, shmesh.MessageQueue.attach("queue", 2) as second:
+        queue.enqueue("both", timeout=WATCHDOG)
+        assert [reader.dequeue(WATCHDOG), reader.dequeue(WATCHDOG)] == ["unread", "both"] and second.dequeue(WATCHDOG) == "both"
+    reader.close()
+
+
+def test_time_limits() -> None:
+    with shmesh.MessageQueue(1000, depth=2, readers=2, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
+        with pytest.raises(shmesh.Timeout, match="1 of 2 readers"):
+            queue.enqueue(1, timeout=0.05)
+        with pytest.raises(shmesh.Timeout):
+            reader.dequeue(timeout=0.02)
+        with pytest.raises(shmesh.Timeout):
+            reader.dequeue(timeout=0)
+        with pytest.raises(shmesh.Invalid):
+            queue.dequeue()
+        with pytest.raises(shmesh.Invalid):
+            reader.enqueue(1)
+        with pytest.raises(TypeError, match="attach"):
+            pickle.dumps(queue)
+
+
+def test_a_reader_that_waits_is_woken() -> None:
+    with shmesh.MessageQueue(1000, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(reader.dequeue(timeout=WATCHDOG)))
+        thread.start()
+        time.sleep(0.05)
+        queue.enqueue("wake up")
+        thread.join()
+        assert found == ["wake up"]
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return os.getenv, ("HOME",)
+
+
+def test_pickles_of_a_writer_that_is_not_trusted() -> None:
+    with shmesh.MessageQueue(1 << 16, name="queue") as queue:
+        with (
+            shmesh.MessageQueue.attach("queue", allow_pickle=False) as careful,
+            shmesh.MessageQueue.attach("queue") as trusting,
+        ):
+            queue.enqueue({"plain": [1, "two", 3.0], "array": np.arange(1000), "scalar": np.float32(2), "set": {1}})
+            assert careful.dequeue()["array"][999] == 999 and trusting.dequeue()["scalar"] == 2
+            queue.enqueue(Harmful())
+            with pytest.raises(shmesh.Denied, match="allow_pickle"):
+                careful.dequeue()
+            assert trusting.dequeue() == os.getenv("HOME")
+    with shmesh.MessageQueue(1000, name="shared", mode=0o660) as queue, shmesh.MessageQueue.attach("shared") as careful:
+        queue.enqueue(Harmful())
+        with pytest.raises(shmesh.Denied):
+            careful.dequeue()
+
+
+def test_messages_that_are_no_objects() -> None:
+    with shmesh.Link.create("queue", ring_mode="broadcast") as writer, shmesh.MessageQueue.attach("queue") as reader:
+        head = (0x316A624F).to_bytes(4, "little")
+        for message in (
+            b"",
+            b"abc",
+            b"x" * 200,
+            head + b"\xff" * 12,
+            head + bytes(4) + (1 << 40).to_bytes(8, "little") + b"x" * 200,
+            head + (1).to_bytes(4, "little") + bytes(8) + (1 << 60).to_bytes(8, "little") + b"x" * 200,
+        ):
+            writer.send(message, b"x" * 100)
+            with pytest.raises(shmesh.Damaged):
+                reader.dequeue(timeout=WATCHDOG)
+        assert writer.receive() is not None, "what the reader said when it attached"
+
+
+def test_a_kept_exception_keeps_no_buffer() -> None:
+    kept: list[Exception] = []
+    with shmesh.MessageQueue(1 << 16, depth=2, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
+        for _ in range(10):
+            for value in (lambda: None, np.zeros(1 << 16)):
+                try:
+                    queue.enqueue(value)
+                except Exception as error:
+                    kept.append(error)
+            queue.enqueue(np.zeros(5000), timeout=WATCHDOG)
+            assert reader.dequeue().sum() == 0
+        assert len(kept) == 20

@@ -1,0 +1,104 @@
+"""The adapter for vLLM, over a stand-in of the class that it replaces: vLLM itself takes a GPU. It shows the calls, not vLLM."""
+
+import dataclasses
+import multiprocessing
+import sys
+import threading
+import types
+from typing import Any
+
+import pytest
+
+import shmesh
+import shmesh.vllm
+
+WATCHDOG = 200
+
+
+@dataclasses.dataclass
+class Handle:
+    local_reader_ranks: list[int]
+    buffer_handle: Any = None
+
+
+class Original:
+    """What queues with readers on other nodes use."""
+
+    def __init__(self, n_reader: int, n_local_reader: int, *others: Any) -> None:
+        self.handle = Handle([], ("original",))
+
+    def export_handle(self) -> Handle:
+        return self.handle
+
+    @staticmethod
+    def create_from_handle(handle: Handle, rank: int) -> str:
+        return "a reader of the original"
+
+    def enqueue(self, obj: Any, timeout: float | None = None) -> None:
+        self.sent = obj
+
+
+def read(handle: Handle, rank: int, results: Any) -> None:
+    queue = shmesh.vllm.adapter_of(Original, Handle).create_from_handle(handle, rank)
+    queue.wait_until_ready()
+    results.put((rank, [queue.dequeue(WATCHDOG), queue.broadcast_object(), queue.dequeue(cancel=threading.Event())]))
+
+
+def test_the_methods_of_vllm() -> None:
+    context = multiprocessing.get_context("spawn")
+    writer = shmesh.vllm.adapter_of(Original, Handle)(2, 2, [1, 2], 1 << 16, 4)
+    results = context.Queue()
+    readers = [context.Process(target=read, args=(writer.export_handle(), rank, results)) for rank in (1, 2)]
+    for reader in readers:
+        reader.start()
+    writer.wait_until_ready()
+    writer.enqueue(("execute_model", {"step": 1}), timeout=WATCHDOG)
+    assert writer.broadcast_object("second") == "second"
+    writer.enqueue("third")
+    expected = [("execute_model", {"step": 1}), "second", "third"]
+    assert dict(results.get(timeout=WATCHDOG) for _ in range(2)) == {1: expected, 2: expected}
+    for reader in readers:
+        reader.join()
+    writer.shutdown()
+
+
+def test_time_limits_and_cancelling() -> None:
+    adapter = shmesh.vllm.adapter_of(Original, Handle)
+    writer = adapter(1, 1)
+    reader = adapter.create_from_handle(writer.export_handle(), 0)
+    cancel = threading.Event()
+    for arguments in ({"timeout": 0.02}, {"timeout": 0.02, "cancel": cancel}):
+        with pytest.raises(TimeoutError):
+            reader.dequeue(**arguments)
+    cancel.set()
+    with pytest.raises(RuntimeError, match="cancelled"):
+        reader.dequeue(cancel=cancel)
+    reader.shutdown()
+    writer.shutdown()
+
+
+def test_queues_with_readers_elsewhere_stay_vllms() -> None:
+    adapter = shmesh.vllm.adapter_of(Original, Handle)
+    queue = adapter(2, 1)
+    queue.enqueue("x")
+    assert queue.sent == "x" and adapter.create_from_handle(queue.export_handle(), 1) == "a reader of the original"
+
+
+def test_the_plugin_is_off_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["vllm", "vllm.distributed", "vllm.distributed.device_communicators"]
+    modules = {name: types.ModuleType(name) for name in [*names, f"{names[-1]}.shm_broadcast", "vllm.executor"]}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    broadcast = modules[f"{names[-1]}.shm_broadcast"]
+    vars(modules[names[-1]])["shm_broadcast"] = broadcast
+    vars(broadcast).update(MessageQueue=Original, Handle=Handle)
+    vars(modules["vllm.executor"])["MessageQueue"] = Original
+    monkeypatch.delenv("SHMESH_VLLM", raising=False)
+    shmesh.vllm.register()
+    assert vars(broadcast)["MessageQueue"] is Original
+    monkeypatch.setenv("SHMESH_VLLM", "1")
+    for _ in range(2):
+        shmesh.vllm.register()
+        adapter = vars(broadcast)["MessageQueue"]
+        assert issubclass(adapter, Original) and adapter.__mro__[1] is Original
+        assert vars(modules["vllm.executor"])["MessageQueue"] is adapter
