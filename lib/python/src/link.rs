@@ -481,16 +481,6 @@ impl Link {
     }
 
     #[getter]
-    fn lost(&self) -> PyResult<u64> {
-        self.with(|link| Ok(link.lost()))
-    }
-
-    #[getter]
-    fn readers(&self) -> PyResult<usize> {
-        self.with(|link| Ok(link.readers()))
-    }
-
-    #[getter]
     fn queued(&self) -> PyResult<usize> {
         self.with(|link| Ok(link.queued()))
     }
