@@ -95,9 +95,6 @@ impl Link {
             let positions: Vec<_> = ring.queued().map(|(position, _)| position).collect();
             temporary.discard(&positions)?;
         }
-        if let Ring::Broadcast(broadcast) = self.incoming() {
-            broadcast.skip_all(self.endpoint.reader());
-        }
         Ok(())
     }
 }

@@ -705,11 +705,6 @@ impl Broadcast {
         self.resume_at(me, next);
     }
 
-    /// Goes on behind all messages that were sent; none of them counts as lost.
-    pub(crate) fn skip_all(&self, me: &Reader) {
-        self.resume_at(me, self.tail().load(Ordering::Acquire));
-    }
-
     /// Forgets what it holds by its cursor, and goes on elsewhere.
     fn resume_at(&self, me: &Reader, next: u64) {
         me.next.set(next);
