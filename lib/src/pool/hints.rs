@@ -20,9 +20,6 @@ use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE, overwrite};
 
 /// Buffers whose hints move together from one seat to another.
 pub(crate) const STEAL_MAX: u32 = 32;
-/// Buffers whose hints move together out of the reserve. Fewer, lowest index first: what owned messages held comes back there, so the
-/// same few buffers go round, and not as many as were ever touched.
-const RESERVE_MAX: u32 = 8;
 /// Buffers a handle remembers in the order of their release; see [`Recent`].
 pub(crate) const RECENT_MAX: usize = 64;
 /// The reserve has its bitmap after those of the seats.
@@ -192,14 +189,13 @@ impl Hints {
         recent: &Recent,
         ahead: impl Fn(u32),
     ) -> u32 {
-        let max = if from == RESERVE { RESERVE_MAX } else { STEAL_MAX };
         let mut taken = 0_u64;
         let mut rest = found;
         while rest != 0 {
             let bit = rest & rest.wrapping_neg();
             taken |= bit;
             rest &= !bit;
-            if taken.count_ones() == max {
+            if taken.count_ones() == STEAL_MAX {
                 break;
             }
         }
