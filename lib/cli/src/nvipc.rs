@@ -46,7 +46,7 @@ pub(crate) fn row(name: &LinkName, seen: &Seen) -> [String; 8] {
     ]
 }
 
-/// As JSON, for programs.
+/// The link as JSON for other programs.
 pub(crate) fn json(name: &LinkName, seen: &Seen) -> Value {
     let message = |at: &Waiting| json!({ "msg_id": at.msg_id, "cell_id": at.cell_id, "msg_len": at.msg_len, "data_len": at.data_len });
     let pools = pools(seen).map(|(id, size, len, free)| {

@@ -15,7 +15,7 @@ pub(super) fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Confi
     serde_saphyr::from_str_with_options(text, options()).map_err(|error| convert(&error))
 }
 
-/// As [`parse`], where a map may have a key twice, and the reader of the map gets both.
+/// As [`parse`], where a map may have a key twice: the visitor of the map gets both.
 pub(super) fn parse_with_duplicates<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, ConfigError> {
     let mut options = options();
     options.duplicate_keys = DuplicateKeyPolicy::LastWins;

@@ -31,7 +31,7 @@ fn pair(dir: &std::path::Path, changes: &str) -> (AsyncLink, AsyncLink) {
     (AsyncLink::new(primary).unwrap(), AsyncLink::new(secondary).unwrap())
 }
 
-/// Polls the future once, with a waker that does nothing.
+/// Polls a future once.
 fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
