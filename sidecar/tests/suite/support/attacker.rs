@@ -11,6 +11,7 @@ use nix::unistd::Pid;
 use shmesh::{Link, LinkOptions, Side};
 use shmesh_proto::broker::{Attach, Hello, Request, request::Op};
 use shmesh_proto::packet;
+use shmesh_sys::closing::Lingering;
 use shmesh_sys::file::{ByteLock, open as open_file, try_lock_byte};
 use shmesh_sys::socket;
 use shmesh_testing::{Peer, broker_of, is_root, until};
@@ -255,8 +256,9 @@ impl Attacker {
             _ => {
                 let stream = self.stubborn.one();
                 let sent = socket::send(&fd, &hello, &[stream.as_fd()]);
-                // It may be the last, and linger here.
-                std::thread::spawn(move || drop(stream));
+                // The sidecar has the last copy, or none is left. Not closed in a thread: a process that is started meanwhile would have a
+                // copy, and linger until it can begin.
+                Lingering::from(vec![OwnedFd::from(stream)]).close().unwrap();
                 sent
             }
         };
