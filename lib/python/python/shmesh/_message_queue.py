@@ -106,6 +106,7 @@ class MessageQueue:
         self._awaited = 0
         self._ranks: dict[int, int] = {}
         self._died: list[PeerEvent] = []
+        self._left = False
         self._allow_pickle = False
         self._loads: Any = pickle.loads
 
@@ -263,16 +264,30 @@ class MessageQueue:
             message.release()
 
     def _raise_without_a_writer(self) -> None:
+        """Raises when the writer has died or closed, and all that it sent was read."""
         link = self._link
         while link.has_event:
             event = link.next_event()
-            if event is not None and event.side == "primary" and event.kind in ("died", "evicted"):
+            if event is None or event.side == "secondary":
+                continue
+            if event.kind in ("died", "evicted"):
                 self._died.append(event)
-        if self._has_writer() or link.has_message:
+            elif event.kind in ("detached", "missed"):
+                self._left = True
+        writers = [other for other in link.participants() if other.side == "primary"]
+        if any(other.alive is not False for other in writers):
+            # Also another one, which goes on where the first has ended.
+            self._left = False
+            self._died.clear()
             return
-        if self._died:
-            raise _peer_died(f"queue {self.name}: its writer (process {self._died[0].pid}) died", -1)
-        raise EOFError(f"queue {self.name}: its writer has closed it")
+        if link.has_message:
+            return
+        # Dead ones are on the link until they are recovered, and an event after that.
+        pids = [writer.pid for writer in writers] or [event.pid for event in self._died]
+        if pids:
+            raise _peer_died(f"queue {self.name}: its writer (process {pids[0]}) died", -1)
+        if self._left:
+            raise EOFError(f"queue {self.name}: its writer has closed it")
 
     def close(self) -> None:
         """Leaves the queue. Arrays of objects that were not copied keep their memory."""
