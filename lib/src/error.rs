@@ -410,6 +410,77 @@ pub enum ErrorKind {
         /// Name of the link.
         link: Arc<str>,
     },
+    /// The link has no requests.
+    #[error(
+        "link {link}: it has no requests; create it with `requests: {{ window: 8 }}`, or use send and receive"
+    )]
+    NoRequests {
+        /// The link.
+        link: Arc<str>,
+    },
+    /// A request was made by the primary side, or asked for by the secondary.
+    #[error(
+        "link {link}: the secondary side makes requests and the primary side answers them; this handle is {side}"
+    )]
+    RequestSide {
+        /// The link.
+        link: Arc<str>,
+        /// The side of the handle.
+        side: Side,
+    },
+    /// This participant has as many requests pending as the link allows.
+    #[error(
+        "link {link}: {window} requests of this participant are pending, which is its limit; take or drop a reply first, or raise \
+         requests.window"
+    )]
+    WindowFull {
+        /// The link.
+        link: Arc<str>,
+        /// Its window.
+        window: u32,
+    },
+    /// So many replies to one request wait for its client.
+    #[error(
+        "link {link}: {limit} replies to this request wait, which is the limit; wait for the client with `wait_room`"
+    )]
+    RepliesFull {
+        /// The link.
+        link: Arc<str>,
+        /// How many can wait.
+        limit: u32,
+    },
+    /// The process that had taken the request ended before its last reply.
+    #[error(
+        "link {link}: process {pid} took the request and ended before it replied; make the request again"
+    )]
+    ServerGone {
+        /// The link.
+        link: Arc<str>,
+        /// The process, as its own pid namespace numbers it.
+        pid: u32,
+    },
+    /// The process that had taken the request dropped it without a last reply.
+    #[error("link {link}: process {pid} took the request and dropped it without a reply")]
+    Unanswered {
+        /// The link.
+        link: Arc<str>,
+        /// The process, as its own pid namespace numbers it.
+        pid: u32,
+    },
+    /// The last reply was sent, or taken, before.
+    #[error("link {link}: the request is over: its last reply came before")]
+    RequestOver {
+        /// The link.
+        link: Arc<str>,
+    },
+    /// A request does not fit into a slot.
+    #[error("link {link}: an inline request has at most {limit} bytes, not {len}; loan a buffer instead", limit = crate::REQUEST_INLINE_MAX_BYTES)]
+    InlineRequestTooLong {
+        /// The link.
+        link: Arc<str>,
+        /// Asked for.
+        len: usize,
+    },
 
     /// This participant was declared dead while it was stopped, and its buffers were recovered.
     #[error(
@@ -525,6 +596,9 @@ impl Error {
                 | ErrorKind::InlineExhausted { .. }
                 | ErrorKind::Full { .. }
                 | ErrorKind::HoldingTooMany { .. }
+                | ErrorKind::WindowFull { .. }
+                | ErrorKind::RepliesFull { .. }
+                | ErrorKind::ServerGone { .. }
                 | ErrorKind::Crowded { .. }
                 | ErrorKind::NotFound { .. }
                 | ErrorKind::NoDirectory { .. }

@@ -67,7 +67,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use link::AsyncLink;
 pub use link::{
     DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, OwnedLoan,
-    OwnedMessage, Recovered, SendError, SharedBytes, WaitOutcome,
+    OwnedMessage, PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES, Recovered, Request, SendError,
+    SharedBytes, WaitOutcome,
 };
 pub use participant::{MAX_SEATS, Participant, PeerEvent, SeatIndex, SeatWord, Side};
 pub use ring::INLINE_MAX_BYTES;

@@ -121,6 +121,12 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
+    /// Of these, the one at `seat`.
+    #[inline]
+    pub(crate) fn only(self, seat: SeatIndex) -> Self {
+        Self { sleepers: self.sleepers & seat.bit(), bells: self.bells & seat.bit() }
+    }
+
     #[inline]
     pub(crate) fn nobody(self) -> bool {
         self.sleepers | self.bells == 0

@@ -202,6 +202,25 @@ impl Collector for LinksMetrics {
         let queued = ("queued", "Messages that wait to be received");
         family(encoder, queued, MetricType::Gauge, |v| directions(v, &|ring| ring.queued.len() as u64))?;
 
+        let requests = (
+            "requests",
+            "Requests that no server has taken, requests that are pending, and replies that wait",
+        );
+        family(encoder, requests, MetricType::Gauge, |values| {
+            for (_, now, kept) in &seen {
+                let Some(requests) = now.requests else { continue };
+                for (state, count) in [
+                    ("queued", requests.queued),
+                    ("pending", requests.pending),
+                    ("replies", requests.replies),
+                ] {
+                    let labels: Labels<'_> = [("link", kept.host.name()), ("state", state)];
+                    values.one(&labels, count as u64)?;
+                }
+            }
+            Ok(())
+        })?;
+
         let loans = ("loans", "Buffers that a participant writes, or has received and not released");
         family(encoder, loans, MetricType::Gauge, |values| {
             for (_, now, kept) in &seen {

@@ -103,6 +103,20 @@ fn text(args: &Args, view: &View, snapshot: &Snapshot, out: &mut dyn Write) -> a
         messages(args, view, snapshot, ring, out)?;
     }
 
+    if let Some(requests) = &snapshot.requests {
+        let replies = match requests.replies {
+            1 => "1 reply waits".to_owned(),
+            count => format!("{count} replies wait"),
+        };
+        writeln!(
+            out,
+            "\nrequests, secondary to primary: {} queued, {} pending, {replies} for a client; each client may have {} pending",
+            human::plural(requests.queued as u64, "request"),
+            requests.pending,
+            requests.window
+        )?;
+    }
+
     let mut table = Table::new(&[
         "pool",
         ">buffers",
@@ -255,6 +269,7 @@ fn whole_json(args: &Args, view: &View, snapshot: &Snapshot) -> Value {
             })
         })
         .collect();
+    link["requests"] = ls::requests_json(snapshot);
     link["pool_use"] = snapshot.tables.iter().map(|table| table_json(args, table)).collect();
     link
 }

@@ -150,6 +150,19 @@ pub(crate) fn view_json(view: &View) -> Value {
     })
 }
 
+/// The requests of a link; null when it has none.
+pub(crate) fn requests_json(snapshot: &Snapshot) -> Value {
+    snapshot.requests.map_or(Value::Null, |requests| {
+        json!({
+            "window": requests.window,
+            "made": requests.made,
+            "queued": requests.queued,
+            "pending": requests.pending,
+            "replies": requests.replies,
+        })
+    })
+}
+
 fn link_json(ListedLink { name, seen, theirs }: &ListedLink) -> Value {
     if let Some(theirs) = theirs {
         return nvipc::json(name, theirs);
@@ -161,6 +174,7 @@ fn link_json(ListedLink { name, seen, theirs }: &ListedLink) -> Value {
             let [m2s, s2m] = &snapshot.rings;
             link["participants"] = snapshot.seats.iter().map(people::json).collect();
             link["queued"] = json!({ "m2s": m2s.queued.len(), "s2m": s2m.queued.len() });
+            link["requests"] = requests_json(snapshot);
             link["received"] = json!({ "m2s": m2s.received, "s2m": s2m.received });
             link
         }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use super::link::{MAX_EVICT_AFTER_MS, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN};
+use super::link::{MAX_EVICT_AFTER_MS, MAX_REQUEST_WINDOW, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN};
 use super::name::{LinkName, NameError};
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolId};
 use super::{MAX_FILE_BYTES, MAX_LINKS};
@@ -224,6 +224,12 @@ pub enum ConfigError {
         "link {link}: ring.mode broadcast is for many readers; set receivers to many, or ring.mode to spsc{place}"
     )]
     BroadcastReceivers { link: LinkName, place: Position },
+    /// A request window above [`MAX_REQUEST_WINDOW`].
+    #[error("link {link}: requests.window is {value}, the limit is {MAX_REQUEST_WINDOW}; lower it{place}")]
+    RequestWindowTooLarge { link: LinkName, value: u64, place: Position },
+    /// Requests on a link whose rings have one producer and one consumer.
+    #[error("link {link}: requests need ring mode mpmc; set ring.mode to mpmc, or remove requests{place}")]
+    RequestsNeedMpmc { link: LinkName, place: Position },
     /// A file mode other than the two that make sense.
     #[error("link {link}: file_mode is {found}; give \"0600\" (owner) or \"0660\" (owner and group){place}")]
     FileModeRefused { link: LinkName, found: String, place: Position },
@@ -304,6 +310,8 @@ impl ConfigError {
             | Self::EvictAfterOutOfRange { place, .. }
             | Self::SkipNeedsRoom { place, .. }
             | Self::BroadcastReceivers { place, .. }
+            | Self::RequestWindowTooLarge { place, .. }
+            | Self::RequestsNeedMpmc { place, .. }
             | Self::FileModeRefused { place, .. }
             | Self::HugetlbNeedsMemfd { place, .. }
             | Self::SideNeedsPool { place, .. }

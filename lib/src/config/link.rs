@@ -43,6 +43,21 @@ pub const MAX_RING_LEN: u32 = 1 << 20;
 /// ```
 pub const MAX_SPIN_US: u32 = 1_000_000;
 
+/// Most requests that one participant of the secondary side can have pending.
+///
+/// ```
+/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::config::MAX_REQUEST_WINDOW;
+/// link.request_window = MAX_REQUEST_WINDOW;
+/// assert!(link.validate().is_ok());
+/// link.request_window = MAX_REQUEST_WINDOW + 1;
+/// assert!(link.validate().unwrap_err().to_string().contains("the limit is 64"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub const MAX_REQUEST_WINDOW: u32 = crate::ring::reply::WINDOW_MAX;
+/// What `requests: {}` in a configuration stands for.
+pub(super) const DEFAULT_REQUEST_WINDOW: u32 = 8;
+
 /// How many may push to a ring at once.
 ///
 /// ```
@@ -247,6 +262,9 @@ pub struct LinkConfig {
     pub receivers: Receivers,
     /// The pools, each at [`PoolId::index`].
     pub pools: [PoolConfig; PoolId::COUNT],
+    /// Requests that each participant of the secondary side can have pending, at most [`MAX_REQUEST_WINDOW`]; 0: the link has
+    /// no requests. Only with [`RingMode::Mpmc`].
+    pub request_window: u32,
     /// What the segments are made of.
     pub backing: Backing,
     /// Whether segments use huge pages.
@@ -288,6 +306,7 @@ impl LinkConfig {
             broadcast: BroadcastConfig::default(),
             receivers: Receivers::default(),
             pools,
+            request_window: 0,
             backing: Backing::default(),
             huge_pages: HugePages::default(),
             prefault: true,
@@ -364,6 +383,13 @@ impl LinkConfig {
         if self.spin_us > MAX_SPIN_US {
             let (value, place) = (self.spin_us.into(), places.spin_us);
             return Err(ConfigError::SpinTooLong { link: link(), value, place });
+        }
+        if self.request_window > MAX_REQUEST_WINDOW {
+            let (value, place) = (self.request_window.into(), places.request_window);
+            return Err(ConfigError::RequestWindowTooLarge { link: link(), value, place });
+        }
+        if self.request_window > 0 && self.ring_mode != RingMode::Mpmc {
+            return Err(ConfigError::RequestsNeedMpmc { link: link(), place: places.request_window });
         }
         if !matches!(self.file_mode, 0o600 | 0o660) {
             let (found, place) = (format!("{:04o}", self.file_mode), places.file_mode);
@@ -452,6 +478,7 @@ pub(super) struct LinkPlaces {
     pub(super) evict_after_ms: Position,
     pub(super) huge_pages: Position,
     pub(super) spin_us: Position,
+    pub(super) request_window: Position,
     pub(super) file_mode: Position,
     pub(super) pools: [PoolPlaces; PoolId::COUNT],
 }
@@ -475,6 +502,7 @@ impl LinkPlaces {
             evict_after_ms: link,
             huge_pages: link,
             spin_us: link,
+            request_window: link,
             file_mode: link,
             pools,
         }

@@ -53,8 +53,8 @@ mod yaml;
 
 pub use error::{ConfigError, Position, show_mistake};
 pub use link::{
-    Backing, BroadcastConfig, HugePages, LinkConfig, MAX_EVICT_AFTER_MS, MAX_READERS, MAX_RING_LEN,
-    MAX_SPIN_US, MIN_RING_LEN, Receivers, RingMode, SlowReaders,
+    Backing, BroadcastConfig, HugePages, LinkConfig, MAX_EVICT_AFTER_MS, MAX_READERS, MAX_REQUEST_WINDOW,
+    MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN, Receivers, RingMode, SlowReaders,
 };
 pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};
 #[cfg(feature = "yaml")]

@@ -8,13 +8,15 @@ use serde_saphyr::Spanned;
 use super::MAX_LINKS;
 use super::error::{ConfigError, Position, shown};
 use super::leaf::{Leaf, PoolLeaves, SpannedOption};
-use super::link::{Backing, HugePages, LinkConfig, LinkPlaces, Receivers, RingMode, SlowReaders};
+use super::link::{
+    Backing, DEFAULT_REQUEST_WINDOW, HugePages, LinkConfig, LinkPlaces, Receivers, RingMode, SlowReaders,
+};
 use super::name::LinkName;
 use super::pod::PodLink;
 use super::pool::PoolId;
 
 /// The keys of a link in a file; those of `pod.rs` have a meaning in an annotation alone.
-const KEYS: &str = "name, ring, receivers, pools, backing, memory, notify";
+const KEYS: &str = "name, ring, receivers, pools, backing, memory, notify, requests";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,6 +35,8 @@ pub(super) struct LinkYaml {
     #[serde(default)]
     notify: Option<NotifyYaml>,
     #[serde(default)]
+    requests: Option<Spanned<RequestsYaml>>,
+    #[serde(default)]
     pub(super) scope: SpannedOption<Leaf>,
     #[serde(default)]
     pub(super) side: SpannedOption<Leaf>,
@@ -48,6 +52,12 @@ struct RingYaml {
     slow: SpannedOption<Leaf>,
     history: SpannedOption<Leaf>,
     evict_after_ms: SpannedOption<Leaf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RequestsYaml {
+    window: SpannedOption<Leaf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -159,6 +169,10 @@ impl LinkYaml {
         if let Some(ring) = self.ring {
             ring.apply(&mut link, &mut places)?;
         }
+        if let Some(requests) = self.requests {
+            (places.request_window, link.request_window) = (Position::of(&requests), DEFAULT_REQUEST_WINDOW);
+            requests.value.apply(&mut link, &mut places)?;
+        }
         if let Some(pools) = self.pools {
             pools.apply(&mut link, &mut places)?;
         }
@@ -225,6 +239,20 @@ impl RingYaml {
             }
             link.broadcast.evict_after_ms = u32::try_from(value)
                 .map_err(|_| ConfigError::EvictAfterOutOfRange { link: name, value, place })?;
+        }
+        Ok(())
+    }
+}
+
+impl RequestsYaml {
+    fn apply(self, link: &mut LinkConfig, places: &mut LinkPlaces) -> Result<(), ConfigError> {
+        if let Some((value, place)) = self.window.whole("requests.window")? {
+            places.request_window = place;
+            link.request_window = u32::try_from(value).map_err(|_| ConfigError::RequestWindowTooLarge {
+                link: link.name.clone(),
+                value,
+                place,
+            })?;
         }
         Ok(())
     }

@@ -33,6 +33,6 @@ mod tap;
 pub use remains::Remains;
 pub use segments::{PoolView, View, names};
 pub use snapshot::{
-    BufferState, HeldBuffer, QueuedMessage, ReaderView, RingView, SeatView, Snapshot, TableView,
+    BufferState, HeldBuffer, QueuedMessage, ReaderView, RequestsView, RingView, SeatView, Snapshot, TableView,
 };
 pub use tap::{Filter, LostCounts, Tap, TappedMessage};

@@ -8,12 +8,13 @@ use shmesh_sys::process::{Liveness, ProcessIdentity};
 
 use super::View;
 use crate::config::PoolId;
-use crate::link::core::{INLINE, unpack};
+use crate::link::core::{INLINE, Requests, unpack};
 use crate::link::liveness_by_lock;
 use crate::participant::{Participant, SeatIndex, Seats, Side};
 use crate::pool::Table;
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::ring::entry::Entry;
+use crate::ring::reply::ReplySlot;
 use crate::ring::{Ring, SLEEPERS, Wild};
 use crate::segment::layout::PoolLayout;
 use crate::segment::lock::Lock;
@@ -175,6 +176,36 @@ impl RingView {
     }
 }
 
+/// The requests of a link that has them.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// config.request_window = 8;
+/// # let phy = options.create(&config)?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// let pending = [mac.request_inline(1, 0, b"")?, mac.request_inline(2, 0, b"")?];
+/// phy.receive_request()?.expect("two were made").reply_inline(3, 0, b"")?;
+/// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
+/// let requests = view.snapshot().requests.expect("it has requests");
+/// assert_eq!((requests.made, requests.queued, requests.pending, requests.replies), (2, 1, 2, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RequestsView {
+    /// Requests that each participant of the secondary side can have pending.
+    pub window: u32,
+    /// Requests made so far; never less at a later look.
+    pub made: u64,
+    /// Requests that no server has taken yet.
+    pub queued: usize,
+    /// Requests whose clients wait for replies, taken or not.
+    pub pending: usize,
+    /// Replies that wait to be taken.
+    pub replies: usize,
+}
+
 /// A buffer that is not free.
 ///
 /// ```
@@ -264,6 +295,8 @@ pub struct Snapshot {
     pub seats: Vec<SeatView>,
     /// The rings `m2s` and `s2m`, in this order.
     pub rings: [RingView; 2],
+    /// Requests and replies; `None`: the link has none.
+    pub requests: Option<RequestsView>,
     /// The pools, then the inline cells, of a link that has them.
     pub tables: Vec<TableView>,
     /// How often a receiver was woken by a system call since the link was created.
@@ -390,7 +423,9 @@ impl View {
             [PoolId::CpuMsg.index(), INLINE].into_iter().filter_map(|i| self.core.table(i)).collect();
         let owners: Vec<Vec<u64>> = tables.iter().map(|table| words(table)).collect();
         let rings = [Side::Primary, Side::Secondary].map(|from| self.ring(from));
-        let in_rings = self.in_rings(&rings);
+        let requests = self.core.requests();
+        let in_rings = self.in_rings(&rings, requests);
+        let requests = requests.map(|requests| self.requests(requests));
         let seats = self.seats();
 
         let mut views = vec![self.messages(&in_rings, &seats, false, tables[0], &owners[0])];
@@ -405,6 +440,7 @@ impl View {
         Snapshot {
             seats,
             rings,
+            requests,
             tables: views,
             wake_ups: self.core.seats.rung(),
             recovered: self.core.seats.recovered(),
@@ -424,6 +460,21 @@ impl View {
             .filter_map(|(position, entry)| self.queued(from, position, entry))
             .collect();
         RingView { from, sent: ring.sent(), received, queued }
+    }
+
+    fn reply_slots<'a>(&self, requests: &'a Requests) -> impl Iterator<Item = ReplySlot<'a>> {
+        let seats = (0..self.core.seats.used() as u64).filter_map(SeatIndex::from_wild);
+        seats.flat_map(|seat| requests.replies.of(seat))
+    }
+
+    fn requests(&self, requests: &Requests) -> RequestsView {
+        RequestsView {
+            window: self.core.shape.request_window,
+            made: requests.ring.sent(),
+            queued: requests.ring.queued().count(),
+            pending: self.reply_slots(requests).filter(|slot| slot.is_pending()).count(),
+            replies: self.reply_slots(requests).flat_map(ReplySlot::seen).count(),
+        }
     }
 
     /// What an entry says. `None`: it was received, or its sender was declared dead.
@@ -490,15 +541,27 @@ impl View {
         Ok(true)
     }
 
-    fn in_rings(&self, rings: &[RingView; 2]) -> InRings {
+    fn in_rings(&self, rings: &[RingView; 2], requests: Option<&Requests>) -> InRings {
+        let of_requests = requests.into_iter().flat_map(|requests| {
+            let replies = self.reply_slots(requests).flat_map(ReplySlot::seen);
+            requests.ring.queued().map(|(_, entry)| entry).chain(replies)
+        });
+        let of_requests = of_requests.filter_map(|entry| {
+            let table = self.core.table(if entry.is_inline() { INLINE } else { PoolId::CpuMsg.index() })?;
+            let index = table.tame(entry.wild_cell())?;
+            let owner = MsgOwner(table.owner(index).load(Ordering::Relaxed));
+            // One that a server has taken is not queued.
+            let waits = entry.names(owner.epoch()) && matches!(owner.holder(), Holder::Loaned(_));
+            waits.then(|| (entry.is_inline(), index, owner.epoch()))
+        });
         let all = rings.iter().flat_map(|ring| &ring.queued);
-        all.filter_map(|queued| {
+        let of_rings = all.filter_map(|queued| {
             let table = self.core.table(if queued.inline { INLINE } else { PoolId::CpuMsg.index() })?;
             let index = queued.buffer.filter(|_| queued.wrong.is_none())?;
             let owner = MsgOwner(table.owner(index).load(Ordering::Relaxed));
             Some((queued.inline, index, owner.epoch()))
-        })
-        .collect()
+        });
+        of_rings.chain(of_requests).collect()
     }
 
     fn messages(

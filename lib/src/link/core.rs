@@ -6,13 +6,14 @@
 use std::sync::Arc;
 
 use crate::config::PoolId;
-use crate::participant::{Participant, Role, SEAT_LINES, SeatIndex, Seats, Side, Stage};
+use crate::participant::{MAX_SEATS, Participant, Role, SEAT_LINES, SeatIndex, Seats, Side, Stage};
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::pool::{Pool, Table};
 use crate::ring::broadcast::Kept;
 use crate::ring::entry::Entry;
 use crate::ring::inline::{FIRST_LINE_BYTES, InlineLines};
-use crate::ring::{CONTROL_LINES, Look, Owners, PRODUCER_ROLE, Ring, Wild};
+use crate::ring::reply::{ReplySlots, RequestId};
+use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, Wild};
 use crate::segment::layout::{LinkLayout, PoolLayout, Shape};
 use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
 use crate::sync::{Line, Ordering};
@@ -30,6 +31,15 @@ pub(crate) struct Core {
     inline: Option<Table>,
     /// The second lines of the inline cells.
     inline_seconds: Option<Lines>,
+    requests: Option<Requests>,
+}
+
+/// How requests travel, and their replies.
+#[derive(Clone, Debug)]
+pub(crate) struct Requests {
+    /// From the secondary side to the primary.
+    pub(crate) ring: Ring,
+    pub(crate) replies: ReplySlots,
 }
 
 /// A table by its place in a handle's array of caches: the pools by id, then the inline cells.
@@ -97,6 +107,10 @@ const LENGTHS: usize = 2;
 const DATA: usize = 3;
 /// Which device memory the DATA part is in. Only looked at by who reaches for that, so that it need not be cleared.
 const MEMORY: usize = 4;
+/// Of a request: its id. Only looked at in a message that came off the ring of requests.
+const REQUEST: usize = 5;
+/// Where an inline request has its id: the first word of its bytes.
+const INLINE_REQUEST: usize = 2;
 
 impl Cell<'_> {
     #[inline(always)]
@@ -142,6 +156,10 @@ impl Cell<'_> {
         self.0.word(MEMORY).store(id, Ordering::Relaxed);
     }
 
+    pub(crate) fn set_request(&self, id: RequestId) {
+        self.0.word(REQUEST).store(id.word(), Ordering::Relaxed);
+    }
+
     pub(crate) fn memory(&self) -> u64 {
         self.0.word(MEMORY).load(Ordering::Relaxed)
     }
@@ -182,6 +200,18 @@ impl Core {
                 placed[pool as usize] = Some(Pool::place(memory, l.table, l.buffers, size, len as usize)?);
             }
         }
+        let requests = match l.requests {
+            None => None,
+            Some([control, slots, replies]) => {
+                let (capacity, window) = (shape.ring_capacity as usize, shape.request_window as usize);
+                let (control, slots) =
+                    (shm.window(control, CONTROL_LINES)?, shm.window(slots, l.slot_lines[1])?);
+                Some(Requests {
+                    ring: Ring::new(control, slots, &cursors, capacity, Kind::Mpmc),
+                    replies: ReplySlots::new(shm.window(replies, MAX_SEATS * window)?, window),
+                })
+            }
+        };
         Some(Self {
             shape: *shape,
             seats: Seats::new(shm.window(l.seats, SEAT_LINES)?),
@@ -195,6 +225,7 @@ impl Core {
             } else {
                 Some(shm.window(l.inline_seconds, l.inline_cells)?)
             },
+            requests,
         })
     }
 
@@ -282,6 +313,15 @@ impl Core {
                 .holder(&self.seats)
                 .is_some_and(|holder| holder.seat == who.seat)
         })
+    }
+
+    pub(crate) fn requests(&self) -> Option<&Requests> {
+        self.requests.as_ref()
+    }
+
+    /// All rings from which messages are taken.
+    fn all_rings(&self) -> impl Iterator<Item = &Ring> {
+        self.rings.iter().chain(self.requests.as_ref().map(|requests| &requests.ring))
     }
 
     pub(crate) fn primary_role(&self) -> Role<'_> {
@@ -518,12 +558,15 @@ impl Core {
             return Recovered::default();
         }
         let mut done = Recovered::default();
-        for ring in &self.rings {
+        for ring in self.all_rings() {
             if let Ring::Mpmc(ring) = ring {
                 ring.fence_producers();
                 ring.settle(&self.receiving(me));
             }
         }
+        self.fail_requests(dead);
+        // Before anything is freed: an entry names an epoch by its last bits, and those come round.
+        self.close_requests(dead, me, &mut done);
         self.reclaim_messages(dead, me, PoolId::CpuMsg as usize, &mut done);
         // Who may still run may be copying a small message into or out of its cell, with no later exchange that could tell it
         // that the cell is another's. It has one at most; the cell comes back with the seat.
@@ -579,12 +622,13 @@ impl Core {
         // neither ring now was not sent, or was received, and then its owner word has changed and our exchange fails.
         // What was sent on a broadcast ring has no holder.
         let queued: std::collections::BTreeSet<(u32, u64)> = self
-            .rings
-            .iter()
+            .all_rings()
             .filter(|ring| !ring.is_broadcast())
             .flat_map(Ring::queued)
-            .filter(|(_, entry)| entry.is_inline() == (place == INLINE))
-            .filter_map(|(_, entry)| {
+            .map(|(_, entry)| entry)
+            .chain(self.waiting_replies())
+            .filter(|entry| entry.is_inline() == (place == INLINE))
+            .filter_map(|entry| {
                 let index = table.tame(entry.wild_cell())?;
                 let owner = MsgOwner(table.owner(index).load(Ordering::Relaxed));
                 entry.names(owner.epoch()).then_some((index, owner.epoch()))
@@ -609,6 +653,65 @@ impl Core {
             if table.reclaim(me, index, owner.0, owner.freed().0) {
                 done.messages += 1;
             }
+        }
+    }
+
+    /// Entries of the replies that wait for clients.
+    fn waiting_replies(&self) -> impl Iterator<Item = Entry> {
+        let used = self.seats.used() as u64;
+        let seats = (0..used).filter_map(SeatIndex::from_wild);
+        self.requests.iter().flat_map(move |requests| {
+            seats.clone().flat_map(|seat| requests.replies.of(seat)).flat_map(|slot| slot.waiting())
+        })
+    }
+
+    /// The id in a request's cell; the cell must be in the table of `place`.
+    pub(crate) fn request_id(&self, place: usize, cell: u32) -> Option<RequestId> {
+        let word = if place == INLINE { INLINE_REQUEST } else { REQUEST };
+        // Acquire pairs with the Release fence of `Endpoint::mark_request`: who reads an id sees that the cell was loaned.
+        RequestId::from_wild(self.table(place)?.cell(cell).word(word).load(Ordering::Acquire))
+    }
+
+    /// Tells the clients of the requests that `dead` had taken. A message that is no request may have an old id in its cell:
+    /// that request was answered, dropped or failed before its buffer was freed, so nothing happens to it.
+    pub(crate) fn fail_requests(&self, dead: &Participant) {
+        let Some(requests) = &self.requests else { return };
+        for place in [PoolId::CpuMsg as usize, INLINE] {
+            let Some(table) = self.table(place) else { continue };
+            for cell in 0..u32::try_from(table.len()).unwrap_or(u32::MAX) {
+                let owner = MsgOwner(table.owner(cell).load(Ordering::Acquire));
+                if owner.holder() != Holder::Borrowed(dead.seat) {
+                    continue;
+                }
+                let Some(id) = self.request_id(place, cell) else { continue };
+                // Still the same loan, so the id is of it.
+                if table.owner(cell).load(Ordering::Relaxed) == owner.0
+                    && self.seats.is_seated(dead)
+                    && let Some(slot) = requests.replies.slot(id)
+                {
+                    slot.fail(id.number, dead.word.pid(), true);
+                }
+            }
+        }
+    }
+
+    /// Ends the requests of `dead` and frees the replies that wait for them.
+    pub(crate) fn close_requests(&self, dead: &Participant, me: SeatIndex, done: &mut Recovered) {
+        let Some(requests) = &self.requests else { return };
+        for slot in requests.replies.of(dead.seat) {
+            slot.recover(
+                &self.receiving(me),
+                || self.seats.is_seated(dead),
+                |taken| {
+                    let place = if taken.entry.is_inline() { INLINE } else { PoolId::CpuMsg as usize };
+                    let borrowed = MsgOwner(taken.word).borrowed(me);
+                    if let Some(table) = self.table(place)
+                        && table.reclaim(me, taken.entry.wild_cell(), borrowed.0, borrowed.freed().0)
+                    {
+                        done.messages += 1;
+                    }
+                },
+            );
         }
     }
 

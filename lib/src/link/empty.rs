@@ -80,6 +80,16 @@ impl Link {
     }
 
     fn drop_leftovers(&self) -> Result<()> {
+        // Newcomers leave again before they can send, so what is queued now is of before.
+        let requests = self.core().requests().map_or(0, |requests| requests.ring.queued().count());
+        for _ in 0..requests {
+            match self.endpoint.take_request() {
+                Ok(Some(taken)) => self.endpoint.release_request(&taken),
+                Ok(None) => break,
+                // Dropped, too.
+                Err(_) => {}
+            }
+        }
         for side in [Side::Primary, Side::Secondary] {
             let ring = self.core().incoming(side);
             notify::forget_posts(ring, notify::posted(ring));

@@ -6,6 +6,7 @@
 use std::cell::OnceCell;
 
 use super::core::{Cell, Core, DataRef, INLINE, Receiving, TABLES};
+use super::request_steps::Requester;
 use crate::config::PoolId;
 use crate::notify;
 use crate::participant::{Participant, Role, Side};
@@ -36,6 +37,7 @@ pub(crate) struct Endpoint {
     reader: Option<broadcast::Reader>,
     /// This participant's state as one of many producers.
     pub(crate) shared_producer: mpmc::Producer,
+    pub(super) requester: Requester,
 }
 
 impl Endpoint {
@@ -67,6 +69,7 @@ impl Endpoint {
             writer: OnceCell::new(),
             reader,
             shared_producer: mpmc::Producer::default(),
+            requester: Requester::default(),
             core: core.clone(),
             me,
         }

@@ -6,7 +6,7 @@ use super::Link;
 use crate::error::Result;
 use crate::participant::PeerEvent;
 
-/// What [`Link::wait_any`] found. Both are false when it timed out, or when another receiver has taken the message.
+/// What [`Link::wait_any`] found. All are false when it timed out, or when another receiver has taken the message.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -22,6 +22,8 @@ use crate::participant::PeerEvent;
 pub struct WaitOutcome {
     /// A message can be received.
     pub message: bool,
+    /// [`Link::receive_request`] has a request.
+    pub request: bool,
     /// [`Link::next_event`] has an event.
     pub event: bool,
 }
@@ -97,9 +99,9 @@ impl Link {
         self.wait_on(timeout, Some(self.core().seats.event_sleepers()), || self.has_event())
     }
 
-    /// Waits until there is a message or an event, at most `timeout` (`None`: for ever).
+    /// Waits until there is a message, a request or an event, at most `timeout` (`None`: for ever).
     ///
-    /// It returns at once for as long as either is pending: take all messages or all events before waiting again. For messages
+    /// It returns at once for as long as any is pending: take all messages, requests or events before waiting again. For messages
     /// alone there is [`wait`](Self::wait), which no event ends. On a link without notification it spins.
     ///
     /// # Errors
@@ -127,8 +129,10 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wait_any(&self, timeout: Option<Duration>) -> Result<WaitOutcome> {
-        self.wait_for(timeout, self.shared.notify, |_| self.has_message() || self.has_event())?;
-        Ok(WaitOutcome { message: self.has_message(), event: self.has_event() })
+        self.wait_for(timeout, self.shared.notify, |_| {
+            self.has_message() || self.has_request() || self.has_event()
+        })?;
+        Ok(WaitOutcome { message: self.has_message(), request: self.has_request(), event: self.has_event() })
     }
 
     /// Makes it known that this participant has attached.

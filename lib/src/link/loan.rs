@@ -193,11 +193,7 @@ impl Link {
             }
             Ring::Mpmc(ring) => {
                 let Some((cell, owner)) = self.endpoint.loan_inline() else {
-                    let len = self.core().inline().map_or(0, |table| table.len());
-                    return Err(Error::from(ErrorKind::InlineExhausted {
-                        link: self.link(),
-                        len: u32::try_from(len).unwrap_or(u32::MAX),
-                    }));
+                    return Err(self.inline_exhausted());
                 };
                 if let Some(lines) = self.core().inline_lines(cell) {
                     lines.write(ids, msg);
@@ -281,7 +277,7 @@ impl Link {
 
     /// FENCE: after a message was sent on a ring with many producers.
     #[inline(always)]
-    fn check_not_overtaken(&self) -> Result<()> {
+    pub(super) fn check_not_overtaken(&self) -> Result<()> {
         if self.endpoint.is_current() { Ok(()) } else { Err(self.overtaken()) }
     }
 
@@ -300,12 +296,19 @@ impl Link {
     }
 
     #[cold]
+    pub(super) fn inline_exhausted(&self) -> Error {
+        let len = self.core().inline().map_or(0, |table| table.len());
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        Error::from(ErrorKind::InlineExhausted { link: self.link(), len })
+    }
+
+    #[cold]
     fn full(&self) -> Error {
         Error::from(ErrorKind::Full { link: self.link(), len: self.ring_len() })
     }
 
     #[cold]
-    fn push_error(&self, error: PushError) -> Error {
+    pub(super) fn push_error(&self, error: PushError) -> Error {
         match error {
             PushError::Full => self.full(),
             PushError::Wild(wild) => self.corrupt(wild),
@@ -397,6 +400,11 @@ impl<'a> Loan<'a> {
     pub(super) fn set_lengths(&self) -> (usize, usize) {
         let (descriptor, _) = self.link.core().peek_descriptor(self.cell);
         (descriptor.msg_len as usize, descriptor.data_len as usize)
+    }
+
+    /// The MSG buffer, and its owner word.
+    pub(super) fn msg(&self) -> (u32, MsgOwner) {
+        (self.cell, self.owner)
     }
 
     /// Sets the message's id: the application's to choose.
@@ -539,7 +547,7 @@ impl<'a> Loan<'a> {
 
     /// Lets go of buffers that may be another's by now.
     #[cold]
-    fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         self.owner = MsgOwner::NONE;
         self.data = DataRef::NONE;
     }

@@ -273,7 +273,7 @@ impl Link {
 
     /// A message in a MSG buffer that was just made ours.
     #[inline(always)]
-    fn pooled(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
+    pub(super) fn pooled(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
         let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.endpoint.me.seat));
         let bytes = self.endpoint.msg_pool().buffer(cell);
         match self.core().read_descriptor(cell, owner) {
@@ -291,11 +291,29 @@ impl Link {
     /// An inline message: copied, so that its lines are free at once.
     #[inline(always)]
     fn inline(&self, entry: Entry, lines: InlineLines<'_>) -> std::result::Result<Message<'_>, Wild> {
-        let Some(len) = entry.inline_len() else {
+        self.inline_after(0, entry, lines)
+    }
+
+    /// An inline message whose bytes come after so many words.
+    #[inline(always)]
+    pub(super) fn inline_after(
+        &self,
+        words_before: usize,
+        entry: Entry,
+        lines: InlineLines<'_>,
+    ) -> std::result::Result<Message<'_>, Wild> {
+        let Some(all) = entry.inline_len() else {
             return Err(Wild("an inline message longer than its slot"));
         };
+        let before = u32::try_from(words_before * size_of::<u64>()).unwrap_or(u32::MAX);
+        let Some(len) = all.checked_sub(before) else {
+            return Err(Wild("an inline request without its id"));
+        };
         let (msg_id, cell_id) = unpack(lines.ids());
-        let bytes = self.inline_buffers.put(|words| lines.read(len, words));
+        let bytes = self.inline_buffers.put(|words| {
+            lines.read(all, words);
+            words.copy_within(words_before.., 0);
+        });
         let descriptor = Descriptor { msg_id, cell_id, msg_len: len, data_len: 0 };
         let received = Received { bytes, descriptor, owner: INLINE, cell: 0, data: DataRef::NONE };
         Ok(Message { link: self, received })
@@ -303,7 +321,7 @@ impl Link {
 
     /// An inline message in a cell that was just made ours.
     #[inline(always)]
-    fn inline_cell(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
+    pub(super) fn inline_cell(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
         let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.endpoint.me.seat));
         let Some(lines) = self.core().inline_lines(cell) else {
             return Err(Wild("an inline cell on a link that has none"));
@@ -329,7 +347,7 @@ impl Link {
     }
 }
 
-impl Message<'_> {
+impl<'a> Message<'a> {
     #[inline]
     fn data_bytes(&self) -> (NonNull<u8>, u32) {
         self.received.data(self.link.core())
@@ -339,7 +357,7 @@ impl Message<'_> {
         self.link.name()
     }
 
-    pub(crate) fn link(&self) -> &Link {
+    pub(crate) fn link(&self) -> &'a Link {
         self.link
     }
 

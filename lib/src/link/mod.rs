@@ -22,6 +22,7 @@
 //! | `shared_bytes.rs` | [`SharedBytes`]: payload that another process may change |
 //! | `inline_buffers.rs` | where the bytes of received inline messages stay |
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
+//! | `request.rs`, `request_steps.rs` | requests and their replies: what applications use, and the steps on shared memory |
 //! | `recover.rs` | taking back what dead participants held |
 
 #[cfg(feature = "tokio")]
@@ -44,6 +45,8 @@ mod open;
 mod owned;
 mod reap;
 mod recover;
+mod request;
+pub(crate) mod request_steps;
 mod shared_bytes;
 mod wait;
 
@@ -53,7 +56,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use shmesh_proto::broker::{Request, Seated, request};
+use shmesh_proto::broker::{Request as BrokerRequest, Seated, request::Op};
 use shmesh_proto::packet;
 use shmesh_sys::bell::Bell;
 use shmesh_sys::cancel::Uncancelled;
@@ -82,6 +85,7 @@ pub use loan::{Loan, SendError};
 pub use message::Message;
 pub use open::{DEFAULT_DIR, DIR_VARIABLE, LinkOptions};
 pub use owned::{OwnedLoan, OwnedMessage};
+pub use request::{PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES, Request};
 pub use shared_bytes::SharedBytes;
 
 /// How long participants may take to offer device memory to a new host.
@@ -143,8 +147,7 @@ impl Shared {
         let Some(broker) = self.broker().clone() else { return };
         let seated = Seated { seat: me.seat.value().into(), word: me.word.value() };
         // Refused if it has gone; then the next host is told.
-        let _ =
-            socket::send_now(&broker, &packet::encode(&Request::new(0, request::Op::Seated(seated))), &[]);
+        let _ = socket::send_now(&broker, &packet::encode(&BrokerRequest::new(0, Op::Seated(seated))), &[]);
     }
 
     /// Takes a seat, and its lock.

@@ -872,6 +872,10 @@ fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Resul
             return Err(differs("ring.evict_after_ms".into(), existing, asked));
         }
     }
+    if found.request_window != asked.request_window {
+        let (existing, asked) = (found.request_window.to_string(), asked.request_window.to_string());
+        return Err(differs("requests.window".into(), existing, asked));
+    }
     for pool in PoolId::ALL {
         let (existing, asked) = (found.pools[pool as usize], asked.pools[pool as usize]);
         if existing != asked {

@@ -9,6 +9,7 @@ use super::Link;
 use super::bell::Cause;
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify::{self, Sleepers};
+use crate::participant::SeatIndex;
 use crate::ring::Ring;
 use crate::sync::spin;
 
@@ -46,6 +47,27 @@ impl Link {
             self.wake(ring, waiting)?;
         }
         Ok(())
+    }
+
+    /// Wakes the receiver at `seat` if it waits. What it waits for is there already, so nothing is an error: a receiver that
+    /// sleeps looks again within a second.
+    #[inline]
+    pub(super) fn notify_seat(&self, seat: SeatIndex) {
+        if self.shared.notify {
+            let ring = self.outgoing();
+            let waiting = notify::waiting(ring).only(seat);
+            if !waiting.nobody() {
+                let _ = self.wake(ring, waiting);
+            }
+        }
+    }
+
+    /// As [`notify`](Self::notify), on any link and without errors, as [`notify_seat`](Self::notify_seat).
+    #[inline]
+    pub(super) fn notify_other_side(&self) {
+        if self.shared.notify {
+            let _ = self.notify();
+        }
     }
 
     #[cold]

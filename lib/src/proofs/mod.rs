@@ -26,6 +26,7 @@
 //! | HOLD, both fences | `what_a_reader_holds_is_not_written` |
 //! | OVERWRITE, both fences | `a_small_message_that_is_overwritten_is_not_torn` |
 //! | posts | `a_post_brings_its_messages` |
+//! | REPLY, ROOM, OVER | `models/request.rs`, see below |
 //!
 //! Of broadcast rings, OPEN at the ends that only newcomers after the first look use, and what `inspect` and a successor's first look
 //! read, are kept by argument alone.
@@ -46,6 +47,8 @@ mod broadcast;
 mod names;
 #[cfg(not(loom))]
 mod oracle;
+#[cfg(not(loom))]
+mod request_oracle;
 mod stage;
 #[cfg(not(loom))]
 mod threads;

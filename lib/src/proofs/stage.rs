@@ -5,11 +5,13 @@ use shmesh_sys::process::ProcessIdentity;
 use crate::config::{BroadcastConfig, PoolId, SlowReaders};
 use crate::link::core::{Core, DataRef};
 use crate::link::endpoint::Endpoint;
+use crate::link::request_steps::TakenRequest;
 use crate::participant::{Participant, Side};
 use crate::pool::owner::MsgOwner;
 use crate::ring::broadcast::{TakeError, Token};
 use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
+use crate::ring::reply::{Pushed, RequestId};
 use crate::ring::{Ring, Wild};
 use crate::segment::layout::Shape;
 
@@ -17,7 +19,18 @@ pub(super) const DATA: PoolId = PoolId::CpuData;
 
 /// A link with `msg` MSG buffers and `data` DATA buffers of 64 bytes.
 pub(super) fn link(ring_capacity: u32, single: bool, msg: u32, data: u32) -> Core {
-    Core::heap(&shape(ring_capacity, single, None, msg, data))
+    link_with_requests(ring_capacity, single, msg, data, 0)
+}
+
+/// A link with requests, of which each client can have `request_window` pending.
+pub(super) fn link_with_requests(
+    ring_capacity: u32,
+    single: bool,
+    msg: u32,
+    data: u32,
+    request_window: u32,
+) -> Core {
+    Core::heap(&Shape { request_window, ..shape(ring_capacity, single, None, msg, data) })
 }
 
 /// As [`link`], with a broadcast ring.
@@ -33,7 +46,7 @@ fn shape(ring_capacity: u32, single: bool, broadcast: Option<BroadcastConfig>, m
     let mut pools = [(0, 0); PoolId::COUNT];
     pools[PoolId::CpuMsg as usize] = (64, msg);
     pools[DATA as usize] = if data == 0 { (0, 0) } else { (64, data) };
-    Shape { ring_capacity, single, broadcast, pools }
+    Shape { ring_capacity, single, broadcast, pools, request_window: 0 }
 }
 
 pub(super) fn process(pid: u32) -> ProcessIdentity {
@@ -261,6 +274,89 @@ pub(super) fn receive_batch(endpoint: &Endpoint, max: usize) -> Result<Vec<Got>,
         Ring::Broadcast(_) => unreachable!("`Link::receive_batch` receives one by one"),
     }
     all.into_iter().collect()
+}
+
+/// Makes a request of a MSG buffer; `None`: the window or the ring is full, and the message still is the client's.
+pub(super) fn request(endpoint: &Endpoint, held: &Held) -> Option<RequestId> {
+    let id = endpoint.open_request()?;
+    describe(endpoint, held);
+    match endpoint.push_request(id, held.cell, held.owner) {
+        Ok(()) => Some(id),
+        Err(_) => {
+            endpoint.close_request(id);
+            None
+        }
+    }
+}
+
+/// Makes a request of 40 bytes.
+#[cfg(not(loom))]
+pub(super) fn request_inline(endpoint: &Endpoint, msg_id: i32) -> Option<RequestId> {
+    let id = endpoint.open_request()?;
+    let word = u64::from(msg_id.cast_unsigned());
+    match endpoint.push_inline_request(id, word << 32, &word.to_ne_bytes().repeat(5)) {
+        Ok(()) => Some(id),
+        Err(_) => {
+            endpoint.close_request(id);
+            None
+        }
+    }
+}
+
+/// The id of the message in a request that was taken, and its DATA buffer.
+pub(super) fn open_request(endpoint: &Endpoint, taken: &TakenRequest) -> Result<Held, Wild> {
+    let cell = taken.entry.wild_cell();
+    if taken.entry.is_inline() {
+        let lines = endpoint.core.inline_lines(cell).expect("inline cells");
+        let msg_id = ((lines.ids() >> 32) as u32).cast_signed();
+        return Ok(Held { cell, owner: taken.owner, data: None, msg_id });
+    }
+    let (descriptor, data) = endpoint.core.read_descriptor(cell, taken.owner)?;
+    Ok(Held { cell, owner: taken.owner, data: data.parts(), msg_id: descriptor.msg_id })
+}
+
+/// As `Request::drop` after the last reply.
+pub(super) fn end_request(endpoint: &Endpoint, taken: &TakenRequest, held: &Held) {
+    if taken.entry.is_inline() {
+        endpoint.release_inline(held.cell, held.owner);
+    } else {
+        assert!(release(endpoint, held));
+    }
+}
+
+/// Sends a reply in a MSG buffer, which is freed if nobody waits for it.
+pub(super) fn reply(endpoint: &Endpoint, id: RequestId, at: (u64, bool), held: &Held) -> Pushed {
+    describe(endpoint, held);
+    let pushed = endpoint.push_reply(id, at.0, at.1, entry_of(held));
+    if pushed == Pushed::Unwanted {
+        assert!(release(endpoint, held));
+    }
+    pushed
+}
+
+/// Sends a reply of 48 bytes. `None`: no cell is free.
+#[cfg(not(loom))]
+pub(super) fn reply_inline(
+    endpoint: &Endpoint,
+    id: RequestId,
+    at: (u64, bool),
+    msg_id: i32,
+) -> Option<Pushed> {
+    let word = u64::from(msg_id.cast_unsigned());
+    endpoint.push_inline_reply(id, at.0, at.1, word << 32, &word.to_ne_bytes().repeat(6))
+}
+
+/// Takes the reply at a position, and whether it is the last.
+pub(super) fn take_reply(
+    endpoint: &Endpoint,
+    id: RequestId,
+    position: u64,
+) -> Result<Option<(Got, bool)>, Wild> {
+    let Some(taken) = endpoint.take_reply(id, position)? else { return Ok(None) };
+    if taken.is_last {
+        endpoint.finish_request(id);
+    }
+    Ok(Some((open_shared(endpoint, taken.entry, taken.word)?, taken.is_last)))
 }
 
 /// Ends what was received.

@@ -22,6 +22,7 @@ pub(crate) mod broadcast;
 pub(crate) mod entry;
 pub(crate) mod inline;
 pub(crate) mod mpmc;
+pub(crate) mod reply;
 pub(crate) mod spsc;
 
 use crate::config::BroadcastConfig;

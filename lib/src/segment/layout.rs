@@ -27,6 +27,8 @@ pub(crate) struct Shape {
     pub(crate) broadcast: Option<BroadcastConfig>,
     /// `(buf_size, pool_len)` per pool; both 0 when there is none.
     pub(crate) pools: [(u32, u32); PoolId::COUNT],
+    /// Requests that each participant of the secondary side can have pending; 0: the link has no requests.
+    pub(crate) request_window: u32,
 }
 
 impl Shape {
@@ -39,6 +41,7 @@ impl Shape {
                 let pool = &config.pools[i];
                 if pool.is_enabled() { (pool.buf_size_bytes, pool.pool_len) } else { (0, 0) }
             }),
+            request_window: config.request_window,
         }
     }
 
@@ -69,6 +72,8 @@ impl Shape {
     pub(crate) fn is_sane(&self) -> bool {
         self.ring_capacity.is_power_of_two()
             && self.ring_capacity <= crate::config::MAX_RING_LEN
+            && (self.request_window == 0 || !self.single && self.broadcast.is_none())
+            && self.request_window <= crate::config::MAX_REQUEST_WINDOW
             && self.pools[PoolId::CpuMsg as usize].0 != 0
             && self.broadcast.is_none_or(|rules| {
                 !self.single
@@ -100,6 +105,8 @@ pub(crate) struct LinkLayout {
     /// One line per seat, for the readers of a broadcast ring.
     pub(crate) cursors: usize,
     pub(crate) cursor_lines: usize,
+    /// Control lines of the ring of requests, its slots, and the reply slots of all seats.
+    pub(crate) requests: Option<[usize; 3]>,
     pub(crate) total: usize,
 }
 
@@ -113,10 +120,21 @@ impl LinkLayout {
         let slot_lines = shape.kinds().map(|kind| kind.slot_lines(capacity));
         let slots = second + CONTROL_LINES;
         let inline = slots + slot_lines[0] + slot_lines[1];
-        let inline_cells = if shape.single { 0 } else { (2 * capacity).min(INLINE_CELLS_MAX) };
+        let window = shape.request_window as usize;
+        // Requests have a ring of their own, and each one pending may have a reply that waits.
+        let for_requests = if window == 0 { 0 } else { capacity + MAX_SEATS * window };
+        let inline_cells = if shape.single { 0 } else { (2 * capacity + for_requests).min(INLINE_CELLS_MAX) };
         let inline_lines = if shape.single { 0 } else { table_lines(inline_cells) };
         let cursors = inline + inline_lines + inline_cells;
         let cursor_lines = if shape.broadcast.is_some() { MAX_SEATS } else { 0 };
+        let tables = cursors + cursor_lines;
+        let request_slots = tables + CONTROL_LINES;
+        let reply_slots = request_slots + slot_lines[1];
+        let (requests, end) = if window == 0 {
+            (None, tables)
+        } else {
+            (Some([tables, request_slots, reply_slots]), reply_slots + MAX_SEATS * window)
+        };
         Self {
             primary_role,
             seats,
@@ -128,7 +146,8 @@ impl LinkLayout {
             inline_cells,
             cursors,
             cursor_lines,
-            total: (cursors + cursor_lines).next_multiple_of(PAGE_LINES),
+            requests,
+            total: end.next_multiple_of(PAGE_LINES),
         }
     }
 
@@ -193,7 +212,7 @@ mod tests {
 
     fn shape(ring_capacity: u32, single: bool) -> Shape {
         let pools = [(8192, 4096), (0, 0), (0, 0), (0, 0), (0, 0)];
-        Shape { ring_capacity, single, broadcast: None, pools }
+        Shape { ring_capacity, single, broadcast: None, pools, request_window: 0 }
     }
 
     fn broadcast(ring_capacity: u32) -> Shape {

@@ -9,6 +9,7 @@ mod orders;
 mod peer;
 mod process;
 mod programs;
+mod requests;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -145,6 +146,7 @@ pub fn config(name: &str, changes: &str) -> LinkConfig {
             "history" => config.broadcast.history = number(),
             "evict_after" => config.broadcast.evict_after_ms = number(),
             "backing" => config.backing = if value == "memfd" { Backing::Memfd } else { Backing::Named },
+            "requests" => config.request_window = number(),
             "receivers" if value == "one" => config.receivers = Receivers::One,
             "notify" => config.notify = value == "on",
             "file_mode" => config.file_mode = u32::from_str_radix(value, 8).expect("an octal number"),

@@ -95,6 +95,9 @@ impl Obedient {
         if order == "pool" {
             return self.pool.obey(link, &words, HostMemory::new);
         }
+        if let Some(done) = crate::requests::obey(link, order, &words) {
+            return done;
+        }
         match order {
             "send" => send(link, i32::try_from(number(0)).expect("an id"), word(1))?,
             "inline" => {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::crashpoint::{self, Options, Point};
 use crate::harness::{self, long, quick};
 use crate::scenes::{self, Case, Extent, Scene};
-use crate::world::{self, Base, Class, Order, Progress, Snapshot, verify};
+use crate::world::{self, Bad, Base, Class, Expect, Order, Progress, Snapshot, verify};
 use shmesh::Side;
 use shmesh::config::RingMode;
 
@@ -68,7 +68,7 @@ impl Tally {
     }
 }
 
-fn header() {
+pub(crate) fn header() {
     println!(
         "mode  operation                          points states  kills wedged  lost doubled leaked damaged      s"
     );
@@ -86,7 +86,7 @@ fn all(mode: RingMode, extent: Extent) {
     let mut failed = Vec::new();
     for case in &scenes::chosen(mode, extent) {
         original.restore(&empty);
-        let good = one(mode, case, &original, &copy, Kills::AtChanges);
+        let good = one(mode, case, &original, &copy, Kills::AtChanges, verify);
         if !good {
             failed.push(case.name);
         }
@@ -98,6 +98,7 @@ fn all(mode: RingMode, extent: Extent) {
 struct Examiner<'a> {
     copy: &'a Base,
     case: &'a Case,
+    verify: Verify,
     tally: Tally,
     said: u32,
     last: Progress,
@@ -110,7 +111,7 @@ impl Examiner<'_> {
         world::guard(60);
         for order in [Order::RecoverFirst, Order::WorkFirst] {
             self.copy.restore(bytes);
-            match verify(self.copy, &self.case.expect, order) {
+            match (self.verify)(self.copy, &self.case.expect, order) {
                 Ok(progress) => {
                     let back =
                         self.one_run && (progress.sent < self.last.sent || progress.taken < self.last.taken);
@@ -147,12 +148,12 @@ impl Examiner<'_> {
 fn sampled() {
     let (original, copy) = (Base::new(RingMode::Mpmc), Base::new(RingMode::Mpmc));
     header();
-    assert!(one(RingMode::Mpmc, &scenes::detach(), &original, &copy, Kills::Sample));
+    assert!(one(RingMode::Mpmc, &scenes::detach(), &original, &copy, Kills::Sample, verify));
 }
 
 /// Where the operation is really killed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Kills {
+pub(crate) enum Kills {
     /// Nowhere: it is walked through only.
     None,
     /// Around each change of the shared memory, and in strides, after it was walked through.
@@ -164,7 +165,17 @@ enum Kills {
 /// Instructions of a sample.
 const SAMPLE: [u64; 3] = [1_000, 30_000, 90_000];
 
-fn one(mode: RingMode, case: &Case, original: &Base, copy: &Base, kills: Kills) -> bool {
+/// Examines what a dead participant left.
+pub(crate) type Verify = fn(&Base, &Expect, Order) -> Result<Progress, Bad>;
+
+pub(crate) fn one(
+    mode: RingMode,
+    case: &Case,
+    original: &Base,
+    copy: &Base,
+    kills: Kills,
+    verify: Verify,
+) -> bool {
     let started = Instant::now();
     let scene = Rc::new(RefCell::new((case.prepare)(original)));
     let before = original.save();
@@ -172,8 +183,15 @@ fn one(mode: RingMode, case: &Case, original: &Base, copy: &Base, kills: Kills) 
         let scene = Rc::clone(&scene);
         Box::new(move || prepare(&mut scene.borrow_mut()))
     }));
-    let mut examiner =
-        Examiner { copy, case, tally: Tally::default(), said: 0, last: Progress::default(), one_run: true };
+    let mut examiner = Examiner {
+        copy,
+        case,
+        verify,
+        tally: Tally::default(),
+        said: 0,
+        last: Progress::default(),
+        one_run: true,
+    };
     let operation = |scene: &mut Rc<RefCell<Scene>>| (case.operation)(&mut scene.borrow_mut());
 
     let points = if kills == Kills::Sample {
@@ -237,7 +255,7 @@ fn attach_by_name() {
     ] {
         if always || full {
             let (original, copy) = (Base::new(mode), Base::new(mode));
-            good &= one(mode, &scenes::attach_by_name(side), &original, &copy, kills);
+            good &= one(mode, &scenes::attach_by_name(side), &original, &copy, kills, verify);
             // What the kernel kept for the dead must not stand in the way of the living.
             let (options, name) = original.options();
             options.timeout(Duration::from_secs(60)).attach(name, side).expect("attach after the deaths");

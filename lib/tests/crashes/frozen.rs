@@ -698,6 +698,8 @@ fn inmate(base: &Base, flags: &Words, seed: u64) -> i32 {
         victim: link,
         loans: Vec::new(),
         messages: Vec::new(),
+        pending: Vec::new(),
+        requests: Vec::new(),
         leaver: None,
         third: None,
         options: base.options(),

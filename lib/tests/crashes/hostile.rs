@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::crashpoint;
 use crate::harness::{self, long, quick};
-use crate::layout::Table;
+use crate::layout::{LINE, Table};
 use crate::random::Random;
 use crate::shared::Words;
 use crate::world::{self, Base, DATA_LEN, MSG_LEN, RING_LEN, msg_data};
@@ -26,14 +26,20 @@ use shmesh::{Link, Side};
 pub(crate) const CASES: &[harness::Case] = &[
     quick("hostile::word_by_word_mpmc", || word_by_word(RingMode::Mpmc, 10)),
     quick("hostile::word_by_word_spsc", || word_by_word(RingMode::Spsc, 10)),
-    quick("hostile::while_it_runs_mpmc", || while_it_runs(RingMode::Mpmc, 1)),
-    quick("hostile::while_it_runs_spsc", || while_it_runs(RingMode::Spsc, 1)),
+    quick("hostile::while_it_runs_mpmc", || while_it_runs(RingMode::Mpmc, 0, 1)),
+    quick("hostile::while_it_runs_spsc", || while_it_runs(RingMode::Spsc, 0, 1)),
     quick("hostile::a_doorbell_that_never_ends", a_doorbell_that_never_ends),
+    quick("hostile::requests_word_by_word", || requests_word_by_word(12)),
+    quick("hostile::requests_while_it_runs", || while_it_runs(RingMode::Mpmc, WINDOW, 1)),
+    long("hostile::requests_every_word", || requests_word_by_word(1)),
     long("hostile::every_word_mpmc", || word_by_word(RingMode::Mpmc, 1)),
     long("hostile::every_word_spsc", || word_by_word(RingMode::Spsc, 1)),
-    long("hostile::for_seconds_mpmc", || while_it_runs(RingMode::Mpmc, 3)),
-    long("hostile::for_seconds_spsc", || while_it_runs(RingMode::Spsc, 3)),
+    long("hostile::for_seconds_mpmc", || while_it_runs(RingMode::Mpmc, 0, 3)),
+    long("hostile::for_seconds_spsc", || while_it_runs(RingMode::Spsc, 0, 3)),
 ];
+
+/// Requests that a client can have pending, on a link that has some.
+const WINDOW: u32 = 2;
 
 /// What the victim says of itself.
 const CALLS: usize = 0;
@@ -124,6 +130,9 @@ impl Victim<'_> {
             let _ = self.said(11, link.wait(Some(Duration::ZERO)));
             held.clear();
         }
+        if link.request_window().is_some() {
+            self.use_requests(link);
+        }
         let mut loans: Vec<_> = (0..3).filter_map(|_| self.said(12, link.loan())).collect();
         let _ = self.said(13, link.send_batch(&mut loans));
         let _ = (link.has_message(), link.queued(), link.seat(), link.side(), format!("{link:?}").len());
@@ -141,6 +150,41 @@ impl Victim<'_> {
         }
         let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.log[SLOWEST].fetch_max(micros, Relaxed);
+    }
+
+    /// Asks or answers, and drops half of it.
+    fn use_requests(&self, link: &Link) {
+        if link.side() == Side::Secondary {
+            let mut pending = Vec::new();
+            if let Some(loan) = self.said(30, link.loan_with(PoolId::CpuData)) {
+                pending.extend(self.said(31, link.request(loan).map_err(Into::into)));
+            }
+            pending.extend(self.said(32, link.request_inline(1, 2, &[7; 104])));
+            for pending in &mut pending {
+                let _ = pending.is_ready();
+                for _ in 0..3 {
+                    if let Some(reply) = self.said(33, pending.wait(Some(Duration::ZERO))).flatten() {
+                        touch(&reply);
+                    }
+                }
+            }
+            return;
+        }
+        let _ = (link.has_request(), self.said(34, link.wait_request(Some(Duration::ZERO))));
+        for _ in 0..3 {
+            let Some(mut request) = self.said(35, link.receive_request()).flatten() else { continue };
+            touch(&request);
+            let _ = (
+                request.is_wanted(),
+                request.client(),
+                self.said(36, request.wait_room(Some(Duration::ZERO))),
+            );
+            let _ = self.said(37, request.stream_inline(1, 2, &[7; 8]));
+            if let Some(loan) = self.said(38, link.loan()) {
+                let _ = self.said(39, request.reply(loan).map_err(Into::into));
+            }
+            std::mem::forget(self.said(40, link.receive_request()));
+        }
     }
 
     /// Both sides, from fresh handles; `by_name` attaches as a new process does.
@@ -185,6 +229,19 @@ fn furnish(base: &Base) {
     const { assert!(RING_LEN >= 4) };
 }
 
+/// A client waits for one request that was taken and answered in part, and for one that was not taken.
+fn furnish_requests(base: &Base) {
+    let (client, server) = (base.handle(Side::Secondary), base.handle(Side::Primary));
+    std::mem::forget(client.request(msg_data(1).loan(&client).expect("a buffer")).expect("room"));
+    std::mem::forget(client.request_inline(1, 2, &[7; 8]).expect("room"));
+    let mut request = server.receive_request().expect("no damage").expect("it was made");
+    request.stream(msg_data(2).loan(&server).expect("a buffer")).expect("room");
+    request.stream_inline(1, 2, &[7; 8]).expect("room");
+    std::mem::forget(request);
+    // Handles of others, which stay.
+    std::mem::forget((client, server));
+}
+
 /// Waits for a child that must end well, and kills it if it stays at one place for too long.
 fn watch(pid: Pid, log: &Words, what: &str) {
     let (mut calls, mut since) = (0, Instant::now());
@@ -222,13 +279,33 @@ fn place(log: &Words) -> String {
 fn word_by_word(mode: RingMode, every: usize) {
     let base = Base::new(mode);
     furnish(&base);
+    each_word(&base, &words(&base), every);
+}
+
+/// The words of the ring of requests, of the reply slots of seats that are taken, and of the cells that requests are in.
+fn requests_word_by_word(every: usize) {
+    let base = Base::with_requests(RingMode::Mpmc, WINDOW);
+    furnish_requests(&base);
+    let layout = base.layout();
+    let (replies, inline) = (layout.replies(), layout.inline());
+    let ring = inline.cells().end + inline.len * LINE..replies.start;
+    let slots = replies.start..replies.start + 4 * WINDOW as usize * LINE;
+    let of = |segment, range: std::ops::Range<usize>| range.step_by(8).map(move |offset| (segment, offset));
+    let cells = |segment, table: Table| of(segment, table.owner(0)..table.owner(2) + LINE);
+    let pool = Table::of_pool(MSG_LEN as usize);
+    let words: Vec<_> =
+        of(0, ring).chain(of(0, slots)).chain(cells(0, inline)).chain(cells(1, pool)).collect();
+    each_word(&base, &words, every);
+}
+
+fn each_word(base: &Base, words: &[(usize, usize)], every: usize) {
     let before = base.save();
-    let words = words(&base);
+    let mode = base.mode;
     let log = Words::new(16);
     let started = Instant::now();
     // One child goes through all of them; after a crash, the next one goes on behind it.
     let pid = crashpoint::fork_child(|| {
-        let victim = Victim { base: &base, log: &log };
+        let victim = Victim { base, log: &log };
         for (i, &(segment, offset)) in words.iter().enumerate().step_by(every) {
             let old = base.segments[segment].word(offset).load(Relaxed);
             // Where there is nothing but zeroes (bitmaps of unused seats), some values will do.
@@ -283,11 +360,15 @@ fn plausible(random: &mut Random, old: u64) -> u64 {
     }
 }
 
-fn while_it_runs(mode: RingMode, seconds: u64) {
+fn while_it_runs(mode: RingMode, window: u32, seconds: u64) {
     let seed = from_env("SHMESH_HOSTILE_SEED", 1);
     let limit = Duration::from_secs(from_env("SHMESH_HOSTILE_SECONDS", seconds));
-    let base = Base::new(mode);
-    furnish(&base);
+    let base = Base::with_requests(mode, window);
+    if window == 0 {
+        furnish(&base);
+    } else {
+        furnish_requests(&base);
+    }
     let before = base.save();
     let log = Words::new(16);
     println!("  {mode:?}: SHMESH_HOSTILE_SEED={seed}, {limit:?}");

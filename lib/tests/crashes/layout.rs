@@ -26,6 +26,8 @@ fn hint_lines(len: usize) -> usize {
 pub(crate) struct Layout {
     pub(crate) ring_len: usize,
     pub(crate) single: bool,
+    /// Requests that each client can have pending; 0: the link has none.
+    pub(crate) window: usize,
 }
 
 impl Layout {
@@ -51,14 +53,26 @@ impl Layout {
     /// The table of inline cells; empty with one producer.
     pub(crate) fn inline(self) -> Table {
         let start = self.slots(1).end;
-        Table { start, len: if self.single { 0 } else { 2 * self.ring_len } }
+        let for_requests = if self.window == 0 { 0 } else { self.ring_len + SEATS * self.window };
+        Table { start, len: if self.single { 0 } else { 2 * self.ring_len + for_requests } }
     }
 
     /// Everything that participants write.
     pub(crate) fn mutable(self) -> Range<usize> {
-        // Behind the cells are their second lines.
+        // Behind the cells are their second lines, and then what requests need.
+        self.primary_role()..if self.window == 0 { self.tables_end() } else { self.replies().end }
+    }
+
+    fn tables_end(self) -> usize {
         let table = self.inline();
-        self.primary_role()..table.cells().end + table.len * LINE
+        table.cells().end + table.len * LINE
+    }
+
+    /// The reply slots of all seats, one line each.
+    pub(crate) fn replies(self) -> Range<usize> {
+        let request_ring = (CONTROL_LINES + self.ring_len.div_ceil(8)) * LINE;
+        let start = self.tables_end() + request_ring;
+        start..start + SEATS * self.window * LINE
     }
 
     /// Panics unless `segment` is laid out like this: the seat of this process is where it should be.
@@ -73,7 +87,7 @@ impl Layout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Table {
     start: usize,
-    len: usize,
+    pub(crate) len: usize,
 }
 
 impl Table {

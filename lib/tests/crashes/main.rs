@@ -11,6 +11,7 @@ mod hostile;
 mod killer;
 mod layout;
 mod random;
+mod requests;
 mod scenes;
 mod selftest;
 mod shared;
@@ -22,5 +23,12 @@ fn main() -> ExitCode {
     if let Some(worker) = killer::worker() {
         return ExitCode::from(worker.run());
     }
-    harness::main(&[selftest::CASES, crash_points::CASES, frozen::CASES, hostile::CASES, killer::CASES])
+    harness::main(&[
+        selftest::CASES,
+        crash_points::CASES,
+        requests::CASES,
+        frozen::CASES,
+        hostile::CASES,
+        killer::CASES,
+    ])
 }

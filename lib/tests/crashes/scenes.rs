@@ -1,7 +1,7 @@
 //! The operations that a participant is stopped in: what there was before, and what must be found after.
 
 use shmesh::config::{PoolId, RingMode};
-use shmesh::{Link, Loan, Message, Side};
+use shmesh::{Link, Loan, Message, PendingReply, Request, Side};
 
 use crate::layout;
 use crate::world::{Base, Expect, RING_LEN, TO_PRIMARY, TO_SECONDARY, Tag, inline, msg, msg_data};
@@ -15,6 +15,8 @@ pub(crate) struct Scene {
     pub(crate) victim: &'static Link,
     pub(crate) loans: Vec<Loan<'static>>,
     pub(crate) messages: Vec<Message<'static>>,
+    pub(crate) pending: Vec<PendingReply<'static>>,
+    pub(crate) requests: Vec<Request<'static>>,
     /// For recovery: a participant that is dead already.
     pub(crate) third: Option<&'static Link>,
     /// The handle to detach.
@@ -29,11 +31,13 @@ impl Scene {
         Self::on(base, Side::Secondary)
     }
 
-    fn on(base: &Base, side: Side) -> Self {
+    pub(crate) fn on(base: &Base, side: Side) -> Self {
         Self {
             victim: forever(base.handle(side)),
             loans: Vec::new(),
             messages: Vec::with_capacity(8),
+            pending: Vec::with_capacity(8),
+            requests: Vec::with_capacity(8),
             third: None,
             leaver: None,
             options: base.options(),
@@ -50,7 +54,7 @@ impl Scene {
     }
 }
 
-fn forever(link: Link) -> &'static Link {
+pub(crate) fn forever(link: Link) -> &'static Link {
     Box::leak(Box::new(link))
 }
 

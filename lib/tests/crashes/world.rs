@@ -57,11 +57,11 @@ impl fmt::Display for Bad {
     }
 }
 
-fn bad<T>(class: Class, what: impl Into<String>) -> Result<T, Bad> {
+pub(crate) fn bad<T>(class: Class, what: impl Into<String>) -> Result<T, Bad> {
     Err(Bad { class, what: what.into() })
 }
 
-fn wedged(doing: &str) -> impl FnOnce(Error) -> Bad + '_ {
+pub(crate) fn wedged(doing: &str) -> impl FnOnce(Error) -> Bad + '_ {
     move |error| Bad { class: Class::Wedged, what: format!("{doing}: {error}") }
 }
 
@@ -201,6 +201,7 @@ pub(crate) struct Snapshot([Vec<u8>; 3]);
 #[derive(Debug)]
 pub(crate) struct Base {
     pub(crate) mode: RingMode,
+    window: usize,
     pub(crate) segments: [Bytes; 3],
     pub(crate) primary: Link,
     pub(crate) secondary: Link,
@@ -209,11 +210,17 @@ pub(crate) struct Base {
 
 impl Base {
     pub(crate) fn new(mode: RingMode) -> Self {
+        Self::with_requests(mode, 0)
+    }
+
+    /// On a link where each client can have so many requests pending.
+    pub(crate) fn with_requests(mode: RingMode, window: u32) -> Self {
         let dir =
             tempfile::Builder::new().prefix("shmesh-world-").tempdir_in("/dev/shm").expect("a directory");
         let mut config = LinkConfig::new(NAME.parse().expect("a name"));
         config.ring_len = RING_LEN;
         config.ring_mode = mode;
+        config.request_window = window;
         config.notify = false;
         config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: BUF_BYTES, pool_len: MSG_LEN };
         config.pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: BUF_BYTES, pool_len: DATA_LEN };
@@ -222,7 +229,7 @@ impl Base {
         let secondary = options.attach(NAME, Side::Secondary).expect("attach");
         let segments = ["shm", "cpu_msg", "cpu_data"]
             .map(|pool| Bytes::open(&dir.path().join(format!("{NAME}_{pool}"))));
-        let base = Self { mode, segments, primary, secondary, dir };
+        let base = Self { mode, window: window as usize, segments, primary, secondary, dir };
         IDENTITY.store(std::process::id(), std::sync::atomic::Ordering::Relaxed);
         let words: Vec<_> = (0..4096 / 8 * 2)
             .map(|i| base.segments[0].word(i * 8).load(std::sync::atomic::Ordering::Relaxed))
@@ -236,7 +243,7 @@ impl Base {
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        Layout { ring_len: RING_LEN as usize, single: self.single() }
+        Layout { ring_len: RING_LEN as usize, single: self.single(), window: self.window }
     }
 
     pub(crate) fn options(&self) -> (LinkOptions, &'static str) {
@@ -321,7 +328,7 @@ fn drain(link: &Link, got: &mut Vec<Tag>) -> Result<(), Bad> {
 }
 
 /// Loans until there is no more. Returns how many; all are dropped.
-fn loanable(link: &Link, pool: Option<PoolId>) -> Result<u32, Bad> {
+pub(crate) fn loanable(link: &Link, pool: Option<PoolId>) -> Result<u32, Bad> {
     let mut loans = Vec::new();
     for _ in 0..=MSG_LEN {
         let loan = match pool {
@@ -464,9 +471,15 @@ pub(crate) fn verify(base: &Base, expect: &Expect, order: Order) -> Result<Progr
 
 /// Recovers all participants but the two roots and the recovering one.
 pub(crate) fn recover(base: &Base) -> Result<(), Bad> {
+    recover_but(base, None)
+}
+
+/// As `recover`, of everybody but this one.
+pub(crate) fn recover_but(base: &Base, spared: Option<SeatIndex>) -> Result<(), Bad> {
     let reaper = base.handle(Side::Primary);
     let living: [SeatIndex; 3] = [base.primary.seat(), base.secondary.seat(), reaper.seat()];
-    let dead: Vec<_> = reaper.participants().filter(|other| !living.contains(&other.seat)).collect();
+    let is_dead = |seat| !living.contains(&seat) && spared != Some(seat);
+    let dead: Vec<_> = reaper.participants().filter(|other| is_dead(other.seat)).collect();
     for dead in dead {
         reaper.recover_participant(dead.seat, dead.word).map_err(wedged("recover"))?;
     }

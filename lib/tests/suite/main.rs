@@ -12,6 +12,7 @@ mod examples;
 mod exchange;
 mod notification;
 mod owned;
+mod request;
 mod restart;
 mod tap;
 mod threads;

@@ -6,6 +6,7 @@ mod broadcast;
 mod notify;
 mod pool;
 mod recovery;
+mod request;
 mod ring;
 
 use std::sync::Arc;

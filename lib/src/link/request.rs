@@ -1,0 +1,812 @@
+//! Requests and replies: a client asks, and one of the servers answers that very client.
+
+use std::fmt;
+use std::ops::Deref;
+use std::time::Duration;
+
+use super::Link;
+use super::core::pack;
+use super::loan::{Loan, SendError};
+use super::message::Message;
+use super::request_steps::{INLINE_BYTES, InlineError};
+use crate::error::{Error, ErrorKind, Result};
+use crate::participant::{SeatIndex, Side};
+use crate::pool::owner::MsgOwner;
+use crate::ring::INLINE_MAX_BYTES;
+use crate::ring::entry::Entry;
+use crate::ring::reply::{Pushed, RequestId, Status};
+
+/// The most bytes that a request by [`Link::request_inline`] can have. Up to 40 of them travel with one cache line.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// # config.request_window = 8;
+/// # let phy = options.create(&config)?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// use shmesh::REQUEST_INLINE_MAX_BYTES;
+/// let _pending = mac.request_inline(1, 0, &[7; REQUEST_INLINE_MAX_BYTES])?;
+/// assert!(mac.request_inline(1, 0, &[7; REQUEST_INLINE_MAX_BYTES + 1]).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub const REQUEST_INLINE_MAX_BYTES: usize = INLINE_BYTES;
+
+/// Replies to one request that can wait for its client: the next one is refused with
+/// [`RepliesFull`](crate::ErrorKind::RepliesFull).
+pub const REPLIES_MAX: u32 = 7;
+
+#[cfg(not(loom))]
+const _: () = assert!(REPLIES_MAX as u64 == crate::ring::reply::REPLIES);
+
+/// A request that was made, until it is dropped: its replies come here.
+///
+/// Dropping it gives the request up: replies that wait are freed, those that the server sends later go nowhere.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// config.request_window = 8;
+/// # let phy = options.create(&config)?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// let mut pending = mac.request_inline(1, 0, b"how many?")?;
+/// assert!(pending.try_take()?.is_none(), "not yet");
+///
+/// let mut request = phy.receive_request()?.expect("it was just made");
+/// assert_eq!(request.msg(), b"how many?");
+/// assert!(request.reply_inline(2, 0, b"three")?, "the client waits for it");
+///
+/// let reply = pending.wait(None)?.expect("without a timeout there is one");
+/// assert_eq!(reply.msg(), b"three");
+/// assert!(pending.is_over());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a pending reply that is dropped gives its request up"]
+pub struct PendingReply<'a> {
+    link: &'a Link,
+    id: RequestId,
+    /// Replies taken so far.
+    taken: u64,
+    is_over: bool,
+}
+
+/// A request that was received, until it is dropped. It is a [`Message`], and can be answered.
+///
+/// A request that is dropped before its last reply ends in [`Unanswered`](crate::ErrorKind::Unanswered) at the client.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// config.request_window = 8;
+/// # let phy = options.create(&config)?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// let mut pending = mac.request(mac.loan()?.with_msg_id(7))?;
+/// let mut request = phy.receive_request()?.expect("it was just made");
+/// assert_eq!((request.msg_id(), request.client()), (7, mac.seat()));
+/// // A stream: several replies, the last of which is marked.
+/// request.stream_inline(1, 0, b"first")?;
+/// let mut last = phy.loan()?;
+/// last.resize_msg(4)?.copy_from_slice(b"last");
+/// request.reply(last)?;
+/// drop(request);
+///
+/// assert_eq!(pending.wait(None)?.expect("it was sent").msg(), b"first");
+/// assert_eq!(pending.wait(None)?.expect("it was sent").msg(), b"last");
+/// assert!(pending.is_over());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Request<'a> {
+    /// Dropped after the client was told, by the `drop` of the whole.
+    message: Message<'a>,
+    id: RequestId,
+    /// The cell of an inline request.
+    cell: Option<(u32, MsgOwner)>,
+    /// Replies sent so far.
+    sent: u64,
+    is_over: bool,
+}
+
+impl Link {
+    /// How many requests this handle can have pending at once; `None`: the link has no requests.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert_eq!(link.request_window(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn request_window(&self) -> Option<u32> {
+        Some(self.core().shape.request_window).filter(|&window| window > 0)
+    }
+
+    /// Makes a request of a loan, and wakes a server that waits. Only on the secondary side.
+    ///
+    /// Any server on the primary side takes it, and no other: requests are taken in the order in which they are made. A request
+    /// waits for a server as long as nobody drops it, also while no server is attached.
+    ///
+    /// # Errors
+    /// With the loan. [`NoRequests`](crate::ErrorKind::NoRequests); [`RequestSide`](crate::ErrorKind::RequestSide);
+    /// [`WindowFull`](crate::ErrorKind::WindowFull) with as many requests pending as the link allows;
+    /// [`Full`](crate::ErrorKind::Full) when the servers are behind; [`ForeignLoan`](crate::ErrorKind::ForeignLoan);
+    /// [`Evicted`](crate::ErrorKind::Evicted); [`Corrupt`](crate::ErrorKind::Corrupt).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// config.request_window = 1;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use shmesh::ErrorKind;
+    /// let pending = mac.request(mac.loan()?)?;
+    /// let refused = mac.request(mac.loan()?).unwrap_err();
+    /// assert!(matches!(refused.error.kind(), ErrorKind::WindowFull { window: 1, .. }));
+    /// drop((pending, refused));
+    /// assert!(mac.request(mac.loan()?).is_ok(), "the first was given up");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn request<'a>(&'a self, mut loan: Loan<'a>) -> std::result::Result<PendingReply<'a>, SendError<'a>> {
+        match self.push_request(&mut loan) {
+            Ok(pending) => {
+                // The buffers are the server's now.
+                std::mem::forget(loan);
+                self.notify_other_side();
+                Ok(pending)
+            }
+            Err(error) => Err(SendError { loan, error }),
+        }
+    }
+
+    #[inline]
+    fn push_request<'a>(&'a self, loan: &mut Loan<'a>) -> Result<PendingReply<'a>> {
+        if !std::ptr::eq(loan.link(), self) {
+            return Err(Error::from(ErrorKind::ForeignLoan { link: self.link() }));
+        }
+        let pending = self.open_request()?;
+        let (cell, owner) = loan.msg();
+        // Dropped on an error, `pending` gives the request up.
+        self.endpoint.push_request(pending.id, cell, owner).map_err(|error| self.push_error(error))?;
+        // FENCE, as in a send.
+        self.check_not_overtaken().inspect_err(|_| loan.give_up())?;
+        Ok(pending)
+    }
+
+    /// As [`request`](Self::request), of at most [`REQUEST_INLINE_MAX_BYTES`] and without a buffer of a pool.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request); [`InlineRequestTooLong`](crate::ErrorKind::InlineRequestTooLong);
+    /// [`InlineExhausted`](crate::ErrorKind::InlineExhausted).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use std::time::Duration;
+    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
+    /// assert!(pending.wait(Some(Duration::from_millis(1)))?.is_none(), "nobody has answered");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn request_inline(&self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<PendingReply<'_>> {
+        if msg.len() > INLINE_BYTES {
+            return Err(Error::from(ErrorKind::InlineRequestTooLong { link: self.link(), len: msg.len() }));
+        }
+        let pending = self.open_request()?;
+        let pushed = self.endpoint.push_inline_request(pending.id, pack(msg_id, cell_id), msg);
+        pushed.map_err(|error| match error {
+            InlineError::NoCell => self.inline_exhausted(),
+            InlineError::Push(error) => self.push_error(error),
+        })?;
+        self.check_not_overtaken()?;
+        self.notify_other_side();
+        Ok(pending)
+    }
+
+    #[inline]
+    fn open_request(&self) -> Result<PendingReply<'_>> {
+        self.check_seated()?;
+        self.check_requests(Side::Secondary)?;
+        match self.endpoint.open_request() {
+            Some(id) => Ok(PendingReply { link: self, id, taken: 0, is_over: false }),
+            None => {
+                let window = self.core().shape.request_window;
+                Err(Error::from(ErrorKind::WindowFull { link: self.link(), window }))
+            }
+        }
+    }
+
+    #[inline]
+    fn check_requests(&self, side: Side) -> Result<()> {
+        if self.core().requests().is_some() && self.side() == side { Ok(()) } else { Err(self.no_requests()) }
+    }
+
+    #[cold]
+    fn no_requests(&self) -> Error {
+        Error::from(match self.core().requests() {
+            None => ErrorKind::NoRequests { link: self.link() },
+            Some(_) => ErrorKind::RequestSide { link: self.link(), side: self.side() },
+        })
+    }
+
+    /// Takes the oldest request; `None` when there is none. Never waits. Only on the primary side, where any number of servers
+    /// share the requests.
+    ///
+    /// # Errors
+    /// [`NoRequests`](crate::ErrorKind::NoRequests); [`RequestSide`](crate::ErrorKind::RequestSide);
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) when a peer wrote what it must not, after which the next request can be taken;
+    /// [`Evicted`](crate::ErrorKind::Evicted).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// assert!(phy.receive_request()?.is_none());
+    /// let _pending = mac.request_inline(1, 0, b"ping")?;
+    /// assert_eq!(phy.receive_request()?.expect("it was just made").msg(), b"ping");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn receive_request(&self) -> Result<Option<Request<'_>>> {
+        self.check_seated()?;
+        self.check_requests(Side::Primary)?;
+        let taken = match self.endpoint.take_request() {
+            Ok(Some(taken)) => taken,
+            Ok(None) => return Ok(None),
+            Err(wild) => return Err(self.corrupt(wild)),
+        };
+        let cell = taken.entry.wild_cell();
+        let inline = taken.entry.is_inline();
+        let message = match self.core().inline_lines(cell) {
+            Some(lines) if inline => self.inline_after(1, taken.entry, lines),
+            _ => self.pooled(taken.entry, taken.word),
+        };
+        match message {
+            Ok(message) => Ok(Some(Request {
+                message,
+                id: taken.id,
+                cell: inline.then_some((cell, taken.owner)),
+                sent: 0,
+                is_over: false,
+            })),
+            Err(wild) => {
+                self.endpoint.drop_request(taken.id);
+                if inline {
+                    self.endpoint.release_inline(cell, taken.owner);
+                }
+                self.notify_seat(taken.id.seat);
+                Err(self.corrupt(wild))
+            }
+        }
+    }
+
+    /// Whether a request waits to be taken.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// assert!(!phy.has_request());
+    /// let _pending = mac.request_inline(1, 0, b"ping")?;
+    /// assert!(phy.has_request());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn has_request(&self) -> bool {
+        self.side() == Side::Primary
+            && self.core().requests().is_some_and(|requests| requests.ring.has_message())
+    }
+
+    /// Waits until a request can be taken, at most `timeout` (`None`: for ever). `false`: it timed out.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait); [`NoRequests`](crate::ErrorKind::NoRequests);
+    /// [`RequestSide`](crate::ErrorKind::RequestSide).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let server = std::thread::spawn(move || {
+    ///     phy.wait_request(None)?;
+    ///     let mut request = phy.receive_request()?.expect("no other server takes it");
+    ///     request.reply_inline(1, 0, b"pong")
+    /// });
+    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
+    /// assert_eq!(pending.wait(None)?.expect("it is answered").msg(), b"pong");
+    /// assert!(server.join().expect("it does not panic")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait_request(&self, timeout: Option<Duration>) -> Result<bool> {
+        self.check_requests(Side::Primary)?;
+        self.wait_for(timeout, self.shared.notify, |_| self.has_request())
+    }
+}
+
+impl<'a> PendingReply<'a> {
+    /// Takes the next reply; `None` when there is none yet. Never waits.
+    ///
+    /// # Errors
+    /// [`ServerGone`](crate::ErrorKind::ServerGone) when the process that took the request ended before its last reply, and
+    /// [`Unanswered`](crate::ErrorKind::Unanswered) when it dropped the request; replies that it sent before come first.
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) when a peer wrote what it must not.
+    /// [`RequestOver`](crate::ErrorKind::RequestOver) after the last reply or one of these errors.
+    /// [`Evicted`](crate::ErrorKind::Evicted).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use shmesh::ErrorKind;
+    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
+    /// assert!(pending.try_take()?.is_none());
+    /// drop(phy.receive_request()?);
+    /// assert!(matches!(pending.try_take().unwrap_err().kind(), ErrorKind::Unanswered { .. }));
+    /// assert!(matches!(pending.try_take().unwrap_err().kind(), ErrorKind::RequestOver { .. }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn try_take(&mut self) -> Result<Option<Message<'a>>> {
+        let link = self.link;
+        if self.is_over {
+            return Err(Error::from(ErrorKind::RequestOver { link: link.link() }));
+        }
+        link.check_seated()?;
+        if let Some(reply) = self.take()? {
+            return Ok(Some(reply));
+        }
+        let status = link.endpoint.request_status(self.id);
+        if status == Status::Pending {
+            return Ok(None);
+        }
+        // What was sent before the server ended comes first.
+        if let Some(reply) = self.take()? {
+            return Ok(Some(reply));
+        }
+        self.give_up();
+        Err(match status {
+            Status::ServerDied(pid) => Error::from(ErrorKind::ServerGone { link: link.link(), pid }),
+            Status::Unanswered(pid) => Error::from(ErrorKind::Unanswered { link: link.link(), pid }),
+            Status::Pending | Status::Over => {
+                link.corrupt(crate::ring::Wild("a reply slot that another participant has changed"))
+            }
+        })
+    }
+
+    #[inline]
+    fn take(&mut self) -> Result<Option<Message<'a>>> {
+        let link = self.link;
+        let taken = match link.endpoint.take_reply(self.id, self.taken) {
+            Ok(Some(taken)) => taken,
+            Ok(None) => return Ok(None),
+            Err(wild) => {
+                self.give_up();
+                return Err(link.corrupt(wild));
+            }
+        };
+        self.taken = self.taken.wrapping_add(1);
+        if taken.is_last {
+            link.endpoint.finish_request(self.id);
+            self.is_over = true;
+        } else {
+            // The server may wait for room.
+            link.notify_other_side();
+        }
+        let message = if taken.entry.is_inline() {
+            link.inline_cell(taken.entry, taken.word)
+        } else {
+            link.pooled(taken.entry, taken.word)
+        };
+        message.map(Some).map_err(|wild| link.corrupt(wild))
+    }
+
+    /// Waits for the next reply, at most `timeout` (`None`: until there is one, or the request fails). `None`: it timed out, and
+    /// the request is still pending.
+    ///
+    /// # Errors
+    /// As [`try_take`](Self::try_take), and as [`Link::wait`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use std::time::Duration;
+    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
+    /// assert!(pending.wait(Some(Duration::from_millis(1)))?.is_none());
+    /// phy.receive_request()?.expect("it was made").reply_inline(1, 0, b"pong")?;
+    /// assert_eq!(pending.wait(None)?.expect("there is one").msg(), b"pong");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Option<Message<'a>>> {
+        if self.is_over || self.is_ready() {
+            return self.try_take();
+        }
+        self.link.wait_for(timeout, self.link.shared.notify, |_| self.is_ready())?;
+        self.try_take()
+    }
+
+    /// Whether [`try_take`](Self::try_take) has a reply or an error.
+    ///
+    /// With [`Link::fd`], a notification makes the descriptor readable: ask each pending reply then.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
+    /// assert!(!pending.is_ready());
+    /// phy.receive_request()?.expect("it was made").reply_inline(1, 0, b"pong")?;
+    /// assert!(pending.is_ready());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.is_over
+            || self.link.endpoint.has_reply(self.id, self.taken)
+            || self.link.endpoint.request_status(self.id) != Status::Pending
+    }
+
+    /// Whether the last reply was taken, or the request has failed: nothing more comes.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
+    /// phy.receive_request()?.expect("it was made").reply_inline(1, 0, b"pong")?;
+    /// assert!(!pending.is_over());
+    /// drop(pending.try_take()?.expect("it was sent"));
+    /// assert!(pending.is_over());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    #[cold]
+    fn give_up(&mut self) {
+        self.is_over = true;
+        self.link.endpoint.close_request(self.id);
+        // The server may wait for room.
+        self.link.notify_other_side();
+    }
+}
+
+impl Drop for PendingReply<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.give_up();
+        }
+    }
+}
+
+impl fmt::Debug for PendingReply<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingReply")
+            .field("link", &self.link.name())
+            .field("number", &self.id.number)
+            .field("taken", &self.taken)
+            .field("is_over", &self.is_over)
+            .finish()
+    }
+}
+
+impl<'a> Request<'a> {
+    /// The seat of the client that made it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let _pending = mac.request_inline(1, 0, b"ping")?;
+    /// assert_eq!(phy.receive_request()?.expect("it was made").client(), mac.seat());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn client(&self) -> SeatIndex {
+        self.id.seat
+    }
+
+    /// Whether the client still waits. `false` for good once it dropped the request or ended: work on it is in vain.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let pending = mac.request_inline(1, 0, b"ping")?;
+    /// let request = phy.receive_request()?.expect("it was made");
+    /// assert!(request.is_wanted());
+    /// drop(pending);
+    /// assert!(!request.is_wanted());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        self.endpoint().request_status(self.id) == Status::Pending
+    }
+
+    fn endpoint(&self) -> &'a super::endpoint::Endpoint {
+        &self.message.link().endpoint
+    }
+
+    /// Sends the last, or only, reply and wakes the client. `false`: the client does not wait any more, and the buffers of the
+    /// loan are free again.
+    ///
+    /// # Errors
+    /// With the loan, which can be sent again. [`RepliesFull`](crate::ErrorKind::RepliesFull) in a stream whose client is
+    /// behind; [`RequestOver`](crate::ErrorKind::RequestOver) after the last reply;
+    /// [`ForeignLoan`](crate::ErrorKind::ForeignLoan); [`Evicted`](crate::ErrorKind::Evicted).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let pending = mac.request_inline(1, 0, b"ping")?;
+    /// let mut request = phy.receive_request()?.expect("it was made");
+    /// drop(pending);
+    /// assert!(!request.reply(phy.loan()?)?, "nobody waits for it");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn reply(&mut self, loan: Loan<'a>) -> std::result::Result<bool, SendError<'a>> {
+        self.send(loan, true)
+    }
+
+    /// As [`reply`](Self::reply), of at most [`INLINE_MAX_BYTES`] and without a buffer of a pool.
+    ///
+    /// # Errors
+    /// As [`reply`](Self::reply); [`InlineTooLong`](crate::ErrorKind::InlineTooLong);
+    /// [`InlineExhausted`](crate::ErrorKind::InlineExhausted).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
+    /// let mut request = phy.receive_request()?.expect("it was made");
+    /// assert!(request.reply_inline(1, 0, b"pong")?);
+    /// assert!(request.reply_inline(1, 0, b"pong").is_err(), "that was the last one");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn reply_inline(&mut self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<bool> {
+        self.send_inline(pack(msg_id, cell_id), msg, true)
+    }
+
+    /// Sends a reply that others follow, and wakes the client. `false`: the client does not wait any more.
+    ///
+    /// At most [`REPLIES_MAX`] replies wait for the client: [`wait_room`](Self::wait_room) waits until it has taken one.
+    ///
+    /// # Errors
+    /// As [`reply`](Self::reply).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mut pending = mac.request_inline(1, 0, b"all of it")?;
+    /// let mut request = phy.receive_request()?.expect("it was made");
+    /// for part in 0..3 {
+    ///     request.stream(phy.loan()?.with_msg_id(part))?;
+    /// }
+    /// request.reply_inline(3, 0, b"")?;
+    /// for part in 0..4 {
+    ///     assert_eq!(pending.wait(None)?.expect("it was sent").msg_id(), part);
+    /// }
+    /// assert!(pending.is_over());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn stream(&mut self, loan: Loan<'a>) -> std::result::Result<bool, SendError<'a>> {
+        self.send(loan, false)
+    }
+
+    /// As [`stream`](Self::stream), of at most [`INLINE_MAX_BYTES`] and without a buffer of a pool.
+    ///
+    /// # Errors
+    /// As [`reply_inline`](Self::reply_inline).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use shmesh::{ErrorKind, REPLIES_MAX};
+    /// let pending = mac.request_inline(1, 0, b"all of it")?;
+    /// let mut request = phy.receive_request()?.expect("it was made");
+    /// for _ in 0..REPLIES_MAX {
+    ///     request.stream_inline(1, 0, b"part")?;
+    /// }
+    /// let full = request.stream_inline(1, 0, b"part").unwrap_err();
+    /// assert!(matches!(full.kind(), ErrorKind::RepliesFull { .. }), "the client takes none");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn stream_inline(&mut self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<bool> {
+        self.send_inline(pack(msg_id, cell_id), msg, false)
+    }
+
+    /// Waits until there is room for one more reply, or the client does not wait any more; at most `timeout` (`None`: for
+    /// ever). `false`: it timed out.
+    ///
+    /// # Errors
+    /// As [`Link::wait`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// # config.request_window = 8;
+    /// # let phy = options.create(&config)?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use std::time::Duration;
+    /// let mut pending = mac.request_inline(1, 0, b"all of it")?;
+    /// let mut request = phy.receive_request()?.expect("it was made");
+    /// while request.stream_inline(1, 0, b"part").is_ok() {}
+    /// assert!(!request.wait_room(Some(Duration::from_millis(1)))?);
+    /// drop(pending.try_take()?);
+    /// assert!(request.wait_room(None)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait_room(&self, timeout: Option<Duration>) -> Result<bool> {
+        let (link, endpoint) = (self.message.link(), self.endpoint());
+        link.wait_for(timeout, link.shared.notify, |_| {
+            !endpoint.has_reply(self.id, self.sent) || !self.is_wanted()
+        })
+    }
+
+    #[inline]
+    fn send(&mut self, mut loan: Loan<'a>, is_last: bool) -> std::result::Result<bool, SendError<'a>> {
+        let link = loan.link();
+        if !std::ptr::eq(link, self.message.link()) {
+            let error = Error::from(ErrorKind::ForeignLoan { link: self.message.link().link() });
+            return Err(SendError { loan, error });
+        }
+        if let Err(error) = self.check() {
+            return Err(SendError { loan, error });
+        }
+        let (cell, owner) = loan.msg();
+        let pushed =
+            link.endpoint.push_reply(self.id, self.sent, is_last, Entry::pooled(cell, owner.epoch()));
+        if pushed == Pushed::Sent
+            && let Err(error) = link.check_not_overtaken()
+        {
+            // As in a send: it may be delivered.
+            loan.give_up();
+            return Err(SendError { loan, error });
+        }
+        match self.sent(pushed, is_last) {
+            Ok(sent) => {
+                if sent {
+                    // The buffers are the client's now.
+                    std::mem::forget(loan);
+                }
+                Ok(sent)
+            }
+            Err(error) => Err(SendError { loan, error }),
+        }
+    }
+
+    #[inline]
+    fn send_inline(&mut self, ids: u64, msg: &[u8], is_last: bool) -> Result<bool> {
+        let link = self.message.link();
+        if msg.len() > INLINE_MAX_BYTES {
+            return Err(Error::from(ErrorKind::InlineTooLong { link: link.link(), len: msg.len() }));
+        }
+        self.check()?;
+        let pushed = self.endpoint().push_inline_reply(self.id, self.sent, is_last, ids, msg);
+        let pushed = pushed.ok_or_else(|| link.inline_exhausted())?;
+        if pushed == Pushed::Sent {
+            link.check_not_overtaken()?;
+        }
+        self.sent(pushed, is_last)
+    }
+
+    #[inline]
+    fn check(&self) -> Result<()> {
+        let link = self.message.link();
+        link.check_seated()?;
+        if self.is_over { Err(Error::from(ErrorKind::RequestOver { link: link.link() })) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn sent(&mut self, pushed: Pushed, is_last: bool) -> Result<bool> {
+        let link = self.message.link();
+        match pushed {
+            Pushed::Sent => {
+                self.sent = self.sent.wrapping_add(1);
+                self.is_over = is_last;
+                link.notify_seat(self.id.seat);
+                Ok(true)
+            }
+            Pushed::Unwanted => Ok(false),
+            Pushed::Full => {
+                Err(Error::from(ErrorKind::RepliesFull { link: link.link(), limit: REPLIES_MAX }))
+            }
+        }
+    }
+}
+
+impl<'a> Deref for Request<'a> {
+    type Target = Message<'a>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.message
+    }
+}
+
+impl Drop for Request<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let link = self.message.link();
+        if !self.is_over {
+            link.endpoint.drop_request(self.id);
+            link.notify_seat(self.id.seat);
+        }
+        if let Some((cell, owner)) = self.cell {
+            link.endpoint.release_inline(cell, owner);
+        }
+    }
+}
+
+impl fmt::Debug for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("message", &self.message)
+            .field("client", &self.id.seat)
+            .field("number", &self.id.number)
+            .field("sent", &self.sent)
+            .finish()
+    }
+}

@@ -1,0 +1,238 @@
+//! The steps of requests and replies on shared memory, seen from one participant's seat. [`super::request`] is what
+//! applications use.
+//!
+//! A request is a message on a ring of its own, with its id in the cell of its MSG buffer, or before the bytes of its inline
+//! cell. The server keeps that buffer or cell until the request is over. So the owner words say which server has which
+//! request, and whoever recovers a dead server finds the clients that wait for it; see [`Core::reclaim`](super::core::Core::reclaim).
+
+use std::cell::Cell;
+
+use super::core::{DataRef, INLINE, Requests};
+use super::endpoint::Endpoint;
+use crate::config::PoolId;
+use crate::pool::owner::{Holder, MsgOwner};
+use crate::ring::entry::Entry;
+use crate::ring::mpmc::{Mpmc, Producer, PushError};
+use crate::ring::reply::{Pushed, ReplySlot, RequestId, Status, Taken};
+use crate::ring::{INLINE_MAX_BYTES, Ring, Wild};
+use crate::sync::{Ordering, fence};
+
+/// The longest request that needs no buffer. Its id takes eight bytes of the cell.
+pub(crate) const INLINE_BYTES: usize = INLINE_MAX_BYTES - size_of::<u64>();
+
+/// A client's private state.
+#[derive(Debug, Default)]
+pub(crate) struct Requester {
+    producer: Producer,
+    /// The slots of requests that are not over, one bit each.
+    used: Cell<u64>,
+}
+
+/// A request that was taken off the ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TakenRequest {
+    pub(crate) id: RequestId,
+    pub(crate) entry: Entry,
+    /// The owner word before it was taken.
+    pub(crate) word: u64,
+    /// The owner word of the buffer or cell, which stays the server's until the request is over.
+    pub(crate) owner: MsgOwner,
+}
+
+/// Why an inline request could not be sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum InlineError {
+    NoCell,
+    Push(PushError),
+}
+
+impl Requests {
+    #[inline]
+    fn mpmc(&self) -> &Mpmc {
+        match &self.ring {
+            Ring::Mpmc(ring) => ring,
+            Ring::Spsc(_) | Ring::Broadcast(_) => unreachable!("`Core::place` makes a ring for many"),
+        }
+    }
+}
+
+/// The steps of a client.
+impl Endpoint {
+    /// Begins a request: from now on replies to it can come. `None`: all slots are used.
+    #[inline]
+    pub(crate) fn open_request(&self) -> Option<RequestId> {
+        let replies = &self.core.requests()?.replies;
+        let used = self.requester.used.get();
+        let slot = used.trailing_ones();
+        let id = RequestId { seat: self.me.seat, slot: u8::try_from(slot).ok()?, number: 0 };
+        let number = replies.slot(id)?.open();
+        self.requester.used.set(used | 1 << slot);
+        Some(RequestId { number, ..id })
+    }
+
+    /// Sends a request in a MSG buffer.
+    #[inline]
+    pub(crate) fn push_request(&self, id: RequestId, cell: u32, owner: MsgOwner) -> Result<(), PushError> {
+        let Some(requests) = self.core.requests() else { return Err(PushError::Full) };
+        // Pairs with the Acquire of `Core::request_id`: who reads the id sees that the cell was loaned.
+        fence(Ordering::Release);
+        self.cell(cell).set_request(id);
+        requests.mpmc().push(&self.requester.producer, Entry::pooled(cell, owner.epoch()))
+    }
+
+    /// Sends a request of at most [`INLINE_BYTES`].
+    #[inline]
+    pub(crate) fn push_inline_request(&self, id: RequestId, ids: u64, msg: &[u8]) -> Result<(), InlineError> {
+        let Some(requests) = self.core.requests() else { return Err(InlineError::NoCell) };
+        let (cell, owner) = self.loan_inline().ok_or(InlineError::NoCell)?;
+        let (mut bytes, len) = ([0; INLINE_MAX_BYTES], size_of::<u64>() + msg.len());
+        bytes[..size_of::<u64>()].copy_from_slice(&id.word().to_ne_bytes());
+        bytes[size_of::<u64>()..len].copy_from_slice(msg);
+        // As in `push_request`.
+        fence(Ordering::Release);
+        if let Some(lines) = self.core.inline_lines(cell) {
+            lines.write(ids, &bytes[..len]);
+        }
+        let entry = Entry::inline_cell(cell, owner.epoch(), len);
+        requests.mpmc().push(&self.requester.producer, entry).map_err(|error| {
+            self.release_inline(cell, owner);
+            InlineError::Push(error)
+        })
+    }
+
+    #[inline]
+    fn slot(&self, id: RequestId) -> Option<ReplySlot<'_>> {
+        self.core.requests()?.replies.slot(id)
+    }
+
+    /// How a request stands.
+    #[inline]
+    pub(crate) fn request_status(&self, id: RequestId) -> Status {
+        self.slot(id).map_or(Status::Over, |slot| slot.status(id.number))
+    }
+
+    /// Whether a reply waits at `position`.
+    #[inline]
+    pub(crate) fn has_reply(&self, id: RequestId, position: u64) -> bool {
+        self.slot(id).is_some_and(|slot| slot.has_reply(position))
+    }
+
+    /// Makes the reply at `position` ours, if there is one.
+    #[inline]
+    pub(crate) fn take_reply(&self, id: RequestId, position: u64) -> Result<Option<Taken>, Wild> {
+        let Some(slot) = self.slot(id) else { return Ok(None) };
+        match slot.take(id.number, position, &self.receiving()) {
+            Ok(Some(taken)) if taken.is_stale => {
+                self.free_reply(&taken);
+                Ok(None)
+            }
+            taken => taken,
+        }
+    }
+
+    /// Ends a request after its last reply was taken.
+    #[inline]
+    pub(crate) fn finish_request(&self, id: RequestId) {
+        if let Some(slot) = self.slot(id) {
+            slot.finish(id.number);
+        }
+        self.forget_request(id);
+    }
+
+    /// Ends a request: no reply comes any more, and those that wait are freed.
+    pub(crate) fn close_request(&self, id: RequestId) {
+        if let Some(slot) = self.slot(id) {
+            slot.close(id.number, &self.receiving(), |taken| self.free_reply(&taken));
+        }
+        self.forget_request(id);
+    }
+
+    #[inline]
+    fn forget_request(&self, id: RequestId) {
+        self.requester.used.set(self.requester.used.get() & !(1 << id.slot));
+    }
+
+    /// Frees a reply that was made ours and is not wanted.
+    fn free_reply(&self, taken: &Taken) {
+        self.free_taken(taken.entry, MsgOwner(taken.word).borrowed(self.me.seat));
+    }
+
+    /// Frees what was taken and is not opened.
+    fn free_taken(&self, entry: Entry, owner: MsgOwner) {
+        let cell = entry.wild_cell();
+        if entry.is_inline() {
+            self.release_inline(cell, owner);
+        } else {
+            // A DATA buffer that a peer named wrongly is left to recovery.
+            let data = self.core.read_descriptor(cell, owner).map_or(DataRef::NONE, |(_, data)| data);
+            self.release(cell, owner, data);
+        }
+    }
+}
+
+/// The steps of a server.
+impl Endpoint {
+    /// Takes the oldest request.
+    #[inline]
+    pub(crate) fn take_request(&self) -> Result<Option<TakenRequest>, Wild> {
+        let Some(requests) = self.core.requests() else { return Ok(None) };
+        let Some((entry, word)) = requests.mpmc().pop(&self.receiving())? else { return Ok(None) };
+        let place = if entry.is_inline() { INLINE } else { PoolId::CpuMsg as usize };
+        let (sent, cell) = (MsgOwner(word), entry.wild_cell());
+        let owner = sent.borrowed(self.me.seat);
+        // The owner word says who has sent it, so no client can have replies sent to another.
+        let id = self
+            .core
+            .request_id(place, cell)
+            .filter(|id| sent.holder() == Holder::Loaned(id.seat) && requests.replies.slot(*id).is_some());
+        match id {
+            Some(id) => Ok(Some(TakenRequest { id, entry, word, owner })),
+            None => {
+                self.free_taken(entry, owner);
+                Err(Wild("a request that does not name its client"))
+            }
+        }
+    }
+
+    /// Drops a request that was taken, and tells its client.
+    pub(crate) fn release_request(&self, taken: &TakenRequest) {
+        self.drop_request(taken.id);
+        self.free_taken(taken.entry, taken.owner);
+    }
+
+    /// Tells the client that this server ends without a last reply. Before the buffer of the request is freed: a server that
+    /// dies in between has told it.
+    pub(crate) fn drop_request(&self, id: RequestId) {
+        if let Some(slot) = self.slot(id) {
+            slot.fail(id.number, self.me.word.pid(), false);
+        }
+    }
+
+    /// Sends a reply, the one at `position` of this request.
+    #[inline]
+    pub(crate) fn push_reply(&self, id: RequestId, position: u64, is_last: bool, entry: Entry) -> Pushed {
+        self.slot(id).map_or(Pushed::Unwanted, |slot| slot.push(id.number, position, is_last, entry))
+    }
+
+    /// Sends a reply of at most [`INLINE_MAX_BYTES`]. `None`: no inline cell is free.
+    #[inline]
+    pub(crate) fn push_inline_reply(
+        &self,
+        id: RequestId,
+        position: u64,
+        is_last: bool,
+        ids: u64,
+        msg: &[u8],
+    ) -> Option<Pushed> {
+        let (cell, owner) = self.loan_inline()?;
+        if let Some(lines) = self.core.inline_lines(cell) {
+            lines.write(ids, msg);
+        }
+        let pushed =
+            self.push_reply(id, position, is_last, Entry::inline_cell(cell, owner.epoch(), msg.len()));
+        if pushed != Pushed::Sent {
+            self.release_inline(cell, owner);
+        }
+        Some(pushed)
+    }
+}

@@ -1,0 +1,362 @@
+//! Reply slots: where the replies to a request wait for the client that made it.
+//!
+//! Each seat has a few slots, one line each, and each request of the client in that seat has one of them until it is over.
+//! The server that took the request writes replies there, the client takes them out; nobody else writes a slot but
+//! whoever recovers one of the two.
+//!
+//! ```text
+//! word 0     | number 40 | process id of the server 22 | status 2 |
+//! words 1-7  | number, low 30 | last 1 | full 1 | entry 32 |
+//! ```
+//!
+//! The **number** grows with each request made in a slot, whoever sits there, so it also tells the participants of a seat
+//! apart. A reply is published by one exchange of a word that was empty, in which the server first looked at the status: a
+//! client that drops its request changes the status and then every word, so the exchange of a late server fails.
+//!
+//! Pairs, named the same at both ends:
+//! - `REPLY`: the server's Release on a reply word, the client's Acquire of it: payload and descriptor are visible.
+//! - `ROOM`: the client's Release on a reply word, the server's Acquire of it: the client has taken the reply before.
+//! - `OVER`: Release on the status by whoever ends a request, Acquire by the other side.
+
+use super::entry::Entry;
+use super::{Look, Owners, Wild};
+use crate::participant::SeatIndex;
+use crate::segment::Lines;
+use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE};
+
+/// Replies of one request that can wait in its slot.
+pub(crate) const REPLIES: u64 = if cfg!(loom) { 2 } else { WORDS_PER_LINE as u64 - 1 };
+/// The most slots that a seat can have.
+pub(crate) const WINDOW_MAX: u32 = 64;
+
+const STATUS_BITS: u32 = 2;
+const IDLE: u64 = 0;
+const PENDING: u64 = 1;
+const SERVER_DIED: u64 = 2;
+const UNANSWERED: u64 = 3;
+const PID_BITS: u32 = 22;
+const NUMBER_SHIFT: u32 = STATUS_BITS + PID_BITS;
+const NUMBER_BITS: u32 = 64 - NUMBER_SHIFT;
+
+const FULL: u64 = 1 << 32;
+const LAST: u64 = 1 << 33;
+const TAG_SHIFT: u32 = 34;
+const TAG_BITS: u32 = 64 - TAG_SHIFT;
+
+const fn low(value: u64, bits: u32) -> u64 {
+    value & ((1 << bits) - 1)
+}
+
+/// Rounds of an exchange that only a recoverer or a hostile peer can make fail.
+const ROUNDS_MAX: u32 = 8;
+
+/// Which request it is: the seat of its client, the slot there, and the number of the request in that slot.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct RequestId {
+    pub(crate) seat: SeatIndex,
+    pub(crate) slot: u8,
+    pub(crate) number: u64,
+}
+
+impl RequestId {
+    /// The word with which it travels: `| number 40 | slot 8 | seat 8 | 0 |`.
+    pub(crate) fn word(self) -> u64 {
+        self.number << NUMBER_SHIFT | u64::from(self.slot) << 16 | u64::from(self.seat.value()) << 8
+    }
+
+    /// Reads a word of shared memory. Whether the link has such a slot is not checked.
+    pub(crate) fn from_wild(word: u64) -> Option<Self> {
+        let seat = SeatIndex::from_wild(word >> 8 & 0xff)?;
+        #[expect(clippy::cast_possible_truncation, reason = "8 bits")]
+        let slot = (word >> 16) as u8;
+        Some(Self { seat, slot, number: word >> NUMBER_SHIFT })
+    }
+}
+
+/// How a request stands.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Status {
+    /// Replies may come.
+    Pending,
+    /// The server with this process id took it and died.
+    ServerDied(u32),
+    /// The server with this process id took it and dropped it.
+    Unanswered(u32),
+    /// It was dropped, or its client is gone.
+    Over,
+}
+
+/// What became of a reply.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Pushed {
+    Sent,
+    /// So many replies wait already.
+    Full,
+    /// Nobody waits for it any more.
+    Unwanted,
+}
+
+/// A reply that was made ours.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Taken {
+    pub(crate) entry: Entry,
+    /// Its owner word before.
+    pub(crate) word: u64,
+    pub(crate) is_last: bool,
+    /// It is of an earlier request in the slot: its server was evicted and went on.
+    pub(crate) is_stale: bool,
+}
+
+/// The slots of all seats.
+#[derive(Clone, Debug)]
+pub(crate) struct ReplySlots {
+    lines: Lines,
+    window: usize,
+}
+
+/// One slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReplySlot<'a>(&'a Line);
+
+impl ReplySlots {
+    /// `lines` must hold `window` lines for each seat.
+    pub(crate) fn new(lines: Lines, window: usize) -> Self {
+        debug_assert_eq!(lines.len(), window * crate::participant::MAX_SEATS);
+        Self { lines, window }
+    }
+
+    /// The slot of a request; `None` when this link has no such slot.
+    #[inline]
+    pub(crate) fn slot(&self, id: RequestId) -> Option<ReplySlot<'_>> {
+        (usize::from(id.slot) < self.window).then(|| self.at(id.seat, usize::from(id.slot)))
+    }
+
+    #[inline]
+    fn at(&self, seat: SeatIndex, slot: usize) -> ReplySlot<'_> {
+        ReplySlot(&self.lines[seat.as_usize() * self.window + slot])
+    }
+
+    /// The slots of a seat.
+    pub(crate) fn of(&self, seat: SeatIndex) -> impl Iterator<Item = ReplySlot<'_>> {
+        (0..self.window).map(move |slot| self.at(seat, slot))
+    }
+}
+
+impl<'a> ReplySlot<'a> {
+    #[inline]
+    fn status_word(self) -> &'a AtomicU64 {
+        self.0.word(0)
+    }
+
+    #[inline]
+    fn reply(self, position: u64) -> &'a AtomicU64 {
+        let i = (position % REPLIES) as usize;
+        self.0.word(1 + i)
+    }
+
+    fn replies(self) -> impl Iterator<Item = &'a AtomicU64> {
+        (0..REPLIES).map(move |i| self.reply(i))
+    }
+
+    /// Begins a request, and returns its number. Only for the client, in a slot that it does not use.
+    pub(crate) fn open(self) -> u64 {
+        let status = self.status_word();
+        let number = low((status.load(Ordering::Relaxed) >> NUMBER_SHIFT).wrapping_add(1), NUMBER_BITS);
+        // Release: a late recoverer of the seat's last participant that reads this sees that we have the seat.
+        status.store(number << NUMBER_SHIFT | PENDING, Ordering::Release);
+        number
+    }
+
+    /// How request `number` stands.
+    #[inline]
+    pub(crate) fn status(self, number: u64) -> Status {
+        // OVER
+        let word = self.status_word().load(Ordering::Acquire);
+        let pid = u32::try_from(low(word >> STATUS_BITS, PID_BITS)).unwrap_or(0);
+        match low(word, STATUS_BITS) {
+            _ if word >> NUMBER_SHIFT != number => Status::Over,
+            PENDING => Status::Pending,
+            SERVER_DIED => Status::ServerDied(pid),
+            UNANSWERED => Status::Unanswered(pid),
+            _ => Status::Over,
+        }
+    }
+
+    /// Whether a reply, or room for one, is to be looked for: something is at `position`.
+    #[inline]
+    pub(crate) fn has_reply(self, position: u64) -> bool {
+        self.reply(position).load(Ordering::Relaxed) & FULL != 0
+    }
+
+    /// Sends a reply. `position` counts the replies to this request.
+    #[inline]
+    pub(crate) fn push(self, number: u64, position: u64, is_last: bool, entry: Entry) -> Pushed {
+        let word = self.reply(position);
+        let tag = low(number, TAG_BITS) << TAG_SHIFT;
+        let new = tag | if is_last { LAST } else { 0 } | FULL | entry.in_lap(0);
+        for _ in 0..ROUNDS_MAX {
+            // ROOM
+            let seen = word.load(Ordering::Acquire);
+            // After the word: who ends the request changes the status first and the word then, so either we see that, or our
+            // exchange fails, or it finds our reply.
+            if self.status(number) != Status::Pending {
+                return Pushed::Unwanted;
+            }
+            if seen & FULL != 0 {
+                return Pushed::Full;
+            }
+            // REPLY
+            if word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return Pushed::Sent;
+            }
+        }
+        Pushed::Full
+    }
+
+    /// Makes the reply at `position` ours, if there is one.
+    #[inline]
+    pub(crate) fn take(
+        self,
+        number: u64,
+        position: u64,
+        owners: &impl Owners,
+    ) -> Result<Option<Taken>, Wild> {
+        let word = self.reply(position);
+        // REPLY
+        let seen = word.load(Ordering::Acquire);
+        if seen & FULL == 0 {
+            return Ok(None);
+        }
+        self.take_seen(word, seen, low(number, TAG_BITS), owners)
+    }
+
+    /// Takes what was seen in a reply word, unless the word has changed, and leaves it empty, marked with `tag`.
+    #[inline]
+    fn take_seen(
+        self,
+        word: &AtomicU64,
+        seen: u64,
+        tag: u64,
+        owners: &impl Owners,
+    ) -> Result<Option<Taken>, Wild> {
+        let (_, entry) = Entry::split(low(seen, 32));
+        let look = owners.look(entry);
+        // After the owner word was read: if nobody has taken the reply yet, the owner word is of this reply and of no later loan.
+        if word.load(Ordering::Acquire) != seen {
+            return Ok(None);
+        }
+        let taken = match look {
+            Ok(Look::Here(owner)) if owners.take(entry, owner) => {
+                let is_stale = seen >> TAG_SHIFT != tag;
+                Some(Taken { entry, word: owner, is_last: seen & LAST != 0, is_stale })
+            }
+            _ => None,
+        };
+        // ROOM. After the owner word, and before the buffer is freed: an entry names its epoch by its last bits, and those come
+        // round. Refused when a recoverer of ours was faster.
+        let _ = word.compare_exchange(seen, tag << TAG_SHIFT, Ordering::AcqRel, Ordering::Relaxed);
+        match look {
+            Err(wild) => Err(wild),
+            Ok(_) => Ok(taken),
+        }
+    }
+
+    /// Ends request `number` after its last reply was taken. Only for the client.
+    #[inline]
+    pub(crate) fn finish(self, number: u64) {
+        // OVER
+        self.status_word().store(number << NUMBER_SHIFT | IDLE, Ordering::Release);
+    }
+
+    /// Says that the server with this process id ends without a last reply. Nothing happens when the request is over.
+    pub(crate) fn fail(self, number: u64, pid: u32, died: bool) {
+        let number = number << NUMBER_SHIFT;
+        let status = if died { SERVER_DIED } else { UNANSWERED };
+        let failed = number | low(u64::from(pid), PID_BITS) << STATUS_BITS | status;
+        // OVER
+        let _ = self.status_word().compare_exchange(
+            number | PENDING,
+            failed,
+            Ordering::Release,
+            Ordering::Relaxed,
+        );
+    }
+
+    /// Ends request `number` for its client: what waits in the slot goes to `free`, and no reply comes any more.
+    pub(crate) fn close(self, number: u64, owners: &impl Owners, free: impl FnMut(Taken)) {
+        self.empty(number << NUMBER_SHIFT, owners, || true, free);
+    }
+
+    /// As [`close`](Self::close) of whatever request is there, for a client that died. Before each change `is_seated` must say
+    /// that it still has its seat, so that nobody else can have written what was read.
+    pub(crate) fn recover(self, owners: &impl Owners, is_seated: impl Fn() -> bool, free: impl FnMut(Taken)) {
+        let status = self.status_word().load(Ordering::Acquire);
+        self.empty(status, owners, is_seated, free);
+    }
+
+    fn empty(
+        self,
+        status: u64,
+        owners: &impl Owners,
+        is_seated: impl Fn() -> bool,
+        mut free: impl FnMut(Taken),
+    ) {
+        let number = status >> NUMBER_SHIFT;
+        // A server that dies just now, or drops the request, may change the status once.
+        for _ in 0..ROUNDS_MAX {
+            let now = self.status_word().load(Ordering::Acquire);
+            if now >> NUMBER_SHIFT != number || !is_seated() {
+                return;
+            }
+            if low(now, STATUS_BITS) == IDLE {
+                break;
+            }
+            let idle = number << NUMBER_SHIFT;
+            // OVER
+            if self.status_word().compare_exchange(now, idle, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                break;
+            }
+        }
+        // No word of a slot is marked with a number to come.
+        let tag = low(number.wrapping_add(1), TAG_BITS);
+        for word in self.replies() {
+            // The server may publish once more between our look and our exchange; a hostile one may do so for ever.
+            for _ in 0..ROUNDS_MAX {
+                let seen = word.load(Ordering::Acquire);
+                if !is_seated() {
+                    return;
+                }
+                if seen & FULL == 0 {
+                    // ROOM
+                    let marked = tag << TAG_SHIFT;
+                    if word.compare_exchange(seen, marked, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                        break;
+                    }
+                } else if let Ok(Some(taken)) = self.take_seen(word, seen, tag, owners) {
+                    free(taken);
+                }
+            }
+        }
+    }
+
+    /// The entries of replies that wait, whatever request they are of. For recovery.
+    pub(crate) fn waiting(self) -> impl Iterator<Item = Entry> + 'a {
+        // An exchange: of an eviction, which comes before this, and a reply that the evicted server publishes, one side sees the
+        // other.
+        self.replies().filter_map(|word| {
+            let seen = word.fetch_add(0, Ordering::AcqRel);
+            (seen & FULL != 0).then(|| Entry::split(low(seen, 32)).1)
+        })
+    }
+
+    /// Whether a request is pending in this slot, for an onlooker.
+    pub(crate) fn is_pending(self) -> bool {
+        low(self.status_word().load(Ordering::Relaxed), STATUS_BITS) == PENDING
+    }
+
+    /// The entries of replies that wait, for an onlooker.
+    pub(crate) fn seen(self) -> impl Iterator<Item = Entry> + 'a {
+        let words = self.replies().map(|word| word.load(Ordering::Acquire));
+        words.filter(|word| word & FULL != 0).map(|word| Entry::split(low(word, 32)).1)
+    }
+}

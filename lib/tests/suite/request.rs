@@ -1,0 +1,446 @@
+//! Requests and replies between threads and processes.
+
+use std::time::{Duration, Instant};
+
+use shmesh::config::PoolId;
+use shmesh::{Error, ErrorKind, Link, LinkOptions, PendingReply, REPLIES_MAX, Request, Side};
+use shmesh_testing::{HANGS, Peer, Watchdog, config, ipc_dir, refused, until};
+
+struct Ends {
+    server: Link,
+    client: Link,
+    dir: tempfile::TempDir,
+}
+
+impl Ends {
+    fn options(&self) -> LinkOptions {
+        LinkOptions::new().dir(self.dir.path())
+    }
+
+    fn client(&self) -> Link {
+        self.options().attach("link", Side::Secondary).unwrap()
+    }
+
+    fn peer(&self, side: Side) -> Peer {
+        let mut peer = Peer::start(self.dir.path());
+        peer.tell(&format!("attach link {side} 60000"));
+        peer
+    }
+}
+
+fn ends(changes: &str) -> Ends {
+    let dir = ipc_dir();
+    let options = LinkOptions::new().dir(dir.path());
+    let server = options.create(&config("link", changes)).unwrap();
+    let client = options.attach("link", Side::Secondary).unwrap();
+    Ends { server, client, dir }
+}
+
+fn take(server: &Link) -> Request<'_> {
+    assert!(server.wait_request(Some(HANGS)).unwrap(), "a request comes");
+    server.receive_request().unwrap().expect("nobody else takes it")
+}
+
+fn next(pending: &mut PendingReply<'_>) -> (i32, Vec<u8>) {
+    let reply = pending.wait(Some(HANGS)).unwrap().expect("a reply comes");
+    (reply.msg_id(), reply.msg().to_vec())
+}
+
+fn failure(pending: &mut PendingReply<'_>) -> Error {
+    refused(pending.wait(Some(HANGS)))
+}
+
+/// All MSG and DATA buffers can be loaned.
+#[track_caller]
+fn assert_all_free(link: &Link) {
+    let (_, messages) = link.pool(PoolId::CpuMsg).unwrap();
+    let (_, data) = link.pool(PoolId::CpuData).unwrap();
+    let mut all: Vec<_> = std::iter::from_fn(|| link.loan_with(PoolId::CpuData).ok()).collect();
+    assert_eq!(all.len(), data as usize, "DATA buffers");
+    all.extend(std::iter::from_fn(|| link.loan().ok()));
+    assert_eq!(all.len(), messages as usize, "MSG buffers");
+}
+
+fn requests_and_replies_of_each_kind(changes: &str) {
+    let ends = ends(changes);
+    let pattern = |len: usize| -> Vec<u8> { (0..len).map(|i| (i * 7 + len).to_le_bytes()[0]).collect() };
+    for len in [0, 1, 39, 40, 41, shmesh::REQUEST_INLINE_MAX_BYTES] {
+        let mut pending = ends.client.request_inline(1, 2, &pattern(len)).unwrap();
+        let mut request = take(&ends.server);
+        assert_eq!((request.msg_id(), request.cell_id()), (1, 2));
+        assert_eq!((request.msg(), request.is_inline()), (&pattern(len)[..], true));
+        assert!(request.reply_inline(3, 4, &pattern(len + 8)).unwrap());
+        let reply = pending.wait(Some(HANGS)).unwrap().unwrap();
+        assert_eq!((reply.msg_id(), reply.cell_id(), reply.msg()), (3, 4, &pattern(len + 8)[..]));
+        assert!(pending.is_over());
+    }
+    for len in [0, 1, 256] {
+        let mut loan = ends.client.loan_with(PoolId::CpuData).unwrap();
+        loan.resize_msg(len).unwrap().copy_from_slice(&pattern(len));
+        loan.resize_data(16 * len).unwrap().copy_from_slice(&pattern(16 * len));
+        let mut pending = ends.client.request(loan).unwrap();
+        let mut request = take(&ends.server);
+        assert_eq!((request.msg(), request.data()), (&pattern(len)[..], &pattern(16 * len)[..]));
+        let mut loan = ends.server.loan_with(PoolId::CpuData).unwrap();
+        loan.resize_data(len).unwrap().copy_from_slice(&pattern(len));
+        assert!(request.reply(loan).unwrap());
+        assert_eq!(pending.wait(Some(HANGS)).unwrap().unwrap().data(), pattern(len));
+    }
+    assert_all_free(&ends.server);
+}
+
+#[test]
+fn requests_and_replies_are_received_as_they_were_sent() {
+    requests_and_replies_of_each_kind("requests=1");
+    requests_and_replies_of_each_kind("requests=64 backing=memfd");
+}
+
+#[test]
+fn replies_find_their_callers_among_four_client_processes() {
+    let _watchdog = Watchdog::start();
+    const EACH: usize = 1_000;
+    let dir = ipc_dir();
+    let mut server = Peer::start(dir.path());
+    server.tell("create link requests=2 spin=50");
+    let mut clients: Vec<_> = (0..4).map(|_| Peer::start(dir.path())).collect();
+    for client in &mut clients {
+        client.tell("attach link secondary 60000");
+    }
+    // The second server, beside the process above.
+    let options = LinkOptions::new().dir(dir.path()).allow_second_primary(true);
+    let second = options.attach("link", Side::Primary).unwrap();
+    server.order(&format!("answer {}", 2 * EACH));
+    for client in &mut clients {
+        client.order(&format!("ask {EACH}"));
+    }
+    for _ in 0..2 * EACH {
+        let mut request = loop {
+            assert!(second.wait_request(Some(HANGS)).unwrap());
+            if let Some(request) = second.receive_request().unwrap() {
+                break request;
+            }
+        };
+        let bytes = request.msg().to_vec();
+        if request.is_inline() {
+            assert!(request.reply_inline(1, 0, &bytes).unwrap());
+        } else {
+            let mut loan = second.loan().unwrap();
+            loan.resize_msg(bytes.len()).unwrap().copy_from_slice(&bytes);
+            assert!(request.reply(loan).unwrap());
+        }
+    }
+    assert_eq!(server.answer(), (2 * EACH).to_string());
+    for client in &mut clients {
+        assert_eq!(client.answer(), EACH.to_string(), "each reply is its caller's");
+    }
+    assert_all_free(&second);
+}
+
+#[test]
+fn requests_that_a_dead_server_took_fail_and_its_successor_serves_the_rest() {
+    let ends = ends("requests=4");
+    let Ends { server, client, dir } = ends;
+    drop(server);
+    let mut dying = Peer::start(dir.path());
+    dying.tell("create link requests=4");
+    let mut pending: Vec<_> = (0..2).map(|_| client.request_inline(1, 0, b"lost").unwrap()).collect();
+    pending.push(client.request(client.loan_with(PoolId::CpuData).unwrap()).unwrap());
+    let mut waiting = client.request_inline(7, 0, b"served").unwrap();
+    // Two replies to each of three requests.
+    assert_eq!(dying.ask("hold-requests 3 2"), "3");
+    let pid = dying.pid();
+    dying.kill();
+    for pending in &mut pending {
+        assert_eq!((next(pending).0, next(pending).0), (0, 1), "sent before it died");
+        let error = failure(pending);
+        assert!(matches!(error.kind(), ErrorKind::ServerGone { pid: dead, .. } if *dead == pid), "{error}");
+        assert!(error.to_string().contains(&pid.to_string()));
+        assert!(pending.is_over());
+    }
+    let server = LinkOptions::new().dir(dir.path()).create(&config("link", "requests=4")).unwrap();
+    let mut request = take(&server);
+    assert_eq!(request.msg(), b"served");
+    assert!(request.reply_inline(8, 0, b"").unwrap());
+    drop(request);
+    assert_eq!(next(&mut waiting).0, 8);
+    assert_all_free(&client);
+}
+
+#[test]
+fn blocked_client_wakes_when_its_server_dies() {
+    let Ends { server, client, dir } = ends("requests=4");
+    drop(server);
+    let mut dying = Peer::start(dir.path());
+    dying.tell("create link requests=4");
+    let waiter = std::thread::spawn(move || {
+        let mut pending = client.request_inline(1, 0, b"").unwrap();
+        failure(&mut pending)
+    });
+    assert_eq!(dying.ask("hold-requests 1 0"), "1");
+    dying.kill();
+    assert!(matches!(waiter.join().unwrap().kind(), ErrorKind::ServerGone { .. }));
+}
+
+#[test]
+fn requests_and_replies_of_a_dead_client_are_freed() {
+    let ends = ends("requests=8 msg=64x20");
+    let mut dying = ends.peer(Side::Secondary);
+    dying.tell("leave-requests 8");
+    // One is answered, two are in a stream, one is taken and the others wait in the ring.
+    let mut requests: Vec<_> = (0..4).map(|_| take(&ends.server)).collect();
+    assert!(requests[0].reply(ends.server.loan().unwrap()).unwrap());
+    for request in &mut requests[1..3] {
+        assert!(request.stream(ends.server.loan().unwrap()).unwrap());
+        assert!(request.stream_inline(1, 0, b"").unwrap());
+    }
+    dying.kill();
+    until("the death is recovered", || {
+        ends.server.recover().unwrap();
+        ends.server.participants().count() == 2
+    });
+    for request in &mut requests[1..] {
+        assert!(!request.is_wanted());
+        assert!(!request.reply(ends.server.loan().unwrap()).unwrap(), "nobody waits for it");
+    }
+    drop(requests);
+    while let Some(mut request) = ends.server.receive_request().unwrap() {
+        assert!(!request.reply_inline(1, 0, b"").unwrap());
+    }
+    assert_all_free(&ends.server);
+    // Its seat's next participant has the whole window, and no reply of before.
+    let newcomer = ends.client();
+    let mut pending: Vec<_> = (0..8).map(|_| newcomer.request_inline(1, 0, b"").unwrap()).collect();
+    assert!(pending.iter_mut().all(|pending| pending.try_take().unwrap().is_none()));
+}
+
+#[test]
+fn stream_of_a_slow_client_is_bounded_and_arrives_in_order() {
+    const TOTAL: i32 = 100;
+    let ends = ends("requests=1 msg=64x32");
+    let server = ends.server.try_clone().unwrap();
+    let serving = std::thread::spawn(move || {
+        let mut request = take(&server);
+        let mut id = 0;
+        while id < TOTAL {
+            let loan = server.loan().unwrap().with_msg_id(id);
+            let is_last = id == TOTAL - 1;
+            match if is_last { request.reply(loan) } else { request.stream(loan) } {
+                Ok(sent) => {
+                    assert!(sent);
+                    id += 1;
+                }
+                Err(refused) => {
+                    let kind = refused.error.kind();
+                    assert!(matches!(kind, ErrorKind::RepliesFull { limit: REPLIES_MAX, .. }), "{kind}");
+                    drop(refused.loan);
+                    assert!(request.wait_room(Some(HANGS)).unwrap());
+                }
+            }
+        }
+    });
+    let mut pending = ends.client.request_inline(1, 0, b"").unwrap();
+    let mut held = Vec::new();
+    for id in 0..TOTAL {
+        let reply = pending.wait(Some(HANGS)).unwrap().expect("a reply comes");
+        assert_eq!(reply.msg_id(), id);
+        assert_eq!(pending.is_over(), id == TOTAL - 1);
+        held.push(reply);
+        if held.len() > 8 {
+            held.clear();
+        }
+    }
+    assert!(matches!(refused(pending.try_take()).kind(), ErrorKind::RequestOver { .. }));
+    serving.join().unwrap();
+    drop(held);
+    assert_all_free(&ends.client);
+}
+
+#[test]
+fn server_that_waits_for_room_goes_on_when_the_stream_is_dropped() {
+    let ends = ends("requests=1");
+    let pending = ends.client.request_inline(1, 0, b"").unwrap();
+    let server = ends.server.try_clone().unwrap();
+    let (full, is_full) = std::sync::mpsc::channel();
+    let serving = std::thread::spawn(move || {
+        let mut request = take(&server);
+        while request.stream_inline(1, 0, b"part").is_ok() {}
+        full.send(()).unwrap();
+        assert!(request.wait_room(Some(HANGS)).unwrap());
+        assert!(!request.stream_inline(1, 0, b"part").unwrap() && !request.is_wanted());
+    });
+    is_full.recv().unwrap();
+    drop(pending);
+    serving.join().unwrap();
+    // The slot is free again, and nothing of before is in it.
+    let mut pending = ends.client.request_inline(2, 0, b"").unwrap();
+    assert!(pending.try_take().unwrap().is_none());
+    assert!(take(&ends.server).reply_inline(2, 0, b"").unwrap());
+    assert_eq!(next(&mut pending).0, 2);
+}
+
+#[test]
+fn replies_to_a_dropped_request_go_nowhere_and_their_buffers_come_back() {
+    let ends = ends("requests=2 msg=64x20");
+    for taken in 0..3 {
+        let mut pending = ends.client.request(ends.client.loan().unwrap()).unwrap();
+        let mut request = take(&ends.server);
+        for id in 0..3 {
+            let loan = ends.server.loan_with(PoolId::CpuData).unwrap();
+            assert!(request.stream(loan.with_msg_id(id)).unwrap());
+        }
+        for id in 0..taken {
+            assert_eq!(next(&mut pending).0, id);
+        }
+        drop(pending);
+        // A new request has the slot before the old server answers once more.
+        let mut later = ends.client.request_inline(7, 0, b"").unwrap();
+        assert!(!request.reply(ends.server.loan().unwrap()).unwrap());
+        assert!(later.try_take().unwrap().is_none(), "an old reply is not a new one's");
+        drop(request);
+        assert!(later.try_take().unwrap().is_none(), "nor is its end");
+        drop(later);
+        drop(ends.server.receive_request().unwrap());
+        assert_all_free(&ends.client);
+    }
+}
+
+#[test]
+fn pending_replies_time_out_and_are_still_pending() {
+    for changes in ["requests=1", "requests=1 notify=off"] {
+        let ends = ends(changes);
+        let start = Instant::now();
+        let mut pending = ends.client.request_inline(1, 0, b"").unwrap();
+        assert!(pending.wait(Some(Duration::from_millis(20))).unwrap().is_none());
+        assert!(start.elapsed() >= Duration::from_millis(20));
+        assert!(take(&ends.server).reply_inline(2, 0, b"").unwrap());
+        assert_eq!(next(&mut pending).0, 2);
+    }
+}
+
+#[test]
+fn dropped_requests_are_unanswered() {
+    let ends = ends("requests=2");
+    let mut pending = ends.client.request_inline(1, 0, b"").unwrap();
+    let mut request = take(&ends.server);
+    assert!(request.stream_inline(5, 0, b"").unwrap());
+    drop(request);
+    assert_eq!(next(&mut pending).0, 5, "what was sent comes first");
+    let error = failure(&mut pending);
+    let me = std::process::id();
+    assert!(matches!(error.kind(), ErrorKind::Unanswered { pid, .. } if *pid == me), "{error}");
+    assert!(matches!(failure(&mut pending).kind(), ErrorKind::RequestOver { .. }));
+    // A server that leaves with a request has dropped it.
+    let mut pending = ends.client.request(ends.client.loan().unwrap()).unwrap();
+    let leaving = ends.server.try_clone().unwrap();
+    std::mem::forget(take(&leaving));
+    drop(leaving);
+    assert!(matches!(failure(&mut pending).kind(), ErrorKind::ServerGone { .. }));
+    assert_all_free(&ends.client);
+}
+
+#[test]
+fn evicted_servers_and_clients_answer_and_receive_nothing() {
+    let ends = ends("requests=4");
+    let evicted = ends.server.try_clone().unwrap();
+    let mut pending = [
+        ends.client.request_inline(1, 0, b"").unwrap(),
+        ends.client.request(ends.client.loan().unwrap()).unwrap(),
+    ];
+    let mut requests = [take(&evicted), take(&evicted)];
+    let held = evicted.loan().unwrap();
+    ends.server.evict(evicted.seat()).unwrap();
+    for pending in &mut pending {
+        assert!(matches!(failure(pending).kind(), ErrorKind::ServerGone { .. }));
+    }
+    assert!(matches!(requests[1].reply(held).unwrap_err().error.kind(), ErrorKind::Evicted { .. }));
+    assert!(matches!(refused(requests[0].reply_inline(1, 0, b"")).kind(), ErrorKind::Evicted { .. }));
+    drop((requests, pending));
+    drop(evicted);
+    assert_all_free(&ends.server);
+
+    let evicted = ends.client();
+    let mut pending =
+        [evicted.request_inline(1, 0, b"").unwrap(), evicted.request_inline(2, 0, b"").unwrap()];
+    let (mut first, mut second) = (take(&ends.server), take(&ends.server));
+    assert!(first.reply(ends.server.loan().unwrap()).unwrap());
+    ends.server.evict(evicted.seat()).unwrap();
+    assert!(!second.reply(ends.server.loan().unwrap()).unwrap());
+    for pending in &mut pending {
+        assert!(matches!(failure(pending).kind(), ErrorKind::Evicted { .. }));
+    }
+    drop((first, second, pending));
+    drop(evicted);
+    assert_all_free(&ends.server);
+}
+
+#[test]
+fn a_bell_rings_for_replies_and_requests() {
+    use shmesh_sys::poll;
+    let ends = ends("requests=1");
+    let readable = |link: &Link| poll::is_readable(&link.fd().unwrap()).unwrap();
+    assert!(!readable(&ends.server) && !readable(&ends.client));
+    let mut pending = ends.client.request_inline(1, 0, b"").unwrap();
+    assert!(readable(&ends.server) && !readable(&ends.client));
+    let other = ends.client();
+    assert!(!readable(&other));
+    assert!(take(&ends.server).reply_inline(2, 0, b"").unwrap());
+    assert!(readable(&ends.client));
+    assert!(!readable(&other), "it is not its reply");
+    assert!(pending.is_ready());
+    assert_eq!(next(&mut pending).0, 2);
+}
+
+#[test]
+fn what_is_not_a_request_is_refused() {
+    let ends = ends("requests=2 msg=64x9 ring=2");
+    let kind = |error: Error| shmesh_testing::kind_of(&error);
+    let (server, client) = (&ends.server, &ends.client);
+    assert_eq!(kind(refused(server.request_inline(1, 0, b""))), "RequestSide");
+    assert_eq!(kind(refused(client.receive_request())), "RequestSide");
+    assert_eq!(kind(refused(client.wait_request(None))), "RequestSide");
+    assert_eq!(kind(refused(client.request_inline(1, 0, &[0; 105]))), "InlineRequestTooLong");
+    let other = ends.client();
+    let foreign = client.request(other.loan().unwrap()).unwrap_err();
+    assert_eq!(kind(foreign.into()), "ForeignLoan");
+    let pending = [client.request_inline(1, 0, b"").unwrap(), client.request_inline(1, 0, b"").unwrap()];
+    assert_eq!(kind(refused(client.request_inline(1, 0, b""))), "WindowFull");
+    assert_eq!(kind(refused(other.request_inline(1, 0, b""))), "Full", "the servers are behind");
+    let full = other.request(other.loan().unwrap()).unwrap_err();
+    assert_eq!(kind(full.into()), "Full");
+    let mut request = take(server);
+    assert_eq!(kind(refused(request.reply_inline(1, 0, &[0; 113]))), "InlineTooLong");
+    assert_eq!(kind(request.reply(client.loan().unwrap()).unwrap_err().into()), "ForeignLoan");
+    assert!(request.reply_inline(1, 0, b"").unwrap());
+    assert_eq!(kind(refused(request.stream_inline(1, 0, b""))), "RequestOver");
+    drop((request, pending));
+    assert!(other.request_inline(1, 0, b"").is_ok(), "the refused ones hold no slot");
+
+    let Ends { server, client, .. } = self::ends("");
+    assert_eq!(client.request_window(), None);
+    assert_eq!(kind(refused(client.request_inline(1, 0, b""))), "NoRequests");
+    assert_eq!(kind(refused(server.receive_request())), "NoRequests");
+    assert!(!server.has_request());
+    let options = ends.options();
+    assert_eq!(kind(refused(options.create(&config("other", "requests=1 mode=spsc")))), "Config");
+    assert_eq!(kind(refused(options.create(&config("other", "requests=65")))), "Config");
+    let differs = refused(
+        ends.options().allow_second_primary(true).create(&config("link", "requests=3 msg=64x9 ring=2")),
+    );
+    assert!(differs.to_string().contains("requests.window"), "{differs}");
+}
+
+#[test]
+fn link_that_starts_empty_has_no_requests_of_before() {
+    let Ends { server, client, dir } = ends("requests=4");
+    for _ in 0..3 {
+        let _ = client.request(client.loan().unwrap()).unwrap();
+        let _ = client.request_inline(1, 0, b"").unwrap();
+    }
+    // Something waits on a plain ring, so the link is not removed.
+    server.send_inline(1, 0, b"").unwrap();
+    drop((client, server));
+    let options = LinkOptions::new().dir(dir.path()).fresh(true);
+    let server = options.create(&config("link", "requests=4")).unwrap();
+    assert!(!server.has_request());
+    assert_all_free(&server);
+}
