@@ -415,7 +415,7 @@ pub enum ErrorKind {
         "link {link}: it has no requests; create it with `requests: {{ window: 8 }}`, or use send and receive"
     )]
     NoRequests {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
     },
     /// A request was made by the primary side, or asked for by the secondary.
@@ -423,7 +423,7 @@ pub enum ErrorKind {
         "link {link}: the secondary side makes requests and the primary side answers them; this handle is {side}"
     )]
     RequestSide {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
         /// The side of the handle.
         side: Side,
@@ -434,9 +434,9 @@ pub enum ErrorKind {
          requests.window"
     )]
     WindowFull {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// Its window.
+        /// Requests that it can have pending.
         window: u32,
     },
     /// So many replies to one request wait for its client.
@@ -444,9 +444,9 @@ pub enum ErrorKind {
         "link {link}: {limit} replies to this request wait, which is the limit; wait for the client with `wait_room`"
     )]
     RepliesFull {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// How many can wait.
+        /// Replies that can wait for one client.
         limit: u32,
     },
     /// The process that had taken the request ended before its last reply.
@@ -454,7 +454,7 @@ pub enum ErrorKind {
         "link {link}: process {pid} took the request and ended before it replied; make the request again"
     )]
     ServerGone {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
         /// The process, as its own pid namespace numbers it.
         pid: u32,
@@ -462,7 +462,7 @@ pub enum ErrorKind {
     /// The process that had taken the request dropped it without a last reply.
     #[error("link {link}: process {pid} took the request and dropped it without a reply")]
     Unanswered {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
         /// The process, as its own pid namespace numbers it.
         pid: u32,
@@ -470,15 +470,15 @@ pub enum ErrorKind {
     /// The last reply was sent, or taken, before.
     #[error("link {link}: the request is over: its last reply came before")]
     RequestOver {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
     },
     /// A request does not fit into a slot.
     #[error("link {link}: an inline request has at most {limit} bytes, not {len}; loan a buffer instead", limit = crate::REQUEST_INLINE_MAX_BYTES)]
     InlineRequestTooLong {
-        /// The link.
+        /// Name of the link.
         link: Arc<str>,
-        /// Asked for.
+        /// Bytes of the request.
         len: usize,
     },
 

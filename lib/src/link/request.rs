@@ -126,7 +126,7 @@ impl Link {
     /// Makes a request of a loan, and wakes a server that waits. Only on the secondary side.
     ///
     /// Any server on the primary side takes it, and no other: requests are taken in the order in which they are made. A request
-    /// waits for a server as long as nobody drops it, also while no server is attached.
+    /// waits for a server until it is dropped, also while no server is attached.
     ///
     /// # Errors
     /// With the loan. [`NoRequests`](crate::ErrorKind::NoRequests); [`RequestSide`](crate::ErrorKind::RequestSide);
@@ -191,7 +191,7 @@ impl Link {
     /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
     /// use std::time::Duration;
     /// let mut pending = mac.request_inline(1, 0, b"ping")?;
-    /// assert!(pending.wait(Some(Duration::from_millis(1)))?.is_none(), "nobody has answered");
+    /// assert!(pending.wait(Some(Duration::from_millis(1)))?.is_none(), "no server has answered");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
@@ -587,7 +587,7 @@ impl<'a> Request<'a> {
     /// let pending = mac.request_inline(1, 0, b"ping")?;
     /// let mut request = phy.receive_request()?.expect("it was made");
     /// drop(pending);
-    /// assert!(!request.reply(phy.loan()?)?, "nobody waits for it");
+    /// assert!(!request.reply(phy.loan()?)?, "the client has dropped it");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]

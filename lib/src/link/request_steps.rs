@@ -74,7 +74,7 @@ impl Endpoint {
     #[inline]
     pub(crate) fn push_request(&self, id: RequestId, cell: u32, owner: MsgOwner) -> Result<(), PushError> {
         let Some(requests) = self.core.requests() else { return Err(PushError::Full) };
-        // Pairs with the Acquire of `Core::request_id`: who reads the id sees that the cell was loaned.
+        // Pairs with the Acquire of `Core::request_id`: a recoverer that reads the id sees that the cell was loaned.
         fence(Ordering::Release);
         self.cell(cell).set_request(id);
         requests.mpmc().push(&self.requester.producer, Entry::pooled(cell, owner.epoch()))
@@ -180,7 +180,7 @@ impl Endpoint {
         let place = if entry.is_inline() { INLINE } else { PoolId::CpuMsg as usize };
         let (sent, cell) = (MsgOwner(word), entry.wild_cell());
         let owner = sent.borrowed(self.me.seat);
-        // The owner word says who has sent it, so no client can have replies sent to another.
+        // The owner word names the sender, so no client can have replies sent to another.
         let id = self
             .core
             .request_id(place, cell)

@@ -1,8 +1,8 @@
 //! Reply slots: where the replies to a request wait for the client that made it.
 //!
 //! Each seat has a few slots, one line each, and each request of the client in that seat has one of them until it is over.
-//! The server that took the request writes replies there, the client takes them out; nobody else writes a slot but
-//! whoever recovers one of the two.
+//! The server that took the request writes replies there, the client takes them out; no other participant writes a slot but
+//! one that recovers either of the two.
 //!
 //! ```text
 //! word 0     | number 40 | process id of the server 22 | status 2 |
@@ -197,7 +197,7 @@ impl<'a> ReplySlot<'a> {
         for _ in 0..ROUNDS_MAX {
             // ROOM
             let seen = word.load(Ordering::Acquire);
-            // After the word: who ends the request changes the status first and the word then, so either we see that, or our
+            // After the word: a client that ends the request changes the status first and the word then, so either we see that, or our
             // exchange fails, or it finds our reply.
             if self.status(number) != Status::Pending {
                 return Pushed::Unwanted;
@@ -241,7 +241,7 @@ impl<'a> ReplySlot<'a> {
     ) -> Result<Option<Taken>, Wild> {
         let (_, entry) = Entry::split(low(seen, 32));
         let look = owners.look(entry);
-        // After the owner word was read: if nobody has taken the reply yet, the owner word is of this reply and of no later loan.
+        // After the owner word was read: if the reply is not taken yet, the owner word is of this reply and of no later loan.
         if word.load(Ordering::Acquire) != seen {
             return Ok(None);
         }
@@ -288,7 +288,7 @@ impl<'a> ReplySlot<'a> {
     }
 
     /// As [`close`](Self::close) of whatever request is there, for a client that died. Before each change `is_seated` must say
-    /// that it still has its seat, so that nobody else can have written what was read.
+    /// that it still has its seat, so that no other participant can have written what was read.
     pub(crate) fn recover(self, owners: &impl Owners, is_seated: impl Fn() -> bool, free: impl FnMut(Taken)) {
         let status = self.status_word().load(Ordering::Acquire);
         self.empty(status, owners, is_seated, free);

@@ -7,7 +7,7 @@ use shmesh::{ErrorKind, Link, PendingReply, Request};
 use crate::HANGS;
 
 /// What is kept until the process ends: of links that live as long.
-type Kept<'a> = (Vec<PendingReply<'a>>, Vec<Request<'a>>);
+type HeldRequests<'a> = (Vec<PendingReply<'a>>, Vec<Request<'a>>);
 
 /// Obeys an order about requests; `None` when it is about something else.
 pub(crate) fn obey(link: &Link, order: &str, words: &[&str]) -> Option<shmesh::Result<String>> {
@@ -88,7 +88,7 @@ fn echo<'a>(link: &'a Link, mut request: Request<'a>) -> shmesh::Result<()> {
 
 /// Takes so many requests, sends so many replies of a stream to each, and keeps them, as a program does that is killed then.
 fn hold_requests(link: &Link, count: usize, replies: usize) -> shmesh::Result<String> {
-    let mut kept: Kept<'_> = (Vec::new(), Vec::new());
+    let mut kept: HeldRequests<'_> = (Vec::new(), Vec::new());
     while kept.1.len() < count && link.wait_request(Some(HANGS))? {
         let Some(mut request) = link.receive_request()? else { continue };
         for i in 0..replies {
@@ -108,7 +108,7 @@ fn hold_requests(link: &Link, count: usize, replies: usize) -> shmesh::Result<St
 
 /// Makes so many requests and keeps them pending, as a program does that is killed then.
 fn leave_requests(link: &Link, count: usize) -> shmesh::Result<String> {
-    let mut kept: Kept<'_> = (Vec::new(), Vec::new());
+    let mut kept: HeldRequests<'_> = (Vec::new(), Vec::new());
     for i in 0..count {
         let id = i32::try_from(i).expect("few");
         kept.0.push(if i.is_multiple_of(2) {

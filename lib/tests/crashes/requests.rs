@@ -1,5 +1,5 @@
 //! A client or a server dies at every machine instruction of what it does with a request. No buffer may be lost, and no
-//! client may wait for a request that nobody has.
+//! client may wait for a request that no server has.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -72,7 +72,7 @@ fn client(base: &Base, replies: usize) -> Scene {
     scene
 }
 
-/// The victim is a server, and somebody else a client with a request of each kind, of which the victim has so many.
+/// The victim is a server, and another participant a client with a request of each kind, of which the victim has so many.
 fn server(base: &Base, taken: usize) -> Scene {
     let mut scene = Scene::on(base, Side::Primary);
     let client = forever(base.handle(Side::Secondary));
@@ -276,7 +276,7 @@ fn round_trips(client: &Link, server: &Link) -> Result<(), Bad> {
     Ok(())
 }
 
-/// Examines a link in which everybody but the two roots is dead, and that client first who was not meant to die.
+/// Examines a link in which all participants but the two roots are dead, and first the client that was not meant to die.
 fn verify(base: &Base, order: Order, client_lives: bool) -> Result<Progress, Bad> {
     let living = [base.primary.seat(), base.secondary.seat()];
     let others: Vec<_> = base.primary.participants().filter(|other| !living.contains(&other.seat)).collect();
@@ -304,7 +304,7 @@ fn verify(base: &Base, order: Order, client_lives: bool) -> Result<Progress, Bad
     let (client, server) = (base.handle(Side::Secondary), base.handle(Side::Primary));
     while let Some(request) = server.receive_request().map_err(wedged("receive a request"))? {
         if request.is_wanted() {
-            return bad(Class::Lost, "somebody waits who is dead");
+            return bad(Class::Lost, "a request of a dead client is wanted");
         }
     }
     for other in &others {

@@ -474,7 +474,7 @@ pub(crate) fn recover(base: &Base) -> Result<(), Bad> {
     recover_but(base, None)
 }
 
-/// As `recover`, of everybody but this one.
+/// As `recover`, of all but this one.
 pub(crate) fn recover_but(base: &Base, spared: Option<SeatIndex>) -> Result<(), Bad> {
     let reaper = base.handle(Side::Primary);
     let living: [SeatIndex; 3] = [base.primary.seat(), base.secondary.seat(), reaper.seat()];

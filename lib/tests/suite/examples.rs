@@ -21,5 +21,6 @@ examples! {
     epoll: "../../examples/epoll.rs",
     latest_value: "../../examples/latest_value.rs",
     reconnect: "../../examples/reconnect.rs",
+    request_reply: "../../examples/request_reply.rs",
     stream: "../../examples/stream.rs",
 }

@@ -38,7 +38,7 @@ fn ends(changes: &str) -> Ends {
 
 fn take(server: &Link) -> Request<'_> {
     assert!(server.wait_request(Some(HANGS)).unwrap(), "a request comes");
-    server.receive_request().unwrap().expect("nobody else takes it")
+    server.receive_request().unwrap().expect("no other server takes it")
 }
 
 fn next(pending: &mut PendingReply<'_>) -> (i32, Vec<u8>) {
@@ -200,7 +200,7 @@ fn requests_and_replies_of_a_dead_client_are_freed() {
     });
     for request in &mut requests[1..] {
         assert!(!request.is_wanted());
-        assert!(!request.reply(ends.server.loan().unwrap()).unwrap(), "nobody waits for it");
+        assert!(!request.reply(ends.server.loan().unwrap()).unwrap(), "the client has gone");
     }
     drop(requests);
     while let Some(mut request) = ends.server.receive_request().unwrap() {

@@ -1,0 +1,93 @@
+//! Request and reply: two clients ask one server, and each gets its own answers.
+//!
+//! `cargo run --example request_reply`. Server and clients are threads here and could as well be processes: a client attaches by
+//! the link's name.
+
+use std::time::Duration;
+
+use shmesh::config::LinkConfig;
+use shmesh::{ErrorKind, Link, LinkOptions, Result, Side};
+
+/// Ids of messages.
+const SQUARE: i32 = 1;
+const COUNT_DOWN: i32 = 2;
+const STOP: i32 = 3;
+
+pub(crate) fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let dir = tempfile::tempdir()?;
+    let options = LinkOptions::new().dir(dir.path()); // /dev/shm unless named
+    let mut config = LinkConfig::new("numbers".parse()?);
+    config.request_window = 8; // in YAML: `requests: { window: 8 }`
+    let server = options.create(&config)?;
+    let server = std::thread::spawn(move || serve(&server));
+
+    let clients: Vec<_> = (1..=2_u64)
+        .map(|n| {
+            let link = options.attach("numbers", Side::Secondary)?;
+            Ok(std::thread::spawn(move || ask(&link, n)))
+        })
+        .collect::<Result<_>>()?;
+    for client in clients {
+        println!("{}", client.join().expect("it does not panic")?);
+    }
+
+    let link = options.attach("numbers", Side::Secondary)?;
+    let mut pending = link.request_inline(STOP, 0, b"")?;
+    pending.wait(None)?;
+    server.join().expect("it does not panic")?;
+    Ok(())
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// Answers until a client asks it to stop.
+fn serve(link: &Link) -> Result<()> {
+    loop {
+        link.wait_request(None)?;
+        let Some(mut request) = link.receive_request()? else { continue };
+        let n = number(request.msg());
+        match request.msg_id() {
+            SQUARE => {
+                // Larger answers go into a buffer, which the client reads where it is.
+                let mut loan = link.loan()?;
+                loan.resize_msg(8)?.copy_from_slice(&(n * n).to_le_bytes());
+                request.reply(loan)?;
+            }
+            // A stream: several replies, the last of which is marked.
+            COUNT_DOWN => {
+                for left in (1..=n).rev() {
+                    while let Err(error) = request.stream_inline(COUNT_DOWN, 0, &left.to_le_bytes()) {
+                        match error.kind() {
+                            // The client is slow.
+                            ErrorKind::RepliesFull { .. } => request.wait_room(None)?,
+                            _ => return Err(error),
+                        };
+                    }
+                }
+                request.reply_inline(COUNT_DOWN, 0, &0_u64.to_le_bytes())?;
+            }
+            STOP => return request.reply_inline(STOP, 0, b"").map(drop),
+            // Dropped without a reply: the client gets an error.
+            _ => {}
+        }
+    }
+}
+
+fn ask(link: &Link, n: u64) -> Result<String> {
+    // Several requests can be pending. Their replies come in any order.
+    let mut square = link.request_inline(SQUARE, 0, &n.to_le_bytes())?;
+    let mut count = link.request_inline(COUNT_DOWN, 0, &(10 * n).to_le_bytes())?;
+    let mut received = Vec::new();
+    while !count.is_over() {
+        // With a timeout, so that a server that hangs is noticed. One that dies is: `ServerGone`.
+        if let Some(reply) = count.wait(Some(Duration::from_secs(60)))? {
+            received.push(number(reply.msg()));
+        }
+    }
+    assert_eq!(received, (0..=10 * n).rev().collect::<Vec<_>>());
+    let square = square.wait(None)?.map_or(0, |reply| number(reply.msg()));
+    assert_eq!(square, n * n);
+    Ok(format!("{n} squared is {square}; counted down from {}", 10 * n))
+}
