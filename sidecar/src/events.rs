@@ -5,16 +5,30 @@ use std::time::Duration;
 
 use shmesh_sys::closing::Lingering;
 use shmesh_sys::socket::hang_up;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 const STACK_BYTES: usize = 64 * 1024;
 /// Pause before the next attempt to start a thread or a process.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Closes what a stranger has sent. Returns when it is closed, within some 20 ms.
+/// Permits of sessions to close descriptors. Each takes a thread and a child process for some milliseconds, and so memory: many
+/// sessions that send strange descriptors at once must not add up.
+static SESSIONS: Semaphore = Semaphore::const_new(2);
+
+/// Closes what a session has sent. Returns when it is closed. Waits for other sessions, but for no close that lingers.
+pub(crate) async fn close_foreign(strange: impl Into<Lingering>) {
+    let strange = strange.into();
+    if !strange.is_empty() {
+        // The semaphore is never closed.
+        let _permit = SESSIONS.acquire().await;
+        close_now(strange).await;
+    }
+}
+
+/// Closes descriptors without waiting for a permit. Returns when they are closed, within some 20 ms.
 ///
 /// While no thread or process can be started, it retries: in a pod, another container can use up all process ids.
-pub(crate) async fn close_foreign(strange: impl Into<Lingering>) {
+pub(crate) async fn close_now(strange: impl Into<Lingering>) {
     let mut strange = strange.into();
     while !strange.is_empty() {
         let (done, closed) = oneshot::channel();

@@ -31,7 +31,7 @@ use crate::actor::{Actor, ActorEvent, Descriptors};
 use crate::args::Args;
 use crate::audit::AuditLog;
 use crate::broker::{Broker, Credentials, Op, Outcome, Party, Policy, Reason, Record, SessionId};
-use crate::events::{close_connection, close_foreign};
+use crate::events::{close_connection, close_foreign, close_now};
 use crate::identity::{Connector, KnownPeer, Resolver};
 use crate::links::{LinkIndex, Links};
 use crate::metrics::{LinksMetrics, Metrics};
@@ -48,7 +48,7 @@ const INBOX_MAX: usize = 256;
 /// Pause in accepting connections after `accept` failed, for example for lack of descriptors.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 /// Refused connections whose queues are being closed, at the same time.
-const CLOSINGS_MAX: usize = 8;
+const CLOSINGS_MAX: usize = 4;
 /// How long the last answers may take at shutdown.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -360,7 +360,7 @@ impl Acceptor {
                 // At most this many close at the same time. Each takes milliseconds, so that accepting goes on.
                 let closing = Arc::clone(&self.closings).acquire_owned().await;
                 tokio::spawn(async move {
-                    close_foreign(stubborn).await;
+                    close_now(stubborn).await;
                     drop(closing);
                 });
             }
