@@ -57,16 +57,23 @@ fn serve(link: &Link) -> Result<()> {
             }
             // A stream: several replies, the last of which is marked.
             COUNT_DOWN => {
-                for left in (1..=n).rev() {
-                    while let Err(error) = request.stream_inline(COUNT_DOWN, 0, &left.to_le_bytes()) {
-                        match error.kind() {
-                            // The client is slow.
-                            ErrorKind::RepliesFull { .. } => request.wait_room(None)?,
-                            _ => return Err(error),
+                for left in (0..=n).rev() {
+                    let (id, bytes) = (COUNT_DOWN, left.to_le_bytes());
+                    loop {
+                        let sent = match left {
+                            0 => request.reply_inline(id, 0, &bytes),
+                            _ => request.stream_inline(id, 0, &bytes),
                         };
+                        match sent {
+                            Ok(_) => break,
+                            // The client is slow. The last reply needs room, too.
+                            Err(error) if matches!(error.kind(), ErrorKind::RepliesFull { .. }) => {
+                                request.wait_room(None)?;
+                            }
+                            Err(error) => return Err(error),
+                        }
                     }
                 }
-                request.reply_inline(COUNT_DOWN, 0, &0_u64.to_le_bytes())?;
             }
             STOP => return request.reply_inline(STOP, 0, b"").map(drop),
             // Dropped without a reply: the client gets an error.
