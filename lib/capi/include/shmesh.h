@@ -112,6 +112,18 @@ typedef enum {
      * Internal error of this library.
      */
     SHMESH_ERROR_INTERNAL = 22,
+    /**
+     * The process that had taken the request ended before its last reply.
+     */
+    SHMESH_ERROR_PEER_GONE = 23,
+    /**
+     * The server dropped the request without a last reply.
+     */
+    SHMESH_ERROR_UNANSWERED = 24,
+    /**
+     * The client does not wait for the reply any more.
+     */
+    SHMESH_ERROR_UNWANTED = 25,
 } shmesh_error_t;
 
 /**
@@ -324,6 +336,44 @@ typedef struct {
     const shmesh_link_t *private_link;
 } shmesh_message_t;
 
+/**
+ * A request that was made. End it with `shmesh_pending_drop`, once, also after its last reply. A copy of the structure is the same
+ * request, and ends with it.
+ */
+typedef struct {
+    /**
+     * Reserved for the library.
+     */
+    uint64_t private_words[2];
+    /**
+     * Reserved for the library: the handle, or NULL once it has ended.
+     */
+    const shmesh_link_t *private_link;
+} shmesh_pending_t;
+
+/**
+ * A request that was received. End it with `shmesh_request_release`, once. A copy of the structure is the same request, and ends
+ * with it.
+ */
+typedef struct {
+    /**
+     * What the client sent; valid until the request is released. It is not released by itself.
+     */
+    shmesh_message_t message;
+    /**
+     * Seat of the client.
+     */
+    uint8_t client;
+    /**
+     * Reserved for the library.
+     */
+    uint64_t private_words[2];
+    /**
+     * Reserved for the library: the handle, or NULL once it was released.
+     */
+    const shmesh_link_t *private_link;
+} shmesh_request_t;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -412,6 +462,16 @@ shmesh_error_t shmesh_link_pool(const shmesh_link_t *link,
                                 int pool,
                                 uint32_t *buf_size,
                                 uint32_t *pool_len);
+
+/**
+ * Messages that this reader of a broadcast ring did not get, because the writer overtook it; 0 on other links.
+ */
+shmesh_error_t shmesh_link_lost(const shmesh_link_t *link, uint64_t *lost);
+
+/**
+ * Readers that get what the writer of a broadcast ring sends; 0 on other links.
+ */
+shmesh_error_t shmesh_link_readers(const shmesh_link_t *link, size_t *readers);
 
 /**
  * The number of messages that are queued for this side; it may change at any time.
@@ -512,6 +572,92 @@ shmesh_error_t shmesh_link_receive(const shmesh_link_t *link, shmesh_message_t *
  * Releases a message: its buffers can be loaned again.
  */
 shmesh_error_t shmesh_message_release(shmesh_message_t *message);
+
+/**
+ * Makes a request of a loan: its first `msg_len` and `data_len` bytes. Only on the secondary side of a link with requests. After
+ * success the loan has ended, and the reply comes to `pending`. If it is refused the loan has not ended, unless this participant was
+ * EVICTED. FULL also when as many requests are pending as the link allows.
+ */
+shmesh_error_t shmesh_loan_request(shmesh_loan_t *loan,
+                                   int32_t msg_id,
+                                   int32_t cell_id,
+                                   size_t msg_len,
+                                   size_t data_len,
+                                   shmesh_pending_t *pending);
+
+/**
+ * Makes a request of up to 104 bytes, without a buffer. Otherwise as `shmesh_loan_request`.
+ */
+shmesh_error_t shmesh_link_request_inline(const shmesh_link_t *link,
+                                          int32_t msg_id,
+                                          int32_t cell_id,
+                                          const void *msg,
+                                          size_t len,
+                                          shmesh_pending_t *pending);
+
+/**
+ * Takes the next reply, and waits for it at most so many nanoseconds (a negative number: for ever; 0: not at all, and then it is
+ * EMPTY and not TIMEOUT). Release the reply with `shmesh_message_release`. `is_last` may be NULL; it becomes whether no reply comes
+ * after this one.
+ *
+ * PEER_GONE: the process that took the request ended before its last reply; UNANSWERED: it dropped the request. What it had sent
+ * comes before. ENDED: the last reply was taken before, or `shmesh_pending_drop` was called.
+ */
+shmesh_error_t shmesh_pending_wait(const shmesh_pending_t *pending,
+                                   int64_t timeout_ns,
+                                   shmesh_message_t *reply,
+                                   bool *is_last);
+
+/**
+ * Ends a request: replies that wait are freed, and none comes any more.
+ */
+shmesh_error_t shmesh_pending_drop(shmesh_pending_t *pending);
+
+/**
+ * Waits until a request can be taken, at most so many nanoseconds; a negative number is for ever. Only on the primary side.
+ */
+shmesh_error_t shmesh_link_wait_request(const shmesh_link_t *link,
+                                        int64_t timeout_ns);
+
+/**
+ * Takes the oldest request; EMPTY if there is none. Never waits. Only on the primary side.
+ */
+shmesh_error_t shmesh_link_receive_request(const shmesh_link_t *link, shmesh_request_t *request);
+
+/**
+ * Replies with a loan: its first `msg_len` and `data_len` bytes. `is_last` is false when more replies follow, of which at most 7
+ * wait for the client: then it is FULL, and `shmesh_request_wait_room` waits. UNWANTED: the client does not wait any more. After
+ * success and UNWANTED the loan has ended.
+ */
+shmesh_error_t shmesh_request_reply(const shmesh_request_t *request,
+                                    shmesh_loan_t *loan,
+                                    int32_t msg_id,
+                                    int32_t cell_id,
+                                    size_t msg_len,
+                                    size_t data_len,
+                                    bool is_last);
+
+/**
+ * Replies with up to 112 bytes, without a buffer. Otherwise as `shmesh_request_reply`.
+ */
+shmesh_error_t shmesh_request_reply_inline(const shmesh_request_t *request,
+                                           int32_t msg_id,
+                                           int32_t cell_id,
+                                           const void *msg,
+                                           size_t len,
+                                           bool is_last);
+
+/**
+ * Waits until there is room for one more reply, or the client does not wait any more; at most so many nanoseconds, a negative
+ * number is for ever.
+ */
+shmesh_error_t shmesh_request_wait_room(const shmesh_request_t *request,
+                                        int64_t timeout_ns);
+
+/**
+ * Ends a request: its buffers can be loaned again. Without a last reply its client gets UNANSWERED.
+ */
+shmesh_error_t shmesh_request_release(shmesh_request_t *request);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -58,11 +58,17 @@ pub enum shmesh_error_t {
     SHMESH_ERROR_SYSTEM = 21,
     /// Internal error of this library.
     SHMESH_ERROR_INTERNAL = 22,
+    /// The process that had taken the request ended before its last reply.
+    SHMESH_ERROR_PEER_GONE = 23,
+    /// The server dropped the request without a last reply.
+    SHMESH_ERROR_UNANSWERED = 24,
+    /// The client does not wait for the reply any more.
+    SHMESH_ERROR_UNWANTED = 25,
 }
 
 use shmesh_error_t::*;
 
-const ALL: [(shmesh_error_t, &CStr); 23] = [
+const ALL: [(shmesh_error_t, &CStr); 26] = [
     (SHMESH_OK, c"success"),
     (SHMESH_ERROR_EMPTY, c"no message, signal or event"),
     (SHMESH_ERROR_TIMEOUT, c"timed out"),
@@ -86,6 +92,9 @@ const ALL: [(shmesh_error_t, &CStr); 23] = [
     (SHMESH_ERROR_NO_NOTIFICATION, c"the link has no notification"),
     (SHMESH_ERROR_SYSTEM, c"a system call failed"),
     (SHMESH_ERROR_INTERNAL, c"internal error"),
+    (SHMESH_ERROR_PEER_GONE, c"the server of the request has ended"),
+    (SHMESH_ERROR_UNANSWERED, c"the server dropped the request"),
+    (SHMESH_ERROR_UNWANTED, c"the client does not wait any more"),
 ];
 
 thread_local! {
@@ -148,7 +157,14 @@ fn code_of(kind: &ErrorKind) -> shmesh_error_t {
         ErrorKind::Exhausted { .. }
         | ErrorKind::InlineExhausted { .. }
         | ErrorKind::HoldingTooMany { .. } => SHMESH_ERROR_EXHAUSTED,
-        ErrorKind::Full { .. } => SHMESH_ERROR_FULL,
+        ErrorKind::Full { .. } | ErrorKind::WindowFull { .. } | ErrorKind::RepliesFull { .. } => {
+            SHMESH_ERROR_FULL
+        }
+        ErrorKind::ServerGone { .. } => SHMESH_ERROR_PEER_GONE,
+        ErrorKind::Unanswered { .. } => SHMESH_ERROR_UNANSWERED,
+        ErrorKind::RequestOver { .. } => SHMESH_ERROR_ENDED,
+        ErrorKind::InlineRequestTooLong { .. } => SHMESH_ERROR_TOO_LONG,
+        ErrorKind::NoRequests { .. } | ErrorKind::RequestSide { .. } => SHMESH_ERROR_ARGUMENT,
         ErrorKind::TooLong { .. } | ErrorKind::InlineTooLong { .. } => SHMESH_ERROR_TOO_LONG,
         ErrorKind::NoPool { .. }
         | ErrorKind::MsgPool { .. }

@@ -20,3 +20,4 @@ pub mod events;
 mod handles;
 pub mod link;
 pub mod message;
+pub mod request;

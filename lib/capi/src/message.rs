@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use shmesh::{Loan, Message, SendError};
+use shmesh::{Loan, Message, PendingReply, Request, SendError};
 
 use crate::error::{CallError, argument, guarded, shmesh_error_t};
 use crate::link::{LinkGuard, pool_of, shmesh_link_t};
@@ -54,27 +54,34 @@ pub struct shmesh_message_t {
     pub private_link: *const shmesh_link_t,
 }
 
-/// The loans and messages of one handle. They are dropped before its link.
+/// The loans, messages and requests of one handle. They are dropped before its link.
 #[derive(Debug)]
 pub(crate) struct Borrows {
-    loans: BorrowTable<Loan<'static>>,
-    messages: BorrowTable<Message<'static>>,
+    pub(crate) loans: BorrowTable<Loan<'static>>,
+    pub(crate) messages: BorrowTable<Message<'static>>,
+    pub(crate) pending: BorrowTable<PendingReply<'static>>,
+    pub(crate) requests: BorrowTable<Request<'static>>,
 }
 
 impl Borrows {
     pub(crate) fn new() -> Self {
-        Self { loans: BorrowTable::new(), messages: BorrowTable::new() }
+        Self {
+            loans: BorrowTable::new(),
+            messages: BorrowTable::new(),
+            pending: BorrowTable::new(),
+            requests: BorrowTable::new(),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.loans.in_use() + self.messages.in_use()
+        self.loans.in_use() + self.messages.in_use() + self.pending.in_use() + self.requests.in_use()
     }
 }
 
-/// A table of loans or messages. A C structure refers to an entry by index and number. A number is used once, so a copy of a
+/// A table of loans, messages or requests. A C structure refers to an entry by index and number. A number is used once, so a copy of a
 /// structure that has ended refers to nothing.
 #[derive(Debug)]
-struct BorrowTable<T> {
+pub(crate) struct BorrowTable<T> {
     entries: Vec<BorrowEntry<T>>,
     vacant: Vec<u32>,
     /// The number of the newest entry; 0 is never used.
@@ -104,7 +111,7 @@ impl<T> BorrowTable<T> {
     /// A vacant entry, which stays vacant until [`fill`](Self::fill). Values are made in place, because moving them costs more
     /// than the rest of a call.
     #[inline(always)]
-    fn vacancy(&mut self) -> (u32, &mut Option<T>) {
+    pub(crate) fn vacancy(&mut self) -> (u32, &mut Option<T>) {
         if self.vacant.is_empty() {
             self.grow();
         }
@@ -121,7 +128,7 @@ impl<T> BorrowTable<T> {
 
     /// Marks the entry of [`vacancy`](Self::vacancy) as used. Returns the words that refer to it.
     #[inline(always)]
-    fn fill(&mut self, index: u32) -> [u64; 2] {
+    pub(crate) fn fill(&mut self, index: u32) -> [u64; 2] {
         self.vacant.pop();
         self.last_number = self.last_number.wrapping_add(1).max(1);
         self.entries[index as usize].number = self.last_number;
@@ -129,7 +136,7 @@ impl<T> BorrowTable<T> {
     }
 
     #[inline(always)]
-    fn find(&mut self, [index, number]: [u64; 2]) -> Option<(u32, &mut Option<T>)> {
+    pub(crate) fn find(&mut self, [index, number]: [u64; 2]) -> Option<(u32, &mut Option<T>)> {
         let index = u32::try_from(index).ok()?;
         let place = self.entries.get_mut(index as usize)?;
         (place.number == number && number != 0).then_some((index, &mut place.value))
@@ -137,20 +144,20 @@ impl<T> BorrowTable<T> {
 
     /// Makes an entry of [`find`](Self::find) vacant. Its value was taken before.
     #[inline(always)]
-    fn end(&mut self, index: u32) {
+    pub(crate) fn end(&mut self, index: u32) {
         self.entries[index as usize].number = 0;
         self.vacant.push(index);
     }
 }
 
 #[cold]
-fn ended(what: &str) -> CallError {
+pub(crate) fn ended(what: &str) -> CallError {
     CallError(SHMESH_ERROR_ENDED, format!("this {what} has ended or never was valid; take another one"))
 }
 
 /// Gets access to the link of a loan or message.
 #[inline(always)]
-fn enter(link: *const shmesh_link_t, what: &str) -> Result<LinkGuard, CallError> {
+pub(crate) fn enter(link: *const shmesh_link_t, what: &str) -> Result<LinkGuard, CallError> {
     if link.is_null() {
         return Err(ended(what));
     }
@@ -229,13 +236,7 @@ pub unsafe extern "C" fn shmesh_loan_send(
         let loans = &mut entered.borrows().loans;
         let found = loans.find(given.private_words);
         let Some((index, place @ Some(_))) = found else { return Err(ended("loan")) };
-        // Checked while it is in the table, where it stays if the lengths are refused.
-        if let Some(loan) = place {
-            loan.resize_msg(msg_len)?;
-            if data_len > 0 || loan.data_pool().is_some() {
-                loan.resize_data(data_len)?;
-            }
-        }
+        resize(place, msg_len, data_len)?;
         let Some(loan) = place.take() else { return Err(ended("loan")) };
         let sent = loan.with_msg_id(msg_id).with_cell_id(cell_id).send();
         let failed = match sent {
@@ -255,8 +256,24 @@ pub unsafe extern "C" fn shmesh_loan_send(
     })
 }
 
+/// Sets the lengths of a loan while it is in the table, where it stays if they are refused.
 #[inline(always)]
-fn clear(given: &mut shmesh_loan_t) {
+pub(crate) fn resize(
+    entry: &mut Option<Loan<'static>>,
+    msg_len: usize,
+    data_len: usize,
+) -> Result<(), CallError> {
+    if let Some(loan) = entry {
+        loan.resize_msg(msg_len)?;
+        if data_len > 0 || loan.data_pool().is_some() {
+            loan.resize_data(data_len)?;
+        }
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub(crate) fn clear(given: &mut shmesh_loan_t) {
     given.private_link = std::ptr::null();
     (given.msg, given.data) = (std::ptr::null_mut(), std::ptr::null_mut());
 }
@@ -294,16 +311,8 @@ pub unsafe extern "C" fn shmesh_link_send_inline(
 ) -> shmesh_error_t {
     guarded(|| {
         let entered = LinkGuard::new(link)?;
-        let bytes = if len == 0 {
-            &[]
-        } else if msg.is_null() {
-            return Err(argument("msg is NULL; pass the bytes, or a length of 0"));
-        } else if len > isize::MAX.unsigned_abs() {
-            return Err(argument("len is too large; pass the length of msg"));
-        } else {
-            // SAFETY: the caller's promise.
-            unsafe { std::slice::from_raw_parts(msg.cast::<u8>(), len) }
-        };
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { bytes(msg, len)? };
         entered.link().send_inline(msg_id, cell_id, bytes)?;
         Ok(SHMESH_OK)
     })
@@ -322,30 +331,13 @@ pub unsafe extern "C" fn shmesh_link_receive(
         // SAFETY: the caller's promise.
         let place =
             unsafe { message.as_mut() }.ok_or_else(|| argument("message is NULL; pass where to put it"))?;
-        let out = place.write(shmesh_message_t {
-            msg_id: 0,
-            cell_id: 0,
-            msg: std::ptr::null(),
-            msg_len: 0,
-            data: std::ptr::null(),
-            data_len: 0,
-            data_pool: -1,
-            private_words: [0; 2],
-            private_link: std::ptr::null(),
-        });
+        let out = place.write(nothing());
         let mut entered = LinkGuard::new(link)?;
         let (open, messages) = (entered.link(), &mut entered.borrows().messages);
         let (index, place) = messages.vacancy();
         *place = open.receive()?;
         let Some(message) = place else { return Ok(SHMESH_ERROR_EMPTY) };
-        (out.msg_id, out.cell_id) = (message.msg_id(), message.cell_id());
-        (out.msg, out.msg_len) = (message.msg().as_ptr().cast(), message.msg().len());
-        if let Some(pool) = message.data_pool() {
-            if !pool.is_device() {
-                (out.data, out.data_len) = (message.data().as_ptr().cast(), message.data().len());
-            }
-            out.data_pool = c_int::try_from(pool.index()).unwrap_or(-1);
-        }
+        show(message, out);
         out.private_words = messages.fill(index);
         out.private_link = link;
         Ok(SHMESH_OK)
@@ -370,4 +362,51 @@ pub unsafe extern "C" fn shmesh_message_release(message: *mut shmesh_message_t) 
         (given.msg, given.data) = (std::ptr::null(), std::ptr::null());
         Ok(SHMESH_OK)
     })
+}
+
+/// The bytes of a caller.
+///
+/// # Safety
+/// `msg` is NULL or points to `len` bytes, which outlive the result.
+#[inline(always)]
+pub(crate) unsafe fn bytes<'a>(msg: *const c_void, len: usize) -> Result<&'a [u8], CallError> {
+    if len == 0 {
+        Ok(&[])
+    } else if msg.is_null() {
+        Err(argument("msg is NULL; pass the bytes, or a length of 0"))
+    } else if len > isize::MAX.unsigned_abs() {
+        Err(argument("len is too large; pass the length of msg"))
+    } else {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { std::slice::from_raw_parts(msg.cast::<u8>(), len) })
+    }
+}
+
+/// A message that was released.
+#[inline(always)]
+pub(crate) fn nothing() -> shmesh_message_t {
+    shmesh_message_t {
+        msg_id: 0,
+        cell_id: 0,
+        msg: std::ptr::null(),
+        msg_len: 0,
+        data: std::ptr::null(),
+        data_len: 0,
+        data_pool: -1,
+        private_words: [0; 2],
+        private_link: std::ptr::null(),
+    }
+}
+
+/// Writes ids, bytes and lengths of a message into a structure of the caller.
+#[inline(always)]
+pub(crate) fn show(message: &Message<'_>, out: &mut shmesh_message_t) {
+    (out.msg_id, out.cell_id) = (message.msg_id(), message.cell_id());
+    (out.msg, out.msg_len) = (message.msg().as_ptr().cast(), message.msg().len());
+    if let Some(pool) = message.data_pool() {
+        if !pool.is_device() {
+            (out.data, out.data_len) = (message.data().as_ptr().cast(), message.data().len());
+        }
+        out.data_pool = c_int::try_from(pool.index()).unwrap_or(-1);
+    }
 }

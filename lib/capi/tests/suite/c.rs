@@ -53,6 +53,11 @@ fn check(program: &str) {
 }
 
 #[test]
+fn requests_find_their_replies() {
+    check("request");
+}
+
+#[test]
 fn messages_flow_between_processes() {
     check("flow");
 }
