@@ -505,22 +505,28 @@ impl Link {
     }
 
     /// The place in a ring with one producer; its last holder may have died.
-    #[inline]
+    #[inline(always)]
     fn producer(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer> {
-        self.endpoint.producer(ring).or_else(|_| {
-            let _uncancelled = Uncancelled::new();
-            self.recover()?;
-            self.endpoint.producer(ring).map_err(|holder| self.role_taken("producer", &holder))
-        })
+        self.endpoint.producer(ring).or_else(|_| self.producer_after_recovery(ring))
     }
 
-    #[inline]
+    #[cold]
+    fn producer_after_recovery(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer> {
+        let _uncancelled = Uncancelled::new();
+        self.recover()?;
+        self.endpoint.producer(ring).map_err(|holder| self.role_taken("producer", &holder))
+    }
+
+    #[inline(always)]
     fn consumer(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer> {
-        self.endpoint.consumer(ring).or_else(|_| {
-            let _uncancelled = Uncancelled::new();
-            self.recover()?;
-            self.endpoint.consumer(ring).map_err(|holder| self.role_taken("consumer", &holder))
-        })
+        self.endpoint.consumer(ring).or_else(|_| self.consumer_after_recovery(ring))
+    }
+
+    #[cold]
+    fn consumer_after_recovery(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer> {
+        let _uncancelled = Uncancelled::new();
+        self.recover()?;
+        self.endpoint.consumer(ring).map_err(|holder| self.role_taken("consumer", &holder))
     }
 
     /// The writer's place in a broadcast ring.
