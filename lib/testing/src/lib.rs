@@ -67,6 +67,17 @@ impl Drop for Watchdog {
     }
 }
 
+/// The next signal of a notification or post on this link's bell; `None` if there is none. Signals of participants that have attached may
+/// come at any time, and are passed over.
+pub fn notified(link: &Link) -> Option<u64> {
+    loop {
+        match link.take_signal().expect("a signal can be taken") {
+            Some(0) => {}
+            signal => return signal,
+        }
+    }
+}
+
 /// Polls a condition until it is true.
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use shmesh::config::{MAX_READERS, PoolId};
 use shmesh::{ErrorKind, Link, LinkOptions, PeerEvent, Side};
-use shmesh_testing::{HANGS, Peer, Watchdog, config, ipc_dir, kind_of, receive, refused, send, until};
+use shmesh_testing::{
+    HANGS, Peer, Watchdog, config, ipc_dir, kind_of, notified, receive, refused, send, until,
+};
 
 const SLOW: [&str; 3] = ["slow=wait", "slow=skip", "slow=evict"];
 
@@ -525,7 +527,7 @@ fn a_sleeping_reader_is_woken() {
     let _fd = bell.fd().unwrap();
     world.send(1);
     world.writer.notify().unwrap();
-    assert_eq!(bell.take_signal().unwrap(), Some(1));
+    assert_eq!(notified(&bell), Some(1));
     for thread in waiting {
         assert_eq!(thread.join().unwrap(), [1]);
     }

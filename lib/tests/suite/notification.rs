@@ -10,7 +10,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::select::{FdSet, select};
 use nix::sys::time::TimeVal;
 use shmesh::{Link, LinkOptions, Side};
-use shmesh_testing::{Peer, Watchdog, config, ipc_dir, send, until};
+use shmesh_testing::{Peer, Watchdog, config, ipc_dir, notified, send, until};
 
 const KINDS: [&str; 4] = ["mode=mpmc", "mode=spsc", "mode=mpmc backing=memfd", "mode=spsc backing=memfd"];
 
@@ -56,7 +56,7 @@ fn poll_select_and_epoll_report_notifications() {
             from.notify().unwrap();
             assert_eq!(seen(), [true; 3], "{kind}");
             assert_eq!(seen(), [true; 3], "{kind}: until the signal is taken");
-            assert_eq!(to.take_signal().unwrap(), Some(1), "{kind}");
+            assert_eq!(notified(to), Some(1), "{kind}");
             assert_eq!(seen(), [false; 3], "{kind}");
             assert!(to.receive().unwrap().is_some());
         }
@@ -67,16 +67,16 @@ fn poll_select_and_epoll_report_notifications() {
 fn each_notification_is_one_signal() {
     let Ends { primary, secondary, _dir } = ends("");
     let fd = primary.fd().unwrap();
-    assert_eq!(primary.take_signal().unwrap(), None);
+    assert_eq!(notified(&primary), None);
     for _ in 0..5 {
         secondary.notify().unwrap();
     }
     for _ in 0..5 {
         assert!(is_readable(fd));
-        assert_eq!(primary.take_signal().unwrap(), Some(1));
+        assert_eq!(notified(&primary), Some(1));
     }
     assert!(!is_readable(fd));
-    assert_eq!(primary.take_signal().unwrap(), None);
+    assert_eq!(notified(&primary), None);
     // Each side has its own.
     assert!(!is_readable(secondary.fd().unwrap()));
 }
@@ -93,7 +93,7 @@ fn awake_peer_is_not_woken() {
             assert!(primary.wait(None).unwrap(), "a message waits, so this returns at once");
             assert_eq!(primary.receive().unwrap().unwrap().msg_id(), i);
         }
-        assert_eq!(primary.take_signal().unwrap(), None, "{kind}: the doorbell was never touched");
+        assert_eq!(notified(&primary), None, "{kind}: the doorbell was never touched");
     }
 }
 
@@ -131,7 +131,7 @@ fn exchange_without_system_calls(trips: i32) {
             }
         }
         assert_eq!(peer.answer(), "ok", "{kind}");
-        assert_eq!(primary.take_signal().unwrap(), None, "{kind}: no signal");
+        assert_eq!(notified(&primary), None, "{kind}: no signal");
     }
 }
 
@@ -208,7 +208,7 @@ fn no_signal_is_lost_in_a_long_ping_pong_over_epoll() {
             let fd = link.fd().unwrap();
             let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
             while poll(&mut fds, PollTimeout::NONE).unwrap_or(0) == 0 {}
-            assert_eq!(link.take_signal().unwrap(), Some(1));
+            assert_eq!(notified(link), Some(1));
             link.receive().unwrap().expect("each signal stands for a message here").msg_id()
         };
         // Before the first message: from then on each one rings.
@@ -229,7 +229,7 @@ fn no_signal_is_lost_in_a_long_ping_pong_over_epoll() {
                 assert_eq!(next(&primary), i);
             }
             let secondary = other.join().unwrap();
-            assert_eq!(primary.take_signal().unwrap(), None);
+            assert_eq!(notified(&primary), None);
             drop(secondary);
             assert_eq!(primary.take_signal().unwrap(), Some(0), "detaching rings as well");
         });

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use shmesh::config::PoolId;
 use shmesh::{Error, ErrorKind, Link, LinkOptions, PendingReply, REPLIES_MAX, Request, Side};
-use shmesh_testing::{HANGS, Peer, Watchdog, config, ipc_dir, refused, until};
+use shmesh_testing::{HANGS, Peer, Watchdog, config, ipc_dir, notified, refused, until};
 
 struct Ends {
     server: Link,
@@ -375,17 +375,16 @@ fn evicted_servers_and_clients_answer_and_receive_nothing() {
 
 #[test]
 fn a_bell_rings_for_replies_and_requests() {
-    use shmesh_sys::poll;
     let ends = ends("requests=1");
-    let readable = |link: &Link| poll::is_readable(&link.fd().unwrap()).unwrap();
-    assert!(!readable(&ends.server) && !readable(&ends.client));
-    let mut pending = ends.client.request_inline(1, 0, b"").unwrap();
-    assert!(readable(&ends.server) && !readable(&ends.client));
     let other = ends.client();
-    assert!(!readable(&other));
+    for link in [&ends.server, &ends.client, &other] {
+        link.fd().unwrap();
+        assert_eq!(notified(link), None);
+    }
+    let mut pending = ends.client.request_inline(1, 0, b"").unwrap();
+    assert_eq!((notified(&ends.server), notified(&ends.client), notified(&other)), (Some(1), None, None));
     assert!(take(&ends.server).reply_inline(2, 0, b"").unwrap());
-    assert!(readable(&ends.client));
-    assert!(!readable(&other), "it is not its reply");
+    assert_eq!((notified(&ends.client), notified(&other)), (Some(1), None), "it is not the other's reply");
     assert!(pending.is_ready());
     assert_eq!(next(&mut pending).0, 2);
 }
