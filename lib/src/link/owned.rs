@@ -194,8 +194,9 @@ impl Link {
             return Err(Error::from(ErrorKind::ForeignLoan { link: self.link() }));
         }
         let (cell, owner, data) = (loan.cell, loan.owner, loan.buffer);
-        // The link has the lease, so that this one does not end it.
-        loan.owner = MsgOwner::NONE;
+        // The link has the lease, so that this one does not end it. Both: by the 18 bits that a DATA buffer remembers, it could be of
+        // no loan.
+        (loan.owner, loan.buffer) = (MsgOwner::NONE, DataRef::NONE);
         Ok(Loan { link: self, cell, owner, data })
     }
 }

@@ -267,9 +267,11 @@ impl Link {
         };
         let cell = taken.entry.wild_cell();
         let inline = taken.entry.is_inline();
-        let message = match self.core().inline_lines(cell) {
-            Some(lines) if inline => self.inline_after(1, taken.entry, lines),
-            _ => self.pooled(taken.entry, taken.word),
+        // A MSG buffer may have an index that no inline cell has.
+        let lines = if inline { self.core().inline_lines(cell) } else { None };
+        let message = match lines {
+            Some(lines) => self.inline_after(1, taken.entry, lines),
+            None => self.pooled(taken.entry, taken.word),
         };
         match message {
             Ok(message) => Ok(Some(Request {

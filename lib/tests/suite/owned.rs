@@ -169,6 +169,23 @@ fn owned_loan_is_written_elsewhere_and_sent_by_its_handle() {
     }
 }
 
+/// A DATA buffer remembers 18 bits of the number of its message's loan; one of these numbers also is that of no loan.
+#[test]
+fn adopted_loans_keep_their_data_whatever_their_number() {
+    let dir = ipc_dir();
+    let (primary, secondary) = pair(dir.path(), "msg=256x1 data=128x2");
+    for _ in 0..(1 << 18) - 4 {
+        drop(secondary.loan().unwrap());
+    }
+    for id in 0..8 {
+        let mut loan = secondary.loan_with(PoolId::CpuData).unwrap().with_msg_id(id);
+        loan.resize_msg(4).unwrap().copy_from_slice(&id.to_le_bytes());
+        loan.resize_data(100).unwrap().fill(id.to_le_bytes()[0]);
+        secondary.adopt(loan.into_owned()).unwrap().send().unwrap();
+        check(&next(&primary));
+    }
+}
+
 /// In a struct beside the link that it came from, and held across threads of an executor: the types say so.
 #[test]
 fn owned_messages_stay_beside_their_link() {

@@ -96,6 +96,18 @@ fn requests_and_replies_are_received_as_they_were_sent() {
 }
 
 #[test]
+fn requests_and_replies_can_be_in_any_buffer_of_the_pool() {
+    // More MSG buffers than inline cells.
+    let ends = ends("requests=1 ring=1 msg=64x100");
+    let _held: Vec<_> = (0..98).map(|_| ends.client.loan().unwrap()).collect();
+    let mut pending = ends.client.request(ends.client.loan().unwrap().with_msg_id(1)).unwrap();
+    let mut request = take(&ends.server);
+    assert_eq!(request.msg_id(), 1);
+    assert!(request.reply(ends.server.loan().unwrap().with_msg_id(2)).unwrap());
+    assert_eq!(next(&mut pending).0, 2);
+}
+
+#[test]
 fn replies_find_their_callers_among_four_client_processes() {
     let _watchdog = Watchdog::start();
     const EACH: usize = 1_000;
