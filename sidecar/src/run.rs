@@ -498,7 +498,7 @@ mod tests {
             assert!(needs <= limit.max(used + FdBudget::PER_SESSION), "{limit}: {needs}");
         }
         let outgoing = OUTGOING_BYTES_MAX;
-        assert_eq!(FdBudget::of(512, 30, None), FdBudget { sessions: 10, attached: 85, keys: 255, outgoing });
+        assert_eq!(FdBudget::of(512, 30, None), FdBudget { sessions: 10, attached: 86, keys: 258, outgoing });
         assert!(FdBudget::of(20_000, 30, None).keys > 11_000, "as many keys as are measured");
     }
 
