@@ -382,7 +382,7 @@ pub(super) fn seats(seats: &Seats, rings: &[Ring], me: &ProcessIdentity, locks: 
         let (liveness, unknown_because) = locks.liveness(seats, &participant, me);
         let asleep = asleep & participant.seat.bit() != 0;
         let reader = rings.iter().find_map(|ring| match ring {
-            Ring::Broadcast(ring) => ring.place_of(participant.seat, seats),
+            Ring::Broadcast(ring) => ring.place_of(&participant, seats),
             Ring::Spsc(_) | Ring::Mpmc(_) => None,
         });
         let reader = reader.map(|(behind, lost)| ReaderView { behind, lost });

@@ -16,7 +16,7 @@ use crate::ring::broadcast::{self, Broadcast, Kept};
 use crate::ring::entry::Entry;
 use crate::ring::{CONSUMER_ROLE, Full, PRODUCER_ROLE, Ring, mpmc, spsc};
 use crate::segment::Lines;
-use crate::sync::{Ordering, overwrite};
+use crate::sync::{Ordering, fence, overwrite};
 
 /// A participant at its seat.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Endpoint {
         core.seats.event_sleepers().wake_up(me.seat);
         let bytes = |place: usize| PoolId::ALL.get(place).and_then(|&id| Some(core.pool(id)?.bytes));
         let reader = match core.incoming(side) {
-            Ring::Broadcast(ring) => Some(ring.subscribe(me.seat)),
+            Ring::Broadcast(ring) => Some(ring.subscribe(&me)),
             _ => None,
         };
         let cache =
@@ -177,6 +177,11 @@ impl Endpoint {
             Some(writer) => Ok(writer),
             None => {
                 self.claim(&self.outgoing, PRODUCER_ROLE)?;
+                // Of an eviction and a claim, one sees the other: who evicts leaves a writer's buffers alone.
+                fence(Ordering::SeqCst);
+                if !self.is_current() {
+                    return Err(self.me);
+                }
                 let resume = || {
                     let kept = |entry| self.core.kept_of(entry);
                     ring.resume_writer(&self.core.seats, kept, self.core.published(), |kept| self.free(kept))
@@ -251,12 +256,15 @@ impl Endpoint {
 
     /// Gives up its roles and its place among the readers, and is no longer to be woken.
     pub(crate) fn retire(&self) {
+        let is_seated = self.core.seats.is_seated(&self.me);
         if let Ring::Broadcast(ring) = &self.incoming
-            && self.core.seats.is_seated(&self.me)
+            && is_seated
         {
             ring.unsubscribe(self.me.seat);
         }
-        if let (Ring::Broadcast(ring), Some(writer)) = (&self.outgoing, self.writer.get()) {
+        if let (Ring::Broadcast(ring), Some(writer)) = (&self.outgoing, self.writer.get())
+            && is_seated
+        {
             ring.settle(writer, &self.core.seats, |kept| self.free(kept));
         }
         for ring in self.core.rings() {

@@ -6,6 +6,7 @@ use super::Link;
 use super::core::Recovered;
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{Participant, SeatIndex, SeatWord};
+use crate::sync::{Ordering, fence};
 
 impl Recovered {
     pub(super) fn add(&mut self, other: Self) {
@@ -131,15 +132,24 @@ impl Link {
             return Ok(Recovered::default());
         };
         let alive = self.shared.liveness(&other) != Liveness::Dead;
-        if alive && (self.core().shape.single || self.core().is_writer(&other)) {
-            return Err(Error::from(ErrorKind::StillAlive {
+        let still_alive = || {
+            Err(Error::from(ErrorKind::StillAlive {
                 link: self.link(),
                 seat: seat.value(),
                 pid: other.word.pid(),
-            }));
+            }))
+        };
+        if alive && (self.core().shape.single || self.core().is_writer(&other)) {
+            return still_alive();
         }
         if alive && !self.core().seats.evict(&other) {
             return Ok(Recovered::default());
+        }
+        // It may have become the writer just now, and be sending. It is told that it is evicted, and keeps what it has until its
+        // process ends.
+        fence(Ordering::SeqCst);
+        if alive && self.core().is_writer(&other) {
+            return still_alive();
         }
         Ok(self.take_back(&other, alive))
     }

@@ -154,13 +154,18 @@ impl SeatWord {
     }
 
     /// A detail of the participant with this word. It carries the epoch, so it is not mistaken for a predecessor's.
-    fn detail(self, value: u64) -> u64 {
+    pub(crate) fn detail(self, value: u64) -> u64 {
         self.epoch() << EPOCH_SHIFT | low(value, EPOCH_SHIFT)
     }
 
     /// The detail, or 0 if it belongs to another participant.
-    fn of_detail(self, detail: u64) -> u64 {
-        if detail >> EPOCH_SHIFT == self.epoch() { low(detail, EPOCH_SHIFT) } else { 0 }
+    pub(crate) fn of_detail(self, detail: u64) -> u64 {
+        if self.is_own(detail) { low(detail, EPOCH_SHIFT) } else { 0 }
+    }
+
+    /// Whether it is a detail of the participant with this word.
+    pub(crate) fn is_own(self, detail: u64) -> bool {
+        detail >> EPOCH_SHIFT == self.epoch()
     }
 
     /// Whether it is the same participant, evicted since or not.
@@ -469,17 +474,18 @@ impl Seats {
     }
 
     /// Of the seats whose bits are set, those in which a participant of the secondary side sits that was not evicted.
-    pub(crate) fn readers(&self, bits: u64) -> impl Iterator<Item = SeatIndex> + '_ {
+    pub(crate) fn readers(&self, bits: u64) -> impl Iterator<Item = (SeatIndex, SeatWord)> + '_ {
         let mut rest = bits;
         std::iter::from_fn(move || {
             let seat = SeatIndex::from_wild(u64::from(rest.trailing_zeros()))?;
             rest &= rest - 1;
             Some(seat)
         })
-        .filter(|seat| {
+        .filter_map(|seat| {
             // Relaxed: who has seen the bit of a newcomer sees that it has taken the seat.
-            let word = SeatWord(self.word(*seat).load(Ordering::Relaxed));
-            word.is_live() && !word.is_evicted() && word.side() == Side::Secondary
+            let word = SeatWord(self.word(seat).load(Ordering::Relaxed));
+            let is_reader = word.is_live() && !word.is_evicted() && word.side() == Side::Secondary;
+            is_reader.then_some((seat, word))
         })
     }
 

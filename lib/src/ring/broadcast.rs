@@ -10,8 +10,8 @@
 //! | a buffer is kept from reuse by | the cursor, which stays at the oldest message that its reader holds | a **hold**, a word of the cursor line |
 //! | a reader that the gate has passed | is evicted, or breaks the rules | goes on with the newest message |
 //!
-//! Nothing here is taken back after a death: the bit of a reader in `SUBSCRIBERS` counts while its seat is taken and was not
-//! evicted, and the next participant in the seat clears it. What the writer knows privately its successor finds in the slots and
+//! Nothing here is taken back after a death: the bit of a reader in `SUBSCRIBERS` counts while the participant that set it, which its
+//! cursor line names, has its seat and was not evicted. What the writer knows privately its successor finds in the slots and
 //! owner words ([`Broadcast::resume_writer`]).
 //!
 //! Pairs, besides `PUBLISH`:
@@ -31,11 +31,12 @@ use super::entry::Entry;
 use super::inline::{FIRST_LINE_BYTES, InlineLines};
 use super::{AHEAD, BROADCAST_GATE, Full, SLEEPERS, SUBSCRIBERS, TAIL, Wild, Words};
 use crate::config::{BroadcastConfig, SlowReaders};
-use crate::participant::{SeatIndex, Seats};
+use crate::participant::{Participant, SeatIndex, SeatWord, Seats};
 use crate::segment::{Lines, prefetch_exclusive, prefetch_shared};
 use crate::sync::{AtomicU64, Line, Ordering, fence};
 
 const CURSOR: usize = 0;
+/// Beside the count: whose line it is, so that the next participant in the seat is no reader before it subscribes.
 const LOST: usize = 1;
 const HOLDS: usize = 2;
 /// Messages in buffers that a reader of a ring with `skip` can hold at once.
@@ -85,6 +86,7 @@ pub(crate) struct Writer {
 /// A reader's own state.
 #[derive(Debug)]
 pub(crate) struct Reader {
+    word: SeatWord,
     line: Lines,
     /// Where the next message comes from.
     next: Cell<u64>,
@@ -171,9 +173,12 @@ impl Broadcast {
     }
 
     /// The seats of all readers.
-    pub(crate) fn readers<'a>(&self, seats: &'a Seats) -> impl Iterator<Item = SeatIndex> + use<'a> {
-        // JOIN: Acquire, so that a newcomer's cursor and seat are seen with its bit.
-        seats.readers(self.subscribers().load(Ordering::Acquire))
+    pub(crate) fn readers<'a>(&'a self, seats: &'a Seats) -> impl Iterator<Item = SeatIndex> + 'a {
+        // JOIN: Acquire, so that a newcomer's cursor line and seat are seen with its bit.
+        let subscribed = seats.readers(self.subscribers().load(Ordering::Acquire));
+        subscribed.filter_map(|(seat, word)| {
+            word.is_own(self.cursors[seat.as_usize()].word(LOST).load(Ordering::Relaxed)).then_some(seat)
+        })
     }
 
     /// How many messages were sent before the oldest that a newcomer may get, and all that were sent: for an onlooker.
@@ -184,12 +189,13 @@ impl Broadcast {
     }
 
     /// How many messages a reader has before it, and how many it has lost: for an onlooker. `None`: it is no reader.
-    pub(crate) fn place_of(&self, seat: SeatIndex, seats: &Seats) -> Option<(u64, u64)> {
-        self.readers(seats).find(|reader| *reader == seat)?;
+    pub(crate) fn place_of(&self, who: &Participant, seats: &Seats) -> Option<(u64, u64)> {
+        let seat = self.readers(seats).find(|reader| *reader == who.seat)?;
         let (oldest, tail) = self.extent();
         let line = &self.cursors[seat.as_usize()];
         let cursor = line.word(CURSOR).load(Ordering::Relaxed);
-        Some((tail.wrapping_sub(self.clamp(cursor, oldest, tail)), line.word(LOST).load(Ordering::Relaxed)))
+        let lost = who.word.of_detail(line.word(LOST).load(Ordering::Relaxed));
+        Some((tail.wrapping_sub(self.clamp(cursor, oldest, tail)), lost))
     }
 
     /// How many messages all readers have received: for an onlooker.
@@ -236,16 +242,18 @@ impl Broadcast {
         me.gate.set(gate);
         let mut in_ring = me.kept.borrow_mut();
         in_ring.reserve(usize::try_from(capacity).unwrap_or(0).min(1 << 16));
-        for i in 0..tail.wrapping_sub(gate) {
-            let position = gate.wrapping_add(i);
+        let mut cells = std::collections::BTreeSet::new();
+        // The newest first: a reader that died, or lies, can hold the gate before what was freed and sent again since.
+        for i in 1..=tail.wrapping_sub(gate) {
+            let position = tail.wrapping_sub(i);
             if let Found::Here(entry, _) = self.find(position)
                 && !entry.is_inline()
                 && let Some(kept) = kept(entry)
+                && cells.insert(kept.cell)
             {
-                in_ring.push_back((position, kept));
+                in_ring.push_front((position, kept));
             }
         }
-        let cells: std::collections::BTreeSet<u32> = in_ring.iter().map(|(_, kept)| kept.cell).collect();
         me.held.borrow_mut().extend(all.filter(|kept| !cells.contains(&kept.cell)));
         drop(in_ring);
         self.sweep(&me, seats, free);
@@ -499,13 +507,15 @@ impl Position for u64 {
 
 /// The readers' steps.
 impl Broadcast {
-    /// Takes up the place of a reader, for the new participant in `seat`.
-    pub(crate) fn subscribe(&self, seat: SeatIndex) -> Reader {
+    /// Takes up the place of a reader, for the new participant `who`.
+    pub(crate) fn subscribe(&self, who: &Participant) -> Reader {
+        let seat = who.seat;
         self.unsubscribe(seat);
         let line = self.cursors.slice(seat.as_usize(), 1);
-        for word in LOST..HOLDS + HOLDS_MAX {
+        for word in HOLDS..HOLDS + HOLDS_MAX {
             line[0].word(word).store(0, Ordering::Relaxed);
         }
+        line[0].word(LOST).store(who.word.detail(0), Ordering::Relaxed);
         let tail = self.tail().load(Ordering::Acquire);
         let first = tail.wrapping_sub(tail.min(self.rules.history.into()));
         let first = later(first, self.gate().load(Ordering::Acquire));
@@ -516,6 +526,7 @@ impl Broadcast {
         let first = later(first, self.gate().load(Ordering::Acquire));
         line[0].word(CURSOR).store(first, Ordering::Release);
         Reader {
+            word: who.word,
             line,
             next: Cell::new(first),
             oldest: Cell::new(first),
@@ -701,7 +712,7 @@ impl Broadcast {
         let next = later(position.wrapping_add(1), newest);
         let lost = me.lost.get().saturating_add(next.wrapping_sub(position));
         me.lost.set(lost);
-        me.line[0].word(LOST).store(lost, Ordering::Relaxed);
+        me.line[0].word(LOST).store(me.word.detail(lost), Ordering::Relaxed);
         self.resume_at(me, next);
     }
 
@@ -718,5 +729,93 @@ impl Reader {
     /// Messages that it did not get because it was overtaken.
     pub(crate) fn lost(&self) -> u64 {
         self.lost.get()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::config::PoolId;
+    use crate::link::core::{Core, DataRef};
+    use crate::link::endpoint::Endpoint;
+    use crate::participant::Side;
+    use crate::pool::owner::{Holder, MsgOwner};
+    use crate::ring::Ring;
+    use crate::segment::layout::Shape;
+
+    fn link(ring_capacity: u32, msg: u32) -> Core {
+        let mut pools = [(0, 0); PoolId::COUNT];
+        pools[PoolId::CpuMsg as usize] = (64, msg);
+        let rules = BroadcastConfig { slow: SlowReaders::Wait, ..BroadcastConfig::default() };
+        Core::heap(&Shape { ring_capacity, single: false, broadcast: Some(rules), pools, request_window: 0 })
+    }
+
+    fn sits_down(core: &Core, side: Side) -> Participant {
+        let who = shmesh_sys::process::ProcessIdentity { pid: 1, start_time: 1, pid_namespace: 1 };
+        core.seats.attach(&who, side).expect("a free seat")
+    }
+
+    fn attach(core: &Core, side: Side) -> Endpoint {
+        Endpoint::new(core, sits_down(core, side))
+    }
+
+    fn ring(core: &Core) -> &Broadcast {
+        let Ring::Broadcast(ring) = core.outgoing(Side::Primary) else { unreachable!() };
+        ring
+    }
+
+    fn send(writer: &Endpoint, ring: &Broadcast) {
+        let state = writer.writer(ring).expect("the role is open");
+        let (cell, owner) = writer.loan_msg().unwrap_or_else(|| {
+            assert!(writer.make_free(ring, state), "all readers are past the only buffer");
+            writer.loan_msg().expect("it is free now")
+        });
+        writer.broadcast(ring, state, (cell, owner, DataRef::NONE)).expect("room");
+    }
+
+    fn take(reader: &Endpoint, ring: &Broadcast) -> Option<Token> {
+        ring.take(reader.reader(), |_, _| unreachable!("all are in buffers"), |_, token| Ok(token))
+            .expect("well")
+    }
+
+    #[test]
+    fn participant_in_a_dead_readers_seat_is_no_reader_before_it_subscribes() {
+        let core = link(4, 8);
+        let (writer, ring) = (attach(&core, Side::Primary), ring(&core));
+        let dead = attach(&core, Side::Secondary).me;
+        assert_eq!(ring.readers(&core.seats).count(), 1);
+        core.reclaim(&dead, writer.me.seat, false);
+        let newcomer = sits_down(&core, Side::Secondary);
+        assert_eq!(newcomer.seat, dead.seat, "the bit of the dead one is still there");
+        assert_eq!((ring.readers(&core.seats).count(), ring.place_of(&newcomer, &core.seats)), (0, None));
+        // Nor does the place of the dead one hold the writer up.
+        (0..20).for_each(|_| send(&writer, ring));
+        let newcomer = Endpoint::new(&core, newcomer);
+        assert_eq!(ring.place_of(&newcomer.me, &core.seats), Some((0, 0)));
+        send(&writer, ring);
+        assert!(take(&newcomer, ring).is_some());
+    }
+
+    /// An entry names its buffer's epoch by the low 12 bits, and a ring can be longer than that.
+    #[test]
+    fn successor_frees_a_buffer_that_was_sent_again_when_all_are_past_the_last_time() {
+        let core = link(8192, 1);
+        let (writer, ring) = (attach(&core, Side::Primary), ring(&core));
+        (0..4096).for_each(|_| send(&writer, ring));
+        let (reader, liar) = (attach(&core, Side::Secondary), attach(&core, Side::Secondary));
+        send(&writer, ring);
+        let token = take(&reader, ring).expect("the last message, in the buffer that the first one had");
+        let cursor = ring.cursors[liar.me.seat.as_usize()].word(CURSOR);
+        cursor.store(0, Ordering::Relaxed);
+        core.reclaim(&writer.me, reader.me.seat, false);
+        let successor = attach(&core, Side::Primary);
+        let state = successor.writer(ring).expect("the role is open");
+        cursor.store(4097, Ordering::Relaxed);
+        successor.make_free(ring, state);
+        let held = MsgOwner(core.msg().table.owner(0).load(Ordering::Relaxed)).holder();
+        assert!(matches!(held, Holder::Published(_)), "a reader has it: {held:?}");
+        ring.release(reader.reader(), token);
+        assert!(successor.make_free(ring, state) && successor.loan_msg().is_some());
     }
 }
