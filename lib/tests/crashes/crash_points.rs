@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::crashpoint::{self, Options, Point};
 use crate::harness::{self, long, quick};
 use crate::scenes::{self, Case, Extent, Scene};
-use crate::world::{self, Bad, Base, Class, Expect, Order, Progress, Snapshot, verify};
+use crate::world::{self, Bad, Base, Class, Order, Progress, Snapshot};
 use shmesh::Side;
 use shmesh::config::RingMode;
 
@@ -86,7 +86,7 @@ fn all(mode: RingMode, extent: Extent) {
     let mut failed = Vec::new();
     for case in &scenes::chosen(mode, extent) {
         original.restore(&empty);
-        let good = one(mode, case, &original, &copy, Kills::AtChanges, verify);
+        let good = one(mode, case, &original, &copy, Kills::AtChanges, VERIFY);
         if !good {
             failed.push(case.name);
         }
@@ -111,7 +111,7 @@ impl Examiner<'_> {
         world::guard(60);
         for order in [Order::RecoverFirst, Order::WorkFirst] {
             self.copy.restore(bytes);
-            match (self.verify)(self.copy, &self.case.expect, order) {
+            match (self.verify)(self.copy, self.case, order) {
                 Ok(progress) => {
                     let back =
                         self.one_run && (progress.sent < self.last.sent || progress.taken < self.last.taken);
@@ -148,7 +148,7 @@ impl Examiner<'_> {
 fn sampled() {
     let (original, copy) = (Base::new(RingMode::Mpmc), Base::new(RingMode::Mpmc));
     header();
-    assert!(one(RingMode::Mpmc, &scenes::detach(), &original, &copy, Kills::Sample, verify));
+    assert!(one(RingMode::Mpmc, &scenes::detach(), &original, &copy, Kills::Sample, VERIFY));
 }
 
 /// Where the operation is really killed.
@@ -166,7 +166,9 @@ pub(crate) enum Kills {
 const SAMPLE: [u64; 3] = [1_000, 30_000, 90_000];
 
 /// Examines what a dead participant left.
-pub(crate) type Verify = fn(&Base, &Expect, Order) -> Result<Progress, Bad>;
+pub(crate) type Verify = fn(&Base, &Case, Order) -> Result<Progress, Bad>;
+
+const VERIFY: Verify = |base, case, order| world::verify(base, &case.expect, order);
 
 pub(crate) fn one(
     mode: RingMode,
@@ -255,7 +257,7 @@ fn attach_by_name() {
     ] {
         if always || full {
             let (original, copy) = (Base::new(mode), Base::new(mode));
-            good &= one(mode, &scenes::attach_by_name(side), &original, &copy, kills, verify);
+            good &= one(mode, &scenes::attach_by_name(side), &original, &copy, kills, VERIFY);
             // What the kernel kept for the dead must not stand in the way of the living.
             let (options, name) = original.options();
             options.timeout(Duration::from_secs(60)).attach(name, side).expect("attach after the deaths");

@@ -16,6 +16,10 @@ const PAGE: usize = 4096;
 /// The word of the next message to take, in lines from a ring's control lines.
 pub(crate) const HEAD: usize = 2;
 
+/// The line of the words that say who sleeps, and the word on it of the readers of a broadcast ring.
+pub(crate) const SLEEPERS: usize = 8;
+pub(crate) const SUBSCRIBERS: usize = 3;
+
 /// Lines of the bitmaps of a table of `len` cells.
 fn hint_lines(len: usize) -> usize {
     (SEATS + 1) * len.div_ceil(512)

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod broadcast;
+mod broadcast_kills;
 mod crash_points;
 mod crashpoint;
 mod frozen;
@@ -23,10 +25,15 @@ fn main() -> ExitCode {
     if let Some(worker) = killer::worker() {
         return ExitCode::from(worker.run());
     }
+    if broadcast_kills::is_worker() {
+        return ExitCode::from(broadcast_kills::work());
+    }
     harness::main(&[
         selftest::CASES,
         crash_points::CASES,
         requests::CASES,
+        broadcast::CASES,
+        broadcast_kills::CASES,
         frozen::CASES,
         hostile::CASES,
         killer::CASES,

@@ -17,8 +17,10 @@ pub(crate) struct Scene {
     pub(crate) messages: Vec<Message<'static>>,
     pub(crate) pending: Vec<PendingReply<'static>>,
     pub(crate) requests: Vec<Request<'static>>,
-    /// For recovery: a participant that is dead already.
+    /// For recovery: a participant that is dead already. Of a broadcast ring: its writer, which lives.
     pub(crate) third: Option<&'static Link>,
+    /// A reader of a broadcast ring that lives.
+    pub(crate) witness: Option<&'static Link>,
     /// The handle to detach.
     pub(crate) leaver: Option<Link>,
     /// Options for attaching, and the link.
@@ -39,13 +41,14 @@ impl Scene {
             pending: Vec::with_capacity(8),
             requests: Vec::with_capacity(8),
             third: None,
+            witness: None,
             leaver: None,
             options: base.options(),
             result: Ok(()),
         }
     }
 
-    fn receive(&mut self) {
+    pub(crate) fn receive(&mut self) {
         match self.victim.receive() {
             Ok(Some(message)) => self.messages.push(message),
             Ok(None) => {}
@@ -174,7 +177,7 @@ fn keep(scene: &mut Scene, loan: shmesh::Result<Loan<'static>>) {
     }
 }
 
-fn send(scene: &mut Scene) {
+pub(crate) fn send(scene: &mut Scene) {
     if let Some(loan) = scene.loans.pop() {
         scene.result = loan.send().map_err(Into::into);
     }

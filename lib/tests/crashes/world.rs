@@ -14,7 +14,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode};
+use shmesh::config::{BroadcastConfig, LinkConfig, PoolConfig, PoolId, RingMode, SlowReaders};
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Loan, Message, SeatIndex, Side};
 
 use crate::layout::{self, Layout, Table};
@@ -22,6 +22,8 @@ use crate::layout::{self, Layout, Table};
 pub(crate) const RING_LEN: u32 = 4;
 pub(crate) const MSG_LEN: u32 = 6;
 pub(crate) const DATA_LEN: u32 = 3;
+/// Messages that a new reader of a broadcast ring gets of those before it.
+pub(crate) const HISTORY: u32 = 1;
 const BUF_BYTES: u32 = 64;
 const NAME: &str = "world";
 /// Nothing that the survivors do may take longer, all together.
@@ -205,22 +207,37 @@ pub(crate) struct Base {
     pub(crate) segments: [Bytes; 3],
     pub(crate) primary: Link,
     pub(crate) secondary: Link,
+    /// What readers of a broadcast ring do to its writer.
+    pub(crate) slow: SlowReaders,
+    /// The link as it was made.
+    pub(crate) empty: Snapshot,
     dir: tempfile::TempDir,
 }
 
 impl Base {
     pub(crate) fn new(mode: RingMode) -> Self {
-        Self::with_requests(mode, 0)
+        Self::with(mode, 0, BroadcastConfig::default())
+    }
+
+    /// With a broadcast ring. The root of the secondary side is no reader.
+    pub(crate) fn broadcast(slow: SlowReaders) -> Self {
+        let rules = BroadcastConfig { slow, history: HISTORY, evict_after_ms: 1 };
+        Self::with(RingMode::Broadcast, 0, rules)
     }
 
     /// On a link where each client can have so many requests pending.
     pub(crate) fn with_requests(mode: RingMode, window: u32) -> Self {
+        Self::with(mode, window, BroadcastConfig::default())
+    }
+
+    fn with(mode: RingMode, window: u32, rules: BroadcastConfig) -> Self {
         let dir =
             tempfile::Builder::new().prefix("shmesh-world-").tempdir_in("/dev/shm").expect("a directory");
         let mut config = LinkConfig::new(NAME.parse().expect("a name"));
         config.ring_len = RING_LEN;
         config.ring_mode = mode;
         config.request_window = window;
+        config.broadcast = rules;
         config.notify = false;
         config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: BUF_BYTES, pool_len: MSG_LEN };
         config.pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: BUF_BYTES, pool_len: DATA_LEN };
@@ -229,12 +246,20 @@ impl Base {
         let secondary = options.attach(NAME, Side::Secondary).expect("attach");
         let segments = ["shm", "cpu_msg", "cpu_data"]
             .map(|pool| Bytes::open(&dir.path().join(format!("{NAME}_{pool}"))));
-        let base = Self { mode, window: window as usize, segments, primary, secondary, dir };
+        let empty = Snapshot([const { Vec::new() }; 3]);
+        let (window, slow) = (window as usize, rules.slow);
+        let mut base = Self { mode, window, segments, primary, secondary, slow, empty, dir };
         IDENTITY.store(std::process::id(), std::sync::atomic::Ordering::Relaxed);
         let words: Vec<_> = (0..4096 / 8 * 2)
             .map(|i| base.segments[0].word(i * 8).load(std::sync::atomic::Ordering::Relaxed))
             .collect();
         base.layout().check(&words, 1);
+        if mode == RingMode::Broadcast {
+            let subscribers = base.layout().control(0, layout::SLEEPERS) + layout::SUBSCRIBERS * layout::WORD;
+            let old = base.segments[0].word(subscribers).swap(0, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(old, 1 << base.secondary.seat().value(), "the layout has changed");
+        }
+        base.empty = base.save();
         base
     }
 
@@ -315,9 +340,9 @@ pub(crate) enum Order {
     WorkFirst,
 }
 
-const PROBE: u64 = 1_000_000;
+pub(crate) const PROBE: u64 = 1_000_000;
 
-fn drain(link: &Link, got: &mut Vec<Tag>) -> Result<(), Bad> {
+pub(crate) fn drain(link: &Link, got: &mut Vec<Tag>) -> Result<(), Bad> {
     for _ in 0..10 * RING_LEN {
         match link.receive().map_err(wedged("receive"))? {
             Some(message) => got.push(Tag::read(&message)?),
@@ -349,7 +374,7 @@ pub(crate) fn loanable(link: &Link, pool: Option<PoolId>) -> Result<u32, Bad> {
 }
 
 /// Sends until the ring is full, and receives it all.
-fn whole_ring(from: &Link, to: &Link, tags: impl Iterator<Item = Tag>) -> Result<(), Bad> {
+pub(crate) fn whole_ring(from: &Link, to: &Link, tags: impl Iterator<Item = Tag>) -> Result<(), Bad> {
     let mut sent = Vec::new();
     for tag in tags {
         match tag.send(from) {
