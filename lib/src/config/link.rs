@@ -147,7 +147,7 @@ pub enum SlowReaders {
 /// use shmesh::config::{BroadcastConfig, SlowReaders, from_yaml};
 /// let text = "links:\n- name: weights\n  ring: {mode: broadcast, slow: evict, history: 4, evict_after_ms: 50}\n";
 /// let expected = BroadcastConfig { slow: SlowReaders::Evict, history: 4, evict_after_ms: 50 };
-/// assert_eq!(from_yaml(text)?.links()[0].broadcast, expected);
+/// assert_eq!(from_yaml(text)?.links[0].broadcast, expected);
 /// # Ok::<(), shmesh::config::ConfigError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -349,6 +349,11 @@ impl Link {
 
 impl<'a> Message<'a> {
     #[inline]
+    fn msg_bytes(&self) -> (NonNull<u8>, u32) {
+        self.received.msg()
+    }
+
+    #[inline]
     fn data_bytes(&self) -> (NonNull<u8>, u32) {
         self.received.data(self.link.core())
     }
@@ -405,7 +410,7 @@ macro_rules! readable {
             #[must_use]
             #[inline]
             pub fn msg_shared(&self) -> SharedBytes<'_> {
-                SharedBytes::of(self, self.received.msg())
+                SharedBytes::of(self, self.msg_bytes())
             }
 
             /// The DATA part, for a receiver that does not trust the other processes of the link; empty where

@@ -61,26 +61,33 @@ impl Message<'_> {
         let lease = Arc::clone(&self.link().lease);
         if self.received.owner.token().is_some() {
             let bytes = [self.msg(), self.data()].concat().into_boxed_slice();
-            let mut received = self.received;
-            received.bytes = NonNull::from(&*bytes).cast();
-            return OwnedMessage { received, copy: Some(bytes), lease };
+            return OwnedMessage { received: self.received, copy: Some(bytes), lease };
         }
         let borrowed = ManuallyDrop::new(self);
         OwnedMessage { received: borrowed.received, copy: None, lease }
     }
 }
 
+/// The bytes of a part, whose length in a message is 32 bits.
+fn part(bytes: &[u8]) -> (NonNull<u8>, u32) {
+    (NonNull::from(bytes).cast(), u32::try_from(bytes.len()).unwrap_or(0))
+}
+
 impl OwnedMessage {
+    /// The copy of MSG, and of DATA behind it.
+    #[inline]
+    fn copied(&self) -> Option<(&[u8], &[u8])> {
+        self.copy.as_deref().map(|copy| copy.split_at(copy.len().min(self.received.msg().1 as usize)))
+    }
+
+    #[inline]
+    fn msg_bytes(&self) -> (NonNull<u8>, u32) {
+        self.copied().map_or_else(|| self.received.msg(), |(msg, _)| part(msg))
+    }
+
     #[inline]
     fn data_bytes(&self) -> (NonNull<u8>, u32) {
-        match &self.copy {
-            Some(copy) => {
-                let data = copy.get(self.received.msg().1 as usize..).unwrap_or(&[]);
-                // As long as the DATA part that was copied, whose length is 32 bits.
-                (NonNull::from(data).cast(), u32::try_from(data.len()).unwrap_or(0))
-            }
-            None => self.received.data(self.lease.core()),
-        }
+        self.copied().map_or_else(|| self.received.data(self.lease.core()), |(_, data)| part(data))
     }
 
     fn name(&self) -> &str {
