@@ -7,7 +7,7 @@ fn keep<'a>(link: Link) -> shmesh::Result<Loan<'a>> {
 fn close(link: Link) -> shmesh::Result<()> {
     let loan = link.loan()?;
     drop(link);
-    loan.send()
+    Ok(loan.send()?)
 }
 
 fn main() {

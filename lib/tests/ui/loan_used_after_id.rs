@@ -4,7 +4,7 @@ fn send_the_old_one(link: &Link) -> shmesh::Result<()> {
     let loan = link.loan()?;
     let named = loan.with_msg_id(1);
     named.send()?;
-    loan.send()
+    Ok(loan.send()?)
 }
 
 fn main() {
