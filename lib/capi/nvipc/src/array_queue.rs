@@ -26,7 +26,7 @@ pub struct array_queue_t {
 type Number = unsafe extern "C" fn(*mut array_queue_t) -> i32;
 
 /// # Safety
-/// NULL, or what `array_queue_open` returned and nobody has closed.
+/// NULL, or an open queue that `array_queue_open` returned.
 unsafe fn of<'a>(queue: *mut array_queue_t) -> Option<&'a array_queue_t> {
     // SAFETY: the caller's promise.
     unsafe { queue.as_ref() }
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn array_queue_open(
     })
 }
 
-/// Empties a queue, for who is alone.
+/// Empties a queue. The caller must be the only one that uses it.
 ///
 /// # Safety
 /// `queue` is NULL or one that is open.

@@ -412,7 +412,7 @@ fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn
             loop {
                 match LinkBackend::new(attach(&name)?, Maker::Other(limit), gpu) {
                     Ok(backend) => break Arc::new(backend),
-                    // Off the link meanwhile: its memory goes with the last who is on it.
+                    // Off the link meanwhile: its memory is freed when the last participant leaves.
                     Err(Failure::PrimaryLeft(text)) if limit.is_none() => say!("{text}"),
                     Err(failure) => return Err(failure),
                 }

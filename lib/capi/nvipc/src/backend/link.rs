@@ -131,7 +131,7 @@ enum Held {
 }
 
 // SAFETY: loans and messages point to a handle that may move between threads but is not `Sync`. The handle is in the same
-// endpoint, and an endpoint is touched only by who has its lock, so that one thread at a time uses all of them.
+// endpoint, and an endpoint is touched only under its lock, so that one thread at a time uses all of them.
 unsafe impl Send for Endpoint {}
 
 /// A handle at an address that does not change, for those who borrow from it.
