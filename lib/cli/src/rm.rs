@@ -117,13 +117,13 @@ fn user(remains: &Remains) -> Option<String> {
 fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let dir = &args.dir.dir;
     let names = names(dir).with_context(|| format!("cannot read the IPC directory {}", dir.display()))?;
-    let (mut removed, mut failed) = (0_u64, 0);
+    let (mut removed, mut unreadable, mut not_removed) = (0_u64, 0_u64, 0_u64);
     for name in names {
         let remains = match Remains::of(dir, &name) {
             Ok(remains) => remains,
             Err(error) => {
                 eprintln!("error: {}", crate::in_one_line(&error));
-                failed += 1;
+                unreadable += 1;
                 continue;
             }
         };
@@ -146,13 +146,28 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         };
         match kept {
             Some(why) => writeln!(out, "kept    {name}: {why}")?,
-            None => {
-                let bytes = remains.remove()?;
-                writeln!(out, "removed {name} ({})", human::bytes(bytes))?;
-                removed += 1;
-            }
+            // In a directory of several users, a link of another user is no reason to leave the rest.
+            None => match remains.remove() {
+                Ok(bytes) => {
+                    writeln!(out, "removed {name} ({})", human::bytes(bytes))?;
+                    removed += 1;
+                }
+                Err(error) => {
+                    eprintln!("error: link {name}: {}", crate::in_one_line(&error));
+                    not_removed += 1;
+                }
+            },
         }
     }
     writeln!(out, "{} removed", human::plural(removed, "link"))?;
-    if failed > 0 { bail!("{failed} links could not be read") } else { Ok(()) }
+    match (unreadable, not_removed) {
+        (0, 0) => Ok(()),
+        (0, _) => bail!("{} could not be removed", human::plural(not_removed, "link")),
+        (_, 0) => bail!("{} could not be read", human::plural(unreadable, "link")),
+        _ => bail!(
+            "{} could not be read, {} could not be removed",
+            human::plural(unreadable, "link"),
+            human::plural(not_removed, "link")
+        ),
+    }
 }

@@ -208,6 +208,50 @@ fn kept_demo_can_be_inspected_and_removed() {
     assert_eq!(files(dir), [""; 0]);
 }
 
+/// A link of another user in a directory like `/dev/shm` is reported, and the links after it are removed.
+#[test]
+fn link_that_cannot_be_removed_does_not_end_the_removal_of_stale_links() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::process::CommandExt;
+    const USER: u32 = 20_001;
+    if !nix::unistd::Uid::effective().is_root() {
+        eprintln!("skipped: changing users needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o1777)).unwrap();
+    for name in ["aaa", "bbb"] {
+        let link = LinkOptions::new().dir(dir).create(&LinkConfig::new(name.parse().unwrap())).unwrap();
+        link.send_inline(1, 0, b"keeps the files when the last participant detaches").unwrap();
+    }
+    for name in files(dir) {
+        let path = dir.join(&name);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        chown(&path, name.starts_with("bbb").then_some(USER), None).unwrap();
+    }
+    // A copy: the user may not be able to reach the directory of the build.
+    let program = dir.join("program");
+    fs::copy(env!("CARGO_BIN_EXE_shmesh"), &program).unwrap();
+    let output = Command::new(&program)
+        .args(["rm", "--stale", "--force"])
+        .env("SHMESH_DIR", dir)
+        .uid(USER)
+        .gid(USER)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (out, complaint) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(status(&output), 1, "{out}{complaint}");
+    assert!(
+        complaint.contains("link aaa: ") && complaint.contains("1 link could not be removed"),
+        "{complaint}"
+    );
+    assert!(out.contains("removed bbb") && out.contains("1 link removed"), "{out}{complaint}");
+    assert!(files(dir).iter().all(|name| !name.starts_with("bbb")), "{:?}", files(dir));
+    assert!(files(dir).iter().any(|name| name.starts_with("aaa")), "{:?}", files(dir));
+}
+
 /// Buffers of such a demo are not released, so pools this small run out of them.
 #[test]
 fn kept_demo_leaves_as_much_as_fits() {
