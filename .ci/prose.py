@@ -36,6 +36,7 @@ COVERED = [
     "lib/cli",
     "lib/daemon",
     "lib/log-limit",
+    "lib/nvipc",
     "lib/proto",
     "lib/src/client.rs",
     "lib/src/config",

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use shmesh::Side;
 use shmesh::config::{LinkName, RingMode};
 use shmesh::inspect::{Snapshot, View, names};
-use shmesh_nvipc_wire::Seen;
+use shmesh_nvipc_wire::LinkSnapshot;
 
 use crate::args::{Dir, Output};
 use crate::table::Table;
@@ -41,7 +41,7 @@ struct ListedLink {
     name: LinkName,
     seen: shmesh::Result<(View, Snapshot)>,
     /// In NVIPC's layout: what is seen of it in place of an error.
-    theirs: Option<Seen>,
+    theirs: Option<LinkSnapshot>,
 }
 
 /// Prints the list of links.

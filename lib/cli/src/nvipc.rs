@@ -5,23 +5,23 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use shmesh::config::{LinkName, PoolId};
-use shmesh_nvipc_wire::{Seen, Waiting};
+use shmesh_nvipc_wire::{LinkSnapshot, QueuedMessage};
 
 use crate::human;
 use crate::table::Table;
 
 /// The link with this name, if it is one of NVIPC's.
-pub(crate) fn seen(dir: &Path, name: &LinkName) -> Option<Seen> {
-    Seen::open(dir, name.as_str()).ok().flatten()
+pub(crate) fn seen(dir: &Path, name: &LinkName) -> Option<LinkSnapshot> {
+    LinkSnapshot::open(dir, name.as_str()).ok().flatten()
 }
 
 /// What else there is to do with one, for commands that cannot.
-pub(crate) fn not_here(name: &LinkName, seen: &Seen) -> String {
+pub(crate) fn not_here(name: &LinkName, seen: &LinkSnapshot) -> String {
     let lives = if seen.is_served { "its primary lives" } else { "no primary serves it" };
     format!("link {name} is in NVIPC's layout, and {lives}")
 }
 
-fn pools(seen: &Seen) -> impl Iterator<Item = (PoolId, u32, u32, usize)> + '_ {
+fn pools(seen: &LinkSnapshot) -> impl Iterator<Item = (PoolId, u32, u32, usize)> + '_ {
     PoolId::ALL.into_iter().filter_map(|id| {
         let pool = seen.pools[id.index()];
         seen.free[id.index()].map(|free| (id, pool.buf_size_bytes, pool.pool_len, free))
@@ -29,7 +29,7 @@ fn pools(seen: &Seen) -> impl Iterator<Item = (PoolId, u32, u32, usize)> + '_ {
 }
 
 /// As `ls` lists it.
-pub(crate) fn row(name: &LinkName, seen: &Seen) -> [String; 8] {
+pub(crate) fn row(name: &LinkName, seen: &LinkSnapshot) -> [String; 8] {
     let pools = pools(seen)
         .map(|(id, size, len, _)| format!("{id} {len}x{}", human::bytes(size.into()).replace(' ', "")))
         .collect::<Vec<_>>()
@@ -47,8 +47,8 @@ pub(crate) fn row(name: &LinkName, seen: &Seen) -> [String; 8] {
 }
 
 /// The link as JSON for other programs.
-pub(crate) fn json(name: &LinkName, seen: &Seen) -> Value {
-    let message = |at: &Waiting| json!({ "msg_id": at.msg_id, "cell_id": at.cell_id, "msg_len": at.msg_len, "data_len": at.data_len });
+pub(crate) fn json(name: &LinkName, seen: &LinkSnapshot) -> Value {
+    let message = |at: &QueuedMessage| json!({ "msg_id": at.msg_id, "cell_id": at.cell_id, "msg_len": at.msg_len, "data_len": at.data_len });
     let pools = pools(seen).map(|(id, size, len, free)| {
         json!({ "pool": id.name(), "buf_size_bytes": size, "pool_len": len, "free": free })
     });
@@ -68,7 +68,12 @@ pub(crate) fn json(name: &LinkName, seen: &Seen) -> Value {
 }
 
 /// As `dump` shows it, with so many messages for each direction.
-pub(crate) fn dump(name: &LinkName, seen: &Seen, limit: usize, out: &mut dyn Write) -> anyhow::Result<()> {
+pub(crate) fn dump(
+    name: &LinkName,
+    seen: &LinkSnapshot,
+    limit: usize,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
     writeln!(out, "{}: {}", not_here(name, seen), human::bytes(seen.bytes))?;
     for (ring, waiting) in [("m2s", &seen.m2s), ("s2m", &seen.s2m)] {
         writeln!(out, "\n{ring}: {} queued", human::plural(waiting.len() as u64, "message"))?;

@@ -1,8 +1,8 @@
-//! How fast our implementation of NVIPC's layout is: two processes, each on a core of its own, both sides writing and reading
-//! what they send.
+//! Performance of the NVIPC layout: two processes on a core each, which write and read all bytes that they send.
 //!
-//! `cargo bench -p shmesh-nvipc`. Without `--bench`, as tests start it, it does a hundredth and measures nothing.
-#![expect(unsafe_code, reason = "buffers are addresses, and who writes there says why it may")]
+//! `cargo bench -p shmesh-nvipc`. Without `--bench`, as tests start it, it runs a hundredth of the messages and measures
+//! nothing.
+#![expect(unsafe_code, reason = "buffers are addresses; each access says why it is allowed")]
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
 use std::hint::spin_loop;
@@ -18,7 +18,7 @@ const REPETITIONS: usize = 7;
 const MSG_BYTES: usize = 64;
 const DATA_BYTES: usize = 65_536;
 
-/// What is measured: how many messages, and with how many buffers of each kind.
+/// A case: the number of messages, and the number of buffers of each kind.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -77,7 +77,7 @@ fn pools(case: &Case) -> [PoolConfig; PoolId::COUNT] {
     pools
 }
 
-/// Nanoseconds of one message, or of one round.
+/// Nanoseconds per message, or per round trip.
 #[expect(clippy::cast_precision_loss, reason = "a duration for people")]
 fn measure(dir: &Path, number: usize, case: &Case, prefix: &str) -> f64 {
     let link = Options::new().dir(dir).create(prefix, pools(case)).unwrap();
@@ -88,7 +88,7 @@ fn measure(dir: &Path, number: usize, case: &Case, prefix: &str) -> f64 {
     }
     let source = vec![0x5a_u8; DATA_BYTES];
     let round = number < 2;
-    // The first ones make pages and wake the peer.
+    // Warm-up: the first messages fault pages in and wake the peer.
     let warm = case.messages / 10;
     let mut start = Instant::now();
     for i in 0..case.messages + warm {
@@ -101,7 +101,7 @@ fn measure(dir: &Path, number: usize, case: &Case, prefix: &str) -> f64 {
         }
     }
     if !round {
-        // The peer says when it has had the last one.
+        // The peer answers after the last message.
         receive(&link);
     }
     let elapsed = start.elapsed().as_nanos() as f64;
@@ -114,7 +114,7 @@ fn start(dir: &Path, number: usize, case: &Case, prefix: &str) -> Child {
     Command::new(std::env::current_exe().unwrap()).env(PEER, text).stdin(Stdio::null()).spawn().unwrap()
 }
 
-/// The process at the other end.
+/// Runs the peer process.
 fn answer(text: &str) {
     let mut words = text.splitn(4, ' ');
     let mut word = || words.next().unwrap();
@@ -143,11 +143,11 @@ fn send(link: &Endpoint, data: &[u8], with_data: bool) {
             Err(other) => panic!("{other}"),
         }
     };
-    // SAFETY: ours, and longer than this.
+    // SAFETY: the buffer is ours and longer than this.
     unsafe { buffers.msg.write_bytes(1, MSG_BYTES) };
     let mut data_len = 0;
     if with_data {
-        // SAFETY: ours, and longer than this.
+        // SAFETY: the buffer is ours and longer than this.
         unsafe { buffers.data.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
         data_len = i32::try_from(data.len()).unwrap();
     }
@@ -162,7 +162,7 @@ fn receive(link: &Endpoint) {
             None => spin_loop(),
         }
     };
-    // SAFETY: ours until it is released, and as long as it says.
+    // SAFETY: the message is ours until it is released, and `len` bytes long.
     let sum = |part: *mut u8, len: i32| unsafe {
         let words = usize::try_from(len).unwrap() / 8;
         (0..words).fold(0_u64, |sum, i| sum.wrapping_add(part.cast::<u64>().add(i).read_unaligned()))
@@ -174,7 +174,7 @@ fn receive(link: &Endpoint) {
     link.release(message.buffers).unwrap();
 }
 
-/// Stays on one core, if there are as many.
+/// Pins the thread to a core, if there are enough.
 fn pin(core: usize) {
     let mut set = nix::sched::CpuSet::new();
     if set.set(core).is_ok() {

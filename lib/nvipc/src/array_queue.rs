@@ -1,4 +1,4 @@
-//! The queue of [`crate::queue`] for others: NVIPC's programs use it in memory of their own.
+//! NVIPC's array queue (see [`crate::queue`]) over memory of the caller, for applications that use the queue by itself.
 #![expect(unsafe_code, reason = "a queue lies where its user says")]
 
 use std::ptr::NonNull;
@@ -7,10 +7,10 @@ use crate::layout::{QUEUE_WORDS, queue_bytes};
 use crate::memory::Memory;
 use crate::queue::Queue;
 
-/// Longest queue: indices are signed words of 32 bits.
+/// Maximum length of a queue: indices are signed 32-bit words.
 const LEN_MAX: u32 = 1 << 24;
 
-/// NVIPC's array queue in memory of the caller: numbers below its length, each at most once, first in, first out.
+/// NVIPC's array queue in memory of the caller: a FIFO of the numbers below its length, each at most once.
 ///
 /// Any thread of any process that has the memory may use it at any time.
 ///
@@ -29,52 +29,58 @@ const LEN_MAX: u32 = 1 << 24;
 pub struct ArrayQueue(Queue);
 
 impl ArrayQueue {
-    /// Bytes of a queue of this length.
+    /// Size of a queue of this length in bytes.
     #[must_use]
     pub const fn bytes(len: u32) -> usize {
         queue_bytes(len as usize)
     }
 
-    /// A queue over memory that begins at a multiple of 8. `None` if it does not, or if the length is 0 or above 2^24.
+    /// Creates a queue over memory that starts at a multiple of 8.
+    ///
+    /// Returns `None` if the address is not aligned, or if the length is 0 or above 2^24.
     ///
     /// # Safety
-    /// [`bytes`](Self::bytes) bytes lie there for as long as the queue is used, and only such queues access them.
+    /// [`bytes`](Self::bytes) bytes at `start` must stay valid as long as the queue is used, and only such queues may
+    /// access them.
     #[must_use]
     pub unsafe fn over(start: *mut u8, len: u32) -> Option<Self> {
         if len == 0 || len > LEN_MAX {
             return None;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the memory is valid for this long.
         let memory = unsafe { Memory::lent(NonNull::new(start)?, Self::bytes(len)) };
         memory.words(0, QUEUE_WORDS + len as usize).map(Queue::new).map(Self)
     }
 
-    /// How many numbers it can hold.
+    /// Maximum number of values that it can hold.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.0.capacity()
     }
 
-    /// About how many it holds.
+    /// Approximate number of values in the queue.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "nobody may act on an approximate `is_empty`")]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "the length is approximate, so `is_empty` would be misleading"
+    )]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Puts a number at the end. `false`: it is not below the length, or is in the queue.
+    /// Appends a number. Returns `false` if it is out of range or already queued.
     #[must_use]
     pub fn enqueue(&self, value: u32) -> bool {
         self.0.enqueue(value).is_ok()
     }
 
-    /// Takes the oldest. `None`: there is none.
+    /// Takes the oldest number, or returns `None` if the queue is empty.
     #[must_use]
     pub fn dequeue(&self) -> Option<u32> {
         self.0.dequeue().ok().flatten()
     }
 
-    /// The number after `value`, or the oldest of all; for who is alone.
+    /// Returns the number after `value`, or the oldest one for `None`. No other thread may use the queue meanwhile.
     #[must_use]
     pub fn after(&self, value: Option<u32>) -> Option<u32> {
         let values = self.0.values();
@@ -86,7 +92,7 @@ impl ArrayQueue {
         }
     }
 
-    /// Empties it; for who is alone.
+    /// Removes all numbers. No other thread may use the queue meanwhile.
     pub fn clear(&self) {
         self.0.refill([]);
     }

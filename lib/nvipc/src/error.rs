@@ -1,80 +1,70 @@
-//! What can go wrong, each with the thing, the limit and the remedy.
+//! Errors of this crate: each names the thing, the limit and the remedy.
 
 use std::io;
 use std::path::PathBuf;
 
 use shmesh::config::PoolId;
 
-/// A result of this crate.
-///
-/// ```
-/// let attached: shmesh_nvipc_wire::Result<_> = shmesh_nvipc_wire::Options::new().attach("no/prefix");
-/// assert!(attached.is_err());
-/// ```
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What can go wrong. Nothing here is fatal: after any of them the endpoint can be used, or at least closed.
-///
-/// ```
-/// let error = shmesh_nvipc_wire::Options::new().attach("no/prefix").unwrap_err();
-/// assert!(matches!(error, shmesh_nvipc_wire::Error::Prefix { .. }));
-/// ```
+/// An error of this crate. After any of them the endpoint stays usable, or can at least be closed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The prefix cannot be the name of files.
+    /// The prefix cannot be part of a file name.
     #[error("prefix {prefix:?}: give 1 to 31 bytes without '/' and NUL, and not '.' first")]
     Prefix {
-        /// As it was given.
+        /// The prefix that was given.
         prefix: String,
     },
     /// A size is out of range.
     #[error("pool {pool}: {field} {value} is more than {max}; make it smaller")]
     Pool {
-        /// The pool.
+        /// The pool with that size.
         pool: PoolId,
-        /// Which of its sizes.
+        /// Which size: `buf_size` or `pool_len`.
         field: &'static str,
-        /// What was asked for.
+        /// The size that was requested.
         value: u64,
-        /// What is possible.
+        /// The largest size that is possible.
         max: u64,
     },
-    /// There is no pool for the MSG part.
+    /// The pool `cpu_msg` is not configured.
     #[error("pool cpu_msg is not configured, and every message needs it: give buf_size and pool_len")]
     NoMsgPool,
-    /// Somebody lives there.
+    /// Another primary has this prefix.
     #[error("{path}: another primary listens there; end it, or use another prefix", path = .path.display())]
     InUse {
-        /// Its socket.
+        /// The socket on which it listens.
         path: PathBuf,
     },
-    /// Files of that name are not NVIPC's.
+    /// The files with this name are not NVIPC's.
     #[error("{path}: not a file of NVIPC (a link of another layout?); remove it, or use another prefix", path = .path.display())]
     NotTheirs {
-        /// The file.
+        /// The file that is not NVIPC's.
         path: PathBuf,
     },
-    /// Nobody serves the link.
+    /// No primary serves the link.
     #[error("{path}: no primary listens there; start it, and look whether both see the same directory", path = .path.display())]
     NoPrimary {
-        /// Where it would.
+        /// The socket on which a primary would listen.
         path: PathBuf,
     },
-    /// The primary is of a release that is not known here.
+    /// The primary has an unsupported release of NVIPC.
     #[error("{what}: version {found} of NVIPC is not known; 2530 is (releases 25-3 and 26-1)")]
     Version {
-        /// The file.
+        /// The file with the version.
         what: String,
-        /// The version in it.
+        /// The version in the file.
         found: i32,
     },
     /// A segment is stale or half-written.
     #[error("{what}: {why}; restart the primary")]
     Damaged {
-        /// The file.
+        /// The file with the damage.
         what: String,
-        /// What is wrong.
+        /// A description of the damage.
         why: &'static str,
     },
     /// A segment is shorter than its configuration says.
@@ -82,97 +72,97 @@ pub enum Error {
         "{what}: {found} bytes, and {expected} are needed; it is stale or half-written: restart the primary"
     )]
     Truncated {
-        /// The file.
+        /// The file that is too short.
         what: String,
-        /// Its size.
+        /// Its size in bytes.
         found: u64,
-        /// What it should have.
+        /// The size that its configuration requires, in bytes.
         expected: u64,
     },
     /// The file system is full.
     #[error("{what}: no room for {needed} bytes; make pools smaller, or {dir} larger", dir = .dir.display())]
     NoSpace {
-        /// The file.
+        /// The file that does not fit.
         what: String,
-        /// Bytes that it needs.
+        /// Its size in bytes.
         needed: u64,
-        /// Where.
+        /// The directory of the file system.
         dir: PathBuf,
     },
-    /// No buffer is free now.
+    /// No buffer is free.
     #[error("pool {pool}: all {len} buffers are in use; release messages, or make pool_len larger")]
     Empty {
-        /// The pool.
+        /// The pool without free buffers.
         pool: PoolId,
-        /// Its length.
+        /// Its number of buffers.
         len: u32,
     },
-    /// The link has no such pool, or its buffers are not in memory of the host.
+    /// The link has no such pool, or the pool is in device memory.
     #[error("pool {pool}: {why}")]
     NoPool {
-        /// The pool.
+        /// The pool that was named.
         pool: PoolId,
-        /// What is the matter, and what to do.
+        /// The reason and the remedy.
         why: &'static str,
     },
-    /// The address is not of a buffer that this endpoint holds.
+    /// The address is not in a buffer that this endpoint holds.
     #[error(
         "{address:#x}: not a buffer of {pool} that is held here; it was released or sent, or was never allocated or received"
     )]
     NotHeld {
-        /// The address.
+        /// The address that was given.
         address: usize,
-        /// The pool that it was looked for in.
+        /// The pool in which it was looked up.
         pool: PoolId,
     },
     /// A length is negative or longer than the buffer.
     #[error("{part} of {len} bytes: a buffer of {pool} has {max}")]
     Length {
-        /// `msg_len` or `data_len`.
+        /// Which length: `msg_len` or `data_len`.
         part: &'static str,
-        /// As it was given.
+        /// The length that was given.
         len: i64,
-        /// The pool.
+        /// The pool of the buffer.
         pool: PoolId,
-        /// Bytes of a buffer.
+        /// Size of its buffers in bytes.
         max: u32,
     },
-    /// The peer sent a message that cannot be one. It is dropped; the next may be good.
+    /// The peer sent an invalid message, which is dropped. Later messages may be valid.
     #[error("a message of the peer: {why}; it is dropped")]
     BadMessage {
-        /// What is wrong with it.
+        /// What is invalid about it.
         why: &'static str,
     },
-    /// A queue in shared memory is in no state that its users leave.
+    /// A queue in shared memory is in an impossible state.
     #[error("{what}: a queue holds what no side writes; restart the primary")]
     Queue {
-        /// Which one.
+        /// The queue that is damaged.
         what: &'static str,
     },
-    /// Nobody has connected yet, or the other side has ended.
+    /// No peer has connected yet, or the peer has ended.
     #[error("no peer is connected; start it")]
     NoPeer,
-    /// The primary has ended. What it sent can be received.
+    /// The primary has ended. Messages that it sent can still be received.
     #[error("the primary has ended; close this endpoint and attach again")]
     PrimaryEnded,
-    /// Somebody has taken a dump with NVIPC's tool: that ends the link.
+    /// NVIPC's dump tool was used on the link, which ends it.
     #[error("nv_ipc_dump was called on this link, which ends it; restart both sides")]
     Dumped,
-    /// This endpoint is closed.
+    /// This endpoint was closed.
     #[error("this endpoint is closed; open it again")]
     Closed,
-    /// A setting of the UDP transport cannot be.
+    /// A setting or message is not possible with the UDP transport.
     #[error("udp: {why}")]
     Udp {
-        /// What, and what to do.
+        /// The reason and the remedy.
         why: &'static str,
     },
-    /// The kernel refuses.
+    /// A system call failed.
     #[error("cannot {doing}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         doing: String,
-        /// What it said.
+        /// The error of the system call.
         source: io::Error,
     },
 }

@@ -1,7 +1,8 @@
-//! The exchange: a stream socket in the IPC directory, on which each side gives the other its eventfd, once.
+//! The handshake: each side gives the other its eventfd, once, over a stream socket in the IPC directory.
 //!
-//! NVIPC does not keep the connection, so its end says nothing of who lives. The kernel's word for who made it does: a pidfd.
-//! Ours keep it for one byte more, [`GOODBYE`], with which a process that lives on says that it has closed its endpoint.
+//! NVIPC closes the connection right after it, so the end of the connection does not mean that the peer has ended. The
+//! pidfd of the peer tells that. Peers with this library keep the connection open for one more byte, [`GOODBYE`], which a
+//! process sends when it closes its endpoint and goes on running.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,28 +19,28 @@ use crate::memory::AtomicU32;
 
 use crate::{Error, Result};
 
-/// How long to wait before looking for the primary again.
+/// Delay between attempts to find the primary.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// What comes over the connection after the exchange, from ours alone.
+/// The byte that a closing endpoint sends over the connection. Only this library does so.
 const GOODBYE: u8 = b'.';
-/// How long the other end of a connection may take for its half of the exchange. NVIPC has no limit.
+/// How long a peer may take for its half of the handshake. NVIPC has no limit.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
-/// The same, once its half has begun to arrive: it comes in one piece.
+/// How long it may take once its half has begun to arrive, because it is sent in one piece.
 const REST_LIMIT: Duration = Duration::from_secs(1);
-/// Less is not asked of the kernel, where 0 is no limit.
+/// The shortest timeout to set on a socket: the kernel takes 0 for no limit.
 const LIMIT_MIN: Duration = Duration::from_millis(1);
-/// Descriptors that may come along with the exchange; NVIPC sends one.
+/// Maximum number of descriptors accepted with the handshake; NVIPC sends one.
 const FDS_MAX: usize = 8;
-/// How long who goes on without a peer frees those that still wait to write to it.
+/// How long to keep releasing threads that are blocked while they write to a peer that was replaced.
 const FREE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A process, as the kernel knows it.
+/// The identity of a process, as the kernel reports it.
 #[derive(Debug)]
 struct Process {
-    /// None before Linux 6.5, and then its death goes unnoticed.
+    /// `None` before Linux 6.5; then the death of the process is not detected.
     pidfd: Option<Pidfd>,
-    /// Its process id, or 0 if it has none in our namespace.
+    /// Its process id, or 0 if it has none in our pid namespace.
     pid: u32,
 }
 
@@ -49,7 +50,8 @@ impl Process {
         Self { pidfd, pid: socket::peer(connection).map_or(0, |peer| peer.pid) }
     }
 
-    /// Whether the other is the same one: by the inode of the pidfd, which is 0 before Linux 6.9, or else by number.
+    /// Whether both are the same process: by the inode of the pidfd, or by process id before Linux 6.9, where the inode is
+    /// 0.
     fn is(&self, other: &Self) -> bool {
         let inode = |process: &Self| process.pidfd.as_ref().map_or(0, Pidfd::inode);
         match (inode(self), inode(other)) {
@@ -64,13 +66,13 @@ impl Process {
 pub(crate) struct Peer {
     process: Process,
     connection: OwnedFd,
-    /// It will say nothing more.
+    /// Nothing more will arrive on the connection.
     hung_up: AtomicBool,
-    /// What it waits on. It is the peer's as much as ours, and writing to it waits while its counter is full.
+    /// The eventfd that the peer waits on. The peer can fill its counter, and then a write to it blocks.
     eventfd: OwnedFd,
-    /// How many threads write to it.
+    /// Number of threads that are writing to it.
     posting: AtomicU32,
-    /// The counter was full. Posts of an honest peer do not fill 64 bits, so nothing is written any more.
+    /// The counter was found full. Notifications of an honest peer do not fill 64 bits, so nothing is written from then on.
     full: AtomicBool,
 }
 
@@ -80,17 +82,17 @@ impl Peer {
         Self { process, connection, hung_up, eventfd, posting: AtomicU32::new(0), full }
     }
 
-    /// Readable when it has something to say; none when it will not.
+    /// The connection, readable when the peer has sent something or hung up. `None` once nothing more will arrive.
     pub(crate) fn connection(&self) -> Option<BorrowedFd<'_>> {
         (!self.hung_up.load(Relaxed)).then(|| self.connection.as_fd())
     }
 
-    /// Whether it has said goodbye, for who found the connection readable.
+    /// Whether the peer has sent its goodbye. Called when the connection is readable.
     pub(crate) fn has_left(&self) -> bool {
         match socket::receive_byte(&self.connection) {
             Ok(None) => false,
             Ok(Some(GOODBYE)) => true,
-            // NVIPC hangs up after the exchange, and lives on.
+            // NVIPC closes the connection after the handshake and goes on running.
             Ok(Some(_)) | Err(_) => {
                 self.hung_up.store(true, Relaxed);
                 false
@@ -98,30 +100,30 @@ impl Peer {
         }
     }
 
-    /// Says that this side will not touch the link any more. Who does not listen does not hear it.
+    /// Tells the peer that this side will not touch the link any more. NVIPC's processes ignore it.
     pub(crate) fn say_goodbye(&self) {
         let _ = socket::send_now(&self.connection, &[GOODBYE], &[]);
     }
 
-    /// Readable when it has ended; none where that cannot be known.
+    /// The pidfd of the peer, readable when it has ended. `None` where the kernel has none.
     pub(crate) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.process.pidfd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether it has ended, as far as can be known.
+    /// Whether the peer is known to have ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.process.pidfd.as_ref().is_some_and(|pidfd| pidfd.has_ended().unwrap_or(false))
     }
 
-    /// Whether the other is the same process.
+    /// Whether the caller is the process of this peer.
     pub(crate) fn is(&self, other: &Caller) -> bool {
         self.process.is(&other.process)
     }
 
-    /// Wakes it. Not with a lock: it may fill its counter between our look and our write, and then this waits for
-    /// [`free_posting`](Self::free_posting).
+    /// Wakes the peer. No lock is held: the peer may fill its counter between the check and the write, which then blocks
+    /// until [`free_posting`](Self::free_posting).
     pub(crate) fn post(&self) -> io::Result<()> {
-        // Counted before the look, so that who frees those that wait knows of all that have not seen `full`.
+        // Counted before the check, so that `free_posting` knows of every thread that has not seen `full`.
         self.posting.fetch_add(1, SeqCst);
         let posted = self.post_counted();
         self.posting.fetch_sub(1, SeqCst);
@@ -133,19 +135,20 @@ impl Peer {
             return Ok(());
         }
         if !eventfd::has_room(&self.eventfd)? {
-            // Who reads has plenty to wake up for.
+            // The peer has more than enough wake-ups pending.
             self.full.store(true, SeqCst);
             return Ok(());
         }
         eventfd::post(&self.eventfd)
     }
 
-    /// Whether a thread of ours waits to write, as far as one look tells.
-    pub(crate) fn keeps_somebody(&self) -> bool {
+    /// Whether a thread of ours is blocked in a write, as far as one look shows.
+    pub(crate) fn has_blocked_writer(&self) -> bool {
         self.posting.load(Relaxed) > 0 && !eventfd::has_room(&self.eventfd).unwrap_or(true)
     }
 
-    /// Frees the threads that wait to write: by taking from a counter that is full, of which the peer does not miss one.
+    /// Releases threads that are blocked in a write, by reading from the full counter. The peer misses no wake-up, as many
+    /// are left.
     pub(crate) fn free_posting(&self) {
         self.full.store(true, SeqCst);
         let start = Instant::now();
@@ -158,7 +161,7 @@ impl Peer {
     }
 }
 
-/// Who is at the other end of a connection.
+/// A process that has connected and has not completed the handshake.
 #[derive(Debug)]
 pub(crate) struct Caller {
     connection: OwnedFd,
@@ -177,30 +180,31 @@ impl Caller {
         Ok(Self::of(connection))
     }
 
-    /// Whether its half of the exchange is there: each secondary sends it at once, so who has not is none yet.
+    /// Whether its half of the handshake has arrived. A secondary sends it at once; a caller without it is not a secondary
+    /// yet.
     pub(crate) fn has_spoken(&self) -> bool {
         poll::is_readable(&self.connection).unwrap_or(true)
     }
 
-    /// Until when it may be silent.
+    /// The deadline for the first byte of its half.
     pub(crate) fn silent_until(&self) -> Option<Instant> {
         self.since.checked_add(EXCHANGE_LIMIT)
     }
 
-    /// Whether it was silent for too long.
+    /// Whether that deadline has passed.
     pub(crate) fn is_too_late(&self) -> bool {
         self.since.elapsed() >= EXCHANGE_LIMIT && !self.has_spoken()
     }
 
-    /// Whether it waits no longer: it has gone, or has given up to try again.
+    /// Whether it has closed the connection: it has ended, or has given up to retry.
     pub(crate) fn has_hung_up(&self) -> bool {
-        // The kernel reports it without being asked.
+        // The kernel reports a hang-up even if no events are requested.
         poll::wait(&mut [Watch::hung_up(&self.connection)], Some(Instant::now())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Gives our eventfd and takes the other's.
+    /// Sends our eventfd and receives the peer's.
     pub(crate) fn exchange(self, ours: &OwnedFd) -> io::Result<Peer> {
-        // Two bytes, "nothing" and "well", and the descriptor beside them.
+        // Two bytes, for "nothing" and "success" of NVIPC's protocol, and the descriptor as ancillary data.
         socket::send(&self.connection, &[0, 0], &[ours.as_fd()])?;
         let eventfd = receive_eventfd(&self.connection)?;
         Ok(Peer::new(self.process, self.connection, eventfd))
@@ -213,7 +217,7 @@ impl AsFd for Caller {
     }
 }
 
-/// Receives the eventfd of the other end, and nothing but an eventfd.
+/// Receives the eventfd of the peer. Any other kind of descriptor is refused.
 fn receive_eventfd(from: &OwnedFd) -> io::Result<OwnedFd> {
     let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
     let mut bytes = [0xff_u8; 2];
@@ -301,18 +305,18 @@ mod tests {
     }
 
     #[test]
-    fn only_a_goodbye_is_one() {
+    fn goodbye_byte_differs_from_hang_up() {
         let (peer, other, _eventfd) = connected();
         assert!(!peer.has_left() && peer.connection().is_some());
         socket::send(&other, &[GOODBYE], &[]).unwrap();
         assert!(peer.has_left());
-        // As NVIPC does at once.
+        // NVIPC does so at once.
         drop(other);
         assert!(!peer.has_left() && peer.connection().is_none());
         peer.say_goodbye();
         let (peer, other, _eventfd) = connected();
         socket::send(&other, &[0], &[]).unwrap();
-        assert!(!peer.has_left() && peer.connection().is_none(), "whoever it is, it is none of ours");
+        assert!(!peer.has_left() && peer.connection().is_none(), "it is not a goodbye of this library");
     }
 
     fn fill(eventfd: &OwnedFd) {
@@ -320,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_told_apart_also_where_they_have_no_number() {
+    fn processes_in_other_pid_namespaces_are_distinguished() {
         let (connection, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let connection = connection.into();
         let process = |pid| Process { pid, ..Process::of(&connection) };
@@ -340,22 +344,22 @@ mod tests {
     }
 
     #[test]
-    fn a_full_counter_keeps_nobody() {
+    fn a_full_counter_blocks_no_caller() {
         let (peer, theirs) = peer();
         peer.post().unwrap();
         assert!(eventfd::take(&theirs).unwrap());
         fill(&theirs);
         peer.post().unwrap();
-        assert!(!peer.keeps_somebody());
+        assert!(!peer.has_blocked_writer());
         peer.free_posting();
     }
 
     #[test]
-    fn who_waits_to_write_is_freed() {
+    fn blocked_writers_are_released() {
         let (peer, theirs) = peer();
         fill(&theirs);
         std::thread::scope(|scope| {
-            // As after a look that saw room.
+            // As if each thread had found the counter not full.
             let waiters = [(); 3].map(|()| {
                 scope.spawn(|| {
                     peer.posting.fetch_add(1, SeqCst);
@@ -364,7 +368,7 @@ mod tests {
                 })
             });
             while !waiters.iter().all(|waiter| waiter.is_finished()) {
-                if peer.keeps_somebody() {
+                if peer.has_blocked_writer() {
                     peer.free_posting();
                 }
                 std::thread::yield_now();

@@ -1,26 +1,29 @@
-//! What this endpoint holds: the truth about our own buffers, in memory that nobody else writes.
+//! Which buffers this endpoint holds, in private memory that no other process can write.
 //!
-//! NVIPC keeps no owner of a buffer anywhere. So each endpoint knows for itself what it allocated or received and has not
-//! sent or released: an address that is not in here is refused, a buffer that the peer's books give us a second time is not
-//! handed out again, and when the peer is dead, all that is neither in here nor in a queue was its.
+//! NVIPC records no owner of a buffer anywhere. So each endpoint keeps track of what it allocated or received and has not
+//! sent or released. An address that is not recorded here is refused. A buffer that the free list or a message offers
+//! although it is held is not handed out again. When the peer is dead, every buffer that is neither recorded here nor
+//! queued was the peer's.
 //!
-//! NVIPC hands out the buffer that has been free for longest, so that every message comes to cold memory and both sides write the
-//! words of one list. Here some of what is released stays, the last first: it is *parked*, ours and in no list.
+//! NVIPC hands out the buffer that has been free for the longest time, so that every message uses cold memory, and both
+//! sides write the words of one list. Here some released buffers are *parked*: they stay with this endpoint, outside the
+//! list, and the last one released is the first to be allocated.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
-/// Most buffers that one endpoint parks of a pool, and the share of the pool that this may be: the other side must find the rest.
+/// Maximum number of parked buffers per pool. The divisor below limits the share of the pool, because the other side needs
+/// the rest.
 const PARKED_MAX: u32 = 32;
 const PARKED_SHARE: u32 = 16;
 
-/// A buffer of a pool, as this endpoint sees it.
+/// The state of one buffer, as this endpoint sees it.
 mod state {
-    /// In a list, on its way, or the peer's.
+    /// In a free list, queued, or held by the peer.
     pub(super) const NOT_OURS: u8 = 0;
-    /// The application has it.
+    /// Held by the application.
     pub(super) const HELD: u8 = 1;
-    /// Released, and kept for the next who allocates.
+    /// Released, and kept for the next allocation here.
     pub(super) const PARKED: u8 = 2;
 }
 use state::{HELD, NOT_OURS, PARKED};
@@ -36,16 +39,16 @@ pub(crate) struct DataBuffer {
     pub(crate) index: u32,
 }
 
-/// The buffers of one pool that are ours.
+/// Which buffers of one pool this endpoint has.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldBuffers {
     states: Box<[AtomicU8]>,
-    /// The one that was parked last is the last. No more than there is room for.
+    /// The parked buffers, the last released one last. Its capacity is the limit.
     parked: Mutex<Vec<u32>>,
     parked_max: usize,
 }
 
-impl Held {
+impl HeldBuffers {
     pub(crate) fn new(len: usize) -> Self {
         let parked_max = u32::try_from(len).unwrap_or(u32::MAX) / PARKED_SHARE;
         let parked_max = parked_max.min(PARKED_MAX) as usize;
@@ -61,8 +64,8 @@ impl Held {
         state.is_some_and(|state| state.compare_exchange(from, to, AcqRel, Relaxed).is_ok())
     }
 
-    /// Keeps a buffer that the application has given back. `false`: there are enough, or another thread is there; it is still
-    /// held.
+    /// Parks a buffer that the application has released. Returns `false` if enough are parked or another thread has the
+    /// lock; the buffer is still held then.
     pub(crate) fn park(&self, index: u32) -> bool {
         let Some(mut parked) = self.try_parked() else { return false };
         if parked.len() >= self.parked_max || !self.exchange(index, HELD, PARKED) {
@@ -72,7 +75,7 @@ impl Held {
         true
     }
 
-    /// Takes the buffer that was parked last: it is held.
+    /// Takes the buffer that was parked last. It is held from then on.
     pub(crate) fn unpark(&self) -> Option<u32> {
         if self.parked_max == 0 {
             return None;
@@ -81,13 +84,13 @@ impl Held {
         self.exchange(index, PARKED, HELD).then_some(index)
     }
 
-    /// Takes all that are parked: they are held.
+    /// Takes all parked buffers. They are held from then on.
     pub(crate) fn unpark_all(&self) -> Vec<u32> {
         let all = std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner));
         all.into_iter().filter(|index| self.exchange(*index, PARKED, HELD)).collect()
     }
 
-    /// Nobody waits for another thread here: who finds one there goes to the list of all.
+    /// Never blocks: a thread that finds the lock taken uses the shared free list instead.
     fn try_parked(&self) -> Option<std::sync::MutexGuard<'_, Vec<u32>>> {
         match self.parked.try_lock() {
             Ok(parked) => Some(parked),
@@ -96,12 +99,12 @@ impl Held {
         }
     }
 
-    /// Makes a buffer held. `false`: it is ours already, or there is no such buffer.
+    /// Marks a buffer as held. Returns `false` if this endpoint has it already, or if there is no such buffer.
     pub(crate) fn take(&self, index: u32) -> bool {
         self.exchange(index, NOT_OURS, HELD)
     }
 
-    /// Gives it up. `false`: it was not held.
+    /// Ends the hold of a buffer. Returns `false` if it was not held.
     pub(crate) fn give(&self, index: u32) -> bool {
         self.exchange(index, HELD, NOT_OURS)
     }
@@ -110,23 +113,23 @@ impl Held {
         self.states.get(index as usize).is_some_and(|state| state.load(Acquire) == HELD)
     }
 
-    /// Those that are ours now: held, or parked.
+    /// All buffers of this endpoint: held or parked.
     pub(crate) fn all(&self) -> impl Iterator<Item = u32> + '_ {
         let ours = (0..).zip(&self.states).filter(|(_, state)| state.load(Acquire) != NOT_OURS);
         ours.map(|(index, _)| index)
     }
 }
 
-/// Which DATA buffer goes with each MSG buffer that is ours.
+/// Which DATA buffer belongs to each MSG buffer that this endpoint holds.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct DataOfMsg {
     data_of: Box<[AtomicU64]>,
-    /// The other way, for each pool: a DATA buffer may be released alone and come again with another MSG.
+    /// The reverse mapping, per pool: a DATA buffer may be released alone and arrive again with another MSG buffer.
     msg_of: [Box<[AtomicU32]>; PoolId::COUNT],
 }
 
-impl Attached {
-    /// `lens`: of the pools.
+impl DataOfMsg {
+    /// `lens` are the numbers of buffers of the pools.
     pub(crate) fn new(lens: [usize; PoolId::COUNT]) -> Self {
         let data_of = (0..lens[PoolId::CpuMsg.index()]).map(|_| AtomicU64::new(0)).collect();
         let msg_of = lens.map(|len| (0..len).map(|_| AtomicU32::new(u32::MAX)).collect());
@@ -137,7 +140,7 @@ impl Attached {
         self.msg_of[data.pool.index()].get(data.index as usize)
     }
 
-    /// Relaxed: who may call this holds both buffers, and they came to him by a queue.
+    /// Relaxed is enough: the caller holds both buffers, and they reached it through a queue.
     pub(crate) fn set(&self, msg: u32, data: Option<DataBuffer>) {
         let word = data.map_or(0, |data| (data.pool as u64) << 32 | u64::from(data.index));
         if let Some(data_of) = self.data_of.get(msg as usize) {
@@ -165,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_buffer_is_held_once() {
-        let held = Held::new(2);
+        let held = HeldBuffers::new(2);
         assert!(held.take(1) && !held.take(1) && !held.take(2));
         assert_eq!(held.all().collect::<Vec<_>>(), [1]);
         assert!(held.give(1) && !held.give(1) && !held.give(7));
@@ -173,8 +176,8 @@ mod tests {
     }
 
     #[test]
-    fn the_last_that_was_parked_comes_first() {
-        let held = Held::new(64);
+    fn the_last_parked_buffer_is_reused_first() {
+        let held = HeldBuffers::new(64);
         assert!((10..15).all(|index| held.take(index)));
         assert_eq!([10, 11, 12, 13].map(|index| held.park(index)), [true; 4]);
         assert!(!held.park(14), "a sixteenth of the pool");
@@ -184,18 +187,18 @@ mod tests {
         assert_eq!(held.all().collect::<Vec<_>>(), [10, 11, 12, 13, 14]);
         assert_eq!(held.unpark_all(), [10, 11, 12]);
         assert_eq!((held.unpark(), held.has(10)), (None, true));
-        let small = Held::new(8);
+        let small = HeldBuffers::new(8);
         assert!(small.take(0) && !small.park(0) && small.unpark().is_none(), "the other side needs them all");
     }
 
     #[test]
     fn msg_buffers_remember_their_data() {
-        let attached = Attached::new([2, 0, 9, 0, 0]);
+        let attached = DataOfMsg::new([2, 0, 9, 0, 0]);
         assert_eq!(attached.get(0), None);
         let data = DataBuffer { pool: PoolId::CpuLarge, index: 8 };
         attached.set(0, Some(data));
         assert_eq!(attached.get(0), Some(data));
-        // It has gone without its MSG, and come again with another.
+        // The DATA buffer was released without its MSG buffer, and arrives with another one.
         attached.set(1, Some(data));
         assert_eq!((attached.get(0), attached.get(1)), (None, Some(data)));
         attached.set(1, None);

@@ -1,39 +1,39 @@
-//! What lies where: names, sizes and offsets of NVIPC's files, as releases 25-3 and 26-1 have them.
+//! Names, sizes and offsets of NVIPC's files, as in releases 25-3 and 26-1.
 //!
 //! | file | content |
 //! |---|---|
 //! | `<prefix>_shm` | queue s2m, queue m2s, descriptors |
 //! | `<prefix>_cpu_msg` and the other pools | queue of free buffers, buffers |
 //! | `<prefix>_debug` | counters, configuration, times of messages and of posts |
-//! | `<prefix>_fw` | six counters and a queue: their tracing, which we leave off |
-//! | `<prefix>_cmd_ring` | two queues of 64 and 64 commands of 8 bytes: their tools' orders, which we do not take |
+//! | `<prefix>_fw` | six counters and a queue, for NVIPC's tracing, which is left off here |
+//! | `<prefix>_cmd_ring` | two queues of 64 commands of 8 bytes, from NVIPC's tools, which are not executed here |
 //!
-//! Nothing is padded, so buffers begin 32 bytes off a cache line. That is their layout, and it stays theirs.
+//! Nothing is padded, so buffers begin 32 bytes after a cache line. The layout is NVIPC's and cannot be changed.
 
 use shmesh::config::{PoolConfig, PoolId};
 
 use crate::{Error, Result};
 
-/// The version word of releases 25-3 and 26-1, which have the same layout.
+/// The version word of releases 25-3 and 26-1, which share a layout.
 pub(crate) const VERSION: i32 = 2530;
 /// Longest prefix: 32 bytes with the NUL.
 pub(crate) const PREFIX_MAX_BYTES: usize = 31;
-/// Most buffers of a pool. Theirs has no limit of its own.
+/// Maximum number of buffers of a pool. NVIPC itself has no limit.
 const POOL_LEN_MAX: u32 = 1 << 24;
 /// Longest buffer: sizes are signed 32-bit words.
 const BUF_SIZE_MAX: u32 = i32::MAX as u32;
-/// Most bytes of one segment.
+/// Maximum size of one segment in bytes.
 const SEGMENT_MAX_BYTES: u64 = 1 << 40;
 
-/// Words before the slots of a queue: head, tail, how many were enqueued, how many were dequeued.
+/// Words before the slots of a queue: head, tail, number of enqueued values, number of dequeued values.
 pub(crate) const QUEUE_WORDS: usize = 4;
 
-/// Bytes of a queue of `len` slots.
+/// Size of a queue of `len` slots in bytes.
 pub(crate) const fn queue_bytes(len: usize) -> usize {
     (QUEUE_WORDS + len) * 8
 }
 
-/// A descriptor, in words of 32 bits.
+/// Size of a descriptor in 32-bit words.
 pub(crate) const INFO_WORDS: usize = 8;
 pub(crate) const INFO_MSG_ID: usize = 0;
 pub(crate) const INFO_CELL_ID: usize = 1;
@@ -44,62 +44,62 @@ pub(crate) const INFO_DATA_POOL: usize = 5;
 pub(crate) const INFO_DIRECTION: usize = 6;
 pub(crate) const INFO_REFERENCES: usize = 7;
 
-/// Where the descriptors begin in `_shm`.
+/// Offset of the descriptors in `_shm`.
 pub(crate) const fn infos_at(msg_len: usize) -> usize {
     2 * queue_bytes(msg_len)
 }
 
-/// Bytes of `_shm`.
+/// Size of `_shm` in bytes.
 pub(crate) const fn shm_bytes(msg_len: usize) -> usize {
     infos_at(msg_len) + 4 * INFO_WORDS * msg_len
 }
 
-/// Bytes of a pool in memory of the host.
+/// Size of a pool in host memory in bytes.
 pub(crate) const fn pool_bytes(pool: PoolConfig) -> u64 {
     queue_bytes(pool.pool_len as usize) as u64 + pool.payload_bytes()
 }
 
-/// Where `_debug` says that somebody dumps, which ends every call of both sides.
+/// Offset of the word in `_debug` that is set during a dump, which ends the calls of both sides.
 pub(crate) const DUMPING_AT: usize = 32;
-/// Where the configuration lies in `_debug`.
+/// Offset of the configuration in `_debug`.
 pub(crate) const CONFIG_AT: usize = 40;
 pub(crate) const CONFIG_BYTES: usize = 720;
-/// Where the times of messages begin in `_debug`, and how far apart they are.
+/// Offset of the timestamps in `_debug`, and the distance between those of two messages.
 pub(crate) const TIMES_AT: usize = CONFIG_AT + CONFIG_BYTES;
 pub(crate) const TIME_BYTES: usize = 96;
-/// The time of sending, in one message's times.
+/// Offset of the time of sending in the timestamps of a message.
 pub(crate) const TIME_OF_SEND: usize = 16;
 const POST_TIME_BYTES: usize = 32;
 
-/// Bytes of `_debug`.
+/// Size of `_debug` in bytes.
 pub(crate) const fn debug_bytes(msg_len: usize) -> usize {
     TIMES_AT + (TIME_BYTES + 2 * POST_TIME_BYTES) * msg_len
 }
 
-/// Where the queue begins in `_fw`.
+/// Offset of the queue in `_fw`.
 pub(crate) const FORWARD_QUEUE_AT: usize = 24;
 
-/// Bytes of `_fw`.
+/// Size of `_fw` in bytes.
 pub(crate) const fn forward_bytes(msg_len: usize) -> usize {
     FORWARD_QUEUE_AT + queue_bytes(msg_len)
 }
 
-/// Slots of each queue of `_cmd_ring`, and bytes of a command.
+/// Slots of each queue of `_cmd_ring`, and size of a command in bytes.
 pub(crate) const COMMANDS: usize = 64;
 const COMMAND_BYTES: usize = 8;
 
-/// Bytes of `_cmd_ring`.
+/// Size of `_cmd_ring` in bytes.
 pub(crate) const COMMAND_RING_BYTES: usize = 2 * queue_bytes(COMMANDS) + COMMANDS * COMMAND_BYTES;
 
-/// A named semaphore of glibc on 64-bit machines: value and waiters, then how it is shared (128: between processes).
+/// A named semaphore of glibc on 64-bit machines: value and waiters, then 128 for "shared between processes".
 pub(crate) const SEMAPHORE: [u32; 8] = [0, 0, 128, 0, 0, 0, 0, 0];
 
-/// The files of one prefix.
+/// The file names of one prefix.
 #[derive(Clone, Debug)]
 pub(crate) struct Names(String);
 
 impl Names {
-    /// Of a prefix that can be one.
+    /// Checks that the prefix is valid in a file name.
     pub(crate) fn new(prefix: &str) -> Result<Self> {
         let bad = prefix.is_empty()
             || prefix.len() > PREFIX_MAX_BYTES
@@ -131,7 +131,7 @@ impl Names {
         self.of("un_sock_server")
     }
 
-    /// Every name that a link of this prefix may have in the directory.
+    /// Every name that a link with this prefix may have in the directory.
     pub(crate) fn all(&self) -> Vec<String> {
         let mut names: Vec<_> = PoolId::ALL.into_iter().map(|pool| self.pool(pool)).collect();
         names.extend(
@@ -142,13 +142,13 @@ impl Names {
     }
 }
 
-/// What `_debug` says of a link, as far as it matters here.
+/// The part of the configuration in `_debug` that is used here.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Shape {
     pub(crate) pools: [PoolConfig; PoolId::COUNT],
 }
 
-/// Offsets in the configuration, in words of 32 bits.
+/// Offsets in the configuration, in 32-bit words.
 mod word {
     pub(super) const MODULE: usize = 0;
     pub(super) const TRANSPORT: usize = 1;
@@ -168,11 +168,11 @@ mod word {
 }
 const MODULE_PRIMARY: i32 = 3;
 const TRANSPORT_SHM: i32 = 1;
-/// The configuration in words of 32 bits.
+/// The configuration as 32-bit words.
 pub(crate) type ConfigWords = [u32; CONFIG_BYTES / 4];
 
 impl Shape {
-    /// Checks what a link shall be made of.
+    /// Checks the sizes of a link to create.
     pub(crate) fn checked(pools: [PoolConfig; PoolId::COUNT]) -> Result<Self> {
         for (pool, config) in PoolId::ALL.into_iter().zip(&pools) {
             let (size, len) = (config.buf_size_bytes, config.pool_len);
@@ -193,12 +193,12 @@ impl Shape {
         Ok(Self { pools })
     }
 
-    /// Buffers of `cpu_msg`, which is also the length of both rings.
+    /// Number of buffers of `cpu_msg`, which is also the capacity of both rings.
     pub(crate) fn msg_len(&self) -> usize {
         self.pools[PoolId::CpuMsg.index()].pool_len as usize
     }
 
-    /// The configuration that a primary leaves for the others.
+    /// Returns the configuration that a primary writes for other processes.
     pub(crate) fn to_words(&self, prefix: &str) -> ConfigWords {
         let mut words = [0; CONFIG_BYTES / 4];
         words[word::MODULE] = MODULE_PRIMARY.cast_unsigned();
@@ -215,19 +215,19 @@ impl Shape {
         }
         words[word::VERSION] = VERSION.cast_unsigned();
         words[word::TB_LOC] = 1;
-        // Tracing is off; these are what their tools expect to find.
+        // Tracing is off. These are the values that NVIPC's tools expect.
         words[word::CACHING_CORE] = (-1_i32).cast_unsigned();
         words[word::SAVING_CORE] = (-1_i32).cast_unsigned();
         words[word::CACHE_BITS] = 29;
         words[word::FILE_BITS] = 31;
         words[word::MAX_MSG] = msg.buf_size_bytes;
         words[word::MAX_DATA] = 8000;
-        // All messages and all cells.
+        // Filters that select all messages and all cells.
         words[word::FILTERS..].fill(0x0101_0101);
         words
     }
 
-    /// Reads what a primary left, trusting nothing.
+    /// Reads the configuration that a primary wrote. Every value is checked.
     pub(crate) fn from_words(words: &ConfigWords, what: &str) -> Result<Self> {
         let version = words[word::VERSION].cast_signed();
         if version != VERSION {
@@ -240,7 +240,7 @@ impl Shape {
         let mut pools = [PoolConfig::DISABLED; PoolId::COUNT];
         for (i, pool) in pools.iter_mut().enumerate() {
             let (size, len) = (words[word::POOLS + 2 * i], words[word::POOLS + 2 * i + 1]);
-            // They make a pool only if both are positive.
+            // NVIPC creates a pool only if both are positive.
             if size.cast_signed() > 0 && len.cast_signed() > 0 {
                 *pool = PoolConfig { buf_size_bytes: size, pool_len: len };
             }
@@ -255,14 +255,14 @@ mod tests {
 
     fn defaults() -> Shape {
         let mut pools = shmesh::config::LinkConfig::nvipc_defaults("nvipc".parse().unwrap()).pools;
-        // Those without buffers are not told apart.
+        // Without buffers, the two device pools cannot be distinguished.
         pools[PoolId::CudaData.index()..].fill(PoolConfig::DISABLED);
         Shape::checked(pools).unwrap()
     }
 
     #[test]
-    fn sizes_are_those_of_their_files() {
-        // As `ls -l` shows them for the default configuration of release 26-1.
+    fn sizes_match_nvipcs_files() {
+        // From `ls -l` of release 26-1 with its default configuration.
         let shape = defaults();
         assert_eq!(shape.msg_len(), 4096);
         assert_eq!(shm_bytes(4096), 196_672);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_are_those_of_their_structures() {
+    fn offsets_match_nvipcs_structures() {
         assert_eq!((QUEUE_WORDS * 8, queue_bytes(0), queue_bytes(3)), (32, 32, 56));
         assert_eq!((INFO_WORDS * 4, INFO_DATA_INDEX * 4, INFO_DATA_POOL * 4), (32, 16, 20));
         assert_eq!((INFO_DIRECTION * 4, INFO_REFERENCES * 4), (24, 28));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_survives_its_words() {
+    fn configuration_round_trips_through_words() {
         let shape = defaults();
         let mut words = shape.to_words("nvipc");
         assert_eq!(words[word::PREFIX], u32::from_le_bytes(*b"nvip"));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_that_leave_the_directory_are_refused() {
+    fn prefixes_outside_the_directory_are_refused() {
         for prefix in ["", "a/b", "../a", ".hidden", "a\0b", &"x".repeat(32)] {
             assert!(Names::new(prefix).is_err(), "{prefix:?}");
         }

@@ -1,22 +1,22 @@
-//! NVIPC's own layout and wire: an endpoint of ours, and at the other end a process with NVIPC that was never changed.
+//! NVIPC's shared-memory layout and socket handshake: an endpoint whose peer may be an unmodified NVIPC process.
 //!
 //! | file | concept |
 //! |---|---|
 //! | `layout.rs` | names, sizes and offsets of NVIPC's files |
-//! | `queue.rs`, `array_queue.rs` | its array queue, and the same in memory of others |
-//! | `endpoint/` | one side of a link: create, attach, allocate, send, receive, release, and the peer's death |
-//! | `exchange.rs` | the socket on which each side gets the other's eventfd |
-//! | `held.rs` | which buffers are ours |
-//! | `seen.rs` | a link looked at from outside |
+//! | `queue.rs`, `array_queue.rs` | NVIPC's array queue, and the same over memory of the caller |
+//! | `endpoint/` | one side of a link: create, attach, allocate, send, receive, release, death of the peer |
+//! | `exchange.rs` | the handshake in which each side gets the other's eventfd |
+//! | `held.rs` | which buffers this endpoint holds |
+//! | `snapshot.rs` | a link as seen from outside |
 //! | `udp/` | messages as datagrams between nodes |
 //!
-//! This is for the time of a migration: one pod moves, the other stays as it is. The layout's faults come with it
-//! (`docs/nvipc-wire.md` has the list), and links of our own layout have none of them. What this side adds is that it
-//! believes nothing it reads, that no call of its own ends the process, and that it survives the peer and puts right what
-//! the peer's death left, without ever wiping a link that somebody uses.
+//! It is for a migration in which one pod moves to shmesh while its peer stays as it is. The layout has weaknesses
+//! (`docs/nvipc-wire.md` lists them) that shmesh's own layout does not have. This side makes up for some: it trusts nothing
+//! that it reads, no call ends the process, and when the peer dies it recovers what the peer held, without wiping a link
+//! that is in use.
 //!
-//! Buffers travel as addresses, because that is how NVIPC's programs know them. Nothing here reads or writes at such an
-//! address, so all functions are safe: an address that is not a buffer held by this endpoint is refused.
+//! Buffers are addresses, as NVIPC's applications expect. Nothing here reads or writes at such an address, so all functions
+//! are safe: an address outside the buffers that this endpoint holds is refused.
 //!
 //! ```
 //! # let dir = tempfile::tempdir()?;
@@ -27,7 +27,7 @@
 //!
 //! let buffers = mac.allocate(None)?;
 //! // SAFETY: a MSG buffer of this link has 8192 bytes, and it is ours until it is sent.
-//! unsafe { buffers.msg.cast::<u64>().write_unaligned(42) };
+//! SAFETY: a MSG buffer of this link has 8192 bytes, and it is ours until it is sent.
 //! mac.send(Message { msg_id: 0x80, cell_id: 0, msg_len: 8, data_len: 0, buffers })?;
 //! mac.notify()?;
 //!
@@ -50,10 +50,10 @@ mod held;
 mod layout;
 mod memory;
 mod queue;
-mod seen;
+mod snapshot;
 pub mod udp;
 
 pub use array_queue::ArrayQueue;
-pub use endpoint::{Buffers, Endpoint, Message, Options, Recovered};
+pub use endpoint::{Buffers, Endpoint, Message, Options, RecoveryStats};
 pub use error::{Error, Result};
-pub use seen::{Seen, Waiting};
+pub use snapshot::{LinkSnapshot, QueuedMessage};

@@ -1,28 +1,28 @@
 //! Mapped files, and checked windows of atomic words over them.
-// UNSAFETY: turns mapped address ranges into slices of atomics. Those are valid for any bits and any writer; range and
-// alignment are checked when a window is made.
+// UNSAFETY: turns mapped address ranges into slices of atomics, which are valid for any bits and any concurrent writer.
+// Range and alignment are checked when a window is created.
 #![expect(unsafe_code, reason = "the only place where mapped memory becomes a reference")]
 
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The atomics of this crate.
+/// The atomic types of this crate.
 mod word {
     #![allow(
         clippy::disallowed_types,
         reason = "the layout has words of both sizes, and no model explores it"
     )]
-    /// A word of 64 bits that several processes write.
+    /// A 64-bit word that several processes write.
     pub(crate) type AtomicU64 = core::sync::atomic::AtomicU64;
-    /// A state of this process.
+    /// A state that only this process writes.
     pub(crate) type AtomicU8 = core::sync::atomic::AtomicU8;
-    /// A word of 32 bits that several processes write.
+    /// A 32-bit word that several processes write.
     pub(crate) type AtomicU32 = core::sync::atomic::AtomicU32;
 }
 pub(crate) use word::{AtomicU8, AtomicU32, AtomicU64};
 
-/// Memory that holds a segment: mapped, or on the heap for tests.
+/// Memory of a segment: mapped, or on the heap for tests.
 #[derive(Debug)]
 pub(crate) struct Memory {
     base: NonNull<u8>,
@@ -35,29 +35,29 @@ pub(crate) struct Memory {
 #[expect(dead_code, reason = "what keeps the memory")]
 enum Owner {
     Map(memmap2::MmapRaw),
-    /// Of somebody else, who keeps it.
+    /// Owned by the caller, which keeps it alive.
     Lent,
     #[cfg(test)]
     Heap(Box<[AtomicU64]>),
 }
 
-// SAFETY: the memory is a plain range without thread affinity, and all that is reachable through `&Memory` is atomics or
-// raw pointers.
+// SAFETY: the memory is a plain range without thread affinity, and through `&Memory` only atomics and raw pointers can be
+// reached.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Takes over a mapping.
+    /// Takes ownership of a mapping.
     pub(crate) fn mapped(map: memmap2::MmapRaw) -> Arc<Self> {
         let base = NonNull::new(map.as_mut_ptr()).unwrap_or(NonNull::dangling());
         Arc::new(Self { base, len: map.len(), owner: Owner::Map(map) })
     }
 
-    /// Memory of somebody else.
+    /// Uses memory that the caller owns.
     ///
     /// # Safety
-    /// `len` bytes lie there for as long as this or a window of it lives, and are accessed by nothing but atomics.
+    /// `len` bytes must be valid as long as this or a window of it lives, and must only be accessed by atomics.
     pub(crate) unsafe fn lent(base: NonNull<u8>, len: usize) -> Arc<Self> {
         Arc::new(Self { base, len, owner: Owner::Lent })
     }
@@ -70,12 +70,12 @@ impl Memory {
         Arc::new(Self { base, len: boxed.len() * 8, owner: Owner::Heap(boxed) })
     }
 
-    /// Bytes of it.
+    /// Size of the memory in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The address of `len` bytes at `offset`; `None` when they do not fit.
+    /// Returns the address of `len` bytes at `offset`, or `None` if they do not fit.
     pub(crate) fn payload(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         if offset.checked_add(len)? > self.len {
             return None;
@@ -84,7 +84,7 @@ impl Memory {
         Some(unsafe { self.base.add(offset) })
     }
 
-    /// `count` words at `offset`; `None` when they do not fit or are not aligned.
+    /// Returns a window of `count` words at `offset`, or `None` if they do not fit or are not aligned.
     pub(crate) fn words<W: Word>(self: &Arc<Self>, offset: usize, count: usize) -> Option<Words<W>> {
         let first = self.payload(offset, count.checked_mul(size_of::<W>())?)?.cast::<W>();
         first.is_aligned().then(|| Words { first, count, memory: Arc::clone(self) })
@@ -94,14 +94,14 @@ impl Memory {
 /// A type that is valid for any bits and may change at any time.
 ///
 /// # Safety
-/// Only atomics are.
+/// The type must be an atomic integer.
 pub(crate) unsafe trait Word {}
-// SAFETY: an atomic.
+// SAFETY: `AtomicU64` is an atomic integer.
 unsafe impl Word for AtomicU64 {}
-// SAFETY: an atomic.
+// SAFETY: `AtomicU32` is an atomic integer.
 unsafe impl Word for AtomicU32 {}
 
-/// A checked window of words that keeps its memory. Dereferences to a slice.
+/// A checked window of words that keeps its memory alive. Dereferences to a slice.
 #[derive(Debug)]
 pub(crate) struct Words<W> {
     first: NonNull<W>,

@@ -1,14 +1,15 @@
-//! NVIPC's array queue: a linked list in which the place of a value is the value.
+//! NVIPC's array queue: a linked list in which the slot of a value has the value as its index.
 //!
-//! A word is an index (`-1`: none) and a counter that grows by one with each link. `head` names the first value, `tail` the
-//! last; the slot of a value names the one after it, and that of the last one itself. A slot that names nobody is not in the
-//! queue. Who takes the only value leaves `head` as it is, and the next to enqueue repairs it.
+//! A word has an index (`-1`: none) and a counter that grows by one with each link. `head` names the first value and `tail`
+//! the last. The slot of a value names the next value, and the slot of the last value names itself. A slot without an index
+//! is not in the queue. A dequeue of the only value leaves `head` as it is, and the next enqueue repairs it.
 //!
-//! The order of steps, and what is helped along when, must be theirs, because they help us and we help them. What is not
-//! theirs: each index is checked before it is used, nothing is repeated without end, and what cannot be is an error.
+//! The order of the steps, and the steps that a thread completes for another, must be NVIPC's, because both implementations
+//! complete each other's. Beyond NVIPC, each index is checked before use, every loop is bounded, and an impossible state is
+//! an error.
 //!
-//! A process that dies between two steps leaves a value that is in no queue, or one that its queue takes for still there.
-//! [`values`](Queue::values) and [`refill`](Queue::refill) are for who repairs that, alone.
+//! A process that dies between two steps leaves a value that is in no queue, or a value that its queue counts as present.
+//! [`values`](Queue::values) and [`refill`](Queue::refill) repair that; no other thread may use the queue meanwhile.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -20,25 +21,26 @@ const TAIL: usize = 1;
 const ENQUEUED: usize = 2;
 const DEQUEUED: usize = 3;
 
-/// A failed round means that another got further, or that somebody writes what he likes. After so many it is the latter.
+/// A failed round means that another thread made progress, or that a peer writes garbage. After so many rounds it is
+/// garbage.
 const ROUNDS_MAX: u32 = 1 << 16;
 
-/// What no user of a queue leaves.
+/// The queue is in a state that no correct user produces.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Wild;
 
-/// Why a value is not in the queue now.
+/// The reason why `enqueue` failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Refused {
-    /// It is there already, or somebody died while taking it.
-    There,
+pub(crate) enum EnqueueError {
+    /// The value is queued already, or a process died while it took the value out.
+    AlreadyQueued,
     Wild,
 }
 
-/// A word of a queue.
+/// One word of a queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Node {
-    /// `None`: NULL, which is any negative index.
+    /// `None` is NVIPC's NULL, which is any negative index.
     next: Option<u32>,
     counter: u32,
 }
@@ -56,7 +58,7 @@ impl Node {
         u64::from(self.counter) << 32 | u64::from(self.next.unwrap_or(u32::MAX))
     }
 
-    /// The word after this one, naming `next`.
+    /// The word that follows this one and names `next`.
     fn then(self, next: Option<u32>) -> Self {
         Self { next, counter: self.counter.wrapping_add(1) }
     }
@@ -66,28 +68,28 @@ impl Node {
     }
 }
 
-/// A queue of the values below its length, each at most once.
+/// A FIFO of the values below its length, each at most once.
 #[derive(Debug)]
 pub(crate) struct Queue {
     words: Words<AtomicU64>,
 }
 
 impl Queue {
-    /// Over the words of one: its control words and its slots.
+    /// Creates a queue over its words: control words and slots.
     pub(crate) fn new(words: Words<AtomicU64>) -> Self {
         debug_assert!(words.len() >= QUEUE_WORDS);
         Self { words }
     }
 
-    /// How many slots it has.
+    /// Number of its slots.
     pub(crate) fn capacity(&self) -> usize {
         self.words.len() - QUEUE_WORDS
     }
 
-    /// How many values it holds, about.
+    /// Approximate number of values.
     pub(crate) fn len(&self) -> usize {
         let held = self.words[ENQUEUED].load(Relaxed).wrapping_sub(self.words[DEQUEUED].load(Relaxed));
-        // What was counted in two looks may be less than nothing.
+        // The two counters are read at different times, so the difference can be negative.
         usize::try_from(held.cast_signed()).unwrap_or(0).min(self.capacity())
     }
 
@@ -106,12 +108,12 @@ impl Queue {
         word.compare_exchange(old.word(), new.word(), AcqRel, Relaxed).is_ok()
     }
 
-    /// Puts `value` at the end.
-    pub(crate) fn enqueue(&self, value: u32) -> Result<(), Refused> {
-        let slot = self.slot(value).map_err(|Wild| Refused::Wild)?;
+    /// Appends `value` at the end.
+    pub(crate) fn enqueue(&self, value: u32) -> Result<(), EnqueueError> {
+        let slot = self.slot(value).map_err(|Wild| EnqueueError::Wild)?;
         let before = Self::load(slot);
         if before.next.is_some() {
-            return Err(Refused::There);
+            return Err(EnqueueError::AlreadyQueued);
         }
         match self.link(value, slot) {
             Ok(()) => {
@@ -119,9 +121,9 @@ impl Queue {
                 Ok(())
             }
             Err(Wild) => {
-                // Nobody has seen it, and it must not look as if it were there.
+                // The value was never linked, and must not look queued.
                 slot.store(before.word(), Release);
-                Err(Refused::Wild)
+                Err(EnqueueError::Wild)
             }
         }
     }
@@ -144,14 +146,14 @@ impl Queue {
                 }
                 let new = last.then(Some(value));
                 slot.store(new.word(), Release);
-                // From here on it is in the queue.
+                // A successful exchange makes it part of the queue.
                 if Self::exchange(place, last, new) {
                     Self::exchange(tail, last, new);
                     return Ok(());
                 }
             } else if there.is_one_after(last) && there.next != last.next {
                 if there.next.is_none() {
-                    // The last value was taken and `head` still names it.
+                    // The last value was taken, and `head` still names it.
                     Self::exchange(head, last, last.then(None));
                 } else {
                     self.slot(there.next.unwrap_or(0))?;
@@ -164,7 +166,7 @@ impl Queue {
         Err(Wild)
     }
 
-    /// Takes the first value; `None`: there is none.
+    /// Takes the first value, or returns `None` if the queue is empty.
     pub(crate) fn dequeue(&self) -> Result<Option<u32>, Wild> {
         let (head, tail) = (&self.words[HEAD], &self.words[TAIL]);
         for _ in 0..ROUNDS_MAX {
@@ -188,7 +190,7 @@ impl Queue {
             }
             let cleared = Node { next: None, counter: after.counter.wrapping_add(1) };
             if next == value && after.counter == first.counter {
-                // The only one: `head` stays, and the next to enqueue repairs it.
+                // The only value: `head` stays, and the next enqueue repairs it.
                 if Self::exchange(slot, after, cleared) {
                     self.words[DEQUEUED].fetch_add(1, Relaxed);
                     return Ok(Some(value));
@@ -206,7 +208,8 @@ impl Queue {
         Err(Wild)
     }
 
-    /// The values in it, first to last, each once, as far as they can be followed. Others may go on meanwhile.
+    /// The values, first to last, each once, as far as the links can be followed. Other threads may change the queue
+    /// meanwhile.
     pub(crate) fn values(&self) -> Vec<u32> {
         let mut values = Vec::new();
         let mut seen = vec![false; self.capacity()];
@@ -224,7 +227,7 @@ impl Queue {
         values
     }
 
-    /// Makes it hold exactly `values`. Nobody else may use it meanwhile.
+    /// Makes the queue hold exactly `values`. No other thread may use it meanwhile.
     pub(crate) fn refill(&self, values: impl IntoIterator<Item = u32>) {
         for word in &self.words[QUEUE_WORDS..] {
             word.store(Node::EMPTY.word(), Relaxed);
@@ -279,14 +282,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_first_in_first_out_queue(steps in prop::collection::vec(0_u32..12, 0..300)) {
+        fn behaves_as_a_fifo_queue(steps in prop::collection::vec(0_u32..12, 0..300)) {
             let (_memory, queue) = queue(8);
             let mut model = VecDeque::new();
             for step in steps {
                 if step < 8 {
                     let put = queue.enqueue(step);
                     if model.contains(&step) {
-                        prop_assert_eq!(put, Err(Refused::There));
+                        prop_assert_eq!(put, Err(EnqueueError::AlreadyQueued));
                     } else {
                         prop_assert_eq!(put, Ok(()));
                         model.push_back(step);
@@ -300,7 +303,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_its_words_are_it_returns(
+        fn calls_return_for_any_contents(
             words in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..4, 0_u64..4).prop_map(|(c, n)| c << 32 | n)], 8),
             steps in prop::collection::vec(0_u32..6, 1..20),
         ) {
@@ -323,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_neither_lose_nor_double_a_value() {
+    fn threads_neither_lose_nor_duplicate_values() {
         let (_memory, a) = queue(16);
         let (_other, b) = queue(16);
         a.refill(0..16);
@@ -345,14 +348,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_death_left_is_followed_and_repaired() {
+    fn queue_of_a_dead_process_is_repaired() {
         let (memory, queue) = queue(4);
         queue.refill(0..4);
         let words = memory.words::<AtomicU64>(0, 8).unwrap();
-        // Died after `head` moved and before the slot was cleared: 0 is in nobody's hands, and cannot be put back.
+        // Died after `head` moved and before the slot was cleared: 0 was not delivered, and cannot be enqueued.
         words[HEAD].store(words[QUEUE_WORDS].load(Relaxed), Relaxed);
         assert_eq!(queue.values(), [1, 2, 3]);
-        assert_eq!(queue.enqueue(0), Err(Refused::There));
+        assert_eq!(queue.enqueue(0), Err(EnqueueError::AlreadyQueued));
         queue.refill([1, 2, 3, 0]);
         assert_eq!(queue.dequeue(), Ok(Some(1)));
         assert_eq!(queue.values(), [2, 3, 0]);

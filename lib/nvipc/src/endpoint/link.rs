@@ -1,4 +1,4 @@
-//! The parts of a link in shared memory, and which buffer an address is of.
+//! The parts of a link in shared memory, and the lookup of buffers by address.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -13,31 +13,33 @@ use shmesh::config::{PoolConfig, PoolId};
 use shmesh_sys::file::Locked;
 
 use super::open::lock_dir;
-use super::{Buffers, Recovered};
+use super::{Buffers, RecoveryStats};
 use crate::exchange::Peer;
-use crate::held::{Attached, DataBuffer, Held};
+use crate::held::{DataBuffer, DataOfMsg, HeldBuffers};
 use crate::layout::{INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES, INFO_WORDS, Names, Shape, TIME_BYTES};
 use crate::memory::{AtomicU32, AtomicU64, Memory, Words};
 use crate::queue::Queue;
 use crate::{Error, Result};
 
-/// How long who ends waits for who begins in the same directory.
+/// How long a closing primary waits for another process that creates a link in the same directory.
 const FILES_LIMIT: Duration = Duration::from_secs(5);
 
-/// A pool: its buffers, who of them is free, and which are ours.
+/// A pool: its buffers, its free list, and which buffers this endpoint holds.
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) id: PoolId,
     pub(super) config: PoolConfig,
     pub(super) free: Queue,
-    pub(super) held: Held,
-    /// The first buffer; `None`: they are in memory of a device.
+    pub(super) held: HeldBuffers,
+    /// Address of the first buffer; `None` for buffers in device memory.
     pub(super) base: Option<NonNull<u8>>,
     #[expect(dead_code, reason = "keeps the mapping that `base` points into")]
     pub(super) memory: Arc<Memory>,
 }
 
-// SAFETY: `base` is an address in a mapping without thread affinity, which `memory` keeps; nothing is read or written there.
+// SAFETY: `base` points into a mapping that `memory` keeps alive. A mapping has no thread affinity, and this type only
+// computes
+// addresses from `base`.
 #[expect(unsafe_code, reason = "a pool names buffers by address")]
 unsafe impl Send for Pool {}
 // SAFETY: as above.
@@ -45,21 +47,21 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// The buffer that an address lies in.
+    /// Returns the index of the buffer that contains an address.
     pub(super) fn index(&self, address: *const u8) -> Option<u32> {
         let offset = address.addr().checked_sub(self.base?.addr().get())?;
         let index = u32::try_from(offset / self.config.buf_size_bytes as usize).ok()?;
         (index < self.config.pool_len).then_some(index)
     }
 
-    /// Bytes from an address to the end of its buffer.
+    /// Returns the number of bytes from an address to the end of its buffer.
     pub(super) fn room_at(&self, address: *const u8) -> Option<usize> {
         let offset = address.addr().checked_sub(self.base?.addr().get())?;
         let size = self.config.buf_size_bytes as usize;
         self.index(address).map(|_| size - offset % size)
     }
 
-    /// The same of a buffer that is ours.
+    /// As [`index`](Self::index), but only for buffers that this endpoint holds.
     pub(super) fn held_index(&self, address: *const u8) -> Result<u32> {
         self.index(address).filter(|index| self.held.has(*index)).ok_or_else(|| self.not_held(address))
     }
@@ -84,49 +86,50 @@ impl Pool {
     }
 }
 
-/// An endpoint, as its calls and its thread share it.
+/// The state of an endpoint that its calls share with its service thread.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) side: Side,
     pub(super) names: Names,
     pub(super) shape: Shape,
-    /// From the secondary to the primary, and the other way.
+    /// The rings: secondary to primary, and primary to secondary.
     pub(super) rings: [Queue; 2],
     pub(super) infos: Words<AtomicU32>,
     pub(super) pools: [Option<Pool>; PoolId::COUNT],
-    pub(super) attached: Attached,
-    /// A single word of `_debug`, and the times of messages.
+    pub(super) attached: DataOfMsg,
+    /// The word of `_debug` that is set during a dump, and the timestamps of messages.
     pub(super) dumping: Words<AtomicU64>,
     pub(super) times: Words<AtomicU64>,
-    /// What we wait on.
+    /// The eventfd that the peer writes to and that we wait on.
     pub(super) eventfd: OwnedFd,
-    /// Readable when waiting has no more sense: closed, or the primary has ended.
+    /// Readable when waiting is pointless: the endpoint is closed, or the primary has ended.
     pub(super) over: OwnedFd,
-    /// Readable when it is closed.
+    /// Readable when the endpoint is closed.
     pub(super) closing: OwnedFd,
-    /// Calls that gave a buffer back, modulo 2^32: a thread that finds it unchanged knows that nothing happens.
+    /// Number of calls that released a buffer, modulo 2^32. The service thread takes an unchanged number as a sign of
+    /// idleness.
     pub(super) released: AtomicU32,
     pub(super) peer: RwLock<Option<Arc<Peer>>>,
-    /// Calls hold it shared; recovery and closing hold it exclusively. It guards the segments, not a value.
+    /// Calls hold this shared, recovery and closing hold it exclusively. It guards the segments, not a value.
     pub(super) calls: RwLock<()>,
     pub(super) closed: AtomicBool,
-    /// The primary has ended: what we hold is not to be given to a new one.
+    /// The primary has ended: what this endpoint holds must not be returned to the pools of a new primary.
     pub(super) primary_ended: AtomicBool,
-    /// Files to remove at the end.
+    /// Files to remove on close.
     pub(super) files: Vec<PathBuf>,
-    /// What was taken back so far. Written by `recover` alone.
-    pub(super) recovered: Mutex<Recovered>,
+    /// What has been recovered so far. Only `recover` writes it.
+    pub(super) recovered: Mutex<RecoveryStats>,
 }
 
 impl Shared {
-    /// Begins a call that changes shared memory.
+    /// Starts a call that changes shared memory.
     #[inline]
     pub(super) fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
         let entered = self.enter_to_receive()?;
         if self.is_over() { Err(Error::PrimaryEnded) } else { Ok(entered) }
     }
 
-    /// Begins a call that goes on when the primary has ended.
+    /// Starts a call that still works after the primary has ended.
     #[inline]
     pub(super) fn enter_to_receive(&self) -> Result<RwLockReadGuard<'_, ()>> {
         let entered = self.calls.read().unwrap_or_else(PoisonError::into_inner);
@@ -143,12 +146,12 @@ impl Shared {
         self.calls.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who is at the other end. Without the lock, because writing to a peer may wait.
+    /// The peer. Returned without the lock, because writing to a peer may block.
     pub(super) fn peer(&self) -> Option<Arc<Peer>> {
         self.peer.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether waiting still has sense.
+    /// Returns an error if waiting is pointless.
     pub(super) fn living(&self) -> Result<()> {
         if self.closed.load(Acquire) {
             return Err(Error::Closed);
@@ -161,7 +164,7 @@ impl Shared {
         self.primary_ended.load(Acquire)
     }
 
-    /// What this side sends on.
+    /// The ring that this side sends on.
     #[inline]
     pub(super) fn tx(&self) -> &Queue {
         match self.side {
@@ -170,7 +173,7 @@ impl Shared {
         }
     }
 
-    /// What this side receives from.
+    /// The ring that this side receives from.
     #[inline]
     pub(super) fn rx(&self) -> &Queue {
         match self.side {
@@ -179,7 +182,7 @@ impl Shared {
         }
     }
 
-    /// As descriptors name it.
+    /// The direction of this side's messages, as descriptors encode it.
     pub(super) fn direction(&self) -> u32 {
         match self.side {
             Side::Secondary => 0,
@@ -189,12 +192,12 @@ impl Shared {
 
     #[inline]
     pub(super) fn msg_pool(&self) -> &Pool {
-        // Checked when the link was opened: without this pool there is no link.
+        // CheckedMessage when the link was opened: a link without this pool is refused.
         #[expect(clippy::expect_used, reason = "an invariant of the type")]
         self.pools[PoolId::CpuMsg.index()].as_ref().expect("a link has cpu_msg")
     }
 
-    /// A pool for the DATA part.
+    /// Returns a pool that can hold the DATA part.
     pub(super) fn data_pool(&self, id: PoolId) -> Result<&Pool> {
         let no = |why| Error::NoPool { pool: id, why };
         if id == PoolId::CpuMsg {
@@ -210,7 +213,7 @@ impl Shared {
         Ok(pool)
     }
 
-    /// The descriptor of a MSG buffer, by a checked index.
+    /// The descriptor of a MSG buffer. The index must have been checked.
     #[inline]
     pub(super) fn info(&self, index: u32) -> &[AtomicU32] {
         &self.infos[index as usize * INFO_WORDS..][..INFO_WORDS]
@@ -222,7 +225,7 @@ impl Shared {
         info[INFO_DATA_INDEX].store(index, Relaxed);
     }
 
-    /// The DATA buffer of a received message: it becomes ours.
+    /// Checks which DATA buffer a received message names, and takes it over.
     pub(super) fn read_data(
         &self,
         info: &[AtomicU32],
@@ -257,7 +260,7 @@ impl Shared {
         }
     }
 
-    /// Notes when a message was sent, where NVIPC's programs look for it.
+    /// Stores the time of sending where NVIPC's programs look for it.
     pub(super) fn stamp(&self, index: u32) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (seconds, nanos) = (now.as_secs(), u64::from(now.subsec_nanos()));
@@ -266,24 +269,27 @@ impl Shared {
         to_nanos.store(nanos, Relaxed);
     }
 
-    /// Seconds and nanoseconds.
+    /// The time of sending of a message, as seconds and nanoseconds.
     pub(super) fn time_of_send(&self, index: u32) -> &[AtomicU64; 2] {
         let at = index as usize * TIME_BYTES / 8;
-        // Two words at the beginning of each time, and as many times as MSG buffers.
+        // A timestamp begins with two words, and there is one timestamp per MSG buffer.
         #[expect(clippy::expect_used, reason = "the window was made for this many")]
         self.times[at..].first_chunk().expect("a checked index")
     }
 
-    /// Gives a MSG buffer of ours back. `false`: somebody traces the message and has it still, with its DATA.
+    /// Returns a MSG buffer to its pool.
+    ///
+    /// Returns `false` if NVIPC's tracing still has a reference to the message; then its DATA buffer stays with it as well.
     pub(super) fn release_msg(&self, index: u32) -> bool {
         let pool = self.msg_pool();
-        // Not exact, and it need not be.
+        // LossStats updates are harmless: the number only tells whether anything happened.
         self.released.store(self.released.load(Relaxed).wrapping_add(1), Relaxed);
         if self.is_over() {
             pool.held.give(index);
             return true;
         }
-        // More than one: their tracing reads it, and gives it back. Less: somebody has written there.
+        // More than one reference: NVIPC's tracing still reads the message and will return it. Less than one: the peer
+        // wrote garbage.
         let references = self.info(index)[INFO_REFERENCES].fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
         if references.cast_signed() > 1 {
             pool.held.give(index);
@@ -302,7 +308,7 @@ impl Shared {
         }
     }
 
-    /// Gives back all that is ours. For who is alone.
+    /// Returns every buffer that this endpoint holds. No other call may run meanwhile.
     pub(super) fn release_all(&self) {
         for pool in self.pools.iter().flatten() {
             pool.return_parked();
@@ -311,8 +317,9 @@ impl Shared {
         }
     }
 
-    /// Gives back what is parked, of all pools when nothing was released since `before`, and of those of which the other side
-    /// finds few. Says how many were released so far.
+    /// Returns parked buffers: of all pools if nothing was released since `before`, otherwise of the pools in which the
+    /// other side
+    /// finds few. Returns the current number of releases.
     pub(super) fn return_parked(&self, before: u32) -> u32 {
         let Ok(_entered) = self.enter() else { return before };
         let released = self.released.load(Relaxed);
@@ -324,17 +331,18 @@ impl Shared {
         released
     }
 
-    pub(super) fn recovered(&self) -> Recovered {
+    pub(super) fn recovered(&self) -> RecoveryStats {
         *self.recovered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps successors off a primary's files; not for ever.
+    /// Keeps a new primary from replacing the files, for a limited time.
     pub(super) fn lock_files(&self) -> Option<Locked> {
         let dir = self.files.first()?.parent()?;
         lock_dir(dir, FILES_LIMIT).ok()
     }
 
-    /// Removes what a primary made: what says whose the rest is goes last, for the case that this ends half way.
+    /// Removes the files of a primary. The file that marks the others as stale goes last, so an interrupted removal can be
+    /// resumed.
     pub(super) fn remove_files(&self) {
         for path in self.files.iter().rev() {
             let _ = std::fs::remove_file(path);

@@ -1,12 +1,12 @@
-//! One side of a link: allocate, send, receive, release, and tell the other side.
+//! One side of a link: allocate, send, receive, release, notify.
 //!
 //! | file | concept |
 //! |---|---|
 //! | `mod.rs` | the calls |
-//! | `link.rs` | the parts of a link in shared memory, and which buffer an address is of |
-//! | `open.rs` | making a link as its primary, joining one as its secondary |
-//! | `peer.rs` | the thread that meets peers and notices when they end |
-//! | `recover.rs` | what a dead secondary left is put right |
+//! | `link.rs` | the parts of a link in shared memory, lookup of buffers by address |
+//! | `open.rs` | create a link as its primary, attach as its secondary |
+//! | `peer.rs` | the service thread: accepts peers and detects their death |
+//! | `recover.rs` | recovery of what a dead secondary left |
 
 mod link;
 mod open;
@@ -31,7 +31,7 @@ use crate::queue::Queue;
 use crate::{Error, Result};
 use link::{Pool, Shared};
 pub use open::Options;
-pub use recover::Recovered;
+pub use recover::RecoveryStats;
 
 /// Addresses of the buffers of one message.
 ///
@@ -48,51 +48,41 @@ pub use recover::Recovered;
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Buffers {
-    /// The MSG buffer; null: none.
+    /// The MSG buffer, or null.
     pub msg: *mut u8,
-    /// The DATA buffer; null: none.
+    /// The DATA buffer, or null.
     pub data: *mut u8,
     /// The pool of the DATA buffer.
     pub data_pool: Option<PoolId>,
 }
 
 impl Buffers {
-    /// No buffers.
-    ///
-    /// ```
-    /// assert!(shmesh_nvipc_wire::Buffers::NONE.msg.is_null());
-    /// ```
+    /// A value without buffers: both addresses are null.
     pub const NONE: Self = Self { msg: std::ptr::null_mut(), data: std::ptr::null_mut(), data_pool: None };
 }
 
 /// A message: its descriptor and the addresses of its buffers.
-///
-/// ```
-/// use shmesh_nvipc_wire::{Buffers, Message};
-/// let empty = Message { msg_id: 0x80, cell_id: 3, msg_len: 0, data_len: 0, buffers: Buffers::NONE };
-/// assert_eq!(empty.cell_id, 3);
-/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Message {
-    /// The message's id.
+    /// The message id, as the application defines it.
     pub msg_id: i32,
-    /// The cell that it is about.
+    /// The radio cell that the message is about.
     pub cell_id: i32,
     /// Bytes of the MSG part.
     pub msg_len: i32,
-    /// Bytes of the DATA part. Without a DATA buffer it says nothing, and travels as it is.
+    /// Bytes of the DATA part. Without a DATA buffer the number has no meaning and is passed through.
     pub data_len: i32,
-    /// Where they are.
+    /// The addresses of its buffers.
     pub buffers: Buffers,
 }
 
-// SAFETY: addresses alone; who reads or writes there answers for that.
+// SAFETY: the addresses are only names of buffers; nothing here dereferences them. Code that does is responsible for it.
 #[expect(unsafe_code, reason = "raw pointers are not Send by default, and these are only names of buffers")]
 unsafe impl Send for Buffers {}
 
 /// One side of a link in NVIPC's layout.
 ///
-/// All calls may come from any thread at any time. The addresses of buffers are good until this is dropped.
+/// Every call may come from any thread. Addresses of buffers stay mapped until the endpoint is dropped.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -111,64 +101,29 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Which side it is.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// assert_eq!(phy.side(), shmesh::Side::Primary);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The side of this endpoint.
     #[must_use]
     pub fn side(&self) -> Side {
         self.shared.side
     }
 
-    /// The prefix of its files: NVIPC's name for the link.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("fapi", pools)?;
-    /// assert_eq!(phy.prefix(), "fapi");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The prefix of the link's files, which is NVIPC's name for the link.
     #[must_use]
     pub fn prefix(&self) -> &str {
         self.shared.names.prefix()
     }
 
     /// The size of a pool, as the primary configured it.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// use shmesh::config::PoolId;
-    /// assert_eq!(phy.pool(PoolId::CpuMsg).buf_size_bytes, 8192);
-    /// assert!(!phy.pool(PoolId::CpuLarge).is_enabled());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn pool(&self, pool: PoolId) -> PoolConfig {
         self.shared.shape.pools[pool.index()]
     }
 
-    /// Takes a MSG buffer, and with `pool` a DATA buffer of that pool. They are not cleared.
+    /// Allocates a MSG buffer, and with `pool` a DATA buffer of that pool. The buffers are not cleared.
     ///
     /// # Errors
-    /// [`Empty`](Error::Empty), at once: nobody waits here. [`NoPool`](Error::NoPool).
+    /// [`Empty`](Error::Empty) if no buffer is free: this call does not wait. [`NoPool`](Error::NoPool).
     /// [`Closed`](Error::Closed), [`PrimaryEnded`](Error::PrimaryEnded), [`Dumped`](Error::Dumped).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// let buffers = phy.allocate(Some(shmesh::config::PoolId::CpuData))?;
-    /// phy.release(buffers)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn allocate(&self, pool: Option<PoolId>) -> Result<Buffers> {
         let shared = &*self.shared;
         let _entered = shared.enter()?;
@@ -192,14 +147,14 @@ impl Endpoint {
         Ok(shared.buffers(msg, data))
     }
 
-    /// Hands a message to the other side: from here on its buffers are the receiver's. One that was received may be sent on.
+    /// Sends a message. Its buffers then belong to the receiver. A received message may be forwarded this way.
     ///
-    /// A DATA buffer that was allocated or received with the MSG buffer goes along with it, as in NVIPC, also when
+    /// A DATA buffer that was allocated or received with the MSG buffer is sent with it, as in NVIPC, even if
     /// `buffers.data` is null.
     ///
     /// # Errors
-    /// [`Length`](Error::Length), [`NotHeld`](Error::NotHeld): nothing was sent and the buffers stay with the caller.
-    /// [`Queue`](Error::Queue). As [`allocate`](Self::allocate).
+    /// [`Length`](Error::Length), [`NotHeld`](Error::NotHeld): nothing was sent, and the buffers stay with the caller.
+    /// [`Queue`](Error::Queue), and the errors of [`allocate`](Self::allocate) for a link that has ended.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -217,21 +172,10 @@ impl Endpoint {
         self.enqueue(message, ring, self.shared.direction())
     }
 
-    /// As [`send`](Self::send), and this side receives it.
+    /// Sends a message to this side itself, through the ring that it receives from.
     ///
     /// # Errors
-    /// As there.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// use shmesh_nvipc_wire::Message;
-    /// let buffers = phy.allocate(None)?;
-    /// phy.send_to_self(Message { msg_id: 1, cell_id: 0, msg_len: 16, data_len: 0, buffers })?;
-    /// assert_eq!(phy.receive()?.map(|message| message.msg_id), Some(1));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// As [`send`](Self::send).
     pub fn send_to_self(&self, message: Message) -> Result<()> {
         let ring = self.shared.rx();
         let direction = match self.shared.side {
@@ -241,10 +185,11 @@ impl Endpoint {
         self.enqueue(message, ring, direction)
     }
 
-    /// Where the parts lie of a message that could be sent now: the beginnings of its buffers, for who copies them before.
+    /// Returns the buffers that [`send`](Self::send) would send with this message, for a caller that copies them first.
     ///
     /// # Errors
-    /// [`Length`](Error::Length), [`NotHeld`](Error::NotHeld). As [`receive`](Self::receive) on a link that is over.
+    /// [`Length`](Error::Length), [`NotHeld`](Error::NotHeld), and the errors of [`receive`](Self::receive) for a link that
+    /// has ended.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -263,8 +208,8 @@ impl Endpoint {
         Ok(self.shared.buffers(checked.index, checked.data))
     }
 
-    /// What a message that is to be sent names, if this side holds it and the lengths fit.
-    fn checked(&self, message: &Message) -> Result<Checked> {
+    /// Checks that this side holds the buffers of a message and that its lengths fit.
+    fn checked(&self, message: &Message) -> Result<CheckedMessage> {
         let shared = &*self.shared;
         let Buffers { msg, data, data_pool } = message.buffers;
         let msg_pool = shared.msg_pool();
@@ -280,15 +225,15 @@ impl Endpoint {
             None => message.data_len.cast_unsigned(),
             Some(data) => shared.data_pool(data.pool)?.checked_len("data_len", message.data_len)?,
         };
-        Ok(Checked { index, msg_len, data, data_len })
+        Ok(CheckedMessage { index, msg_len, data, data_len })
     }
 
     fn enqueue(&self, message: Message, ring: &Queue, direction: u32) -> Result<()> {
         let shared = &*self.shared;
         let _entered = shared.enter()?;
-        let Checked { index, msg_len, data, data_len } = self.checked(&message)?;
+        let CheckedMessage { index, msg_len, data, data_len } = self.checked(&message)?;
         let (msg_pool, msg) = (shared.msg_pool(), message.buffers.msg);
-        // Of two threads that send the same buffer one comes through here.
+        // If two threads send the same buffer, only one succeeds here.
         if !msg_pool.held.give(index) {
             return Err(msg_pool.not_held(msg));
         }
@@ -317,20 +262,14 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The next message, if one waits. Its buffers are ours until they are released or sent on.
+    /// Receives the next message, if there is one. The caller holds its buffers until it releases or forwards them.
     ///
     /// # Errors
-    /// [`BadMessage`](Error::BadMessage): that one is dropped and what it named goes back; call again, there may be more.
-    /// [`Queue`](Error::Queue), [`Closed`](Error::Closed), [`Dumped`](Error::Dumped); and, when the primary has ended and
-    /// nothing waits any more, [`PrimaryEnded`](Error::PrimaryEnded).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// assert!(phy.receive()?.is_none());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// [`BadMessage`](Error::BadMessage): that message is dropped and its buffers are released. Call again, as more may be
+    /// queued.
+    /// [`Queue`](Error::Queue), [`Closed`](Error::Closed), [`Dumped`](Error::Dumped), and
+    /// [`PrimaryEnded`](Error::PrimaryEnded) once
+    /// the primary has ended and the ring is empty.
     pub fn receive(&self) -> Result<Option<Message>> {
         let shared = &*self.shared;
         let _entered = shared.enter_to_receive()?;
@@ -379,10 +318,10 @@ impl Endpoint {
         }))
     }
 
-    /// Gives buffers back to their pools: both, or one of them with the other null.
+    /// Returns buffers to their pools: both, or one of them if the other is null.
     ///
     /// # Errors
-    /// [`NotHeld`](Error::NotHeld) for one that is not held here; the other is given back all the same.
+    /// [`NotHeld`](Error::NotHeld) for a buffer that is not held here; the other one is released anyway.
     /// [`Closed`](Error::Closed), [`Dumped`](Error::Dumped).
     ///
     /// ```
@@ -391,7 +330,7 @@ impl Endpoint {
     /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
     /// let buffers = phy.allocate(None)?;
     /// phy.release(buffers)?;
-    /// assert!(phy.release(buffers).is_err(), "it is nobody's now");
+    /// assert!(phy.release(buffers).is_err(), "it was released already");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn release(&self, buffers: Buffers) -> Result<()> {
@@ -410,7 +349,7 @@ impl Endpoint {
                 .data_pool
                 .ok_or(Error::NotHeld { address: buffers.data.addr(), pool: PoolId::CpuData });
             match pool.and_then(|id| Ok((id, shared.data_pool(id)?.held_index(buffers.data)?))) {
-                // Their tracing still reads the message: who drops the last reference gives both back.
+                // NVIPC's tracing still reads the message, and releases both buffers with its last reference.
                 Ok((pool, index)) if traced => drop(shared.data_pool(pool)?.held.give(index)),
                 Ok((pool, index)) => shared.release_data(DataBuffer { pool, index }),
                 Err(error) => done = Err(error),
@@ -419,10 +358,10 @@ impl Endpoint {
         done
     }
 
-    /// Wakes the other side: one waiting call of its, now or later.
+    /// Wakes the other side: one call that waits there, or the next one that will.
     ///
     /// # Errors
-    /// [`NoPeer`](Error::NoPeer) until one has connected and after it has ended. [`PrimaryEnded`](Error::PrimaryEnded),
+    /// [`NoPeer`](Error::NoPeer) before a peer has connected and after it has ended. [`PrimaryEnded`](Error::PrimaryEnded),
     /// [`Closed`](Error::Closed), [`Dumped`](Error::Dumped).
     ///
     /// ```
@@ -442,18 +381,10 @@ impl Endpoint {
         peer.post().map_err(|error| Error::system("notify the peer", error))
     }
 
-    /// Waits until the other side notifies, and takes that one notification. `false`: `limit` is over.
+    /// Waits until the other side notifies, and consumes one notification. Returns `false` if `limit` expired.
     ///
     /// # Errors
-    /// [`PrimaryEnded`](Error::PrimaryEnded), [`Closed`](Error::Closed): also when it happens meanwhile.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// assert!(!phy.wait(Some(std::time::Duration::from_millis(1)))?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// [`PrimaryEnded`](Error::PrimaryEnded), [`Closed`](Error::Closed), also if that happens during the wait.
     pub fn wait(&self, limit: Option<Duration>) -> Result<bool> {
         let shared = &*self.shared;
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
@@ -470,18 +401,10 @@ impl Endpoint {
         }
     }
 
-    /// Takes one notification, if there is one.
+    /// Consumes one notification, if there is one.
     ///
     /// # Errors
-    /// [`Closed`](Error::Closed); the kernel refuses.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// assert!(!phy.take()?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// [`Closed`](Error::Closed), [`System`](Error::System).
     pub fn take(&self) -> Result<bool> {
         if self.shared.closed.load(Acquire) {
             return Err(Error::Closed);
@@ -489,111 +412,54 @@ impl Endpoint {
         eventfd::take(&self.shared.eventfd).map_err(|error| Error::system("take a notification", error))
     }
 
-    /// What becomes readable when the other side notifies, for `poll` and `epoll`. Blocking, as NVIPC's is.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// use std::os::fd::AsRawFd;
-    /// assert!(phy.fd().as_raw_fd() > 2);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The descriptor that becomes readable when the other side notifies, for `poll` and `epoll`. It is blocking, as
+    /// NVIPC's is.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.shared.eventfd.as_fd()
     }
 
-    /// The two descriptors that [`wait`](Self::wait) polls: one is readable when the other side notified, the other when the
-    /// link ended or this endpoint was closed.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// use std::os::fd::AsRawFd;
-    /// assert_eq!(phy.waits_on()[0].as_raw_fd(), phy.fd().as_raw_fd());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The two descriptors that [`wait`](Self::wait) polls. The first is readable after a notification, the second once the
+    /// link has
+    /// ended or this endpoint is closed.
     #[must_use]
     pub fn waits_on(&self) -> [BorrowedFd<'_>; 2] {
         [self.shared.eventfd.as_fd(), self.shared.over.as_fd()]
     }
 
-    /// As [`waits_on`](Self::waits_on), for who waits for a successor of the primary, as NVIPC's programs do: the second one is
-    /// readable when this endpoint was closed, and not when the primary has ended.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// use std::os::fd::AsRawFd;
-    /// assert_ne!(phy.waits_on_until_closed()[1].as_raw_fd(), phy.waits_on()[1].as_raw_fd());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// As [`waits_on`](Self::waits_on), for applications that wait for a new primary, as NVIPC's do: the second descriptor
+    /// becomes
+    /// readable when this endpoint is closed, but not when the primary ends.
     #[must_use]
     pub fn waits_on_until_closed(&self) -> [BorrowedFd<'_>; 2] {
         [self.shared.eventfd.as_fd(), self.shared.closing.as_fd()]
     }
 
-    /// Whether the primary has ended, as far as is known.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// assert!(!phy.has_primary_ended(), "it is here");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Whether the primary is known to have ended.
     #[must_use]
     pub fn has_primary_ended(&self) -> bool {
         self.shared.is_over()
     }
 
-    /// Whether a process is at the other end, as far as is known: one has connected, and has not ended.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// assert!(!phy.has_peer());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Whether a peer has connected and is not known to have ended.
     #[must_use]
     pub fn has_peer(&self) -> bool {
         self.shared.peer().is_some_and(|peer| !peer.has_ended())
     }
 
-    /// How many messages wait for this side, about.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// assert_eq!(phy.queued(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Approximate number of messages queued for this side.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.shared.rx().len()
     }
 
     /// Whether an address lies in a buffer of this link.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// let buffers = phy.allocate(None)?;
-    /// assert!(phy.is_inside(buffers.msg) && !phy.is_inside(&raw const buffers as *const u8));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn is_inside(&self, address: *const u8) -> bool {
         self.shared.pools.iter().flatten().any(|pool| pool.index(address).is_some())
     }
 
-    /// How many bytes there are from an address to the end of its buffer; `None`: it lies in no buffer of `pool`.
+    /// Number of bytes from an address to the end of its buffer, or `None` if it lies in no buffer of `pool`.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -610,10 +476,10 @@ impl Endpoint {
         self.shared.pools[pool.index()].as_ref()?.room_at(address)
     }
 
-    /// When a message was sent, in nanoseconds since 1970: of a MSG buffer that is held here, as its sender noted it.
+    /// The time at which a held message was sent, in nanoseconds since 1970, as its sender recorded it.
     ///
     /// # Errors
-    /// [`NotHeld`](Error::NotHeld).
+    /// [`NotHeld`](Error::NotHeld) if this endpoint does not hold the MSG buffer.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -632,22 +498,16 @@ impl Endpoint {
         Ok(seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos))
     }
 
-    /// What was taken back from secondaries that ended, so far.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// assert_eq!(phy.recovered().peers, 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Totals of what was recovered from secondaries that ended.
     #[must_use]
-    pub fn recovered(&self) -> Recovered {
+    pub fn recovered(&self) -> RecoveryStats {
         self.shared.recovered()
     }
 
-    /// Leaves the link: what is held here goes back, waiting calls return, and a primary removes the files. Later calls are
-    /// refused; addresses stay good until the endpoint is dropped, which closes it too.
+    /// Closes the endpoint: its buffers are released, calls that wait return, and a primary removes the files.
+    ///
+    /// Later calls fail with [`Closed`](Error::Closed). Addresses stay mapped until the endpoint is dropped. Dropping also
+    /// closes.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -670,17 +530,17 @@ impl Endpoint {
             }
             let _ = eventfd::post(&shared.closing);
         }
-        // The listener ends with its thread: until the files are gone too, nobody may take them for left behind.
+        // The listener ends with its thread. Until the files are removed, no other process may take them for stale.
         let _no_successor = shared.lock_files();
         let _ = eventfd::post(&shared.over);
         let service = self.service.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        // What the application is asked may close the endpoint: that thread ends by itself.
+        // A callback of the application may close the endpoint from the service thread, which cannot join itself.
         if let Some(service) = service.filter(|service| service.thread().id() != std::thread::current().id())
         {
             let _ = service.join();
         }
         shared.remove_files();
-        // Last: the other side takes it that this one touches nothing any more.
+        // This comes last: it tells the peer that this endpoint no longer touches shared memory.
         if let Some(peer) = shared.peer() {
             peer.say_goodbye();
         }
@@ -693,8 +553,8 @@ impl Drop for Endpoint {
     }
 }
 
-/// A message that is to be sent, in indices.
-struct Checked {
+/// A checked message to send, with indices in place of addresses.
+struct CheckedMessage {
     index: u32,
     msg_len: u32,
     data: Option<DataBuffer>,
@@ -706,7 +566,8 @@ fn take_free(pool: &Pool) -> Result<u32> {
     if let Some(index) = pool.held.unpark() {
         return Ok(index);
     }
-    // A pool that was wiped under us offers what we hold: those come back when we release them.
+    // If NVIPC wiped the pool, its free list offers buffers that we hold. They are skipped here and come back when we
+    // release them.
     for _ in 0..=pool.config.pool_len {
         match pool.free.dequeue() {
             Ok(Some(index)) if pool.held.take(index) => return Ok(index),
@@ -719,27 +580,28 @@ fn take_free(pool: &Pool) -> Result<u32> {
 }
 
 impl Pool {
-    /// Gives a buffer of ours back: for the next who allocates here, or for both sides.
+    /// Releases a buffer of ours: parks it for our next allocation, or returns it to the list of both sides.
     fn put_back(&self, index: u32) {
         if !self.held.park(index) {
             self.return_to_list(index);
         }
     }
 
-    /// Whether the other side may soon find none.
+    /// Whether the free list is so short that the other side may soon find it empty.
     fn is_scarce(&self) -> bool {
         self.free.len() < (self.config.pool_len / 8) as usize
     }
 
-    /// Gives back what is parked.
+    /// Returns all parked buffers to the free list.
     fn return_parked(&self) {
         self.held.unpark_all().into_iter().for_each(|index| self.return_to_list(index));
     }
 
     fn return_to_list(&self, index: u32) {
         if self.held.give(index) {
-            // There already: the pool was wiped under us, and that gave it back. Or the list is destroyed, and recovery or
-            // a new link brings the buffer back.
+            // It fails if the buffer is there already, because NVIPC wiped the pool. Or the list is damaged, and recovery
+            // or a new link
+            // brings the buffer back.
             let _ = self.free.enqueue(index);
         }
     }

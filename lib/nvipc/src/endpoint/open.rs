@@ -1,4 +1,4 @@
-//! Making a link as its primary, joining one as its secondary.
+//! Creates a link as its primary, attaches to one as its secondary.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use shmesh_sys::{errno, eventfd, socket};
 use super::link::{Pool, Shared};
 use super::{Endpoint, peer};
 use crate::exchange;
-use crate::held::{Attached, Held};
+use crate::held::{DataOfMsg, HeldBuffers};
 use crate::layout::{
     COMMAND_RING_BYTES, COMMANDS, CONFIG_AT, CONFIG_BYTES, DUMPING_AT, FORWARD_QUEUE_AT, INFO_WORDS, Names,
     QUEUE_WORDS, SEMAPHORE, Shape, TIME_BYTES, TIME_OF_SEND, TIMES_AT, debug_bytes, forward_bytes, infos_at,
@@ -25,10 +25,10 @@ use crate::memory::{AtomicU32, Memory};
 use crate::queue::Queue;
 use crate::{Error, Result};
 
-/// How long another of us may take to make a link in the same directory.
+/// How long to wait for another process that creates a link in the same directory.
 const DIR_LIMIT: Duration = Duration::from_secs(30);
 
-/// Locks a directory, so that no other of us creates files in it meanwhile.
+/// Locks a directory, so that no other process with this library creates files in it meanwhile.
 pub(super) fn lock_dir(dir: &Path, limit: Duration) -> io::Result<Locked> {
     let mut file = File::open(dir)?;
     let start = Instant::now();
@@ -47,14 +47,14 @@ pub(super) fn lock_dir(dir: &Path, limit: Duration) -> io::Result<Locked> {
     }
 }
 
-/// How to find links, and how to make them.
+/// Options for creating and attaching to links.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// use std::time::{Duration, Instant};
 /// let options = shmesh_nvipc_wire::Options::new().dir(dir.path()).patience(Duration::ZERO);
-/// let nobody = options.attach("nvipc").unwrap_err();
-/// assert!(matches!(nobody, shmesh_nvipc_wire::Error::NoPrimary { .. }), "{nobody}");
+/// let error = options.attach("nvipc").unwrap_err();
+/// assert!(matches!(error, shmesh_nvipc_wire::Error::NoPrimary { .. }), "{error}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -71,33 +71,21 @@ impl Default for Options {
 }
 
 impl Options {
-    /// In `/dev/shm`, where NVIPC always is; files for this user only; waiting for the primary as long as it takes.
-    ///
-    /// ```
-    /// let options = shmesh_nvipc_wire::Options::new();
-    /// assert!(options.attach("no/prefix").is_err());
-    /// ```
+    /// The defaults: `/dev/shm`, where NVIPC always is; files for this user only; no limit on waiting for the primary.
     #[must_use]
     pub fn new() -> Self {
         Self { dir: PathBuf::from("/dev/shm"), mode: 0o600, patience: None }
     }
 
-    /// In another directory: tests, and pods whose peer has that directory as its `/dev/shm`.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// assert!(dir.path().join("nvipc_shm").exists());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Sets another directory, for tests and for pods whose peer has that directory as its `/dev/shm`.
     #[must_use]
     pub fn dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.dir = dir.into();
         self
     }
 
-    /// The mode of a primary's files, whatever the umask: 0o600 unless set. A peer of another user needs 0o660 or 0o666.
+    /// Sets the mode of a primary's files, whatever the umask. The default is 0o600; a peer of another user needs 0o660 or
+    /// 0o666.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -114,23 +102,16 @@ impl Options {
         self
     }
 
-    /// How long a secondary waits for its primary; for ever unless set, as NVIPC's do.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
-    /// assert!(options.patience(std::time::Duration::from_millis(1)).attach("nvipc").is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Sets how long a secondary waits for its primary. The default is no limit, as in NVIPC.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
         self
     }
 
-    /// Makes a link and becomes its primary.
+    /// Creates a link and becomes its primary.
     ///
-    /// What a primary left that has ended is replaced by new files, so whoever still has the old ones keeps them.
+    /// Files of a primary that has ended are replaced by new ones. Processes that still map the old files keep them.
     ///
     /// # Errors
     /// [`InUse`](Error::InUse), [`NotTheirs`](Error::NotTheirs), [`NoSpace`](Error::NoSpace), [`Prefix`](Error::Prefix),
@@ -149,19 +130,14 @@ impl Options {
         self.create_asking(prefix, pools, None)
     }
 
-    /// As [`create`](Self::create). Whenever a secondary connects that is not the first, `agrees` is called, in a thread of
-    /// the endpoint; with `false` it is sent away. NVIPC's reset callback, without the reset.
+    /// As [`create`](Self::create), with a callback that may refuse later secondaries.
+    ///
+    /// Each time a secondary other than the first connects, `agrees` is called in a thread of the endpoint; `false` refuses
+    /// it. It has
+    /// the place of NVIPC's reset callback, but nothing is reset.
     ///
     /// # Errors
-    /// As there.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
-    /// let phy = options.create_with("nvipc", pools, || true)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// As [`create`](Self::create).
     pub fn create_with(
         &self,
         prefix: &str,
@@ -175,14 +151,14 @@ impl Options {
         &self,
         prefix: &str,
         pools: [PoolConfig; PoolId::COUNT],
-        agrees: Option<peer::Reconnecting>,
+        agrees: Option<peer::ReconnectCheck>,
     ) -> Result<Endpoint> {
         let names = Names::new(prefix)?;
         let shape = Shape::checked(pools)?;
         let system = |doing: &str, error| Error::system(format!("{doing} {}", self.dir.display()), error);
         let _alone = lock_dir(&self.dir, DIR_LIMIT).map_err(|error| system("lock the directory", error))?;
         self.clear(&names)?;
-        let mut made = Made { files: Vec::new(), options: self };
+        let mut made = UnfinishedFiles { files: Vec::new(), options: self };
         let debug = made.segment(&names.of("debug"), debug_bytes(shape.msg_len()) as u64)?;
         let config = debug.words::<AtomicU32>(CONFIG_AT, CONFIG_BYTES / 4).ok_or_else(damaged)?;
         config.iter().zip(shape.to_words(prefix)).for_each(|(word, value)| store(word, value));
@@ -210,13 +186,13 @@ impl Options {
         let listener = socket::listen_stream(&path, self.mode)
             .map_err(|error| Error::system(format!("listen at {}", path.display()), error))?;
         made.files.push(path);
-        // NVIPC's secondaries leave theirs behind.
+        // NVIPC's secondaries leave their sockets behind.
         made.files.push(self.dir.join(shared.names.of("un_sock_client")));
         shared.files = std::mem::take(&mut made.files);
         start(shared, Some(listener), agrees)
     }
 
-    /// Removes what a primary left that has ended.
+    /// Removes the files of a primary that has ended.
     fn clear(&self, names: &Names) -> Result<()> {
         let server = self.dir.join(names.server());
         let served = socket::is_bound(&server);
@@ -225,7 +201,7 @@ impl Options {
         }
         let shm = self.dir.join(names.of("shm"));
         if shm.symlink_metadata().is_ok() {
-            // A link of our own layout has a file of this name too, and this is not its way to end.
+            // A link in shmesh's own layout has a file of this name too, and must not be removed here.
             let stale = self.open(&names.of("debug")).and_then(|debug| read_shape(&debug, "debug"));
             if stale.is_err() {
                 return Err(Error::NotTheirs { path: shm });
@@ -243,10 +219,11 @@ impl Options {
         Ok(())
     }
 
-    /// Joins a link as its secondary. Waits for the primary.
+    /// Attaches to a link as its secondary. Waits for the primary.
     ///
     /// # Errors
-    /// [`NoPrimary`](Error::NoPrimary) when patience is over, [`Version`](Error::Version), [`Damaged`](Error::Damaged),
+    /// [`NoPrimary`](Error::NoPrimary) after the time of [`patience`](Self::patience), [`Version`](Error::Version),
+    /// [`Damaged`](Error::Damaged),
     /// [`Truncated`](Error::Truncated), [`Prefix`](Error::Prefix), [`System`](Error::System).
     ///
     /// ```
@@ -255,13 +232,13 @@ impl Options {
     /// let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
     /// let phy = options.create("nvipc", pools)?;
     /// let mac = options.attach("nvipc")?;
-    /// assert_eq!(mac.pool(shmesh::config::PoolId::CpuMsg), pools[0], "the primary's");
+    /// assert_eq!(mac.pool(shmesh::config::PoolId::CpuMsg), pools[0], "as the primary configured it");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn attach(&self, prefix: &str) -> Result<Endpoint> {
         let names = Names::new(prefix)?;
         let eventfd = eventfd::blocking().map_err(|error| Error::system("make an eventfd", error))?;
-        // First, as theirs do: a primary of theirs may put its queues in order before it answers.
+        // This comes first, as in NVIPC: an NVIPC primary may reset its queues before it answers.
         let peer = exchange::meet(&self.dir.join(names.server()), &eventfd, self.patience)?;
         let debug = self.open(&names.of("debug"))?;
         let shape = read_shape(&debug, &names.of("debug"))?;
@@ -273,7 +250,7 @@ impl Options {
             let config = shape.pools[pool.index()];
             if config.is_enabled() {
                 let memory = self.open(&names.pool(pool))?;
-                // What is on a device has only its queue, and how to find the rest, in the file.
+                // For a pool in device memory, the file has only its queue and the handle to find the buffers.
                 let least = if pool.is_device() {
                     queue_bytes(config.pool_len as usize) as u64
                 } else {
@@ -304,7 +281,7 @@ impl Options {
         map(&file, &path)
     }
 
-    /// Finds the parts of a link in its segments.
+    /// Locates the parts of a link in its segments.
     fn place(
         &self,
         side: Side,
@@ -325,7 +302,7 @@ impl Options {
                 id,
                 config,
                 free: queue(&memory, 0, config.pool_len as usize)?,
-                held: Held::new(config.pool_len as usize),
+                held: HeldBuffers::new(config.pool_len as usize),
                 base: memory.payload(buffers, bytes),
                 memory,
             });
@@ -336,9 +313,9 @@ impl Options {
             rings: [queue(shm, 0, len)?, queue(shm, queue_bytes(len), len)?],
             infos: shm.words(infos_at(len), INFO_WORDS * len).ok_or_else(damaged)?,
             pools,
-            attached: Attached::new(shape.pools.map(|pool| pool.pool_len as usize)),
+            attached: DataOfMsg::new(shape.pools.map(|pool| pool.pool_len as usize)),
             dumping: debug.words(DUMPING_AT, 1).ok_or_else(damaged)?,
-            // From the first time of sending to the end of the last one's times.
+            // From the first message's time of sending to the end of the last message's timestamps.
             times: debug
                 .words(TIMES_AT + TIME_OF_SEND, (TIME_BYTES * len - TIME_OF_SEND) / 8)
                 .ok_or_else(damaged)?,
@@ -358,13 +335,13 @@ impl Options {
     }
 }
 
-/// Files of a primary that is not complete yet: they go if it does not become so.
-struct Made<'a> {
+/// Files of a link that is not complete yet. Dropping this removes them, unless the link was completed.
+struct UnfinishedFiles<'a> {
     files: Vec<PathBuf>,
     options: &'a Options,
 }
 
-impl Made<'_> {
+impl UnfinishedFiles<'_> {
     fn segment(&mut self, name: &str, bytes: u64) -> Result<Arc<Memory>> {
         let path = self.options.dir.join(name);
         let file =
@@ -381,7 +358,7 @@ impl Made<'_> {
     }
 }
 
-impl Drop for Made<'_> {
+impl Drop for UnfinishedFiles<'_> {
     fn drop(&mut self) {
         for path in self.files.iter().rev() {
             let _ = std::fs::remove_file(path);
@@ -392,7 +369,7 @@ impl Drop for Made<'_> {
 fn start(
     shared: Shared,
     listener: Option<std::os::fd::OwnedFd>,
-    agrees: Option<peer::Reconnecting>,
+    agrees: Option<peer::ReconnectCheck>,
 ) -> Result<Endpoint> {
     let shared = Arc::new(shared);
     let endpoint = Endpoint { shared: Arc::clone(&shared), service: Mutex::new(None) };

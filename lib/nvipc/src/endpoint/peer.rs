@@ -1,4 +1,4 @@
-//! The thread that meets peers and notices when they end.
+//! The service thread: accepts peers, and detects when they end.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,27 +12,27 @@ use shmesh_sys::poll::{self, Watch};
 use super::link::Shared;
 use crate::exchange::{Caller, Peer};
 
-/// What the application says when a secondary connects again; `false` refuses it.
-pub(super) type Reconnecting = Box<dyn Fn() -> bool + Send>;
+/// Asks the application whether a secondary may connect again; `false` refuses it.
+pub(super) type ReconnectCheck = Box<dyn Fn() -> bool + Send>;
 
-/// Most that wait for the place of a secondary that lives; more are sent away.
+/// Maximum number of callers that wait while another secondary is alive; more are refused.
 const WAITING_MAX: usize = 8;
 
-/// Before trying again what failed for want of something.
+/// Delay before retrying after a lack of resources.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How often to look whether a peer that fills its counter keeps a thread that notifies, and whether buffers lie here unused.
+/// How often to check for a notifying thread that a full counter blocks, and for parked buffers that are not used.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Runs until the endpoint is closed, or its primary has ended. `listener`: a primary's.
-pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&Reconnecting>) {
+/// Serves peers until the endpoint is closed or its primary has ended. Only a primary has a `listener`.
+pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&ReconnectCheck>) {
     meet_all(shared, listener, reconnecting);
     if let Some(peer) = shared.peer() {
         peer.free_posting();
     }
 }
 
-fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&Reconnecting>) {
+fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&ReconnectCheck>) {
     let (mut met, mut waiting) = (false, VecDeque::<Caller>::new());
     let (mut released, mut looked) = (0, Instant::now());
     while !shared.closed.load(Acquire) {
@@ -43,7 +43,7 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
         };
         let watched = [Some(shared.over.as_fd()), listener.map(AsFd::as_fd), pidfd, connection];
         let mut fds: Vec<_> = watched.iter().flatten().map(Watch::readable).collect();
-        // Those that have spoken wait for their turn, and are ready all the time.
+        // Callers that have sent their half stay readable until their turn comes, so they are not polled.
         let silent = || waiting.iter().filter(|caller| !caller.has_spoken());
         fds.extend(silent().map(Watch::readable));
         let look = Instant::now().checked_add(LOOK);
@@ -54,7 +54,7 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
             looked = Instant::now();
         }
         if waited.is_err() {
-            // Not the end: without a listener the link would look like one that was left behind.
+            // Retry rather than stop: without a listener, the link would look abandoned.
             std::thread::sleep(AGAIN);
             continue;
         }
@@ -62,7 +62,7 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
         let [_, called, ended, said] = watched.map(|fd| fd.is_some() && ready.next() == Some(true));
         drop(ready);
         drop(fds);
-        if let Some(peer) = peer.as_ref().filter(|peer| peer.keeps_somebody()) {
+        if let Some(peer) = peer.as_ref().filter(|peer| peer.has_blocked_writer()) {
             peer.free_posting();
         }
         if shared.closed.load(Acquire) {
@@ -71,7 +71,7 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
         let left = said && peer.is_some_and(|peer| peer.has_left());
         match listener {
             Some(_) if ended => shared.secondary_ended(),
-            // It has given back what it held.
+            // It has released what it held.
             Some(_) if left => shared.set_peer(None),
             None if ended || left => return shared.end_with_primary(),
             _ => {}
@@ -79,19 +79,20 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
         if let (true, Some(listener)) = (called, listener) {
             match Caller::accepted(listener) {
                 Ok(caller) => waiting.push_back(caller),
-                // No descriptors, mostly: it stays ready, and this must not spin until there are some.
+                // Usually there are no descriptors left. The listener stays readable, so pause instead of spinning.
                 Err(_) => std::thread::sleep(AGAIN),
             }
         }
-        // Who has gone would keep another's place, and the application would be asked about it.
+        // A caller that has gone must not keep its place, nor lead to a question to the application.
         waiting.retain(|caller| !caller.has_hung_up() && !caller.is_too_late());
         while waiting.len() > WAITING_MAX {
-            // The silent ones first: whoever connects and says nothing keeps no secondary out.
+            // Refuse silent callers first, so that connecting without a word keeps no secondary out.
             let silent = waiting.iter().position(|caller| !caller.has_spoken());
             waiting.remove(silent.unwrap_or(WAITING_MAX));
         }
-        // NVIPC lets everybody in, and wipes the link under the one that lives. Here others wait as they would for a primary;
-        // not the one that lives, if it comes back: who is before it waits for it.
+        // NVIPC admits every caller and wipes the link under the secondary that is alive. Here callers wait until it has
+        // ended. The
+        // living secondary itself does not wait if it connects again; callers before it still do.
         while let Some(at) =
             waiting.iter().position(|caller| caller.has_spoken() && !shared.is_taken_from(caller))
         {
@@ -116,7 +117,7 @@ impl Shared {
         self.set_peer(None);
     }
 
-    /// A secondary: the link is over, and who waits shall hear of it.
+    /// Ends the link on a secondary whose primary has ended, and wakes the calls that wait.
     fn end_with_primary(&self) {
         let alone = self.alone();
         self.primary_ended.store(true, Release);
@@ -124,13 +125,13 @@ impl Shared {
         let _ = eventfd::post(&self.over);
     }
 
-    /// Whether another secondary lives.
+    /// Whether a living secondary other than the caller has the link.
     fn is_taken_from(&self, caller: &Caller) -> bool {
         self.peer().is_some_and(|peer| peer.pidfd().is_some() && !peer.has_ended() && !peer.is(caller))
     }
 
-    /// Meets one that connects. `false`: it is not the peer.
-    fn meet(&self, caller: Caller, again: bool, reconnecting: Option<&Reconnecting>) -> bool {
+    /// Exchanges eventfds with a caller. Returns `false` if it did not become the peer.
+    fn meet(&self, caller: Caller, again: bool, reconnecting: Option<&ReconnectCheck>) -> bool {
         let ended = self.peer().is_some_and(|peer| peer.has_ended());
         if ended {
             self.secondary_ended();

@@ -1,9 +1,14 @@
-//! What a dead secondary left is put right.
+//! Recovery of what a dead secondary left.
 //!
-//! NVIPC does this by wiping all, when the next secondary connects. Here the primary knows what itself holds and what waits
-//! in the rings; the rest was the dead one's. It goes back to its pools, messages that were sent stay where they are, and
-//! queues that it died in the middle of are written anew. Nobody else is there meanwhile: the dead one does not come back,
-//! the next one waits for our half of the exchange, and our own calls wait for the lock.
+//! When the next secondary connects, NVIPC wipes everything. Here the primary knows what it holds itself and what is queued
+//! in
+//! the rings; the rest belonged to the dead secondary. Those buffers return to their pools, messages that were sent stay
+//! queued,
+//! and queues that the secondary was changing when it died are rebuilt.
+//!
+//! No other process touches the link meanwhile: the dead one is gone, the next one waits for our half of the exchange, and
+//! our own
+//! calls wait for the lock.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,15 +18,10 @@ use shmesh::config::PoolId;
 use super::link::Shared;
 use crate::layout::{INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES};
 
-/// What was taken back from secondaries that ended.
-///
-/// ```
-/// let nothing = shmesh_nvipc_wire::Recovered::default();
-/// assert_eq!((nothing.peers, nothing.msg_buffers, nothing.data_buffers), (0, 0, 0));
-/// ```
+/// Totals of what was recovered from secondaries that ended.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Recovered {
-    /// How many secondaries ended.
+pub struct RecoveryStats {
+    /// Number of secondaries that ended.
     pub peers: u64,
     /// MSG buffers that they held.
     pub msg_buffers: u64,
@@ -30,10 +30,10 @@ pub struct Recovered {
 }
 
 impl Shared {
-    /// Puts right what the secondary left; it must have ended.
+    /// Recovers what the secondary left. It must have ended.
     pub(super) fn recover(&self) {
         let _alone = self.alone();
-        // In use: ours, or on the way.
+        // In use: held by us, or queued.
         let mut used: [Vec<bool>; PoolId::COUNT] = std::array::from_fn(|i| {
             let pool = self.pools[i].as_ref();
             let mut used = vec![false; pool.map_or(0, |pool| pool.config.pool_len as usize)];
@@ -54,7 +54,7 @@ impl Shared {
                 if let Some(pool) = pool.filter(|pool| *pool != PoolId::CpuMsg)
                     && !take(pool, data)
                 {
-                    // Of another message, or none: the receiver shall not have it twice.
+                    // The DATA buffer belongs to another message, or to none. The receiver must not get it twice.
                     info[INFO_DATA_POOL].store(0, Relaxed);
                 }
             }
@@ -73,7 +73,7 @@ impl Shared {
             } += back;
             pool.free.refill(free);
         }
-        // Once and last: a reader sees all of a recovery or nothing.
+        // Published in one step, so that a reader sees a whole recovery or none of it.
         *self.recovered.lock().unwrap_or_else(PoisonError::into_inner) = recovered;
     }
 }

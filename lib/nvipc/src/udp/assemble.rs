@@ -1,38 +1,39 @@
-//! Parts become messages again, in order, and what is missing is counted.
+//! Assembles datagrams to messages, in order, and counts what is missing.
 //!
-//! Whoever completes first goes first, and everything older that is not complete then is lost: nothing is asked for again.
+//! Messages are delivered as they become complete. Older messages that are incomplete at that moment are lost, as there is
+//! no retransmission.
 //!
-//! Anybody on the way can forge a datagram, and then this side may be given a message that was never sent. More than that it
-//! shall not cost. So a sender is known by its session and by where its numbers have come to, and a datagram that is of
-//! another session, or from far ahead, begins a *stream* beside the one that is believed, which goes on. Only a second message
-//! of such a stream ends the others: the sender has started anew, or a long time is missing.
+//! Datagrams can be forged by any host on the network path, and a forged one can be delivered as a message. It must not do
+//! more harm than that. So a sender is recognized by its session and the current message number. A datagram with another
+//! session, or with a number far ahead, starts a *stream* beside the trusted one, which continues. Only a second message of
+//! the new stream ends the others: then the sender has restarted, or many messages were lost.
 
 use std::collections::VecDeque;
 
 use shmesh::config::PoolId;
 
 use super::wire::Header;
-use super::{Lost, Pools};
+use super::{LossStats, Pools};
 use crate::endpoint::{Buffers, Message};
 
-/// Most messages that are in pieces at once. One more ends the oldest.
+/// Maximum number of incomplete messages. One more drops the oldest.
 const PARTIAL_MAX: usize = 8;
-/// Most streams at once. One more ends the oldest that is not believed.
+/// Maximum number of streams. One more drops the oldest that is not trusted.
 const STREAMS_MAX: usize = 4;
-/// Messages that may be missing in a stream. After more of them it is another one.
+/// Maximum gap between message numbers in a stream. A larger gap starts another stream.
 const AHEAD_MAX: u32 = 64;
-/// How old a datagram may be to be of the stream that is believed, and too late.
+/// How far a datagram may lag behind the trusted stream and still count as late.
 const LATE_MAX: u32 = 1 << 16;
-/// Of two numbers the other is later, if it is less than this after the one.
+/// Of two message numbers, `b` is later than `a` if `b - a` is less than this (modulo 2^32).
 const HALF: u32 = 1 << 31;
 
-/// What comes from one sender, as far as can be known.
+/// The messages from one sender, as far as senders can be distinguished.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     session: u32,
     /// The number of its first message.
     first: u32,
-    /// The number after that of the last message delivered.
+    /// The number after the last delivered message.
     next: u32,
     delivered: bool,
 }
@@ -46,36 +47,36 @@ impl Stream {
         self.session == header.session && header.number.wrapping_sub(self.next) < AHEAD_MAX
     }
 
-    /// Whether it is too late for a datagram, which is not older than so much.
+    /// Whether a datagram is too late for this stream, but by no more than `max` messages.
     fn has_passed(&self, header: &Header, max: u32) -> bool {
         self.session == header.session && (1..=max).contains(&self.next.wrapping_sub(header.number))
     }
 }
 
-/// A message of which parts are here.
+/// An incomplete message: some of its parts have arrived.
 #[derive(Debug)]
 struct Partial {
     header: Header,
-    /// Bytes of a part.
+    /// Bytes of each part but the last.
     stride: u32,
     msg: u32,
     data: Option<u32>,
-    /// Which parts are here.
+    /// Which parts have arrived.
     parts: Vec<bool>,
     missing: usize,
 }
 
-/// What comes from one peer.
+/// The state of reception from one peer.
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
-    /// The first is the one that is believed.
+    /// The streams; the first is the trusted one.
     streams: Vec<Stream>,
     partial: VecDeque<Partial>,
-    pub(super) lost: Lost,
+    pub(super) lost: LossStats,
 }
 
 impl Assembler {
-    /// Takes a part. Some: it was the last of its message.
+    /// Adds a part. Returns the message if this was its last missing part.
     pub(super) fn put(&mut self, header: Header, payload: &[u8], pools: &Pools) -> Option<Message> {
         let Some(stride) = header.stride(payload.len()) else {
             self.refuse();
@@ -102,12 +103,12 @@ impl Assembler {
         Some(self.deliver(&whole, stream, pools))
     }
 
-    /// The stream that a datagram is of; a new one if need be. `None`: it is too late.
+    /// Returns the stream of a datagram, and starts one if needed. Returns `None` if the datagram is too late.
     fn stream_of(&mut self, header: &Header, pools: &Pools) -> Option<usize> {
         if let Some(at) = self.streams.iter().position(|stream| stream.continues(header)) {
             return Some(at);
         }
-        // One that is not believed says little about where the sender is.
+        // A stream that is not trusted says little about the position of the sender.
         let max = |at| if at == 0 { LATE_MAX } else { AHEAD_MAX };
         if self.streams.iter().enumerate().any(|(at, stream)| stream.has_passed(header, max(at))) {
             self.lost.late += 1;
@@ -117,7 +118,7 @@ impl Assembler {
             let ended = self.streams.remove(1);
             self.end(&[ended], pools);
         }
-        // Where it began is not known, so nothing before its first part counts as lost.
+        // The sender's first number is unknown, so messages before this one do not count as lost.
         self.streams.push(Stream::begun_by(header));
         Some(self.streams.len() - 1)
     }
@@ -127,7 +128,7 @@ impl Assembler {
             if let Some(taken) = pools.take(&header) {
                 break taken;
             }
-            // What is in pieces must not keep the whole out.
+            // Incomplete messages must not take the buffers that a complete one needs.
             if pools.would_fit(&header)
                 && let Some(oldest) = self.partial.pop_front()
             {
@@ -161,7 +162,7 @@ impl Assembler {
         stream.next = header.number.wrapping_add(1);
         let confirmed = std::mem::replace(&mut stream.delivered, true);
         let stream = *stream;
-        // Older ones are counted by that already; those of another stream are not older.
+        // Older ones are counted by the gap in numbers. Those of other streams are not older.
         self.drop_partials(pools, |partial| stream.has_passed(partial, AHEAD_MAX));
         if confirmed && at > 0 {
             self.believe(at, pools);
@@ -177,14 +178,14 @@ impl Assembler {
         }
     }
 
-    /// The stream at `at` is the sender's now, and the others have ended.
+    /// Makes the stream at `at` the trusted one, and ends the others.
     fn believe(&mut self, at: usize, pools: &Pools) {
         let stream = self.streams.swap_remove(at);
         let ended = std::mem::replace(&mut self.streams, vec![stream]);
         let before = ended[0];
         let between = stream.first.wrapping_sub(before.next);
         self.lost.messages += if before.session != stream.session {
-            // Nothing says how far that one came.
+            // The numbers of an untrusted stream do not tell how many messages were lost.
             self.partial.iter().filter(|partial| before.continues(&partial.header)).count() as u64
         } else if between < HALF {
             u64::from(between)
@@ -194,7 +195,7 @@ impl Assembler {
         self.end(&ended, pools);
     }
 
-    /// Gives up what is in pieces of streams that are gone.
+    /// Drops the incomplete messages of streams that have ended.
     fn end(&mut self, ended: &[Stream], pools: &Pools) {
         let streams = std::mem::take(&mut self.streams);
         self.drop_partials(pools, |partial| {
@@ -204,7 +205,7 @@ impl Assembler {
         self.streams = streams;
     }
 
-    /// Gives the buffers of such messages back.
+    /// Returns the buffers of incomplete messages that match.
     fn drop_partials(&mut self, pools: &Pools, such: impl Fn(&Header) -> bool) {
         self.partial.retain(|partial| {
             let goes = such(&partial.header);
@@ -215,25 +216,25 @@ impl Assembler {
         });
     }
 
-    /// Gives up a message in pieces. It is counted when a later one of its stream is delivered.
+    /// Drops one incomplete message. It is counted as lost when a later one of its stream is delivered.
     fn give_up(&mut self, old: &Partial, pools: &Pools) {
         pools.give(old.msg, old.header.data_pool.zip(old.data));
     }
 
-    /// A datagram that no sender of ours made.
+    /// Counts a datagram that no correct sender produces.
     pub(super) fn refuse(&mut self) {
         self.lost.damaged += 1;
     }
 }
 
 impl Pools {
-    /// Whether buffers are long enough for a message.
+    /// Whether the buffers of the pools are long enough for a message.
     fn would_fit(&self, header: &Header) -> bool {
         let holds = |id, len| self.get(id).is_some_and(|pool| len <= pool.config.buf_size_bytes);
         holds(PoolId::CpuMsg, header.msg_len) && header.data_pool.is_none_or(|id| holds(id, header.data_len))
     }
 
-    /// Buffers for a message that is coming.
+    /// Takes buffers for a message of which a part has arrived.
     fn take(&self, header: &Header) -> Option<(u32, Option<u32>)> {
         if !self.would_fit(header) {
             return None;
@@ -298,7 +299,7 @@ mod tests {
         Pools([pool(PoolId::CpuMsg, 32), pool(PoolId::CpuData, 64), None, None, None])
     }
 
-    /// A part of a message whose bytes all follow from its number.
+    /// One part of a message whose bytes all follow from its number.
     fn datagram(session: u32, number: u32, lens: (u32, u32), parts: u16, part: u16) -> (Header, Vec<u8>) {
         let data_pool = (lens.1 > 0).then_some(PoolId::CpuData);
         let header = Header {
@@ -319,16 +320,16 @@ mod tests {
         (Header { offset, ..header }, vec![number.to_le_bytes()[0]; len as usize])
     }
 
-    /// Looks at every byte, and gives it back.
+    /// Checks every byte of a message, and returns its buffers.
     fn check(message: &Message, pools: &Pools) -> u32 {
         let number = message.msg_id.cast_unsigned();
         for (part, len) in [(message.buffers.msg, message.msg_len), (message.buffers.data, message.data_len)]
         {
             for i in 0..usize::try_from(len).unwrap() {
-                // SAFETY: inside the buffer, which was delivered to this test.
+                // SAFETY: the byte is inside the buffer, which was delivered to this test.
                 #[expect(unsafe_code, reason = "buffers are addresses")]
                 let byte = unsafe { part.add(i).read() };
-                assert_eq!(byte, number.to_le_bytes()[0], "no other message's bytes");
+                assert_eq!(byte, number.to_le_bytes()[0], "bytes of this message");
             }
         }
         let index = |id| pools.get(id).unwrap();
@@ -348,7 +349,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_only_whole_messages_do_and_no_buffer_is_lost(
+        fn any_datagrams_yield_only_whole_messages_and_leak_no_buffer(
             datagrams in prop::collection::vec(
                 (0_u32..3, prop_oneof![0_u32..200, any::<u32>()], (0_u32..40, 0_u32..70), 0_u16..5, 0_u16..5, -1_i32..2),
                 0..200,
@@ -357,7 +358,7 @@ mod tests {
             let (pools, mut assembler) = (pools(), Assembler::default());
             for (session, number, lens, parts, part, shift) in datagrams {
                 let (header, payload) = datagram(session, number, lens, parts, part);
-                // As the parser lets through.
+                // As the parser allows.
                 let header = Header { offset: header.offset.wrapping_add_signed(shift), ..header };
                 let end = u64::from(header.offset) + payload.len() as u64;
                 if part < parts && end <= header.total()
@@ -377,7 +378,7 @@ mod tests {
         }
 
         #[test]
-        fn of_one_sender_each_comes_once_in_order_or_is_counted(
+        fn messages_of_one_sender_arrive_once_in_order_or_count_as_lost(
             begin: u32,
             messages in prop::collection::vec((0_u32..33, 0_u32..65, 1_u16..4, 0_u32..10), 1..150),
             forged in prop::collection::vec((0_usize..150, any::<u32>(), any::<bool>()), 0..3),
@@ -388,12 +389,12 @@ mod tests {
                 let number = begin.wrapping_add(u32::try_from(turn).unwrap());
                 let parts = (*parts).min(u16::try_from((msg_len + data_len).max(1)).unwrap());
                 let is_last = turn + 1 == messages.len();
-                // One in ten is lost, one comes twice.
+                // One in ten is lost, one in ten arrives twice.
                 let times = match fate { 0 if !is_last && turn > 0 => 0, 1 => 2, _ => 1 };
                 let mut passed = 0;
                 for part in 0..parts {
                     let (header, payload) = datagram(1, number, (*msg_len, *data_len), parts, part);
-                    // Our sender makes no empty ones: it makes fewer.
+                    // A correct sender sends no empty parts: it sends fewer parts.
                     if header.stride(payload.len()).is_none() {
                         continue;
                     }
@@ -407,7 +408,7 @@ mod tests {
                         }
                     }
                     for (_, number, same) in forged.iter().filter(|(at, ..)| *at == turn && part == 0) {
-                        // What is of this time is a message like any other.
+                        // A number close to the sender's is a message like any other.
                         let far = (1 << 20..u32::MAX - (1 << 20)).contains(&number.wrapping_sub(begin));
                         let session = if *same { 1 } else { *number };
                         let (header, payload) = datagram(session, *number, (5, 0), 1, 0);

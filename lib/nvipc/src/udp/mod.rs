@@ -2,13 +2,13 @@
 //!
 //! | file | concept |
 //! |---|---|
-//! | `wire.rs` | what a datagram looks like |
+//! | `wire.rs` | the format of a datagram |
 //! | `pool.rs` | buffers on the heap |
-//! | `assemble.rs` | parts become messages, and what is missing is counted |
+//! | `assemble.rs` | assembles parts to messages, counts losses |
 //!
-//! It is UDP and nothing more: no retransmission, no flow control, no encryption, no proof of who sent. What arrives is whole
-//! and in order; what does not is counted. The kernel drops datagrams that are not from the configured peer, which anybody on
-//! the way can forge. Use it on a network of one's own.
+//! This is plain UDP: no retransmission, no flow control, no encryption, no authentication. Messages arrive whole and in
+//! order or not at all, and losses are counted. The kernel drops datagrams whose source address is not the configured
+//! peer's, but any host on the network path can forge that address. Use it on a trusted network only.
 
 mod assemble;
 mod pool;
@@ -33,35 +33,30 @@ use assemble::Assembler;
 use pool::Pool;
 use wire::{HEADER_BYTES, Header};
 
-/// Bytes of the largest datagram over IPv4.
+/// Largest payload of a datagram over IPv4.
 const DATAGRAM_MAX: usize = 65_507;
-/// What the kernel is asked to keep until it is received; it gives what `net.core.rmem_max` permits, and drops what is more.
+/// Receive buffer to request from the kernel, which grants up to `net.core.rmem_max` and drops datagrams beyond.
 const KEPT_BYTES: usize = 8 << 20;
-/// Datagrams that one call reads at most, so that a flood does not keep it.
+/// Maximum number of datagrams that one call reads, so that a flood cannot keep it busy for ever.
 const READ_MAX: usize = 4096;
 
-/// Whether an error says nothing of this call: a signal came, or nobody received an earlier datagram.
-fn is_nothing(error: &io::Error) -> bool {
+/// Whether an error does not concern this call: a signal arrived, or an earlier datagram was refused by the peer's host.
+fn is_unrelated(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionRefused)
 }
 
-/// What datagrams look like.
-///
-/// ```
-/// use shmesh_nvipc_wire::udp::Form;
-/// assert_eq!(Form::default(), Form::Shmesh);
-/// ```
+/// The format of datagrams.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Form {
-    /// Ours: ids, lengths and pool travel, and long messages are parted.
+    /// shmesh's format: ids, lengths and pool are transmitted, and long messages are split.
     #[default]
     Shmesh,
-    /// NVIPC's: a whole MSG buffer and the DATA bytes in one datagram, and nothing else. Ids arrive as 0, and what is longer
-    /// than a datagram is refused. Both sides need the same `buf_size` of `cpu_msg`.
+    /// NVIPC's format: a whole MSG buffer and the DATA bytes in one datagram, and nothing else. Ids arrive as 0, and
+    /// messages longer than a datagram are refused. Both sides need the same `buf_size` of `cpu_msg`.
     Nvipc,
 }
 
-/// Where to listen, whom to talk to, and how.
+/// Addresses, pools and datagram format of an endpoint.
 ///
 /// ```
 /// use shmesh_nvipc_wire::udp::{Config, Form};
@@ -71,27 +66,21 @@ pub enum Form {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where to listen. NVIPC's primary has port 38556, its secondary 38555.
+    /// The address to listen on. NVIPC's primary uses port 38556, its secondary 38555.
     pub local: SocketAddr,
-    /// The peer. Datagrams of others are dropped by the kernel.
+    /// The address of the peer. The kernel drops datagrams from others.
     pub remote: SocketAddr,
-    /// Sizes of the pools; those for DATA may be left out.
+    /// Sizes of the pools. Pools for DATA may be left out.
     pub pools: [PoolConfig; PoolId::COUNT],
-    /// What datagrams look like.
+    /// The format of datagrams.
     pub form: Form,
-    /// Longest datagram of ours, with its header of 40 bytes: 1472 fits an Ethernet frame, so routers part nothing.
+    /// Maximum size of a datagram in shmesh's format, with its header of 40 bytes. 1472 fits an Ethernet frame, which
+    /// avoids IP fragmentation.
     pub datagram_bytes: usize,
 }
 
 impl Config {
-    /// With NVIPC's sizes, and fewer buffers: 256 of each kind.
-    ///
-    /// ```
-    /// use shmesh::config::PoolId;
-    /// let config = shmesh_nvipc_wire::udp::Config::new("[::1]:0".parse()?, "[::1]:9".parse()?);
-    /// assert_eq!(config.pools[PoolId::CpuData.index()].buf_size_bytes, 153_600);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// A configuration with NVIPC's buffer sizes and 256 buffers per pool.
     #[must_use]
     pub fn new(local: SocketAddr, remote: SocketAddr) -> Self {
         let mut pools = [PoolConfig::DISABLED; PoolId::COUNT];
@@ -101,21 +90,16 @@ impl Config {
     }
 }
 
-/// What did not arrive, as the receiver knows it.
-///
-/// ```
-/// let nothing = shmesh_nvipc_wire::udp::Lost::default();
-/// assert_eq!(nothing.messages, 0);
-/// ```
+/// Counters of messages and datagrams that were lost, as the receiver sees it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Lost {
-    /// Messages whose number was passed by a later one.
+pub struct LossStats {
+    /// Messages that were skipped because a later one was delivered.
     pub messages: u64,
-    /// Datagrams of messages that were given up or delivered already.
+    /// Datagrams of messages that were dropped or delivered already.
     pub late: u64,
-    /// Datagrams that no sender of ours made.
+    /// Datagrams that no correct sender produces.
     pub damaged: u64,
-    /// Datagrams of messages for which no buffer was free, or none is long enough.
+    /// Datagrams of messages for which no buffer was free or long enough.
     pub no_buffer: u64,
 }
 
@@ -141,7 +125,7 @@ impl Pools {
     }
 }
 
-/// One end of a connection by datagrams. The calls are those of [`Endpoint`](crate::Endpoint), from any thread.
+/// An endpoint that sends and receives datagrams. Its calls are those of [`Endpoint`](crate::Endpoint), from any thread.
 ///
 /// ```
 /// use shmesh_nvipc_wire::{Message, udp};
@@ -165,31 +149,23 @@ pub struct Endpoint {
     pools: Pools,
     session: u32,
     number: AtomicU32,
-    arriving: Mutex<Arriving>,
-    /// Readable when it is closed.
+    arriving: Mutex<ReceiveState>,
+    /// Readable when the endpoint is closed.
     over: std::os::fd::OwnedFd,
     closed: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Arriving {
+struct ReceiveState {
     datagram: Box<[u8]>,
     assembler: Assembler,
 }
 
 impl Endpoint {
-    /// Binds and connects. The peer need not be there.
+    /// Binds and connects the socket. The peer need not be running.
     ///
     /// # Errors
     /// [`System`](Error::System) (the port is taken), [`Udp`](Error::Udp), [`NoMsgPool`](Error::NoMsgPool).
-    ///
-    /// ```
-    /// use shmesh_nvipc_wire::{Error, udp};
-    /// let mut config = udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?);
-    /// config.datagram_bytes = 40;
-    /// assert!(matches!(udp::Endpoint::open(config), Err(Error::Udp { .. })), "no room for anything");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn open(config: Config) -> Result<Self> {
         if !(HEADER_BYTES + 16..=DATAGRAM_MAX).contains(&config.datagram_bytes) {
             return Err(Error::Udp {
@@ -222,7 +198,7 @@ impl Endpoint {
                 .map(u32::from_ne_bytes)
                 .map_err(|error| Error::system("read /dev/urandom", error))?,
             number: AtomicU32::new(0),
-            arriving: Mutex::new(Arriving {
+            arriving: Mutex::new(ReceiveState {
                 datagram: vec![0; DATAGRAM_MAX].into(),
                 assembler: Assembler::default(),
             }),
@@ -235,19 +211,10 @@ impl Endpoint {
         if self.closed.load(Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Takes a MSG buffer, and with `pool` a DATA buffer of that pool.
+    /// Allocates a MSG buffer, and with `pool` a DATA buffer of that pool.
     ///
     /// # Errors
     /// [`Empty`](Error::Empty), [`NoPool`](Error::NoPool), [`Closed`](Error::Closed).
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::udp;
-    /// let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// let buffers = link.allocate(Some(shmesh::config::PoolId::CpuData))?;
-    /// assert!(!buffers.data.is_null());
-    /// link.release(buffers)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn allocate(&self, pool: Option<PoolId>) -> Result<Buffers> {
         self.living()?;
         let data_pool = pool.map(|id| self.pools.data(id)).transpose()?;
@@ -262,18 +229,18 @@ impl Endpoint {
         }
     }
 
-    /// Sends a message and gives its buffers back: they are free when this returns, unless it fails.
+    /// Sends a message and releases its buffers, unless it fails.
     ///
     /// # Errors
-    /// [`NotHeld`](Error::NotHeld), [`Length`](Error::Length), [`Udp`](Error::Udp) for what does not fit a datagram of
-    /// NVIPC's form, [`System`](Error::System).
+    /// [`NotHeld`](Error::NotHeld), [`Length`](Error::Length), [`Udp`](Error::Udp) for a message that does not fit a
+    /// datagram of NVIPC's format, [`System`](Error::System).
     ///
     /// ```
     /// # use shmesh_nvipc_wire::{Error, Message, udp};
     /// let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
     /// let buffers = link.allocate(None)?;
     /// let message = Message { msg_id: 1, cell_id: 0, msg_len: 10, data_len: 0, buffers };
-    /// link.send(message)?; // whether anybody is there or not
+    /// link.send(message)?; // succeeds whether or not a peer is running
     /// assert!(matches!(link.send(message), Err(Error::NotHeld { .. })));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -303,7 +270,7 @@ impl Endpoint {
             data_pool: data.map(|(pool, _, _)| pool.id),
             offset: 0,
         };
-        // Datagrams are copied by the kernel anyhow; this copy joins MSG and DATA.
+        // The kernel copies datagrams in any case. This copy joins MSG and DATA.
         let copy = |offset: usize, to: &mut [u8]| {
             let split = (msg_len as usize).saturating_sub(offset).min(to.len());
             let (of_msg, of_data) = to.split_at_mut(split);
@@ -364,35 +331,28 @@ impl Endpoint {
     fn put(&self, parts: &[IoSlice<'_>]) -> Result<()> {
         loop {
             match datagrams::send_parts(&self.socket, parts) {
-                // Refused: of an earlier datagram, to a peer that is not there yet. It says nothing of this one, and is
-                // taken away by being told.
-                Err(error) if is_nothing(&error) => {}
+                // ECONNREFUSED reports an earlier datagram, to a peer that was not running yet. Reporting clears it, and
+                // this datagram is sent again.
+                Err(error) if is_unrelated(&error) => {}
                 Ok(()) => return Ok(()),
                 Err(error) => return Err(Error::system("send a datagram", error)),
             }
         }
     }
 
-    /// The next message that is whole, if there is one. Its buffers are the caller's until they are released or sent.
+    /// Receives the next complete message, if there is one. The caller holds its buffers until it releases or sends them.
     ///
     /// # Errors
     /// [`Closed`](Error::Closed), [`System`](Error::System).
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::udp;
-    /// let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// assert!(link.receive()?.is_none());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn receive(&self) -> Result<Option<Message>> {
         self.living()?;
         let mut arriving = self.arriving();
-        let Arriving { datagram, assembler } = &mut *arriving;
+        let ReceiveState { datagram, assembler } = &mut *arriving;
         for _ in 0..READ_MAX {
             let len = match datagrams::receive_now(&self.socket, datagram) {
                 Ok(len) => len,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if is_nothing(&error) => continue,
+                Err(error) if is_unrelated(&error) => continue,
                 Err(error) => return Err(Error::system("receive a datagram", error)),
             };
             let message = match self.form {
@@ -412,13 +372,13 @@ impl Endpoint {
         Ok(None)
     }
 
-    /// A datagram of NVIPC's form: a whole MSG buffer, and DATA after it.
+    /// Receives a datagram of NVIPC's format: a whole MSG buffer, and DATA after it.
     fn whole(&self, datagram: &[u8], assembler: &mut Assembler) -> Option<Message> {
         let msg_size = self.pools.msg().ok()?.config.buf_size_bytes as usize;
         let (msg, data) = datagram.split_at(msg_size.min(datagram.len()));
         let header = Header {
             session: 0,
-            // It has none, so each is the next.
+            // The format has no numbers, so each datagram is the next message.
             number: self.number.fetch_add(1, Relaxed),
             part: 0,
             parts: 1,
@@ -432,23 +392,14 @@ impl Endpoint {
         assembler.put(header, datagram, &self.pools)
     }
 
-    fn arriving(&self) -> std::sync::MutexGuard<'_, Arriving> {
+    fn arriving(&self) -> std::sync::MutexGuard<'_, ReceiveState> {
         self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives buffers back: both, or one of them with the other null.
+    /// Returns buffers to their pools: both, or one of them if the other is null.
     ///
     /// # Errors
     /// [`NotHeld`](Error::NotHeld).
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::udp;
-    /// let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// let buffers = link.allocate(None)?;
-    /// link.release(buffers)?;
-    /// assert!(link.release(buffers).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn release(&self, buffers: Buffers) -> Result<()> {
         let give = |pool: Result<&Pool>, address: *mut u8| -> Result<()> {
             if address.is_null() {
@@ -465,32 +416,19 @@ impl Endpoint {
         give(self.pools.msg(), buffers.msg).and(data)
     }
 
-    /// Nothing to do: a datagram wakes the peer itself.
+    /// Does nothing, as each datagram wakes the peer. For symmetry with [`Endpoint`](crate::Endpoint).
     ///
     /// # Errors
     /// [`Closed`](Error::Closed).
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::udp;
-    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// link.notify()?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn notify(&self) -> Result<()> {
         self.living()
     }
 
-    /// Waits for a datagram. `false`: `limit` is over. A message may need more of them, so receive until there is none.
+    /// Waits for a datagram. Returns `false` if `limit` expired. A message may need several, so receive until there is
+    /// none.
     ///
     /// # Errors
-    /// [`Closed`](Error::Closed): also when it happens meanwhile.
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::udp;
-    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// assert!(!link.wait(Some(std::time::Duration::from_millis(1)))?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// [`Closed`](Error::Closed), also if that happens during the wait.
     pub fn wait(&self, limit: Option<Duration>) -> Result<bool> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let [socket, over] = self.waits_on();
@@ -499,82 +437,38 @@ impl Endpoint {
         Ok(ready.map_err(|error: io::Error| Error::system("wait for a datagram", error))? > 0)
     }
 
-    /// The socket, readable when datagrams have come.
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::udp;
-    /// # use std::os::fd::AsRawFd;
-    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// assert!(link.fd().as_raw_fd() > 2);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The socket, which is readable when datagrams have arrived.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// The two descriptors that [`wait`](Self::wait) polls: the socket, and one that is readable once this endpoint was closed.
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::udp;
-    /// # use std::os::fd::AsRawFd;
-    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// assert_eq!(link.waits_on()[0].as_raw_fd(), link.fd().as_raw_fd());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The two descriptors that [`wait`](Self::wait) polls: the socket, and one that is readable once this endpoint is
+    /// closed.
     #[must_use]
     pub fn waits_on(&self) -> [BorrowedFd<'_>; 2] {
         [self.socket.as_fd(), self.over.as_fd()]
     }
 
     /// Whether an address lies in a buffer of this endpoint.
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::udp;
-    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// assert!(link.is_inside(link.allocate(None)?.msg) && !link.is_inside(std::ptr::null()));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn is_inside(&self, address: *const u8) -> bool {
         self.pools.0.iter().flatten().any(|pool| pool.index(address).is_some())
     }
 
-    /// The size of a pool.
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::udp;
-    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// assert_eq!(link.pool(shmesh::config::PoolId::CpuMsg).buf_size_bytes, 8192);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The size of a pool, as configured.
     #[must_use]
     pub fn pool(&self, pool: PoolId) -> PoolConfig {
         self.pools.get(pool).map_or(PoolConfig::DISABLED, |pool| pool.config)
     }
 
-    /// What did not arrive so far.
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::udp;
-    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// assert_eq!(link.lost(), udp::Lost::default());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// What was lost so far.
     #[must_use]
-    pub fn lost(&self) -> Lost {
+    pub fn lost(&self) -> LossStats {
         self.arriving().assembler.lost
     }
 
-    /// Ends it: waiting calls return, later ones are refused. Addresses stay good until it is dropped.
-    ///
-    /// ```
-    /// # use shmesh_nvipc_wire::{Error, udp};
-    /// # let link = udp::Endpoint::open(udp::Config::new("127.0.0.1:0".parse()?, "127.0.0.1:9".parse()?))?;
-    /// link.close();
-    /// assert!(matches!(link.allocate(None), Err(Error::Closed)));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Closes the endpoint: calls that wait return, later calls fail. Addresses stay valid until it is dropped.
     pub fn close(&self) {
         if !self.closed.swap(true, AcqRel) {
             let _ = eventfd::post(&self.over);

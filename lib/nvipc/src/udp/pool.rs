@@ -1,6 +1,6 @@
-//! Buffers on the heap, named by address like those of a link.
-// UNSAFETY: copies bytes between datagrams and buffers. A buffer is this side's own memory; who may touch it is in `held`,
-// and each function says which call of the application it stands for.
+//! Buffers on the heap, identified by address like those of a link.
+// UNSAFETY: copies bytes between datagrams and buffers. A buffer is private memory of this process; `held` records which
+// part of the program may access it, and each function names the call of the application that it belongs to.
 #![expect(unsafe_code, reason = "buffers are named by address")]
 
 use std::alloc::Layout;
@@ -9,10 +9,10 @@ use std::sync::{Mutex, PoisonError};
 
 use shmesh::config::{PoolConfig, PoolId};
 
-use crate::held::Held;
+use crate::held::HeldBuffers;
 use crate::{Error, Result};
 
-/// A pool of this endpoint alone.
+/// A heap-allocated pool of one endpoint.
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) id: PoolId,
@@ -20,10 +20,10 @@ pub(super) struct Pool {
     base: NonNull<u8>,
     layout: Layout,
     free: Mutex<Vec<u32>>,
-    held: Held,
+    held: HeldBuffers,
 }
 
-// SAFETY: `base` is plain memory without thread affinity. Bytes are touched by who holds the buffer.
+// SAFETY: `base` is plain memory without thread affinity. Only the holder of a buffer accesses its bytes.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
@@ -35,9 +35,9 @@ impl Pool {
         let bytes = usize::try_from(config.payload_bytes()).map_err(|_| too_large())?;
         let layout = Layout::array::<u8>(bytes).ok().filter(|layout| layout.size() > 0);
         let layout = layout.ok_or_else(too_large)?;
-        // Zeroed, because C programs may send what they have not written; and by the system, which gives a page when it is
-        // first touched: most buffers never are.
-        // SAFETY: of more than 0 bytes.
+        // Zeroed, because C programs may send bytes that they have not written. Zeroing is left to the system, which
+        // provides a page on first access: most buffers are never accessed.
+        // SAFETY: the layout has more than 0 bytes.
         let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(too_large)?;
         Ok(Self {
             id,
@@ -45,7 +45,7 @@ impl Pool {
             base,
             layout,
             free: Mutex::new((0..config.pool_len).rev().collect()),
-            held: Held::new(config.pool_len as usize),
+            held: HeldBuffers::new(config.pool_len as usize),
         })
     }
 
@@ -53,7 +53,7 @@ impl Pool {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a buffer: the one that was last in use.
+    /// Takes a buffer, the last used one first.
     pub(super) fn take(&self) -> Result<u32> {
         let index = self.free().pop();
         let index = index.ok_or(Error::Empty { pool: self.id, len: self.config.pool_len })?;
@@ -61,7 +61,7 @@ impl Pool {
         Ok(index)
     }
 
-    /// Gives a buffer back. `false`: it was not held.
+    /// Returns a buffer. Returns `false` if it was not held.
     pub(super) fn give(&self, index: u32) -> bool {
         let given = self.held.give(index);
         if given {
@@ -91,17 +91,17 @@ impl Pool {
         fits.ok_or(Error::Length { part, len: len.into(), pool: self.id, max })
     }
 
-    /// Copies into a buffer that the assembler holds, as much as fits.
+    /// Copies bytes into a buffer that the assembler holds, as many as fit.
     pub(super) fn write(&self, index: u32, offset: usize, bytes: &[u8]) {
         let room = (self.config.buf_size_bytes as usize).saturating_sub(offset);
         let bytes = &bytes[..bytes.len().min(room)];
-        // SAFETY: inside the buffer, which the assembler holds and has not given to anybody.
+        // SAFETY: inside the buffer, which the assembler holds and has not delivered yet.
         unsafe {
             self.address(index).wrapping_add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
         };
     }
 
-    /// Copies out of a buffer that is being sent, as much as there is.
+    /// Copies bytes out of a buffer that is being sent, as many as there are.
     pub(super) fn read(&self, index: u32, offset: usize, to: &mut [u8]) {
         let there = (self.config.buf_size_bytes as usize).saturating_sub(offset).min(to.len());
         // SAFETY: inside the buffer, which its holder has handed over with `send`.
@@ -111,7 +111,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: what `new` allocated, of the same layout.
+        // SAFETY: allocated in `new` with this layout.
         unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) };
     }
 }

@@ -1,4 +1,4 @@
-//! Datagrams: what a message looks like on its way to another node.
+//! The datagram format of messages between nodes.
 //!
 //! ```text
 //!  0  "shm1"                 20  cell_id
@@ -9,8 +9,8 @@
 //! 16  msg_id                 40  bytes of this part
 //! ```
 //!
-//! All little-endian. The session is chosen at random when a sender starts, so a receiver sees that its peer is a new one and
-//! does not take its numbers for old.
+//! All fields are little-endian. A sender chooses its session at random when it starts, so a receiver can tell that its
+//! peer has restarted and does not take the new message numbers for old ones.
 
 use shmesh::config::PoolId;
 
@@ -18,7 +18,7 @@ use shmesh::config::PoolId;
 pub(super) const HEADER_BYTES: usize = 40;
 const MAGIC: [u8; 4] = *b"shm1";
 
-/// What each datagram of a message says.
+/// The header of each datagram of a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Header {
     pub(super) session: u32,
@@ -39,8 +39,8 @@ impl Header {
         u64::from(self.msg_len) + u64::from(self.data_len)
     }
 
-    /// Bytes of each part but the last, of a datagram with so many. A sender of ours cuts all parts alike, so that those of a
-    /// message cover it and no two of them meet. `None`: this one is not cut so.
+    /// Bytes of each part but the last, given the payload of this datagram. A correct sender splits a message into equal
+    /// parts, so that they cover it without overlap. Returns `None` if this part is not from such a split.
     pub(super) fn stride(&self, payload: usize) -> Option<u32> {
         let (part, parts) = (u32::from(self.part), u32::from(self.parts));
         let len = u32::try_from(payload).ok()?;
@@ -56,7 +56,7 @@ impl Header {
         (ends && stride * part == self.offset && (1..=stride).contains(&len)).then_some(stride)
     }
 
-    /// Whether the other is of the same message.
+    /// Whether both are parts of one message.
     pub(super) fn same_message(&self, other: &Self) -> bool {
         Self { part: 0, offset: 0, ..*self } == Self { part: 0, offset: 0, ..*other }
     }
@@ -77,7 +77,7 @@ impl Header {
         bytes
     }
 
-    /// Reads a datagram: its header and its payload. `None`: no sender of ours made it.
+    /// Parses a datagram into header and payload. Returns `None` if no correct sender made it.
     pub(super) fn parse(datagram: &[u8]) -> Option<(Self, &[u8])> {
         let (head, payload) = datagram.split_at_checked(HEADER_BYTES)?;
         let get = |at: usize| head[at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
@@ -126,7 +126,7 @@ mod tests {
     };
 
     #[test]
-    fn a_header_survives_its_bytes() {
+    fn header_round_trips_through_bytes() {
         let bytes = [HEADER.to_bytes().as_slice(), &[9; 100]].concat();
         assert_eq!(bytes[..4], *b"shm1");
         assert_eq!(bytes[36..40], 1400_u32.to_le_bytes());
@@ -148,12 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_are_not_cut_alike_are_refused() {
+    fn parts_of_unequal_size_are_refused() {
         let stride = |part, offset, len| Header { part, offset, ..HEADER }.stride(len);
         assert_eq!(stride(0, 0, 1400), Some(1400));
         assert_eq!(stride(1, 1400, 1400), Some(1400));
         assert_eq!(stride(2, 2800, 1220), Some(1400));
-        // At another's place, with a gap, one that ends too early or too late, and one longer than those before it.
+        // At another part's offset, with a gap, too short or too long for its place, and longer than the parts before it.
         for (part, offset, len) in [
             (1, 0, 1400),
             (1, 1401, 1400),
@@ -173,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_crash_it(mut bytes in prop::collection::vec(any::<u8>(), 0..80), magic: bool) {
+        fn any_bytes_can_be_parsed(mut bytes in prop::collection::vec(any::<u8>(), 0..80), magic: bool) {
             if magic && bytes.len() >= 4 {
                 bytes[..4].copy_from_slice(&MAGIC);
             }

@@ -1,17 +1,17 @@
-//! The UDP transport: whole messages, in order, and what is missing is counted.
-#![expect(unsafe_code, reason = "buffers are addresses, and who writes there says why it may")]
+//! The UDP transport: whole messages, in order, and losses are counted.
+#![expect(unsafe_code, reason = "buffers are addresses; each access says why it is allowed")]
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use shmesh::config::PoolId;
-use shmesh_nvipc_wire::udp::{Config, Endpoint, Form, Lost};
+use shmesh_nvipc_wire::udp::{Config, Endpoint, Form, LossStats};
 use shmesh_nvipc_wire::{Error, Message};
 use shmesh_testing::own_process;
 
 const HANGS: Duration = Duration::from_secs(120);
 
-/// Two that are free, and different.
+/// Two different free addresses.
 fn addresses() -> [SocketAddr; 2] {
     let sockets = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
     sockets.map(|socket| socket.local_addr().unwrap())
@@ -27,7 +27,7 @@ fn pair(change: impl Fn(&mut Config)) -> (Endpoint, Endpoint) {
         change(&mut config);
         Endpoint::open(config)
     };
-    // Another test may have taken one meanwhile.
+    // Another test may have taken a port meanwhile.
     for _ in 0..100 {
         let [a, b] = addresses();
         if let (Ok(one), Ok(other)) = (open(a, b), open(b, a)) {
@@ -41,7 +41,7 @@ fn send(link: &Endpoint, msg_id: i32, len: usize, data_len: Option<usize>) -> Re
     let buffers = link.allocate(data_len.map(|_| PoolId::CpuData))?;
     for (part, len) in [(buffers.msg, len), (buffers.data, data_len.unwrap_or(0))] {
         for i in 0..len {
-            // SAFETY: ours, and no longer than the buffer.
+            // SAFETY: the buffer is ours and not shorter than this.
             unsafe { part.add(i).write(byte(msg_id, i)) };
         }
     }
@@ -59,7 +59,7 @@ fn next(link: &Endpoint) -> Message {
         if let Some(message) = link.receive().unwrap() {
             return message;
         }
-        assert!(link.wait(Some(HANGS)).unwrap(), "a message never comes");
+        assert!(link.wait(Some(HANGS)).unwrap(), "no message arrived");
     }
 }
 
@@ -69,7 +69,7 @@ fn check(link: &Endpoint, message: Message, msg_len: usize, data_len: usize) {
     for (part, said, len) in parts {
         assert_eq!(usize::try_from(said).unwrap(), len);
         for i in 0..len {
-            // SAFETY: ours until it is released.
+            // SAFETY: the message is ours until it is released.
             assert_eq!(unsafe { part.add(i).read() }, byte(message.msg_id, i), "at {i}");
         }
     }
@@ -77,7 +77,7 @@ fn check(link: &Endpoint, message: Message, msg_len: usize, data_len: usize) {
 }
 
 #[test]
-fn ids_lengths_and_every_byte_travel() {
+fn ids_lengths_and_all_bytes_arrive() {
     let (a, b) = pair(|_| {});
     let sizes = [
         (0, None),
@@ -98,12 +98,12 @@ fn ids_lengths_and_every_byte_travel() {
         send(&b, 5, len, None).unwrap();
         check(&a, next(&a), len, 0);
     }
-    assert_eq!(b.lost(), Lost::default());
+    assert_eq!(b.lost(), LossStats::default());
 }
 
 #[test]
-fn what_is_missing_is_counted_and_the_rest_is_whole() {
-    // One in the middle that drops every seventh datagram, and says some twice.
+fn losses_are_counted_and_other_messages_arrive_whole() {
+    // A relay that drops every seventh datagram, and duplicates some.
     let (a, b, middle) = (address(), address(), UdpSocket::bind("127.0.0.1:0").unwrap());
     let between = middle.local_addr().unwrap();
     let sender = Endpoint::open(Config::new(a, between)).unwrap();
@@ -137,17 +137,17 @@ fn what_is_missing_is_counted_and_the_rest_is_whole() {
         }
     }
     assert!(lost > 5 && whole > 30);
-    // Duplicates of the last ones may still lie there.
+    // Duplicates of the last ones may still be queued.
     assert!(receiver.receive().unwrap().is_none());
     assert_eq!(receiver.lost().messages, lost);
     assert!(receiver.lost().late > 0);
-    // Nothing of what was given up is still held.
+    // No buffer of a dropped message is still held.
     let all: Vec<_> = std::iter::from_fn(|| receiver.allocate(Some(PoolId::CpuData)).ok()).collect();
     assert_eq!(all.len(), 256);
 }
 
 #[test]
-fn noise_and_strangers_are_ignored() {
+fn noise_and_other_senders_are_ignored() {
     let (here, there) = (address(), address());
     let link = Endpoint::open(Config::new(here, there)).unwrap();
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -160,10 +160,10 @@ fn noise_and_strangers_are_ignored() {
     while link.lost().damaged < 5 {
         assert!(link.receive().unwrap().is_none());
     }
-    assert_eq!(link.lost(), Lost { damaged: 5, ..Lost::default() });
+    assert_eq!(link.lost(), LossStats { damaged: 5, ..LossStats::default() });
 }
 
-/// Two ends and one between them, who may forge what he likes: the kernel takes his datagrams for the other end's.
+/// Two endpoints and a relay between them that can forge datagrams: the kernel takes them for the other endpoint's.
 struct Between {
     sender: Endpoint,
     receiver: Endpoint,
@@ -184,7 +184,7 @@ impl Between {
         panic!("no free ports");
     }
 
-    /// What the sender has sent next.
+    /// The next datagram of the sender.
     fn datagram(&self) -> Vec<u8> {
         let mut buffer = vec![0; 2000];
         let len = self.middle.recv(&mut buffer).unwrap();
@@ -196,7 +196,7 @@ impl Between {
         self.middle.send_to(datagram, self.to).unwrap();
     }
 
-    /// Sends a message of one datagram, which arrives.
+    /// Sends a message of one datagram and delivers it.
     fn exchange(&self, id: i32) -> Vec<u8> {
         send(&self.sender, id, 100, None).unwrap();
         let datagram = self.datagram();
@@ -207,7 +207,8 @@ impl Between {
         datagram
     }
 
-    /// Datagrams come in order: what was before this one has been looked at, and nothing came of it.
+    /// Checks that no message is delivered before the one with this id. Datagrams arrive in order, so earlier ones were
+    /// processed.
     fn nothing_comes_before(&self, id: i32) {
         self.exchange(id);
     }
@@ -229,10 +230,10 @@ fn word(datagram: &[u8], at: usize) -> u32 {
 }
 
 #[test]
-fn one_forged_datagram_costs_no_more_than_itself() {
+fn a_forged_datagram_delays_no_other_message() {
     let link = Between::new();
     let mut datagram = link.exchange(0);
-    // Of a time that has not come, of the past, of another sender, and all of them again.
+    // With a number far ahead, with an old number, of another sender, and all of them again.
     for turn in 0..12 {
         let number = word(&datagram, 8);
         let forged = match turn % 4 {
@@ -241,11 +242,11 @@ fn one_forged_datagram_costs_no_more_than_itself() {
             2 => with_word(&datagram, 8, number.wrapping_sub(1_000_000 * (turn + 1))),
             _ => with_word(&datagram, 4, word(&datagram, 4).wrapping_add(turn)),
         };
-        // In the middle of a message of three datagrams.
+        // During a message of three datagrams.
         send(&link.sender, 50, 100, Some(4000)).unwrap();
         link.pass(&link.datagram());
         link.pass(&forged);
-        assert_eq!(next(&link.receiver).msg_id, word(&forged, 16).cast_signed(), "it cannot be told");
+        assert_eq!(next(&link.receiver).msg_id, word(&forged, 16).cast_signed(), "it cannot be recognized");
         link.pass(&link.datagram());
         link.pass(&link.datagram());
         let message = next(&link.receiver);
@@ -253,11 +254,11 @@ fn one_forged_datagram_costs_no_more_than_itself() {
         check(&link.receiver, message, 100, 4000);
         datagram = link.exchange(i32::try_from(turn).unwrap());
     }
-    assert_eq!(link.receiver.lost(), Lost::default());
+    assert_eq!(link.receiver.lost(), LossStats::default());
 }
 
 #[test]
-fn a_forged_beginning_does_not_keep_the_message_out() {
+fn a_forged_first_part_does_not_block_the_message() {
     let link = Between::new();
     link.exchange(1);
     send(&link.sender, 50, 100, Some(4000)).unwrap();
@@ -273,22 +274,22 @@ fn a_forged_beginning_does_not_keep_the_message_out() {
 }
 
 #[test]
-fn parts_of_one_place_show_nobody_old_bytes() {
+fn duplicate_parts_do_not_expose_old_bytes() {
     let link = Between::new();
     link.exchange(1);
-    // As many parts and as many bytes as there should be, and what was in the buffer before would be the rest.
+    // The right number of parts and bytes; but parts repeat, so old bytes of the buffer would remain.
     send(&link.sender, 60, 100, Some(1432 + 1332)).unwrap();
     let parts = [link.datagram(), link.datagram()];
     assert_eq!((parts[0].len(), parts[1].len()), (1472, 1472));
     link.pass(&parts[0]);
     link.pass(&with_word(&parts[1], 36, 0));
     link.nothing_comes_before(2);
-    assert_eq!(link.receiver.lost(), Lost { damaged: 1, messages: 1, ..Lost::default() });
+    assert_eq!(link.receiver.lost(), LossStats { damaged: 1, messages: 1, ..LossStats::default() });
     link.all_free();
 }
 
 #[test]
-fn a_sender_that_starts_anew_or_was_long_away_is_believed() {
+fn a_restarted_or_long_silent_sender_is_trusted() {
     let mut link = Between::new();
     let in_pieces = |link: &Between| {
         send(&link.sender, 50, 100, Some(4000)).unwrap();
@@ -298,11 +299,11 @@ fn a_sender_that_starts_anew_or_was_long_away_is_believed() {
     link.exchange(1);
     in_pieces(&link);
     let middle = link.middle.local_addr().unwrap();
-    // In its place another, whose first message counts already.
+    // Replaced by another sender, whose first message counts already.
     link.sender = Endpoint::open(Config::new("127.0.0.1:0".parse().unwrap(), middle)).unwrap();
     link.exchange(2);
     let old = link.exchange(3);
-    assert_eq!(link.receiver.lost(), Lost { messages: 1, ..Lost::default() });
+    assert_eq!(link.receiver.lost(), LossStats { messages: 1, ..LossStats::default() });
     in_pieces(&link);
     for id in 0..100 {
         send(&link.sender, id, 10, None).unwrap();
@@ -310,11 +311,11 @@ fn a_sender_that_starts_anew_or_was_long_away_is_believed() {
     }
     link.exchange(4);
     link.exchange(5);
-    assert_eq!(link.receiver.lost(), Lost { messages: 102, ..Lost::default() });
-    // Of before that time it is too late.
+    assert_eq!(link.receiver.lost(), LossStats { messages: 102, ..LossStats::default() });
+    // A datagram of the old sender is late now.
     link.pass(&old);
     link.nothing_comes_before(6);
-    assert_eq!(link.receiver.lost(), Lost { messages: 102, late: 1, ..Lost::default() });
+    assert_eq!(link.receiver.lost(), LossStats { messages: 102, late: 1, ..LossStats::default() });
     link.all_free();
 }
 
@@ -337,7 +338,7 @@ fn pools_run_out_and_recover() {
 }
 
 #[test]
-fn a_pool_takes_memory_as_it_is_used() {
+fn pool_memory_is_allocated_on_use() {
     own_process(|| {
         let resident_bytes = || {
             let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -346,7 +347,7 @@ fn a_pool_takes_memory_as_it_is_used() {
         };
         let before = resident_bytes();
         let (a, b) = pair(|config| config.pools[PoolId::CpuData.index()].buf_size_bytes = 4 << 20);
-        // Twice 1 GiB, of which these are two buffers.
+        // Each pool has 1 GiB, of which these messages use two buffers.
         send(&a, 1, 10, Some(20_000)).unwrap();
         check(&b, next(&b), 10, 20_000);
         assert!(resident_bytes().saturating_sub(before) < 512 << 20);
@@ -354,7 +355,7 @@ fn a_pool_takes_memory_as_it_is_used() {
 }
 
 #[test]
-fn the_form_of_nvipc_is_one_datagram_without_anything() {
+fn nvipc_form_is_one_datagram_without_header() {
     let (here, there) = (address(), address());
     let mut config = Config::new(here, there);
     config.form = Form::Nvipc;

@@ -1,4 +1,4 @@
-//! Either side ends at any time, and the link goes on, or says so.
+//! The death of either side at any time: the link continues, or reports an error.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,10 +7,10 @@ use crate::support::{
     HANGS, Peer, count_free, ipc_dir, is_root, notices_deaths, options, pools, receive, send, until,
 };
 use shmesh::config::PoolId;
-use shmesh_nvipc_wire::{Error, Options, Recovered};
+use shmesh_nvipc_wire::{Error, Options, RecoveryStats};
 
 #[test]
-fn what_a_dead_secondary_held_comes_back_and_what_waits_stays() {
+fn buffers_of_a_dead_secondary_are_recovered_and_queued_messages_stay() {
     if !notices_deaths() {
         return;
     }
@@ -28,9 +28,9 @@ fn what_a_dead_secondary_held_comes_back_and_what_waits_stays() {
     assert_eq!(count_free(&link, None), 3);
     peer.kill();
     until("its death is noticed", || link.recovered().peers == 1);
-    assert_eq!(link.recovered(), Recovered { peers: 1, msg_buffers: 2, data_buffers: 2 });
+    assert_eq!(link.recovered(), RecoveryStats { peers: 1, msg_buffers: 2, data_buffers: 2 });
     assert!(matches!(link.notify(), Err(Error::NoPeer)));
-    // One is ours, and two wait, one in each direction.
+    // One is ours, and two are queued, one in each direction.
     assert_eq!(count_free(&link, None), 5);
 
     let mut next = Peer::start(dir.path());
@@ -46,7 +46,7 @@ fn what_a_dead_secondary_held_comes_back_and_what_waits_stays() {
 }
 
 #[test]
-fn deaths_at_any_point_cost_nothing_of_ours() {
+fn death_at_any_point_leaks_no_buffer() {
     if !notices_deaths() {
         return;
     }
@@ -57,7 +57,7 @@ fn deaths_at_any_point_cost_nothing_of_ours() {
         peer.tell("attach fapi");
         until("the peer has connected", || link.has_peer());
         peer.order("echo 1000000");
-        // As far as it gets; how often we turn is different each time.
+        // We stop after a different number of messages in each turn.
         for i in 0..turn * 17 {
             match send(&link, 7, 20, (i % 2 == 0).then_some((PoolId::CpuData, 20))) {
                 Ok(()) => drop(link.notify()),
@@ -69,7 +69,7 @@ fn deaths_at_any_point_cost_nothing_of_ours() {
         peer.kill();
         until("its death is noticed", || link.recovered().peers == u64::from(2 * turn - 1));
         while receive(&link).unwrap().is_some() {}
-        // What still waits for the next secondary is all that is missing.
+        // Only messages queued for the next secondary are missing.
         let mut reader = Peer::start(dir.path());
         reader.tell("attach fapi");
         while reader.ask("receive") != "none" {}
@@ -92,9 +92,9 @@ fn a_second_secondary_waits_until_the_first_has_ended() {
     first.tell("hold");
     let mut second = Peer::start(dir.path());
     second.order("attach fapi");
-    // It has called, and waits for the answer.
+    // It has connected, and waits for the answer.
     second.until_in(&[libc::SYS_recvmsg]);
-    // Others after it that say nothing, until the first of them is sent away: then the primary has looked at all of them.
+    // More silent connections after it, until the first of them is refused: then the primary has looked at all of them.
     let server = dir.path().join("fapi_un_sock_server");
     let mut others: Vec<_> = (0..8).map(|_| UnixStream::connect(&server).unwrap()).collect();
     let sent_away = others.remove(0).read(&mut [0]);
@@ -102,7 +102,7 @@ fn a_second_secondary_waits_until_the_first_has_ended() {
     assert_eq!(second.answered(), None);
     send(&link, 1, 10, None).unwrap();
     link.notify().unwrap();
-    assert_eq!(first.ask("wait"), "true", "it is still the one who is told");
+    assert_eq!(first.ask("wait"), "true", "the first is still notified");
     assert_eq!(first.ask("receive"), "1");
     assert_eq!(count_free(&link, None), 7, "nothing was wiped under the first");
     drop(others);
@@ -112,7 +112,7 @@ fn a_second_secondary_waits_until_the_first_has_ended() {
 }
 
 #[test]
-fn who_comes_back_is_not_kept_behind_those_who_wait_for_it() {
+fn reconnecting_secondary_is_not_queued_behind_others() {
     if !notices_deaths() {
         return;
     }
@@ -122,7 +122,7 @@ fn who_comes_back_is_not_kept_behind_those_who_wait_for_it() {
     first.tell("attach fapi");
     let mut second = Peer::start(dir.path());
     second.order("attach fapi");
-    // It has called before the first calls again.
+    // It has connected before the first connects again.
     second.until_in(&[libc::SYS_recvmsg]);
     first.tell("forget");
     first.tell("attach fapi");
@@ -134,7 +134,7 @@ fn who_comes_back_is_not_kept_behind_those_who_wait_for_it() {
 }
 
 #[test]
-fn who_has_gone_keeps_nobodys_place() {
+fn closed_connections_do_not_block_the_queue() {
     if !notices_deaths() {
         return;
     }
@@ -152,12 +152,12 @@ fn who_has_gone_keeps_nobodys_place() {
     let mut waits = UnixStream::connect(&server).unwrap();
     waits.write_all(&[0]).unwrap();
     first.kill();
-    assert_eq!(waits.read(&mut [0; 8]).unwrap(), 2, "it is let in, and given a descriptor");
-    assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 1, "of those who have gone nobody is asked");
+    assert_eq!(waits.read(&mut [0; 8]).unwrap(), 2, "it is accepted, and gets a descriptor");
+    assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 1, "closed connections lead to no question");
 }
 
 #[test]
-fn who_connects_and_says_nothing_delays_nobody() {
+fn silent_connections_do_not_delay_a_secondary() {
     let dir = ipc_dir();
     let _link = options(dir.path()).create("fapi", pools()).unwrap();
     let start = std::time::Instant::now();
@@ -168,13 +168,13 @@ fn who_connects_and_says_nothing_delays_nobody() {
     secondary.tell("send 1 10");
     for connection in &mut silent {
         connection.set_nonblocking(true).unwrap();
-        // They were given 10 s, and nobody waited for that.
+        // They had 10 s, and the secondary did not wait for that.
         assert!(connection.read(&mut [0]).is_err() || start.elapsed().as_secs() >= 10);
     }
 }
 
 #[test]
-fn a_primary_that_does_not_answer_is_an_error_with_the_remedy() {
+fn unresponsive_primary_is_an_error_with_the_remedy() {
     let dir = ipc_dir();
     let _listener = std::os::unix::net::UnixListener::bind(dir.path().join("fapi_un_sock_server")).unwrap();
     let limited = Options::new().dir(dir.path()).patience(std::time::Duration::from_millis(50));
@@ -183,7 +183,7 @@ fn a_primary_that_does_not_answer_is_an_error_with_the_remedy() {
 }
 
 #[test]
-fn what_is_parked_comes_back_from_the_dead_and_from_the_idle() {
+fn parked_buffers_return_from_dead_and_idle_peers() {
     if !notices_deaths() {
         return;
     }
@@ -192,7 +192,7 @@ fn what_is_parked_comes_back_from_the_dead_and_from_the_idle() {
     large[PoolId::CpuMsg.index()].pool_len = 64;
     large[PoolId::CpuData.index()].pool_len = 64;
     let link = options(dir.path()).create("fapi", large).unwrap();
-    // Here the one that was released last comes first.
+    // The buffer that was released last is allocated first.
     let pair = [(); 2].map(|()| link.allocate(Some(PoolId::CpuData)).unwrap());
     pair.iter().for_each(|buffers| link.release(*buffers).unwrap());
     assert_eq!(link.allocate(Some(PoolId::CpuData)).unwrap(), pair[1]);
@@ -213,7 +213,7 @@ fn what_is_parked_comes_back_from_the_dead_and_from_the_idle() {
 }
 
 #[test]
-fn who_closes_and_lives_on_says_so() {
+fn closing_without_exiting_is_announced() {
     let dir = ipc_dir();
     let link = options(dir.path()).create("fapi", pools()).unwrap();
     let mut first = Peer::start(dir.path());
@@ -223,13 +223,13 @@ fn who_closes_and_lives_on_says_so() {
     let mut second = Peer::start(dir.path());
     second.order("attach fapi");
     first.tell("close");
-    assert_eq!(second.answer(), "ok", "there is room for it");
+    assert_eq!(second.answer(), "ok", "the first has left");
     assert_eq!(second.ask("free"), "8");
     send(&link, 1, 10, None).unwrap();
-    until("the second is told", || link.notify().is_ok());
+    until("the second has connected", || link.notify().is_ok());
     assert_eq!(second.ask("wait"), "true");
 
-    // A primary likewise: its secondary need not wait for the end of its process.
+    // The same for a primary: its secondary need not wait for the end of its process.
     second.tell("close");
     until("it has gone", || !link.has_peer());
     drop(link);
@@ -250,9 +250,9 @@ fn who_closes_and_lives_on_says_so() {
     assert_eq!(count_free(&link, None), 8);
 }
 
-/// Neither sees the other's processes: the kernel's word for either is number 0.
+/// Neither sees the other's processes: the kernel reports process id 0 for both.
 #[test]
-fn a_secondary_of_another_pid_namespace_closes_and_comes_back() {
+fn secondary_of_another_pid_namespace_can_reattach() {
     if !notices_deaths() || !is_root() {
         return;
     }
@@ -269,7 +269,7 @@ fn a_secondary_of_another_pid_namespace_closes_and_comes_back() {
 }
 
 #[test]
-fn a_secondary_hears_that_its_primary_has_ended() {
+fn secondary_detects_the_end_of_its_primary() {
     if !notices_deaths() {
         return;
     }
@@ -291,7 +291,7 @@ fn a_secondary_hears_that_its_primary_has_ended() {
     assert!(matches!(link.receive(), Err(Error::PrimaryEnded)));
     link.release(held).unwrap();
 
-    // Its successor makes new files; the old ones are not touched under us.
+    // Its successor creates new files, and the old ones stay as they are under us.
     let mut next = Peer::start(dir.path());
     next.tell("create fapi");
     assert_eq!(next.ask("free"), "8");
@@ -303,7 +303,7 @@ fn a_secondary_hears_that_its_primary_has_ended() {
 }
 
 #[test]
-fn the_application_may_refuse_one_that_connects_again() {
+fn the_application_may_refuse_a_reconnect() {
     if !notices_deaths() {
         return;
     }
@@ -343,29 +343,29 @@ fn a_second_primary_does_not_touch_the_link_of_the_first() {
     link.notify().unwrap();
     assert_eq!(peer.ask("wait"), "true");
     assert_eq!(peer.ask("receive"), "1");
-    assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 0, "nobody has connected");
+    assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 0, "no secondary has reconnected");
     assert_eq!(count_free(&link, None), 7);
 }
 
 #[test]
-fn files_that_are_not_a_whole_link_are_refused_with_the_remedy() {
+fn incomplete_link_files_are_refused_with_the_remedy() {
     let dir = ipc_dir();
     let now = Options::new().dir(dir.path()).patience(std::time::Duration::ZERO);
     let error = now.attach("fapi").unwrap_err();
     assert!(error.to_string().contains("no primary listens there; start it"), "{error}");
 
-    // Of a primary that was killed: files, and a socket at which nobody listens.
+    // A killed primary leaves its files, and a socket without a listener.
     let mut dead = Peer::start(dir.path());
     dead.tell("create fapi");
     dead.kill();
     assert!(matches!(now.attach("fapi"), Err(Error::NoPrimary { .. })));
     let link = now.create("fapi", pools()).unwrap();
 
-    // Half-written, shortened, of another version, missing: while somebody listens.
+    // Half-written, truncated, another version, missing; with a listener.
     let debug = dir.path().join("fapi_debug");
     let whole = std::fs::read(&debug).unwrap();
     let expect = |what: &str, kind: fn(&Error) -> bool| {
-        // The primary answers on a thread of its own, as soon as that is scheduled.
+        // The primary answers in a thread of its own, as soon as that is scheduled.
         let error = options(dir.path()).attach("fapi").unwrap_err();
         assert!(kind(&error), "{what}: {error}");
         assert!(
@@ -374,7 +374,7 @@ fn files_that_are_not_a_whole_link_are_refused_with_the_remedy() {
         );
     };
     let replace = |path: &std::path::Path, bytes: &[u8]| {
-        // Another file: a mapped one that shrinks is a bus error for who has it.
+        // Replace the file: truncating a mapped one would raise SIGBUS in processes that use it.
         std::fs::remove_file(path).unwrap();
         std::fs::write(path, bytes).unwrap();
     };
@@ -403,7 +403,7 @@ fn files_that_are_not_a_whole_link_are_refused_with_the_remedy() {
     drop(link);
     std::fs::remove_file(&debug).ok();
 
-    // A link of another layout has the same names.
+    // Links of another layout use the same names.
     let options = shmesh::LinkOptions::new().dir(dir.path());
     let native = options.create(&shmesh::config::LinkConfig::new("native".parse().unwrap())).unwrap();
     let error = now.create("native", pools()).unwrap_err();

@@ -1,4 +1,4 @@
-//! A peer that writes what it likes into every word that it shares with us.
+//! A peer that writes arbitrary values into every word that it shares with us.
 #![expect(unsafe_code, reason = "the hostile side maps the files as they are")]
 #![expect(clippy::disallowed_types, reason = "the hostile side has atomics of its own")]
 
@@ -10,10 +10,10 @@ use proptest::prelude::*;
 use shmesh::config::PoolId;
 use shmesh_nvipc_wire::{Endpoint, Error};
 
-/// A file of the link, as a hostile peer maps it: in words of 32 bits.
-struct Mapped(memmap2::MmapRaw);
+/// A file of the link as a hostile peer maps it, in 32-bit words.
+struct HostileFile(memmap2::MmapRaw);
 
-impl Mapped {
+impl HostileFile {
     fn new(dir: &Path, name: &str) -> Self {
         let file = std::fs::OpenOptions::new().read(true).write(true).open(dir.join(name)).unwrap();
         Self(memmap2::MmapOptions::new().map_raw(&file).unwrap())
@@ -24,33 +24,33 @@ impl Mapped {
     }
 
     fn write(&self, word: usize, value: u32) {
-        // SAFETY: inside the mapping; atomic, because the other side looks on.
+        // SAFETY: inside the mapping; atomic, because the other side accesses it concurrently.
         let place = unsafe { AtomicU32::from_ptr(self.0.as_mut_ptr().cast::<u32>().add(word)) };
         place.store(value, std::sync::atomic::Ordering::SeqCst);
     }
 }
 
-/// Every word that is not a byte of a buffer: queues, descriptors, times.
-fn shared_words(dir: &Path) -> Vec<(Mapped, usize)> {
+/// Every word outside the buffers' bytes: queues, descriptors, timestamps.
+fn shared_words(dir: &Path) -> Vec<(HostileFile, usize)> {
     let queue = |len: usize| (32 + 8 * len) / 4;
     let whole = |name: &str| {
-        let mapped = Mapped::new(dir, name);
+        let mapped = HostileFile::new(dir, name);
         let len = mapped.len();
         (mapped, len)
     };
     vec![
         whole("fapi_shm"),
-        (Mapped::new(dir, "fapi_cpu_msg"), queue(8)),
-        (Mapped::new(dir, "fapi_cpu_data"), queue(4)),
-        (Mapped::new(dir, "fapi_cpu_large"), queue(2)),
+        (HostileFile::new(dir, "fapi_cpu_msg"), queue(8)),
+        (HostileFile::new(dir, "fapi_cpu_data"), queue(4)),
+        (HostileFile::new(dir, "fapi_cpu_large"), queue(2)),
         whole("fapi_fw"),
         whole("fapi_cmd_ring"),
-        // Without the flag that ends everything.
+        // Without the flag that ends the link.
         whole("fapi_debug"),
     ]
 }
 
-/// Does what an application does, and looks at all that it is given.
+/// Does what an application does, and reads all that it gets.
 fn use_it(link: &Endpoint, turns: usize) {
     let mut held = Vec::new();
     for turn in 0..turns {
@@ -62,8 +62,8 @@ fn use_it(link: &Endpoint, turns: usize) {
             Ok(Some(message)) => {
                 assert!((0..=256).contains(&message.msg_len));
                 assert!(link.is_inside(message.buffers.msg));
-                // The first and the last byte that it says are there.
-                // SAFETY: ours, as far as this side can know; whoever else writes there writes bytes.
+                // Reads the first and the last byte of the length in the message.
+                // SAFETY: the buffer is ours as far as this side can know. A hostile peer can only change bytes there.
                 unsafe { message.buffers.msg.read_volatile() };
                 if let Some(pool) = message.buffers.data_pool {
                     let size = link.pool(pool).buf_size_bytes;
@@ -92,7 +92,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn no_contents_of_shared_memory_crash_either_side(
+    fn any_contents_of_shared_memory_are_survived(
         primary: bool,
         writes in prop::collection::vec(
             (0_usize..7, any::<prop::sample::Index>(),
@@ -112,7 +112,7 @@ proptest! {
             }
             let (mapped, words) = &files[*file];
             let word = at.index(*words);
-            // 8 and 9 of `_debug`: NVIPC's own end of everything.
+            // Words 8 and 9 of `_debug` end the link by NVIPC's own rules.
             if *file != 6 || !(8..10).contains(&word) {
                 mapped.write(word, *value);
             }
@@ -123,7 +123,7 @@ proptest! {
 }
 
 #[test]
-fn a_flood_of_writes_while_it_is_used() {
+fn concurrent_garbage_writes_are_survived() {
     let dir = ipc_dir();
     let phy = options(dir.path()).create("fapi", pools()).unwrap();
     let mac = options(dir.path()).attach("fapi").unwrap();
@@ -146,12 +146,12 @@ fn a_flood_of_writes_while_it_is_used() {
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         ends.into_iter().for_each(|end| end.unwrap());
     });
-    // What is repaired is as new, whatever it was.
+    // A repaired link is as good as a new one.
     phy.close();
 }
 
 #[test]
-fn a_link_is_whole_again_after_a_hostile_secondary() {
+fn link_is_restored_after_a_hostile_secondary() {
     if !crate::support::notices_deaths() {
         return;
     }
@@ -165,7 +165,7 @@ fn a_link_is_whole_again_after_a_hostile_secondary() {
     use_it(&phy, 20);
     peer.kill();
     crate::support::until("its death is noticed", || phy.recovered().peers == 1);
-    // What was held here when the words were wild is ours still.
+    // What was held here while the words were garbage is still held.
     let free = crate::support::count_free(&phy, None);
     let mut next = Peer::start(dir.path());
     next.tell("attach fapi");
@@ -179,9 +179,10 @@ fn a_link_is_whole_again_after_a_hostile_secondary() {
     assert_eq!(next.ask("receive"), "4");
 }
 
-/// Room for one, and several that see it: all but one would wait for a reader, which has gone.
+/// The counter has room for one notification and several threads see that: all but one would wait for a reader that has
+/// gone.
 #[test]
-fn a_peer_that_fills_its_counter_keeps_nobody_who_notifies() {
+fn peer_with_a_full_counter_blocks_no_notify() {
     for _ in 0..20 {
         let dir = ipc_dir();
         let phy = options(dir.path()).create("fapi", pools()).unwrap();
@@ -194,7 +195,7 @@ fn a_peer_that_fills_its_counter_keeps_nobody_who_notifies() {
             }
             (0..1000).for_each(|_| assert!(mac.take().unwrap()));
         });
-        // And nobody who leaves.
+        // Closing does not block either.
         phy.close();
     }
 }

@@ -1,4 +1,4 @@
-//! Both our sides, in separate processes, over NVIPC's layout.
+//! Two endpoints in separate processes over NVIPC's layout.
 
 use crate::support::{
     HANGS, Peer, check, count_free, default_pools, ipc_dir, options, pools, receive, send, until,
@@ -7,7 +7,7 @@ use shmesh::config::PoolId;
 use shmesh_nvipc_wire::{Buffers, Error, Message};
 
 #[test]
-fn files_are_those_of_nvipc() {
+fn files_match_nvipcs() {
     let dir = ipc_dir();
     let phy = options(dir.path()).create("nvipc", pools()).unwrap();
     let mut files: Vec<_> = std::fs::read_dir(dir.path())
@@ -82,7 +82,7 @@ fn every_pool_in_both_directions_and_either_role() {
 }
 
 #[test]
-fn thousands_go_round_with_notification() {
+fn thousands_of_round_trips_with_notification() {
     let dir = ipc_dir();
     let link = options(dir.path()).create("fapi", pools()).unwrap();
     let mut peer = Peer::start(dir.path());
@@ -152,7 +152,7 @@ fn threads_of_both_processes_share_a_link() {
 }
 
 #[test]
-fn exhaustion_is_an_error_at_once_and_passes() {
+fn exhaustion_is_an_immediate_error_and_temporary() {
     let dir = ipc_dir();
     let link = options(dir.path()).create("fapi", pools()).unwrap();
     let all: Vec<_> = (0..8).map(|_| link.allocate(None).unwrap()).collect();
@@ -162,7 +162,7 @@ fn exhaustion_is_an_error_at_once_and_passes() {
         "pool cpu_msg: all 8 buffers are in use; release messages, or make pool_len larger"
     );
     link.release(all[0]).unwrap();
-    // The MSG buffer goes back when there is no DATA buffer for it.
+    // The MSG buffer is released if there is no DATA buffer for it.
     let data: Vec<_> = (0..1).map(|_| link.allocate(Some(PoolId::CpuLarge)).unwrap()).collect();
     link.release(all[1]).unwrap();
     let second = link.allocate(Some(PoolId::CpuLarge)).unwrap();
@@ -189,14 +189,14 @@ fn addresses_that_are_not_held_are_refused() {
     link.release(Buffers::NONE).unwrap();
 
     let both = link.allocate(Some(PoolId::CpuData)).unwrap();
-    // A DATA buffer is none of another pool's, and not one that is free.
+    // A DATA buffer belongs to one pool, and a free one is not held.
     not_held(link.release(Buffers { data_pool: Some(PoolId::CpuLarge), msg: std::ptr::null_mut(), ..both }));
     not_held(link.release(Buffers { data: both.msg, msg: std::ptr::null_mut(), ..both }));
     not_held(link.send(message(Buffers { data: both.data.wrapping_add(4096), ..both })));
     not_held(link.send(message(Buffers { data: both.data.wrapping_sub(1), ..both })));
     let past = link.send(message(Buffers { msg: both.msg.wrapping_add(8 * 256), ..both }));
     not_held(past);
-    // Apart: NVIPC's programs may keep the DATA part longer than the MSG part.
+    // One after the other: NVIPC's programs may keep the DATA part longer than the MSG part.
     link.release(Buffers { data: std::ptr::null_mut(), ..both }).unwrap();
     not_held(link.release(Buffers { data: std::ptr::null_mut(), ..both }));
     link.release(Buffers { msg: std::ptr::null_mut(), ..both }).unwrap();
@@ -215,7 +215,7 @@ fn addresses_that_are_not_held_are_refused() {
 }
 
 #[test]
-fn what_was_received_may_be_sent_on_with_its_data() {
+fn received_messages_can_be_forwarded_with_data() {
     let dir = ipc_dir();
     let link = options(dir.path()).create("fapi", pools()).unwrap();
     let mut peer = Peer::start(dir.path());
@@ -223,7 +223,7 @@ fn what_was_received_may_be_sent_on_with_its_data() {
     peer.tell("send 5 10 1 100");
     let message = link.receive().unwrap().unwrap();
     check(&message);
-    // Named or not: it goes along.
+    // The DATA buffer is sent with it, named or not.
     let unnamed = Buffers { data: std::ptr::null_mut(), data_pool: None, ..message.buffers };
     link.send(Message { buffers: unnamed, ..message }).unwrap();
     assert_eq!(peer.ask("receive"), "5");
@@ -231,26 +231,26 @@ fn what_was_received_may_be_sent_on_with_its_data() {
 }
 
 #[test]
-fn a_data_buffer_that_went_alone_is_not_sent_with_its_old_msg() {
+fn data_buffer_sent_alone_leaves_its_old_msg() {
     let dir = ipc_dir();
     let link = options(dir.path()).create("fapi", pools()).unwrap();
     let message = |buffers| Message { msg_id: 1, cell_id: 0, msg_len: 8, data_len: 8, buffers };
     let old = link.allocate(Some(PoolId::CpuLarge)).unwrap();
     link.release(Buffers { msg: std::ptr::null_mut(), ..old }).unwrap();
-    // The longest free is the next: all of the pool, and it is among them.
+    // The buffer that has been free for the longest comes next, so allocating the whole pool yields it.
     let all: Vec<_> = (0..2).map(|_| link.allocate(Some(PoolId::CpuLarge)).unwrap()).collect();
     let new = *all.iter().find(|new| new.data == old.data).unwrap();
     link.send_to_self(message(Buffers { data: std::ptr::null_mut(), data_pool: None, ..old })).unwrap();
     let received = link.receive().unwrap().unwrap();
     assert_eq!((received.buffers.msg, received.buffers.data_pool), (old.msg, None));
     link.release(received.buffers).unwrap();
-    // It is the other's, and goes with that.
+    // It now belongs to the other MSG buffer, and is sent with that.
     link.send_to_self(message(Buffers { data: std::ptr::null_mut(), data_pool: None, ..new })).unwrap();
     assert_eq!(link.receive().unwrap().unwrap().buffers, new);
 }
 
 #[test]
-fn device_pools_are_in_memory_of_the_host() {
+fn device_pools_use_host_memory() {
     let dir = ipc_dir();
     let mut with_device = pools();
     with_device[PoolId::CudaData.index()] = shmesh::config::PoolConfig { buf_size_bytes: 512, pool_len: 2 };
@@ -267,7 +267,7 @@ fn device_pools_are_in_memory_of_the_host() {
 }
 
 #[test]
-fn two_links_in_one_directory_do_not_meet() {
+fn links_in_one_directory_are_separate() {
     let dir = ipc_dir();
     let one = options(dir.path()).create("one", pools()).unwrap();
     let two = options(dir.path()).create("two", pools()).unwrap();
@@ -284,7 +284,7 @@ fn two_links_in_one_directory_do_not_meet() {
 }
 
 #[test]
-fn a_link_of_default_size_takes_its_room_at_once() {
+fn default_link_reserves_its_space_at_once() {
     let dir = ipc_dir();
     let mut pools = default_pools();
     pools[PoolId::CpuData.index()].pool_len = 16;

@@ -1,8 +1,8 @@
-//! What the tests share: directories, and peers that are processes of their own.
+//! Helpers of the tests: directories, and peers in processes of their own.
 //!
-//! Peers are those of the transport's tests, which obey what is said here.
+//! The peers are those of the transport's tests, which execute the commands below.
 
-#![allow(unsafe_code, reason = "buffers are addresses, and who writes there says why it may")]
+#![allow(unsafe_code, reason = "buffers are addresses; each access says why it is allowed")]
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ pub(crate) use shmesh_testing::{Peer, ipc_dir, is_root, until};
 use shmesh::config::{LinkConfig, PoolConfig, PoolId};
 use shmesh_nvipc_wire::{Buffers, Endpoint, Error, Message, Options};
 
-/// Longer than any one step takes on the slowest machine: only something that hangs lasts so long.
+/// Longer than any step takes on the slowest machine, so only a hang reaches it.
 pub(crate) const HANGS: Duration = Duration::from_secs(120);
 
 /// Small pools: 8 MSG buffers of 256 bytes, 4 DATA buffers of 4096, 2 large ones of 8192.
@@ -24,7 +24,7 @@ pub(crate) fn pools() -> [PoolConfig; PoolId::COUNT] {
     pools
 }
 
-/// As the shipped configuration has them.
+/// The pools of NVIPC's shipped configuration.
 pub(crate) fn default_pools() -> [PoolConfig; PoolId::COUNT] {
     LinkConfig::nvipc_defaults("nvipc".parse().unwrap()).pools
 }
@@ -33,7 +33,7 @@ pub(crate) fn options(dir: &Path) -> Options {
     Options::new().dir(dir).patience(HANGS)
 }
 
-/// Whether this kernel tells when a peer ends: Linux 6.5. Before that there is nothing of it to test.
+/// Whether the kernel reports the end of a peer, which Linux does since 6.5. Tests of that are skipped on older kernels.
 pub(crate) fn notices_deaths() -> bool {
     let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     let notices = shmesh_sys::socket::peer_pidfd(&one).is_ok();
@@ -43,7 +43,7 @@ pub(crate) fn notices_deaths() -> bool {
     notices
 }
 
-/// The byte at place `i` of a message with this id.
+/// The byte at index `i` of a message with this id.
 pub(crate) fn pattern(msg_id: i32, i: usize) -> u8 {
     u8::try_from((usize::try_from(msg_id).unwrap_or(0) * 31 + i * 7) % 251).unwrap()
 }
@@ -58,7 +58,7 @@ pub(crate) fn send(
     let buffers = link.allocate(data.map(|(pool, _)| pool))?;
     let data_len = data.map_or(0, |(_, len)| len);
     for i in 0..len {
-        // SAFETY: ours, and the tests ask for no more than a buffer has.
+        // SAFETY: the buffer is ours, and the tests ask for no more bytes than it has.
         unsafe { buffers.msg.add(i).write(pattern(msg_id, i)) };
     }
     for i in 0..data_len {
@@ -69,7 +69,7 @@ pub(crate) fn send(
     link.send(Message { msg_id, cell_id: msg_id % 20, msg_len: int(len), data_len: int(data_len), buffers })
 }
 
-/// Looks at every byte of a message.
+/// Checks every byte of a message.
 pub(crate) fn check(message: &Message) {
     let id = message.msg_id;
     assert_eq!(message.cell_id, id % 20);
@@ -81,13 +81,13 @@ pub(crate) fn check(message: &Message) {
 
 fn check_part(part: *mut u8, len: i32, id: i32) {
     for i in 0..usize::try_from(len).unwrap() {
-        // SAFETY: ours until it is released, and the length is no more than the buffer.
+        // SAFETY: ours until it is released, and the length is no more than the buffer's.
         let byte = unsafe { part.add(i).read() };
         assert_eq!(byte, pattern(id, i), "{id} at {i}");
     }
 }
 
-/// Receives one message, checks it and gives it back.
+/// Receives one message, checks it and releases it.
 pub(crate) fn receive(link: &Endpoint) -> Result<Option<i32>, Error> {
     let Some(message) = link.receive()? else { return Ok(None) };
     check(&message);
@@ -95,7 +95,7 @@ pub(crate) fn receive(link: &Endpoint) -> Result<Option<i32>, Error> {
     Ok(Some(message.msg_id))
 }
 
-/// How many MSG buffers are free, by taking them all.
+/// Counts the free MSG buffers by allocating them all.
 pub(crate) fn count_free(link: &Endpoint, pool: Option<PoolId>) -> usize {
     let mut all = Vec::new();
     while let Ok(buffers) = link.allocate(pool) {
@@ -105,7 +105,7 @@ pub(crate) fn count_free(link: &Endpoint, pool: Option<PoolId>) -> usize {
     all.len()
 }
 
-/// The other end of [`Peer`].
+/// The child process of [`Peer`].
 pub(crate) fn serve() {
     let dir = std::env::var("SHMESH_DIR").unwrap();
     let mut link = None;
@@ -129,9 +129,9 @@ fn obey(
         "create" => *link = Some(options(dir).create(line.split(' ').nth(1).unwrap(), pools())?),
         "attach" => *link = Some(options(dir).attach(line.split(' ').nth(1).unwrap())?),
         "close" => *link = None,
-        // As NVIPC leaves: without a word.
+        // Ends without the goodbye, as NVIPC does.
         "forget" => std::mem::forget(link.take()),
-        // The primary learns of its peer in a thread of its own, perhaps after the peer knows.
+        // The primary accepts its peer in a thread of its own, perhaps after the peer has attached.
         "meet" => until("the other end is here", || link.as_ref().unwrap().has_peer()),
         "notify" => link.as_ref().unwrap().notify()?,
         "wait" => return Ok(link.as_ref().unwrap().wait(Some(HANGS))?.to_string()),
@@ -145,14 +145,14 @@ fn obey(
         "receive" => {
             return Ok(receive(link.as_ref().unwrap())?.map_or("none".to_owned(), |id| id.to_string()));
         }
-        // Takes a message and keeps it.
+        // Receives a message and holds it.
         "keep" => match link.as_ref().unwrap().receive()? {
             None => return Ok("none".to_owned()),
             Some(message) => held.push(message.buffers),
         },
         "hold" => held.push(link.as_ref().unwrap().allocate(Some(PoolId::CpuData))?),
         "free" => return Ok(count_free(link.as_ref().unwrap(), None).to_string()),
-        // Sends back what comes, so many messages.
+        // Sends back this many messages.
         "echo" => {
             let link = link.as_ref().unwrap();
             let mut left = number().unwrap();
@@ -166,7 +166,7 @@ fn obey(
                 link.notify()?;
             }
         }
-        _ => panic!("no such order: {line}"),
+        _ => panic!("unknown command: {line}"),
     }
     ok()
 }

@@ -1,4 +1,4 @@
-//! A link in NVIPC's layout, looked at from outside: mapped for reading alone, so that its processes notice nothing.
+//! A read-only look at a link in NVIPC's layout. The processes on the link are not affected.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::memory::{AtomicU32, Memory};
 use crate::queue::Queue;
 use crate::{Error, Result};
 
-/// A message that waits to be received, as its descriptor says.
+/// A message in a ring, as its descriptor says.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Waiting {
-    /// The message's id.
+pub struct QueuedMessage {
+    /// The message id, as the application defines it.
     pub msg_id: i32,
-    /// The cell that it is about.
+    /// The radio cell that the message is about.
     pub cell_id: i32,
     /// Bytes of its MSG part.
     pub msg_len: i32,
@@ -28,37 +28,38 @@ pub struct Waiting {
     pub data_len: i32,
 }
 
-/// What one look at a link shows. While it is in use, the parts may be of different moments.
+/// The state of a link at one moment. If the link is in use, the parts may be from slightly different moments.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-/// use shmesh_nvipc_wire::{Options, Seen};
-/// assert!(Seen::open(dir.path(), "nvipc")?.is_none());
+/// use shmesh_nvipc_wire::{Options, LinkSnapshot};
+/// assert!(LinkSnapshot::open(dir.path(), "nvipc")?.is_none());
 /// let phy = Options::new().dir(dir.path()).create("nvipc", pools)?;
-/// let seen = Seen::open(dir.path(), "nvipc")?.expect("it is there");
+/// let seen = LinkSnapshot::open(dir.path(), "nvipc")?.expect("it is there");
 /// assert!(seen.is_served && seen.m2s.is_empty() && seen.s2m.is_empty());
 /// assert_eq!((seen.pools, seen.free[0]), (pools, Some(pools[0].pool_len as usize)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct LinkSnapshot {
     /// The pools, as the primary configured them.
     pub pools: [PoolConfig; PoolId::COUNT],
-    /// Buffers in the list of each pool; `None` where there is none. What one endpoint keeps for itself is not among them.
+    /// Length of the free list of each pool; `None` if there is no pool. Buffers that an endpoint has parked are not
+    /// counted.
     pub free: [Option<usize>; PoolId::COUNT],
     /// Messages from the primary to the secondary, oldest first.
-    pub m2s: Vec<Waiting>,
+    pub m2s: Vec<QueuedMessage>,
     /// Messages from the secondary to the primary, oldest first.
-    pub s2m: Vec<Waiting>,
-    /// Whether a primary listens for secondaries: it lives.
+    pub s2m: Vec<QueuedMessage>,
+    /// Whether a primary listens for secondaries, and so is alive.
     pub is_served: bool,
-    /// Bytes of its files.
+    /// Size of its files in bytes.
     pub bytes: u64,
 }
 
-impl Seen {
-    /// Looks at the link with this prefix. `None`: there is none in NVIPC's layout.
+impl LinkSnapshot {
+    /// Reads the link with this prefix. Returns `None` if there is none in NVIPC's layout.
     ///
     /// # Errors
     /// [`Version`](Error::Version), [`Damaged`](Error::Damaged), [`Truncated`](Error::Truncated), [`Prefix`](Error::Prefix),
@@ -78,12 +79,12 @@ impl Seen {
         let mut bytes = (debug.len() + shm.len()) as u64;
         let infos =
             shm.words::<AtomicU32>(infos_at(len), INFO_WORDS * len).ok_or_else(|| short(&names.of("shm")))?;
-        let waiting = |at| -> Result<Vec<Waiting>> {
+        let waiting = |at| -> Result<Vec<QueuedMessage>> {
             let queue = queue(&shm, at, len).ok_or_else(|| short(&names.of("shm")))?;
             let word = |index: u32, word: usize| {
                 infos[index as usize * INFO_WORDS + word].load(Relaxed).cast_signed()
             };
-            let all = queue.values().into_iter().map(|index| Waiting {
+            let all = queue.values().into_iter().map(|index| QueuedMessage {
                 msg_id: word(index, INFO_MSG_ID),
                 cell_id: word(index, INFO_CELL_ID),
                 msg_len: word(index, INFO_MSG_LEN),
