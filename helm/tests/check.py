@@ -226,6 +226,26 @@ def check_refusals():
     return len(cases)
 
 
+def check_restarts():
+    """A change restarts the plugin exactly if the plugin cannot reload it."""
+    def restarts_with(config):
+        plugin = named(objects(render({"config": config})), "DaemonSet", "shmesh-plugin")
+        return plugin["spec"]["template"]["metadata"]["annotations"]["shmesh.io/restarts-with"]
+
+    before = restarts_with({"pools": [POOL]})
+    restart = [{"userNamespaces": "mixed"}, {"mountPath": "/ipc"}, {"directory": "/dev/shm/elsewhere"}, {"gid": 60002}]
+    for change in restart:
+        expect(restarts_with({"pools": [{**POOL, **change}]}) != before, f"pools: {change} does not restart the plugin")
+    for change in [{"attachments": 3}, {"minFree": "64Mi"}]:
+        expect(restarts_with({"pools": [{**POOL, **change}]}) == before, f"pools: {change} restarts the plugin")
+    expect(restarts_with({"pools": [POOL], "shm": {"budget": "1Gi"}}) == before, "shm.budget restarts the plugin")
+    expect(restarts_with({"pools": [POOL], "cdi": {"directory": "/etc/cdi"}}) != before, "cdi does not restart the plugin")
+    expect(
+        restarts_with({"pools": [POOL], "poolsDirectory": "/dev/shm/elsewhere"}) != before,
+        "poolsDirectory does not restart the plugin",
+    )
+
+
 def check_config(plugin):
     """The plugin accepts the rendered configuration."""
     values = {"config": {"shm": {"budget": "64Mi"}, "pools": [POOL]}}
@@ -421,6 +441,7 @@ def main():
         validate(one, "defaults")
     scenarios = check_scenarios()
     refusals = check_refusals()
+    check_restarts()
     check_config(given.plugin)
     check_policy(given.bless)
     manifests = check_manifests(given.bless)
