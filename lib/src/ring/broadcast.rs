@@ -28,12 +28,12 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::entry::Entry;
-use super::inline::{FIRST_LINE_BYTES, InlineLines};
-use super::{AHEAD, BROADCAST_GATE, Full, SLEEPERS, SUBSCRIBERS, TAIL, Wild, Words};
+use super::inline::InlineLines;
+use super::{BROADCAST_GATE, Full, SLEEPERS, SUBSCRIBERS, TAIL, Wild, Words};
 use crate::config::{BroadcastConfig, SlowReaders};
 use crate::participant::{Participant, SeatIndex, SeatWord, Seats};
-use crate::segment::{Lines, prefetch_exclusive, prefetch_shared};
-use crate::sync::{AtomicU64, Line, Ordering, fence};
+use crate::segment::{Lines, prefetch_shared};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 const CURSOR: usize = 0;
 /// Beside the count: whose line it is, so that the next participant in the seat is no reader before it subscribes.
@@ -135,18 +135,6 @@ fn later(a: u64, b: u64) -> u64 {
 impl Broadcast {
     pub(super) fn new(words: Words, cursors: Lines, rules: BroadcastConfig) -> Self {
         Self { words, cursors, rules }
-    }
-
-    #[inline]
-    pub(super) fn slot(&self, position: u64) -> &Line {
-        &self.words.slots[self.words.slot_index(position)]
-    }
-
-    /// The lines of an inline message at `position`.
-    #[inline(always)]
-    pub(crate) fn lines(&self, position: u64) -> InlineLines<'_> {
-        let (index, slots) = (self.words.slot_index(position), &self.words.slots);
-        InlineLines::new(&slots[index], slots, slots.len() / 2 + index)
     }
 
     #[inline]
@@ -444,25 +432,20 @@ impl Broadcast {
     ) {
         let tail = me.tail.get();
         let before = self.words.lap(tail).wrapping_sub(1);
-        self.slot(tail).word(0).store(Entry::WRITING.in_lap(before), Ordering::Relaxed);
+        self.words.line(tail).word(0).store(Entry::WRITING.in_lap(before), Ordering::Relaxed);
         // OVERWRITE
         fence(Ordering::Release);
-        self.lines(tail).write(ids, msg);
-        if msg.len() > FIRST_LINE_BYTES {
-            prefetch_exclusive(self.lines(tail.wrapping_add(AHEAD)).second());
-        }
+        self.words.write_inline(tail, ids, msg);
         self.publish(me, Entry::inline_here(msg.len()), seats, free);
     }
 
     #[inline(always)]
     fn publish(&self, me: &Writer, entry: Entry, seats: &Seats, free: impl FnMut(Kept)) {
         let (tail, next) = (me.tail.get(), me.tail.get().wrapping_add(1));
-        // PUBLISH
-        self.slot(tail).word(0).store(entry.in_lap(self.words.lap(tail)), Ordering::Release);
+        self.words.publish(tail, entry);
         me.tail.set(next);
         // OPEN
         self.tail().store(next, Ordering::Release);
-        prefetch_exclusive(self.slot(tail.wrapping_add(AHEAD)));
         if self.skips() && next.wrapping_sub(me.gate.get()) >= self.words.capacity() {
             // One slot less than there are: the next message has its slot, and one of two slots is the latest message's.
             let stride = (self.words.capacity() / 8).clamp(1, STRIDE_MAX);
@@ -545,7 +528,7 @@ impl Broadcast {
 
     fn find(&self, position: u64) -> Found {
         // PUBLISH
-        let word = self.slot(position).word(0).load(Ordering::Acquire);
+        let word = self.words.line(position).word(0).load(Ordering::Acquire);
         let (lap, entry) = Entry::split(word);
         match lap.wrapping_sub(self.words.lap(position)).cast_signed() {
             0 if entry == Entry::WRITING => Found::Overtaken,
@@ -580,15 +563,17 @@ impl Broadcast {
         for _ in 0..ROUNDS_MAX {
             let position = me.next.get();
             if me.long.get() {
-                prefetch_shared(self.lines(position).second());
+                prefetch_shared(self.words.lines(position).second());
             }
             match self.find(position) {
                 Found::Here(entry, word) if entry.is_inline() => {
-                    let copied = inline(entry, self.lines(position));
+                    let copied = inline(entry, self.words.lines(position));
                     // OVERWRITE
                     fence(Ordering::Acquire);
-                    if self.slot(position).word(0).load(Ordering::Relaxed) == word && self.is_open(position) {
-                        me.long.set(entry.inline_len().is_some_and(|len| len as usize > FIRST_LINE_BYTES));
+                    if self.words.line(position).word(0).load(Ordering::Relaxed) == word
+                        && self.is_open(position)
+                    {
+                        me.long.set(entry.has_second_line());
                         self.pass(me, position);
                         return copied.map(Some).map_err(TakeError::Wild);
                     }

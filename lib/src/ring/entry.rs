@@ -9,6 +9,8 @@
 //! The lap counts how often the ring went round, from 1, so the zeroes of fresh memory are "not yet". It wraps after 2^32
 //! laps, which matters only to an exchange that was stalled for exactly that long.
 
+use super::inline::FIRST_LINE_BYTES;
+
 /// Bits of the index of a MSG buffer in an entry.
 pub(crate) const CELL_BITS: u32 = 19;
 /// Bits of the index of an inline cell in an entry.
@@ -94,6 +96,12 @@ impl Entry {
         #[expect(clippy::cast_possible_truncation, reason = "7 bits")]
         let len = low(self.0 >> LENGTH_SHIFT, LENGTH_BITS) as u32;
         (len as usize <= INLINE_MAX_BYTES).then_some(len)
+    }
+
+    /// Whether an inline message is longer than its first line.
+    #[inline]
+    pub(crate) fn has_second_line(self) -> bool {
+        self.inline_len().is_some_and(|len| len as usize > FIRST_LINE_BYTES)
     }
 
     /// Whether the entry names this epoch of its cell, as far as its bits go.

@@ -26,10 +26,11 @@ pub(crate) mod reply;
 pub(crate) mod spsc;
 
 use crate::config::BroadcastConfig;
-use crate::segment::Lines;
-use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE};
+use crate::segment::{Lines, prefetch_exclusive};
+use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE};
 use entry::Entry;
 pub use entry::INLINE_MAX_BYTES;
+use inline::{FIRST_LINE_BYTES, InlineLines};
 
 /// Lines before the slots: each word that one side writes on a line (and its neighbour) of its own.
 pub(crate) const CONTROL_LINES: usize = 14;
@@ -121,6 +122,36 @@ impl Words {
         let index = (position & (self.capacity() - 1)) as usize;
         index
     }
+
+    /// The slot at `position`, where a slot is a whole line.
+    #[inline(always)]
+    fn line(&self, position: u64) -> &Line {
+        &self.slots[self.slot_index(position)]
+    }
+
+    /// The lines of an inline message in the slot at `position`.
+    #[inline(always)]
+    pub(crate) fn lines(&self, position: u64) -> InlineLines<'_> {
+        let index = self.slot_index(position);
+        InlineLines::new(&self.slots[index], &self.slots, self.slots.len() / 2 + index)
+    }
+
+    /// Writes an inline message into the slot at `position`.
+    #[inline(always)]
+    fn write_inline(&self, position: u64, ids: u64, msg: &[u8]) {
+        self.lines(position).write(ids, msg);
+        if msg.len() > FIRST_LINE_BYTES {
+            prefetch_exclusive(self.lines(position.wrapping_add(AHEAD)).second());
+        }
+    }
+
+    /// Sends `entry` in the slot at `position`, where no other participant may send.
+    #[inline(always)]
+    fn publish(&self, position: u64, entry: Entry) {
+        // PUBLISH
+        self.line(position).word(0).store(entry.in_lap(self.lap(position)), Ordering::Release);
+        prefetch_exclusive(self.line(position.wrapping_add(AHEAD)));
+    }
 }
 
 /// What an onlooker sees at a position.
@@ -185,12 +216,8 @@ impl Ring {
     }
 
     /// The lines of the slot at `position`, of a ring whose inline messages lie in their slots.
-    pub(crate) fn lines(&self, position: u64) -> Option<inline::InlineLines<'_>> {
-        match self {
-            Self::Spsc(ring) => Some(ring.lines(position)),
-            Self::Broadcast(ring) => Some(ring.lines(position)),
-            Self::Mpmc(_) => None,
-        }
+    pub(crate) fn lines(&self, position: u64) -> Option<InlineLines<'_>> {
+        (!matches!(self, Self::Mpmc(_))).then(|| self.words().lines(position))
     }
 
     pub(crate) fn is_broadcast(&self) -> bool {
@@ -200,9 +227,8 @@ impl Ring {
     /// The word of the slot at `position`.
     pub(crate) fn slot(&self, position: u64) -> &AtomicU64 {
         match self {
-            Self::Spsc(ring) => ring.slot(position).word(0),
             Self::Mpmc(ring) => ring.slot(position),
-            Self::Broadcast(ring) => ring.slot(position).word(0),
+            Self::Spsc(_) | Self::Broadcast(_) => self.words().line(position).word(0),
         }
     }
 

@@ -11,10 +11,10 @@
 use std::cell::Cell;
 
 use super::entry::Entry;
-use super::inline::{FIRST_LINE_BYTES, InlineLines};
+use super::inline::InlineLines;
 use super::{AHEAD, Full, HEAD, Look, Owners, Wild, Words};
-use crate::segment::{prefetch_exclusive, prefetch_shared};
-use crate::sync::{Line, Ordering};
+use crate::segment::prefetch_shared;
+use crate::sync::Ordering;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Spsc {
@@ -44,25 +44,13 @@ impl Spsc {
         Self { words }
     }
 
-    #[inline]
-    pub(super) fn slot(&self, position: u64) -> &Line {
-        &self.words.slots[self.words.slot_index(position)]
-    }
-
-    /// The lines of an inline message at `position`.
-    #[inline(always)]
-    pub(crate) fn lines(&self, position: u64) -> InlineLines<'_> {
-        let (index, slots) = (self.words.slot_index(position), &self.words.slots);
-        InlineLines::new(&slots[index], slots, slots.len() / 2 + index)
-    }
-
     /// Takes up the producer's role where the last one left it.
     pub(crate) fn resume_producer(&self) -> Producer {
         let head = self.words.control(HEAD).load(Ordering::Acquire);
         let published = (0..self.words.capacity())
             .take_while(|i| {
                 let position = head.wrapping_add(*i);
-                Entry::split(self.slot(position).word(0).load(Ordering::Acquire)).0
+                Entry::split(self.words.line(position).word(0).load(Ordering::Acquire)).0
                     == self.words.lap(position)
             })
             .count() as u64;
@@ -85,10 +73,7 @@ impl Spsc {
     #[inline(always)]
     pub(crate) fn push_inline(&self, me: &Producer, ids: u64, msg: &[u8]) -> Result<(), Full> {
         self.push_with(me, Entry::inline_here(msg.len()), |position| {
-            self.lines(position).write(ids, msg);
-            if msg.len() > FIRST_LINE_BYTES {
-                prefetch_exclusive(self.lines(position.wrapping_add(AHEAD)).second());
-            }
+            self.words.write_inline(position, ids, msg);
         })
     }
 
@@ -104,10 +89,8 @@ impl Spsc {
             }
         }
         fill(tail);
-        // PUBLISH
-        self.slot(tail).word(0).store(entry.in_lap(self.words.lap(tail)), Ordering::Release);
+        self.words.publish(tail, entry);
         me.tail.set(tail.wrapping_add(1));
-        prefetch_exclusive(self.slot(tail.wrapping_add(AHEAD)));
         Ok(())
     }
 
@@ -173,13 +156,13 @@ impl Spsc {
         head: u64,
         owners: &impl Owners,
     ) -> Result<Option<(Entry, u64, InlineLines<'_>)>, Wild> {
-        let lines = self.lines(head);
+        let lines = self.words.lines(head);
         if me.long.get() {
             // Both lines cross at once, where one load after the other would take a crossing each.
             prefetch_shared(lines.second());
         }
         // PUBLISH
-        let (lap, entry) = Entry::split(self.slot(head).word(0).load(Ordering::Acquire));
+        let (lap, entry) = Entry::split(self.words.line(head).word(0).load(Ordering::Acquire));
         if lap != self.words.lap(head) {
             if lap.wrapping_add(1) != self.words.lap(head) {
                 return Err(Wild("a slot of a lap that was never reached"));
@@ -187,12 +170,12 @@ impl Spsc {
             return Ok(None);
         }
         if entry.is_inline() {
-            me.long.set(entry.inline_len().is_some_and(|len| len as usize > FIRST_LINE_BYTES));
+            me.long.set(entry.has_second_line());
             return Ok(Some((entry, 0, lines)));
         }
         owners.ahead(entry);
         let later = head.wrapping_add(AHEAD);
-        let (lap, next) = Entry::split(self.slot(later).word(0).load(Ordering::Relaxed));
+        let (lap, next) = Entry::split(self.words.line(later).word(0).load(Ordering::Relaxed));
         if lap == self.words.lap(later) {
             owners.ahead(next);
         }
