@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::Link;
 use crate::error::Result;
-use crate::participant::{MAX_SEATS, SeatIndex};
 use crate::ring::Ring;
 use crate::ring::broadcast::{Broadcast, Writer};
 
@@ -103,14 +102,39 @@ impl Link {
     pub(super) fn evict_slow(&self, ring: &Broadcast, writer: &Writer) -> Result<bool> {
         let Some(limit) = ring.evicts_after() else { return Ok(false) };
         let slow = ring.holding_up(writer, &self.core().seats);
-        if slow == 0 || !ring.is_patience_over(writer, limit) {
+        if slow.is_empty() || !ring.is_patience_over(writer, limit) {
             return Ok(false);
         }
-        for seat in
-            (0..MAX_SEATS as u64).filter_map(SeatIndex::from_wild).filter(|seat| slow & seat.bit() != 0)
-        {
-            self.evict(seat)?;
+        for (seat, word) in slow {
+            // Not a newcomer that has taken the seat since.
+            if let Some(reader) = self.core().seats.at(seat).filter(|now| now.word.is_same(word)) {
+                self.evict_participant(&reader)?;
+            }
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use crate::config::{LinkConfig, RingMode, SlowReaders};
+    use crate::{LinkOptions, Side};
+
+    #[test]
+    #[cfg_attr(miri, ignore = "files")]
+    fn newcomer_is_not_evicted_in_place_of_the_reader_before_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let mut config = LinkConfig::new("prices".parse().unwrap());
+        config.ring_mode = RingMode::Broadcast;
+        config.broadcast.slow = SlowReaders::Evict;
+        let writer = options.create(&config).unwrap();
+        let slow = options.attach("prices", Side::Secondary).unwrap().endpoint.me;
+        let newcomer = options.attach("prices", Side::Secondary).unwrap();
+        assert_eq!(newcomer.seat(), slow.seat, "the slow one has left");
+        assert_eq!(writer.evict_participant(&slow).unwrap().participants, 0);
+        writer.send_inline(1, 0, b"").unwrap();
+        assert!(newcomer.receive().unwrap().is_some());
     }
 }

@@ -128,30 +128,35 @@ impl Link {
     /// ```
     pub fn evict(&self, seat: SeatIndex) -> Result<Recovered> {
         self.check_seated()?;
-        let Some(other) = self.core().seats.at(seat).filter(|_| seat != self.endpoint.me.seat) else {
-            return Ok(Recovered::default());
-        };
-        let alive = self.shared.liveness(&other) != Liveness::Dead;
+        match self.core().seats.at(seat).filter(|_| seat != self.endpoint.me.seat) {
+            Some(other) => self.evict_participant(&other),
+            None => Ok(Recovered::default()),
+        }
+    }
+
+    /// Evicts this participant, and none that has its seat after it.
+    pub(super) fn evict_participant(&self, other: &Participant) -> Result<Recovered> {
+        let alive = self.shared.liveness(other) != Liveness::Dead;
         let still_alive = || {
             Err(Error::from(ErrorKind::StillAlive {
                 link: self.link(),
-                seat: seat.value(),
+                seat: other.seat.value(),
                 pid: other.word.pid(),
             }))
         };
-        if alive && (self.core().shape.single || self.core().is_writer(&other)) {
+        if alive && (self.core().shape.single || self.core().is_writer(other)) {
             return still_alive();
         }
-        if alive && !self.core().seats.evict(&other) {
+        if alive && !self.core().seats.evict(other) {
             return Ok(Recovered::default());
         }
         // It may have become the writer just now, and be sending. It is told that it is evicted, and keeps what it has until its
         // process ends.
         fence(Ordering::SeqCst);
-        if alive && self.core().is_writer(&other) {
+        if alive && self.core().is_writer(other) {
             return still_alive();
         }
-        Ok(self.take_back(&other, alive))
+        Ok(self.take_back(other, alive))
     }
 
     /// Everybody who is attached, dead or alive.

@@ -160,12 +160,15 @@ impl Broadcast {
         self.words.control(TAIL)
     }
 
-    /// The seats of all readers.
-    pub(crate) fn readers<'a>(&'a self, seats: &'a Seats) -> impl Iterator<Item = SeatIndex> + 'a {
+    /// All readers.
+    pub(crate) fn readers<'a>(
+        &'a self,
+        seats: &'a Seats,
+    ) -> impl Iterator<Item = (SeatIndex, SeatWord)> + 'a {
         // JOIN: Acquire, so that a newcomer's cursor line and seat are seen with its bit.
         let subscribed = seats.readers(self.subscribers().load(Ordering::Acquire));
-        subscribed.filter_map(|(seat, word)| {
-            word.is_own(self.cursors[seat.as_usize()].word(LOST).load(Ordering::Relaxed)).then_some(seat)
+        subscribed.filter(|(seat, word)| {
+            word.is_own(self.cursors[seat.as_usize()].word(LOST).load(Ordering::Relaxed))
         })
     }
 
@@ -178,7 +181,7 @@ impl Broadcast {
 
     /// How many messages a reader has before it, and how many it has lost: for an onlooker. `None`: it is no reader.
     pub(crate) fn place_of(&self, who: &Participant, seats: &Seats) -> Option<(u64, u64)> {
-        let seat = self.readers(seats).find(|reader| *reader == who.seat)?;
+        let (seat, _) = self.readers(seats).find(|(seat, _)| *seat == who.seat)?;
         let (oldest, tail) = self.extent();
         let line = &self.cursors[seat.as_usize()];
         let cursor = line.word(CURSOR).load(Ordering::Relaxed);
@@ -262,7 +265,7 @@ impl Broadcast {
 
     /// How far the slowest reader is. One that says what it must not holds up as much as one that has just joined, or nothing.
     fn slowest(&self, seats: &Seats, oldest: u64, tail: u64) -> u64 {
-        let cursors = self.readers(seats).map(|seat| {
+        let cursors = self.readers(seats).map(|(seat, _)| {
             // PASSED
             let cursor = self.cursors[seat.as_usize()].word(CURSOR).load(Ordering::Acquire);
             self.clamp(cursor, oldest, tail)
@@ -271,16 +274,16 @@ impl Broadcast {
     }
 
     /// The readers without which the gate would move: none if it is where the history begins.
-    pub(crate) fn holding_up(&self, me: &Writer, seats: &Seats) -> u64 {
+    pub(crate) fn holding_up(&self, me: &Writer, seats: &Seats) -> Vec<(SeatIndex, SeatWord)> {
         let (gate, tail) = (me.gate.get(), me.tail.get());
         if self.skips() || tail.wrapping_sub(gate) <= self.rules.history.into() {
-            return 0;
+            return Vec::new();
         }
-        let is_slowest = |seat: &SeatIndex| {
+        let is_slowest = |(seat, _): &(SeatIndex, SeatWord)| {
             let cursor = self.cursors[seat.as_usize()].word(CURSOR).load(Ordering::Relaxed);
             self.clamp(cursor, gate, tail) == gate
         };
-        self.readers(seats).filter(is_slowest).fold(0, |all, seat| all | seat.bit())
+        self.readers(seats).filter(is_slowest).collect()
     }
 
     /// Whether readers have held the writer up for longer than they may: since it first found no room for the message that it
@@ -374,7 +377,7 @@ impl Broadcast {
         let mut holds = me.holds.borrow_mut();
         holds.clear();
         if self.skips() {
-            for seat in self.readers(seats) {
+            for (seat, _) in self.readers(seats) {
                 let line = &self.cursors[seat.as_usize()];
                 // PASSED
                 let words = (HOLDS..HOLDS + HOLDS_MAX).map(|i| line.word(i).load(Ordering::Acquire));
