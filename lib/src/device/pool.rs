@@ -12,7 +12,7 @@ use super::{DeviceMemory, HostMemory};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::device::{DeviceLayout, Lent};
-use crate::link::{Link, Loan, Message};
+use crate::link::{Link, Loan, Message, OwnedMessage};
 use crate::participant::Side;
 
 /// Device memory that the buffers of a pool can be in.
@@ -248,18 +248,35 @@ impl<M: PoolMemory> DevicePool<M> {
     /// [`NoDataPart`](crate::ErrorKind::NoDataPart); [`NotOnDevice`](crate::ErrorKind::NotOnDevice) when it is of another pool
     /// or link; [`OtherMemory`](crate::ErrorKind::OtherMemory) when the payload is in device memory that the pool had before.
     pub fn data<'b>(&'b self, message: &'b Message<'_>) -> Result<DeviceBuffer<'b, M>> {
+        self.data_of(message.device_data(), message.link().epoch(), message.data_len())
+    }
+
+    /// The DATA part of an owned message. In ring mode `broadcast` an owned message has none in device memory.
+    ///
+    /// # Errors
+    /// As [`data`](Self::data).
+    pub fn owned_data<'b>(&'b self, message: &'b OwnedMessage) -> Result<DeviceBuffer<'b, M>> {
+        self.data_of(message.device_data(), message.epoch(), message.data_len())
+    }
+
+    fn data_of(
+        &self,
+        device_data: Option<(PoolId, u32, u64)>,
+        epoch: u64,
+        len: usize,
+    ) -> Result<DeviceBuffer<'_, M>> {
         let link = Arc::clone(&self.link);
-        let Some((pool, index, id)) = message.device_data() else {
+        let Some((pool, index, id)) = device_data else {
             return Err(ErrorKind::NoDataPart { link }.into());
         };
-        if pool != self.pool || message.link().epoch() != self.epoch {
+        if pool != self.pool || epoch != self.epoch {
             return Err(self.not_here());
         }
         // A message without bytes need not say in which memory they are.
-        if id != self.id && message.data_len() > 0 {
+        if id != self.id && len > 0 {
             return Err(ErrorKind::OtherMemory { link, pool }.into());
         }
-        self.buffer(index, message.data_len())
+        self.buffer(index, len)
     }
 
     /// So many bytes at an address that [`data`](Self::data) or [`resize_data`](Self::resize_data) gave, or inside of what it gave:

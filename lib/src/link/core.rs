@@ -11,7 +11,7 @@ use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::pool::{Pool, Table};
 use crate::ring::broadcast::Kept;
 use crate::ring::entry::Entry;
-use crate::ring::inline::{FIRST_LINE_BYTES, InlineLines};
+use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplySlots, RequestId};
 use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, Wild};
 use crate::segment::layout::{LinkLayout, PoolLayout, Shape};
@@ -511,7 +511,7 @@ impl Owners for Receiving<'_> {
             // Exclusive too: whoever releases this buffer is the first to loan it again.
             if !entry.is_inline() {
                 prefetch_exclusive_at(self.core.msg().buffer(cell).as_ptr());
-            } else if entry.inline_len().is_some_and(|len| len as usize > FIRST_LINE_BYTES)
+            } else if entry.has_second_line()
                 && let Some(lines) = self.core.inline_lines(cell)
             {
                 prefetch_exclusive(lines.second());

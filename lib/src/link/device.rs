@@ -169,6 +169,11 @@ impl Answer {
 }
 
 impl Shared {
+    /// What tells this link from another of its name.
+    pub(super) fn epoch(&self) -> u64 {
+        self.segments.first().map_or(0, |segment| segment.header.epoch)
+    }
+
     /// Answers who asks for a pool's memory, and keeps what is offered where there is none. `Err`: it breaks a rule.
     pub(crate) fn lend(&self, told: &PoolMemory, fds: Vec<OwnedFd>) -> std::result::Result<Answer, String> {
         let shape = &self.core.shape;
@@ -287,9 +292,8 @@ impl Shared {
 }
 
 impl Link {
-    /// What tells this link from another of its name.
     pub(crate) fn epoch(&self) -> u64 {
-        self.shared.segments.first().map_or(0, |segment| segment.header.epoch)
+        self.shared.epoch()
     }
 
     /// As [`Shared::ask_for_memory`].

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use super::Link;
 use super::SharedBytes;
-use super::core::{Core, DataRef, Descriptor, unpack};
+use super::core::{Cell, Core, DataRef, Descriptor, unpack};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
@@ -62,6 +62,12 @@ impl Received {
     #[inline]
     pub(super) fn msg(&self) -> (NonNull<u8>, u32) {
         (self.bytes, self.descriptor.msg_len)
+    }
+
+    /// The buffer of the DATA part, and which device memory the sender says that it is in.
+    pub(super) fn device_data(&self, core: &Core) -> Option<(PoolId, u32, u64)> {
+        let (pool, index) = self.data.parts()?;
+        Some((pool, index, Cell(core.msg().table.cell(self.cell)).memory()))
     }
 
     /// The first byte of the DATA part, and its length; of no bytes when there is none here.
@@ -366,10 +372,8 @@ impl<'a> Message<'a> {
         self.link
     }
 
-    /// The buffer of the DATA part, and which device memory the sender says that it is in.
     pub(crate) fn device_data(&self) -> Option<(PoolId, u32, u64)> {
-        let (pool, index) = self.received.data.parts()?;
-        Some((pool, index, self.link.endpoint.cell(self.received.cell).memory()))
+        self.received.device_data(self.link.core())
     }
 }
 

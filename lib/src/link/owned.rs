@@ -54,14 +54,18 @@ mod message_threads {
 
 impl Message<'_> {
     /// Makes it independent of the link's handle. Copies nothing, except in ring mode `broadcast`: there the other readers have the
-    /// message too, and its buffers are kept by the place of this handle in the ring, so MSG and DATA are copied, and DATA in
-    /// device memory is left out.
+    /// message too, and its buffers are kept by the place of this handle in the ring, so MSG and DATA are copied, and the owned
+    /// message has no DATA part if that is in device memory.
     #[must_use]
     pub fn into_owned(self) -> OwnedMessage {
         let lease = Arc::clone(&self.link().lease);
         if self.received.owner.token().is_some() {
-            let bytes = [self.msg(), self.data()].concat().into_boxed_slice();
-            return OwnedMessage { received: self.received, copy: Some(bytes), lease };
+            let (msg, data, mut received) = (self.msg(), self.data(), self.received);
+            let core = self.link().core();
+            if received.data.parts().is_some_and(|(pool, _)| core.pool(pool).is_none()) {
+                (received.data, received.descriptor.data_len) = (DataRef::NONE, 0);
+            }
+            return OwnedMessage { received, copy: Some([msg, data].concat().into_boxed_slice()), lease };
         }
         let borrowed = ManuallyDrop::new(self);
         OwnedMessage { received: borrowed.received, copy: None, lease }
@@ -93,6 +97,14 @@ impl OwnedMessage {
     fn name(&self) -> &str {
         &self.lease.shared.store.link
     }
+
+    pub(crate) fn device_data(&self) -> Option<(PoolId, u32, u64)> {
+        self.received.device_data(self.lease.core())
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.lease.shared.epoch()
+    }
 }
 
 readable!(OwnedMessage);
@@ -113,6 +125,9 @@ impl Drop for OwnedMessage {
 /// Its lengths are those that [`resize_msg`](Loan::resize_msg) and [`resize_data`](Loan::resize_data) set before. To send it, the
 /// handle that loaned it takes it back with [`Link::adopt`]. Dropped unsent, in whichever thread, its buffers go back to their
 /// pools. Like an [`OwnedMessage`] it keeps the memory and the seat.
+///
+/// A handle that is [evicted](Link::evict) loses its loans. An owned loan reports that only when it is adopted; what is written into it
+/// in between may overwrite the bytes of another participant.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -195,8 +210,10 @@ impl Link {
     /// Takes a loan of this handle back from [`into_owned`](Loan::into_owned), to send it.
     ///
     /// # Errors
-    /// [`ForeignLoan`](ErrorKind::ForeignLoan) when another handle loaned it; the loan is dropped then.
+    /// [`ForeignLoan`](ErrorKind::ForeignLoan) when another handle loaned it; [`Evicted`](ErrorKind::Evicted). The loan is dropped
+    /// then.
     pub fn adopt(&self, mut loan: OwnedLoan) -> Result<Loan<'_>> {
+        self.check_seated()?;
         if !Arc::ptr_eq(&self.lease, &loan.lease) {
             return Err(Error::from(ErrorKind::ForeignLoan { link: self.link() }));
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use shmesh::config::PoolId;
-use shmesh::device::{DeviceMemory, DevicePool, HostMemory};
+use shmesh::device::{DeviceBuffer, DeviceMemory, DevicePool, HostMemory};
 use shmesh::inspect::View;
 use shmesh::{Link, LinkOptions, Side};
 use shmesh_proto::broker::{Attach, Mechanism, PoolMemory, Reply, Request, reply, request};
@@ -426,4 +426,81 @@ fn device_memory_ends_with_the_link() {
     phy.tell("close");
     phy.tell("create link cuda=64x4");
     assert_eq!(phy.ask("pool open"), "made", "it is another link");
+}
+
+/// The text of a message's payload.
+fn text(data: shmesh::Result<DeviceBuffer<'_, HostMemory>>) -> String {
+    let data = data.unwrap();
+    let mut bytes = vec![0; data.len()];
+    data.copy_to_host(0, &mut bytes).unwrap();
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn broadcast_frees_device_buffers_behind_the_last_reader() {
+    for slow in ["wait", "skip", "evict"] {
+        let dir = ipc_dir();
+        let writer = create(dir.path(), &format!("mode=broadcast slow={slow} history=1 ring=8"));
+        let readers = [attach(dir.path()), attach(dir.path())];
+        let (here, there) = (open(&writer), readers.each_ref().map(open));
+        // Several times round the pool.
+        for id in 0..40 {
+            send(&writer, &here, id, &format!("round {id}"));
+            for (reader, pool) in readers.iter().zip(&there) {
+                assert_eq!(receive(reader, pool), format!("{id} round {id}"), "{slow}");
+            }
+        }
+        // A reader has a message in its hands.
+        send(&writer, &here, 40, "held");
+        let held = readers[0].receive().unwrap().expect("it was just sent");
+        let later = || {
+            for id in 41..200 {
+                let loan = writer.loan_with(PoolId::CudaData);
+                let Ok(mut loan) = loan else { return Some(kind_of(&refused(loan))) };
+                here.resize_data(&mut loan, 5).unwrap().copy_to_device(0, b"later").unwrap();
+                loan.with_msg_id(id).send().unwrap();
+                drop(readers[1].receive().unwrap().expect("it was just sent"));
+            }
+            None
+        };
+        drop(readers[1].receive().unwrap().expect("it was just sent"));
+        match slow {
+            "skip" => assert_eq!(later(), None, "the writer goes on"),
+            _ => assert_eq!(later().as_deref(), Some("Exhausted"), "{slow}"),
+        }
+        assert_eq!(text(there[0].data(&held)), "held", "{slow}");
+        drop(held);
+        drop(writer.loan_with(PoolId::CudaData).unwrap());
+    }
+}
+
+#[test]
+fn owned_message_keeps_its_device_buffer() {
+    let dir = ipc_dir();
+    let (phy, mac) = (create(dir.path(), ""), attach(dir.path()));
+    let (here, there) = (open(&phy), open(&mac));
+    send(&phy, &here, 1, "kept");
+    let owned = mac.receive().unwrap().expect("it was just sent").into_owned();
+    for id in 0..20 {
+        send(&phy, &here, id, "other");
+        assert_eq!(receive(&mac, &there), format!("{id} other"));
+    }
+    assert_eq!((owned.data_pool(), owned.data_len(), owned.data()), (Some(PoolId::CudaData), 4, &[][..]));
+    assert_eq!(text(there.owned_data(&owned)), "kept");
+    drop(mac);
+    assert_eq!(text(there.owned_data(&owned)), "kept", "without the handle");
+    let elsewhere = ipc_dir();
+    let stranger = open(&create(elsewhere.path(), ""));
+    assert_eq!(kind_of(&refused(stranger.owned_data(&owned).map(drop))), "NotOnDevice");
+    drop(owned);
+    assert_eq!(std::iter::from_fn(|| phy.loan_with(PoolId::CudaData).ok()).collect::<Vec<_>>().len(), 4);
+
+    // With other readers it is not this handle's to keep.
+    let dir = ipc_dir();
+    let (writer, reader) = (create(dir.path(), "mode=broadcast"), attach(dir.path()));
+    let (here, there) = (open(&writer), open(&reader));
+    send(&writer, &here, 7, "shared");
+    let owned = reader.receive().unwrap().expect("it was just sent").into_owned();
+    assert_eq!((owned.msg_id(), owned.data_pool(), owned.data_len()), (7, None, 0));
+    assert_eq!(kind_of(&refused(there.owned_data(&owned).map(drop))), "NoDataPart");
 }

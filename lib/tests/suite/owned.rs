@@ -169,6 +169,16 @@ fn owned_loan_is_written_elsewhere_and_sent_by_its_handle() {
     }
 }
 
+#[test]
+fn evicted_handle_adopts_no_loan() {
+    let dir = ipc_dir();
+    let (primary, secondary) = pair(dir.path(), "msg=256x2 data=128x2");
+    let loan = secondary.loan().unwrap().into_owned();
+    primary.evict(secondary.seat()).unwrap();
+    assert_eq!(kind_of(&refused(secondary.adopt(loan).map(drop))), "Evicted");
+    assert_eq!(free(&primary), 2, "it was taken back once");
+}
+
 /// A DATA buffer remembers 18 bits of the number of its message's loan; one of these numbers also is that of no loan.
 #[test]
 fn adopted_loans_keep_their_data_whatever_their_number() {
