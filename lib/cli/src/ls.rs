@@ -18,7 +18,8 @@ Links are mapped read-only, so participants are not affected. A link of memfds h
 
 PRIMARY and SECONDARY are process ids, as their own pid namespaces number them. A `dead` process has exited and its buffers are not
 yet recovered; an `evicted` one was declared dead and may still run. The reason for each `unknown` stands below the table. m2s and
-s2m count queued messages, primary to secondary and back. A link whose ring is `nvipc` is in NVIPC's own layout. Damaged links are listed with the reason.
+s2m count queued messages, primary to secondary and back; for a broadcast ring, m2s counts those that the slowest reader has not received, and the
+line below the table says how many readers there are. A link whose ring is `nvipc` is in NVIPC's own layout. Damaged links are listed with the reason.
 
 Examples:
   shmesh ls
@@ -109,8 +110,8 @@ fn text(args: &Args, listed: &[ListedLink], out: &mut dyn Write) -> anyhow::Resu
     for ListedLink { name, seen, .. } in listed.iter().filter(|listed| listed.theirs.is_none()) {
         match seen {
             Ok((_, snapshot)) => {
-                for doubt in people::doubts(&snapshot.seats) {
-                    writeln!(out, "link {name}: {doubt}")?;
+                for remark in people::doubts(&snapshot.seats).chain(people::readers(&snapshot.seats)) {
+                    writeln!(out, "link {name}: {remark}")?;
                 }
             }
             Err(error) => writeln!(out, "{}", crate::in_one_line(error))?,

@@ -24,6 +24,16 @@ pub(crate) fn place(seat: &SeatView) -> String {
     format!(", {} behind{lost}", human::count(reader.behind))
 }
 
+/// The readers of a broadcast ring in a sentence, if there are any.
+pub(crate) fn readers(seats: &[SeatView]) -> Option<String> {
+    let readers: Vec<_> = seats.iter().filter_map(|seat| seat.reader).collect();
+    let behind = readers.iter().map(|reader| reader.behind).max()?;
+    let lost: u64 = readers.iter().map(|reader| reader.lost).fold(0, u64::saturating_add);
+    let lost = if lost == 0 { String::new() } else { format!("; {} lost in all", human::count(lost)) };
+    let readers = human::plural(readers.len() as u64, "reader");
+    Some(format!("{readers}, the slowest {} behind{lost}", human::plural(behind, "message")))
+}
+
 /// Whether the participant may still be alive: its death is not proved.
 pub(crate) fn may_live(seat: &SeatView) -> bool {
     seat.liveness != Liveness::Dead

@@ -35,18 +35,21 @@ const EXAMPLES: &str = "\
 How to read a row:
   rtt_ns      one round trip; p50 is over batches of 32, free of the timer; p99 and p99.9 are of singly timed trips
   oneway_ns   one message of a stream, counted at the receiver; percentiles are over batches of 1024
+  With --ring broadcast and several readers, rtt_ns ends with the answer of the last reader, and the streams' figures are those of
+  the slowest reader: with `slow: wait`, which is measured, each reader gets every message.
   us_per_msg  the same from 16 KiB on, filled by the sender and summed by the receiver, batches of 16; gib_s its rate
   op_ns       a step on one core
   floor is a bare cache line's round trip around the test, ratio is p50 over it. Virtual cores move on their host, by a
   factor of four on some: compare rows of the same floor, or ask for one with --floor.
 
-Each test runs two processes, each pinned to a core. lib/comparison measures other transports by the same method and with the same
+Each test runs two processes or, with broadcast, the writer and its readers, each pinned to a core; readers beyond the last core share them. lib/comparison measures other transports by the same method and with the same
 JSON. Leave the machine idle during a run.
 
 Examples:
   shmesh bench                                         everything; about two minutes
   shmesh bench --metric rtt --sizes 48,64 --wait poll  round trips of small messages
   shmesh bench --sizes 65536 --form data --ring spsc
+  shmesh bench --ring broadcast --readers 1,2,4 --wait poll  one writer, and more and more readers
   shmesh bench --apart --sizes 48,65536 --wait poll    the same with each side in its own namespaces
   shmesh bench ops                                     cost of each operation on one core
   shmesh bench links --counts 1,100,1000               memory, threads, files and time per link
@@ -72,6 +75,10 @@ pub(crate) struct Args {
     /// How receivers wait; default: round trips in all ways, streams by polling
     #[arg(long, value_enum, value_name = "WAIT,...", value_delimiter = ',')]
     wait: Vec<Wait>,
+    /// Numbers of readers, for broadcast rings
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "2", "4"],
+          value_parser = clap::value_parser!(u16).range(1..=shmesh::config::MAX_READERS as i64))]
+    readers: Vec<u16>,
     /// Messages sent and received at once, for streams
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "16"],
           value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -99,8 +106,8 @@ struct Common {
     /// Number of repetitions; each figure is the median
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..), global = true)]
     repeat: u32,
-    /// Cores of the two sides, the sender first; default: the first two available cores
-    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1, global = true)]
+    /// Cores of the two sides, the sender first, and of further readers; default: the available cores in their order
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',', num_args = 1, global = true)]
     cores: Vec<usize>,
     /// Use only tests during which the round trip of a bare cache line is within this range in ns; wait for it if needed
     #[arg(long, value_name = "MIN,MAX", value_delimiter = ',', num_args = 1, global = true)]
@@ -171,7 +178,8 @@ const GRACE: Duration = Duration::from_secs(15);
 /// Runs the selected benchmarks.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     let common = &args.common;
-    let cores = cores(common)?;
+    let all_cores = cores(common)?;
+    let cores = (all_cores[0], all_cores[1]);
     let wanted = &common.floor;
     let range = wanted.is_empty() || matches!(wanted[..], [min, max] if min < max);
     request(range, || "--floor needs two numbers, the lower first, as in 90,130".to_owned())?;
@@ -183,7 +191,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let cases = match args.command {
-        None => grid(args, cores),
+        None => grid(args, &all_cores),
         _ => ops_cases(common, cores.0),
     };
     request(!cases.is_empty(), || "nothing to measure: inline messages have at most 112 bytes".to_owned())?;
@@ -221,7 +229,9 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     }
     let done = cases.iter().zip(&runs).filter(|(_, runs)| !runs.is_empty());
     let rows: Vec<Row> = done
-        .flat_map(|(case, runs)| report::rows(&case.name, case.kind, case.bytes, &case.note, runs))
+        .flat_map(|(case, runs)| {
+            report::rows(&case.name, case.kind, case.bytes, &case.note, case.tasks.len(), runs)
+        })
         .collect();
     report::print(&rows, common.output, out)?;
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -237,10 +247,11 @@ fn once(session: &ProcessGroup, common: &Common, case: &Case) -> Result<Dist> {
         true => session.spawn_apart("bench-side", task, Stdio::null()),
     };
     let children = case.tasks.iter().map(spawn).collect::<Result<Vec<_>>>()?;
-    let mut found = None;
+    let mut found: Option<Dist> = None;
     for child in &children {
         let said: Option<Dist> = child.says(deadline, || ())?;
-        found = found.or(said);
+        // Of several readers, the slowest.
+        found = found.into_iter().chain(said).max_by(|a, b| a.mean.total_cmp(&b.mean));
     }
     for child in children {
         child.join(deadline)?;
@@ -253,22 +264,23 @@ fn link_name() -> String {
     format!("bench-{}", std::process::id())
 }
 
-fn cores(common: &Common) -> Result<(usize, usize)> {
+/// The cores of the sender, the receiver and further readers: at least two, all different.
+fn cores(common: &Common) -> Result<Vec<usize>> {
     let usable = floor::cores()?;
-    let (a, b) = match (common.cores[..].as_ref(), &usable[..]) {
-        (&[a, b], _) => (a, b),
-        ([], &[a, b, ..]) => (a, b),
-        ([], _) => anyhow::bail!("two cores are needed, one is usable"),
-        _ => return Err(Refusal::Request("--cores needs two cores, as in 0,1".to_owned()).into()),
-    };
-    request(a != b, || {
-        "--cores needs two different cores: two that poll on one measure the scheduler".to_owned()
-    })?;
-    for core in [a, b] {
-        let missing = || format!("core {core} does not exist or this process may not run there");
-        request(usable.contains(&core), missing)?;
+    if common.cores.is_empty() {
+        anyhow::ensure!(usable.len() > 1, "two cores are needed, one is usable");
+        return Ok(usable);
     }
-    Ok((a, b))
+    let cores = common.cores.clone();
+    request(cores.len() > 1, || "--cores needs at least two cores, as in 0,1".to_owned())?;
+    for (i, core) in cores.iter().enumerate() {
+        request(!cores[..i].contains(core), || {
+            "--cores needs different cores: two processes that poll on one measure the scheduler".to_owned()
+        })?;
+        let missing = || format!("core {core} does not exist or this process may not run there");
+        request(usable.contains(core), missing)?;
+    }
+    Ok(cores)
 }
 
 /// Refuses what cannot be.
@@ -277,7 +289,7 @@ fn request(holds: bool, why: impl Fn() -> String) -> Result<()> {
 }
 
 /// Everything that is asked for, in the order of the table.
-fn grid(args: &Args, (a, b): (usize, usize)) -> Vec<Case> {
+fn grid(args: &Args, cores: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for &metric in &args.metric {
         let (waits, batches) = match metric {
@@ -288,24 +300,29 @@ fn grid(args: &Args, (a, b): (usize, usize)) -> Vec<Case> {
         for &bytes in &args.sizes {
             for form in forms(args, bytes) {
                 for &mode in &args.common.ring {
-                    for &wait in &waits {
-                        for &batch in &batches {
-                            let spec = |primary| side::SideSpec {
-                                dir: args.common.dir.dir.clone(),
-                                name: link_name(),
-                                metric,
-                                form,
-                                bytes,
-                                mode,
-                                wait,
-                                batch: batch.into(),
-                                seconds: args.common.seconds,
-                                core: if primary { a } else { b },
-                                primary,
-                            };
-                            cases.push(case(&spec, false));
-                            if args.apart {
-                                cases.push(case(&spec, true));
+                    let readers = if mode == RingModeArg::Broadcast { args.readers.clone() } else { vec![1] };
+                    for &readers in &readers {
+                        for &wait in &waits {
+                            for &batch in &batches {
+                                let spec = side::SideSpec {
+                                    dir: args.common.dir.dir.clone(),
+                                    name: link_name(),
+                                    metric,
+                                    form,
+                                    bytes,
+                                    mode,
+                                    wait,
+                                    batch: batch.into(),
+                                    readers: readers.into(),
+                                    shares_core: usize::from(readers) >= cores.len(),
+                                    seconds: args.common.seconds,
+                                    core: cores[0],
+                                    primary: true,
+                                };
+                                cases.push(case(&spec, cores, false));
+                                if args.apart {
+                                    cases.push(case(&spec, cores, true));
+                                }
                             }
                         }
                     }
@@ -330,17 +347,19 @@ fn forms(args: &Args, bytes: usize) -> Vec<PayloadForm> {
     }
 }
 
-fn case(spec: &impl Fn(bool) -> side::SideSpec, apart: bool) -> Case {
-    let one = spec(true);
+/// The test of which `one` is the primary side.
+fn case(one: &side::SideSpec, cores: &[usize], apart: bool) -> Case {
     let lower = |what: &dyn std::fmt::Debug| format!("{what:?}").to_lowercase();
-    let mut name = format!(
-        "{}-{}-{}-{}-{}",
-        lower(&one.form),
-        lower(&one.metric),
-        one.bytes,
-        lower(&one.mode),
-        lower(&one.wait)
-    );
+    let mut name = format!("{}-{}-{}-{}", lower(&one.form), lower(&one.metric), one.bytes, lower(&one.mode));
+    let mut note = String::new();
+    if one.mode == RingModeArg::Broadcast {
+        name.push_str(&one.readers.to_string());
+        let others = cores.len() - 1;
+        if one.shares_core {
+            note = format!("{} readers on {others} core{}", one.readers, if others == 1 { "" } else { "s" });
+        }
+    }
+    name.push_str(&format!("-{}", lower(&one.wait)));
     if one.batch > 1 {
         name.push_str(&format!("-batch{}", one.batch));
     }
@@ -352,9 +371,10 @@ fn case(spec: &impl Fn(bool) -> side::SideSpec, apart: bool) -> Case {
         Metric::Oneway if one.is_bulk() => RowKind::Bulk,
         Metric::Oneway => RowKind::OneWay,
     };
-    let bytes = one.bytes;
-    let tasks = vec![Task::Side(one), Task::Side(spec(false))];
-    Case { name, kind, bytes, note: String::new(), tasks, apart }
+    let reader = |core: &usize| Task::Side(side::SideSpec { core: *core, primary: false, ..one.clone() });
+    let readers = cores[1..].iter().cycle().take(one.readers).map(reader);
+    let tasks = std::iter::once(Task::Side(one.clone())).chain(readers).collect();
+    Case { name, kind, bytes: one.bytes, note, tasks, apart }
 }
 
 fn ops_cases(common: &Common, core: usize) -> Vec<Case> {

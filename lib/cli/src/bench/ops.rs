@@ -47,8 +47,11 @@ pub(super) fn run(spec: &OpSpec) -> Result<()> {
     let mut config = LinkConfig::new(spec.name.parse()?);
     config.ring_mode = mode(spec.mode);
     let options = LinkOptions::new().dir(&spec.dir);
-    let receiver = options.create(&config)?;
-    let sender = options.attach(&spec.name, Side::Secondary)?;
+    let primary = options.create(&config)?;
+    let secondary = options.attach(&spec.name, Side::Secondary)?;
+    // The writer of a broadcast ring is on the primary side.
+    let (sender, receiver) =
+        if spec.mode == RingModeArg::Broadcast { (primary, secondary) } else { (secondary, primary) };
     let dist = time(spec, &sender, &receiver)?;
     drop((sender, receiver));
     say(&dist)

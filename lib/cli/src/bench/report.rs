@@ -36,7 +36,7 @@ pub(super) struct Row {
     p50_max: f64,
     floor_ns: f64,
     repeats: usize,
-    processes: u8,
+    processes: usize,
     note: String,
     /// Of `rtt_ns`: the median over the bare cache line's.
     ratio: Option<f64>,
@@ -63,7 +63,14 @@ fn median(sorted: &[f64]) -> f64 {
 }
 
 /// The rows that the repetitions of a test make: for each figure, its median over them.
-pub(super) fn rows(name: &str, kind: RowKind, bytes: usize, note: &str, runs: &[Run]) -> Vec<Row> {
+pub(super) fn rows(
+    name: &str,
+    kind: RowKind,
+    bytes: usize,
+    note: &str,
+    processes: usize,
+    runs: &[Run],
+) -> Vec<Row> {
     let row = |metric, unit: &dyn Fn(f64) -> f64| {
         let of = |figure: fn(&Dist) -> f64| sorted(runs.iter().map(|(dist, _)| unit(figure(dist))));
         let p50 = of(|dist| dist.p50);
@@ -82,7 +89,7 @@ pub(super) fn rows(name: &str, kind: RowKind, bytes: usize, note: &str, runs: &[
             p50_max: p50.last().copied().map_or(f64::NAN, round),
             floor_ns,
             repeats: runs.len(),
-            processes: if kind == RowKind::Op { 1 } else { 2 },
+            processes,
             note: note.to_owned(),
             ratio: (metric == "rtt_ns").then(|| round(median(&p50) / floor_ns)),
         }
@@ -99,7 +106,7 @@ pub(super) fn rows(name: &str, kind: RowKind, bytes: usize, note: &str, runs: &[
 /// A figure that is counted and not timed.
 pub(super) fn single(name: &str, metric: &'static str, value: f64, note: &str) -> Row {
     let same = Dist { p50: value, p99: value, p999: value, mean: value, p50_timed: value };
-    let mut row = rows(name, RowKind::Op, 0, note, &[(same, 0.0)]).remove(0);
+    let mut row = rows(name, RowKind::Op, 0, note, 1, &[(same, 0.0)]).remove(0);
     row.metric = metric;
     row
 }
@@ -149,14 +156,14 @@ mod tests {
     #[test]
     fn medians_and_units_match_the_comparison_crate() {
         let run = |p50| (Dist { p50, p99: 2.0 * p50, p999: 4.0 * p50, mean: p50, p50_timed: p50 }, 100.0);
-        let rows = rows("x", RowKind::Bulk, 1 << 30, "", &[run(3e9), run(1e9), run(2e9)]);
+        let rows = rows("x", RowKind::Bulk, 1 << 30, "", 2, &[run(3e9), run(1e9), run(2e9)]);
         assert_eq!(
             (rows[0].metric, rows[0].p50, rows[0].p50_min, rows[0].p50_max),
             ("us_per_msg", 2e6, 1e6, 3e6)
         );
         // The rate that 99 % of the batches reach is the low one.
         assert_eq!((rows[1].metric, rows[1].p50, rows[1].p99), ("gib_s", 0.5, 0.25));
-        let rtt = super::rows("x", RowKind::RoundTrip, 8, "", &[run(150.0)]);
+        let rtt = super::rows("x", RowKind::RoundTrip, 8, "", 2, &[run(150.0)]);
         assert_eq!(rtt[0].ratio, Some(1.5));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode};
 use shmesh::{INLINE_MAX_BYTES, Link, LinkOptions, Loan, Message, Side};
@@ -44,6 +44,8 @@ pub(super) enum RingModeArg {
     Spsc,
     /// Any number of each
     Mpmc,
+    /// One writer, and as many readers as --readers says, each of which gets every message
+    Broadcast,
 }
 
 /// What a test measures.
@@ -66,6 +68,10 @@ pub(super) struct SideSpec {
     pub(super) mode: RingModeArg,
     pub(super) wait: Wait,
     pub(super) batch: usize,
+    /// Processes of the secondary side; several only with a broadcast ring.
+    pub(super) readers: usize,
+    /// Whether readers share cores: then one that finds nothing gives its core to another.
+    pub(super) shares_core: bool,
     pub(super) seconds: f64,
     pub(super) core: usize,
     pub(super) primary: bool,
@@ -108,6 +114,7 @@ pub(super) fn mode(mode: RingModeArg) -> RingMode {
     match mode {
         RingModeArg::Spsc => RingMode::Spsc,
         RingModeArg::Mpmc => RingMode::Mpmc,
+        RingModeArg::Broadcast => RingMode::Broadcast,
     }
 }
 
@@ -125,10 +132,12 @@ pub(super) fn run(spec: &SideSpec) -> Result<()> {
         // From here on, each notification rings.
         link.fd()?;
     }
-    // The attaching side sends a message, and the creator waits for it.
+    // Each process that attaches sends a message, and the creator waits for all of them.
     if spec.primary {
-        while link.receive()?.is_none() {
-            std::thread::yield_now();
+        for _ in 0..spec.readers {
+            while link.receive()?.is_none() {
+                std::thread::yield_now();
+            }
         }
     } else {
         link.send_inline(0, 0, &[])?;
@@ -151,9 +160,11 @@ const DATA: u8 = 2;
 const POLL: u8 = 0;
 const WAIT: u8 = 1;
 const FD: u8 = 2;
+const YIELD: u8 = 3;
 
 fn waiting<const FORM: u8>(link: &Link, spec: &SideSpec) -> Result<Option<Dist>> {
     match spec.wait {
+        Wait::Poll if spec.shares_core && !spec.primary => drive::<FORM, { YIELD }>(link, spec),
         Wait::Poll => drive::<FORM, { POLL }>(link, spec),
         Wait::Spin | Wait::Futex => drive::<FORM, { WAIT }>(link, spec),
         Wait::Fd => drive::<FORM, { FD }>(link, spec),
@@ -165,6 +176,7 @@ fn waiting<const FORM: u8>(link: &Link, spec: &SideSpec) -> Result<Option<Dist>>
 fn wait<const HOW: u8>(link: &Link) -> Result<()> {
     match HOW {
         POLL => {}
+        YIELD => std::thread::yield_now(),
         WAIT => {
             link.wait(None)?;
         }
@@ -197,6 +209,9 @@ fn drive<const FORM: u8, const HOW: u8>(link: &Link, spec: &SideSpec) -> Result<
     let mut tx = OneTx::<FORM, HOW> { link, bytes: spec.bytes, buffer: [0; INLINE_MAX_BYTES] };
     let mut rx = OneRx::<FORM, HOW> { link };
     match (spec.metric, spec.primary) {
+        (Metric::Rtt, true) if spec.readers > 1 => {
+            ping(seconds, &mut tx, &mut AllAnswers { rx, readers: spec.readers }).map(Some)
+        }
         (Metric::Rtt, true) => ping(seconds, &mut tx, &mut rx).map(Some),
         (Metric::Rtt, false) => echo(&mut tx, &mut rx).map(|()| None),
         (Metric::Oneway, true) => produce(seconds, &mut tx, batch).map(|()| None),
@@ -270,7 +285,7 @@ impl<const FORM: u8, const HOW: u8> Tx for OneTx<'_, FORM, HOW> {
                 filled = failed.loan;
             }
         }
-        if HOW != POLL {
+        if HOW != POLL && HOW != YIELD {
             self.link.notify()?;
         }
         Ok(())
@@ -291,6 +306,23 @@ impl<const FORM: u8, const HOW: u8> Rx for OneRx<'_, FORM, HOW> {
             }
             wait::<HOW>(self.link)?;
         }
+    }
+}
+
+/// The same answer of each reader.
+struct AllAnswers<'a, const FORM: u8, const HOW: u8> {
+    rx: OneRx<'a, FORM, HOW>,
+    readers: usize,
+}
+
+impl<const FORM: u8, const HOW: u8> Rx for AllAnswers<'_, FORM, HOW> {
+    #[inline(always)]
+    fn recv(&mut self) -> Result<u64> {
+        let word = self.rx.recv()?;
+        for _ in 1..self.readers {
+            ensure!(self.rx.recv()? == word, "the answers of two readers differ");
+        }
+        Ok(word)
     }
 }
 
@@ -315,7 +347,7 @@ impl<const FORM: u8, const HOW: u8> BatchTx<'_, FORM, HOW> {
             }
         }
         self.unnoticed = 0;
-        if HOW != POLL {
+        if HOW != POLL && HOW != YIELD {
             self.link.notify()?;
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! `shmesh capture`, as users call it, and its file read back.
 
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -134,6 +135,41 @@ fn messages_are_packets_with_direction_ids_and_time() {
 
     // They are all still there.
     assert_eq!((phy.queued(), mac.queued()), (3, 1));
+}
+
+/// A capture takes no seat, so it is no reader and the writer does not wait for it.
+#[test]
+fn capture_of_a_broadcast_link_is_no_reader() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = LinkConfig::new("fronthaul".parse().unwrap());
+    config.ring_mode = RingMode::Broadcast;
+    config.ring_len = 8;
+    let options = LinkOptions::new().dir(dir.path());
+    let writer = options.create(&config).unwrap();
+    let reader = options.attach("fronthaul", Side::Secondary).unwrap();
+    let mut captured = capture(dir.path(), &["-o", "-", "--count", "20", "--interval-us", "0"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut file = Vec::new();
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| captured.stdout.take().unwrap().read_to_end(&mut file));
+        // Until it has seen enough, whenever it has started.
+        for id in 0.. {
+            if reading.is_finished() {
+                break;
+            }
+            writer.send_inline(id, 0, &id.to_le_bytes()).unwrap();
+            drop(reader.receive().unwrap().expect("each reader gets it"));
+            assert_eq!(writer.readers(), 1, "the capture has no seat");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    });
+    assert!(captured.wait().unwrap().success());
+    let (_, packets, _) = read(&file);
+    assert_eq!(packets.len(), 20);
+    assert!(packets.iter().all(|packet| packet.msg == packet.ids.0.to_le_bytes()));
+    assert!(packets.is_sorted_by_key(|packet| packet.position));
 }
 
 #[test]

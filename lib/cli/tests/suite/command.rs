@@ -95,6 +95,7 @@ fn every_subcommand_has_help_with_examples() {
         "{top}"
     );
     assert!(ok(dir.path(), &["bench", "links", "--help"]).contains("--counts"));
+    assert!(ok(dir.path(), &["bench", "--help"]).contains("--ring broadcast --readers 1,2,4"));
     // The injector's name of the container.
     for name in ["who", "keys"] {
         assert!(ok(dir.path(), &[name, "--help"]).contains("kubectl exec my-pod -c shmesh --"));
@@ -117,6 +118,7 @@ fn exit_status_shows_the_kind_of_failure() {
     fails(dir, &["demo", "--seconds", "-1"], 2);
     fails(dir, &["bench", "--sizes", "7"], 2);
     fails(dir, &["bench", "--cores", "0,0"], 2);
+    fails(dir, &["bench", "--ring", "broadcast", "--readers", "63"], 2);
     fails(dir, &["bench", "--floor", "9,1"], 2);
     fails(dir, &["bench", "--form", "inline", "--sizes", "128"], 2);
     assert!(fails(dir, &["dump", "nobody"], 1).starts_with("error: link nobody: not found"));
@@ -318,6 +320,34 @@ fn live_link_is_shown_and_not_modified() {
         assert!(ok(dir, &["rm", "fronthaul", "--force"]).starts_with("removed fronthaul"));
         assert_eq!(files(dir), [""; 0]);
     }
+}
+
+#[test]
+fn readers_of_a_broadcast_ring_are_shown_with_their_lag() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config("prices", RingMode::Broadcast);
+    config.ring_len = 8;
+    config.broadcast.slow = shmesh::config::SlowReaders::Skip;
+    let options = LinkOptions::new().dir(dir.path());
+    let writer = options.create(&config).unwrap();
+    let [_slow, overtaken] = [(); 2].map(|()| options.attach("prices", Side::Secondary).unwrap());
+    (0..40).for_each(|price| writer.send_inline(price, 0, b"").unwrap());
+    assert_eq!(overtaken.receive().unwrap().unwrap().msg_id(), 39);
+
+    let table = ok(dir.path(), &["ls"]);
+    assert!(table.contains("broadcast 8"), "{table}");
+    assert!(
+        table.contains("link prices: 2 readers, the slowest 7 messages behind; 39 lost in all"),
+        "{table}"
+    );
+    let dumped = ok(dir.path(), &["dump", "prices"]);
+    assert!(dumped.contains("0 behind, 39 lost") && dumped.contains("7 behind"), "{dumped}");
+    let listed = &json(dir.path(), &["ls", "--output", "json"])["links"][0];
+    assert_eq!(listed["ring"]["mode"], "broadcast");
+    let readers = listed["participants"].as_array().unwrap().iter().map(|who| &who["reader"]);
+    let mut lost: Vec<_> = readers.filter_map(|reader| reader["lost"].as_u64()).collect();
+    lost.sort_unstable();
+    assert_eq!(lost, [0, 39]);
 }
 
 #[test]
@@ -580,6 +610,29 @@ fn benchmarks_measure_and_clean_up() {
         assert_eq!((&row["group"], &row["processes"]), (&"shmesh".into(), &2.into()));
         assert!(row["p50"].as_f64().unwrap() > 0.0 && row["floor_ns"].as_f64().unwrap() > 0.0, "{row}");
     }
+    let grid = [
+        "bench",
+        "--ring",
+        "broadcast",
+        "--readers",
+        "1,2",
+        "--sizes",
+        "64",
+        "--wait",
+        "poll",
+        "--batch",
+        "1",
+    ];
+    let rows = json(dir, &[&grid[..], &["--form", "inline,pooled"], &quick].concat());
+    let rows: Vec<_> = rows.as_array().unwrap().iter().map(|row| (&row["name"], &row["processes"])).collect();
+    let expected = |name: &str, processes: u64| (Value::from(name), Value::from(processes));
+    let expected: Vec<_> = ["inline-rtt", "pooled-rtt", "inline-oneway", "pooled-oneway"]
+        .iter()
+        .flat_map(|test| [1, 2].map(|n| expected(&format!("{test}-64-broadcast{n}-poll"), n + 1)))
+        .collect();
+    assert_eq!(rows, expected.iter().map(|(name, processes)| (name, processes)).collect::<Vec<_>>());
+    let ops = json(dir, &[&["bench", "ops", "--ring", "broadcast"][..], &quick].concat());
+    assert_eq!(ops.as_array().unwrap().len(), 6);
     let ops = json(dir, &[&["bench", "ops", "--ring", "spsc"][..], &quick].concat());
     assert_eq!(ops.as_array().unwrap().len(), 6);
     let links = json(dir, &["bench", "links", "--counts", "2", "--output", "json"]);
