@@ -19,7 +19,7 @@
 #define CHECK(so)                                                                                    \
     do {                                                                                             \
         if (!(so)) {                                                                                 \
-            fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #so, shmesh_last_error()); \
+            fprintf(stderr, "%s:%d: failed: %s (%s)\n", __FILE__, __LINE__, #so, shmesh_last_error()); \
             _exit(1);                                                                                \
         }                                                                                            \
     } while (0)

@@ -1,7 +1,9 @@
-//! The C interface over a link of ours and over NVIPC's layout, against the Rust interface: `cargo bench -p shmesh-nvipc-capi`.
+//! The C interface over shmesh's layout and NVIPC's layout, compared with the Rust interface: `cargo bench -p
+//! shmesh-nvipc-capi`.
 //!
-//! Two threads on two cores, each with an endpoint of its own, as two processes would be; both poll. The runs of all take
-//! turns, so that a machine that changes its mind does it to all. Nothing is asserted: times are the machine's.
+//! Two threads on two cores, each with an endpoint of its own, as two processes would have. Both poll. The runs of all
+//! variants alternate, so that changes in the machine's speed affect all of them. Nothing is asserted, because times depend
+//! on the machine.
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a benchmark may panic, and rounds")]
 #![expect(unsafe_code, reason = "it calls the C interface as C does")]
@@ -19,21 +21,21 @@ use shmesh_nvipc::types::{
     nv_ipc_mempool_size_t, nv_ipc_msg_t, nv_ipc_t,
 };
 
-/// How often each run is repeated.
+/// Number of repetitions of each run.
 const TURNS: usize = 7;
 const RUN: Duration = Duration::from_millis(400);
-/// Operations between two looks at the clock.
+/// Number of operations between two readings of the clock.
 const BATCH: u32 = 64;
 const MSG_BYTES: usize = 64;
 const DATA_BYTES: usize = 65_536;
-/// The last message of a run.
+/// The id of the last message of a run.
 const STOP: i32 = -1;
 
-/// One side, in either language.
+/// One side, through either interface.
 trait Endpoint: Send {
-    /// Writes 64 bytes, and with `fill` a DATA part of 64 KiB, and sends. `false`: there was no buffer.
+    /// Writes 64 bytes, and with `fill` a DATA part of 64 KiB, and sends them. Returns `false` if there was no buffer.
     fn try_send(&mut self, id: i32, fill: Option<&[u8]>) -> bool;
-    /// Takes a message, reads the first word of it and gives it back; its id.
+    /// Receives a message, reads its first word and releases it. Returns its id.
     fn try_receive(&mut self) -> Option<i32>;
 }
 
@@ -69,7 +71,7 @@ impl C {
     fn open(name: &str, module: i32) -> Self {
         let mut config = nv_ipc_config_t::zeroed();
         config.ipc_transport = NV_IPC_TRANSPORT_SHM;
-        // SAFETY: a configuration; the union is that of shared memory, as it was just filled in.
+        // SAFETY: a valid configuration, whose union was just filled in for shared memory.
         let shm = unsafe {
             assert_eq!(set_nv_ipc_default_config(&raw mut config, module), 0);
             &mut config.transport_config.shm
@@ -80,7 +82,7 @@ impl C {
             buf_size: i32::try_from(pool.buf_size_bytes).unwrap(),
             pool_len: i32::try_from(pool.pool_len).unwrap(),
         });
-        // SAFETY: a configuration.
+        // SAFETY: a valid configuration.
         let ipc = unsafe { create_nv_ipc_interface(&raw mut config) };
         assert!(!ipc.is_null());
         Self(ipc)
@@ -89,7 +91,7 @@ impl C {
 
 impl Drop for C {
     fn drop(&mut self) {
-        // SAFETY: an instance.
+        // SAFETY: an open instance.
         unsafe { ((*self.0).ipc_destroy)(self.0) };
     }
 }
@@ -107,7 +109,7 @@ const EMPTY: nv_ipc_msg_t = nv_ipc_msg_t {
 impl Endpoint for C {
     fn try_send(&mut self, id: i32, fill: Option<&[u8]>) -> bool {
         let mut msg = nv_ipc_msg_t { data_pool: if fill.is_some() { 1 } else { -1 }, msg_id: id, ..EMPTY };
-        // SAFETY: an instance and a message; the parts have room for what is written.
+        // SAFETY: an open instance and a valid message, whose parts have room for what is written.
         unsafe {
             if ((*self.0).tx_allocate)(self.0, &raw mut msg, 0) != 0 {
                 return false;
@@ -124,7 +126,7 @@ impl Endpoint for C {
 
     fn try_receive(&mut self) -> Option<i32> {
         let mut msg = EMPTY;
-        // SAFETY: an instance and a message.
+        // SAFETY: an open instance and a valid message.
         unsafe {
             if ((*self.0).rx_recv_msg)(self.0, &raw mut msg) != 0 {
                 return None;
@@ -136,19 +138,19 @@ impl Endpoint for C {
     }
 }
 
-/// As [`C`], with its tap on, and read after each message.
-struct Tapped(C);
+/// As [`C`], with its tap started and read after each message.
+struct TappedC(C);
 
-impl Tapped {
+impl TappedC {
     fn open(name: &str, module: i32) -> Self {
         let c = C::open(name, module);
-        // SAFETY: an instance.
+        // SAFETY: an open instance.
         assert_eq!(unsafe { nvipc_fw_start(c.0, 0) }, 0);
         Self(c)
     }
 }
 
-impl Endpoint for Tapped {
+impl Endpoint for TappedC {
     fn try_send(&mut self, id: i32, fill: Option<&[u8]>) -> bool {
         self.0.try_send(id, fill)
     }
@@ -156,7 +158,7 @@ impl Endpoint for Tapped {
     fn try_receive(&mut self) -> Option<i32> {
         let id = self.0.try_receive()?;
         let (ipc, mut msg) = (self.0.0, EMPTY);
-        // SAFETY: an instance and a message.
+        // SAFETY: an open instance and a valid message.
         unsafe {
             while nvipc_fw_dequeue(ipc, &raw mut msg) == 0 {
                 assert_eq!(nvipc_fw_free(ipc, &raw mut msg), 0);
@@ -187,13 +189,13 @@ fn receive(from: &mut dyn Endpoint) -> i32 {
 
 fn pin(core: usize) {
     let mut set = nix::sched::CpuSet::new();
-    // With one core both share it, and the figures mean little.
+    // With one core both threads share it, and the figures mean little.
     if set.set(core).is_ok() {
         let _ = nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set);
     }
 }
 
-/// Nanoseconds of each operation: `act` does one, for as long as a run lasts. The median over batches.
+/// Nanoseconds per operation: the median over batches. `act` is repeated for the length of a run.
 fn timed(mut act: impl FnMut()) -> f64 {
     let begin = Instant::now();
     while begin.elapsed() < RUN / 10 {
@@ -211,7 +213,7 @@ fn timed(mut act: impl FnMut()) -> f64 {
     batches[batches.len() / 2]
 }
 
-/// A message there and one back.
+/// One message there and one back.
 fn ping_pong(phy: &mut dyn Endpoint, mac: &mut dyn Endpoint) -> f64 {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -230,7 +232,7 @@ fn ping_pong(phy: &mut dyn Endpoint, mac: &mut dyn Endpoint) -> f64 {
     })
 }
 
-/// Messages one way, as fast as they go. The mean, because the sender runs ahead.
+/// Messages in one direction, as fast as possible. The mean, because the sender runs ahead.
 fn one_way(phy: &mut dyn Endpoint, mac: &mut dyn Endpoint, fill: Option<&[u8]>) -> f64 {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -253,7 +255,7 @@ fn one_way(phy: &mut dyn Endpoint, mac: &mut dyn Endpoint, fill: Option<&[u8]>) 
     })
 }
 
-/// One thread does all: what the calls cost, without what the cores say to each other.
+/// One thread does everything: the cost of the calls without traffic between cores.
 fn cycle(phy: &mut dyn Endpoint, mac: &mut dyn Endpoint) -> f64 {
     pin(0);
     timed(|| {
@@ -273,7 +275,7 @@ fn main() {
         (Rust(options.create(&config).unwrap()), Rust(options.attach("rust", Side::Secondary).unwrap()));
     let mut ours = (C::open("c", NV_IPC_MODULE_PRIMARY), C::open("c", NV_IPC_MODULE_SECONDARY));
     let mut tapped =
-        (Tapped::open("tapped", NV_IPC_MODULE_PRIMARY), C::open("tapped", NV_IPC_MODULE_SECONDARY));
+        (TappedC::open("tapped", NV_IPC_MODULE_PRIMARY), C::open("tapped", NV_IPC_MODULE_SECONDARY));
     set("SHMESH_NVIPC_LAYOUT", "nvipc".as_ref());
     let mut theirs = (C::open("theirs", NV_IPC_MODULE_PRIMARY), C::open("theirs", NV_IPC_MODULE_SECONDARY));
     let fill = vec![7_u8; DATA_BYTES];
@@ -307,7 +309,7 @@ fn main() {
 
 fn set(variable: &str, value: &std::ffi::OsStr) {
     #[expect(clippy::disallowed_methods, reason = "no other thread looks at the environment")]
-    // SAFETY: the threads of links look at no variable.
+    // SAFETY: the threads of links read no environment variable.
     unsafe {
         std::env::set_var(variable, value);
     }

@@ -1,6 +1,6 @@
 /*
- * What NVIPC's programs use beside a link: mapped files, rings, pools, semaphores, a wait. A part of libnvipc.so, over the queue
- * of lib/nvipc and over links.
+ * NVIPC's helpers outside of a link: mapped files, rings, pools, semaphores, epoll. Part of libnvipc.so, implemented with
+ * the queue of lib/nvipc and with links.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -24,7 +24,7 @@
 #define TAG NVLOG_TAG_BASE_NVIPC
 #define refuse(...) NVLOGE_NO(TAG, AERIAL_NVIPC_API_EVENT, __VA_ARGS__)
 
-/* The IPC directory, and a name in it. -1: it is too long, or leaves the directory. */
+/* Writes the path of a name in the IPC directory. -1 if it is too long or leaves the directory. */
 static int path_of(char *path, size_t room, const char *name)
 {
     const char *dir = getenv("SHMESH_DIR");
@@ -95,7 +95,7 @@ nv_ipc_shm_t *nv_ipc_shm_open(int primary, const char *name, size_t size)
         free(shm);
         return NULL;
     }
-    /* What one left that has ended is replaced by a new file, so whoever has the old one keeps it. */
+    /* A stale file is replaced by a new one, so that processes that still map the old one keep it. */
     if (shm->is_ours)
         unlink(shm->path);
     int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (shm->is_ours ? O_CREAT | O_EXCL : 0);
@@ -112,7 +112,7 @@ nv_ipc_shm_t *nv_ipc_shm_open(int primary, const char *name, size_t size)
     return NULL;
 }
 
-/* Memory in a file of this name, or of this process; and objects of one size in it. */
+/* Objects of one size in a file with this name, or in memory of this process. */
 struct objects
 {
     nv_ipc_shm_t *shm;
@@ -449,7 +449,7 @@ nv_ipc_sem_t *nv_ipc_sem_open(int primary, const char *prefix)
     }
     own->theirs = opened[primary ? 0 : 1];
     own->ours = opened[primary ? 1 : 0];
-    /* Posts of one that has ended. */
+    /* Posts of a process that has ended. */
     for (int i = 0; primary && i < 2; i++)
         while (sem_trywait(opened[i]) == 0) {}
     return &own->calls;

@@ -20,17 +20,18 @@ typedef struct array_queue_t array_queue_t;
 struct array_queue_t
 {
     int32_t (*get_length)(array_queue_t *queue);
-    /* A number below the length that is not in the queue; -1 otherwise. */
+    /* Appends a number below the length. -1 if it is out of range or already in the queue. */
     int (*enqueue)(array_queue_t *queue, int32_t value);
-    /* The oldest; -1 if there is none. */
+    /* Takes the oldest number; -1 if the queue is empty. */
     int32_t (*dequeue)(array_queue_t *queue);
-    /* Frees what was opened, not the memory of the queue. */
+    /* Frees the handle, not the memory of the queue. */
     int (*close)(array_queue_t *queue);
     char *(*get_name)(array_queue_t *queue);
     int32_t (*get_max_length)(array_queue_t *queue);
-    /* About how many it holds. */
+    /* Approximate number of values. */
     int32_t (*get_count)(array_queue_t *queue);
-    /* The one after `base`, or the oldest of all for -1; -1 if there is none. For who is alone. */
+    /* The value after `base`, or the oldest one for -1; -1 if there is none. No other thread may use the queue
+     * meanwhile. */
     int32_t (*get_next)(array_queue_t *queue, int32_t base);
 };
 
@@ -39,13 +40,13 @@ static inline int32_t align_8(int32_t number)
     return (number + 7) / 8 * 8;
 }
 
-/* Bytes of a queue of this length, which begins at a multiple of 8. */
+/* Size of a queue of this length in bytes. It must begin at a multiple of 8. */
 #define ARRAY_QUEUE_HEADER_SIZE(length) (32 + 8 * (int32_t)(length))
 
-/* A queue over such memory. The primary empties it. NULL if it is refused. */
+/* Opens a queue over such memory. The primary empties it. NULL on failure. */
 array_queue_t *array_queue_open(int primary, const char *name, void *header, int32_t length);
 
-/* Empties it, for who is alone. */
+/* Empties the queue. No other thread may use it meanwhile. */
 int array_queue_reset(array_queue_t *queue);
 
 #if defined(__cplusplus)

@@ -1,8 +1,9 @@
 /*
- * The interface of NVIPC, over links of shmesh: programs written for NVIPC are compiled with this header, or relinked, and run.
+ * The interface of NVIPC over links of shmesh. Programs written for NVIPC run after they are compiled with this header, or
+ * relinked.
  *
- * Names, layouts and numbers are NVIPC's, of the releases 25-3 and 26-1. Everything else is described in docs/nvipc.md,
- * with each difference. No function ends the process: what is refused is -1 or NULL, and a line on standard error.
+ * Names, layouts and numbers are those of NVIPC's releases 25-3 and 26-1. docs/nvipc.md describes everything else, with
+ * each difference. No function ends the process: on failure it returns -1 or NULL, and writes a line to standard error.
  */
 #ifndef NV_IPC_H_INCLUDED_
 #define NV_IPC_H_INCLUDED_
@@ -14,11 +15,11 @@
 #define NV_NAME_MAX_LEN 32
 #define NV_IPV4_STRING_LEN 16
 
-/* Ids that the filters of a trace can name. */
+/* Number of ids that the filters of a trace can name. */
 #define NVIPC_MAX_MSG_ID (256)
 #define NVIPC_MAX_CELL_ID (256)
 
-/* Which side of a link. Two names for each; the last one only looks, and is refused here. */
+/* The side of a link, with two names for each. The last value is for NVIPC's dump tool, and is refused here. */
 typedef enum
 {
     NV_IPC_MODULE_MAC = 0,
@@ -29,7 +30,7 @@ typedef enum
     NV_IPC_MODULE_MAX = 5
 } nv_ipc_module_t;
 
-/* What messages travel by. Shared memory and UDP are supported. */
+/* The transports. Shared memory and UDP are supported. */
 typedef enum
 {
     NV_IPC_TRANSPORT_UDP = 0,
@@ -39,7 +40,7 @@ typedef enum
     NV_IPC_TRANSPORT_MAX = 4
 } nv_ipc_transport_t;
 
-/* Where buffers come from: MSG parts from the first, DATA parts from the others. The last two are GPU memory. */
+/* The pools. MSG parts are from the first, DATA parts from the others. The last two are in GPU memory. */
 typedef enum
 {
     NV_IPC_MEMPOOL_CPU_MSG = 0,
@@ -50,7 +51,7 @@ typedef enum
     NV_IPC_MEMPOOL_NUM = 5
 } nv_ipc_mempool_id_t;
 
-/* A message: a MSG part, and perhaps a DATA part. Without one, data_pool is 0 or less and data_buf is NULL. */
+/* A message: a MSG part and optionally a DATA part. Without one, data_pool is 0 or less and data_buf is NULL. */
 typedef struct
 {
     int32_t msg_id;    /* the application's to choose */
@@ -72,7 +73,7 @@ typedef struct
     int32_t data_buf_size;
 } nv_ipc_config_udp_t;
 
-/* A pool that has no bytes or no buffers does not exist. */
+/* The size of a pool. A pool with a buffer size or length of 0 does not exist. */
 typedef struct
 {
     int32_t buf_size; /* bytes of a buffer */
@@ -112,7 +113,7 @@ typedef struct
     char dpu_pci[NV_NAME_MAX_LEN];
 } nv_ipc_config_doca_t;
 
-/* Tracing. Of it, grpc_forward and the filters have an effect: see nv_ipc_forward.h. */
+/* Tracing. Only grpc_forward and the filters have an effect: see nv_ipc_forward.h. */
 typedef struct
 {
     int32_t nvipc_version;
@@ -146,45 +147,46 @@ typedef struct
 } nv_ipc_config_t;
 
 /*
- * An instance: one endpoint of a link. Any thread may call any function at any time, also ipc_destroy. All return 0, or -1 if
- * refused, unless it is said. A message must be passed as it was allocated or received: another address in msg_buf or
- * data_buf, or another pool, is refused.
+ * An instance: one endpoint of a link. Any thread may call any function at any time, including ipc_destroy. Functions
+ * return 0, or -1 on failure, unless stated otherwise. A message must be passed as it was allocated or received: with
+ * another address in msg_buf or data_buf, or another pool, the call fails.
  */
 typedef struct nv_ipc_t nv_ipc_t;
 struct nv_ipc_t
 {
-    /* Leaves the link; who waits in this process is told. All buffers are void after it. */
+    /* Detaches from the link. Calls that wait return -1. All buffers are invalid afterwards. */
     int (*ipc_destroy)(nv_ipc_t *ipc);
 
-    /* Takes a MSG buffer, and a DATA buffer if data_pool is 1 to 4. -1 at once if there is none free. Not cleared. */
+    /* Allocates a MSG buffer, and a DATA buffer if data_pool is 1 to 4. -1 at once if none is free. Buffers are not
+     * cleared. */
     int (*tx_allocate)(nv_ipc_t *ipc, nv_ipc_msg_t *msg, uint32_t options);
-    /* Gives back what was allocated and not sent. */
+    /* Releases buffers that were allocated and not sent. */
     int (*tx_release)(nv_ipc_t *ipc, nv_ipc_msg_t *msg);
 
-    /* The same, for who receives. Each message that was received must be released, or sent. */
+    /* As the two above. Each received message must be released or sent. */
     int (*rx_allocate)(nv_ipc_t *ipc, nv_ipc_msg_t *msg, uint32_t options);
     int (*rx_release)(nv_ipc_t *ipc, nv_ipc_msg_t *msg);
 
-    /* Sends. Never waits. After 0 the buffers are the receiver's; after -1 they are still the sender's. */
+    /* Sends a message. Never waits. After 0 the receiver owns the buffers; after -1 the sender still does. */
     int (*tx_send_msg)(nv_ipc_t *ipc, nv_ipc_msg_t *msg);
 
-    /* Wakes the other side once; such posts add up. Send the messages of a slot, then post. */
+    /* Wakes the other side once. Posts are counted. Send the messages of a slot, then post. */
     int (*tx_tti_sem_post)(nv_ipc_t *ipc);
-    /* Takes one post, and waits for it. Then receive until there is no message. */
+    /* Waits for a post of the other side and consumes it. Then receive until there is no message. */
     int (*rx_tti_sem_wait)(nv_ipc_t *ipc);
 
-    /* Takes the oldest message; -1 if there is none. Never waits. */
+    /* Receives the oldest message; -1 if there is none. Never waits. */
     int (*rx_recv_msg)(nv_ipc_t *ipc, nv_ipc_msg_t *msg);
 
-    /* A descriptor for select, poll and epoll; readable after each post from now on. Not to be read, nor closed. */
+    /* A descriptor for select, poll and epoll, readable after each post from now on. Do not read or close it. */
     int (*get_fd)(nv_ipc_t *ipc);
-    /* As tx_tti_sem_post; value has no effect. */
+    /* As tx_tti_sem_post; value is ignored. */
     int (*notify)(nv_ipc_t *ipc, int value);
-    /* As rx_tti_sem_wait; returns 1. Call it each time the descriptor is readable. */
+    /* As rx_tti_sem_wait, but returns 1. Call it each time the descriptor is readable. */
     int (*get_value)(nv_ipc_t *ipc);
 
-    /* Between the host and data_buf of cuda_data or gpu_data, or a part of it; done when they return. -1 for other addresses.
-     * They do not wait for work of the GPU. */
+    /* Copy between host memory and data_buf of cuda_data or gpu_data, or a part of it, and return when the copy is
+     * complete. -1 for other addresses. They do not wait for other work on the GPU. */
     int (*cuda_memcpy_to_host)(nv_ipc_t *ipc, void *host, const void *device, size_t size);
     int (*cuda_memcpy_to_device)(nv_ipc_t *ipc, void *device, const void *host, size_t size);
     int (*gdr_memcpy_to_host)(nv_ipc_t *ipc, void *host, const void *device, size_t size);
@@ -195,24 +197,24 @@ struct nv_ipc_t
 extern "C" {
 #endif
 
-/* Fills in the defaults of the transport that is in cfg->ipc_transport. */
+/* Sets the defaults of the transport in cfg->ipc_transport. */
 int set_nv_ipc_default_config(nv_ipc_config_t *cfg, nv_ipc_module_t module_type);
 
-/* Reads a YAML file, of NVIPC's form or of shmesh's; the first link of it. After -1, cfg is as it was. */
+/* Reads the first link of a YAML file, in NVIPC's form or shmesh's. After -1, cfg is unchanged. */
 int load_nv_ipc_yaml_config(nv_ipc_config_t *cfg, const char *yaml_path, nv_ipc_module_t module_type);
 
 /*
- * Creates an instance. The primary creates the link, or takes it up as its last primary left it. The secondary waits until the
- * link is there (at most SHMESH_NVIPC_TIMEOUT_S seconds, if that is set), takes the prefix alone from cfg, and fills in the
- * rest. With SHMESH_NVIPC_LAYOUT=nvipc the other side may be NVIPC itself. A forked child creates instances of its own. NULL if
- * it is refused.
+ * Creates an instance. The primary creates the link, or adopts it as the last primary left it. The secondary waits for the
+ * link (at most SHMESH_NVIPC_TIMEOUT_S seconds, if that is set), takes only the prefix from cfg, and fills in the rest.
+ * With SHMESH_NVIPC_LAYOUT=nvipc the peer may be NVIPC itself. A forked child must create its own instances. NULL on
+ * failure.
  */
 nv_ipc_t *create_nv_ipc_interface(nv_ipc_config_t *cfg);
 
-/* The instance of this name; with NULL the first that was created and not destroyed. NULL if there is none. */
+/* The instance with this name; with NULL, the oldest one. NULL if there is none. */
 nv_ipc_t *nv_ipc_get_instance(const char *prefix);
 
-/* Bytes of a buffer, and number of buffers, as in cfg. -1 for a pool or transport that does not exist. */
+/* Size in bytes and number of a pool's buffers in cfg. -1 for a pool or transport that does not exist. */
 int nv_ipc_get_buf_size(const nv_ipc_config_t *cfg, nv_ipc_mempool_id_t pool_id);
 int nv_ipc_get_pool_len(const nv_ipc_config_t *cfg, nv_ipc_mempool_id_t pool_id);
 

@@ -1,4 +1,4 @@
-/* Configuration out of a document that the program has read itself. See nv_ipc.h. */
+/* Configuration from a YAML document that the program has parsed itself. See nv_ipc.h. */
 #ifndef NV_IPC_HPP_INCLUDED_
 #define NV_IPC_HPP_INCLUDED_
 
@@ -7,17 +7,17 @@
 
 #include "nv_ipc.h"
 #include "nv_ipc_utils.h"
-/* The program's own, if its folders come first. */
+/* The program's own header, if its include directories come first. */
 #include <yaml.hpp>
 
 extern "C" {
-/* As load_nv_ipc_yaml_config, of the text of a file. */
+/* As load_nv_ipc_yaml_config, from text. */
 int shmesh_nvipc_parse_yaml(nv_ipc_config_t *cfg, const char *text, nv_ipc_module_t module_type);
 }
 
 namespace shmesh_nvipc {
 
-/* A text between quotes that can have any bytes. */
+/* Appends a quoted string that may contain any bytes. */
 inline void quote(const std::string &text, std::string &to)
 {
     to += '"';
@@ -34,7 +34,7 @@ inline void quote(const std::string &text, std::string &to)
     to += '"';
 }
 
-/* Writes a part of a document on one line. Numbers and words stay as they are, other scalars are put between quotes. */
+/* Writes a part of a document on one line. Numbers and words stay as they are, other scalars are quoted. */
 template <typename Node>
 void write(Node at, std::string &to)
 {
@@ -71,7 +71,7 @@ void write(Node at, std::string &to)
 
 } // namespace shmesh_nvipc
 
-/* Fills in cfg from the node `transport` of a file; 0, or -1 and cfg is as it was. */
+/* Fills in cfg from the node `transport` of a file. Returns 0, or -1 with cfg unchanged. */
 inline int nv_ipc_parse_yaml_node(nv_ipc_config_t *cfg, yaml::node *yaml_node, nv_ipc_module_t module_type)
 {
     std::string text = "transport: ";

@@ -1,4 +1,4 @@
-/* Device pools are those of a link: see nv_ipc.h. */
+/* Device pools belong to a link: see nv_ipc.h. */
 #ifndef NV_IPC_CUDAPOOL_H_INCLUDED_
 #define NV_IPC_CUDAPOOL_H_INCLUDED_
 

@@ -1,4 +1,5 @@
-/* What NVIPC's programs find by this name. Of a link's insides there is nothing: use `shmesh dump` and `shmesh capture`. */
+/* For programs that include this header of NVIPC. It gives no access to a link's internals: use `shmesh dump` and
+ * `shmesh capture`. */
 #ifndef NV_IPC_DEBUG_H_INCLUDED_
 #define NV_IPC_DEBUG_H_INCLUDED_
 

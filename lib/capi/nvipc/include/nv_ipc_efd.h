@@ -1,4 +1,4 @@
-/* NVIPC's eventfds. Here they are those of a link: get_fd, notify and get_value of nv_ipc_t. */
+/* NVIPC's eventfds, implemented by a link: get_fd, notify and get_value of nv_ipc_t. */
 #ifndef NV_IPC_EFD_H_INCLUDED_
 #define NV_IPC_EFD_H_INCLUDED_
 
@@ -20,7 +20,7 @@ struct nv_ipc_efd_t
     int (*close)(nv_ipc_efd_t *ipc_efd);
 };
 
-/* A link without DATA, of the name `<prefix>_efd`, of which these four are used. NULL if it is refused. */
+/* A link without DATA and with the name `<prefix>_efd`, of which only these four functions are used. NULL on failure. */
 nv_ipc_efd_t *nv_ipc_efd_open(int primary, const char *prefix);
 
 #if defined(__cplusplus)

@@ -1,4 +1,4 @@
-/* Waiting for one descriptor, as that of get_fd. In libnvipc.so. */
+/* Waits for one descriptor, such as the result of get_fd. In libnvipc.so. */
 #ifndef NV_IPC_EPOLL_H_INCLUDED_
 #define NV_IPC_EPOLL_H_INCLUDED_
 
@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* Followed by as many events. */
+/* Followed by max_events events. */
 typedef struct
 {
     int epoll_fd;
@@ -16,9 +16,9 @@ typedef struct
     int max_events;
 } nv_ipc_epoll_t;
 
-/* NULL if it is refused. */
+/* NULL on failure. */
 nv_ipc_epoll_t *ipc_epoll_create(int max_events, int target_fd);
-/* Waits until the descriptor is readable; -1 if it cannot. */
+/* Waits until the descriptor is readable; -1 on failure. */
 int ipc_epoll_wait(nv_ipc_epoll_t *ipc_epoll);
 int ipc_epoll_destroy(nv_ipc_epoll_t *ipc_epoll);
 

@@ -1,4 +1,5 @@
-/* Buffers of one size in a file, outside of any link. In libnvipc.so. Any thread of any process may call at any time. */
+/* Buffers of one size in a file, independent of any link. In libnvipc.so. Any thread of any process may call at any
+ * time. */
 #ifndef NV_IPC_MEMPOOL_H_INCLUDED_
 #define NV_IPC_MEMPOOL_H_INCLUDED_
 
@@ -12,11 +13,11 @@ extern "C" {
 typedef struct nv_ipc_mempool_t nv_ipc_mempool_t;
 struct nv_ipc_mempool_t
 {
-    /* The number of a free buffer; -1 if there is none. */
+    /* The index of a free buffer; -1 if there is none. */
     int32_t (*alloc)(nv_ipc_mempool_t *mempool);
     int (*free)(nv_ipc_mempool_t *mempool, int32_t index);
     int (*get_index)(nv_ipc_mempool_t *mempool, void *buf);
-    /* NULL for a number that is none. */
+    /* NULL for an invalid index. */
     void *(*get_addr)(nv_ipc_mempool_t *mempool, int32_t index);
     int (*get_buf_size)(nv_ipc_mempool_t *mempool);
     int (*get_pool_len)(nv_ipc_mempool_t *mempool);
@@ -30,10 +31,10 @@ struct nv_ipc_mempool_t
 
 #define NV_IPC_MEMPOOL_NO_CUDA_DEV (-1)
 
-/* In memory of the host, whatever the device: device pools are those of a link. NULL if it is refused. */
+/* In host memory, whatever the device: device pools belong to a link. NULL on failure. */
 nv_ipc_mempool_t *nv_ipc_mempool_open(int primary, const char *name, int buf_size, int pool_len, int cuda_device_id);
 
-/* All buffers are free, for who is alone. */
+/* Makes all buffers free. No other thread may use the pool meanwhile. */
 int nv_ipc_mempool_reset(nv_ipc_mempool_t *mempool);
 
 #if defined(__cplusplus)

@@ -1,4 +1,4 @@
-/* A queue of objects that are copied, in one file or in this process. In libnvipc.so. Any thread may call at any time. */
+/* A queue of objects by value, in a file or in this process. In libnvipc.so. Any thread may call at any time. */
 #ifndef NV_IPC_RING_H_INCLUDED_
 #define NV_IPC_RING_H_INCLUDED_
 
@@ -19,7 +19,7 @@ typedef enum
 typedef struct nv_ipc_ring_t nv_ipc_ring_t;
 struct nv_ipc_ring_t
 {
-    /* The number of a free object; -1 if there is none. */
+    /* The index of a free object; -1 if there is none. */
     int32_t (*alloc)(nv_ipc_ring_t *ring);
     int (*free)(nv_ipc_ring_t *ring, int32_t index);
     int (*get_index)(nv_ipc_ring_t *ring, void *buf);
@@ -27,9 +27,9 @@ struct nv_ipc_ring_t
     int (*enqueue_by_index)(nv_ipc_ring_t *ring, int32_t index);
     int32_t (*dequeue_by_index)(nv_ipc_ring_t *ring);
     int (*get_buf_size)(nv_ipc_ring_t *ring);
-    /* Copies an object in; -1 if the ring is full. */
+    /* Copies an object into the ring; -1 if it is full. */
     int (*enqueue)(nv_ipc_ring_t *ring, void *obj);
-    /* Copies the oldest out; -1 if the ring is empty. */
+    /* Copies the oldest object out of the ring; -1 if it is empty. */
     int (*dequeue)(nv_ipc_ring_t *ring, void *obj);
     int (*close)(nv_ipc_ring_t *ring);
     int (*get_count)(nv_ipc_ring_t *ring);
@@ -37,7 +37,7 @@ struct nv_ipc_ring_t
     int (*get_ring_len)(nv_ipc_ring_t *ring);
 };
 
-/* NULL if it is refused. */
+/* NULL on failure. */
 nv_ipc_ring_t *nv_ipc_ring_open(ring_type_t type, const char *name, int32_t ring_len, int32_t buf_size);
 
 #if defined(__cplusplus)

@@ -13,17 +13,17 @@ extern "C" {
 typedef struct nv_ipc_sem_t nv_ipc_sem_t;
 struct nv_ipc_sem_t
 {
-    /* Wakes the other side once; such posts add up. */
+    /* Wakes the other side once. Posts are counted. */
     int (*sem_post)(nv_ipc_sem_t *ipc_sem);
-    /* Takes one post of the other side, and waits for it. */
+    /* Waits for a post of the other side and consumes it. */
     int (*sem_wait)(nv_ipc_sem_t *ipc_sem);
-    /* Posts that wait for this side. */
+    /* Number of pending posts for this side. */
     int (*get_value)(nv_ipc_sem_t *ipc_sem, int *value);
-    /* The primary removes them. */
+    /* The primary removes the semaphores. */
     int (*close)(nv_ipc_sem_t *ipc_sem);
 };
 
-/* Either side makes them if they are not there. NULL if it is refused. */
+/* Either side creates the semaphores if they do not exist. NULL on failure. */
 nv_ipc_sem_t *nv_ipc_sem_open(int primary, const char *prefix);
 
 #if defined(__cplusplus)

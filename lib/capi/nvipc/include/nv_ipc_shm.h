@@ -1,4 +1,4 @@
-/* A file in the IPC directory, mapped. In libnvipc.so. */
+/* A mapped file in the IPC directory. In libnvipc.so. */
 #ifndef NV_IPC_SHM_H_INCLUDED_
 #define NV_IPC_SHM_H_INCLUDED_
 
@@ -13,11 +13,11 @@ struct nv_ipc_shm_t
 {
     void *(*get_mapped_addr)(nv_ipc_shm_t *ipc_shm);
     size_t (*get_size)(nv_ipc_shm_t *ipc_shm);
-    /* Unmaps it; the primary removes the file. */
+    /* Unmaps the file; the primary removes it. */
     int (*close)(nv_ipc_shm_t *ipc_shm);
 };
 
-/* The primary makes the file, of zeros; others open it, and with a size of 0 map all of it. NULL if it is refused. */
+/* The primary creates the file, filled with zeros. Others open it; with a size of 0 they map all of it. NULL on failure. */
 nv_ipc_shm_t *nv_ipc_shm_open(int primary, const char *name, size_t size);
 
 #if defined(__cplusplus)

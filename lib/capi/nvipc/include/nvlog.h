@@ -1,8 +1,9 @@
 /*
- * The logger that NVIPC's programs call, as small as it can be: lines on standard error, and in a file if nvlog_c_init names
- * one. A program that defines these functions itself, or links a logger that does, gets all lines instead.
+ * A minimal version of the logger that NVIPC's programs call: it writes lines to standard error, and to a file if
+ * nvlog_c_init names one. A program that defines these functions itself, or links a logger that does, gets all lines
+ * instead.
  *
- * In libnvipc.so and libnvlog.so. Names and numbers are NVIPC's; its tags are numbers here, and no table names them.
+ * In libnvipc.so and libnvlog.so. Names and numbers are NVIPC's. Tags are numbers here, without a table of names.
  */
 #ifndef NVLOG_H_INCLUDED_
 #define NVLOG_H_INCLUDED_
@@ -23,7 +24,7 @@
 extern "C" {
 #endif
 
-/* Levels. A line is written if its level is not above that of nvlog_set_log_level, NVLOG_CONSOLE at first. */
+/* Levels. A line is written if its level is not above that of nvlog_set_log_level, which is NVLOG_CONSOLE by default. */
 #define NVLOG_NONE 0
 #define NVLOG_FATAL 1
 #define NVLOG_ERROR 2
@@ -37,7 +38,7 @@ extern "C" {
 #define NVLOG_DEFAULT_TAG_NUM 1024
 #define NVLOG_DEFAULT_CONFIG_FILE "cuPHY/nvlog/config/nvlog_config.yaml"
 
-/* Where the tags of each component begin. */
+/* The first tag of each component. */
 #define NVLOG_TAG_BASE_RESERVED 0
 #define NVLOG_TAG_BASE_NVLOG 10
 #define NVLOG_TAG_BASE_NVIPC 30
@@ -59,15 +60,15 @@ extern "C" {
 #define NVLOG_TAG_BASE_APP_CFG_UTILS 1100
 #define NVLOG_TAG_BASE_CUMAC 1200
 
-/* Writes a line. `event` is the name of one in aerial_event_code.h. */
+/* Writes a line. `event` is an event name of aerial_event_code.h. */
 void nvlog_c_print(int level, int itag, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void nvlog_e_c_print(int level, int itag, const char *event, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
 void nvlog_set_log_level(int log_level);
-/* Bytes after which the file begins anew; 0: never. */
+/* Size in bytes at which the file starts over; 0 for no limit. */
 void nvlog_set_max_file_size(size_t size);
-/* Lines go to this file too; without it, or if it cannot be written, to standard error alone. */
+/* Writes lines to this file as well. If it is NULL or cannot be written, they only go to standard error. */
 void nvlog_c_init(const char *file);
 void nvlog_c_close(void);
 /* The name of an event; never NULL. */
@@ -83,14 +84,14 @@ char *nvlog_strerror(int code);
 #define NVLOGC(tag, ...) NVLOG_C(NVLOG_CONSOLE, tag, __VA_ARGS__)
 #define NVLOGE(tag, event, ...) NVLOG_E_C(NVLOG_ERROR, tag, event, __VA_ARGS__)
 #define NVLOGE_NO(tag, event, ...) NVLOG_E_C(NVLOG_ERROR, tag, event, __VA_ARGS__)
-/* The one that ends the process, as the caller wants it. */
+/* The fatal level, which ends the process, as the caller requests. */
 #define NVLOGF(tag, event, ...)                           \
     do {                                                  \
         NVLOG_E_C(NVLOG_FATAL, tag, event, __VA_ARGS__);  \
         exit(1);                                          \
     } while (0)
 
-/* Copies a text and always ends it. */
+/* Copies a string, truncates it if needed, and always terminates it. */
 static inline char *nvlog_safe_strncpy(char *to, const char *from, size_t room)
 {
     if (to != NULL && room > 0)
@@ -108,13 +109,13 @@ static inline int nvlog_gettime_rt(struct timespec *ts)
     return clock_gettime(CLOCK_REALTIME, ts);
 }
 
-/* Nanoseconds from one time to another. */
+/* Nanoseconds between two times. */
 static inline int64_t nvlog_timespec_interval(struct timespec *from, struct timespec *to)
 {
     return (int64_t)(to->tv_sec - from->tv_sec) * 1000000000 + (to->tv_nsec - from->tv_nsec);
 }
 
-/* Nanoseconds from a time of the real-time clock until now. */
+/* Nanoseconds since a time of the real-time clock. */
 static inline int64_t nvlog_get_interval(struct timespec *from)
 {
     struct timespec now;
@@ -129,7 +130,7 @@ static inline void nvlog_timespec_add(struct timespec *ts, int64_t ns)
     ts->tv_nsec = (long)(sum % 1000000000);
 }
 
-/* Microseconds from one time to another. */
+/* Microseconds between two times. */
 static inline int64_t nvlog_timeval_interval(struct timeval *from, struct timeval *to)
 {
     return (int64_t)(to->tv_sec - from->tv_sec) * 1000000 + (to->tv_usec - from->tv_usec);
@@ -137,7 +138,7 @@ static inline int64_t nvlog_timeval_interval(struct timeval *from, struct timeva
 
 #define NVLOG_TIME_STRING_LEN (16)
 
-/* The time of day with microseconds, in 16 bytes or more. */
+/* Writes the time of day with microseconds into 16 bytes or more. */
 static inline void nvlog_gettimeofday_string(char *to, int32_t room)
 {
     struct timeval now;

@@ -1,6 +1,6 @@
 /*
- * Log lines in the form of `fmt`, for C++: NVLOGC_FMT(tag, "{} cells", 3). With <fmt/format.h> if the compiler finds it, or else
- * with <format> of C++20; with neither, the format itself is the line. See nvlog.h.
+ * Log lines in the format of `fmt`, for C++: NVLOGC_FMT(tag, "{} cells", 3). Uses <fmt/format.h> if it exists, otherwise
+ * <format> of C++20. With neither, the format string itself is logged. See nvlog.h.
  */
 #ifndef NVLOG_HPP_INCLUDED_
 #define NVLOG_HPP_INCLUDED_
@@ -37,7 +37,7 @@ void line(int level, int tag, const char *event, const char *format, const Args 
     try {
         text = SHMESH_NVLOG_FMT_::vformat(format, SHMESH_NVLOG_FMT_::make_format_args(args...));
     } catch (...) {
-        /* The format is wrong, and a line of a log is no reason to end. */
+        /* The format is invalid. A log line is no reason to end the process. */
     }
 #else
     const int unused[] = {0, (static_cast<void>(args), 0)...};

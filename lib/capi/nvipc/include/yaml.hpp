@@ -1,4 +1,5 @@
-/* A document of libyaml as a tree, as NVIPC's C++ programs read their files. Errors are std::runtime_error. Needs libyaml. */
+/* A libyaml document as a tree, with the interface that NVIPC's C++ programs use. Errors are std::runtime_error. Needs
+ * libyaml. */
 #ifndef YAML_HPP_INCLUDED_
 #define YAML_HPP_INCLUDED_
 
@@ -37,7 +38,7 @@ typename std::enable_if<std::is_floating_point<T>::value>::type read(const std::
         fail("\"" + text + "\" is no number");
 }
 
-/* Decimal, octal with 0, hexadecimal with 0x. */
+/* Parses decimal numbers, octal with 0 and hexadecimal with 0x. */
 template <typename T>
 typename std::enable_if<std::is_integral<T>::value>::type read(const std::string &text, T &to)
 {
@@ -60,7 +61,7 @@ typename std::enable_if<std::is_integral<T>::value>::type read(const std::string
 
 } // namespace scalar
 
-/* A part of a document, good for as long as that. */
+/* A part of a document, valid as long as the document. */
 class node {
 public:
     node(yaml_document_t *document, yaml_node_t *at) : document_(document), at_(at) {}
@@ -80,7 +81,7 @@ public:
         }
     }
 
-    /* Characters of a scalar, elements of a sequence, pairs of a mapping. */
+    /* Number of characters of a scalar, elements of a sequence, or pairs of a mapping. */
     size_t length() const
     {
         switch (type()) {
@@ -185,7 +186,7 @@ private:
 
 class document {
 public:
-    /* Takes it over: it was made by `new`. */
+    /* Takes ownership of an object that was created with `new`. */
     explicit document(yaml_document_t *document) : document_(document) {}
 
     node root() const

@@ -1,4 +1,4 @@
-//! NVIPC's array queue, for programs that use it in memory of their own.
+//! NVIPC's array queue, for programs that use it over memory of their own.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
@@ -7,7 +7,7 @@ use shmesh_nvipc_wire::ArrayQueue;
 use crate::calls::guarded;
 use crate::log::say;
 
-/// The functions of a queue, and behind them the queue.
+/// The function table of a queue, followed by the queue itself.
 #[repr(C)]
 #[derive(Debug)]
 pub struct array_queue_t {
@@ -26,9 +26,9 @@ pub struct array_queue_t {
 type Number = unsafe extern "C" fn(*mut array_queue_t) -> i32;
 
 /// # Safety
-/// NULL, or an open queue that `array_queue_open` returned.
+/// `queue` is NULL, or an open queue that `array_queue_open` returned.
 unsafe fn of<'a>(queue: *mut array_queue_t) -> Option<&'a array_queue_t> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { queue.as_ref() }
 }
 
@@ -37,12 +37,12 @@ fn signed(number: Option<usize>) -> i32 {
 }
 
 unsafe extern "C" fn get_length(queue: *mut array_queue_t) -> i32 {
-    // SAFETY: as the header asks.
+    // SAFETY: NULL or an open queue, as the header requires.
     signed(unsafe { of(queue) }.map(|at| at.queue.capacity()))
 }
 
 unsafe extern "C" fn enqueue(queue: *mut array_queue_t, value: i32) -> c_int {
-    // SAFETY: as the header asks.
+    // SAFETY: NULL or an open queue, as the header requires.
     let put = unsafe { of(queue) }
         .zip(u32::try_from(value).ok())
         .is_some_and(|(at, value)| at.queue.enqueue(value));
@@ -50,7 +50,7 @@ unsafe extern "C" fn enqueue(queue: *mut array_queue_t, value: i32) -> c_int {
 }
 
 unsafe extern "C" fn dequeue(queue: *mut array_queue_t) -> i32 {
-    // SAFETY: as the header asks.
+    // SAFETY: NULL or an open queue, as the header requires.
     signed(unsafe { of(queue) }.and_then(|at| at.queue.dequeue()).map(|value| value as usize))
 }
 
@@ -58,31 +58,31 @@ unsafe extern "C" fn close(queue: *mut array_queue_t) -> c_int {
     if queue.is_null() {
         return -1;
     }
-    // SAFETY: made by `Box::into_raw`, and closed once.
+    // SAFETY: created by `Box::into_raw`, and closed only once.
     drop(unsafe { Box::from_raw(queue) });
     0
 }
 
 unsafe extern "C" fn get_name(queue: *mut array_queue_t) -> *mut c_char {
-    // SAFETY: as the header asks.
+    // SAFETY: NULL or an open queue, as the header requires.
     unsafe { of(queue) }.map_or(std::ptr::null_mut(), |at| at.name.as_ptr().cast_mut())
 }
 
 unsafe extern "C" fn get_count(queue: *mut array_queue_t) -> i32 {
-    // SAFETY: as the header asks.
+    // SAFETY: NULL or an open queue, as the header requires.
     signed(unsafe { of(queue) }.map(|at| at.queue.len()))
 }
 
 unsafe extern "C" fn get_next(queue: *mut array_queue_t, base: i32) -> i32 {
-    // SAFETY: as the header asks.
+    // SAFETY: NULL or an open queue, as the header requires.
     let next = unsafe { of(queue) }.and_then(|at| at.queue.after(u32::try_from(base).ok()));
     signed(next.map(|value| value as usize))
 }
 
-/// A queue over memory of the caller; the primary empties it. NULL if it is refused.
+/// Opens a queue over memory of the caller. The primary empties it. Returns NULL on failure.
 ///
 /// # Safety
-/// `name` is NULL or a text that ends with a NUL. At `header` lie 32 bytes and 8 for each slot, until the queue is closed.
+/// `name` is NULL or a NUL-terminated string. `header` points to 32 bytes plus 8 per slot, valid until the queue is closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn array_queue_open(
     primary: c_int,
@@ -94,10 +94,10 @@ pub unsafe extern "C" fn array_queue_open(
         let name = if name.is_null() {
             CString::default()
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: a NUL-terminated string, as the caller guarantees.
             unsafe { CStr::from_ptr(name) }.to_owned()
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the memory is valid until the queue is closed, as the caller guarantees.
         let queue =
             u32::try_from(length).ok().and_then(|len| unsafe { ArrayQueue::over(header.cast(), len) });
         let Some(queue) = queue else {
@@ -125,13 +125,13 @@ pub unsafe extern "C" fn array_queue_open(
     })
 }
 
-/// Empties a queue. The caller must be the only one that uses it.
+/// Empties a queue. No other thread or process may use the queue meanwhile.
 ///
 /// # Safety
-/// `queue` is NULL or one that is open.
+/// `queue` is NULL or an open queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn array_queue_reset(queue: *mut array_queue_t) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { of(queue) }.map_or(-1, |at| {
         at.queue.clear();
         0

@@ -11,7 +11,7 @@ use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
 use crate::cancel::{self, Step};
 use crate::instance::{Instance, Open};
 use crate::log::{ordinary, say};
-use crate::tap::Forwarded;
+use crate::tap::TapOutcome;
 use crate::types::{nv_ipc_msg_t, nv_ipc_t};
 
 pub(crate) const API: nv_ipc_t = nv_ipc_t {
@@ -33,13 +33,13 @@ pub(crate) const API: nv_ipc_t = nv_ipc_t {
     gdr_memcpy_to_device: memcpy_to_device,
 };
 
-/// Nothing unwinds into C: a panic is `failed`, and a line.
+/// Runs `act` and returns `failed`, after a log line, if it panics: nothing may unwind into C.
 pub(crate) fn guarded<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
     let _uncancelled = Uncancelled::new();
     unwinding(what, failed, act)
 }
 
-/// As [`guarded`], of what makes no system call in which it could be cancelled, but for where it says so.
+/// As [`guarded`], for calls without a cancellation point other than those that say so.
 #[inline(always)]
 fn unwinding<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|_| {
@@ -72,7 +72,8 @@ fn destroyed(what: &str) {
     say!("{what}: this instance was destroyed; create another");
 }
 
-/// Calls an instance while it is open. A call by one thread while another destroys the instance comes before or after it.
+/// Runs a call on an instance that is open. If another thread destroys the instance, the call runs either before or after
+/// that.
 pub(crate) fn with<T>(
     what: &str,
     ipc: *const nv_ipc_t,
@@ -86,7 +87,7 @@ where
     with_message(what, ipc, failed, act)
 }
 
-/// As [`with`], of what is done with each message.
+/// As [`with`], for the calls of each message.
 #[inline(always)]
 fn with_message<T>(
     what: &str,
@@ -117,7 +118,7 @@ where
     })
 }
 
-/// As [`with`], for what may wait: the instance can be destroyed meanwhile.
+/// As [`with`], for calls that may wait. The instance can be destroyed meanwhile.
 pub(crate) fn waiting<T: Copy>(
     what: &str,
     ipc: *const nv_ipc_t,
@@ -125,7 +126,7 @@ pub(crate) fn waiting<T: Copy>(
     act: impl FnOnce(&Open) -> Result<T, Failure>,
 ) -> T {
     guarded(what, failed, || {
-        // Of the sleep before.
+        // Ends the previous sleep.
         cancel::awake();
         let Some(instance) = Instance::of(ipc) else {
             no_instance(what, ipc);
@@ -147,14 +148,14 @@ pub(crate) fn null(what: &'static str) -> Failure {
     Failure::Refused(format!("{what} is NULL"))
 }
 
-/// What the caller says of a message, checked as far as it can be without its buffers.
-pub(crate) struct Given {
+/// A caller's message, checked as far as is possible without its buffers.
+pub(crate) struct CallerMessage {
     pub(crate) fields: Fields,
     pub(crate) msg: NonNull<u8>,
     pub(crate) data: Option<NonNull<u8>>,
 }
 
-/// The pool of a DATA part. NVIPC takes everything that is none for "no DATA"; too large a number only when it allocates.
+/// The pool of a DATA part. NVIPC treats invalid numbers as "no DATA"; numbers that are too large only when it allocates.
 pub(crate) fn pool_of(id: i32) -> Option<PoolId> {
     PoolId::from_index(u32::try_from(id).ok()?).filter(|&pool| pool != PoolId::CpuMsg)
 }
@@ -163,7 +164,7 @@ fn id_of(pool: PoolId) -> i32 {
     i32::try_from(pool.index()).unwrap_or(0)
 }
 
-/// What the caller gets of a message.
+/// Describes a message to the caller.
 pub(crate) fn described(fields: Fields, buffers: Buffers) -> nv_ipc_msg_t {
     let signed = |len: u32| i32::try_from(len).unwrap_or(i32::MAX);
     nv_ipc_msg_t {
@@ -191,11 +192,11 @@ fn length(what: &str, len: i32) -> Result<u32, Failure> {
         .map_err(|_| Failure::Refused(format!("{what} is {len}; set it to the number of bytes, 0 or more")))
 }
 
-impl Given {
+impl CallerMessage {
     /// # Safety
     /// `msg` is NULL or points to a message.
     pub(crate) unsafe fn read(msg: *const nv_ipc_msg_t) -> Result<Self, Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let given = unsafe { msg.as_ref() }.ok_or_else(|| null("msg"))?;
         let msg = NonNull::new(given.msg_buf.cast()).ok_or_else(|| null("msg_buf"))?;
         let data_pool = known_pool(given.data_pool)?;
@@ -203,7 +204,7 @@ impl Given {
             msg_id: given.msg_id,
             cell_id: given.cell_id,
             msg_len: length("msg_len", given.msg_len)?,
-            // Without DATA nobody looks at its length, and not everybody sets it.
+            // Without DATA the length is ignored, because not every caller sets it.
             data_len: match data_pool {
                 Some(_) => length("data_len", given.data_len)?,
                 None => u32::try_from(given.data_len).unwrap_or(0),
@@ -216,7 +217,8 @@ impl Given {
 
 unsafe extern "C" fn ipc_destroy(ipc: *mut nv_ipc_t) -> c_int {
     guarded("ipc_destroy", -1, || {
-        // A cleanup handler of a thread that was cancelled in a wait may call this: destroying waits until nobody sleeps.
+        // A cleanup handler of a thread that was cancelled during a wait may call this. Destroying waits until no thread
+        // sleeps.
         cancel::awake();
         match Instance::of(ipc) {
             Some(instance) if instance.close() => 0,
@@ -234,7 +236,7 @@ unsafe extern "C" fn ipc_destroy(ipc: *mut nv_ipc_t) -> c_int {
 
 unsafe extern "C" fn tx_allocate(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t, _options: u32) -> c_int {
     with_message("tx_allocate", ipc, -1, |backend| {
-        // SAFETY: NULL or a message, as the header asks.
+        // SAFETY: NULL or a message, as the header requires.
         let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
         (msg.msg_buf, msg.data_buf) = (std::ptr::null_mut(), std::ptr::null_mut());
         let buffers = backend.allocate(pool_of(msg.data_pool)).inspect_err(|_| backend.found_nothing())?;
@@ -246,12 +248,12 @@ unsafe extern "C" fn tx_allocate(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t, _op
 
 unsafe extern "C" fn tx_release(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
     with_message("release", ipc, -1, |backend| {
-        // SAFETY: NULL or a message, as the header asks.
+        // SAFETY: NULL or a message, as the header requires.
         let given = unsafe { msg.as_ref() }.ok_or_else(|| null("msg"))?;
         let start = NonNull::new(given.msg_buf.cast()).ok_or_else(|| null("msg_buf"))?;
         let pool = known_pool(given.data_pool)?;
         let data = NonNull::new(given.data_buf.cast());
-        // Without its address nothing depends on the pool, and not everybody clears it.
+        // Without a DATA address the pool is ignored, because not every caller resets it.
         backend.release(start, data, pool.filter(|_| data.is_some()))?;
         Ok(0)
     })
@@ -259,12 +261,13 @@ unsafe extern "C" fn tx_release(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c
 
 unsafe extern "C" fn tx_send_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
     with_message("tx_send_msg", ipc, -1, |open| {
-        // SAFETY: NULL or a message, as the header asks.
-        let given = unsafe { Given::read(msg) }?;
-        // Before it is sent, because then it is the receiver's. What cannot be copied, `send` refuses and says why.
+        // SAFETY: NULL or a message, as the header requires.
+        let given = unsafe { CallerMessage::read(msg) }?;
+        // Copied before it is sent, because then it is the receiver's. If it cannot be copied, `send` fails as well and
+        // logs why.
         let tapped = open.forward.tap().map(|tap| {
             let message = tap.copy(&**open, given.fields, given.msg, given.data);
-            (tap, message.unwrap_or(Forwarded::Lost))
+            (tap, message.unwrap_or(TapOutcome::Lost))
         });
         open.send(given.fields, given.msg, given.data)?;
         if let Some((mut tap, message)) = tapped {
@@ -276,7 +279,7 @@ unsafe extern "C" fn tx_send_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> 
 
 unsafe extern "C" fn rx_recv_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
     with_message("rx_recv_msg", ipc, -1, |open| {
-        // SAFETY: NULL or a message, as the header asks.
+        // SAFETY: NULL or a message, as the header requires.
         let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
         let tap = open.forward.tap();
         let Some(received) = open.receive()? else {
@@ -287,7 +290,7 @@ unsafe extern "C" fn rx_recv_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> 
         let (fields, buffers) = (received.fields, received.buffers);
         if let Some(mut tap) = tap {
             let message = tap.copy(&**open, fields, buffers.msg, buffers.data);
-            tap.put(message.unwrap_or(Forwarded::Lost));
+            tap.put(message.unwrap_or(TapOutcome::Lost));
         }
         *msg = described(fields, buffers);
         Ok(0)
@@ -302,7 +305,7 @@ unsafe extern "C" fn notify(ipc: *mut nv_ipc_t, _value: c_int) -> c_int {
     with("notify", ipc, -1, |backend| backend.post().map(|()| 0))
 }
 
-/// One step of a wait: takes what is there, or prepares this thread to sleep. `done` is what the caller gets.
+/// One step of a wait: consumes a post, or prepares this thread to sleep. `done` is the result of the call.
 fn take_or_sleep(
     what: &str,
     ipc: *const nv_ipc_t,
@@ -370,13 +373,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_a_refusal() {
+    fn panic_becomes_an_error() {
         assert_eq!(guarded("a call", -1, || panic!("as a defect of this library would")), -1);
         assert_eq!(guarded("a call", -1, || 0), 0);
     }
 
     #[test]
-    fn numbers_that_are_no_pools() {
+    fn invalid_pool_numbers() {
         assert_eq!(pool_of(1), Some(PoolId::CpuData));
         for none in [0, -1, 5, i32::MIN, i32::MAX] {
             assert_eq!(pool_of(none), None);

@@ -1,4 +1,4 @@
-//! Defaults, and what of a configuration a link is made of.
+//! Default configurations, and the creation of links from a configuration.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
@@ -16,30 +16,31 @@ use crate::backend::{Backend, Failure, LinkBackend, Maker, UdpBackend, WireBacke
 use crate::calls;
 use crate::log::say;
 use crate::types::*;
-use crate::yaml::{self, Loaded};
+use crate::yaml::{self, FileContent};
 
-/// For how many seconds a secondary waits for its primary; for ever unless it is set.
+/// Limit in seconds for a secondary that waits for its primary. Unset means no limit.
 const TIMEOUT_VARIABLE: &str = "SHMESH_NVIPC_TIMEOUT_S";
-/// `nvipc` or `shmesh`, whatever a file says.
+/// `nvipc` or `shmesh`. Takes precedence over a configuration file.
 const LAYOUT_VARIABLE: &str = "SHMESH_NVIPC_LAYOUT";
-/// The helpers read and write the headers of messages, of which they know the address alone.
+/// The helpers access the headers of messages with only an address, so every MSG buffer must have this size.
 const MSG_BYTES_MIN: u32 = 16;
-/// Between two lines that say what a secondary waits for.
+/// Interval of the log lines of a secondary that waits for its primary.
 const REMIND: Duration = Duration::from_secs(10);
 
-/// Links as a YAML file had them, by name: it may say more than the structure has room for, as huge pages or the layout.
-static LOADED: Mutex<BTreeMap<String, OfFile>> = Mutex::new(BTreeMap::new());
+/// Links from YAML files, by name. A file can have more settings than the C structure, for example huge pages or the
+/// layout.
+static LOADED: Mutex<BTreeMap<String, FileLink>> = Mutex::new(BTreeMap::new());
 
 /// A link, and the layout if the file names one.
-type OfFile = (Option<LinkConfig>, Option<Layout>);
+type FileLink = (Option<LinkConfig>, Option<Layout>);
 
-/// What shared memory, or a datagram, looks like.
+/// The layout of shared memory, or the format of datagrams.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) enum Layout {
-    /// Ours.
+    /// The layout of shmesh.
     #[default]
     Shmesh,
-    /// NVIPC's own, for a peer that was not changed.
+    /// The layout of NVIPC, for an unmodified peer.
     Nvipc,
 }
 
@@ -52,7 +53,7 @@ impl Layout {
         }
     }
 
-    /// That of the environment, or of the file, or ours.
+    /// The layout of the environment, else that of the file, else shmesh's.
     fn chosen(of_file: Option<Self>) -> Result<Self, Failure> {
         match std::env::var(LAYOUT_VARIABLE) {
             Ok(name) if !name.is_empty() => Self::of(&name).ok_or_else(|| {
@@ -63,17 +64,17 @@ impl Layout {
     }
 }
 
-fn loaded(name: &str) -> OfFile {
+fn loaded(name: &str) -> FileLink {
     let all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     all.get(name).cloned().unwrap_or_default()
 }
 
-/// Under which name what a file says of datagrams is kept: none that a link can have.
+/// The key under which UDP settings of a file are stored. No link can have this name.
 fn udp_name(udp: &nv_ipc_config_udp_t) -> String {
     format!("udp {}", udp.local_port)
 }
 
-/// Which side a module is.
+/// The side that a module number stands for.
 pub(crate) fn side_of(module: c_int) -> Option<Side> {
     match module {
         NV_IPC_MODULE_PHY | NV_IPC_MODULE_PRIMARY => Some(Side::Primary),
@@ -84,14 +85,14 @@ pub(crate) fn side_of(module: c_int) -> Option<Side> {
 
 pub(crate) fn text<const N: usize>(value: &str) -> [c_char; N] {
     let mut out = [0; N];
-    // The last byte stays the NUL.
+    // The last byte stays NUL.
     for (to, from) in out[..N - 1].iter_mut().zip(value.bytes()) {
         *to = from.cast_signed() as c_char;
     }
     out
 }
 
-/// The text in an array of bytes; `Err` without a NUL, and if it is no UTF-8.
+/// The text in a fixed array of bytes. `Err` if there is no NUL, or the text is not UTF-8.
 fn text_in(bytes: &[c_char]) -> Result<String, ()> {
     let bytes: Vec<u8> = bytes.iter().map(|byte| byte.to_ne_bytes()[0]).collect();
     let text = CStr::from_bytes_until_nul(&bytes).map_err(|_| ())?;
@@ -127,14 +128,14 @@ fn default_udp(primary: bool) -> nv_ipc_config_udp_t {
     }
 }
 
-/// Fills in the defaults of the transport that `cfg->ipc_transport` names. -1 if there is none of that number.
+/// Sets the defaults of the transport in `cfg->ipc_transport`. Returns -1 if there is no such transport.
 ///
 /// # Safety
 /// `cfg` is NULL or points to a configuration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn set_nv_ipc_default_config(cfg: *mut nv_ipc_config_t, module_type: c_int) -> c_int {
     calls::guarded("set_nv_ipc_default_config", -1, || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
             say!("set_nv_ipc_default_config: cfg is NULL; pass one");
             return -1;
@@ -189,10 +190,10 @@ pub unsafe extern "C" fn set_nv_ipc_default_config(cfg: *mut nv_ipc_config_t, mo
     })
 }
 
-/// Reads a configuration file, of NVIPC's form or ours. -1 if it is refused; then `cfg` is as it was.
+/// Reads a configuration file in NVIPC's or shmesh's form. Returns -1 on failure; then `cfg` is unchanged.
 ///
 /// # Safety
-/// `cfg` is NULL or points to a configuration; `yaml_path` is NULL or a text that ends with a NUL.
+/// `cfg` is NULL or points to a configuration; `yaml_path` is NULL or a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn load_nv_ipc_yaml_config(
     cfg: *mut nv_ipc_config_t,
@@ -200,7 +201,7 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
     module_type: c_int,
 ) -> c_int {
     calls::guarded("load_nv_ipc_yaml_config", -1, || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
             say!("load_nv_ipc_yaml_config: cfg is NULL; pass one");
             return -1;
@@ -215,16 +216,16 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
             );
             return -1;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(yaml_path) }.to_bytes()));
         filled("load_nv_ipc_yaml_config", config, module_type, |udp| yaml::load(path, udp))
     })
 }
 
-/// As [`load_nv_ipc_yaml_config`], of the text of a file: what `nv_ipc_parse_yaml_node` of `nv_ipc.hpp` calls.
+/// As [`load_nv_ipc_yaml_config`], from text. `nv_ipc_parse_yaml_node` of `nv_ipc.hpp` calls this.
 ///
 /// # Safety
-/// `cfg` is NULL or points to a configuration; `text` is NULL or a text that ends with a NUL.
+/// `cfg` is NULL or points to a configuration; `text` is NULL or a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_nvipc_parse_yaml(
     cfg: *mut nv_ipc_config_t,
@@ -233,7 +234,7 @@ pub unsafe extern "C" fn shmesh_nvipc_parse_yaml(
 ) -> c_int {
     const WHAT: &str = "nv_ipc_parse_yaml_node";
     calls::guarded(WHAT, -1, || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
             say!("{WHAT}: cfg is NULL; pass one");
             return -1;
@@ -242,18 +243,18 @@ pub unsafe extern "C" fn shmesh_nvipc_parse_yaml(
             say!("{WHAT}: there is no text; pass a node");
             return -1;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
         filled(WHAT, config, module_type, |udp| yaml::parse(&text, "the node", udp))
     })
 }
 
-/// Fills in what was read. -1, and a line, if it cannot be; then `config` is as it was.
+/// Fills in a parsed configuration. Returns -1 after a log line on failure; then `config` is unchanged.
 fn filled(
     what: &str,
     config: &mut nv_ipc_config_t,
     module_type: c_int,
-    read: impl FnOnce(nv_ipc_config_udp_t) -> Result<Loaded, String>,
+    read: impl FnOnce(nv_ipc_config_udp_t) -> Result<FileContent, String>,
 ) -> c_int {
     let primary = side_of(module_type) == Some(Side::Primary);
     let mut debug = nv_ipc_config_t::zeroed().debug_configs;
@@ -262,12 +263,12 @@ fn filled(
             say!("{what}: {text}");
             return -1;
         }
-        Ok(Loaded::Udp(udp, layout)) => {
+        Ok(FileContent::Udp(udp, layout)) => {
             config.ipc_transport = NV_IPC_TRANSPORT_UDP;
             config.transport_config.udp = udp;
             (udp_name(&udp), (None, layout))
         }
-        Ok(Loaded::Shm(link, layout, cuda_device_id, traced)) => {
+        Ok(FileContent::Shm(link, layout, cuda_device_id, traced)) => {
             debug = *traced;
             config.ipc_transport = NV_IPC_TRANSPORT_SHM;
             config.transport_config.shm = shm_of(&link, cuda_device_id);
@@ -306,7 +307,7 @@ fn shm_of(link: &LinkConfig, cuda_device_id: c_int) -> nv_ipc_config_shm_t {
     }
 }
 
-/// What the backend says of the link, for who attached to it.
+/// The configuration of an existing link as its backend reports it, for a secondary.
 fn shm_as_it_is(backend: &dyn Backend, name: &str) -> nv_ipc_config_shm_t {
     nv_ipc_config_shm_t {
         cuda_device_id: backend.cuda_device_id(),
@@ -321,7 +322,7 @@ fn shm_as_it_is(backend: &dyn Backend, name: &str) -> nv_ipc_config_shm_t {
 
 /// The name in a configuration of shared memory.
 pub(crate) fn name_of(config: &nv_ipc_config_t) -> Result<String, Failure> {
-    // SAFETY: all bytes of the union are integers of the caller's.
+    // SAFETY: all bytes of the union are the caller's integers, so any bytes are valid.
     let shm = unsafe { &config.transport_config.shm };
     text_in(&shm.prefix).map_err(|()| {
         Failure::Refused(format!(
@@ -356,15 +357,15 @@ fn link_config(
             pool_len: number("pool_len", size.pool_len)?,
         };
     }
-    // A send never finds the ring full: there are no more messages than MSG buffers.
+    // With as many slots as MSG buffers, a send never finds the ring full.
     let msg_len = link.pool(PoolId::CpuMsg).pool_len;
     link.ring_len = u32::try_from(shm.ring_len).unwrap_or(0).max(msg_len).clamp(1, MAX_RING_LEN);
     link.validate().map_err(|error| wrong(&error))?;
     Ok(link)
 }
 
-/// Makes what a configuration describes: the name, the backend, and what the primary configured. A secondary's `config` is
-/// filled in from the link.
+/// Creates or attaches as the configuration says. Returns the name, the backend, and the primary's configuration. For a
+/// secondary, `config` is filled in from the link.
 pub(crate) fn open(
     config: &mut nv_ipc_config_t,
 ) -> Result<(String, Arc<dyn Backend>, nv_ipc_config_t), Failure> {
@@ -397,9 +398,9 @@ pub(crate) fn open(
 fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn Backend>), Failure> {
     let name = name_of(config)?;
     let (of_file, layout) = loaded(&name);
-    // SAFETY: all bytes of the union are integers of the caller's.
+    // SAFETY: all bytes of the union are the caller's integers, so any bytes are valid.
     let gpu = unsafe { config.transport_config.shm.cuda_device_id };
-    // What a secondary's own file says of a GPU says nothing of the link.
+    // A secondary's own setting of a GPU is ignored: it does not describe the link.
     let gpu = if side == Side::Primary { present(&name, gpu) } else { -1 };
     let backend: Arc<dyn Backend> = match (Layout::chosen(layout)?, side) {
         (Layout::Shmesh, Side::Primary) => {
@@ -412,7 +413,7 @@ fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn
             loop {
                 match LinkBackend::new(attach(&name)?, Maker::Other(limit), gpu) {
                     Ok(backend) => break Arc::new(backend),
-                    // Off the link meanwhile: its memory is freed when the last participant leaves.
+                    // This side has detached meanwhile, and the memory is freed when the last participant detaches.
                     Err(Failure::PrimaryLeft(text)) if limit.is_none() => say!("{text}"),
                     Err(failure) => return Err(failure),
                 }
@@ -433,7 +434,7 @@ fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn
 }
 
 fn open_udp(config: &nv_ipc_config_t) -> Result<(String, Arc<dyn Backend>), Failure> {
-    // SAFETY: all bytes of the union are integers of the caller's.
+    // SAFETY: all bytes of the union are the caller's integers, so any bytes are valid.
     let udp = unsafe { config.transport_config.udp };
     let refused = |text: String| Failure::Refused(format!("create_nv_ipc_interface: udp: {text}"));
     let address = |what: &str, bytes: &[c_char], port: c_int| {
@@ -464,7 +465,7 @@ fn shown(error: &Error) -> Failure {
     Failure::Refused(chain(error))
 }
 
-/// For how long a secondary waits.
+/// The limit of a secondary that waits for its primary.
 fn patience() -> Result<Option<Duration>, Failure> {
     match std::env::var(TIMEOUT_VARIABLE) {
         Err(_) => Ok(None),
@@ -477,7 +478,7 @@ fn patience() -> Result<Option<Duration>, Failure> {
     }
 }
 
-/// As a secondary does: it may be started before its primary.
+/// Attaches as a secondary, which may be started before its primary.
 fn attach(name: &str) -> Result<shmesh::Link, Failure> {
     let limit = patience()?;
     let start = Instant::now();
@@ -499,19 +500,19 @@ fn attach(name: &str) -> Result<shmesh::Link, Failure> {
     }
 }
 
-/// The same, of a link in NVIPC's layout.
+/// Attaches to a link in NVIPC's layout.
 fn attach_to_theirs(name: &str) -> Result<WireBackend, Failure> {
     let options = WireOptions::new().dir(ipc_dir());
     WireBackend::attach(&patience()?.into_iter().fold(options, WireOptions::patience), name)
 }
 
-/// The IPC directory, as `LinkOptions::new` finds it.
+/// The IPC directory, as `LinkOptions::new` determines it.
 pub(crate) fn ipc_dir() -> OsString {
     let named = std::env::var_os(shmesh::DIR_VARIABLE).filter(|dir| !dir.is_empty());
     named.unwrap_or_else(|| shmesh::DEFAULT_DIR.into())
 }
 
-/// The configuration of a link that somebody else made.
+/// Reads the configuration of an existing link.
 pub(crate) fn lookup(name: &str) -> Result<nv_ipc_config_shm_t, Failure> {
     let wrong = |error: &dyn std::error::Error| Failure::Refused(format!("link {name}: {}", chain(error)));
     let parsed = name.parse().map_err(|error| wrong(&error))?;

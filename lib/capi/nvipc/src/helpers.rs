@@ -1,4 +1,4 @@
-//! The functions beside the instance.
+//! The functions of NVIPC that take no instance, or are not in its function table.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
@@ -8,25 +8,25 @@ use shmesh::device::CudaDevice;
 use shmesh::inspect::{BufferState, View};
 
 use crate::backend::Failure;
-use crate::calls::{Given, guarded, null, with};
+use crate::calls::{CallerMessage, guarded, null, with};
 use crate::config;
 use crate::instance::Instance;
 use crate::log::say;
 use crate::types::*;
 
-/// Message ids up to here carry no frame and slot.
+/// Messages with ids below this have no frame and slot number.
 const FIRST_SLOT_MESSAGE: i32 = 0x80;
-/// Bytes before the frame of a message: its headers.
+/// Offset of the frame number in a MSG part, after the headers.
 const SLOT_OFFSET: usize = 8;
 const SFN_SLOT_INVALID: u32 = u32::MAX;
 
-/// 1 if a module is the primary side, else 0.
+/// Returns 1 for the primary side, else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn is_module_primary(module_type: c_int) -> c_int {
     (config::side_of(module_type) == Some(shmesh::Side::Primary)).into()
 }
 
-/// One number of a pool in a configuration; -1 where there is none.
+/// Returns one number of a pool's configuration, or -1 if the pool does not exist.
 fn size_of_pool(
     what: &str,
     cfg: *const nv_ipc_config_t,
@@ -34,13 +34,13 @@ fn size_of_pool(
     of: fn(nv_ipc_mempool_size_t) -> i32,
 ) -> c_int {
     guarded(what, -1, || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_ref() }) else {
             say!("{what}: cfg is NULL; pass one");
             return -1;
         };
         let transport = &config.transport_config;
-        // SAFETY: all bytes of the union are integers of the caller's.
+        // SAFETY: all bytes of the union are the caller's integers, so any bytes are valid.
         let pools = unsafe {
             match config.ipc_transport {
                 NV_IPC_TRANSPORT_SHM => transport.shm.mempool_size,
@@ -62,7 +62,7 @@ fn size_of_pool(
     })
 }
 
-/// Bytes of a buffer of a pool, as configured.
+/// Returns the configured size of a pool's buffers in bytes.
 ///
 /// # Safety
 /// `cfg` is NULL or points to a configuration.
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn nv_ipc_get_buf_size(cfg: *const nv_ipc_config_t, pool_i
     size_of_pool("nv_ipc_get_buf_size", cfg, pool_id, |size| size.buf_size)
 }
 
-/// Buffers of a pool, as configured.
+/// Returns the configured number of a pool's buffers.
 ///
 /// # Safety
 /// `cfg` is NULL or points to a configuration.
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn nv_ipc_get_pool_len(cfg: *const nv_ipc_config_t, pool_i
     size_of_pool("nv_ipc_get_pool_len", cfg, pool_id, |size| size.pool_len)
 }
 
-/// The frame and slot of a message of a slot; 0xFFFFFFFF for others.
+/// Returns the frame and slot number of a message, or 0xFFFFFFFF if it has none.
 ///
 /// # Safety
 /// `msg` is NULL or points to a message whose `msg_buf` is NULL or a buffer.
@@ -88,27 +88,27 @@ pub unsafe extern "C" fn nv_ipc_get_pool_len(cfg: *const nv_ipc_config_t, pool_i
 pub unsafe extern "C" fn nv_ipc_get_sfn_slot(msg: *const nv_ipc_msg_t) -> sfn_slot_t {
     let invalid = sfn_slot_t { u32: SFN_SLOT_INVALID };
     guarded("nv_ipc_get_sfn_slot", invalid, || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let Some(msg) = (unsafe { msg.as_ref() }) else { return invalid };
         if msg.msg_id < FIRST_SLOT_MESSAGE || msg.msg_buf.is_null() {
             return invalid;
         }
-        // SAFETY: the caller's promise; no MSG buffer has fewer than sixteen bytes.
+        // SAFETY: a MSG buffer, as the caller guarantees; every MSG buffer has at least sixteen bytes.
         let at = unsafe { msg.msg_buf.cast::<u8>().add(SLOT_OFFSET).cast::<[u16; 2]>().read_unaligned() };
         sfn_slot_t { u16: at }
     })
 }
 
-/// Writes the handle into the header of a message.
+/// Writes the handle id into the header of a message.
 ///
 /// # Safety
 /// As [`nv_ipc_get_sfn_slot`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nv_ipc_set_handle_id(msg: *mut nv_ipc_msg_t, handle_id: u8) {
     guarded("nv_ipc_set_handle_id", (), || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         match unsafe { msg.as_ref() } {
-            // SAFETY: the caller's promise; no MSG buffer has fewer than sixteen bytes.
+            // SAFETY: a MSG buffer, as the caller guarantees; every MSG buffer has at least sixteen bytes.
             Some(msg) if !msg.msg_buf.is_null() => unsafe {
                 msg.msg_buf.cast::<u8>().add(1).write(handle_id)
             },
@@ -117,35 +117,35 @@ pub unsafe extern "C" fn nv_ipc_set_handle_id(msg: *mut nv_ipc_msg_t, handle_id:
     });
 }
 
-/// When a message was sent; -1 where that is not known.
+/// Returns the time at which a message was sent, or -1 if it is unknown.
 ///
 /// # Safety
-/// `ipc` and `msg` are NULL or an instance and a message.
+/// `ipc` is NULL or an instance; `msg` is NULL or points to a message.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nv_ipc_get_ts_send(ipc: *mut nv_ipc_t, msg: *const nv_ipc_msg_t) -> i64 {
     with("nv_ipc_get_ts_send", ipc, -1, |backend| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let msg = unsafe { msg.as_ref() }.ok_or_else(|| null("msg"))?;
         let start = std::ptr::NonNull::new(msg.msg_buf.cast()).ok_or_else(|| null("msg_buf"))?;
         backend.sent_at(start)
     })
 }
 
-/// Sends a message to this very endpoint.
+/// Sends a message to this endpoint itself.
 ///
 /// # Safety
 /// As [`nv_ipc_get_ts_send`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nv_ipc_shm_send_loopback(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> c_int {
     with("nv_ipc_shm_send_loopback", ipc, -1, |backend| {
-        // SAFETY: the caller's promise.
-        let given = unsafe { Given::read(msg) }?;
+        // SAFETY: guaranteed by the caller.
+        let given = unsafe { CallerMessage::read(msg) }?;
         backend.send_loopback(given.fields, given.msg, given.data)?;
         Ok(0)
     })
 }
 
-/// About how many messages wait to be received.
+/// Returns the approximate number of queued messages.
 ///
 /// # Safety
 /// `ipc` is NULL or an instance.
@@ -159,8 +159,8 @@ pub unsafe extern "C" fn nv_ipc_shm_rx_poll(ipc: *mut nv_ipc_t) -> c_int {
     )
 }
 
-/// Takes what NVIPC calls before it wipes a link. No link is ever wiped here. A primary in NVIPC's layout calls it before it
-/// lets another secondary in, and with a negative answer it does not; a link of shmesh never calls it.
+/// Sets the callback that NVIPC calls before it wipes a link. Links are never wiped here. A primary in NVIPC's layout calls
+/// it before it accepts another secondary, which a negative result refuses. Links of shmesh never call it.
 ///
 /// # Safety
 /// `ipc` is NULL or an instance; `callback` may be called with `cb_args`, in another thread, until the instance is destroyed.
@@ -173,16 +173,16 @@ pub unsafe extern "C" fn nv_ipc_set_reset_callback(
     with("nv_ipc_set_reset_callback", ipc, -1, |backend| {
         let callback = callback.ok_or_else(|| null("callback"))?;
         let args = Args(cb_args);
-        // SAFETY: the caller's promise.
+        // SAFETY: the callback may be called from any thread, as the caller guarantees.
         backend.ask_before_another(std::sync::Arc::new(move || unsafe { callback(args.get()) } >= 0));
         Ok(0)
     })
 }
 
-/// What the application wants to be called with.
+/// The argument of the application's callback.
 struct Args(*mut c_void);
 
-// SAFETY: handed back and never looked at; the caller of `nv_ipc_set_reset_callback` promised that any thread may.
+// SAFETY: only passed to the callback; the caller of `nv_ipc_set_reset_callback` guarantees that any thread may do so.
 unsafe impl Send for Args {}
 // SAFETY: as above.
 unsafe impl Sync for Args {}
@@ -193,7 +193,7 @@ impl Args {
     }
 }
 
-/// What the primary configured; NULL if `ipc` is no instance.
+/// Returns the primary's configuration, or NULL if `ipc` is not an instance.
 ///
 /// # Safety
 /// `ipc` is NULL or an instance.
@@ -204,10 +204,10 @@ pub unsafe extern "C" fn nv_ipc_get_primary_config(ipc: *mut nv_ipc_t) -> *mut n
     })
 }
 
-/// Fills in the configuration of a link that exists, without attaching to it. -1 if it does not; then `cfg` is as it was.
+/// Reads the configuration of an existing link without attaching. Returns -1 on failure; then `cfg` is unchanged.
 ///
 /// # Safety
-/// `cfg` is NULL or points to a configuration; `prefix` is NULL or a text that ends with a NUL.
+/// `cfg` is NULL or points to a configuration; `prefix` is NULL or a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nv_ipc_lookup_config(
     cfg: *mut nv_ipc_config_t,
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn nv_ipc_lookup_config(
     module_type: c_int,
 ) -> c_int {
     guarded("nv_ipc_lookup_config", -1, || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
             say!("nv_ipc_lookup_config: cfg is NULL; pass one");
             return -1;
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn nv_ipc_lookup_config(
             say!("nv_ipc_lookup_config: prefix is NULL; pass the name of a link");
             return -1;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let name = unsafe { CStr::from_ptr(prefix) }.to_string_lossy();
         match config::lookup(&name) {
             Ok(shm) => {
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn nv_ipc_lookup_config(
     })
 }
 
-/// Writes what is queued and who holds which buffers into the log. The link goes on.
+/// Logs the queued messages and the held buffers of a link. The link stays usable.
 ///
 /// # Safety
 /// `ipc` is NULL or an instance.
@@ -292,14 +292,14 @@ fn dump(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Writes a configuration into the log.
+/// Writes a configuration to the log.
 ///
 /// # Safety
 /// `cfg` is NULL or points to a configuration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nv_ipc_dump_config(cfg: *const nv_ipc_config_t) -> c_int {
     guarded("nv_ipc_dump_config", -1, || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_ref() }) else {
             say!("nv_ipc_dump_config: cfg is NULL; pass one");
             return -1;
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn nv_ipc_dump_config(cfg: *const nv_ipc_config_t) -> c_in
             say!("config: module_type {module}, ipc_transport {transport}, which is not supported");
             return 0;
         }
-        // SAFETY: all bytes of the union are integers of the caller's.
+        // SAFETY: all bytes of the union are the caller's integers, so any bytes are valid.
         let shm = unsafe { config.transport_config.shm };
         let name = config::name_of(config).unwrap_or_else(|_| "(no name)".into());
         say!("config: module_type {module}, link {name}, ring_len {}", shm.ring_len);
@@ -320,7 +320,7 @@ pub unsafe extern "C" fn nv_ipc_dump_config(cfg: *const nv_ipc_config_t) -> c_in
     })
 }
 
-/// GPUs that this process sees; 0 without a driver.
+/// Returns the number of GPUs that this process sees; 0 without a driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_get_device_count() -> c_int {
     guarded("cuda_get_device_count", 0, || {
@@ -328,7 +328,7 @@ pub extern "C" fn cuda_get_device_count() -> c_int {
     })
 }
 
-/// Whether an address lies in a DATA part that is memory of a GPU.
+/// Returns whether an address lies in a DATA part in GPU memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_is_device_pointer(ptr: *const c_void) -> c_int {
     guarded("cuda_is_device_pointer", 0, || {
@@ -336,7 +336,7 @@ pub extern "C" fn cuda_is_device_pointer(ptr: *const c_void) -> c_int {
     })
 }
 
-/// Whether pools of the host are locked for a GPU: 0 if they are.
+/// Returns 0 if host pools are page-locked for a GPU.
 ///
 /// # Safety
 /// `ipc` is NULL or an instance.

@@ -1,7 +1,7 @@
 //! The instances of this process.
 //!
-//! An instance is a place in a table that is never freed. So a pointer is one of ours if it points to a place, and a call with
-//! an instance that was destroyed finds that out, also while another thread destroys it.
+//! An instance is an entry of a table that is never freed. So a pointer is valid if it points to an entry, and a call on a
+//! destroyed instance is detected, even while another thread destroys it.
 
 use std::ffi::{CStr, c_char};
 use std::ops::Deref;
@@ -16,39 +16,39 @@ use crate::log::say;
 use crate::tap::{BYTES_MAX, Forward};
 use crate::types::{nv_ipc_config_t, nv_ipc_t};
 
-/// Most instances that one process has at once.
+/// Maximum number of instances in one process.
 pub(crate) const MAX_INSTANCES: usize = 64;
 
-/// One place.
+/// One entry of the table.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Instance {
-    /// First, so that a pointer to it is one to the instance.
+    /// The first field, so that its address is that of the instance.
     api: nv_ipc_t,
-    /// Read by every call, and replaced whole.
+    /// Read by every call, and replaced as a whole.
     open: RwLock<Option<Arc<Open>>>,
-    /// What the primary configured. Written while the place is nobody's; the application may write to it later.
+    /// The primary's configuration. Written while the entry is free; the application may change it later.
     config: Config,
 }
 
-/// What an instance is until it is destroyed: what carries its messages, and the tap beside it.
+/// The state of an open instance: its transport, and the tap.
 #[derive(Debug)]
 pub(crate) struct Open {
     backend: Arc<dyn Backend>,
     pub(crate) forward: Forward,
-    /// Calls that found nothing since the last yield, about: threads count over each other.
+    /// Approximate number of calls that found nothing since the last yield: threads may overwrite each other's count.
     idle: AtomicUsize,
 }
 
-/// After so many calls that found nothing, the caller's time is offered to others. On a core of its own it loses
-/// nothing; where there are more threads than cores, who polls would otherwise keep who has the message from running.
+/// After so many calls that found nothing, the thread yields the processor. On a core of its own that costs nothing. With
+/// more threads than cores, a polling thread would otherwise keep the thread with the message from running.
 const YIELD_EVERY: usize = 256;
 
 impl Open {
     /// Counts a call that found no message or no free buffer.
     #[inline]
     pub(crate) fn found_nothing(&self) {
-        // Not exact, and a locked instruction would cost more than the poll.
+        // Not exact: a locked instruction would cost more than the poll.
         let idle = self.idle.load(Relaxed) + 1;
         if idle < YIELD_EVERY {
             return self.idle.store(idle, Relaxed);
@@ -57,7 +57,7 @@ impl Open {
         std::thread::yield_now();
     }
 
-    /// What carries the messages, for longer than a call.
+    /// The transport, for use beyond one call.
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
         Arc::clone(&self.backend)
     }
@@ -72,22 +72,22 @@ impl Deref for Open {
     }
 }
 
-/// The configuration, for who asks for its address.
+/// The configuration, whose address the application may ask for.
 #[derive(Debug)]
 #[repr(transparent)]
 struct Config(std::cell::UnsafeCell<nv_ipc_config_t>);
 
-// SAFETY: this library writes it only in `open`, before anybody has the address of the place, and reads filters in it, when
-// the application, which writes them, says so.
+// SAFETY: this library writes it only in `open`, before any caller has the address of the entry. It reads filters in it
+// only when the application, which writes them, starts the tap.
 unsafe impl Sync for Config {}
 
-/// Who has which place.
+/// Which entries of the table are in use.
 #[derive(Debug)]
 struct Register {
-    /// By place: the name and the turn of creation.
+    /// For each entry, the name and the sequence number of its creation.
     taken: [Option<(String, u64)>; MAX_INSTANCES],
     turns: u64,
-    /// Where to look for a free place: the one that was freed last is used last, so that a stale pointer is found out.
+    /// Where to look for a free entry. The entry that was freed last is reused last, so that stale pointers are detected.
     next: usize,
 }
 
@@ -111,7 +111,7 @@ fn places() -> &'static [Instance] {
 }
 
 impl Instance {
-    /// The place that `ipc` points to; `None` if it is none.
+    /// The entry that `ipc` points to; `None` if it is not one.
     pub(crate) fn of(ipc: *const nv_ipc_t) -> Option<&'static Self> {
         let places = places();
         let offset = ipc.addr().checked_sub(places.as_ptr().addr())?;
@@ -126,11 +126,11 @@ impl Instance {
         self.open.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the instance. `false` if it was none.
+    /// Closes the instance. Returns `false` if it was not open.
     pub(crate) fn close(&self) -> bool {
         let open = self.open.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(open) = open else { return false };
-        // Not with the lock: leaving a link takes its time, and others may have to be told.
+        // Without the lock: detaching from a link takes long, and peers may have to be notified.
         open.forward.close();
         open.close();
         drop(open);
@@ -143,7 +143,7 @@ impl Instance {
         true
     }
 
-    /// Whether one of them says so.
+    /// Whether `so` returns true for any open instance.
     pub(crate) fn any(mut so: impl FnMut(&dyn Backend) -> bool) -> bool {
         places().iter().any(|place| place.open().as_deref().is_some_and(|open| so(&**open)))
     }
@@ -161,13 +161,13 @@ impl Instance {
         self.config.0.get()
     }
 
-    /// Both pointers are those of the table, so that the application may write where it is allowed to.
+    /// The pointer comes from the table, so that the application may write where it is allowed to.
     fn handle(&'static self) -> *mut nv_ipc_t {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 }
 
-/// Puts a backend into a free place.
+/// Stores a backend in a free entry.
 fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut nv_ipc_t {
     let mut register = register();
     let start = register.next;
@@ -184,7 +184,7 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
     let turn = register.turns;
     register.taken[place] = Some((name.to_owned(), turn));
     let instance = &places()[place];
-    // SAFETY: the place is free, so nobody was given the address since it was destroyed.
+    // SAFETY: the entry is free, so no caller has its address since it was destroyed.
     unsafe { instance.config().write(*config) };
     let forward = Forward::new(BYTES_MAX);
     if backend.can_copy() {
@@ -195,15 +195,15 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
     instance.handle()
 }
 
-/// Creates an instance: the primary creates the link or takes it up again, the secondary waits for it and attaches. NULL if
-/// that fails.
+/// Creates an instance: the primary creates or adopts the link, the secondary waits for it and attaches. Returns NULL on
+/// failure.
 ///
 /// # Safety
 /// `cfg` is NULL or points to a configuration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn create_nv_ipc_interface(cfg: *mut nv_ipc_config_t) -> *mut nv_ipc_t {
     calls::guarded("create_nv_ipc_interface", std::ptr::null_mut(), || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
             say!("create_nv_ipc_interface: cfg is NULL; fill one by set_nv_ipc_default_config first");
             return std::ptr::null_mut();
@@ -218,17 +218,17 @@ pub unsafe extern "C" fn create_nv_ipc_interface(cfg: *mut nv_ipc_config_t) -> *
     })
 }
 
-/// The instance of this name, or with NULL the first that was created; NULL if there is none.
+/// Returns the instance with this name, or with NULL the one that was created first. Returns NULL if there is none.
 ///
 /// # Safety
-/// `prefix` is NULL or a text that ends with a NUL.
+/// `prefix` is NULL or a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nv_ipc_get_instance(prefix: *const c_char) -> *mut nv_ipc_t {
     calls::guarded("nv_ipc_get_instance", std::ptr::null_mut(), || {
         let wanted = if prefix.is_null() {
             None
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Some(unsafe { CStr::from_ptr(prefix) })
         };
         let register = register();

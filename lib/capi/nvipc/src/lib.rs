@@ -2,21 +2,21 @@
 //!
 //! | file | concept |
 //! |---|---|
-//! | `types.rs` | structures and constants, as `include/nv_ipc.h` has them |
-//! | `config.rs` | defaults, and what of a configuration a link is made of |
-//! | `yaml.rs` | what files say beyond that |
-//! | `instance.rs` | the instances of this process, and finding them by address and by name |
+//! | `types.rs` | structures and constants of `include/nv_ipc.h` |
+//! | `config.rs` | default configurations, creation of links from a configuration |
+//! | `yaml.rs` | settings of files that a link's configuration does not have |
+//! | `instance.rs` | the instances of this process, found by address and by name |
 //! | `calls.rs` | the sixteen functions of an instance |
-//! | `helpers.rs` | the functions beside them |
-//! | `tap.rs`, `forward.rs` | what passes, for a third reader, and NVIPC's functions of that |
-//! | `array_queue.rs` | NVIPC's queue for programs that use it by itself; the rest of its helpers is in `c/` |
-//! | `backend/` | what carries the messages |
-//! | `cancel.rs` | threads that are cancelled |
-//! | `log.rs` | one line for each refusal, and not too many |
+//! | `helpers.rs` | the other functions of NVIPC |
+//! | `tap.rs`, `forward.rs` | copies of messages for a third reader, and NVIPC's functions for it |
+//! | `array_queue.rs` | NVIPC's queue for programs that use it by itself; the other helpers are in `c/` |
+//! | `backend/` | the transports |
+//! | `cancel.rs` | waits of threads that may be cancelled |
+//! | `log.rs` | one log line per failure, rate-limited |
 //!
-//! Nothing here ends the process, and nothing unwinds into the caller: what is refused is -1 or NULL, and a line on standard
-//! error that names the remedy. `docs/nvipc.md` lists where that differs from NVIPC.
-// Unsafe: C calls it, with pointers that nobody can check further than by NULL, alignment and range.
+//! Nothing here ends the process or unwinds into the caller. A function that fails returns -1 or NULL and writes a line
+//! with the remedy to standard error. `docs/nvipc.md` lists where that differs from NVIPC.
+// Unsafe: C calls these functions, with pointers that can only be checked for NULL, alignment and range.
 #![expect(unsafe_code, reason = "the edge to C")]
 
 pub mod array_queue;

@@ -1,4 +1,4 @@
-//! One line for each refusal, on standard error: NVIPC's functions return -1 and nothing else.
+//! One log line per failure, on standard error: NVIPC's functions return only -1.
 
 use std::fmt::Arguments;
 use std::io::Write;
@@ -11,9 +11,10 @@ use shmesh_log_limit::LogLimit;
 use shmesh_sys::cancel::Uncancelled;
 use shmesh_sys::signal::without_sigpipe;
 
-/// What an application does wrong, perhaps in a loop.
+/// For mistakes of the application, which it may repeat in a loop.
 static REFUSALS: Mutex<LogLimit> = Mutex::new(LogLimit::new(50, Duration::from_millis(200)));
-/// What is ordinary, as a pool that is empty for a while: an application that polls it would write millions.
+/// For ordinary failures, for example a pool that is empty for a while: an application that polls it would cause millions
+/// of lines.
 static ORDINARY: Mutex<LogLimit> = Mutex::new(LogLimit::new(1, Duration::from_secs(10)));
 
 /// Writes a line, unless there were too many.
@@ -23,21 +24,21 @@ pub(crate) fn line(text: Arguments<'_>) {
     write(&REFUSALS, 1, text);
 }
 
-/// As [`line()`], of what is ordinary.
+/// As [`line()`], for ordinary failures.
 #[cold]
 #[inline(never)]
 pub(crate) fn ordinary(text: Arguments<'_>) {
-    // Who polls an empty pool does little else, and a look at the clock would be most of it.
+    // An application that polls an empty pool does little else, and reading the clock would take most of the time.
     if SINCE_LOOK.fetch_add(1, Relaxed).is_multiple_of(LOOK_EVERY) {
         write(&ORDINARY, LOOK_EVERY, text);
     }
 }
 
-/// Ordinary lines since the start, and how many of them look whether it is time to write one.
+/// Number of ordinary lines since the start; every `LOOK_EVERY`th checks whether it is time to write one.
 static SINCE_LOOK: AtomicUsize = AtomicUsize::new(0);
 const LOOK_EVERY: usize = 256;
 
-/// `each`: how many lines this one stands for.
+/// `each` is the number of lines that this one stands for.
 fn write(limit: &Mutex<LogLimit>, each: usize, text: Arguments<'_>) {
     let _uncancelled = Uncancelled::new();
     let said = limit.lock().unwrap_or_else(PoisonError::into_inner).allow(Instant::now());
@@ -48,8 +49,8 @@ fn write(limit: &Mutex<LogLimit>, each: usize, text: Arguments<'_>) {
         String::new()
     };
     let line = format!("shmesh_nvipc: {text}{more}\n");
-    // Whole lines, also from several threads. A program without standard error has no use for them, and one whose standard error
-    // is a pipe that nobody reads any more must not be ended for that.
+    // Whole lines, even from several threads. Errors are ignored, as a program may have no standard error. If standard
+    // error is a pipe without a reader, SIGPIPE must not end the program.
     without_sigpipe(|| std::io::stderr().lock().write_all(line.as_bytes()));
 }
 

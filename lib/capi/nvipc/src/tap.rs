@@ -1,9 +1,11 @@
 //! NVIPC's tap: a third reader of all messages that an instance sends and receives.
 //!
-//! While it is started, each message is copied in the call that sends or receives it. So nothing is missed that there is room
-//! for, no buffer of the link waits for the reader, and what the reader has stays as it is until it gives it back. There is
-//! room for a third of the buffers of each pool, as with NVIPC, and for 64 MiB; what comes beyond that goes on its way and is
-//! counted. While it is not started, a message costs one look at a flag.
+//! While it is started, each message is copied in the call that sends or receives it. So no message is missed for which
+//! there is room, no buffer of the link waits for the reader, and a message that was read does not change until it is
+//! freed.
+//!
+//! There is room for a third of the buffers of each pool, as in NVIPC, and for 64 MiB. Further messages are sent normally,
+//! and counted as lost. While the tap is stopped, it costs one check of a flag per message.
 
 use std::collections::{HashMap, VecDeque};
 use std::ptr::NonNull;
@@ -15,30 +17,32 @@ use crate::backend::{Backend, Buffers, Failure, Fields, PoolId};
 use crate::cancel::SLICE;
 use crate::types::{NVIPC_MAX_CELL_ID, NVIPC_MAX_MSG_ID, nv_ipc_debug_config_t};
 
-/// One of so many buffers of a pool may be in the tap, and one at least.
+/// The tap may hold one in this many buffers of a pool, and at least one.
 const SHARE: usize = 3;
-/// Bytes in the tap, unless one message alone has more: its reader may be gone, and the process has a limit of memory.
+/// Limit of the tap in bytes, unless a single message is longer. The reader may be gone, and the process has a memory
+/// limit.
 pub(crate) const BYTES_MAX: usize = 64 << 20;
 
-/// A message that nobody writes to but its reader. Parts begin where any type may.
+/// A copied message that only its reader can change. Its parts are aligned for any type.
 #[derive(Debug)]
-pub struct Copied {
+pub struct CopiedMessage {
     fields: Fields,
     msg: Vec<u128>,
     data: Option<Vec<u128>>,
 }
 
-/// Copies a part. `None`: there is no memory for it. The helpers look at 16 bytes of a MSG part, whatever it says of itself.
+/// Copies a part. Returns `None` if memory is short. The helpers read 16 bytes of a MSG part, whatever its length says.
 ///
 /// # Safety
-/// As of [`Copied::of`].
+/// As for [`CopiedMessage::of`].
 unsafe fn part(from: NonNull<u8>, len: u32) -> Option<Vec<u128>> {
     let len = len as usize;
     let words = len.div_ceil(size_of::<u128>()).max(1);
     let mut part = Vec::<u128>::new();
     part.try_reserve_exact(words).ok()?;
     let to = part.as_mut_ptr().cast::<u8>();
-    // SAFETY: the caller's promise, and room for as many; with the rest of the last word all bytes of `words` are written.
+    // SAFETY: `len` bytes are valid, as the caller guarantees, and the vector has room for them. With the padding of the
+    // last word, all bytes of `words` are written.
     unsafe {
         to.copy_from_nonoverlapping(from.as_ptr(), len);
         to.add(len).write_bytes(0, words * size_of::<u128>() - len);
@@ -47,20 +51,20 @@ unsafe fn part(from: NonNull<u8>, len: u32) -> Option<Vec<u128>> {
     Some(part)
 }
 
-impl Copied {
-    /// Copies the parts. `None`: there is no memory for it. A DATA part that no CPU can read is left out.
+impl CopiedMessage {
+    /// Copies the parts. Returns `None` if memory is short. A DATA part that no CPU can read is left out.
     ///
     /// # Safety
-    /// At `buffers` are as many bytes as `fields` say, and nobody writes them meanwhile.
+    /// `buffers` must have as many valid bytes as `fields` says, and they must not be written meanwhile.
     pub(crate) unsafe fn of(mut fields: Fields, buffers: Buffers) -> Option<Self> {
         let data = buffers.data.filter(|_| fields.data_pool.is_some_and(|pool| !pool.is_device()));
         if data.is_none() {
             (fields.data_pool, fields.data_len) = (None, 0);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let msg = unsafe { part(buffers.msg, fields.msg_len) }?;
         let data = match data {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Some(data) => Some(unsafe { part(data, fields.data_len) }?),
             None => None,
         };
@@ -76,22 +80,22 @@ impl Copied {
         (self.msg.len() + self.data.as_ref().map_or(0, Vec::len)) * size_of::<u128>()
     }
 
-    /// The pools that it takes room of.
+    /// The pools whose share of the tap it uses.
     fn pools(&self) -> impl Iterator<Item = PoolId> + use<> {
         [Some(PoolId::CpuMsg), self.fields.data_pool].into_iter().flatten()
     }
 }
 
-/// Which ids are wanted; `None`: all, also those that a filter cannot name.
-type Wanted = Option<[bool; NVIPC_MAX_MSG_ID]>;
+/// The ids that pass the filter; `None` for all, including ids that a filter cannot name.
+type IdFilter = Option<[bool; NVIPC_MAX_MSG_ID]>;
 
-fn wanted(filter: [u8; NVIPC_MAX_MSG_ID]) -> Wanted {
+fn wanted(filter: [u8; NVIPC_MAX_MSG_ID]) -> IdFilter {
     let chosen = filter.map(|byte| byte != 0);
-    // None chosen is what a configuration is before somebody chooses.
+    // An empty selection is the initial state of a configuration.
     (chosen.contains(&true) && chosen.contains(&false)).then_some(chosen)
 }
 
-fn wants(wanted: &Wanted, id: i32) -> bool {
+fn wants(wanted: &IdFilter, id: i32) -> bool {
     let chosen = |chosen: &[bool; NVIPC_MAX_MSG_ID]| chosen.get(usize::try_from(id).ok()?).copied();
     wanted.as_ref().is_none_or(|wanted| chosen(wanted).unwrap_or(false))
 }
@@ -100,7 +104,7 @@ fn wants(wanted: &Wanted, id: i32) -> bool {
 #[derive(Debug)]
 pub(crate) struct Forward {
     bytes_max: usize,
-    /// Written under the lock alone.
+    /// Only written under the lock.
     started: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -109,34 +113,35 @@ pub(crate) struct Forward {
 #[derive(Debug, Default)]
 struct State {
     closed: bool,
-    /// How many more; `None`: as many as come.
+    /// Number of messages until the tap stops; `None` for no limit.
     left: Option<u32>,
     lost: u32,
-    msg_ids: Wanted,
-    cell_ids: Wanted,
-    waiting: VecDeque<Copied>,
-    /// What the reader has, by the address of the MSG part.
-    read: HashMap<usize, Copied>,
-    /// Buffers in the tap, of each pool.
+    msg_ids: IdFilter,
+    cell_ids: IdFilter,
+    waiting: VecDeque<CopiedMessage>,
+    /// Messages that the reader has not freed, by address of the MSG part.
+    read: HashMap<usize, CopiedMessage>,
+    /// Number of buffers of each pool in the tap.
     used: [usize; PoolId::COUNT],
     bytes: usize,
 }
 
-/// A tap that is started, for who has a message for it. Others wait until this is dropped, so messages are in order.
+/// A started tap, locked by a caller that has a message for it. Other callers wait until this is dropped, which keeps
+/// messages in order.
 #[derive(Debug)]
 pub(crate) struct Tap<'a> {
     forward: &'a Forward,
     state: MutexGuard<'a, State>,
 }
 
-/// What becomes of a message.
+/// The result of offering a message to the tap.
 #[derive(Debug)]
-pub(crate) enum Forwarded {
-    /// A filter does not want it.
+pub(crate) enum TapOutcome {
+    /// A filter excludes it.
     Unwanted,
     /// There is no room for it.
     Lost,
-    Copied(Copied),
+    Copied(CopiedMessage),
 }
 
 impl Forward {
@@ -145,11 +150,11 @@ impl Forward {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whole between any two statements.
+        // Consistent between any two statements, so a panic elsewhere does no harm.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `None` while it is not started.
+    /// Locks the tap; `None` while it is stopped.
     #[inline]
     pub(crate) fn tap(&self) -> Option<Tap<'_>> {
         if self.started.load(Ordering::Relaxed) { self.locked() } else { None }
@@ -161,11 +166,11 @@ impl Forward {
         self.started.load(Ordering::Relaxed).then_some(Tap { forward: self, state })
     }
 
-    /// Starts it as a configuration says: for so many messages, or for ever.
+    /// Starts the tap as a configuration says: for a number of messages, or without limit.
     pub(crate) fn start_as_configured(&self, debug: &nv_ipc_debug_config_t) {
         match debug.grpc_forward {
             -1 => drop(self.start(0, debug.msg_filter, debug.cell_filter)),
-            // 1: prepared, and somebody starts it.
+            // 1 means prepared; the application starts it.
             count @ 2.. => drop(self.start(count.cast_unsigned(), debug.msg_filter, debug.cell_filter)),
             _ => {}
         }
@@ -188,7 +193,7 @@ impl Forward {
         Ok(())
     }
 
-    /// For who has the lock.
+    /// Called with the lock held.
     fn switch(&self, _: &State, on: bool) {
         self.started.store(on, Ordering::Relaxed);
     }
@@ -212,11 +217,12 @@ impl Forward {
         self.state().lost
     }
 
-    /// Waits for a while until there is a message. `Ok(Some(false))`: the time is over; `Ok(None)`: only the while.
+    /// Waits for a limited time for a message. Returns `Ok(Some(false))` when `until` has passed, `Ok(None)` to be called
+    /// again.
     pub(crate) fn wait(&self, until: Option<SystemTime>) -> Result<Option<bool>, Failure> {
         let is_there = |state: &State| state.closed || !state.waiting.is_empty();
         let mut state = self.state();
-        // A clock may be set while somebody waits for a time of it.
+        // The clock may be set while a caller waits.
         let left = until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
         let slice = left.unwrap_or(SLICE).min(SLICE);
         if !is_there(&state) && !slice.is_zero() {
@@ -228,7 +234,7 @@ impl Forward {
         Ok(if is_there(&state) { Some(true) } else { slice.is_zero().then_some(false) })
     }
 
-    /// The oldest message; it is the reader's until it is freed.
+    /// Takes the oldest message. The reader holds it until it is freed.
     pub(crate) fn read(&self) -> Option<(Fields, Buffers)> {
         let mut state = self.state();
         let mut copied = state.waiting.pop_front()?;
@@ -249,7 +255,7 @@ impl Forward {
         Ok(())
     }
 
-    /// Lets nobody wait any longer.
+    /// Wakes all callers that wait.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -259,42 +265,42 @@ impl Forward {
 }
 
 impl Tap<'_> {
-    /// Copies a message that the backend holds, if it is wanted. It is not forwarded before [`put`](Self::put).
+    /// Copies a message that the backend holds, if the filters accept it. [`put`](Self::put) forwards it.
     pub(crate) fn copy(
         &self,
         backend: &dyn Backend,
         fields: Fields,
         msg: NonNull<u8>,
         data: Option<NonNull<u8>>,
-    ) -> Result<Forwarded, Failure> {
+    ) -> Result<TapOutcome, Failure> {
         let state = &*self.state;
         if !wants(&state.msg_ids, fields.msg_id) || !wants(&state.cell_ids, fields.cell_id) {
-            return Ok(Forwarded::Unwanted);
+            return Ok(TapOutcome::Unwanted);
         }
         let has_room = |pool: PoolId| {
             let len = backend.pool(pool).map_or(0, |(_, len)| len as usize);
             state.used[pool.index()] < (len / SHARE).max(1)
         };
-        // Without a DATA part its length says nothing.
+        // Without a DATA part its length has no meaning.
         let data_len = fields.data_pool.map_or(0, |_| fields.data_len as usize);
         let bytes = fields.msg_len as usize + data_len;
         let is_full = state.bytes > 0 && state.bytes + bytes > self.forward.bytes_max;
         if is_full || ![Some(PoolId::CpuMsg), fields.data_pool].into_iter().flatten().all(has_room) {
-            return Ok(Forwarded::Lost);
+            return Ok(TapOutcome::Lost);
         }
-        Ok(backend.copied(fields, msg, data)?.map_or(Forwarded::Lost, Forwarded::Copied))
+        Ok(backend.copied(fields, msg, data)?.map_or(TapOutcome::Lost, TapOutcome::Copied))
     }
 
     /// Forwards a message that was sent or received.
-    pub(crate) fn put(&mut self, message: Forwarded) {
+    pub(crate) fn put(&mut self, message: TapOutcome) {
         let state = &mut *self.state;
         match message {
-            Forwarded::Unwanted => return,
-            Forwarded::Lost => {
+            TapOutcome::Unwanted => return,
+            TapOutcome::Lost => {
                 state.lost = state.lost.saturating_add(1);
                 return;
             }
-            Forwarded::Copied(copied) => {
+            TapOutcome::Copied(copied) => {
                 copied.pools().for_each(|pool| state.used[pool.index()] += 1);
                 state.bytes += copied.bytes();
                 state.waiting.push_back(copied);
@@ -315,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_in_it_are_limited_and_one_message_always_fits() {
+    fn tap_bytes_are_limited_but_one_message_always_fits() {
         let dir = tempfile::tempdir().unwrap();
         let config = shmesh::config::LinkConfig::new("tapped".parse().unwrap());
         let options = shmesh::LinkOptions::new().dir(dir.path());
@@ -326,7 +332,7 @@ mod tests {
         let pass = |msg_len| {
             let msg = backend.allocate(None).unwrap().msg;
             let mut tap = forward.tap().unwrap();
-            // Who sends no DATA may have left anything in its length.
+            // A sender without DATA may have left anything in the length field.
             let fields = Fields { msg_len, data_len: u32::MAX, ..Fields::default() };
             let message = tap.copy(&backend, fields, msg, None).unwrap();
             tap.put(message);
@@ -343,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_name_ids_and_an_empty_one_means_all() {
+    fn empty_filter_passes_all_ids() {
         let mut filter = [0; NVIPC_MAX_MSG_ID];
         assert!(wants(&wanted(filter), 7) && wants(&wanted(filter), -1) && wants(&wanted([1; 256]), 256));
         filter[0x80] = 1;

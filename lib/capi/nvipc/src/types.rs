@@ -1,4 +1,4 @@
-//! Structures and constants of the interface. Their layout is the ABI: programs were compiled with it.
+//! Structures and constants of the interface. Their layout is the ABI that programs were compiled with.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -6,52 +6,52 @@ use std::ffi::{c_char, c_int, c_void};
 pub const NV_NAME_MAX_LEN: usize = 32;
 /// Bytes of an IPv4 address as text, with its NUL.
 pub const NV_IPV4_STRING_LEN: usize = 16;
-/// Pools.
+/// Number of pools of a link.
 pub const NV_IPC_MEMPOOL_NUM: usize = 5;
-/// Message ids, and cell ids, that the filters of a trace know.
+/// Number of message ids that the filters of a trace can name.
 pub const NVIPC_MAX_MSG_ID: usize = 256;
-/// Cell ids that they know.
+/// Number of cell ids that they can name.
 pub const NVIPC_MAX_CELL_ID: usize = 256;
-/// The version of NVIPC's own layout, of the releases 25-3 and 26-1.
+/// Version of NVIPC's layout in releases 25-3 and 26-1.
 pub const NVIPC_LAYOUT_VERSION: i32 = 2530;
 
 /// The secondary side, by its use in a base station.
 pub const NV_IPC_MODULE_MAC: c_int = 0;
 /// The primary side, by its use in a base station.
 pub const NV_IPC_MODULE_PHY: c_int = 1;
-/// The side that attaches.
+/// The side that attaches to the link.
 pub const NV_IPC_MODULE_SECONDARY: c_int = 2;
-/// The side that creates.
+/// The side that creates the link.
 pub const NV_IPC_MODULE_PRIMARY: c_int = 3;
-/// Who only looks.
+/// A process that only looks at a link.
 pub const NV_IPC_MODULE_IPC_DUMP: c_int = 4;
 
-/// Datagrams.
+/// Transport by UDP datagrams.
 pub const NV_IPC_TRANSPORT_UDP: c_int = 0;
-/// Shared memory.
+/// Transport by shared memory.
 pub const NV_IPC_TRANSPORT_SHM: c_int = 1;
-/// Ethernet by DPDK.
+/// Transport by Ethernet with DPDK.
 pub const NV_IPC_TRANSPORT_DPDK: c_int = 2;
-/// PCIe by DOCA.
+/// Transport by PCIe with DOCA.
 pub const NV_IPC_TRANSPORT_DOCA: c_int = 3;
 
-/// A message: where its parts are, and what it says of itself.
+/// A message: its fields and the addresses of its parts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nv_ipc_msg_t {
-    /// The application's to choose.
+    /// The message id, as the application defines it.
     pub msg_id: i32,
-    /// The application's to choose.
+    /// The cell id, as the application defines it.
     pub cell_id: i32,
-    /// Bytes in `msg_buf`.
+    /// Bytes of the MSG part.
     pub msg_len: i32,
-    /// Bytes in `data_buf`.
+    /// Bytes of the DATA part.
     pub data_len: i32,
-    /// The pool of `data_buf`; 0 or less when there is none.
+    /// The pool of `data_buf`; 0 or less without a DATA part.
     pub data_pool: i32,
-    /// The MSG part.
+    /// Address of the MSG part.
     pub msg_buf: *mut c_void,
-    /// The DATA part, or NULL.
+    /// Address of the DATA part, or NULL.
     pub data_buf: *mut c_void,
 }
 
@@ -59,23 +59,23 @@ pub struct nv_ipc_msg_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct nv_ipc_mempool_size_t {
-    /// Bytes of a buffer.
+    /// Size of a buffer in bytes.
     pub buf_size: i32,
-    /// Buffers.
+    /// Number of its buffers.
     pub pool_len: i32,
 }
 
-/// Datagrams.
+/// Configuration of the UDP transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nv_ipc_config_udp_t {
-    /// Where to listen.
+    /// Port to listen on.
     pub local_port: c_int,
-    /// Where to send.
+    /// Port to send to.
     pub remote_port: c_int,
-    /// Where to listen.
+    /// Address to listen on.
     pub local_addr: [c_char; NV_IPV4_STRING_LEN],
-    /// Where to send.
+    /// Address to send to.
     pub remote_addr: [c_char; NV_IPV4_STRING_LEN],
     /// Bytes of a MSG part.
     pub msg_buf_size: i32,
@@ -83,97 +83,97 @@ pub struct nv_ipc_config_udp_t {
     pub data_buf_size: i32,
 }
 
-/// Shared memory.
+/// Configuration of the shared-memory transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nv_ipc_config_shm_t {
-    /// The GPU of the device pools; -1 for none.
+    /// The GPU of the device pools, or -1.
     pub cuda_device_id: c_int,
-    /// Slots of a ring; never fewer than there are MSG buffers.
+    /// Slots of a ring; at least the number of MSG buffers.
     pub ring_len: i32,
-    /// The pools, by id.
+    /// Sizes of the pools, by id.
     pub mempool_size: [nv_ipc_mempool_size_t; NV_IPC_MEMPOOL_NUM],
     /// The name of the link.
     pub prefix: [c_char; NV_NAME_MAX_LEN],
 }
 
-/// Ethernet by DPDK.
+/// Configuration of the DPDK transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nv_ipc_config_dpdk_t {
-    /// Whether this side creates.
+    /// Whether this side creates the link.
     pub primary: c_int,
     /// As for shared memory.
     pub cuda_device_id: c_int,
     /// Whether the library starts DPDK.
     pub need_eal_init: u16,
-    /// Where it polls.
+    /// The core that polls.
     pub lcore_id: u16,
-    /// Bytes of a frame.
+    /// Maximum size of a frame in bytes.
     pub nic_mtu: u16,
-    /// The pools, by id.
+    /// Sizes of the pools, by id.
     pub mempool_size: [nv_ipc_mempool_size_t; NV_IPC_MEMPOOL_NUM],
     /// The name of the instance.
     pub prefix: [c_char; NV_NAME_MAX_LEN],
-    /// The network card here.
+    /// PCI address of the local network card.
     pub local_nic_pci: [c_char; NV_NAME_MAX_LEN],
-    /// The network card there.
+    /// MAC address of the peer's network card.
     pub peer_nic_mac: [c_char; NV_NAME_MAX_LEN],
 }
 
-/// PCIe by DOCA.
+/// Configuration of the DOCA transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nv_ipc_config_doca_t {
-    /// Whether this side creates.
+    /// Whether this side creates the link.
     pub primary: c_int,
     /// As for shared memory.
     pub cuda_device_id: c_int,
-    /// Where it polls.
+    /// The core that polls.
     pub cpu_core: u16,
-    /// Bytes of a frame.
+    /// Maximum size of a frame in bytes.
     pub nic_mtu: u16,
-    /// The pools, by id.
+    /// Sizes of the pools, by id.
     pub mempool_size: [nv_ipc_mempool_size_t; NV_IPC_MEMPOOL_NUM],
     /// The name of the instance.
     pub prefix: [c_char; NV_NAME_MAX_LEN],
-    /// The card of the host.
+    /// PCI address of the host's card.
     pub host_pci: [c_char; NV_NAME_MAX_LEN],
-    /// The card of the DPU.
+    /// PCI address of the DPU's card.
     pub dpu_pci: [c_char; NV_NAME_MAX_LEN],
 }
 
-/// Tracing. Nothing of it has an effect here.
+/// Configuration of tracing. Only `grpc_forward` and the filters have an effect.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nv_ipc_debug_config_t {
-    /// Of the layout.
+    /// Version of the layout.
     pub nvipc_version: i32,
-    /// Where transport blocks travel: 0 in MSG, 1 in DATA.
+    /// Where transport blocks are: 0 in MSG, 1 in DATA.
     pub fapi_tb_loc: i32,
-    /// Messages to forward.
+    /// Number of messages to forward to the tap.
     pub grpc_forward: i32,
-    /// Whether to take times.
+    /// Whether to record timestamps.
     pub debug_timing: i32,
-    /// Whether to capture.
+    /// Whether to capture messages.
     pub pcap_enable: i32,
-    /// Who captures.
+    /// How captured messages are saved.
     pub pcap_sync_save: i32,
-    /// Where it does.
+    /// The core that captures.
     pub pcap_shm_caching_cpu_core: i32,
-    /// Where it saves.
+    /// The core that saves.
     pub pcap_file_saving_cpu_core: i32,
-    /// Binary logarithm of bytes.
+    /// Size of the capture buffer, as a power of 2.
     pub pcap_cache_size_bits: i32,
-    /// Binary logarithm of bytes.
+    /// Size of the capture file, as a power of 2.
     pub pcap_file_size_bits: i32,
-    /// Bytes of a MSG part.
+    /// Maximum number of captured bytes of a MSG part.
     pub pcap_max_msg_size: i32,
-    /// Bytes of a DATA part.
+    /// Maximum number of captured bytes of a DATA part.
     pub pcap_max_data_size: i32,
-    /// By message id, whether it is traced.
+    /// For each message id, whether it is traced.
     pub msg_filter: [u8; NVIPC_MAX_MSG_ID],
-    /// By cell id, whether it is traced.
+    /// For each cell id, whether it is traced.
     pub cell_filter: [u8; NVIPC_MAX_CELL_ID],
 }
 
@@ -181,13 +181,13 @@ pub struct nv_ipc_debug_config_t {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union nv_ipc_transport_config_t {
-    /// Datagrams.
+    /// For the UDP transport.
     pub udp: nv_ipc_config_udp_t,
-    /// Shared memory.
+    /// For the shared-memory transport.
     pub shm: nv_ipc_config_shm_t,
-    /// Ethernet by DPDK.
+    /// For the DPDK transport.
     pub dpdk: nv_ipc_config_dpdk_t,
-    /// PCIe by DOCA.
+    /// For the DOCA transport.
     pub doca: nv_ipc_config_doca_t,
 }
 
@@ -201,13 +201,13 @@ impl std::fmt::Debug for nv_ipc_transport_config_t {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nv_ipc_config_t {
-    /// Which side.
+    /// One of `NV_IPC_MODULE_*`: the side.
     pub module_type: c_int,
-    /// Which transport.
+    /// One of `NV_IPC_TRANSPORT_*`: the transport.
     pub ipc_transport: c_int,
-    /// How it is made.
+    /// Configuration of that transport.
     pub transport_config: nv_ipc_transport_config_t,
-    /// Tracing.
+    /// The configuration of tracing.
     pub debug_configs: nv_ipc_debug_config_t,
 }
 
@@ -224,79 +224,79 @@ impl nv_ipc_config_t {
     /// All zero, which is a valid value of every field.
     #[must_use]
     pub const fn zeroed() -> Self {
-        // SAFETY: integers and arrays of them.
+        // SAFETY: all fields are integers and arrays of integers.
         unsafe { std::mem::zeroed() }
     }
 }
 
-/// A function that takes the instance alone.
+/// A function that only takes the instance.
 pub type Plain = unsafe extern "C" fn(*mut nv_ipc_t) -> c_int;
-/// Here a thread may be cancelled.
-pub type Waiting = unsafe extern "C-unwind" fn(*mut nv_ipc_t) -> c_int;
+/// A function that may wait, where the thread can be cancelled.
+pub type WaitFn = unsafe extern "C-unwind" fn(*mut nv_ipc_t) -> c_int;
 /// A function that takes a message.
 pub type OnMsg = unsafe extern "C" fn(*mut nv_ipc_t, *mut nv_ipc_msg_t) -> c_int;
-/// A function that fills a message.
+/// A function that allocates the buffers of a message.
 pub type Allocate = unsafe extern "C" fn(*mut nv_ipc_t, *mut nv_ipc_msg_t, u32) -> c_int;
-/// A function that copies: where to, where from, how much.
+/// A function that copies: destination, source, number of bytes.
 pub type Copy = unsafe extern "C" fn(*mut nv_ipc_t, *mut c_void, *const c_void, usize) -> c_int;
 
-/// The functions of an instance; an instance is a pointer to them.
+/// The function table of an instance, whose address identifies the instance.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nv_ipc_t {
-    /// Ends it.
+    /// Destroys the instance and detaches.
     pub ipc_destroy: Plain,
-    /// Takes buffers.
+    /// Allocates buffers to send.
     pub tx_allocate: Allocate,
-    /// Gives them back.
+    /// Releases buffers that were not sent.
     pub tx_release: OnMsg,
-    /// Takes buffers.
+    /// Allocates buffers, as `tx_allocate` does.
     pub rx_allocate: Allocate,
-    /// Gives back what was received.
+    /// Releases a received message.
     pub rx_release: OnMsg,
-    /// Sends.
+    /// Sends one message to the peer.
     pub tx_send_msg: OnMsg,
     /// Wakes the other side.
     pub tx_tti_sem_post: Plain,
-    /// Sleeps until it wakes us.
-    pub rx_tti_sem_wait: Waiting,
-    /// Receives.
+    /// Waits until the other side posts.
+    pub rx_tti_sem_wait: WaitFn,
+    /// Receives the oldest message.
     pub rx_recv_msg: OnMsg,
-    /// What to give to epoll.
+    /// The descriptor to add to epoll.
     pub get_fd: Plain,
     /// Wakes the other side.
     pub notify: unsafe extern "C" fn(*mut nv_ipc_t, c_int) -> c_int,
-    /// Takes one wake-up.
-    pub get_value: Waiting,
-    /// From a CUDA pool.
+    /// Consumes one post without waiting.
+    pub get_value: WaitFn,
+    /// Copies from a CUDA pool.
     pub cuda_memcpy_to_host: Copy,
-    /// To a CUDA pool.
+    /// Copies to a CUDA pool.
     pub cuda_memcpy_to_device: Copy,
-    /// From a GDRCopy pool.
+    /// Copies from a GDRCopy pool.
     pub gdr_memcpy_to_host: Copy,
-    /// To a GDRCopy pool.
+    /// Copies to a GDRCopy pool.
     pub gdr_memcpy_to_device: Copy,
 }
 
-/// A frame and a slot of it.
+/// The numbers of a frame and of a slot in it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union sfn_slot_t {
-    /// Both.
+    /// Both numbers in one word.
     pub u32: u32,
-    /// The frame, then the slot.
+    /// The frame number, then the slot number.
     pub u16: [u16; 2],
 }
 
 impl std::fmt::Debug for sfn_slot_t {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // SAFETY: both are integers of the same bytes.
+        // SAFETY: both fields of the union are integers over the same bytes.
         let whole = unsafe { self.u32 };
         write!(f, "{whole:#010x}")
     }
 }
 
-/// As `tests/layout.c` says it of the header.
+/// The same checks as `tests/layout.c` makes of the header.
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<nv_ipc_msg_t>() == 40);

@@ -1,4 +1,4 @@
-//! What a file says beyond what a link of shmesh is made of: the layout, datagrams, and what a tap shall see.
+//! Settings of a file that a link's configuration does not have: the layout, UDP, and the filters of a tap.
 
 use std::ffi::c_int;
 use std::io::Read;
@@ -10,9 +10,9 @@ use shmesh::config::{ConfigError, LinkConfig, MAX_FILE_BYTES, from_file, from_ya
 use crate::config::{Layout, chain, text};
 use crate::types::{NVIPC_MAX_MSG_ID, nv_ipc_config_t, nv_ipc_config_udp_t, nv_ipc_debug_config_t};
 
-/// What was read.
-pub(crate) enum Loaded {
-    /// With the number of its GPU, and what a tap shall see.
+/// The content of a file.
+pub(crate) enum FileContent {
+    /// A link with its layout, the number of its GPU, and the filters of a tap.
     Shm(Box<LinkConfig>, Option<Layout>, c_int, Box<nv_ipc_debug_config_t>),
     Udp(nv_ipc_config_udp_t, Option<Layout>),
 }
@@ -39,7 +39,7 @@ struct Transport {
     shm_config: Option<Shm>,
 }
 
-/// Of what is for NVIPC's application, what has an effect here.
+/// The settings for NVIPC's application that have an effect here.
 #[derive(Default, Deserialize)]
 struct App {
     grpc_forward: Option<Perhaps<i32>>,
@@ -47,7 +47,7 @@ struct App {
     cell_filter: Option<Perhaps<Vec<i64>>>,
 }
 
-/// What a link does not depend on is not looked at, if it is something else.
+/// A setting on which the link does not depend. Another type of value does not make the whole file unreadable.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Perhaps<T> {
@@ -70,13 +70,13 @@ struct Udp {
     data_buf_size: Option<i32>,
 }
 
-/// Reads a file; the first transport of several. `udp` has the defaults.
-pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, String> {
+/// Reads a file: the first transport, if there are several. `udp` has the defaults.
+pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<FileContent, String> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(MAX_FILE_BYTES).unwrap_or(u64::MAX);
     let read = std::fs::File::open(path).and_then(|file| file.take(limit + 1).read_to_end(&mut bytes));
     let (Ok(_), Ok(yaml), false) = (read, str::from_utf8(&bytes), bytes.len() > MAX_FILE_BYTES) else {
-        // It has the words for what is wrong.
+        // `from_file` words the error.
         return Err(match from_file(path) {
             Err(error) => chain(&error),
             Ok(_) => format!("{}: it changed while it was read; try again", path.display()),
@@ -85,8 +85,8 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<Loaded, Stri
     parse(yaml, &path.display().to_string(), udp)
 }
 
-/// The same of its text, which came from `origin`.
-pub(crate) fn parse(yaml: &str, origin: &str, udp: nv_ipc_config_udp_t) -> Result<Loaded, String> {
+/// As [`load`], from text that came from `origin`.
+pub(crate) fn parse(yaml: &str, origin: &str, udp: nv_ipc_config_udp_t) -> Result<FileContent, String> {
     let named = |text: &str| format!("{origin}: {text}");
     let (first, is_read) = match first_of(yaml) {
         Some(first) => (first, true),
@@ -109,23 +109,23 @@ pub(crate) fn parse(yaml: &str, origin: &str, udp: nv_ipc_config_udp_t) -> Resul
         && kind.eq_ignore_ascii_case("udp")
     {
         return overlaid(udp, udp_config.unwrap_or_default())
-            .map(|udp| Loaded::Udp(udp, layout))
+            .map(|udp| FileContent::Udp(udp, layout))
             .map_err(|what| named(&what));
     }
     let in_file = |error: ConfigError| named(&chain(&error));
     let links = from_yaml(yaml).map_err(in_file)?.links;
     if !is_read {
-        // A layout that is overlooked is a link that the other side never finds.
+        // An ignored layout setting would create a link that the other side never finds.
         return Err(named(
             "below transport, type or layout is no text, or shm_config.cuda_device_id, udp_config or app_config has a \
              value that it cannot have",
         ));
     }
     let link = links.into_iter().next().ok_or_else(|| named("it has no link; add one"))?;
-    Ok(Loaded::Shm(Box::new(link), layout, cuda_device_id, Box::new(debug)))
+    Ok(FileContent::Shm(Box::new(link), layout, cuda_device_id, Box::new(debug)))
 }
 
-/// What a tap shall see: filters with one byte for each id.
+/// The filters of a tap, with one byte for each id.
 fn traced(app: &App) -> Result<nv_ipc_debug_config_t, String> {
     let mut debug = nv_ipc_config_t::zeroed().debug_configs;
     match app.grpc_forward {
@@ -148,7 +148,7 @@ fn traced(app: &App) -> Result<nv_ipc_debug_config_t, String> {
                 format!("app_config.{what} has {id}; ids are 0 to {}", NVIPC_MAX_MSG_ID - 1)
             })? = 1;
         }
-        // None named: all.
+        // An empty list means all.
         if ids.is_empty() {
             filter.fill(1);
         }
@@ -156,9 +156,9 @@ fn traced(app: &App) -> Result<nv_ipc_debug_config_t, String> {
     Ok(debug)
 }
 
-/// The first transport, if there is one. `None`: it cannot be read; what is wrong with it, mostly `from_yaml` says.
+/// The first transport, if there is one. Returns `None` if it cannot be parsed; `from_yaml` words most errors.
 fn first_of(yaml: &str) -> Option<Option<Transport>> {
-    // Whether what is ours is said once, `from_yaml` looks.
+    // Duplicate keys are checked in `from_yaml`.
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::FirstWins,
         emit_comments: false,

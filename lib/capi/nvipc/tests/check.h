@@ -1,4 +1,4 @@
-/* What the programs here share: checks that end the program, small links, and children. */
+/* Helpers of the test programs: checks that end the program, small links, and children. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -23,7 +23,7 @@
 #define CHECK(so)                                                                   \
     do {                                                                            \
         if (!(so)) {                                                                \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #so);        \
+            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #so);        \
             _exit(1);                                                               \
         }                                                                           \
     } while (0)
@@ -53,7 +53,7 @@ static inline nv_ipc_t *opened(const char *name, nv_ipc_module_t module)
     return ipc;
 }
 
-/* A GPU that is not there is no reason not to start, as with NVIPC: its pools are in memory of the host. */
+/* A missing GPU does not prevent a start, as in NVIPC: the device pools are in host memory then. */
 static inline void falls_back(int gpu)
 {
     nv_ipc_config_t cfg = small("fallback", NV_IPC_MODULE_PRIMARY);
@@ -73,7 +73,7 @@ static inline void falls_back(int gpu)
     CHECK(ipc->tx_release(ipc, &msg) == 0 && ipc->ipc_destroy(ipc) == 0);
 }
 
-/* Sends a message of one byte in each part. data_pool 0: no DATA. */
+/* Sends a message of one byte in each part. With data_pool 0, it has no DATA. */
 static inline int sent(nv_ipc_t *ipc, int32_t id, int32_t data_pool, unsigned char byte)
 {
     nv_ipc_msg_t msg;
@@ -95,7 +95,7 @@ static inline int sent(nv_ipc_t *ipc, int32_t id, int32_t data_pool, unsigned ch
     return -1;
 }
 
-/* Wakes the other side. In NVIPC's layout the peer's descriptor may be on its way still. */
+/* Wakes the other side. In NVIPC's layout, the descriptor of the peer may not have arrived yet. */
 static inline void posted(nv_ipc_t *ipc)
 {
     const char *layout = getenv("SHMESH_NVIPC_LAYOUT");
@@ -105,7 +105,7 @@ static inline void posted(nv_ipc_t *ipc)
     }
 }
 
-/* Waits until there is a message, looking again and again. */
+/* Polls until there is a message. */
 static inline void received(nv_ipc_t *ipc, nv_ipc_msg_t *msg)
 {
     while (ipc->rx_recv_msg(ipc, msg) != 0)
@@ -117,7 +117,7 @@ static inline void tell(int fd)
     CHECK(write(fd, "!", 1) == 1);
 }
 
-static inline void hear(int fd)
+static inline void await_byte(int fd)
 {
     char byte;
     CHECK(read(fd, &byte, 1) == 1);

@@ -1,4 +1,4 @@
-/* A program as NVIPC's users write them: it names NVIPC's headers and nothing of ours. It talks to itself in a fork. */
+/* A typical NVIPC program, which only includes NVIPC's headers. It exchanges messages with its own fork. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/wait.h>
@@ -24,7 +24,7 @@
 #define CHECK(so)                                                                                    \
     do {                                                                                             \
         if (!(so)) {                                                                                 \
-            NVLOGE_NO(TAG, AERIAL_NVIPC_API_EVENT, "%s:%d: not so: %s", __FILE__, __LINE__, #so);    \
+            NVLOGE_NO(TAG, AERIAL_NVIPC_API_EVENT, "%s:%d: failed: %s", __FILE__, __LINE__, #so);    \
             _exit(1);                                                                                \
         }                                                                                            \
     } while (0)

@@ -1,4 +1,4 @@
-/* DATA parts in device memory: on the GPU that the first argument names, or with -1 in memory of the host in its place. */
+/* DATA parts in device memory: on the GPU of the first argument, or for -1 in host memory. */
 #include "check.h"
 
 #define ROUNDS 50
@@ -72,7 +72,7 @@ static void receive_one(nv_ipc_t *ipc, int i)
     CHECK(ipc->rx_release(ipc, &msg) == 0);
 }
 
-/* As a program does that answers with what it received. */
+/* Sends a received message back, as some programs do. */
 static void send_back(nv_ipc_t *ipc, int i)
 {
     nv_ipc_msg_t msg;
@@ -116,7 +116,7 @@ static void refuses(nv_ipc_t *ipc)
     CHECK(to_device(ipc, msg.data_pool, NULL, host, 1) == -1 && to_host(ipc, msg.data_pool, NULL, device, 1) == -1);
     CHECK(to_host(ipc, msg.data_pool, host, msg.msg_buf, 1) == -1);
     CHECK(!is_device_pointer(host) && !is_device_pointer(NULL) && !is_device_pointer(msg.msg_buf));
-    /* Longer than its buffer; then as it is. */
+    /* Longer than its buffer, then unchanged. */
     msg.data_len = 4001;
     CHECK(ipc->tx_send_msg(ipc, &msg) == -1);
     other = msg;
@@ -151,7 +151,7 @@ int main(int argc, char **argv)
         send_one(ipc, i);
     for (int i = 0; i < 2; i++)
         receive_one(ipc, i);
-    /* The tap has what the CPU can read. */
+    /* The tap gets what the CPU can read. */
     for (int i = 0; i < 4; i++) {
         nv_ipc_msg_t msg;
         CHECK(nvipc_fw_dequeue(ipc, &msg) == 0 && msg.msg_id == i % 2 && msg.msg_buf != NULL);
@@ -161,7 +161,7 @@ int main(int argc, char **argv)
     succeeds(child);
     CHECK(ipc->ipc_destroy(ipc) == 0);
     if (gpu >= 0) {
-        /* None that is so far up: memory of the host. */
+        /* A GPU number that does not exist: the pools are in host memory. */
         falls_back(1000);
     }
     return 0;

@@ -1,9 +1,9 @@
-/* The flow of messages between two processes: allocate, fill, send, notify, wait, receive, release; both ways, every pool. */
+/* Messages between two processes: allocate, fill, send, notify, wait, receive, release; both directions, every pool. */
 #include "check.h"
 
 #define ROUNDS 200
 
-/* Fills both parts with what can be checked on the other side. */
+/* Fills both parts with bytes that the other side can check. */
 static void fill(nv_ipc_msg_t *msg, int i, int32_t buf_size)
 {
     memset(msg->msg_buf, i, 512);
@@ -53,7 +53,7 @@ static void receive_one(nv_ipc_t *ipc, const nv_ipc_config_t *cfg, int i)
     CHECK(ipc->rx_release(ipc, &msg) == 0);
 }
 
-/* Sleeps as epoll does; the signal is there for each notification. */
+/* Sleeps in epoll. There is a signal for each notification. */
 static void sleep_in_epoll(nv_ipc_t *ipc, int epoll)
 {
     struct epoll_event event;
@@ -73,7 +73,7 @@ static void secondary(void)
     strcpy(cfg.transport_config.shm.prefix, "flow");
     nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
     CHECK(ipc != NULL);
-    /* As the primary made it; and still ourselves. */
+    /* The configuration of the primary, with this process's own side. */
     CHECK(cfg.module_type == NV_IPC_MODULE_MAC && strcmp(cfg.transport_config.shm.prefix, "flow") == 0);
     CHECK(nv_ipc_get_buf_size(&cfg, NV_IPC_MEMPOOL_CPU_DATA) == 4096);
     CHECK(nv_ipc_get_pool_len(&cfg, NV_IPC_MEMPOOL_CPU_MSG) == 16);
@@ -85,7 +85,7 @@ static void secondary(void)
         CHECK(ipc->rx_tti_sem_wait(ipc) == 0);
         receive_one(ipc, &cfg, i + 1);
     }
-    /* A slot: several messages, one post. */
+    /* One TTI: several messages, one post. */
     for (int slot = 0; slot < 20; slot++) {
         for (int i = 0; i < 3; i++)
             send_one(ipc, &cfg, slot + i);
@@ -110,7 +110,7 @@ int main(int argc, char **argv)
         secondary();
         return 0;
     }
-    /* Before the primary: it waits for it. */
+    /* The secondary starts first and waits for the primary. */
     pid_t child = start_again("secondary", NULL, NULL);
     nv_ipc_config_t cfg = small("flow", NV_IPC_MODULE_PRIMARY);
     nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
@@ -135,7 +135,7 @@ int main(int argc, char **argv)
     CHECK(fd >= 0 && epoll >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0);
     for (int done = 0; done < ROUNDS;) {
         nv_ipc_msg_t msg;
-        /* What came before the descriptor was asked for may not have signalled. */
+        /* Messages from before get_fd may not have signalled. */
         if (ipc->rx_recv_msg(ipc, &msg) != 0) {
             sleep_in_epoll(ipc, epoll);
             continue;

@@ -29,7 +29,7 @@ static void empty(nv_ipc_t *ipc)
     CHECK(nvipc_fw_sem_timedwait(ipc, &now) == -1 && errno == ETIMEDOUT);
 }
 
-/* Both directions, every pool, in order; and it stays whatever the link does with its buffers. */
+/* Both directions, every pool, in order. Messages in the tap do not change when the link reuses its buffers. */
 static void both_ways(nv_ipc_t *phy, nv_ipc_t *mac)
 {
     static const int32_t pools[] = {0, NV_IPC_MEMPOOL_CPU_DATA, NV_IPC_MEMPOOL_CPU_LARGE};
@@ -50,7 +50,7 @@ static void both_ways(nv_ipc_t *phy, nv_ipc_t *mac)
             forwarded(phy, &msg[i], i, pools[i], (unsigned char)(100 + i));
         }
         empty(phy);
-        /* Every buffer of the link has another content now. Of these nothing is forwarded. */
+        /* Overwrite every buffer of the link. The tap is stopped, so these messages are not forwarded. */
         CHECK(nvipc_fw_stop(phy) == 0);
         for (int i = 0; i < 40; i++) {
             CHECK(sent(from, i, pools[i % 3], 7) == 0);
@@ -59,14 +59,14 @@ static void both_ways(nv_ipc_t *phy, nv_ipc_t *mac)
         CHECK(nvipc_fw_start(phy, 0) == 0);
         for (int i = 0; i < 3; i++) {
             CHECK(*(unsigned char *)msg[i].msg_buf == 100 + i && (i == 0 || *(unsigned char *)msg[i].data_buf == 100 + i));
-            /* It is none of the link's. */
+            /* Messages of the tap do not belong to the link. */
             CHECK(phy->rx_release(phy, &msg[i]) == -1 && phy->tx_send_msg(phy, &msg[i]) == -1);
             copy = msg[i];
             CHECK(nvipc_fw_free(mac, &copy) == -1);
             CHECK(nvipc_fw_free(phy, &copy) == 0 && nvipc_fw_free(phy, &copy) == -1);
         }
     }
-    /* What was refused did not pass. */
+    /* Messages whose send fails are not forwarded. */
     memset(&copy, 0, sizeof(copy));
     CHECK(phy->tx_allocate(phy, &copy, 0) == 0);
     copy.msg_len = 513;
@@ -76,7 +76,7 @@ static void both_ways(nv_ipc_t *phy, nv_ipc_t *mac)
     copy.msg_buf = &copy;
     CHECK(phy->tx_send_msg(phy, &copy) == -1 && nvipc_fw_enqueue(phy, &copy) == -1 && nvipc_fw_free(phy, &copy) == -1);
     empty(phy);
-    /* A message may be shown without being sent. */
+    /* A message may be put into the tap without being sent. */
     memset(&copy, 0, sizeof(copy));
     copy.data_pool = NV_IPC_MEMPOOL_CPU_DATA;
     CHECK(phy->tx_allocate(phy, &copy, 0) == 0);
@@ -90,7 +90,7 @@ static void both_ways(nv_ipc_t *phy, nv_ipc_t *mac)
     CHECK(nvipc_fw_reset(phy) == 0 && nvipc_fw_get_started(phy) == 0 && nvipc_fw_enqueue(phy, &copy) == -1);
 }
 
-/* Stops by itself; what is in it stays there. */
+/* Stops after a number of messages. Messages in the tap stay there. */
 static void so_many(nv_ipc_t *phy, nv_ipc_t *mac)
 {
     nv_ipc_msg_t msg;
@@ -108,7 +108,7 @@ static void so_many(nv_ipc_t *phy, nv_ipc_t *mac)
     CHECK(nvipc_fw_get_lost(mac) == 0);
 }
 
-/* Who never reads holds nobody up, and has what there was room for. */
+/* A reader that never reads delays no sender, and finds the messages for which there was room. */
 static void stuck(nv_ipc_t *phy, nv_ipc_t *mac)
 {
     nv_ipc_msg_t msg[ROOM];
@@ -120,7 +120,7 @@ static void stuck(nv_ipc_t *phy, nv_ipc_t *mac)
     CHECK(nvipc_fw_get_lost(phy) == 1000 - ROOM);
     for (int i = 0; i < ROOM; i++)
         forwarded(phy, &msg[i], i, 0, 1);
-    /* Read and not freed, it is still in there. */
+    /* Messages that were read and not freed still take room. */
     CHECK(sent(phy, 7, 0, 1) == 0);
     taken(mac, 7);
     CHECK(nvipc_fw_get_lost(phy) == 1001 - ROOM);
@@ -130,7 +130,7 @@ static void stuck(nv_ipc_t *phy, nv_ipc_t *mac)
     for (int i = 0; i < ROOM; i++)
         CHECK(nvipc_fw_free(phy, &msg[i]) == 0);
     CHECK(nvipc_fw_reset(phy) == 0 && nvipc_fw_get_lost(phy) == 0 && nvipc_fw_start(phy, 0) == 0);
-    /* So with the room for DATA; messages without DATA still pass. */
+    /* The same for the room for DATA; messages without DATA still pass. */
     for (int i = 0; i < 4; i++) {
         CHECK(sent(mac, i, NV_IPC_MEMPOOL_CPU_DATA, 1) == 0);
         taken(phy, i);
@@ -153,7 +153,7 @@ static void filters(nv_ipc_t *phy, nv_ipc_t *mac)
     for (int turn = 0; turn < 2; turn++) {
         memset(debug->msg_filter, 0, sizeof(debug->msg_filter));
         memset(debug->cell_filter, turn, sizeof(debug->cell_filter));
-        /* The first time by the id of the message, then by that of the cell, which is one more. */
+        /* First by message id, then by cell id, which is higher by one. */
         (turn == 0 ? debug->msg_filter : debug->cell_filter)[0x80 + turn] = (uint8_t)(1 - turn);
         if (turn == 1)
             memset(debug->msg_filter, 1, sizeof(debug->msg_filter));
@@ -166,7 +166,7 @@ static void filters(nv_ipc_t *phy, nv_ipc_t *mac)
             forwarded(phy, &msg, 0x80, 0, 1);
             CHECK(nvipc_fw_free(phy, &msg) == 0);
         } else {
-            /* All cells that a filter can name, but one. */
+            /* All cells that a filter can name, except one. */
             static const int32_t passed[] = {-1, 0, 0x81};
             for (int i = 0; i < 3; i++) {
                 forwarded(phy, &msg, passed[i], 0, 1);
@@ -185,7 +185,7 @@ static void filters(nv_ipc_t *phy, nv_ipc_t *mac)
 static nv_ipc_t *seen_by;
 static int seen[2];
 
-/* Reads until it has been told of the last message of each thread. */
+/* Reads until the last message of each thread. */
 static void *reader(void *last)
 {
     int over = 0;
@@ -213,7 +213,7 @@ static void *sender(void *first)
     return NULL;
 }
 
-/* Several send, one reads: in order, and what it missed is counted. */
+/* Several threads send, one reads: messages are in order, and lost ones are counted. */
 static void threads(nv_ipc_t *phy, nv_ipc_t *mac)
 {
     pthread_t reads, sends[2];
@@ -229,7 +229,7 @@ static void threads(nv_ipc_t *phy, nv_ipc_t *mac)
     }
     for (int i = 0; i < 2; i++)
         CHECK(pthread_join(sends[i], NULL) == 0);
-    /* Again until it has found room. */
+    /* Retry until the tap has room. */
     for (uint32_t lost = UINT32_MAX; lost != nvipc_fw_get_lost(phy);) {
         lost = nvipc_fw_get_lost(phy);
         CHECK(sent(phy, last, 0, 1) == 0);
@@ -242,7 +242,7 @@ static void threads(nv_ipc_t *phy, nv_ipc_t *mac)
 static void *sleeper(void *args)
 {
     nv_ipc_t *ipc = args;
-    /* Before the instance is destroyed, or while it is. */
+    /* Before the instance is destroyed, or during it. */
     CHECK(nvipc_fw_sem_wait(ipc) == -1);
     return NULL;
 }
@@ -262,7 +262,7 @@ int main(void)
     CHECK(pthread_create(&sleeps, NULL, sleeper, mac) == 0);
     CHECK(mac->ipc_destroy(mac) == 0 && pthread_join(sleeps, NULL) == 0);
     CHECK(phy->ipc_destroy(phy) == 0 && nvipc_fw_start(phy, 0) == -1);
-    /* Started with the instance, as the configuration says. */
+    /* Started with the instance, as configured. */
     nv_ipc_config_t cfg = small("traced", NV_IPC_MODULE_PRIMARY);
     cfg.debug_configs.grpc_forward = 2;
     phy = create_nv_ipc_interface(&cfg);

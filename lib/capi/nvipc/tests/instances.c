@@ -1,4 +1,4 @@
-/* Several instances in one process, and the functions beside them. */
+/* Several instances in one process, and the functions outside the function table. */
 #include "check.h"
 
 static int callback(void *args)
@@ -14,13 +14,13 @@ static void by_name(void)
     CHECK(one != two && nv_ipc_get_instance("one") == one && nv_ipc_get_instance("two") == two);
     CHECK(nv_ipc_get_instance(NULL) == one && nv_ipc_get_instance("three") == NULL && nv_ipc_get_instance("") == NULL);
 
-    /* One does not hear the other. */
+    /* Messages of one link do not reach the other. */
     nv_ipc_t *of_one = opened("one", NV_IPC_MODULE_SECONDARY), *of_two = opened("two", NV_IPC_MODULE_MAC);
     CHECK(nv_ipc_get_instance("one") == one);
     nv_ipc_msg_t msg;
     CHECK(sent(of_one, 1, 0, 11) == 0 && sent(of_two, 2, 0, 22) == 0);
     CHECK(one->rx_recv_msg(one, &msg) == 0 && msg.msg_id == 1 && *(char *)msg.msg_buf == 11);
-    /* A buffer of one is none of the other. */
+    /* A buffer of one link does not belong to the other. */
     CHECK(two->rx_release(two, &msg) == -1 && one->rx_release(one, &msg) == 0);
     CHECK(one->rx_recv_msg(one, &msg) == -1);
     CHECK(two->rx_recv_msg(two, &msg) == 0 && msg.msg_id == 2 && two->rx_release(two, &msg) == 0);
@@ -43,7 +43,7 @@ static void as_many_as_there_can_be(void)
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
     for (int i = 0; i < 64; i++)
         CHECK(all[i]->ipc_destroy(all[i]) == 0);
-    /* Again and again; a pointer that is not valid any more is found out. */
+    /* Many times over. Stale pointers are detected. */
     nv_ipc_t *last = NULL;
     for (int i = 0; i < 100; i++) {
         nv_ipc_t *next = opened("again", NV_IPC_MODULE_PRIMARY);
@@ -100,14 +100,14 @@ static void loopback(nv_ipc_t *phy, nv_ipc_t *mac)
     msg.msg_len = 3;
     CHECK(nv_ipc_shm_rx_poll(phy) == 0 && nv_ipc_shm_send_loopback(phy, &msg) == 0);
     CHECK(nv_ipc_shm_rx_poll(phy) == 1 && mac->rx_recv_msg(mac, &got) == -1);
-    /* On its way, it is not the sender's. */
+    /* A message that was sent no longer belongs to the sender. */
     CHECK(phy->tx_release(phy, &msg) == -1 && phy->tx_send_msg(phy, &msg) == -1);
     CHECK(phy->rx_recv_msg(phy, &got) == 0 && got.msg_id == 9 && got.msg_len == 3 && got.data_len == 5);
     CHECK(memcmp(got.msg_buf, "abc", 3) == 0 && memcmp(got.data_buf, "defgh", 5) == 0);
     CHECK(phy->rx_release(phy, &got) == 0 && nv_ipc_shm_rx_poll(phy) == 0);
 }
 
-/* What was received can be sent. */
+/* A received message can be sent. */
 static void sent_back(nv_ipc_t *phy, nv_ipc_t *mac)
 {
     nv_ipc_msg_t msg;
@@ -120,7 +120,7 @@ static void sent_back(nv_ipc_t *phy, nv_ipc_t *mac)
     CHECK(mac->rx_release(mac, &msg) == 0);
 }
 
-/* Every buffer on its way: nothing is lost, and all come back. */
+/* With every buffer in use, nothing is lost, and all are released. */
 static void exhaustion(nv_ipc_t *phy, nv_ipc_t *mac)
 {
     for (int round = 0; round < 3; round++) {
@@ -135,7 +135,7 @@ static void exhaustion(nv_ipc_t *phy, nv_ipc_t *mac)
             nv_ipc_msg_t msg;
             CHECK(phy->rx_recv_msg(phy, &msg) == 0 && msg.msg_id == i && phy->rx_release(phy, &msg) == 0);
         }
-        /* DATA is out, MSG is not: then MSG comes back. */
+        /* No DATA buffer is left, but MSG buffers are: then the MSG buffer is released. */
         nv_ipc_msg_t data[4];
         for (int i = 0; i < 4; i++) {
             memset(&data[i], 0, sizeof(data[i]));
@@ -165,7 +165,7 @@ int main(void)
     CHECK(nv_ipc_set_reset_callback(phy, callback, NULL) == 0);
     CHECK(nv_ipc_check_host_pinned_memory(phy) == -1);
     CHECK(sent(mac, 1, 0, 1) == 0 && nv_ipc_dump(phy) == 0);
-    /* The link goes on. */
+    /* The link stays usable. */
     nv_ipc_msg_t msg;
     CHECK(phy->rx_recv_msg(phy, &msg) == 0 && phy->rx_release(phy, &msg) == 0);
     CHECK(mac->ipc_destroy(mac) == 0 && phy->ipc_destroy(phy) == 0);

@@ -1,4 +1,5 @@
-/* The header against the layout that programs were compiled with; as C and as C++. The library says the same of itself. */
+/* Checks the header against the layout that programs were compiled with, as C and as C++. The library checks its own
+ * types. */
 #include <assert.h>
 #include <stddef.h>
 
@@ -67,7 +68,7 @@ AT(nv_ipc_t, cuda_memcpy_to_device, 104);
 AT(nv_ipc_t, gdr_memcpy_to_host, 112);
 AT(nv_ipc_t, gdr_memcpy_to_device, 120);
 
-/* What the library calls by number is in the order of the header. */
+/* The functions that the library refers to by number have the order of the header. */
 int main(void)
 {
     nv_ipc_config_t cfg;

@@ -1,9 +1,9 @@
-/* What must be refused: -1 or NULL, and the link goes on as if it had not been asked. */
+/* Calls that must fail with -1 or NULL, and leave the link as it was. */
 #include "check.h"
 
 static nv_ipc_t *phy, *mac;
 
-/* All buffers are free: as many as there are can be taken, and not one more. */
+/* Checks that all buffers are free: as many can be allocated as the pool has, and not one more. */
 static void all_are_free(nv_ipc_t *ipc)
 {
     nv_ipc_msg_t all[16], one_more;
@@ -97,11 +97,11 @@ static void lengths(void)
             CHECK(got.msg_len == tried[i].msg && got.data_len == tried[i].data);
             CHECK(phy->rx_release(phy, &got) == 0);
         } else {
-            /* Still ours. */
+            /* The buffer is still held. */
             CHECK(mac->tx_release(mac, &msg) == 0);
         }
     }
-    /* Without DATA nobody looks at its length. */
+    /* Without DATA, its length is ignored. */
     nv_ipc_msg_t msg = allocated(mac, -1), got;
     msg.msg_len = 1;
     msg.data_len = INT32_MIN;
@@ -114,12 +114,12 @@ static void pools(void)
 {
     nv_ipc_msg_t msg;
     memset(&msg, 0, sizeof(msg));
-    /* Not configured. */
+    /* The pool is not configured. */
     msg.data_pool = NV_IPC_MEMPOOL_CUDA_DATA;
     CHECK(mac->tx_allocate(mac, &msg, 0) == -1 && msg.msg_buf == NULL);
     msg.data_pool = NV_IPC_MEMPOOL_GPU_DATA;
     CHECK(mac->tx_allocate(mac, &msg, 0) == -1 && msg.msg_buf == NULL);
-    /* No pools: no DATA, as with NVIPC. */
+    /* Invalid pool numbers mean no DATA, as in NVIPC. */
     static const int32_t none[] = {-1, 0, 5, 1000, INT32_MAX, INT32_MIN};
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
         msg.data_pool = none[i];
@@ -130,7 +130,7 @@ static void pools(void)
         msg.data_pool = -1;
         CHECK(mac->tx_release(mac, &msg) == 0);
     }
-    /* Another pool than it came from, and one it did not come from at all. */
+    /* Another pool than that of the buffer, and no pool at all. */
     msg = allocated(mac, NV_IPC_MEMPOOL_CPU_DATA);
     msg.data_pool = NV_IPC_MEMPOOL_CPU_LARGE;
     CHECK(mac->tx_send_msg(mac, &msg) == -1 && mac->tx_release(mac, &msg) == -1);
@@ -146,7 +146,7 @@ static void buffers(void)
 {
     char foreign[512];
     nv_ipc_msg_t msg = allocated(mac, NV_IPC_MEMPOOL_CPU_DATA), wrong = msg, got;
-    /* Addresses that nobody handed out, and ones inside of a buffer. */
+    /* Addresses that were never handed out, and addresses inside a buffer. */
     void *tried[] = {foreign, (char *)msg.msg_buf + 1, (char *)msg.msg_buf - 64, (void *)8, (void *)UINTPTR_MAX};
     for (size_t i = 0; i < sizeof(tried) / sizeof(tried[0]); i++) {
         wrong.msg_buf = tried[i];
@@ -160,21 +160,21 @@ static void buffers(void)
     }
     /* The other endpoint does not hold it. */
     CHECK(phy->tx_send_msg(phy, &msg) == -1 && phy->tx_release(phy, &msg) == -1);
-    /* Twice. */
+    /* Released twice. */
     CHECK(mac->tx_release(mac, &msg) == 0 && mac->tx_release(mac, &msg) == -1);
     CHECK(mac->tx_send_msg(mac, &msg) == -1);
-    /* After it was sent it is not the sender's. */
+    /* After sending, the sender does not hold it. */
     msg = allocated(mac, NV_IPC_MEMPOOL_CPU_LARGE);
     msg.msg_len = msg.data_len = 1;
     CHECK(mac->tx_send_msg(mac, &msg) == 0 && mac->tx_send_msg(mac, &msg) == -1 && mac->tx_release(mac, &msg) == -1);
     CHECK(phy->rx_recv_msg(phy, &got) == 0);
     CHECK(phy->rx_release(phy, &got) == 0 && phy->rx_release(phy, &got) == -1);
-    /* Without its address the DATA part goes with the MSG part. */
+    /* Without its address, the DATA part follows the MSG part. */
     msg = allocated(mac, NV_IPC_MEMPOOL_CPU_DATA);
     msg.data_buf = NULL;
     msg.data_pool = 0;
     CHECK(mac->tx_release(mac, &msg) == 0);
-    /* A copy of an instance is none, nor is the middle of one. */
+    /* A copy of an instance is not an instance, and neither is an address inside one. */
     nv_ipc_t copy = *mac;
     CHECK(copy.tx_tti_sem_post(&copy) == -1 && mac->tx_tti_sem_post((nv_ipc_t *)(void *)((char *)mac + 8)) == -1);
 }
@@ -234,7 +234,7 @@ static void configurations(void)
     REFUSED(shm->mempool_size[0].buf_size = 15);
     REFUSED(shm->mempool_size[1].pool_len = -1);
     REFUSED(shm->mempool_size[2].pool_len = INT32_MAX);
-    /* The same link, made otherwise. */
+    /* The same link with another configuration. */
     cfg = good;
     shm->mempool_size[1].pool_len = 9;
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
@@ -263,7 +263,7 @@ static void yaml(const char *path)
         "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {cell_filter: [a]}\n",
         "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {msg_filter: 7}\n",
         "transport:\n  type: shm\n  shm_config: {prefix: x}\n  app_config: {grpc_forward: a}\n",
-        /* Nothing of the layout may be overlooked. */
+        /* Settings that concern the layout must not be ignored. */
         "transport:\n  type: shm\n  layout: nvipc\n  udp_config: {local_port: a}\n  shm_config: {prefix: x}\n",
         "transport:\n  type: shm\n  layout: nvipc\n  shm_config: {prefix: x, cuda_device_id: a}\n",
         "transport:\n  type: shm\n  layout: [nvipc]\n  shm_config: {prefix: x}\n",
@@ -306,7 +306,7 @@ static void yaml(const char *path)
     CHECK(strcmp(udp->remote_addr, "10.1.2.3") == 0 && udp->msg_buf_size == 200 && udp->data_buf_size == 153600);
 }
 
-/* Nobody reads standard error any more: the line is lost, and nothing else. */
+/* Standard error is a pipe without a reader: the line is lost, nothing else happens. */
 static void unread(void)
 {
     int ends[2], kept = dup(2);
@@ -338,7 +338,7 @@ int main(int argc, char **argv)
     yaml(path);
     CHECK(mac->ipc_destroy(mac) == 0 && mac->ipc_destroy(mac) == -1);
     CHECK(phy->ipc_destroy(phy) == 0);
-    /* What was destroyed says so, whatever is asked of it. */
+    /* All functions of a destroyed instance fail. */
     nv_ipc_msg_t msg;
     memset(&msg, 0, sizeof(msg));
     CHECK(phy->tx_allocate(phy, &msg, 0) == -1 && phy->rx_recv_msg(phy, &msg) == -1);

@@ -1,19 +1,19 @@
-/* Either side is killed and comes back: nothing that was sent is lost, nothing that is held is taken, and nobody is wiped. */
+/* Either side is killed and restarts: no message is lost, no held buffer is taken away, and the link is not wiped. */
 #include "check.h"
 
-static pid_t started(const char *part, int *told_by, int *tells)
+static pid_t started(const char *part, int *from_child, int *replies)
 {
     int to_parent[2], to_child[2];
     CHECK(pipe2(to_parent, O_CLOEXEC) == 0 && pipe2(to_child, O_CLOEXEC) == 0);
     CHECK(fcntl(to_child[0], F_SETFD, 0) == 0 && fcntl(to_parent[1], F_SETFD, 0) == 0);
-    char told[16], telling[16];
-    snprintf(told, sizeof(told), "%d", to_child[0]);
-    snprintf(telling, sizeof(telling), "%d", to_parent[1]);
-    pid_t child = start_again(part, told, telling);
+    char commands[16], replying[16];
+    snprintf(commands, sizeof(commands), "%d", to_child[0]);
+    snprintf(replying, sizeof(replying), "%d", to_parent[1]);
+    pid_t child = start_again(part, commands, replying);
     close(to_parent[1]);
     close(to_child[0]);
-    *told_by = to_parent[0];
-    *tells = to_child[1];
+    *from_child = to_parent[0];
+    *replies = to_child[1];
     return child;
 }
 
@@ -23,8 +23,8 @@ static void killed(pid_t child)
     CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status));
 }
 
-/* Sends three, takes five and keeps them, and dies. */
-static void greedy_secondary(int told, int tells)
+/* Sends three messages, receives and holds five, and dies. */
+static void greedy_secondary(int commands, int replies)
 {
     nv_ipc_t *mac = opened("killed-mac", NV_IPC_MODULE_SECONDARY);
     for (int i = 0; i < 3; i++)
@@ -36,11 +36,11 @@ static void greedy_secondary(int told, int tells)
         CHECK(mac->tx_allocate(mac, &msg, 0) == 0);
     }
     received(mac, &msg);
-    tell(tells);
-    hear(told);
+    tell(replies);
+    await_byte(commands);
 }
 
-static void second_secondary(int told, int tells)
+static void second_secondary(int commands, int replies)
 {
     nv_ipc_t *mac = opened("killed-mac", NV_IPC_MODULE_SECONDARY);
     CHECK(sent(mac, 50, 0, 5) == 0 && mac->tx_tti_sem_post(mac) == 0);
@@ -48,8 +48,8 @@ static void second_secondary(int told, int tells)
     nv_ipc_msg_t msg;
     received(mac, &msg);
     CHECK(msg.msg_id == 60 && mac->rx_release(mac, &msg) == 0);
-    tell(tells);
-    hear(told);
+    tell(replies);
+    await_byte(commands);
     CHECK(mac->ipc_destroy(mac) == 0);
 }
 
@@ -63,10 +63,10 @@ static void the_secondary_is_killed(void)
     memset(&held, 0, sizeof(held));
     CHECK(phy->tx_allocate(phy, &held, 0) == 0);
     memcpy(held.msg_buf, "still mine", 10);
-    hear(from_greedy);
+    await_byte(from_greedy);
     killed(greedy);
 
-    /* What it sent is delivered; what it held comes back without a restart. */
+    /* Its messages are delivered, and its buffers are recovered without a restart. */
     for (int i = 0; i < 3; i++) {
         CHECK(phy->rx_recv_msg(phy, &msg) == 0 && msg.msg_id == i && *(unsigned char *)msg.data_buf == i);
         CHECK(phy->rx_release(phy, &msg) == 0);
@@ -81,7 +81,7 @@ static void the_secondary_is_killed(void)
     for (int i = 0; i < 15; i++)
         CHECK(phy->tx_release(phy, &all[i]) == 0);
 
-    /* The next one finds a link in use, and leaves it so. */
+    /* The next secondary finds a link in use, and does not disturb it. */
     pid_t second = started("second_secondary", &from_second, &to_second);
     CHECK(phy->rx_tti_sem_wait(phy) == 0);
     received(phy, &msg);
@@ -90,29 +90,29 @@ static void the_secondary_is_killed(void)
     held.msg_id = 60;
     held.msg_len = 10;
     CHECK(phy->tx_send_msg(phy, &held) == 0 && phy->tx_tti_sem_post(phy) == 0);
-    hear(from_second);
+    await_byte(from_second);
     tell(to_second);
     succeeds(second);
     CHECK(phy->ipc_destroy(phy) == 0);
 }
 
-static void first_primary(int told, int tells)
+static void first_primary(int commands, int replies)
 {
     nv_ipc_t *phy = opened("killed-phy", NV_IPC_MODULE_PRIMARY);
     CHECK(sent(phy, 1, NV_IPC_MEMPOOL_CPU_LARGE, 1) == 0 && phy->tx_tti_sem_post(phy) == 0);
-    tell(tells);
-    hear(told);
+    tell(replies);
+    await_byte(commands);
 }
 
-static void second_primary(int told, int tells)
+static void second_primary(int commands, int replies)
 {
     nv_ipc_t *phy = opened("killed-phy", NV_IPC_MODULE_PRIMARY);
     nv_ipc_msg_t msg;
-    /* What the secondary sent to its predecessor. */
+    /* What the secondary sent to the first primary. */
     CHECK(phy->rx_recv_msg(phy, &msg) == 0 && msg.msg_id == 2 && phy->rx_release(phy, &msg) == 0);
     CHECK(sent(phy, 3, 0, 3) == 0 && phy->tx_tti_sem_post(phy) == 0);
-    tell(tells);
-    hear(told);
+    tell(replies);
+    await_byte(commands);
     CHECK(phy->ipc_destroy(phy) == 0);
 }
 
@@ -121,25 +121,25 @@ static void the_primary_is_killed(void)
     int from_first, to_first, from_second, to_second;
     pid_t first = started("first_primary", &from_first, &to_first);
     nv_ipc_t *mac = opened("killed-phy", NV_IPC_MODULE_SECONDARY);
-    hear(from_first);
+    await_byte(from_first);
     killed(first);
-    /* The secondary goes on: it is told nothing and loses nothing. */
+    /* The secondary continues: it gets no error and loses nothing. */
     nv_ipc_msg_t msg;
     CHECK(mac->rx_tti_sem_wait(mac) == 0 && mac->rx_recv_msg(mac, &msg) == 0);
     CHECK(msg.msg_id == 1 && *(unsigned char *)msg.data_buf == 1 && mac->rx_release(mac, &msg) == 0);
     CHECK(sent(mac, 2, 0, 2) == 0 && mac->tx_tti_sem_post(mac) == 0);
-    /* The same instance of the secondary hears the next primary. */
+    /* The same instance of the secondary receives from the next primary. */
     pid_t second = started("second_primary", &from_second, &to_second);
     CHECK(mac->rx_tti_sem_wait(mac) == 0);
     received(mac, &msg);
     CHECK(msg.msg_id == 3 && mac->rx_release(mac, &msg) == 0);
-    hear(from_second);
+    await_byte(from_second);
     tell(to_second);
     succeeds(second);
     CHECK(mac->ipc_destroy(mac) == 0);
 }
 
-static int is_part(char **argv, const char *part, void (*run)(int told, int tells))
+static int is_part(char **argv, const char *part, void (*run)(int commands, int replies))
 {
     if (strcmp(argv[1], part) != 0)
         return 0;

@@ -1,4 +1,4 @@
-/* Four threads that send and four that receive on each side, on however few cores, with a busy loop for each beside them. All messages
+/* Four threads that send and four that receive on each side, on few cores, with a busy loop for each core. All messages
  * arrive, and every thread gets its share of the time. */
 #include "check.h"
 
@@ -21,7 +21,7 @@ static void *sends(void *number)
 {
     int own = *(int *)number;
     for (int i = 0; i < MESSAGES; i++) {
-        /* As NVIPC's programs do: again and again, without a word to the scheduler. */
+        /* Retries in a loop without yielding, as NVIPC's programs do. */
         while (sent(ipc, own, 0, (unsigned char)own) != 0) {}
         counts[own]++;
     }

@@ -1,4 +1,4 @@
-/* What is particular of NVIPC's layout: run with SHMESH_NVIPC_LAYOUT=nvipc. */
+/* Behaviour that is specific to NVIPC's layout. Run with SHMESH_NVIPC_LAYOUT=nvipc. */
 #include "check.h"
 
 #include <sys/socket.h>
@@ -33,13 +33,13 @@ static void *waits(void *ipc)
     return NULL;
 }
 
-/* With the primary gone a wait goes on, so that a loop around it does not spin; destroying the instance ends it. */
+/* After the primary ends a wait continues, so that a loop around it does not spin. Destroying the instance ends it. */
 static void a_wait_outlasts_the_primary(void)
 {
     int pair[2], pidfd;
     socklen_t len = sizeof(pidfd);
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
-    /* SO_PEERPIDFD: without it, before Linux 6.5, no death is noticed. */
+    /* SO_PEERPIDFD, since Linux 6.5: without it, no death is detected. */
     int is_noticed = getsockopt(pair[0], SOL_SOCKET, 77, &pidfd, &len) == 0;
     if (!is_noticed)
         return;
@@ -50,7 +50,7 @@ static void a_wait_outlasts_the_primary(void)
     CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
     nv_ipc_msg_t msg;
     memset(&msg, 0, sizeof(msg));
-    /* Refused once the death is noticed. */
+    /* Fails once the death is detected. */
     while (mac->tx_allocate(mac, &msg, 0) == 0) {
         CHECK(mac->tx_release(mac, &msg) == 0);
         usleep(1000);
@@ -58,7 +58,7 @@ static void a_wait_outlasts_the_primary(void)
     usleep(20000);
     CHECK(__atomic_load_n(&returned, __ATOMIC_SEQ_CST) == 0);
     CHECK(mac->ipc_destroy(mac) == 0 && pthread_join(waiter, NULL) == 0);
-    /* What it left goes with its successor. */
+    /* The successor replaces the files that it left. */
     nv_ipc_t *successor = opened("gone", NV_IPC_MODULE_PRIMARY);
     CHECK(successor->ipc_destroy(successor) == 0);
 }
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
     if (argc > 1) {
         int id = atoi(argv[1]);
         if (id == 1)
-            hear(STDIN_FILENO);
+            await_byte(STDIN_FILENO);
         secondary(id);
         return 0;
     }
@@ -99,7 +99,7 @@ int main(int argc, char **argv)
         if (i == 0)
             tell(gate[1]);
     }
-    /* Nobody is there; what must be refused is. */
+    /* No peer is connected. Calls that must fail do. */
     memset(&msg, 0, sizeof(msg));
     msg.data_pool = NV_IPC_MEMPOOL_GPU_DATA;
     CHECK(phy->tx_allocate(phy, &msg, 0) == -1 && msg.msg_buf == NULL);
@@ -117,12 +117,12 @@ int main(int argc, char **argv)
     wrong.msg_buf = foreign;
     CHECK(phy->tx_send_msg(phy, &wrong) == -1);
     CHECK(phy->tx_release(phy, &msg) == 0 && phy->tx_release(phy, &msg) == -1);
-    /* Another link of that name, in either layout. */
+    /* Another link with that name, in either layout. */
     nv_ipc_config_t cfg = small("theirs", NV_IPC_MODULE_PRIMARY);
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
     setenv("SHMESH_NVIPC_LAYOUT", "shmesh", 1);
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
-    /* That attempt leaves its lock file, as one without a link does. */
+    /* The attempt leaves its lock file, as any failed attempt does. */
     char lock[4096];
     snprintf(lock, sizeof(lock), "%s/theirs.lock", getenv("SHMESH_DIR"));
     CHECK(unlink(lock) == 0);
@@ -130,7 +130,7 @@ int main(int argc, char **argv)
     CHECK(phy->ipc_destroy(phy) == 0);
     CHECK(phy->tx_tti_sem_post(phy) == -1);
 
-    /* The layout by the file, of both sides. */
+    /* The layout comes from the file, on both sides. */
     unsetenv("SHMESH_NVIPC_LAYOUT");
     char path[4096];
     snprintf(path, sizeof(path), "%s/theirs.yaml", getenv("SHMESH_DIR"));

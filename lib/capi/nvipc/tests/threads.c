@@ -1,4 +1,4 @@
-/* Any thread of an endpoint may call anything: two that send, two that receive, and one that gives back what those got. */
+/* Any thread may call any function of an endpoint: two send, two receive, and one releases what those received. */
 
 #include "check.h"
 
@@ -11,7 +11,7 @@ static nv_ipc_t *phy, *mac;
 static unsigned char seen[ALL];
 static int turns;
 
-/* Messages on their way from who received them to who releases them. */
+/* Messages from the receiving threads to the releasing thread. */
 static struct {
     pthread_mutex_t lock;
     nv_ipc_msg_t msg[16];
@@ -24,7 +24,7 @@ static void *sender(void *number)
         nv_ipc_msg_t msg;
         memset(&msg, 0, sizeof(msg));
         msg.data_pool = i % 2 ? NV_IPC_MEMPOOL_CPU_DATA : -1;
-        /* Empty until the others have released something. */
+        /* The pool is empty until the other threads have released something. */
         while (mac->tx_allocate(mac, &msg, 0) != 0)
             sched_yield();
         int value = (int)(intptr_t)number * EACH + i;
@@ -45,7 +45,7 @@ static void *receiver(void *arg)
     (void)arg;
     while (__atomic_fetch_add(&turns, 1, __ATOMIC_RELAXED) < ALL) {
         nv_ipc_msg_t msg;
-        /* As many posts as messages: who took a post finds a message. */
+        /* There are as many posts as messages: after each post there is a message. */
         CHECK(phy->rx_tti_sem_wait(phy) == 0);
         received(phy, &msg);
         int value;
@@ -94,14 +94,14 @@ static int waiting;
 static void *waiter(void *wait)
 {
     __atomic_fetch_add(&waiting, 1, __ATOMIC_RELEASE);
-    /* Nobody posts: it is told that the instance was destroyed. */
+    /* No post arrives. The wait fails when the instance is destroyed. */
     CHECK((wait ? phy->rx_tti_sem_wait(phy) : phy->get_value(phy)) == -1);
     return NULL;
 }
 
 static __attribute__((noinline)) void work(void)
 {
-    /* Refused, with a line; and what a call has begun it ends. */
+    /* A call that fails with a log line. Calls complete what they have begun. */
     CHECK(phy->tx_send_msg(phy, NULL) == -1 && sent(phy, 1, 0, 1) == 0 && phy->tx_tti_sem_post(phy) == 0);
     nv_ipc_msg_t msg;
     received(mac, &msg);
@@ -109,8 +109,8 @@ static __attribute__((noinline)) void work(void)
 }
 
 /*
- * Waits in one way or another, or works, until it is cancelled. Without a place of its own on the stack: the address sanitizer
- * does not see that it ends.
+ * Waits in one of several ways, or works, until it is cancelled. It has no variables on its own stack frame: the address
+ * sanitizer does not see that it ends.
  */
 static void *cancelled(void *way)
 {
@@ -149,7 +149,7 @@ static long sleeps_of(int thread)
     return sleeps;
 }
 
-/* A thread that waits does not wake up within a second of its own accord, and is cancelled all the same. */
+/* A waiting thread does not wake up within a second by itself, and can be cancelled nevertheless. */
 static void idle_threads(void)
 {
     for (intptr_t way = 0; way < 2; way++) {
@@ -160,7 +160,7 @@ static void idle_threads(void)
         CHECK(pthread_create(&thread, NULL, idle, (void *)way) == 0);
         while ((number = __atomic_load_n(&waiting_thread, __ATOMIC_ACQUIRE)) == 0)
             sched_yield();
-        /* In the first seconds it may still be on its way to sleep. */
+        /* In the first seconds it may not be asleep yet. */
         int quiet = 0;
         for (int second = 0; second < 20 && !quiet; second++) {
             long before = sleeps_of(number);
@@ -215,7 +215,7 @@ static void cancel_threads(void)
             sched_yield();
         CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &ended) == 0 && ended == PTHREAD_CANCELED);
     }
-    /* The others go on. */
+    /* Other threads continue. */
     posted(mac);
     CHECK(phy->rx_tti_sem_wait(phy) == 0 && sent(phy, 1, 0, 1) == 0);
     nv_ipc_msg_t msg;
@@ -245,7 +245,7 @@ int main(void)
     idle_threads();
     cancel_owner();
 
-    /* Destroyed while others wait. */
+    /* Destroyed while other threads wait. */
     for (intptr_t i = 0; i < 2; i++)
         CHECK(pthread_create(&threads[n++], NULL, waiter, (void *)i) == 0);
     while (__atomic_load_n(&waiting, __ATOMIC_ACQUIRE) < 2)

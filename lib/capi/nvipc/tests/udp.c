@@ -1,10 +1,10 @@
-/* Over datagrams: ids and lengths travel, long messages are parted, and the descriptor is the socket. */
+/* Over datagrams: ids and lengths arrive, long messages are split, and the descriptor is the socket. */
 #include "check.h"
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
-/* Ports that nobody has; they are taken again at once. */
+/* Ports that are free now; another process may take them. */
 static void free_ports(int ports[2])
 {
     int sockets[2];
@@ -48,7 +48,7 @@ static void exchange(nv_ipc_t *from, nv_ipc_t *to, int i)
     }
     int32_t data_len = msg.data_len;
     CHECK(from->tx_send_msg(from, &msg) == 0 && from->tx_tti_sem_post(from) == 0);
-    /* Twice is once too often. */
+    /* A second send of the same message fails. */
     CHECK(from->tx_send_msg(from, &msg) == -1);
     while (to->rx_recv_msg(to, &msg) != 0) {
         if (i % 3 == 0) {
@@ -81,10 +81,10 @@ int main(void)
     msg.msg_len = 153;
     CHECK(phy->tx_send_msg(phy, &msg) == -1 && nv_ipc_shm_send_loopback(phy, &msg) == -1);
     CHECK(phy->tx_release(phy, &msg) == 0 && nv_ipc_shm_rx_poll(phy) == -1);
-    /* No tap, and nobody who waits for one waits for ever. */
+    /* There is no tap, and waiting for one fails at once. */
     CHECK(nvipc_fw_start(phy, 0) == -1 && nvipc_fw_get_started(phy) == 0 && nvipc_fw_dequeue(phy, &msg) == -1);
     CHECK(nvipc_fw_sem_wait(phy) == -1);
-    /* One port, one endpoint. */
+    /* A port can have one endpoint only. */
     nv_ipc_config_t cfg;
     cfg.ipc_transport = NV_IPC_TRANSPORT_UDP;
     CHECK(set_nv_ipc_default_config(&cfg, NV_IPC_MODULE_PHY) == 0);

@@ -1,4 +1,4 @@
-//! The device pools of a link: memory of a GPU, or of the host in its place.
+//! The device pools of a link: GPU memory, or host memory in its place.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use shmesh::{Error, Link, Loan, Message, Side};
 use super::{Failure, PoolId, Result};
 use crate::log::say;
 
-/// Between two looks whether the primary has made the memory.
+/// Interval at which a secondary checks whether the primary has created the memory.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// One pool.
+/// The memory of one device pool.
 #[derive(Debug)]
 pub(super) enum DeviceMemory {
     Cuda(DevicePool<CudaMemory>),
     Host(DevicePool<HostMemory>),
 }
 
-/// Both, by [`PoolId::index`].
+/// The memory of all device pools, indexed by [`PoolId::index`].
 pub(super) type DevicePools = [Option<DeviceMemory>; PoolId::COUNT];
 
-/// Of whom the memory is, if there is none yet.
+/// Which side creates the memory if there is none yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Maker {
-    /// This process, on the GPU of this number; below 0, of the host.
+    /// This process, on the GPU with this number, or in host memory if it is below 0.
     Us(i32),
-    /// The other side, for which this one waits so long; without an end if it is not said.
+    /// The other side. This side waits for it, for at most this long.
     Other(Option<Duration>),
 }
 
@@ -37,7 +37,7 @@ fn address(bytes: u64) -> Option<NonNull<u8>> {
     NonNull::new(std::ptr::with_exposed_provenance_mut(address))
 }
 
-/// The GPU of this number.
+/// Opens the GPU with this number.
 fn device(ordinal: i32) -> std::io::Result<CudaDevice> {
     let all = CudaDevice::all()?;
     let count = all.len();
@@ -50,8 +50,8 @@ fn device(ordinal: i32) -> std::io::Result<CudaDevice> {
     })
 }
 
-/// The GPU of this number, if this process sees it, or -1 and a line: NVIPC's shipped configuration names one, and starts on a
-/// machine without.
+/// Returns `gpu` if this process sees that GPU, otherwise -1 after a log line. NVIPC's shipped configuration names a GPU,
+/// and still has to start on a machine without one.
 pub(crate) fn present(name: &str, gpu: i32) -> i32 {
     if gpu < 0 {
         return gpu;
@@ -67,7 +67,7 @@ pub(crate) fn present(name: &str, gpu: i32) -> i32 {
     }
 }
 
-/// Locks the pools of the host for the GPU of this number. Without it everything works, and copies take a detour.
+/// Page-locks the host pools for the GPU with this number. If it fails, everything works, but copies are slower.
 pub(super) fn locked(link: &Link, gpu: i32) -> Vec<PageLocked> {
     if gpu < 0 {
         return Vec::new();
@@ -91,7 +91,7 @@ pub(super) fn locked(link: &Link, gpu: i32) -> Vec<PageLocked> {
 }
 
 impl DeviceMemory {
-    /// That of a pool of the link: what there is, or what `maker` makes.
+    /// Opens the memory of a pool: the existing one, or what `maker` creates.
     fn open(link: &Link, pool: PoolId, maker: Maker, wait: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
         let failed = |error: &Error| super::link::failed(error);
         let of_host = || link.device_pool(pool, HostMemory::new).map(Self::Host);
@@ -112,7 +112,7 @@ impl DeviceMemory {
         }
     }
 
-    /// All that the link has.
+    /// Opens the memory of all device pools that the link has.
     pub(super) fn all(link: &Link, maker: Maker) -> Result<DevicePools> {
         let start = std::time::Instant::now();
         let mut pools = [const { None }; PoolId::COUNT];
@@ -142,7 +142,7 @@ impl DeviceMemory {
         Ok(pools)
     }
 
-    /// The number of its GPU in this process; -1 for the host.
+    /// The number of its GPU in this process, or -1 for host memory.
     pub(super) fn ordinal(&self) -> i32 {
         match self {
             Self::Cuda(pool) => pool.memory().device().ordinal(),
@@ -150,7 +150,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Where the DATA part of a loan is, which has `len` bytes from now on.
+    /// Sets the length of a loan's DATA part, and returns its address.
     pub(super) fn resize_data(&self, loan: &mut Loan<'_>, len: usize) -> shmesh::Result<Option<NonNull<u8>>> {
         Ok(address(match self {
             Self::Cuda(pool) => pool.resize_data(loan, len)?.address(),
@@ -158,7 +158,7 @@ impl DeviceMemory {
         }))
     }
 
-    /// Where the DATA part of a message is.
+    /// The address of a message's DATA part.
     pub(super) fn data(&self, message: &Message<'_>) -> shmesh::Result<Option<NonNull<u8>>> {
         Ok(address(match self {
             Self::Cuda(pool) => pool.data(message)?.address(),
@@ -166,7 +166,7 @@ impl DeviceMemory {
         }))
     }
 
-    /// Whether so many bytes at an address lie in one buffer.
+    /// Whether `len` bytes at an address lie in one buffer.
     pub(super) fn has(&self, address: u64, len: usize) -> bool {
         match self {
             Self::Cuda(pool) => pool.at(address, len).is_some(),
@@ -174,7 +174,7 @@ impl DeviceMemory {
         }
     }
 
-    /// `None`: they do not lie in one buffer.
+    /// Copies to host memory. Returns `None` if the bytes do not lie in one buffer.
     pub(super) fn copy_to_host(&self, from: u64, to: &mut [u8]) -> Option<std::io::Result<()>> {
         Some(match self {
             Self::Cuda(pool) => pool.at(from, to.len())?.copy_to_host(0, to),
@@ -182,7 +182,7 @@ impl DeviceMemory {
         })
     }
 
-    /// `None`: they do not lie in one buffer.
+    /// Copies to device memory. Returns `None` if the bytes do not lie in one buffer.
     pub(super) fn copy_to_device(&self, to: u64, from: &[u8]) -> Option<std::io::Result<()>> {
         Some(match self {
             Self::Cuda(pool) => pool.at(to, from.len())?.copy_to_device(0, from),

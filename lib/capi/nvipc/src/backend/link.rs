@@ -1,8 +1,8 @@
-//! Over a link of shmesh.
+//! The backend for links in shmesh's own layout.
 //!
-//! A handle on a link belongs to one thread at a time, and a loan or message borrows from it. So one handle lies behind a
-//! lock, with all loans and messages that the application holds, by the address of their MSG part. Who sleeps does it on a
-//! handle of its own, without the lock.
+//! A handle on a link belongs to one thread at a time, and loans and messages borrow from it. So one handle is behind a
+//! lock, together with the loans and messages that the application holds, by address of their MSG part. A thread that
+//! sleeps uses a handle of its own, without the lock.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -19,34 +19,34 @@ use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
 use shmesh_sys::cancel::Uncancelled;
 
 use super::device::{self, DeviceMemory, DevicePools, Maker};
-use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result, Sleep};
+use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep};
 use crate::tap::Copied;
 
-/// Between two searches for the dead while a pool is empty: each asks the kernel for every participant.
+/// Interval between recoveries while a pool is empty. Each asks the kernel about every participant.
 const SEARCH: Duration = Duration::from_millis(10);
 
-/// How long a signal may come after its post. Later it counts as one without a post: a peer may have died in between, or
-/// have posted before there was a descriptor.
+/// How long the signal of a consumed post may be delayed. A later signal counts as one without a post: the peer may have
+/// died in between, or have posted before the descriptor existed.
 const LATE: Duration = Duration::from_millis(100);
 
-/// Signals of posts that were taken before them. A peer counts its post, and then rings: who takes the post in between must
-/// not take the signal for another one.
+/// Signals still to come for posts that were consumed already. A peer counts its post first and signals then. If the post
+/// is consumed in between, its signal must not count as another post.
 #[derive(Debug, Default)]
 struct LateSignals {
     count: u32,
     since: Option<Instant>,
-    /// A peer also signals without a post. Then a message that waits may be what a signal is about.
+    /// A peer also signals without posting. Then a signal may refer to a queued message.
     are_mixed: bool,
 }
 
 impl LateSignals {
-    /// A post was taken, and its signal was not there.
+    /// Called when a post was consumed whose signal had not arrived.
     fn expect(&mut self) {
         self.count += 1;
         self.since = Some(Instant::now());
     }
 
-    /// Whether a signal without a post is one of these. `waits`: a message waits.
+    /// Whether a signal without a post is such a late one. `waits`: a message is queued.
     fn is_late(&mut self, waits: bool) -> bool {
         if self.since.is_none_or(|since| since.elapsed() >= LATE) {
             self.count = 0;
@@ -64,23 +64,23 @@ pub struct LinkBackend {
     pools: [Option<(u32, u32)>; PoolId::COUNT],
     ring_len: u32,
     name: String,
-    /// Without the lock: copies take their time.
+    /// Outside the lock, because copies take long.
     devices: DevicePools,
-    /// Pools of the host that are locked for the GPU.
+    /// Host pools that are page-locked for the GPU.
     locked: Vec<PageLocked>,
     endpoint: Mutex<Option<Endpoint>>,
-    /// Handles on which threads sleep, one each; here while nobody does.
+    /// Handles for threads that sleep, one per thread. Unused handles are kept here.
     sleepers: Mutex<Vec<Link>>,
-    /// How many threads sleep, and who waits for the last of them.
+    /// Number of threads that sleep; `all_up` is notified when it drops to 0.
     asleep: Mutex<usize>,
     all_up: Condvar,
     closed: AtomicBool,
-    /// Readable once it is closed; what `close` writes to.
+    /// Readable once the endpoint is closed: the read end of the pipe that `close` writes to.
     over: PipeReader,
     end: PipeWriter,
 }
 
-/// One thread that sleeps on a handle of its own.
+/// A thread that sleeps on a handle of its own.
 #[derive(Debug)]
 struct Asleep {
     backend: Arc<LinkBackend>,
@@ -98,7 +98,7 @@ impl Drop for Asleep {
     fn drop(&mut self) {
         if let Some(link) = self.link.take() {
             link.end_sleep();
-            // `close` drops what is here once nobody is asleep.
+            // `close` drops these handles when no thread sleeps any more.
             self.backend.sleepers.lock().unwrap_or_else(PoisonError::into_inner).push(link);
         }
         *self.backend.asleep.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
@@ -106,58 +106,59 @@ impl Drop for Asleep {
     }
 }
 
-/// What the lock guards.
+/// The part that the lock guards.
 #[derive(Debug)]
 struct Endpoint {
-    /// Before `link`, from which they borrow.
-    /// A place stays when its message has gone: its address comes again.
-    held: HashMap<usize, Option<Held>, BuildHasherDefault<AddressHasher>>,
-    /// Sent to itself: addresses of [`Held::Looped`], oldest first.
+    /// Declared before `link`, because they borrow from it. An entry stays when its message is gone, as the address will be
+    /// used again.
+    held: HashMap<usize, Option<HeldItem>, BuildHasherDefault<AddressHasher>>,
+    /// Messages sent to this endpoint itself: addresses of [`HeldItem::Looped`], oldest first.
     looped: VecDeque<usize>,
     armed: bool,
-    /// Posts that were taken when there was no descriptor yet, and that nobody has waited for.
+    /// Posts from before the descriptor existed that no call has consumed.
     early: u32,
     late: LateSignals,
     searched: Option<Instant>,
-    link: Anchored,
+    link: PinnedLink,
 }
 
-/// What the application holds, or sent to itself.
+/// A loan or message that the application holds or has sent to itself.
 #[derive(Debug)]
-enum Held {
+enum HeldItem {
     Loan(Loan<'static>),
     Message(Message<'static>),
     Looped(Loan<'static>, Fields),
 }
 
-// SAFETY: loans and messages point to a handle that may move between threads but is not `Sync`. The handle is in the same
-// endpoint, and an endpoint is touched only under its lock, so that one thread at a time uses all of them.
+// SAFETY: loans and messages point to a handle that is `Send` but not `Sync`. The handle is in the same endpoint, and an
+// endpoint is only accessed under its lock, so one thread at a time uses all of them.
 unsafe impl Send for Endpoint {}
 
-/// A handle at an address that does not change, for those who borrow from it.
+/// A handle at a stable address, from which loans and messages of the same endpoint borrow.
 #[derive(Debug)]
-struct Anchored(NonNull<Link>);
+struct PinnedLink(NonNull<Link>);
 
-impl Anchored {
+impl PinnedLink {
     fn new(link: Link) -> Self {
         Self(NonNull::from(Box::leak(Box::new(link))))
     }
 
-    /// The handle, for what is kept in the same endpoint: that is dropped before it.
+    /// The handle, for values in the same endpoint, which are dropped before it.
     fn get(&self) -> &'static Link {
-        // SAFETY: a box that only `drop` frees; nothing that borrows from it leaves the endpoint, of which it is the last field.
+        // SAFETY: the box is freed only in `drop`. Values that borrow from it never leave the endpoint, where it is the
+        // last field.
         unsafe { self.0.as_ref() }
     }
 }
 
-impl Drop for Anchored {
+impl Drop for PinnedLink {
     fn drop(&mut self) {
-        // SAFETY: leaked in `new`, and dropped once.
+        // SAFETY: leaked in `new`, and dropped only once.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
-/// Addresses differ in some bits in the middle; a multiplication brings them to both ends.
+/// Addresses differ in some bits in the middle. A multiplication spreads them to both ends.
 #[derive(Default)]
 struct AddressHasher(u64);
 
@@ -193,11 +194,11 @@ pub(super) fn failed(error: &Error) -> Failure {
 }
 
 impl LinkBackend {
-    /// Takes the place of `link`, whose device pools it opens. Those of the host it locks for the GPU of this number, or of
-    /// the device pools; for none if both are below 0.
+    /// Wraps `link` and opens its device pools. Page-locks the host pools for GPU `gpu`, or for that of the device pools,
+    /// or not at all if both are below 0.
     ///
     /// # Errors
-    /// There is no memory for a device pool, and none can be made.
+    /// The memory of a device pool is missing and cannot be created.
     pub(crate) fn new(link: Link, maker: Maker, gpu: c_int) -> Result<Self> {
         let devices = DeviceMemory::all(&link, maker)?;
         let locked =
@@ -223,7 +224,7 @@ impl LinkBackend {
                 early: 0,
                 late: LateSignals::default(),
                 searched: None,
-                link: Anchored::new(link),
+                link: PinnedLink::new(link),
             })),
             sleepers: Mutex::new(Vec::new()),
             asleep: Mutex::new(0),
@@ -235,7 +236,7 @@ impl LinkBackend {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Endpoint>> {
-        // What is held is moved in and out whole.
+        // Values are moved in and out as a whole, so a panic leaves the map consistent.
         self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -273,12 +274,12 @@ fn key(address: NonNull<u8>) -> usize {
     address.as_ptr().addr()
 }
 
-/// The first byte of what may be empty.
+/// The address of bytes that may be an empty slice.
 fn first(bytes: &[u8]) -> NonNull<u8> {
     NonNull::from(bytes).cast()
 }
 
-impl Held {
+impl HeldItem {
     fn data_pool(&self) -> Option<PoolId> {
         match self {
             Self::Loan(loan) | Self::Looped(loan, _) => loan.data_pool(),
@@ -293,18 +294,18 @@ impl Held {
         }
     }
 
-    /// Whether what the caller says of the DATA part is true. It need not say anything.
+    /// Whether the caller's DATA address and pool match. Both may be omitted.
     fn agrees(&mut self, devices: &DevicePools, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> bool {
         (data.is_none() || data == self.data(devices)) && (pool.is_none() || pool == self.data_pool())
     }
 }
 
-/// The pool in device memory that a DATA part is in.
+/// The memory of the device pool that a DATA part is in.
 fn device_of(devices: &DevicePools, pool: PoolId) -> Option<&DeviceMemory> {
     devices[pool.index()].as_ref()
 }
 
-/// Where the DATA part of a loan is, whose length is 0 from now on.
+/// Sets the length of a loan's DATA part to 0, and returns its address.
 fn data_of(loan: &mut Loan<'_>, devices: &DevicePools) -> Option<NonNull<u8>> {
     match device_of(devices, loan.data_pool()?) {
         None => Some(NonNull::from(loan.resize_data(0).ok()?).cast()),
@@ -324,7 +325,7 @@ fn received_data(
 }
 
 impl Endpoint {
-    /// Takes the signal of a post that was taken, now or when it comes.
+    /// Consumes the signal of a consumed post, now or when it arrives.
     fn take_signal_of_post(&mut self) -> Result<()> {
         if self.armed && self.signal()?.is_none() {
             self.late.expect();
@@ -332,18 +333,18 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes one post of the other side, without its signal.
+    /// Consumes one post of the other side, without its signal.
     fn take_post(&self) -> Result<bool> {
         self.link().wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))
     }
 
-    /// Takes one of those posts that came before there was a descriptor. While there are more, the descriptor stays readable.
+    /// Consumes a post from before the descriptor existed. While there are more, the descriptor stays readable.
     fn take_early(&mut self) -> Result<bool> {
         if self.early == 0 {
             return Ok(false);
         }
         self.early -= 1;
-        // That of another post, if it came first, is in its place.
+        // If the signal of another post arrived first, it takes the place of this one.
         self.signal()?;
         if self.early > 0 {
             self.signal_self()?;
@@ -351,7 +352,7 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Makes the own descriptor readable.
+    /// Makes this endpoint's descriptor readable.
     fn signal_self(&self) -> Result<()> {
         let own = self.link().fd().map_err(|error| failed(&error))?;
         shmesh_sys::bell::ring_own(own).map_err(|error| {
@@ -359,8 +360,8 @@ impl Endpoint {
         })
     }
 
-    /// Takes one signal, if there is one, of a notification. Signals of participants that attach or detach are skipped: here
-    /// each signal counts.
+    /// Consumes one signal of a notification, if there is one. Signals for attaching or detaching participants are skipped,
+    /// because each signal counts here.
     fn signal(&self) -> Result<Option<u64>> {
         loop {
             match self.link().take_signal().map_err(|error| failed(&error))? {
@@ -384,7 +385,7 @@ impl Endpoint {
             Ok(loan) => Ok(loan),
             Err(error) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
                 let _uncancelled = Uncancelled::new();
-                // The dead may hold what is missing, and nobody else may be there to look.
+                // Dead participants may hold the missing buffers, and there may be no other process to recover them.
                 let now = Instant::now();
                 if self.searched.is_some_and(|before| now.duration_since(before) < SEARCH) {
                     return Err(failed(&error));
@@ -400,7 +401,7 @@ impl Endpoint {
     }
 
     #[inline]
-    fn keep(&mut self, msg: NonNull<u8>, held: Held) {
+    fn keep(&mut self, msg: NonNull<u8>, held: HeldItem) {
         match self.held.get_mut(&key(msg)) {
             Some(place) => *place = Some(held),
             None => drop(self.held.insert(key(msg), Some(held))),
@@ -408,11 +409,11 @@ impl Endpoint {
     }
 
     #[inline]
-    fn give_up(&mut self, address: usize) -> Option<Held> {
+    fn give_up(&mut self, address: usize) -> Option<HeldItem> {
         self.held.get_mut(&address)?.take()
     }
 
-    /// A loan with the same content as a message: NVIPC's applications may send what they received.
+    /// Copies a message into a loan, because NVIPC's applications may send what they received.
     fn copied(
         &mut self,
         message: &Message<'static>,
@@ -427,8 +428,8 @@ impl Endpoint {
             return Err(Failure::Refused(text));
         }
         let to = loan.resize_msg(msg_len).map_err(|error| failed(&error))?;
-        // SAFETY: `resize_msg` checked the length against a MSG buffer, and the line above against an inline one; the message
-        // holds its buffer, and the loan another.
+        // SAFETY: `resize_msg` checked the length against a MSG buffer, and the line above against an inline message. The
+        // message and the loan hold different buffers.
         unsafe { std::ptr::copy_nonoverlapping(first(message.msg()).as_ptr(), to.as_mut_ptr(), to.len()) };
         let device = message.data_pool().and_then(|pool| device_of(devices, pool));
         if let Some(device) = device {
@@ -445,7 +446,7 @@ impl Endpoint {
             read.and(written).map_err(|error| failed_copy(self.link().name(), &error.to_string()))?;
         } else if message.data_pool().is_some() {
             let to = loan.resize_data(data_len).map_err(|error| failed(&error))?;
-            // SAFETY: as above, of a buffer of the same pool.
+            // SAFETY: as above, for buffers of the same pool.
             unsafe {
                 std::ptr::copy_nonoverlapping(first(message.data()).as_ptr(), to.as_mut_ptr(), to.len());
             }
@@ -454,7 +455,7 @@ impl Endpoint {
     }
 }
 
-/// Who says that there is no DATA part may have left anything in its length.
+/// The length of the DATA part, or 0 without one: then the caller's length field may hold anything.
 fn data_len(fields: Fields) -> usize {
     if fields.data_pool.is_some() { fields.data_len as usize } else { 0 }
 }
@@ -464,7 +465,7 @@ fn failed_copy(link: &str, why: &str) -> Failure {
     Failure::Refused(format!("link {link}: the bytes cannot be copied: {why}"))
 }
 
-/// Says of a loan what the caller says of the message.
+/// Sets the fields of a loan from the caller's message.
 fn fill(loan: &mut Loan<'static>, fields: Fields, devices: &DevicePools) -> std::result::Result<(), Error> {
     loan.resize_msg(fields.msg_len as usize)?;
     match loan.data_pool().map(|pool| device_of(devices, pool)) {
@@ -488,7 +489,7 @@ impl Backend for LinkBackend {
             let mut loan = endpoint.loan(data)?;
             let msg = NonNull::from(loan.resize_msg(0).map_err(|error| failed(&error))?).cast();
             let data = data_of(&mut loan, &self.devices);
-            endpoint.keep(msg, Held::Loan(loan));
+            endpoint.keep(msg, HeldItem::Loan(loan));
             Ok(Buffers { msg, data })
         })
     }
@@ -498,21 +499,23 @@ impl Backend for LinkBackend {
             let Some(mut held) = endpoint.give_up(key(msg)) else { return Err(self.foreign(msg)) };
             let agrees = held.agrees(&self.devices, data, fields.data_pool);
             let (loan, source) = match held {
-                Held::Loan(mut loan) if agrees => match fill(&mut loan, fields, &self.devices) {
+                HeldItem::Loan(mut loan) if agrees => match fill(&mut loan, fields, &self.devices) {
                     Ok(()) => (loan, None),
                     Err(error) => {
-                        endpoint.keep(msg, Held::Loan(loan));
+                        endpoint.keep(msg, HeldItem::Loan(loan));
                         return Err(failed(&error));
                     }
                 },
-                Held::Message(message) if agrees => match endpoint.copied(&message, fields, &self.devices) {
-                    Ok(loan) => (loan, Some(message)),
-                    Err(failure) => {
-                        endpoint.keep(msg, Held::Message(message));
-                        return Err(failure);
+                HeldItem::Message(message) if agrees => {
+                    match endpoint.copied(&message, fields, &self.devices) {
+                        Ok(loan) => (loan, Some(message)),
+                        Err(failure) => {
+                            endpoint.keep(msg, HeldItem::Message(message));
+                            return Err(failure);
+                        }
                     }
-                },
-                looped @ Held::Looped(..) => {
+                }
+                looped @ HeldItem::Looped(..) => {
                     endpoint.keep(msg, looped);
                     return Err(self.foreign(msg));
                 }
@@ -523,11 +526,12 @@ impl Backend for LinkBackend {
             };
             let sent = loan.with_msg_id(fields.msg_id).with_cell_id(fields.cell_id).send();
             sent.map_err(|SendError { loan, error }| {
-                // What was copied is as if it had not been; what was evicted is another's, and the loan empty.
+                // The copy is discarded and the message kept. If the participant was evicted, the message is gone and the
+                // loan is empty.
                 let still = match source {
-                    Some(message) => Some(Held::Message(message)),
+                    Some(message) => Some(HeldItem::Message(message)),
                     None if matches!(error.kind(), ErrorKind::Evicted { .. }) => None,
-                    None => Some(Held::Loan(loan)),
+                    None => Some(HeldItem::Loan(loan)),
                 };
                 if let Some(still) = still {
                     endpoint.keep(msg, still);
@@ -539,18 +543,18 @@ impl Backend for LinkBackend {
 
     fn send_loopback(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
         self.with(|endpoint| match endpoint.give_up(key(msg)) {
-            Some(Held::Loan(mut loan)) => {
+            Some(HeldItem::Loan(mut loan)) => {
                 let filled = fill(&mut loan, fields, &self.devices).map_err(|error| failed(&error));
-                let mut held = Held::Loan(loan);
+                let mut held = HeldItem::Loan(loan);
                 let refused = match filled {
                     Ok(()) if held.agrees(&self.devices, data, fields.data_pool) => None,
                     Ok(()) => Some(self.foreign_data(msg)),
                     Err(failure) => Some(failure),
                 };
                 match (refused, held) {
-                    (None, Held::Loan(loan)) => {
+                    (None, HeldItem::Loan(loan)) => {
                         endpoint.looped.push_back(key(msg));
-                        endpoint.keep(msg, Held::Looped(loan, fields));
+                        endpoint.keep(msg, HeldItem::Looped(loan, fields));
                         Ok(())
                     }
                     (refused, held) => {
@@ -567,17 +571,17 @@ impl Backend for LinkBackend {
         })
     }
 
-    fn receive(&self) -> Result<Option<Received>> {
+    fn receive(&self) -> Result<Option<ReceivedMessage>> {
         self.with(|endpoint| {
             if let Some(at) = endpoint.looped.pop_front()
-                && let Some(Held::Looped(mut loan, mut fields)) = endpoint.give_up(at)
+                && let Some(HeldItem::Looped(mut loan, mut fields)) = endpoint.give_up(at)
             {
                 let msg = NonNull::from(loan.resize_msg(0).map_err(|error| failed(&error))?).cast();
                 let buffers = Buffers { msg, data: data_of(&mut loan, &self.devices) };
                 fields.data_len = u32::try_from(data_len(fields)).unwrap_or(0);
                 fields.data_pool = loan.data_pool();
-                endpoint.keep(msg, Held::Loan(loan));
-                return Ok(Some(Received { fields, buffers }));
+                endpoint.keep(msg, HeldItem::Loan(loan));
+                return Ok(Some(ReceivedMessage { fields, buffers }));
             }
             let message = match endpoint.link().receive() {
                 Ok(Some(message)) => message,
@@ -587,7 +591,7 @@ impl Backend for LinkBackend {
             let data_pool = message.data_pool();
             // A part is not longer than its buffer, which is shorter than 2 GiB.
             let len = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            let received = Received {
+            let received = ReceivedMessage {
                 fields: Fields {
                     msg_id: message.msg_id(),
                     cell_id: message.cell_id(),
@@ -600,7 +604,7 @@ impl Backend for LinkBackend {
                     data: received_data(&message, &self.devices).map_err(|error| failed(&error))?,
                 },
             };
-            endpoint.keep(received.buffers.msg, Held::Message(message));
+            endpoint.keep(received.buffers.msg, HeldItem::Message(message));
             Ok(Some(received))
         })
     }
@@ -608,7 +612,7 @@ impl Backend for LinkBackend {
     fn release(&self, msg: NonNull<u8>, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> Result<()> {
         self.with(|endpoint| match endpoint.give_up(key(msg)) {
             None => Err(self.foreign(msg)),
-            Some(looped @ Held::Looped(..)) => {
+            Some(looped @ HeldItem::Looped(..)) => {
                 endpoint.keep(msg, looped);
                 Err(self.foreign(msg))
             }
@@ -626,7 +630,12 @@ impl Backend for LinkBackend {
         true
     }
 
-    fn copied(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<Option<Copied>> {
+    fn copied(
+        &self,
+        fields: Fields,
+        msg: NonNull<u8>,
+        data: Option<NonNull<u8>>,
+    ) -> Result<Option<CopiedMessage>> {
         self.with(|endpoint| {
             let Some(held) = endpoint.held.get_mut(&key(msg)).and_then(Option::as_mut) else {
                 return Err(self.foreign(msg));
@@ -634,7 +643,7 @@ impl Backend for LinkBackend {
             if !held.agrees(&self.devices, data, fields.data_pool) {
                 return Err(self.foreign_data(msg));
             }
-            let is_inline = matches!(held, Held::Message(message) if message.is_inline());
+            let is_inline = matches!(held, HeldItem::Message(message) if message.is_inline());
             let room = |pool| self.pool(pool).map_or(0, |(bytes, _)| bytes as usize);
             let msg_room = if is_inline { shmesh::INLINE_MAX_BYTES } else { room(PoolId::CpuMsg) };
             if fields.msg_len as usize > msg_room || data_len(fields) > fields.data_pool.map_or(0, room) {
@@ -643,8 +652,8 @@ impl Backend for LinkBackend {
                     self.name
                 )));
             }
-            // SAFETY: what is held here is this endpoint's, under the lock, and the lengths were compared.
-            Ok(unsafe { Copied::of(fields, Buffers { msg, data: held.data(&self.devices) }) })
+            // SAFETY: this endpoint holds the buffers, the lock is held, and the lengths were compared.
+            Ok(unsafe { CopiedMessage::of(fields, Buffers { msg, data: held.data(&self.devices) }) })
         })
     }
 
@@ -659,15 +668,15 @@ impl Backend for LinkBackend {
             }
             let link = endpoint.link();
             if link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))? {
-                // The descriptor must not stay readable for a post that was taken.
+                // The descriptor must not stay readable for a post that was consumed.
                 endpoint.take_signal_of_post()?;
                 return Ok(true);
             }
-            // A signal without a post: of a peer that uses the other library, and does not post.
+            // A signal without a post: from a peer that uses the other library and does not post.
             while endpoint.armed {
                 let is_ours = match link.take_signal().map_err(|error| failed(&error))? {
                     None => break,
-                    // Of a peer that died after it sent, and before it signalled.
+                    // From a peer that died after it sent and before it signalled.
                     Some(0) => endpoint.late.are_mixed && link.has_message(),
                     Some(_) => !endpoint.late.is_late(link.has_message()),
                 };
@@ -694,11 +703,11 @@ impl Backend for LinkBackend {
             backend.sleepers.lock().unwrap_or_else(PoisonError::into_inner).push(sleeper);
             return Ok(None);
         }
-        // A handle on which this fails is not kept for others.
+        // A handle on which this failed is not reused.
         let bell = sleeper.begin_sleep().map_err(|error| failed(&error))?.map(|fd| fd.as_raw_fd());
         asleep.link = Some(sleeper);
         let Some(bell) = bell else {
-            // The signal of that post, unless the sleep took it.
+            // The signal of that post, unless the sleep consumed it.
             let _ = backend.with(Endpoint::take_signal_of_post);
             return Ok(None);
         };
@@ -708,7 +717,7 @@ impl Backend for LinkBackend {
     fn fd(&self) -> Result<c_int> {
         self.with(|endpoint| {
             if !endpoint.armed {
-                // A peer counts its post and then rings: what is there already may still ring.
+                // A peer posts and then signals, so the signals of posts that are visible now may still arrive.
                 while endpoint.take_post()? {
                     endpoint.late.expect();
                     endpoint.early = endpoint.early.saturating_add(1);
@@ -742,7 +751,7 @@ impl Backend for LinkBackend {
         };
         let copied = match direction {
             Direction::ToHost => {
-                // SAFETY: the caller's promise, that so many bytes lie there, and that nobody else uses them meanwhile.
+                // SAFETY: `len` bytes at `host` are valid and not used otherwise meanwhile, as the caller guarantees.
                 let to = unsafe { std::slice::from_raw_parts_mut(host.as_ptr(), len) };
                 pool.copy_to_host(device, to)
             }
@@ -784,9 +793,9 @@ impl Backend for LinkBackend {
             let _ = (&self.end).write(&[0]);
         }
         let endpoint = self.lock().take();
-        // Leaving may have to remove the link: not with the lock.
+        // Detaching may have to remove the link, so the lock is released first.
         drop(endpoint);
-        // The link ends with its last handle, and who closes may end the process next.
+        // The link ends with its last handle, and the caller may end the process next.
         let asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.all_up.wait_while(asleep, |asleep| *asleep > 0));
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -809,16 +818,16 @@ mod tests {
     }
 
     #[test]
-    fn signal_that_comes_after_its_post_was_taken_does_not_count() {
+    fn late_signal_of_a_consumed_post_does_not_count() {
         let (_dir, ours, peer) = endpoint();
-        // The post, without its signal: no participant has a bell yet.
+        // The post, but not its signal: no participant has a bell yet.
         peer.post().unwrap();
         ours.fd().unwrap();
         assert!(ours.take().unwrap());
-        // And now its signal.
+        // Then its signal.
         peer.notify().unwrap();
         assert!(!ours.take().unwrap(), "one post counted twice");
-        // Later ones are as before: with a post, and without one.
+        // Later posts count as before, and so do signals without a post.
         peer.post().unwrap();
         assert!(ours.take().unwrap() && !ours.take().unwrap());
         peer.notify().unwrap();
@@ -826,21 +835,21 @@ mod tests {
     }
 
     #[test]
-    fn posts_before_there_was_a_descriptor_make_it_readable() {
+    fn posts_before_the_descriptor_make_it_readable() {
         let (_dir, ours, peer) = endpoint();
         (0..30).for_each(|_| peer.post().unwrap());
         let fd = ours.fd().unwrap();
-        // SAFETY: open for as long as the backend.
+        // SAFETY: open as long as the backend.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         let is_readable = || shmesh_sys::poll::is_readable(&fd).unwrap();
         for left in (0..30).rev() {
             assert!(is_readable() && ours.take().unwrap(), "{left} more");
         }
         assert!(!is_readable() && !ours.take().unwrap());
-        // And then as ever.
+        // Then as always.
         peer.post().unwrap();
         assert!(is_readable() && ours.take().unwrap() && !is_readable() && !ours.take().unwrap());
-        // Without a descriptor a sleep takes them too.
+        // Without a descriptor, a sleep consumes them too.
         let (_dir, ours, peer) = endpoint();
         (0..2).for_each(|_| peer.post().unwrap());
         ours.fd().unwrap();
@@ -851,7 +860,7 @@ mod tests {
     }
 
     #[test]
-    fn participants_that_come_and_go_are_no_posts() {
+    fn attaching_and_detaching_do_not_count_as_posts() {
         let (dir, ours, peer) = endpoint();
         ours.fd().unwrap();
         let other = LinkOptions::new().dir(dir.path()).attach("link", Side::Secondary).unwrap();
@@ -872,15 +881,15 @@ mod tests {
         peer.post().unwrap();
         ours.fd().unwrap();
         assert!(ours.take().unwrap() && ours.take().unwrap());
-        // Two are late, the third is a peer's that does not post.
+        // Two are late; the third is from a peer that does not post.
         (0..3).for_each(|_| peer.notify().unwrap());
         assert!(ours.take().unwrap() && !ours.take().unwrap());
-        // One that never comes is not waited for.
+        // A signal that never arrives is not waited for.
         let mut late = LateSignals::default();
         late.expect();
         late.since = Instant::now().checked_sub(LATE);
         assert!(!late.is_late(false));
-        // Where a peer is known to signal without posting, no message waits for the next signal.
+        // If a peer is known to signal without posting, a queued message does not wait for the next signal.
         late.expect();
         assert!(!late.is_late(true));
     }

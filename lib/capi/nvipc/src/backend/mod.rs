@@ -1,15 +1,15 @@
-//! What carries the messages of an instance.
+//! Backends: the transports that carry the messages of an instance.
 //!
-//! NVIPC's functions name buffers by address, and any thread may call any of them. So a backend is called by any thread at
-//! any time, and knows by the address which buffers this endpoint holds. It trusts neither the caller nor the peer: an address
-//! that it did not hand out is refused.
+//! NVIPC's functions identify buffers by address, and any thread may call any of them. So a backend can be called from any
+//! thread at any time, and finds by address which buffers this endpoint holds. It trusts neither caller nor peer: an
+//! address that it did not hand out is refused.
 //!
-//! | file | what it is |
+//! | file | concept |
 //! |---|---|
-//! | `link.rs` | a link of shmesh |
-//! | `device.rs` | its pools in device memory |
-//! | `wire.rs` | a link in NVIPC's own layout, whose other side may be NVIPC |
-//! | `udp.rs` | datagrams, to another node |
+//! | `link.rs` | links in shmesh's own layout |
+//! | `device.rs` | their device pools |
+//! | `wire.rs` | links in NVIPC's layout, whose peer may be NVIPC |
+//! | `udp.rs` | datagrams to another node |
 
 mod device;
 mod link;
@@ -28,14 +28,14 @@ pub use shmesh::config::PoolId;
 pub use udp::UdpBackend;
 pub use wire::WireBackend;
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// Ordinary: no buffer of this pool is free, and the caller tries again. How many it has.
+    /// No buffer of this pool is free, which is ordinary: the caller retries. With the number of buffers of the pool.
     Exhausted(PoolId, u32),
-    /// The primary left before the link was complete; who joins it may try again.
+    /// The primary ended before the link was complete. An attempt to attach may be repeated.
     PrimaryLeft(String),
-    /// Anything else, with what the user can do about it.
+    /// Any other reason, with the remedy.
     Refused(String),
 }
 
@@ -54,10 +54,10 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A result of a backend.
+/// The result type of backends.
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// Where bytes are copied.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum Direction {
     /// From a DATA part in device memory.
@@ -66,25 +66,25 @@ pub enum Direction {
     ToDevice,
 }
 
-/// What a message says about itself.
+/// The fields of a message.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Fields {
-    /// The application's to choose.
+    /// The message id, as the application defines it.
     pub msg_id: i32,
-    /// The application's to choose.
+    /// The cell id, as the application defines it.
     pub cell_id: i32,
     /// Bytes of the MSG part.
     pub msg_len: u32,
-    /// Bytes of the DATA part. Without one it says nothing.
+    /// Bytes of the DATA part. Meaningless without one.
     pub data_len: u32,
-    /// The pool of the DATA part; `None` when there is none.
+    /// The pool of the DATA part; `None` without one.
     pub data_pool: Option<PoolId>,
 }
 
-/// Where the parts of a message are.
+/// The addresses of a message's parts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Buffers {
-    /// The MSG part: a whole buffer of its pool.
+    /// The MSG part, which is a whole buffer.
     pub msg: NonNull<u8>,
     /// The DATA part, if there is one.
     pub data: Option<NonNull<u8>>,
@@ -92,149 +92,149 @@ pub struct Buffers {
 
 /// A message that was received.
 #[derive(Clone, Copy, Debug)]
-pub struct Received {
-    /// What it says about itself. Lengths are checked against the buffers.
+pub struct ReceivedMessage {
+    /// Its fields. Lengths are checked against the buffers.
     pub fields: Fields,
-    /// Where it is.
+    /// The addresses of its parts.
     pub buffers: Buffers,
 }
 
-/// A sleep that was prepared: the thread polls the descriptors for reading, and drops this when it is awake.
+/// A prepared sleep: the thread polls the descriptors for reading, and drops this when it is awake.
 #[derive(Debug)]
 pub struct Sleep {
-    /// What to poll. Open for as long as `guard` lives.
+    /// The descriptors to poll, open as long as `guard` lives.
     pub fds: [c_int; 2],
-    /// Ends the sleep when it is dropped, in the thread that slept.
+    /// Ends the sleep when dropped, in the thread that slept.
     pub guard: Box<dyn Debug>,
 }
 
-/// Says whether another secondary may come.
+/// Decides whether another secondary may attach.
 pub type Agrees = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// One endpoint of a connection. Dropping it ends that; who waits is told by [`close`](Self::close) before.
+/// One endpoint of a connection, which ends when it is dropped. [`close`](Self::close) first wakes the calls that wait.
 pub trait Backend: Send + Sync + Debug {
-    /// Bytes of a buffer of `pool` and how many there are; `None` when there is no such pool.
+    /// Buffer size in bytes and number of buffers of `pool`; `None` if there is no such pool.
     fn pool(&self, pool: PoolId) -> Option<(u32, u32)>;
 
-    /// Slots of a ring.
+    /// Number of slots of a ring.
     fn ring_len(&self) -> u32;
 
-    /// Takes a MSG buffer and, if `data` names a pool, one of that. Never waits. Takes both or none.
+    /// Allocates a MSG buffer and, if `data` names a pool, a buffer of that pool: both or none. Never waits.
     ///
     /// # Errors
-    /// [`Exhausted`](Failure::Exhausted), at once; [`Refused`](Failure::Refused) for a pool that is not there.
+    /// [`Exhausted`](Failure::Exhausted), at once; [`Refused`](Failure::Refused) for a pool that does not exist.
     fn allocate(&self, data: Option<PoolId>) -> Result<Buffers>;
 
-    /// Sends what this endpoint holds at `msg`. After `Ok` it no longer holds it; after an error it does.
+    /// Sends the loan or message at `msg`. After `Ok`, this endpoint no longer holds it; after an error it still does.
     ///
     /// # Errors
-    /// Of a length that does not fit, and of addresses that it does not hold.
+    /// If a length does not fit, or this endpoint does not hold the addresses.
     fn send(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()>;
 
-    /// As [`send`](Self::send), to this very endpoint.
+    /// Sends to this endpoint itself.
     ///
     /// # Errors
-    /// As there.
+    /// As [`send`](Self::send).
     fn send_loopback(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()>;
 
-    /// Takes the oldest message; `None` when there is none. Never waits.
+    /// Receives the oldest message, if there is one. Never waits.
     ///
     /// # Errors
-    /// Of a peer that breaks the rules; the next message can be received.
-    fn receive(&self) -> Result<Option<Received>>;
+    /// If the peer breaks the rules. The next message can be received.
+    fn receive(&self) -> Result<Option<ReceivedMessage>>;
 
-    /// Gives back what this endpoint holds at `msg`, with its DATA part. `data` and `pool` are what the caller says of that.
+    /// Releases the loan or message at `msg`, with its DATA part. `data` and `pool` are the caller's view of that part.
     ///
     /// # Errors
-    /// Of what it does not hold.
+    /// If this endpoint does not hold it.
     fn release(&self, msg: NonNull<u8>, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> Result<()>;
 
-    /// Wakes the other side once. Such posts add up.
+    /// Wakes the other side once. Posts are counted.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If a system call fails.
     fn post(&self) -> Result<()>;
 
-    /// Takes one post; `false`: there is none. Never waits.
+    /// Consumes one post and returns whether there was one. Never waits.
     ///
     /// # Errors
-    /// After [`close`](Self::close); when the kernel refuses.
+    /// After [`close`](Self::close), or if a system call fails.
     fn take(&self) -> Result<bool>;
 
     /// As [`take`](Self::take), for a caller that found the descriptor readable.
     ///
     /// # Errors
-    /// As there.
+    /// As [`take`](Self::take).
     fn take_signal(&self) -> Result<bool> {
         self.take()
     }
 
-    /// Prepares a thread to sleep until something may be there to take, or the backend is closed. `None`: a post came
-    /// meanwhile, and was taken.
+    /// Prepares a thread to sleep until there may be a post, or the backend is closed. Returns `None` if a post arrived
+    /// meanwhile and was consumed.
     ///
     /// # Errors
     /// As [`take`](Self::take).
     fn sleep(self: Arc<Self>) -> Result<Option<Sleep>>;
 
-    /// A descriptor that is readable while there are posts.
+    /// The descriptor that is readable while there are posts.
     ///
     /// # Errors
-    /// When there is none.
+    /// If there is no descriptor.
     fn fd(&self) -> Result<c_int>;
 
-    /// About how many messages wait to be received.
+    /// Approximate number of queued messages.
     ///
     /// # Errors
     /// After [`close`](Self::close).
     fn queued(&self) -> Result<usize>;
 
-    /// When the message at `msg` was sent, in nanoseconds of the real-time clock.
+    /// The time at which the message at `msg` was sent, in nanoseconds of the real-time clock.
     ///
     /// # Errors
-    /// When that is not known.
+    /// If the time is unknown.
     fn sent_at(&self, msg: NonNull<u8>) -> Result<i64>;
 
-    /// Copies between the host and a DATA part in device memory, and waits until it is done.
+    /// Copies between the host and a DATA part in device memory, and waits for completion.
     ///
     /// # Errors
-    /// The bytes do not lie in one buffer of a device pool; the driver refuses.
+    /// If the bytes do not lie in one buffer of a device pool, or the driver fails.
     fn copy(&self, _direction: Direction, _host: NonNull<u8>, _device: u64, _len: usize) -> Result<()> {
         Err(Failure::Refused(
             "there are no device pools here; use transport shm and layout shmesh, or cpu_data and your own stream".into(),
         ))
     }
 
-    /// The number of the GPU that device pools are on; -1 when they are in memory of the host, or there are none.
+    /// The number of the GPU with the device pools; -1 if they are in host memory or do not exist.
     fn cuda_device_id(&self) -> c_int {
         -1
     }
 
-    /// Whether pools of the host are locked for a GPU.
+    /// Whether host pools are page-locked for a GPU.
     fn is_locked(&self) -> bool {
         false
     }
 
-    /// Whether an address is in a buffer that is memory of a GPU.
+    /// Whether an address is in a buffer in GPU memory.
     fn is_on_gpu(&self, _address: u64) -> bool {
         false
     }
 
-    /// Asks before a further secondary is let in, where one could do harm. Links of shmesh never ask.
+    /// Sets a function to ask before another secondary may attach, where one could do harm. Links of shmesh never ask.
     fn ask_before_another(&self, _agrees: Agrees) {}
 
-    /// Whether [`copied`](Self::copied) is there.
+    /// Whether [`copied`](Self::copied) is implemented.
     fn can_copy(&self) -> bool {
         false
     }
 
-    /// Copies what this endpoint holds at `msg`, as [`send`](Self::send) would send it. `None`: there is no memory for it.
+    /// Copies the loan or message at `msg`, as [`send`](Self::send) would send it. Returns `None` if memory is short.
     ///
     /// # Errors
-    /// As of `send`, for what can be seen before it; where there is no tap.
-    fn copied(&self, _: Fields, _: NonNull<u8>, _: Option<NonNull<u8>>) -> Result<Option<Copied>> {
+    /// The errors of [`send`](Self::send) that can be found in advance; or if there is no tap.
+    fn copied(&self, _: Fields, _: NonNull<u8>, _: Option<NonNull<u8>>) -> Result<Option<CopiedMessage>> {
         Err(Failure::Refused("messages of this transport cannot be copied for a tap".into()))
     }
 
-    /// Lets nobody wait any longer, and gives back what the endpoint holds.
+    /// Wakes all calls that wait, and releases what this endpoint holds.
     fn close(&self);
 }

@@ -1,4 +1,4 @@
-//! As datagrams: the peer is on another node.
+//! The backend for UDP, with a peer on another node.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,20 +11,21 @@ use shmesh_nvipc_wire::udp::{Config, Endpoint, Form};
 use shmesh_sys::cancel::Uncancelled;
 
 use super::wire::{allocated, failed, given, named, taken};
-use super::{Backend, Buffers, Failure, Fields, PoolId, Received, Result, Sleep};
+use super::{Backend, Buffers, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep};
 
-/// An endpoint that talks by datagrams.
+/// An endpoint that sends and receives datagrams.
 #[derive(Debug)]
 pub struct UdpBackend(Endpoint);
 
 impl UdpBackend {
-    /// Listens at `local` and talks to `remote`. Sizes are of the buffers; 0 for no DATA.
+    /// Listens at `local` and sends to `remote`. `sizes` are the buffer sizes; 0 means no DATA.
     ///
     /// # Errors
-    /// When the port is taken, and for sizes that cannot be.
+    /// If the port is taken, or a size is invalid.
     pub fn open(local: SocketAddr, remote: SocketAddr, sizes: (u32, u32), theirs: bool) -> Result<Self> {
         let mut local = local;
-        // NVIPC listens at all addresses whatever its configuration says; its default would not reach another node.
+        // NVIPC listens at all addresses, whatever its configuration says. With its default address, no other node could be
+        // reached.
         if local.ip().is_loopback() && !remote.ip().is_loopback() {
             local.set_ip(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         }
@@ -63,7 +64,7 @@ impl Backend for UdpBackend {
         Err(not_here("loopback"))
     }
 
-    fn receive(&self) -> Result<Option<Received>> {
+    fn receive(&self) -> Result<Option<ReceivedMessage>> {
         let _uncancelled = Uncancelled::new();
         self.0.receive().map_err(failed)?.map(taken).transpose()
     }
@@ -72,17 +73,17 @@ impl Backend for UdpBackend {
         self.0.release(named(msg, data, pool)).map_err(failed)
     }
 
-    /// Nothing to do: a datagram wakes who waits.
+    /// Does nothing: a datagram wakes the receiver.
     fn post(&self) -> Result<()> {
         self.0.notify().map_err(failed)
     }
 
-    /// Whether a datagram is there; it stays.
+    /// Whether a datagram has arrived. It is not consumed.
     fn take(&self) -> Result<bool> {
         self.0.wait(Some(Duration::ZERO)).map_err(failed)
     }
 
-    /// Nothing to take: the descriptor is readable until the datagrams are received.
+    /// Consumes nothing: the descriptor stays readable until the datagrams are received.
     fn take_signal(&self) -> Result<bool> {
         self.0.notify().map(|()| true).map_err(failed)
     }

@@ -1,4 +1,4 @@
-//! Over NVIPC's own layout and wire: the peer may be a process that was never changed.
+//! The backend for links in NVIPC's layout. The peer may be an unmodified NVIPC process.
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -8,25 +8,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use shmesh_nvipc_wire::{self as wire, Endpoint, Options};
 
-use super::{Agrees, Backend, Buffers, Direction, Failure, Fields, PoolId, Received, Result, Sleep};
+use super::{Agrees, Backend, Buffers, Direction, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep};
 use crate::log::say;
 use crate::tap::Copied;
 
-/// An endpoint in NVIPC's layout.
+/// An endpoint on a link in NVIPC's layout.
 #[derive(Debug)]
 pub struct WireBackend {
     endpoint: Endpoint,
-    agrees: Asked,
+    agrees: ReconnectHook,
     has_said_so: AtomicBool,
 }
 
-/// Who is asked before another secondary is let in.
+/// The function to ask before another secondary may attach.
 #[derive(Clone, Default)]
-struct Asked(Arc<Mutex<Option<Agrees>>>);
+struct ReconnectHook(Arc<Mutex<Option<Agrees>>>);
 
-impl std::fmt::Debug for Asked {
+impl std::fmt::Debug for ReconnectHook {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Asked")
+        f.write_str("ReconnectHook")
     }
 }
 
@@ -45,19 +45,19 @@ pub(super) fn failed(error: wire::Error) -> Failure {
 }
 
 impl WireBackend {
-    /// Makes a link as its primary.
+    /// Creates a link as its primary.
     ///
     /// # Errors
-    /// As [`Options::create`].
+    /// As for [`Options::create`].
     pub fn create(
         options: &Options,
         prefix: &str,
         pools: [shmesh::config::PoolConfig; PoolId::COUNT],
     ) -> Result<Self> {
-        let agrees = Asked::default();
+        let agrees = ReconnectHook::default();
         let asked = agrees.clone();
         let ask = move || {
-            // Not with the lock: who is asked may say who is to be asked next.
+            // Called without the lock, because the function may set its own successor.
             let agrees = asked.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
             agrees.is_none_or(|agrees| agrees())
         };
@@ -65,26 +65,26 @@ impl WireBackend {
         Ok(Self { endpoint, agrees, has_said_so: AtomicBool::new(false) })
     }
 
-    /// Joins a link as its secondary.
+    /// Attaches to a link as its secondary.
     ///
     /// # Errors
-    /// As [`Options::attach`].
+    /// As for [`Options::attach`].
     pub fn attach(options: &Options, prefix: &str) -> Result<Self> {
         let endpoint = options.attach(prefix).map_err(failed)?;
-        Ok(Self { endpoint, agrees: Asked::default(), has_said_so: AtomicBool::new(false) })
+        Ok(Self { endpoint, agrees: ReconnectHook::default(), has_said_so: AtomicBool::new(false) })
     }
 }
 
-/// As they name buffers.
+/// Converts buffers to those of the wire crate.
 pub(super) fn named(msg: NonNull<u8>, data: Option<NonNull<u8>>, data_pool: Option<PoolId>) -> wire::Buffers {
     let data = data.map_or(std::ptr::null_mut(), NonNull::as_ptr);
     wire::Buffers { msg: msg.as_ptr(), data, data_pool }
 }
 
-/// What a caller says of a message. A DATA part without its pool goes with its MSG part.
+/// Converts a caller's message to that of the wire crate. A DATA part without a pool follows its MSG part.
 pub(super) fn given(fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> wire::Message {
     let data = data.filter(|_| fields.data_pool.is_some());
-    // No length that fits into a buffer is longer.
+    // Longer lengths fit into no buffer.
     let signed = |len: u32| i32::try_from(len).unwrap_or(i32::MAX);
     wire::Message {
         msg_id: fields.msg_id,
@@ -101,9 +101,9 @@ pub(super) fn allocated(buffers: wire::Buffers) -> Result<Buffers> {
     Ok(Buffers { msg, data: NonNull::new(buffers.data) })
 }
 
-pub(super) fn taken(message: wire::Message) -> Result<Received> {
+pub(super) fn taken(message: wire::Message) -> Result<ReceivedMessage> {
     let len = |len: i32| u32::try_from(len).unwrap_or(0);
-    Ok(Received {
+    Ok(ReceivedMessage {
         fields: Fields {
             msg_id: message.msg_id,
             cell_id: message.cell_id,
@@ -137,7 +137,7 @@ impl Backend for WireBackend {
         self.endpoint.send_to_self(given(fields, msg, data)).map_err(failed)
     }
 
-    fn receive(&self) -> Result<Option<Received>> {
+    fn receive(&self) -> Result<Option<ReceivedMessage>> {
         self.endpoint.receive().map_err(failed)?.map(taken).transpose()
     }
 
@@ -153,8 +153,8 @@ impl Backend for WireBackend {
         self.endpoint.take().map_err(failed)
     }
 
-    /// Also when the primary has ended: NVIPC's programs wait in a loop, perhaps at SCHED_FIFO, and an error at once would make
-    /// that loop spin.
+    /// Keeps waiting after the primary has ended: NVIPC's programs wait in a loop, perhaps at SCHED_FIFO, and an immediate
+    /// error would make that loop spin.
     fn sleep(self: Arc<Self>) -> Result<Option<Sleep>> {
         if self.endpoint.has_primary_ended() && !self.has_said_so.swap(true, Ordering::Relaxed) {
             say!(
@@ -195,7 +195,7 @@ impl Backend for WireBackend {
             Direction::ToHost => (at, host.as_ptr()),
             Direction::ToDevice => (host.as_ptr(), at),
         };
-        // SAFETY: the bytes lie in one buffer of this link, and as many at the caller's address, as it promises.
+        // SAFETY: the device bytes lie in one buffer of this link, and the caller guarantees as many at its address.
         unsafe { std::ptr::copy(from, to, len) };
         Ok(())
     }
@@ -204,11 +204,16 @@ impl Backend for WireBackend {
         true
     }
 
-    fn copied(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<Option<Copied>> {
+    fn copied(
+        &self,
+        fields: Fields,
+        msg: NonNull<u8>,
+        data: Option<NonNull<u8>>,
+    ) -> Result<Option<CopiedMessage>> {
         let message = given(fields, msg, data);
         let buffers = allocated(self.endpoint.parts(message).map_err(failed)?)?;
-        // SAFETY: this endpoint holds them, and they are as long as `parts` has checked.
-        Ok(unsafe { Copied::of(fields, buffers) })
+        // SAFETY: this endpoint holds the buffers, and `parts` has checked the lengths.
+        Ok(unsafe { CopiedMessage::of(fields, buffers) })
     }
 
     fn ask_before_another(&self, agrees: Agrees) {

@@ -1,5 +1,5 @@
-//! Compiles the C programs in `tests`, links them with the library that cargo has just built, and runs them: as they
-//! are, as C++, with the static library, and under the address and undefined-behaviour sanitizers.
+//! Compiles the C programs in `tests`, links them with the library that cargo has just built, and runs them: as C, as C++,
+//! with the static library, and with the address and undefined-behaviour sanitizers.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -10,12 +10,12 @@ use shmesh_testing::{run_program, succeed};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The folder with the libraries: that of this test.
+/// The directory of the libraries, which is that of this test.
 fn libraries() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
-/// Compiles a program with the flags and links it with the shared library.
+/// Compiles a program with these flags and links it with the shared library.
 #[track_caller]
 fn compiled(compiler: &str, program: &str, flags: &[&str], into: &Path) -> PathBuf {
     let out = into.join(program);
@@ -37,7 +37,7 @@ fn run(program: &Path, args: &[&str], layout: &str) {
     run_with(program, args, layout, &[]);
 }
 
-/// Runs a program over a layout; over that of the configuration, if it is empty.
+/// Runs a program with a layout, or with that of the configuration if it is empty.
 #[track_caller]
 fn run_with(program: &Path, args: &[&str], layout: &str, variables: &[(&str, &Path)]) {
     run_program(program, |command| {
@@ -64,12 +64,12 @@ fn check_over(program: &str, wants_folder: bool, layout: &str) {
 }
 
 #[test]
-fn the_layout_is_that_of_the_programs_that_are_relinked() {
+fn layout_matches_relinked_programs() {
     check("layout", false);
 }
 
 #[test]
-fn cxx_takes_the_headers() {
+fn headers_compile_as_cxx() {
     let folder = tempfile::tempdir().unwrap();
     for standard in ["-std=c++11", "-std=c++20"] {
         run(&compiled("c++", "layout", &[standard, "-pedantic-errors", "-x", "c++"], folder.path()), &[], "");
@@ -77,7 +77,7 @@ fn cxx_takes_the_headers() {
 }
 
 #[test]
-fn the_static_library_is_linked_alone() {
+fn static_library_links_alone() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("layout");
     let mut command = Command::new("cc");
@@ -93,7 +93,7 @@ fn messages_flow_between_processes() {
 }
 
 #[test]
-fn what_must_be_refused_is() {
+fn invalid_calls_are_refused() {
     check("refusals", true);
 }
 
@@ -103,17 +103,17 @@ fn threads_share_an_endpoint() {
 }
 
 #[test]
-fn instances_and_the_functions_beside_them() {
+fn instances_and_helper_functions() {
     check("instances", false);
 }
 
 #[test]
-fn a_tap_sees_what_passes() {
+fn tap_copies_messages() {
     check("forward", false);
 }
 
 #[test]
-fn data_parts_are_in_device_memory() {
+fn data_parts_in_device_memory() {
     let folder = tempfile::tempdir().unwrap();
     let double = shmesh_fake_cuda::library();
     let flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
@@ -126,24 +126,24 @@ fn data_parts_are_in_device_memory() {
 }
 
 #[test]
-fn either_side_is_killed_and_comes_back() {
+fn either_side_is_killed_and_restarts() {
     check("restart", false);
 }
 
 #[test]
-fn the_same_over_the_layout_of_nvipc() {
+fn nvipc_layout_passes_the_same_tests() {
     for program in ["flow", "threads", "theirs", "forward"] {
         check_over(program, false, "nvipc");
     }
 }
 
-/// Installs the libraries as a user does, and with them compiles what names NVIPC's headers and libraries alone.
+/// Installs the libraries as a user does, and compiles programs that only name NVIPC's headers and libraries.
 #[test]
-fn a_consumer_of_nvipc_is_compiled_and_linked_as_it_is() {
+fn nvipc_consumer_compiles_and_links_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let (prefix, path) = (folder.path().join("usr"), |name: &str| folder.path().join(name));
     let mut install = Command::new(format!("{HERE}/../install"));
-    // The other library is of another package, and not built for these tests.
+    // The other library belongs to another package, which is not built for these tests.
     let built = path("built");
     std::fs::create_dir(&built).unwrap();
     for name in ["libshmesh_nvipc.so", "libshmesh_nvipc.a"] {
@@ -183,7 +183,7 @@ fn a_consumer_of_nvipc_is_compiled_and_linked_as_it_is() {
     let tree = format!("-I{HERE}/tests/tree");
     let file = format!("{HERE}/tests/tree/tree.yaml");
     run(&consumer("c++", "consumer.cpp", &["-std=c++17", &tree], "nvipc", &[]), &[&file], "");
-    // Over our own names too, and there with our yaml.hpp where libyaml is.
+    // Also with shmesh's package name, and with our yaml.hpp if libyaml is installed.
     if Path::new("/usr/include/yaml.h").exists() {
         run(&consumer("c++", "consumer.cpp", &["-std=c++20"], "shmesh_nvipc", &["-lyaml"]), &[&file], "");
     } else {
@@ -194,7 +194,7 @@ fn a_consumer_of_nvipc_is_compiled_and_linked_as_it_is() {
 
 #[test]
 #[ignore = "long: sixteen threads and eight busy loops on few cores"]
-fn more_threads_than_cores_all_get_on() {
+fn more_threads_than_cores_make_progress() {
     let folder = tempfile::tempdir().unwrap();
     let program = compiled("cc", "stress", &["-std=c11", "-O2"], folder.path());
     for layout in ["", "nvipc"] {
