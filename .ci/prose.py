@@ -49,7 +49,7 @@ COVERED = [
     "lib/tests",
     "manifests",
     "plugin",
-    "sidecar/src",
+    "sidecar",
 ]
 SUFFIXES = {".rs", ".md", ".yaml", ".yml", ".tpl", ".txt", ".py", ".json", ".h", ".c", ".sh", ".toml"}
 SKIPPED = re.compile(r"/generated/|values\.schema\.json$|requirements\.txt$|install\.yaml$")

@@ -1,5 +1,5 @@
-//! The attacks, one by one, on a running sidecar: each is refused, counted and written down, and two others who share a link and
-//! a key do not notice.
+//! Attacks on a running sidecar: each is refused, counted and audited, and does not disturb two processes that share a link
+//! and a key.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -18,14 +18,14 @@ use shmesh_testing::{
     Peer, Watchdog, broker, ipc_dir, is_root, key_of, own_process_by, passed, stranger, this_test, until,
 };
 
-/// Two who share a link and a key, and a socket for whoever comes.
+/// Two processes that share a link and a key, and a sidecar that others can attack.
 struct Scene {
     dir: tempfile::TempDir,
     sidecar: Sidecar,
     phy: Peer,
     mac: Peer,
     key: String,
-    /// How many descriptors the sidecar had before the attack.
+    /// Number of the sidecar's descriptors before the attack.
     fds: usize,
     counted: u64,
 }
@@ -66,7 +66,7 @@ impl Scene {
         self.sidecar.metric(&format!("shmesh_sidecar_denied_total{{reason=\"{reason}\"}}"))
     }
 
-    /// Counted so often, and written down so often by whoever `is_by` knows.
+    /// Checks that at least `times` refusals are counted, and that as many audit records match `is_by`.
     fn was_refused(&self, op: &str, reason: &str, times: u64, is_by: impl Fn(&Value) -> bool) {
         until(&format!("{reason} is counted"), || self.denied(reason) >= times);
         assert_eq!(self.denied(reason), times, "{reason}");
@@ -80,7 +80,7 @@ impl Scene {
         assert_eq!(records().len() as u64, times, "{reason}");
     }
 
-    /// They talk, they have their sessions, and the key works.
+    /// Checks that both can exchange messages, still have their sessions, and can use the key.
     fn others_are_undisturbed(&mut self) {
         let (phy, mac, key) = (&mut self.phy, &mut self.mac, &self.key);
         self.counted += 1;
@@ -93,14 +93,14 @@ impl Scene {
         mac.tell(&format!("device close {key}"));
     }
 
-    /// After all attackers have gone.
+    /// Checks that all descriptors of the attackers are closed in the end.
     fn ends(mut self) {
         self.others_are_undisturbed();
         until("all their descriptors are closed", || self.sidecar.fds() <= self.fds);
     }
 }
 
-/// By this process, by name.
+/// Whether the record names this process.
 fn by_me(record: &Value) -> bool {
     record["caller"]["bare_tgid"] == std::process::id()
 }
@@ -122,12 +122,12 @@ fn refusal(result: reply::Result) -> Refused {
     }
 }
 
-/// Whether the sidecar has closed a connection.
+/// Whether the sidecar has closed a connection. Earlier answers are skipped.
 fn is_closed(fd: &OwnedFd) -> bool {
     loop {
         match socket::receive(fd) {
             Ok((bytes, _)) if bytes.is_empty() => return true,
-            // What it has said before.
+            // An earlier answer.
             Ok(_) => {}
             Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
         }
@@ -149,7 +149,7 @@ fn export(mechanism: Mechanism, size: u64) -> Op {
 }
 
 #[test]
-fn packets_that_are_none() {
+fn invalid_packets() {
     let _watchdog = Watchdog::start();
     let scene = Scene::new();
     let hello = packet::encode(&Request::new(5, HELLO));
@@ -180,7 +180,7 @@ fn too_many_descriptors() {
 }
 
 #[test]
-fn descriptors_that_are_no_memory() {
+fn descriptors_without_memory() {
     let _watchdog = Watchdog::start();
     let scene = Scene::new();
     let fd = scene.connect();
@@ -204,7 +204,11 @@ fn descriptors_that_are_no_memory() {
     for (fds, size) in wrong {
         assert_eq!(refusal(ask(&fd, export(Mechanism::Host, size), fds)).code(), Code::Invalid);
     }
-    assert_eq!(refusal(ask(&fd, HELLO, &[memfd])).code(), Code::Invalid, "where none belongs");
+    assert_eq!(
+        refusal(ask(&fd, HELLO, &[memfd])).code(),
+        Code::Invalid,
+        "a request that takes no descriptor"
+    );
     until("all are counted", || scene.denied("bad_descriptors") == 9);
     until("all are written down", || audited(&scene.audit(), "export", "bad_descriptors").len() == 8);
     assert!(audited(&scene.audit(), "export", "bad_descriptors").iter().all(by_me));
@@ -225,7 +229,7 @@ fn a_grant_used_twice() {
         panic!("it is admitted")
     };
     let ack = |grant: &[u8]| Op::Ack(Ack { grant: grant.to_vec(), done: true });
-    // Somebody else's connection of the same process may use it; another process may not, and nobody twice.
+    // Another connection of the same process may use the grant; another process may not, and it cannot be used twice.
     assert!(matches!(ask(&fd, ack(&grant), &[]), reply::Result::Done(_)));
     let twice = refusal(ask(&fd, ack(&grant), &[]));
     let unknown = refusal(ask(&fd, ack(&[7; 16]), &[]));
@@ -237,7 +241,8 @@ fn a_grant_used_twice() {
     scene.ends();
 }
 
-/// Each guess is counted. The log has as many as a sound program never causes, and how many more there were.
+/// Each guess is counted. The audit log has at least as many as a correct program ever causes, and the number of the
+/// others.
 #[test]
 fn guessing_keys() {
     guess_keys(300, false);
@@ -260,13 +265,13 @@ fn guess_keys(guesses: u64, waits: bool) {
             scene.others_are_undisturbed();
         }
     }
-    // One that there is.
+    // A key that exists.
     assert_eq!(refusal(ask(&fd, import(&scene.key), &[])).text, "no such key, or not for you");
     assert_eq!(scene.denied("unknown_key"), guesses);
     drop(fd);
     scene.others_are_undisturbed();
     let audit = scene.audit();
-    // Every ten seconds; and what is left of it, when it ends.
+    // Every ten seconds while it runs, and the rest when it ends.
     if waits {
         until("it is said while it runs", || !audited(&audit, "suppressed", "not_admitted").is_empty());
     }
@@ -281,12 +286,12 @@ fn guess_keys(guesses: u64, waits: bool) {
         .inspect(|record| assert!(by_me(record), "{record}"))
         .map(|record| record["suppressed"].as_u64().unwrap())
         .sum();
-    assert_eq!(written as u64 + said, guesses + 1, "each is in it, or counted in it");
+    assert_eq!(written as u64 + said, guesses + 1, "each has a record, or is counted in one");
     assert!((100..200).contains(&written), "{written}");
 }
 
 #[test]
-fn whoever_is_not_listed() {
+fn process_that_is_not_admitted() {
     let _watchdog = Watchdog::start();
     let scene = Scene::new();
     let fd = scene.connect();
@@ -308,7 +313,7 @@ fn whoever_is_not_listed() {
     scene.ends();
 }
 
-/// A pod sees numbers of its own. Its process says that it is the one that was admitted, and is known for who it is.
+/// A pod has its own process numbers. A process that claims the number of an admitted one is identified by the kernel.
 #[test]
 fn another_pod_that_shares_the_socket() {
     let _watchdog = Watchdog::start();
@@ -338,7 +343,7 @@ fn another_pod_that_shares_the_socket() {
     scene.ends();
 }
 
-/// In a pid namespace of its own, where nobody else takes numbers.
+/// In a pid namespace of its own, where no other process takes numbers.
 #[test]
 fn a_listed_process_that_was_replaced() {
     let _watchdog = Watchdog::start();
@@ -384,7 +389,7 @@ fn start_time(pid: u32) -> String {
     stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().to_owned()
 }
 
-/// It has all the sessions that a process may have, and comes ten thousand times more.
+/// A process with the maximum number of sessions connects ten thousand times more.
 #[test]
 fn ten_thousand_connections() {
     const COME: u64 = 10_000;
@@ -393,7 +398,7 @@ fn ten_thousand_connections() {
     let crowd = crowd(&scene);
     let mut came = 0;
     for n in 0..COME {
-        // The kernel turns away whom there is no room to wait for.
+        // The kernel refuses connections when the backlog is full.
         came += u64::from(socket::connect_to(&broker(scene.dir.path())).is_ok());
         if n % 1000 == 0 {
             scene.others_are_undisturbed();
@@ -404,7 +409,7 @@ fn ten_thousand_connections() {
             + scene.sidecar.metric("shmesh_sidecar_refused_connections_total")
     };
     until("each is counted", || refused() >= came);
-    assert_eq!(refused(), came, "no more than those that came");
+    assert_eq!(refused(), came, "no more than there were connections");
     assert!(came > COME / 2, "{came}");
     let written = || audited(&scene.audit(), "open", "limit_sessions_per_process");
     until("the first are written down", || !written().is_empty());
@@ -423,7 +428,7 @@ fn ten_thousand_connections() {
     scene.ends();
 }
 
-/// All connections that this process may have.
+/// As many connections as this process may have.
 fn crowd(scene: &Scene) -> Vec<OwnedFd> {
     let crowd: Vec<_> = (0..MAX_SESSIONS_PER_PROCESS).map(|_| scene.connect()).collect();
     for fd in &crowd {
@@ -432,14 +437,14 @@ fn crowd(scene: &Scene) -> Vec<OwnedFd> {
     crowd
 }
 
-/// Packets come whole or not at all; what is slow is to come and to say nothing.
+/// Packets arrive whole or not at all, so a slow client can only connect and be silent.
 #[test]
-fn who_comes_and_says_nothing() {
+fn silent_clients() {
     let _watchdog = Watchdog::start();
     let scene = Scene::new();
     let crowd: Vec<_> = (0..MAX_SESSIONS_PER_PROCESS).map(|_| scene.connect()).collect();
     let one_more = scene.connect();
-    assert!(is_closed(&one_more), "it waits in the same queue as the others, so they are in");
+    assert!(is_closed(&one_more), "the queue is in order, so the others are accepted");
     scene.was_refused("open", "limit_sessions_per_process", 1, by_me);
     let mut other = Peer::start(scene.dir.path());
     other.tell("device connect");
@@ -449,7 +454,7 @@ fn who_comes_and_says_nothing() {
 }
 
 #[test]
-fn who_never_reads() {
+fn client_that_never_reads() {
     let _watchdog = Watchdog::start();
     let mut scene = Scene::new();
     let deaf = scene.connect();
@@ -471,20 +476,20 @@ fn seats_and_duties_of_others() {
     let fd = scene.connect();
     assert!(refusal(ask(&fd, Op::Offer(Offer {}), &[])).text.contains("kept by a sidecar"));
     scene.was_refused("offer", "kept_here", 1, by_me);
-    // No such seat; nobody there; and a word that is not what is there.
+    // A seat that does not exist, a free seat, and a word that differs from the seat's.
     for (seat, word) in [(64, 1), (40, 1), (0, 1)] {
         tell(&fd, Op::Seated(Seated { seat, word }), &[]);
     }
     scene.was_refused("seated", "not_seated", 3, by_me);
-    assert_eq!(audited(&scene.audit(), "seated", "").len(), 2, "those of the others were believed");
+    assert_eq!(audited(&scene.audit(), "seated", "").len(), 2, "those of the others were accepted");
     assert_eq!(audited(&scene.audit(), "attach", "").len(), 2);
     drop(fd);
     scene.ends();
 }
 
-/// Whoever cannot be identified is written down with what the kernel says without being asked for more.
+/// A client that cannot be identified is audited with what the kernel reports for the socket.
 #[test]
-fn nobody_knows_who_it_is() {
+fn unidentified_client() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (audit, absent) = (dir.path().join("audit"), dir.path().join("absent.sock"));
@@ -511,7 +516,7 @@ fn nobody_knows_who_it_is() {
 fn descriptors_run_out() {
     let _watchdog = Watchdog::start();
     let mut scene = Scene::with(|dir, _, flags| Sidecar::start_with_limit(dir, "mpmc", 512, flags));
-    // All places.
+    // All sessions.
     let mut crowd = Vec::new();
     until("there is no more room", || {
         crowd.extend(socket::connect_to(&broker(scene.dir.path())));
@@ -522,7 +527,7 @@ fn descriptors_run_out() {
     assert_eq!(written()[0]["socket"]["pid"], std::process::id());
     scene.others_are_undisturbed();
 
-    // All descriptors of keys, from one who was let in.
+    // All descriptors for keys, from a client that was accepted.
     let thief = crowd.remove(0);
     let memory = HostMemory::new(4096).unwrap();
     let memfd = DeviceMemory::fd(&memory).unwrap();
@@ -539,7 +544,7 @@ fn descriptors_run_out() {
     scene.was_refused("export", "limit_descriptors_per_process", 1, by_me);
     scene.others_are_undisturbed();
 
-    // What comes along with packets, as fast as it can be sent, with all that was taken above still taken.
+    // Descriptors with packets, as fast as they can be sent, while everything above is still in use.
     let file = std::fs::File::open("/dev/null").unwrap();
     nix::fcntl::fcntl(&thief, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
     let bytes = packet::encode(&Request::new(5, HELLO));

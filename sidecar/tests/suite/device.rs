@@ -1,4 +1,4 @@
-//! Device keys between real processes, brokered by a real sidecar, over memfds in the place of device memory.
+//! Device keys between real processes, brokered by a real sidecar, with memfds in place of device memory.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -9,34 +9,34 @@ use shmesh_proto::packet;
 use shmesh_sys::socket;
 use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, key_of, own_process, stranger, until};
 
-/// A sidecar, an exporter, and an importer.
+/// Starts a sidecar, an exporter and an importer.
 fn three(dir: &std::path::Path, flags: &[&str]) -> (Sidecar, Peer, Peer) {
     let sidecar = Sidecar::start_with(dir, "mpmc", flags);
     let (mut exporter, mut importer) = (Peer::start(dir), Peer::start(dir));
     exporter.tell("device connect");
     importer.tell("device connect");
-    // Let in, and not only in the queue: tests count descriptors from here on.
+    // A reply shows that they were accepted, and not only queued: tests count descriptors from here on.
     assert_ne!(exporter.ask("device tgid"), importer.ask("device tgid"));
     (sidecar, exporter, importer)
 }
 
 #[test]
-fn memory_reaches_exactly_who_is_admitted() {
+fn only_admitted_processes_import_memory() {
     let _watchdog = Watchdog::start();
     let kernels: [&[&str]; 2] = [&[], &["--old-kernel"]];
     for kernel in kernels {
-        reaches_who_is_admitted(kernel);
+        only_admitted_import(kernel);
     }
 }
 
-fn reaches_who_is_admitted(flags: &[&str]) {
+fn only_admitted_import(flags: &[&str]) {
     let dir = ipc_dir();
     let (sidecar, mut exporter, mut importer) = three(dir.path(), flags);
     let mut other = Peer::start(dir.path());
     other.tell("device connect");
     let key = exporter.ask("device export weights 0");
     assert_eq!(key.len(), 64);
-    // Not admitted yet, and no such key: the same words.
+    // Not admitted yet, and no such key: the text is the same.
     let refused = importer.ask(&format!("device import {key}"));
     let unknown = importer.ask(&format!("device import {}", "0".repeat(64)));
     assert!(refused.starts_with("err Denied") && refused == unknown, "{refused} / {unknown}");
@@ -44,21 +44,24 @@ fn reaches_who_is_admitted(flags: &[&str]) {
     let tgid = importer.ask("device tgid");
     exporter.tell(&format!("device admit {key} {tgid}"));
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
-    assert!(other.ask(&format!("device import {key}")).starts_with("err Denied"), "the third one is not");
+    assert!(
+        other.ask(&format!("device import {key}")).starts_with("err Denied"),
+        "another process is not admitted"
+    );
     until("it is counted", || sidecar.metric("shmesh_sidecar_keys") == 1);
 
     // Importers close before the exporter.
     let busy = exporter.ask(&format!("device close {key}"));
     assert!(busy.starts_with("err Busy") && busy.contains(&tgid), "{busy}");
     importer.tell(&format!("device close {key}"));
-    assert!(importer.ask(&format!("device close {key}")).starts_with("err"), "twice");
-    until("the exporter hears of it", || exporter.ask("device event") == "unused");
+    assert!(importer.ask(&format!("device close {key}")).starts_with("err"), "closed twice");
+    until("the exporter is notified", || exporter.ask("device event") == "unused");
     exporter.tell(&format!("device close {key}"));
     until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
     assert!(importer.ask(&format!("device import {key}")).starts_with("err Denied"));
 }
 
-/// A forked child has its parent's connection, and would get the answers that the parent waits for.
+/// A forked child shares its parent's connection, and would receive the replies for which the parent waits.
 #[test]
 fn session_of_the_parent_is_refused_in_a_forked_child() {
     own_process(|| {
@@ -67,12 +70,12 @@ fn session_of_the_parent_is_refused_in_a_forked_child() {
         let _sidecar = Sidecar::start(dir.path(), "mpmc");
         let mut session = Session::<HostMemory>::connect(dir.path(), "link").unwrap();
         let tgid = session.bare_tgid().unwrap();
-        // SAFETY: the child asks its copy of the session, and leaves.
+        // SAFETY: the child only uses its copy of the session, and exits.
         #[expect(unsafe_code, reason = "the test is about fork")]
         let child = unsafe { nix::unistd::fork() }.unwrap();
         let nix::unistd::ForkResult::Parent { child } = child else {
             let refused = session.bare_tgid().map_or_else(|error| error.to_string(), |_| String::new());
-            // SAFETY: nothing of the parent is to run here.
+            // SAFETY: no destructor or exit handler of the parent may run in the child.
             #[expect(unsafe_code, reason = "as above")]
             unsafe {
                 libc::_exit(i32::from(!refused.contains("after fork")))
@@ -85,7 +88,7 @@ fn session_of_the_parent_is_refused_in_a_forked_child() {
 }
 
 #[test]
-fn a_dead_importer_has_closed() {
+fn death_of_an_importer_closes_its_import() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (_sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
@@ -98,7 +101,7 @@ fn a_dead_importer_has_closed() {
 }
 
 #[test]
-fn a_dead_exporter_is_told() {
+fn importers_are_notified_of_a_dead_exporter() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
@@ -108,11 +111,11 @@ fn a_dead_exporter_is_told() {
     exporter.tell(&format!("device admit {key} {tgid}"));
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
     exporter.kill();
-    until("the importer hears of it", || importer.ask("device event") == "lost");
+    until("the importer is notified", || importer.ask("device event") == "lost");
     until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
     until("and its descriptor", || sidecar.fds() < before);
     importer.tell(&format!("device close {key}"));
-    assert!(importer.ask(&format!("device close {key}")).starts_with("err Denied"), "twice");
+    assert!(importer.ask(&format!("device close {key}")).starts_with("err Denied"), "closed twice");
 }
 
 #[test]
@@ -125,14 +128,14 @@ fn a_forced_close_tells_the_importers() {
     exporter.tell(&format!("device admit {key} {tgid}"));
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
     exporter.tell(&format!("device force {key}"));
-    until("it is told", || importer.ask("device event") == "closing");
+    until("the importer is notified", || importer.ask("device event") == "closing");
     importer.tell(&format!("device close {key}"));
     until("the exporter may free it", || exporter.ask("device event") == "unused");
 }
 
-/// Who was the last importer once is not who is the last now.
+/// The importer has closed once before; what counts is that it imports now.
 #[test]
-fn a_forced_close_waits_for_who_imports_now() {
+fn forced_close_waits_for_current_importers() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (_sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
@@ -142,7 +145,7 @@ fn a_forced_close_waits_for_who_imports_now() {
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
     importer.tell(&format!("device close {key}"));
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
-    // The exporter has not looked at its events: the first says that nobody imports.
+    // The exporter has not read its events. The first says that there are no importers.
     exporter.tell(&format!("device force {key}"));
     assert_eq!(exporter.ask("device event"), "none");
     importer.tell(&format!("device close {key}"));
@@ -150,7 +153,7 @@ fn a_forced_close_waits_for_who_imports_now() {
 }
 
 #[test]
-fn a_forced_close_of_what_nobody_imports_frees_it() {
+fn forced_close_without_importers_frees_the_key() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (_sidecar, mut exporter, _importer) = three(dir.path(), &[]);
@@ -163,9 +166,9 @@ fn a_forced_close_of_what_nobody_imports_frees_it() {
     assert!(exporter.ask(&format!("device close {key}")).starts_with("err Denied"));
 }
 
-/// A session that ends says nothing of memory that is still mapped.
+/// Closing a session does not unmap memory.
 #[test]
-fn what_outlives_its_session_is_still_imported() {
+fn import_outlives_its_session() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (_sidecar, mut exporter, mut importer) = three(dir.path(), &[]);
@@ -180,7 +183,7 @@ fn what_outlives_its_session_is_still_imported() {
 }
 
 #[test]
-fn keys_for_everybody_only_where_the_operator_permits_them() {
+fn open_keys_require_the_operators_permission() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (_sidecar, mut exporter, _importer) = three(dir.path(), &[]);
@@ -193,9 +196,9 @@ fn keys_for_everybody_only_where_the_operator_permits_them() {
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
 }
 
-/// Both are process 1 of their own pid namespace. What each knows of itself admits nobody; what the sidecar says does.
+/// Both are process 1 of their own pid namespaces. Only the number that the sidecar reports admits a process.
 #[test]
-fn numbers_of_other_pid_namespaces_admit_nobody() {
+fn numbers_of_other_pid_namespaces_admit_no_process() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -206,7 +209,7 @@ fn numbers_of_other_pid_namespaces_admit_nobody() {
     exporter.tell("device connect");
     importer.tell("device connect");
     let key = exporter.ask("device export weights 0");
-    // 1 is the importer in its own eyes, and the init process of the machine in the sidecar's.
+    // 1 is the importer in its own namespace, and the init process of the machine in the sidecar's.
     let _ = exporter.ask(&format!("device admit {key} 1"));
     assert!(importer.ask(&format!("device import {key}")).starts_with("err Denied"));
     let tgid = importer.ask("device tgid");
@@ -222,7 +225,7 @@ fn ask(fd: &OwnedFd, op: request::Op, fds: &[std::os::fd::BorrowedFd<'_>]) -> re
 }
 
 #[test]
-fn what_is_no_memory_is_not_exported() {
+fn only_memory_can_be_exported() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = Sidecar::start(dir.path(), "mpmc");
@@ -254,11 +257,11 @@ fn what_is_no_memory_is_not_exported() {
     assert_eq!(exported.key.len(), 65);
     let _ = key_of(std::str::from_utf8(&exported.key[..64]).unwrap());
     drop(connection);
-    until("what is left is the key of a process that lives", || sidecar.fds() <= before + 2);
+    until("only the key of a living process is left", || sidecar.fds() <= before + 2);
     assert!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"bad_descriptors\"}") >= 3);
 }
 
-/// One death, more events than any queue of packets to one session should need; the one that reads keeps its session.
+/// One death causes more events than a session's queue holds. An importer that reads them keeps its session.
 #[test]
 fn many_keys_end_at_once() {
     let _watchdog = Watchdog::start();
@@ -272,7 +275,7 @@ fn many_keys_end_at_once() {
     }
     exporter.kill();
     for _ in 0..200 {
-        until("each is told", || importer.ask("device event") == "lost");
+        until("each event arrives", || importer.ask("device event") == "lost");
     }
     assert_eq!(importer.ask("device tgid"), tgid, "it still has its session");
     assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"slow\"}"), 0);

@@ -1,4 +1,4 @@
-//! Pools in device memory that a sidecar keeps, over host memory in its place.
+//! Device pools of a link that a sidecar keeps, with host memory in place of device memory.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -36,7 +36,7 @@ fn memory_outlives_both_sides() {
         mac.tell("pool send 2 up");
         phy.kill();
         mac.kill();
-        // Nobody is there but the sidecar.
+        // Only the sidecar is on the link.
         let (mut phy, mut mac) = (attached(dir.path(), "primary"), attached(dir.path(), "secondary"));
         assert_eq!((phy.ask("pool open"), mac.ask("pool open")), ("found".to_owned(), "found".to_owned()));
         assert_eq!(phy.ask("pool receive"), "2 up", "{kind}");
@@ -54,7 +54,7 @@ fn memory_outlives_the_sidecar() {
             let (mut phy, mut mac) = (attached(dir.path(), "primary"), attached(dir.path(), "secondary"));
             assert_eq!(phy.ask("pool open"), "made", "{kind}");
             phy.tell("pool send 1 payload");
-            // The other one never asked; it has it all the same, whoever of them serves the link meanwhile.
+            // The other participant never opened the pool, but has the memory, whichever of them serves the link meanwhile.
             if is_killed {
                 before.kill()
             } else {
@@ -76,7 +76,7 @@ fn memory_outlives_the_sidecar() {
 }
 
 #[test]
-fn memory_crosses_pid_namespaces_and_what_the_dead_held_comes_back() {
+fn memory_crosses_pid_namespaces_and_buffers_of_the_dead_return() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -95,7 +95,7 @@ fn memory_crosses_pid_namespaces_and_what_the_dead_held_comes_back() {
         assert!(phy.ask("pool send 2 x").starts_with("err Exhausted"));
         mac.kill();
         until("it is counted", || sidecar.metric("shmesh_sidecar_reaped_total{link=\"link\"}") == 1);
-        assert_eq!(phy.ask("pool receive"), "1 sent", "what it had sent stays sent");
+        assert_eq!(phy.ask("pool receive"), "1 sent", "its message is delivered");
         for i in 0..4 {
             phy.tell(&format!("pool send {i} again"));
         }
@@ -118,7 +118,7 @@ fn refusal(answer: reply::Result) -> (Code, String) {
 }
 
 #[test]
-fn who_has_not_attached_gets_none_and_wrong_offers_are_refused_and_written_down() {
+fn memory_requires_attachment_and_wrong_offers_are_refused() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let log = dir.path().join("audit.log");

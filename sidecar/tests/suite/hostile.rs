@@ -1,4 +1,4 @@
-//! What a hostile process, or an identity service in trouble, can make a sidecar do: nothing that others notice.
+//! Hostile processes and a failing identity service: they must not affect other clients.
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,10 +49,10 @@ fn denied(sidecar: &Sidecar, reason: &str) -> u64 {
     sidecar.metric(&format!("shmesh_sidecar_denied_total{{reason=\"{reason}\"}}"))
 }
 
-/// An identity service that does what a test wants.
+/// An identity service under the test's control.
 struct Service {
     path: PathBuf,
-    /// What it does with questions about numbers.
+    /// How it answers questions about process numbers.
     numbers: Arc<Mutex<Numbers>>,
     most: Arc<AtomicUsize>,
 }
@@ -60,15 +60,15 @@ struct Service {
 #[derive(Clone, Copy, PartialEq)]
 enum Numbers {
     Answered,
-    /// The connection is closed, as when the service ends in the middle of a question.
+    /// Closes the connection, as when the service ends during a question.
     Broken,
     Unavailable,
-    /// Never answered.
+    /// Never sends an answer.
     Ignored,
 }
 
 impl Service {
-    /// As long as so many ask at the same time; more are turned away.
+    /// Starts a service that answers up to `places` questions at a time, and refuses more.
     fn start(dir: &Path, places: usize, takes: Duration) -> Self {
         let path = dir.join("agent.sock");
         let listener = socket::listen_on(&path, 0o600).unwrap();
@@ -122,7 +122,7 @@ fn raw(fd: &OwnedFd) -> i32 {
     std::os::fd::AsRawFd::as_raw_fd(fd)
 }
 
-/// Whoever is asked about numbers and does not say: that is no word of a process that is not there.
+/// A service that fails to answer about a number does not mean that the process is dead.
 #[test]
 fn a_service_that_ends_in_the_middle_of_a_question_says_nothing_of_the_living() {
     let _watchdog = Watchdog::start();
@@ -141,19 +141,19 @@ fn a_service_that_ends_in_the_middle_of_a_question_says_nothing_of_the_living() 
     }
     *service.numbers.lock().unwrap() = Numbers::Answered;
     let said = exporter.ask(&format!("device admit {key} 4000000"));
-    assert!(said.contains("no living process"), "and it recovers: {said}");
+    assert!(said.contains("no living process"), "the service has recovered: {said}");
     until("it is written down", || audited(&audit, "admit", "no_answer").len() == 3);
-    until("so is that", || audited(&audit, "admit", "not_alive").len() == 1);
+    until("that is written down too", || audited(&audit, "admit", "not_alive").len() == 1);
 }
 
-/// The service has a number of places for each pod, and a sidecar is one process of its pod.
+/// The service limits the connections per pod, and the whole sidecar is one process of its pod.
 #[test]
 fn a_crowd_does_not_take_all_places_at_the_identity_service() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let service = Service::start(dir.path(), 64, Duration::from_millis(20));
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--identity", service.path.to_str().unwrap()]);
-    // At once: it begins to accept when all are there.
+    // All connect at once: the sidecar accepts them when it continues.
     signal(&sidecar, Signal::SIGSTOP);
     let crowd: Vec<_> = (0..MAX_SESSIONS_PER_PROCESS).map(|_| stranger(dir.path())).collect();
     let mut other = Peer::start(dir.path());
@@ -171,9 +171,9 @@ fn a_crowd_does_not_take_all_places_at_the_identity_service() {
     assert_eq!(denied(&sidecar, "unidentified"), 0);
 }
 
-/// Before Linux 6.5 nobody is let in before a challenge is answered, and only who asks something is challenged.
+/// Before Linux 6.5 a client is accepted only after it has answered a challenge, which it gets with its first request.
 #[test]
-fn on_an_old_kernel_who_says_nothing_does_not_take_all_places() {
+fn on_an_old_kernel_silent_clients_do_not_take_all_places() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let audit = dir.path().join("audit");
@@ -201,33 +201,33 @@ fn on_an_old_kernel_nonsense_is_counted_too() {
     let flags = ["--old-kernel", "--audit", audit.to_str().unwrap()];
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &flags);
     let before = sidecar.fds();
-    // Who comes and goes has done nothing wrong.
+    // Connecting and disconnecting is no error.
     drop(stranger(dir.path()));
     let fd = stranger(dir.path());
     let file = std::fs::File::open("/dev/null").unwrap();
     tell(&fd, HELLO, &[file.as_fd(); 100]);
     until("it is counted", || denied(&sidecar, "malformed") == 1);
     until("it is written down", || !audited(&audit, "packet", "malformed").is_empty());
-    // Descriptors of somebody who proves nothing do not pile up.
+    // Descriptors of a client that does not answer the challenge do not pile up.
     let hoarder = stranger(dir.path());
     for _ in 0..16 {
         let _ = socket::send(&hoarder, &packet::encode(&Request::new(5, HELLO)), &[file.as_fd(); 8]);
     }
-    until("it is nobody", || denied(&sidecar, "unidentified") > 0);
+    until("it is refused as unidentified", || denied(&sidecar, "unidentified") > 0);
     drop((fd, hoarder));
     until("all descriptors are closed", || sidecar.fds() <= before);
     until("the hoarder is written down", || audited(&audit, "open", "unidentified").len() == 1);
 }
 
-/// The sidecar watches who has attached until it ends, and that takes a descriptor.
+/// The sidecar watches each process that has attached until it ends, which takes a descriptor.
 #[test]
-fn those_who_attach_and_hang_up_do_not_take_all_descriptors() {
+fn attached_processes_without_sessions_do_not_take_all_descriptors() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = Sidecar::start_with_limit(dir.path(), "mpmc memfd", 160, &[]);
     let mut honest = Peer::start(dir.path());
     honest.tell("device connect");
-    // Processes that end with this test, each attached once.
+    // Processes that live as long as this test. Each attaches once.
     let (mut refused, mut crowd) = (0, Vec::new());
     while refused == 0 && crowd.len() < 160 {
         let mut peer = Peer::start(dir.path());
@@ -237,7 +237,7 @@ fn those_who_attach_and_hang_up_do_not_take_all_descriptors() {
         peer.answer();
         crowd.push(peer);
     }
-    assert!(refused > 0, "there is an end to it");
+    assert!(refused > 0, "there is a limit");
     assert_ne!(
         denied(&sidecar, "limit_descriptors_per_account"),
         0,
@@ -249,9 +249,9 @@ fn those_who_attach_and_hang_up_do_not_take_all_descriptors() {
     until("there is room again", || peer.ask("attach link secondary 0") == "ok");
 }
 
-/// Whoever is turned away was not let in a moment before, whatever it had sent by then.
+/// A refused client was never accepted, whatever it had sent before.
 #[test]
-fn who_is_turned_away_has_not_attached() {
+fn refused_client_has_not_attached() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let audit = dir.path().join("audit");
@@ -267,14 +267,14 @@ fn who_is_turned_away_has_not_attached() {
     signal(&sidecar, Signal::SIGCONT);
     assert_eq!(refusal(answer(&one_more)).code(), Code::Limit);
     until("it is written down", || audited(&audit, "open", "limit_sessions_per_process").len() == 1);
-    // What has come in before is done by now.
+    // Earlier packets have been processed by now.
     tell(&crowd[0], HELLO, &[]);
     answer(&crowd[0]);
     assert_eq!(sidecar.metric("shmesh_sidecar_attached_total"), 0);
     assert_eq!(audited(&audit, "attach", "").len(), 0);
 }
 
-/// What it was asked before the end it answers, if only with that.
+/// A request that is pending at the end gets at least an answer that says so.
 #[test]
 fn a_question_that_is_open_at_the_end_is_answered() {
     let _watchdog = Watchdog::start();
@@ -298,15 +298,15 @@ fn a_question_that_is_open_at_the_end_is_answered() {
     sidecar.stop();
 }
 
-/// Somebody who reads, but slowly: it is not waited for without end, and nothing has failed.
+/// A slow reader does not delay the end without limit, and does not make it a failure.
 #[test]
-fn who_reads_slowly_does_not_make_the_end_a_failure() {
+fn slow_reader_does_not_fail_the_shutdown() {
     end_before_a_slow_reader(600);
 }
 
 #[test]
 #[ignore = "long: 3,500 events"]
-fn who_reads_slowly_does_not_make_the_end_a_failure_or_with_thousands_of_events() {
+fn slow_reader_does_not_fail_the_shutdown_with_thousands_of_events() {
     end_before_a_slow_reader(3500);
 }
 
@@ -324,11 +324,11 @@ fn end_before_a_slow_reader(events: u32) {
     for _ in 0..events {
         let key = key_of(&exporter.ask("device export weights 1")).as_bytes().to_vec();
         let reply::Result::Imported(imported) = ask(Op::ImportByKey(ImportByKey { key })) else {
-            panic!("it is for everybody")
+            panic!("an open key admits any process")
         };
         assert!(matches!(ask(Op::Ack(Ack { grant: imported.grant, done: true })), reply::Result::Done(_)));
     }
-    // One event for each, read so slowly as is not too slow: there is room again in time, and not for much.
+    // One event per key, read slowly but not too slowly: there is room again in time, but not for many.
     exporter.kill();
     until("its keys are gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
@@ -346,9 +346,9 @@ fn end_before_a_slow_reader(events: u32) {
     reads.join().unwrap();
 }
 
-/// The bad input of the five calls, as a whole sidecar answers it.
+/// Bad input to the five calls, and the answers of a whole sidecar.
 #[test]
-fn keys_that_are_none_and_closes_that_cannot_be() {
+fn invalid_keys_and_closes_are_refused() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let _sidecar = Sidecar::start(dir.path(), "mpmc");
@@ -395,9 +395,9 @@ fn an_invalid_log_filter_is_a_wrong_configuration() {
     assert_eq!(output.status.code(), Some(64), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A pipe that is full, with nobody at the other end who reads.
+/// A full pipe without a reader.
 #[test]
-fn an_audit_log_that_nobody_reads_does_not_hold_up_the_end() {
+fn unread_audit_log_does_not_delay_the_shutdown() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let yaml = dir.path().join("links.yaml");

@@ -1,6 +1,7 @@
-//! Sidecar, exporters and importers, killed at random instants: no key stays, no descriptor leaks, no message is lost.
+//! Sidecar, exporters and importers are killed at random moments: no key is left over, no descriptor leaks, no message is
+//! lost.
 //!
-//! `SHMESH_KILLS` says how often, `SHMESH_SEED` repeats a run.
+//! `SHMESH_KILLS` sets the number of kills, `SHMESH_SEED` repeats a run.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
-/// splitmix64: enough to choose instants.
+/// SplitMix64, to choose the moments.
 struct Random(u64);
 
 impl Random {
@@ -25,7 +26,7 @@ impl Random {
     }
 }
 
-/// An exporter and an importer go through their steps; one of them is killed in the middle of a step.
+/// An exporter and an importer run through their steps, and one of them is killed during a step.
 #[test]
 fn exporters_and_importers() {
     kill_exporters_and_importers(20);
@@ -53,7 +54,7 @@ fn kill_exporters_and_importers(kills: u64) {
         let key = exporter.ask("device export weights 0");
         let admit = format!("device admit {key} {tgid}");
         let (import, close) = (format!("device import {key}"), format!("device close {key}"));
-        // How far they come, and who does not come back from the last step.
+        // The steps, and which side is killed during the last one.
         let steps: [(bool, &str); 4] = [(true, &admit), (false, &import), (false, &close), (true, &close)];
         let last = usize::try_from(random.below(4)).unwrap();
         for (is_exporter, step) in &steps[..last] {
@@ -72,10 +73,13 @@ fn kill_exporters_and_importers(kills: u64) {
         } else {
             importer.kill()
         }
-        // Whoever lives leaves as a program does that ends.
+        // The survivor ends normally.
         until("no key stays", || sidecar.metric("shmesh_sidecar_keys") <= u64::from(!dies_is_exporter));
         until("the dead one is forgotten", || sidecar.metric("shmesh_sidecar_sessions") <= 1);
-        assert!(kill == 0 || sidecar.fds() <= before + 8, "descriptors are bounded by who lives");
+        assert!(
+            kill == 0 || sidecar.fds() <= before + 8,
+            "descriptors are bounded by the processes that live"
+        );
     }
     until("nothing is left", || sidecar.metric("shmesh_sidecar_keys") == 0 && sidecar.fds() <= before);
 }

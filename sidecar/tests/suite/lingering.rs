@@ -1,4 +1,4 @@
-//! Descriptors that do not let themselves be closed.
+//! Descriptors whose close blocks or lingers.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,13 +31,13 @@ fn export(mechanism: Mechanism) -> Op {
     Op::ExportKey(ExportKey { size: 1, flags: 0, mechanism: mechanism.into(), handle: Vec::new() })
 }
 
-/// How a connection sends a descriptor.
+/// A way of sending a descriptor over a connection.
 type Way = dyn Fn(&OwnedFd, BorrowedFd<'_>);
 
 #[test]
-fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
-    // Children that other tests start have copies of every descriptor for a moment, and the sidecar must have the
-    // last one.
+fn lingering_sockets_affect_only_their_sender() {
+    // Children of other tests have copies of every descriptor for a moment, and the sidecar must have the last copy. So
+    // this test runs in a process of its own.
     own_process(|| {
         let _watchdog = Watchdog::start();
         let dir = ipc_dir();
@@ -67,7 +67,7 @@ fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
         for (way, send) in ways {
             let attacker = stranger(dir.path());
             assert!(is_welcome(&attacker));
-            // While the sidecar is stopped this test closes its own descriptor: then the sidecar has the last.
+            // While the sidecar is stopped, this test closes its own descriptor. The sidecar then has the last one.
             let stream = stubborn.one();
             signal(Signal::SIGSTOP);
             send(&attacker, stream.as_fd());
@@ -76,7 +76,7 @@ fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
             assert!(is_welcome(&other), "{way}: another one does not notice");
         }
 
-        // Who finds no place is closed with all that it has sent.
+        // A connection beyond the limit is closed together with everything that it has sent.
         let mut crowd = Vec::new();
         until("there is no more room", || {
             crowd.push(stranger(dir.path()));
@@ -95,7 +95,7 @@ fn sockets_that_will_not_be_closed_hurt_only_who_sent_them() {
         let end = socket::receive(&late).map_or_else(|error| error.kind(), |_| ErrorKind::UnexpectedEof);
         assert_ne!(end, ErrorKind::WouldBlock, "a newcomer is accepted, and refused at once");
 
-        // Their other ends close: so do they.
+        // When the other ends close, these do too.
         drop((stubborn, crowd, other));
         until("all descriptors are closed", || sidecar.fds() <= before);
         sidecar.stop();

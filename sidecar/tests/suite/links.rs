@@ -1,4 +1,4 @@
-//! Links that a sidecar keeps: real processes, real deaths.
+//! Links that a sidecar keeps, with real processes and real deaths.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -67,7 +67,7 @@ fn a_sidecar_that_restarts_adopts_what_it_finds() {
             } else {
                 sidecar.stop()
             }
-            // They go on without it; a newcomer to memfds waits for it.
+            // Participants continue without the sidecar. A newcomer to memfds waits for it.
             mac.tell("send 2 without");
             let mut other = Peer::start(dir.path());
             if kind.starts_with("mpmc") {
@@ -85,16 +85,16 @@ fn a_sidecar_that_restarts_adopts_what_it_finds() {
             }
             let expected: &[i32] = if kind.starts_with("mpmc") { &[1, 2, 3, 4] } else { &[1, 2, 4] };
             assert_eq!(ids, expected, "{kind}: nothing was lost");
-            // Each process comes back, so that its death will be noticed.
+            // Each process connects again, so that its death will be detected.
             let processes = if kind.starts_with("mpmc") { 3 } else { 2 };
             until("they have come back", || sidecar.metric("shmesh_sidecar_sessions") == processes);
         }
     }
 }
 
-/// A participant that created the link without a sidecar is its host, until there is one.
+/// A participant that created the link without a sidecar is its host until a sidecar starts.
 #[test]
-fn a_sidecar_that_comes_later_is_the_host() {
+fn sidecar_that_starts_later_becomes_the_host() {
     let _watchdog = Watchdog::start();
     for kind in ["backing=named", "backing=memfd"] {
         let dir = ipc_dir();
@@ -107,7 +107,7 @@ fn a_sidecar_that_comes_later_is_the_host() {
         until("there is one host", || {
             files(dir.path()).iter().filter(|name| name.starts_with("link.broker-")).count() == 1
         });
-        // Both at once; the one that stays has the memory.
+        // Sidecar and primary end at once. The remaining participant has the memory.
         sidecar.kill();
         phy.kill();
         let sidecar = Sidecar::start(dir.path(), if kind.contains("memfd") { "mpmc memfd" } else { "mpmc" });
@@ -118,7 +118,7 @@ fn a_sidecar_that_comes_later_is_the_host() {
 }
 
 #[test]
-fn what_the_dead_held_comes_back() {
+fn buffers_of_the_dead_are_recovered() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         let dir = ipc_dir();
@@ -137,7 +137,7 @@ fn what_the_dead_held_comes_back() {
     }
 }
 
-/// The participants are each process 1 of a pid namespace of their own: only the sidecar can tell who has died.
+/// Each participant is process 1 of its own pid namespace: only the sidecar can tell which one has died.
 #[test]
 fn deaths_in_other_pid_namespaces_are_noticed() {
     let _watchdog = Watchdog::start();
@@ -167,7 +167,7 @@ fn deaths_in_other_pid_namespaces_are_noticed() {
 }
 
 #[test]
-fn who_died_while_no_sidecar_ran_is_noticed_by_the_next() {
+fn deaths_without_a_sidecar_are_detected_by_the_next() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -179,7 +179,7 @@ fn who_died_while_no_sidecar_ran_is_noticed_by_the_next() {
         mac.tell("attach link secondary 0");
         mac.tell("hold-loan");
         mac.tell("send 1 last");
-        // Of memfds, it must be there before: nobody else gives them.
+        // With memfds, the newcomer must attach before the sidecar is killed: only a host hands the memory out.
         let mut phy = Peer::start_alone(dir.path());
         phy.tell("attach link primary 10000");
         sidecar.kill();
@@ -191,7 +191,7 @@ fn who_died_while_no_sidecar_ran_is_noticed_by_the_next() {
 }
 
 #[test]
-fn it_drains_and_leaves_the_link() {
+fn drains_and_leaves_the_link() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = Sidecar::start(dir.path(), "mpmc");
@@ -199,11 +199,11 @@ fn it_drains_and_leaves_the_link() {
     assert!(before.iter().any(|name| name.starts_with("link.broker-")));
     sidecar.stop();
     let after: Vec<_> = before.into_iter().filter(|name| !name.starts_with("link.broker-")).collect();
-    assert_eq!(files(dir.path()), after, "the link stays for whoever comes next");
+    assert_eq!(files(dir.path()), after, "the link stays");
 }
 
 #[test]
-fn sockets_that_others_have_left_do_not_keep_it_from_serving() {
+fn stale_sockets_do_not_prevent_serving() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -211,13 +211,13 @@ fn sockets_that_others_have_left_do_not_keep_it_from_serving() {
     let program = tempfile::tempdir().unwrap();
     std::fs::set_permissions(program.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let binary = program.path().join("shmesh-sidecar");
-    // By another program: a descriptor that another test's child inherits would make it busy.
+    // Copied by another program: a descriptor that another test's child inherits would make the file busy.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_shmesh-sidecar")).arg(&binary).status();
     assert!(copied.unwrap().success());
     for kind in ["mpmc", "mpmc memfd"] {
         let dir = ipc_dir();
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o1777)).unwrap();
-        // Also where it would listen first.
+        // Also at the path where it would listen first.
         for name in ["link.broker".to_owned(), format!("link.broker-{:x}", 65_532 << 8)] {
             let path = dir.path().join(name);
             drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
@@ -254,14 +254,14 @@ fn a_process_has_a_session_on_each_of_many_links() {
     drop(links);
 }
 
-/// The exit code and the words of a sidecar that does not start.
+/// The exit code and the error message of a sidecar that does not start.
 fn fails(flags: &[&str]) -> (Option<i32>, String) {
     let out = Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar")).args(flags).output().unwrap();
     (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
 }
 
 #[test]
-fn what_cannot_be_is_told() {
+fn invalid_configurations_are_reported() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let at = dir.path().to_str().unwrap();
@@ -291,7 +291,7 @@ fn what_cannot_be_is_told() {
     std::fs::remove_file(&file).unwrap();
 }
 
-/// It goes on trying: another sidecar may end, and a link of another shape be removed.
+/// It keeps retrying: another sidecar may end, or a link of another shape be removed.
 #[test]
 fn link_that_cannot_be_kept_yet_is_retried() {
     let _watchdog = Watchdog::start();
@@ -299,18 +299,18 @@ fn link_that_cannot_be_kept_yet_is_retried() {
     let first = Sidecar::start_links(dir.path(), &["link"]);
     until("it is kept", || first.get("/readyz").starts_with("HTTP/1.1 200"));
     let second = Sidecar::start_links(dir.path(), &["link"]);
-    until("the reason is told", || second.get("/readyz").contains("link link ("));
+    until("the reason is shown", || second.get("/readyz").contains("link link ("));
     until("it is the other sidecar", || second.get("/readyz").contains("another sidecar"));
     first.stop();
     until("it takes the link over", || second.get("/readyz").starts_with("HTTP/1.1 200"));
     second.stop();
 
     let third = Sidecar::start_yaml(dir.path(), "- name: link\n  ring: { len: 64 }\n");
-    until("the other shape is told", || third.get("/readyz").contains("ring.len"));
+    until("the other shape is shown", || third.get("/readyz").contains("ring.len"));
 }
 
 #[test]
-fn without_an_identity_nobody_gets_in() {
+fn without_identities_no_client_is_accepted() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let absent = dir.path().join("absent.sock");
@@ -318,12 +318,12 @@ fn without_an_identity_nobody_gets_in() {
     let error = refused(attach(dir.path(), Side::Secondary));
     assert_eq!(kind_of(&error), "Host");
     assert!(error.to_string().contains("its log says why"), "{error}");
-    // When it came, and when it asked.
+    // One refusal on connecting, one on the request.
     assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}"), 2);
 }
 
 #[test]
-fn peers_hear_of_a_death() {
+fn peers_are_notified_of_a_death() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         let dir = ipc_dir();
@@ -335,6 +335,6 @@ fn peers_hear_of_a_death() {
         until("both are known", || sidecar.metric("shmesh_sidecar_attached_total") == 2);
         let pid = mac.pid();
         mac.kill();
-        until("it is told", || phy.ask("device event") == format!("died {pid}"));
+        until("the peer is notified", || phy.ask("device event") == format!("died {pid}"));
     }
 }

@@ -12,6 +12,7 @@ mod kills;
 mod lingering;
 mod links;
 mod metrics;
+mod operator;
 mod restarts;
 mod shares;
 mod strangers;
@@ -19,6 +20,5 @@ mod support;
 mod two_links;
 mod unprivileged;
 mod vendors;
-mod who;
 
 shmesh_testing::peer_process!(vendors::serve);

@@ -1,4 +1,4 @@
-//! What `/metrics` shows of the links: read in shared memory when somebody asks.
+//! The metrics of links: `/metrics` reads them in shared memory on request.
 
 use crate::support::Sidecar;
 use shmesh::config::PoolId;
@@ -24,7 +24,7 @@ fn messages_loans_and_buffers() {
         assert_eq!(
             (series(&sidecar, "loans"), of_link(&sidecar, "participants", "")),
             (0, 0),
-            "nobody is there"
+            "no participant is attached"
         );
         let options = LinkOptions::new().dir(dir.path());
         let phy = options.attach("link", Side::Primary).unwrap();
@@ -32,7 +32,7 @@ fn messages_loans_and_buffers() {
         let number = |name, label: &str| of_link(&sidecar, name, label);
         let m2s = |name| number(name, "direction=\"m2s\"");
 
-        // More than the ring holds, so that it goes round.
+        // More than the ring holds, so that its indices wrap.
         for n in 0..40 {
             phy.send_inline(n, 0, b"hello").unwrap();
             assert_eq!(m2s("messages_total"), u64::try_from(n).unwrap() + 1, "{kind}");
@@ -54,7 +54,7 @@ fn messages_loans_and_buffers() {
         assert_eq!(
             (number("loans", &seat(&phy)), m2s("queued")),
             (2, 1),
-            "{kind}: what was sent is nobody's loan"
+            "{kind}: a sent message is not a loan"
         );
         drop((with_data, other));
         let received = mac.receive().unwrap().unwrap();
@@ -66,7 +66,7 @@ fn messages_loans_and_buffers() {
         assert_eq!(
             (series(&sidecar, "loans"), number("participants", "")),
             (1, 1),
-            "{kind}: who has left is gone"
+            "{kind}: a detached participant is not listed"
         );
         drop(phy);
         assert_eq!(
@@ -88,7 +88,7 @@ fn wake_ups() {
     let wake_ups = || of_link(&sidecar, "wake_ups_total", "");
     phy.send_inline(1, 0, b"").unwrap();
     phy.notify().unwrap();
-    assert_eq!(wake_ups(), 0, "nobody sleeps");
+    assert_eq!(wake_ups(), 0, "no receiver sleeps");
     mac.ask("receive");
     for n in 1..=3 {
         mac.order("wait -1");
@@ -105,9 +105,9 @@ fn wake_ups() {
     assert_eq!(wake_ups(), 3, "the count is the link's");
 }
 
-/// What the dead held is theirs until it is taken back; it is never lost from sight.
+/// Buffers of the dead count as theirs until they are recovered, so they are always visible.
 #[test]
-fn what_the_dead_held_comes_back() {
+fn buffers_of_the_dead_are_recovered() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = Sidecar::start(dir.path(), "mpmc");

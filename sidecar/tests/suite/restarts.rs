@@ -1,4 +1,4 @@
-//! A sidecar dies and another takes its place: keys, imports and the rules between them go on.
+//! A sidecar dies and another takes its place: keys, imports and the rules between them continue.
 
 use std::path::Path;
 
@@ -58,17 +58,17 @@ fn keys_imports_and_whitelists_outlive_a_sidecar() {
     });
     importer.tell(&format!("device close {key}"));
     late.tell(&format!("device close {key}"));
-    until("nobody else can come back", || exporter.ask(&format!("device close {key}")) == "ok");
+    until("no other importer can reconnect", || exporter.ask(&format!("device close {key}")) == "ok");
     until("one key is gone", || sidecar.metric("shmesh_sidecar_keys") == 39);
 
-    // What a key of the new sidecar can do, one of the old can: the exporter dies, and its importers are told.
+    // Old keys behave as new ones do: when the exporter dies, its importers are notified.
     exporter.kill();
-    until("the importer is told", || importer.ask("device event") == "lost");
+    until("the importer is notified", || importer.ask("device event") == "lost");
     until("nothing is left", || sidecar.metric("shmesh_sidecar_keys") == 0);
 }
 
 #[test]
-fn whoever_dies_meanwhile_is_dead_afterwards() {
+fn deaths_during_a_restart_are_detected() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = start(dir.path(), "2");
@@ -83,7 +83,7 @@ fn whoever_dies_meanwhile_is_dead_afterwards() {
     sidecar.kill();
     doomed.kill();
     let sidecar = start(dir.path(), "2");
-    until("the importer is told that one is lost", || importer.ask("device event") == "lost");
+    until("the importer is notified that one is lost", || importer.ask("device event") == "lost");
     importer.tell(&format!("device close {goes}"));
     assert!(exporter.ask(&format!("device close {stays}")).starts_with("err Busy"), "the other is not");
 
@@ -93,7 +93,7 @@ fn whoever_dies_meanwhile_is_dead_afterwards() {
     until("an importer that has died has closed", || exporter.ask(&format!("device close {stays}")) == "ok");
 }
 
-/// Also several times, and with one that is closed by force meanwhile.
+/// Also several times, and with a key that is closed by force meanwhile.
 #[test]
 fn force_is_remembered() {
     let _watchdog = Watchdog::start();
@@ -105,11 +105,11 @@ fn force_is_remembered() {
     exporter.tell(&format!("device admit {key} {tgid}"));
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
     exporter.tell(&format!("device force {key}"));
-    until("the importer is told", || importer.ask("device event") == "closing");
+    until("the importer is notified", || importer.ask("device event") == "closing");
     for _ in 0..2 {
         sidecar.kill();
         sidecar = start(dir.path(), "2");
-        until("the importer is told again", || importer.ask("device event") == "closing");
+        until("the importer is notified again", || importer.ask("device event") == "closing");
         assert_eq!(exporter.ask("device event"), "none", "it is still mapped");
     }
     importer.tell(&format!("device close {key}"));
@@ -117,7 +117,7 @@ fn force_is_remembered() {
     until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
 }
 
-/// A call that is made while nobody is there is answered by whoever comes.
+/// A call during which no sidecar runs is answered by the next one.
 #[test]
 fn a_call_waits_for_the_next_sidecar() {
     let _watchdog = Watchdog::start();
@@ -135,7 +135,7 @@ fn a_call_waits_for_the_next_sidecar() {
 
 #[test]
 #[ignore = "long: waits as long as a call does"]
-fn a_call_that_nobody_answers_says_so() {
+fn unanswered_call_is_an_error() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = start(dir.path(), "2");
@@ -158,9 +158,9 @@ fn ask(fd: &std::os::fd::OwnedFd, op: request::Op, memory: Option<&HostMemory>) 
     }
 }
 
-/// As a sidecar does whose node is slow to say who somebody is.
+/// For a while, the node cannot identify the sidecar's client.
 #[test]
-fn session_comes_again_when_a_sidecar_does_not_know_it_yet() {
+fn session_reconnects_until_the_sidecar_can_identify_it() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = start(dir.path(), "10");
@@ -194,7 +194,7 @@ fn session_comes_again_when_a_sidecar_does_not_know_it_yet() {
     drop(first);
 }
 
-/// An importer knows the key, and would put its own memory behind it.
+/// An importer knows the key, and could put its own memory behind it.
 #[test]
 fn only_its_exporter_restores_a_key() {
     let _watchdog = Watchdog::start();
@@ -206,7 +206,7 @@ fn only_its_exporter_restores_a_key() {
     let key = exporter.ask("device export weights 0");
     let tgid = importer.ask("device tgid");
     exporter.tell(&format!("device admit {key} {tgid}"));
-    // Before and after its exporter has come back: stopped, it does not.
+    // Before and after the exporter has reconnected. A stopped exporter does not reconnect.
     exporter.stop();
     sidecar.kill();
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &flags);
@@ -226,7 +226,7 @@ fn only_its_exporter_restores_a_key() {
     exporter.go_on();
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
     others.push(ask(&thief, restore(&key_bytes, &[7; 32]), Some(&memory)));
-    // Nor with the secret of another key, or of a key that it has itself.
+    // The secret of another key is refused, and so is that of the thief's own key.
     let reply::Result::Exported(own) = ask(&thief, request::Op::ExportKey(export.clone()), Some(&memory))
     else {
         panic!("its own")
@@ -236,12 +236,12 @@ fn only_its_exporter_restores_a_key() {
         assert_eq!(refused(other), Code::Denied);
     }
     until("it is written down", || audited(&audit, "restore", "not_exporter").len() == 3);
-    // A claim keeps nobody from closing who has not admitted the claimant.
+    // A claim does not keep an exporter from closing that has not admitted the claimant.
     let claim = request::Op::Claim(Claim { key: key_bytes.clone() });
     assert_eq!(refused(ask(&thief, claim, None)), Code::Denied);
     let admit = SetImportPid { key: key_bytes, bare_tgids: vec![1], ..SetImportPid::default() };
     assert_eq!(refused(ask(&thief, request::Op::SetImportPid(admit), None)), Code::Denied);
-    // Its own it may restore again and again: there is one of it.
+    // Its own key can be restored repeatedly, and stays a single key.
     let again = ask(&thief, restore(&own.key, &own.secret), Some(&memory));
     assert!(matches!(again, reply::Result::Exported(_)), "{again:?}");
     assert_eq!(importer.ask(&format!("device read {key}")), "weights");
@@ -281,7 +281,7 @@ fn over(mechanism: &str, variables: &[(&str, &str)], flags: &[&str]) {
     exporter.tell(&format!("admit {key} {tgid}"));
     exporter.tell(&format!("admit {key} {late_tgid}"));
     assert_eq!(peer::import(&mut importer, &mut exporter, &key), "weights");
-    // The exporter is to admit somebody when the sidecar dies: that importer's call goes on with the next one.
+    // The sidecar dies after it asked the exporter to admit the importer, whose call continues with the next sidecar.
     late.order(&format!("import {key}"));
     sidecar.kill();
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", flags);

@@ -1,4 +1,4 @@
-//! One user takes all that it can of a sidecar; another one still has what it needs.
+//! A user that takes as much of a sidecar as it can leaves enough for another user.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use shmesh_proto::packet;
 use shmesh_sys::socket;
 use shmesh_testing::{Peer, Watchdog, broker, ipc_dir, is_root, own_process, until};
 
-/// Whom the attacker becomes.
+/// The user id of the attacker.
 const ATTACKER: Uid = Uid::from_raw(65_531);
 
 fn ask(fd: &OwnedFd, op: Op, memory: Option<&HostMemory>) -> Option<reply::Result> {
@@ -70,7 +70,7 @@ fn a_greedy_user_leaves_enough_for_another() {
         );
         assert!(keys > 100, "{keys}: it is no small share either");
         assert_eq!(denied("limit_descriptors_per_process"), 1);
-        // More refusals than the log takes from anybody, as fast as they can be asked for.
+        // More refusals than the log accepts from one client, as fast as they can be caused.
         let unknown = || Op::ImportByKey(ImportByKey { key: [&[b'0'; 64][..], &[0]].concat() });
         for _ in 0..3000 {
             ask(let_in[0], unknown(), None).unwrap();
@@ -103,9 +103,9 @@ fn a_greedy_user_leaves_enough_for_another() {
     });
 }
 
-/// As a daemon does that attaches as root and then gives its rights up.
+/// A daemon that attaches as root and then drops its privileges.
 #[test]
-fn place_of_a_process_that_becomes_another_user_is_free_when_it_has_ended() {
+fn session_limit_follows_a_process_that_changes_its_user() {
     if !is_root() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Whoever comes to the socket, and whatever they say: refused, counted, and nobody else notices.
+//! Unknown clients of the socket and invalid requests: refused and counted, without effect on others.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,7 @@ fn hello() -> request::Op {
 }
 
 #[test]
-fn it_says_who_the_caller_is() {
+fn hello_reports_the_callers_identity() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let _sidecar = Sidecar::start(dir.path(), "mpmc");
@@ -38,7 +38,7 @@ fn it_says_who_the_caller_is() {
     let tgid = ask(&me, request::Op::BareTgid(broker::BareTgid {}), &[]);
     assert_eq!(tgid, reply::Result::Tgid(broker::Tgid { bare_tgid: identity.bare_tgid }));
     let reply::Result::Refused(refused) = ask(&me, request::Op::Offer(broker::Offer {}), &[]) else {
-        panic!("a sidecar yields to nobody")
+        panic!("a sidecar does not hand its role over")
     };
     assert!(refused.text.contains("kept by a sidecar"), "{}", refused.text);
 }
@@ -64,7 +64,7 @@ fn nonsense_is_refused() {
         panic!("no descriptors")
     };
     assert_eq!(refused.code(), Code::Invalid);
-    // More than any request takes: the kernel cuts them off, and what arrived is closed.
+    // More than any request takes: the kernel truncates them, and those that arrived are closed.
     let too_many = stranger(dir.path());
     socket::send(&too_many, &packet::encode(&Request::new(1, hello())), &[file.as_fd(); 100]).unwrap();
     let (answer, _) = socket::receive(&too_many).unwrap_or_default();
@@ -80,18 +80,18 @@ fn nonsense_is_refused() {
     until("all descriptors are closed", || sidecar.fds() <= before);
 }
 
-/// Both ways in which a kernel says who connected and who sends.
+/// Both ways in which kernels report the process that connected and the process that sends.
 const KERNELS: [&[&str]; 2] = [&[], &["--old-kernel"]];
 
 #[test]
-fn who_inherits_a_connection_does_not_speak_for_who_made_it() {
+fn inherited_connection_does_not_speak_for_its_creator() {
     let _watchdog = Watchdog::start();
     for kernel in KERNELS {
         let dir = ipc_dir();
         let sidecar = Sidecar::start_with(dir.path(), "mpmc", kernel);
         let mut me = Client::connect(dir.path(), "link").unwrap();
         assert!(me.identity().unwrap().is_some());
-        // A child with this connection as its standard output, and the words of an honest client.
+        // A child that has this connection as its standard output, and sends the requests of an honest client.
         let mine = me.as_fd().try_clone_to_owned().unwrap();
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(mine).spawn().unwrap();
         child.stdin.take().unwrap().write_all(&packet::encode(&Request::new(77, hello()))).unwrap();
@@ -105,9 +105,9 @@ fn who_inherits_a_connection_does_not_speak_for_who_made_it() {
     }
 }
 
-/// Before Linux 6.5 a connection gives only a number. Who has made it must show that it lives.
+/// Before Linux 6.5 a connection gives only a process number. The client must prove that it is alive.
 #[test]
-fn on_an_old_kernel_who_does_not_answer_the_challenge_is_nobody() {
+fn on_an_old_kernel_unanswered_challenge_means_unidentified() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--old-kernel"]);
@@ -126,7 +126,7 @@ fn on_an_old_kernel_who_does_not_answer_the_challenge_is_nobody() {
     };
     let proof = |nonce| packet::encode(&Request::new(0, request::Op::Proof(broker::Proof { nonce })));
 
-    // There is a second for it, which a machine that does other things may take.
+    // It has a second for that, which can be short on a busy machine.
     let mut nonce = Vec::new();
     until("who answers in time is known", || {
         let honest = stranger(dir.path());
@@ -142,7 +142,7 @@ fn on_an_old_kernel_who_does_not_answer_the_challenge_is_nobody() {
     let refused = ask(&wrong, request::Op::Attach(broker::Attach { side: 1 }), &[]);
     assert!(matches!(refused, reply::Result::Refused(refused) if refused.code() == Code::Unidentified));
 
-    // By somebody else, with the right words.
+    // From another process, with the right answer.
     let passed_on = stranger(dir.path());
     let nonce = challenged(&passed_on);
     let its = passed_on.try_clone().unwrap();
@@ -158,7 +158,7 @@ fn on_an_old_kernel_who_does_not_answer_the_challenge_is_nobody() {
 }
 
 #[test]
-fn who_does_not_read_is_dismissed() {
+fn client_that_does_not_read_is_disconnected() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = Sidecar::start(dir.path(), "mpmc");
@@ -174,7 +174,7 @@ fn who_does_not_read_is_dismissed() {
 }
 
 #[test]
-fn a_crowd_is_turned_away_and_nobody_else_notices() {
+fn crowd_is_refused_without_effect_on_others() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = Sidecar::start(dir.path(), "mpmc");

@@ -14,21 +14,21 @@ use shmesh::{LinkOptions, Side};
 use shmesh_sys::file::{ByteLock, try_lock_byte};
 use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, own_process, until};
 
-/// What must stay in place for the damage to last.
-type Held = Vec<Box<dyn Any>>;
+/// Values that must live for the damage to last.
+type DamageGuards = Vec<Box<dyn Any>>;
 
 struct Damage {
     name: &'static str,
-    /// Whether the link cannot be kept while it lasts, whoever the sidecar is.
+    /// Whether the link cannot be kept while the damage lasts, whatever user the sidecar runs as.
     is_certain: bool,
-    inflict: fn(&Path) -> Held,
+    inflict: fn(&Path) -> DamageGuards,
 }
 
-const fn certain(name: &'static str, inflict: fn(&Path) -> Held) -> Damage {
+const fn certain(name: &'static str, inflict: fn(&Path) -> DamageGuards) -> Damage {
     Damage { name, is_certain: true, inflict }
 }
 
-const fn perhaps(name: &'static str, inflict: fn(&Path) -> Held) -> Damage {
+const fn perhaps(name: &'static str, inflict: fn(&Path) -> DamageGuards) -> Damage {
     Damage { name, is_certain: false, inflict }
 }
 
@@ -37,55 +37,55 @@ const DAMAGES: [Damage; 14] = [
         let mut file = open(&dir.join("aaa_shm"));
         file.seek(SeekFrom::Start(24)).unwrap();
         file.write_all(&[0xff; 8]).unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     certain("no magic number", |dir| {
         open(&dir.join("aaa_cpu_msg")).write_all(&[0; 8]).unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     certain("a missing pool", |dir| {
         fs::remove_file(dir.join("aaa_cpu_data")).unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     certain("a directory in place of the link", |dir| {
         fs::remove_file(dir.join("aaa_shm")).unwrap();
         fs::create_dir(dir.join("aaa_shm")).unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     certain("a directory in place of a pool", |dir| {
         fs::remove_file(dir.join("aaa_cpu_msg")).unwrap();
         fs::create_dir(dir.join("aaa_cpu_msg")).unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     certain("a symbolic link to another link", |dir| {
         fs::remove_file(dir.join("aaa_shm")).unwrap();
         std::os::unix::fs::symlink("bbb_shm", dir.join("aaa_shm")).unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     certain("a FIFO in place of a pool", |dir| {
         fs::remove_file(dir.join("aaa_cpu_msg")).unwrap();
         let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
         nix::unistd::mkfifo(&dir.join("aaa_cpu_msg"), mode).unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     certain("a truncated pool", |dir| {
         open(&dir.join("aaa_cpu_msg")).set_len(4096).unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     certain("an empty link", |dir| {
         open(&dir.join("aaa_shm")).set_len(0).unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     certain("a directory in place of the lock file", |dir| {
         fs::remove_file(dir.join("aaa.lock")).unwrap();
         fs::create_dir(dir.join("aaa.lock")).unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     perhaps("a lock of a stranger on the first byte of the lock file", |dir| lock(dir, 0)),
     perhaps("a lock of a stranger on the second byte of the lock file", |dir| lock(dir, 1)),
     perhaps("a file in place of the socket", |dir| {
         fs::write(socket_of_aaa(dir), "mine").unwrap();
-        Held::new()
+        DamageGuards::new()
     }),
     perhaps("a socket of a stranger, and files without permission", |dir| {
         let listener = UnixListener::bind(socket_of_aaa(dir)).unwrap();
@@ -100,12 +100,12 @@ fn open(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
 }
 
-/// Where the sidecar listens unless something else has the name.
+/// The path at which the sidecar listens, unless something else has the name.
 fn socket_of_aaa(dir: &Path) -> PathBuf {
     dir.join(format!("aaa.broker-{:x}", u64::from(nix::unistd::geteuid().as_raw()) << 8))
 }
 
-fn lock(dir: &Path, byte: u32) -> Held {
+fn lock(dir: &Path, byte: u32) -> DamageGuards {
     let file = open(&dir.join("aaa.lock"));
     assert!(try_lock_byte(&file, byte, ByteLock::Exclusive).unwrap());
     vec![Box::new(file)]
@@ -115,7 +115,7 @@ fn all_ready(sidecar: &Sidecar) -> bool {
     sidecar.get("/readyz").starts_with("HTTP/1.1 200")
 }
 
-/// A newcomer attaches, and the sidecar answers it.
+/// Attaches a new participant, which the sidecar must answer.
 fn newcomer_attaches(dir: &Path, sidecar: &Sidecar) {
     let before = sidecar.metric("shmesh_sidecar_attached_total");
     let mut newcomer = Peer::start(dir);
@@ -166,7 +166,7 @@ fn damage_to_one_link_leaves_the_other_served() {
     }
 }
 
-/// The start ends when each link is there or has failed for a while, so that a pod with one bad link comes up, and is not ready.
+/// The start ends when each link is kept or has failed for a while. So a pod with one bad link starts, but is not ready.
 #[test]
 fn start_ends_though_a_link_is_bad() {
     let _watchdog = Watchdog::start();
@@ -187,7 +187,7 @@ fn truncated_link_is_given_up_and_the_other_is_served() {
         let mut sidecar = Sidecar::start_links(dir.path(), &LINKS);
         until("both are ready", || all_ready(&sidecar));
         let mut clients = Clients::attach(dir.path());
-        // It is on the link when that is damaged, and reads nothing there.
+        // Attached when the link is damaged, and reads nothing there.
         let mut witness = Peer::start(dir.path());
         witness.tell("attach aaa secondary 60000");
         until("all are known", || sidecar.metric("shmesh_sidecar_attached_total") == 3);
@@ -210,7 +210,7 @@ fn truncated_link_is_given_up_and_the_other_is_served() {
         });
         until("it is logged", || sidecar.has_logged(&["link not kept", "\"link\":\"aaa\"", "truncated"]));
         newcomer_attaches(dir.path(), &sidecar);
-        // Deaths are noticed on the link that is whole.
+        // Deaths on the intact link are detected.
         let mut mortal = Peer::start(dir.path());
         mortal.tell("attach bbb secondary 60000");
         mortal.kill();
@@ -223,7 +223,8 @@ fn truncated_link_is_given_up_and_the_other_is_served() {
     }
 }
 
-/// Each damage makes the next attempt wait longer: a member that damages its link all the time does not keep the sidecar busy.
+/// Each damage makes the next retry wait longer, so a participant that damages its link all the time does not keep the
+/// sidecar busy.
 #[test]
 fn link_that_is_damaged_again_and_again_keeps_its_backoff() {
     let _watchdog = Watchdog::start();
@@ -239,7 +240,7 @@ fn link_that_is_damaged_again_and_again_keeps_its_backoff() {
     }
 }
 
-/// The sidecar alone can see this death: another process holds the locks of all seats, and the participant is in another pid
+/// Only the sidecar can see this death: another process holds the locks of all seats, and the participant is in another pid
 /// namespace.
 #[test]
 fn death_is_recovered_though_the_link_was_not_kept_then() {

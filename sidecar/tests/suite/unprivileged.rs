@@ -1,4 +1,4 @@
-//! As in a restricted pod: user 65532, no capabilities, no new privileges, a root that cannot be written.
+//! The sidecar in a restricted pod: user 65532, no capabilities, no new privileges, a read-only root.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
@@ -8,7 +8,7 @@ use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 const NOBODY: u32 = 65_532;
 
-/// Everything but the IPC directory is read-only for what it runs, and the user is nobody.
+/// Runs a program with a read-only root, except for the IPC directory, and as an unprivileged user.
 const RESTRICTED: &str = r#"
 set -e
 dir=$1; shift
@@ -20,7 +20,7 @@ exec setpriv --reuid 65532 --regid 65532 --clear-groups --no-new-privs --inh-cap
 "#;
 
 #[test]
-fn it_runs_as_anybody_with_nothing_but_the_directory() {
+fn runs_unprivileged_with_only_the_ipc_directory() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -28,7 +28,7 @@ fn it_runs_as_anybody_with_nothing_but_the_directory() {
     let dir = ipc_dir();
     std::os::unix::fs::chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o770)).unwrap();
-    // The program, where that user may run it: the tree of the build need not be open to it.
+    // A copy of the program that the user may run: the build directory need not be accessible to it.
     let program = tempfile::tempdir().unwrap();
     std::fs::set_permissions(program.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let binary = program.path().join("shmesh-sidecar");
@@ -46,7 +46,7 @@ fn it_runs_as_anybody_with_nothing_but_the_directory() {
     }
     assert_eq!(std::fs::metadata(dir.path().join("link_shm")).unwrap().uid(), NOBODY);
 
-    // All that it does: it lets in, notices a death, brokers keys, drains.
+    // Everything that it does: accept clients, detect a death, broker keys, drain.
     let (mut phy, mut mac) = (Peer::start(dir.path()), Peer::start_alone(dir.path()));
     phy.tell("attach link primary 0");
     mac.tell("attach link secondary 0");

@@ -43,7 +43,7 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
         ),
         (PARAMETER, "aclrtIpcMemSetImportPid" | "aclrtIpcMemClose") => (
             Kind::InvalidInput,
-            "one of: this process has not exported or imported the key; the key is closed; nobody is named but 0 and \
+            "one of: this process has not exported or imported the key; the key is closed; the list names only 0 and \
              the exporter itself",
         ),
         (PARAMETER, _) => (Kind::InvalidInput, "the driver refuses one of the parameters"),

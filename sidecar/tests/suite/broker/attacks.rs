@@ -1,5 +1,5 @@
-//! What a hostile peer tries. Each is refused, counted and recorded, and nobody else notices: `Town::refuses` checks that
-//! nothing else has happened, and each test ends with what the others can still do.
+//! Requests of hostile peers. Each is refused, counted and recorded, and has no effect on others: `Town::refuses` checks
+//! that nothing else has happened, and each test ends with what the others can still do.
 
 use shmesh_proto::broker::{
     Attach, BareTgid, Code, Hello, List, Mechanism, Offer, Request, reply, request::Op,
@@ -9,7 +9,7 @@ use shmesh_sidecar::broker::{Command, Effect, FdToken, Policy, Reason, SessionId
 
 use crate::broker::town::*;
 
-/// An exporter, an importer that it admits, and a stranger.
+/// An exporter, an importer that it admits, and a process that is not admitted.
 struct Scene {
     town: Town,
     exporter: SessionId,
@@ -29,7 +29,7 @@ fn scene(op: Op) -> Scene {
 }
 
 impl Scene {
-    /// The others can do what they came for.
+    /// Checks that exporter and importer can still use the key.
     fn goes_on(mut self) {
         let imported = self.town.import(self.importer, &self.key);
         self.town.does(self.importer, ack(&imported.grant, true));
@@ -43,7 +43,7 @@ fn guessing_keys() {
     let mut scene = scene(host(1));
     let mut texts = Vec::new();
     for n in 0..=u8::MAX {
-        // One bit beside a real one, or far from it.
+        // Differs from a real key in one bit, or in many.
         let mut guess = scene.key.clone();
         let at = usize::from(n) % 64;
         guess[at] = if guess[at] == b'0' { b'1' } else { b'0' };
@@ -51,7 +51,7 @@ fn guessing_keys() {
             texts.push(scene.town.refuses(scene.stranger, op, Code::Denied, Reason::UnknownKey));
         }
     }
-    // The real one is refused in the same words.
+    // The real key is refused with the same text.
     texts.push(scene.town.refuses(scene.stranger, import(&scene.key), Code::Denied, Reason::NotAdmitted));
     texts.push(scene.town.refuses(scene.stranger, close(&scene.key), Code::Denied, Reason::NotImporter));
     texts.push(scene.town.refuses(scene.stranger, force(&scene.key), Code::Denied, Reason::NotImporter));
@@ -109,7 +109,7 @@ fn importing_from_a_process_that_is_not_listed() {
 #[test]
 fn importing_with_the_number_of_a_process_that_is_gone() {
     let mut scene = scene(host(1));
-    // The death is not known yet.
+    // The broker does not know of the death yet.
     let replaced = PeerIdentity { start_time: 2, ..in_pod(200, "b") };
     let session = scene.town.open(&replaced);
     scene.town.refuses(session, import(&scene.key), Code::Denied, Reason::ProcessReplaced);
@@ -141,12 +141,12 @@ fn importing_from_another_pod() {
     };
     let pretenders = [
         in_pod(300, "c"),
-        // Only the cgroup says so.
+        // Its name is not confirmed: it comes from the cgroup alone.
         with(301, &|pod| pod.confirmed = false),
         // The same names in another namespace.
         with(302, &|pod| pod.namespace = "other".into()),
         with(303, &|pod| pod.namespace = String::new()),
-        // A pod called like the service account, and the other way round.
+        // A pod with the name of the service account, and the reverse.
         with(304, &|pod| (pod.name, pod.service_account) = ("sa-b".into(), "b".into())),
         with(305, &|pod| (pod.name, pod.service_account) = (String::new(), String::new())),
         PeerIdentity { pod: None, ..in_pod(306, "b") },
@@ -186,11 +186,11 @@ fn replaying_the_exporters_grant() {
 }
 
 #[test]
-fn using_a_grant_of_somebody_else() {
+fn using_the_grant_of_another_process() {
     let mut scene = scene(ascend());
     let waits = scene.town.ask(scene.importer, import(&scene.key));
     let admission = scene.town.admission();
-    // The importer admits itself; a stranger does; a stranger spoils it.
+    // The importer uses its own grant; another process does; another process reports a failure with it.
     for (who, done) in [(scene.importer, true), (scene.stranger, true), (scene.stranger, false)] {
         scene.town.refuses(who, ack(&admission, done), Code::Denied, Reason::ForeignGrant);
     }
@@ -243,7 +243,7 @@ fn closing_twice() {
 }
 
 #[test]
-fn closing_and_admitting_for_somebody_else() {
+fn closing_and_admitting_for_another_process() {
     let mut scene = scene(host(1));
     scene.town.import(scene.importer, &scene.key);
     for op in [close(&scene.key), force(&scene.key)] {
@@ -252,7 +252,7 @@ fn closing_and_admitting_for_somebody_else() {
     for who in [scene.importer, scene.stranger] {
         scene.town.refuses(who, admit(&scene.key, &[300]), Code::Denied, Reason::NotExporter);
     }
-    // Another process of the same pod is not the exporter, nor is one that has its number now.
+    // Another process of the same pod is not the exporter, nor is a process that has reused its number.
     let same_pod = scene.town.open(&in_pod(101, "a"));
     let same_number = scene.town.open(&PeerIdentity { start_time: 2, ..in_pod(100, "a") });
     for who in [same_pod, same_number] {
@@ -309,17 +309,17 @@ fn speaking_through_the_session_of_the_dead() {
     let mut scene = scene(host(1));
     scene.town.died(&in_pod(200, "b"));
     assert_eq!(scene.town.effects, [Effect::CloseSession(scene.importer)]);
-    // A child that has inherited the socket was faster.
+    // A child that inherited the socket was faster.
     let request = Request::new(7, host(1));
     let fds = vec![FdToken(77)];
     scene.town.tell(Command::Request { session: scene.importer, request, fds });
     assert_eq!(scene.town.reasons(), [Reason::NoSession]);
     assert_eq!(scene.town.dropped(), [FdToken(77)]);
-    assert_eq!(scene.town.effects.len(), 3, "there is nobody to answer: {:?}", scene.town.effects);
+    assert_eq!(scene.town.effects.len(), 3, "there is no session to answer: {:?}", scene.town.effects);
 }
 
 #[test]
-fn sending_descriptors_that_nobody_asked_for() {
+fn sending_unexpected_descriptors() {
     let mut scene = scene(host(1));
     for op in [Op::Hello(Hello {}), import(&scene.key), close(&scene.key), DETACH, ack(&[0; 16], true)] {
         for count in [1, 8] {
@@ -333,7 +333,7 @@ fn sending_descriptors_that_nobody_asked_for() {
 }
 
 #[test]
-fn requests_that_say_nothing_or_another_version() {
+fn empty_requests_and_other_versions() {
     let mut scene = scene(host(1));
     let mut tell = |request: Request, reason| {
         scene.town.tell(Command::Request { session: scene.stranger, request, fds: vec![] });

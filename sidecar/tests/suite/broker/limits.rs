@@ -1,4 +1,4 @@
-//! Each limit: at the limit, one above, and again when something was given back.
+//! Each limit: at the limit, one above it, and again after something was released.
 
 use shmesh_proto::broker::Code;
 use shmesh_sidecar::broker::{Command, Effect, Policy, Reason, SessionId};
@@ -18,7 +18,7 @@ fn keys_of_one_session() {
     town.export(a, host(1));
     limit(&mut town, a, host(1), Reason::KeysOfSession);
     town.export(other, host(1));
-    // Closed from another session, and still given back to the one that it counts for.
+    // Closed from another session, and still credited to the session that exported it.
     town.does(other, close(&first));
     town.export(a, host(1));
     limit(&mut town, a, host(1), Reason::KeysOfSession);
@@ -66,7 +66,7 @@ fn grants_of_one_key_and_of_one_pod() {
     limit(&mut town, people[0], import(&fourth), Reason::GrantsOfAccount);
     town.does(people[0], ack(&second.grant, false));
     town.import(people[0], &fourth);
-    // Time gives them back too.
+    // Expired grants no longer count.
     town.wait(10_000);
     assert_eq!(town.broker.stats().grants, 0);
     town.import(people[0], &keys[1]);
@@ -129,7 +129,7 @@ fn a_key_admits_32768_processes_by_default() {
         let tgids: Vec<i32> = (from..from + count).collect();
         let id = town.ask(a, admit(&key, &tgids));
         if let Some(Effect::Resolve { ticket, .. }) = town.effects.first().cloned() {
-            // Not through `tell`: recounting everything a thousand times would take its time.
+            // Not through `tell`: checking all tables a thousand times would take too long.
             town.effects = town.broker.handle(
                 shmesh_sidecar::broker::Millis(0),
                 Command::Resolved { ticket, found: tgids.iter().map(|tgid| process(*tgid)).collect() },
@@ -159,7 +159,7 @@ fn questions_of_one_session() {
     assert!(matches!(town.effects[0], Effect::Resolve { .. }));
 }
 
-/// Nobody has asked anything yet: the newcomer is told why, and sent away.
+/// The newcomer has sent no request yet. It gets the reason, and its connection is closed.
 fn turned_away(town: &mut Town, peer: Option<shmesh_proto::identity::PeerIdentity>, reason: Reason) {
     let before = town.broker.stats();
     let session = town.open_unknown(peer);

@@ -1,4 +1,4 @@
-//! Each rule by itself.
+//! The rules of the broker, one by one.
 
 use shmesh_proto::broker::{
     Admitted, BareTgid, Claim, Code, Exported, Hello, Mechanism, Restore, event::Happened, reply, request::Op,
@@ -14,7 +14,7 @@ fn roomy() -> Policy {
     Policy { open_keys: true, cuda_legacy: true, ..Policy::default() }
 }
 
-/// An exporter, an importer, and a key that admits it.
+/// An exporter, an importer, and a key that admits the importer.
 fn pair(policy: Policy, op: Op) -> (Town, SessionId, SessionId, Vec<u8>) {
     let mut town = Town::new(policy);
     let a = town.open(&process(100));
@@ -25,7 +25,7 @@ fn pair(policy: Policy, op: Op) -> (Town, SessionId, SessionId, Vec<u8>) {
 }
 
 #[test]
-fn hello_and_bare_tgid_say_what_the_kernel_said() {
+fn hello_and_bare_tgid_report_the_kernels_identity() {
     let mut town = Town::new(roomy());
     let a = town.open(&in_pod(100, "a"));
     let hello = town.ask(a, Op::Hello(Hello {}));
@@ -89,7 +89,7 @@ fn an_export_has_a_size_a_flag_and_a_mechanism_that_exist() {
 }
 
 #[test]
-fn what_is_for_everybody_needs_the_operators_word() {
+fn open_keys_require_the_operators_permission() {
     let mut town = Town::new(Policy::default());
     let a = town.open(&process(100));
     let open = export(1, 1, Mechanism::Host, 0);
@@ -99,12 +99,12 @@ fn what_is_for_everybody_needs_the_operators_word() {
 }
 
 #[test]
-fn an_open_key_admits_everybody_and_has_no_list() {
+fn open_key_admits_any_process_and_has_no_list() {
     let mut town = Town::new(roomy());
     let (a, b) = (town.open(&process(100)), town.open(&process(200)));
     let key = town.export(a, export(1, 1, Mechanism::Ascend, 65));
     town.refuses(a, admit(&key, &[200]), Code::Invalid, Reason::OpenKey);
-    // The driver asks for no list, so neither is the exporter asked.
+    // The driver asks for no list, so the exporter is not asked either.
     assert_eq!(town.import(b, &key).handle, vec![9; 65]);
 }
 
@@ -114,7 +114,7 @@ fn host_memory_is_delivered_at_once_and_acknowledged() {
     let imported = town.import(b, &key);
     assert_eq!((imported.size, imported.mechanism()), (4096, Mechanism::Host));
     let sent = town.effects.iter().any(|e| matches!(e, Effect::Reply { fd: Some(FdToken(1)), .. }));
-    assert!(sent && town.dropped().is_empty(), "a copy is sent, the descriptor stays");
+    assert!(sent && town.dropped().is_empty(), "a duplicate is sent, the original stays");
     assert_eq!(town.broker.stats().grants, 1);
     town.does(b, ack(&imported.grant, true));
     assert_eq!((town.broker.stats().grants, town.broker.stats().imports), (0, 1));
@@ -134,8 +134,8 @@ fn a_key_that_admits_in_a_driver_waits_for_its_exporter() {
     assert_eq!(town.answer(b, waits), None);
     assert_eq!(town.records()[0].outcome, Outcome::Waits);
     let (to, admission) = (town.events()[0].0, town.admission());
-    assert_eq!(to, a, "where it was exported");
-    // Another session of the exporter's process is the exporter too.
+    assert_eq!(to, a, "the session of the export");
+    // Another session of the exporter's process acts for the exporter too.
     town.does(other, ack(&admission, true));
     let imported = town.imported(b, waits);
     assert_eq!(imported.handle, vec![9; 65]);
@@ -144,7 +144,7 @@ fn a_key_that_admits_in_a_driver_waits_for_its_exporter() {
 }
 
 #[test]
-fn an_exporter_may_be_unable_to_admit_or_away_or_too_slow() {
+fn exporter_may_fail_to_admit_be_gone_or_be_slow() {
     let (mut town, a, b, key) = pair(roomy(), ascend());
     let waits = town.ask(b, import(&key));
     let admission = town.admission();
@@ -163,20 +163,20 @@ fn an_exporter_may_be_unable_to_admit_or_away_or_too_slow() {
 
     town.closed(a);
     let waits = town.ask(b, import(&key));
-    assert_eq!(town.events(), [], "there is nobody to tell");
+    assert_eq!(town.events(), [], "no session is left");
     town.wait(10_000);
     assert_eq!(town.refusal(b, waits).code(), Code::Denied);
     assert_eq!(town.reasons(), [Reason::ExporterAway]);
 }
 
 #[test]
-fn a_grant_stands_for_its_own_process_until_it_is_over() {
+fn grant_is_valid_for_its_process_until_it_expires() {
     let (mut town, a, b, key) = pair(roomy(), ascend());
     let waits = town.ask(b, import(&key));
     let admission = town.admission();
     for _ in 0..2 {
         town.does(a, stands(&admission));
-        assert_eq!(town.records(), [], "nothing has changed");
+        assert_eq!(town.records(), [], "nothing changed");
     }
     town.refuses(b, stands(&admission), Code::Denied, Reason::ForeignGrant);
     town.refuses(a, stands(&[7; 16]), Code::Denied, Reason::UnknownGrant);
@@ -206,7 +206,7 @@ fn a_late_acknowledgement_is_void_and_the_import_stays() {
     assert_eq!(town.records()[0].reason, Some(Reason::GrantExpired));
     town.refuses(b, ack(&imported.grant, true), Code::Denied, Reason::GrantExpired);
     let busy = town.refuses(a, close(&key), Code::Busy, Reason::Busy);
-    assert_eq!(busy.importers, [200], "it may have mapped the memory");
+    assert_eq!(busy.importers, [200], "the importer may have mapped the memory");
     town.does(b, close(&key));
     town.does(a, close(&key));
 }
@@ -249,7 +249,7 @@ fn pods_and_service_accounts_are_admitted_by_name() {
 }
 
 #[test]
-fn whom_a_call_names_as_a_driver_counts() {
+fn processes_of_a_call_count_as_in_the_driver() {
     let mut town = Town::new(roomy());
     let a = town.open(&process(100));
     town.open(&process(200));
@@ -262,7 +262,7 @@ fn whom_a_call_names_as_a_driver_counts() {
 }
 
 #[test]
-fn who_is_not_here_is_asked_for_and_pinned() {
+fn absent_process_is_looked_up_and_pinned() {
     let mut town = Town::new(roomy());
     let a = town.open(&process(100));
     let key = town.export(a, host(1));
@@ -275,7 +275,7 @@ fn who_is_not_here_is_asked_for_and_pinned() {
     assert!(matches!(town.answer(a, waits), Some(reply::Result::Done(_))));
     let b = town.open(&process(200));
     town.import(b, &key);
-    // Nobody may answer twice.
+    // A question can be answered only once.
     assert_eq!(town.tell(Command::Resolved { ticket, found: Vec::new() }), []);
 }
 
@@ -303,7 +303,7 @@ fn all_of_a_call_must_be_alive_and_known_in_time() {
     assert_eq!(town.refusal(a, id).code(), Code::Unidentified);
     assert_eq!(town.tell(Command::Resolved { ticket, found: vec![process(300)] }), []);
 
-    // The key is gone when the answer comes.
+    // The key is gone when the answer arrives.
     let (id, ticket) = ask(&mut town);
     town.does(a, close(&key));
     town.tell(Command::Resolved { ticket, found: vec![process(300)] });
@@ -312,7 +312,7 @@ fn all_of_a_call_must_be_alive_and_known_in_time() {
 }
 
 #[test]
-fn what_has_changed_since_the_question_counts() {
+fn state_at_the_time_of_the_answer_counts() {
     let (mut town, a, b, key) = pair(Policy { pids_per_key: 2, ..roomy() }, host(1));
     town.import(b, &key);
     let ask = |town: &mut Town, tgid| {
@@ -354,10 +354,10 @@ fn an_exporter_waits_for_its_importers_or_forces_them() {
     assert_eq!(town.refuses(a, close(&key), Code::Busy, Reason::Busy).importers, [200]);
     town.does(a, force(&key));
     assert_eq!(town.events(), [(b, Happened::ExporterClosing(key.clone()))]);
-    assert_eq!(town.dropped(), [FdToken(1)], "nobody new needs it");
+    assert_eq!(town.dropped(), [FdToken(1)], "no new importer needs it");
     town.refuses(c, import(&key), Code::Denied, Reason::Closing);
     town.refuses(a, admit(&key, &[300]), Code::Invalid, Reason::Closing);
-    // It is still in use, and more force does not end that.
+    // It is still in use, and a second forced close does not change that.
     town.refuses(a, close(&key), Code::Busy, Reason::Busy);
     town.refuses(a, force(&key), Code::Busy, Reason::Busy);
     town.does(b, close(&key));
@@ -367,7 +367,7 @@ fn an_exporter_waits_for_its_importers_or_forces_them() {
 }
 
 #[test]
-fn who_waits_for_an_exporter_that_closes_is_refused() {
+fn pending_imports_of_a_closing_key_are_refused() {
     let (mut town, a, b, key) = pair(roomy(), ascend());
     let waits = town.ask(b, import(&key));
     let admission = town.admission();
@@ -394,7 +394,7 @@ fn the_death_of_an_importer_closes_its_imports() {
     town.died(&process(200));
     assert_eq!(town.events(), [(a, Happened::Unused(key.clone()))]);
     assert!(town.effects.contains(&Effect::CloseSession(b)));
-    assert!(!town.effects.contains(&Effect::Unwatch(id(&process(200)))), "the dead are not watched");
+    assert!(!town.effects.contains(&Effect::Unwatch(id(&process(200)))), "a dead process is not watched");
     town.does(a, close(&key));
     assert_eq!(town.died(&process(200)), [], "once");
 }
@@ -418,13 +418,13 @@ fn the_death_of_an_exporter_loses_its_regions() {
 }
 
 #[test]
-fn what_a_process_has_outlives_its_sessions() {
+fn keys_and_imports_outlive_sessions() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     town.import(b, &key);
     assert_eq!(town.closed(a), [], "still watched");
     assert_eq!(town.closed(b), []);
     let (a, b) = (town.open(&process(100)), town.open(&process(200)));
-    assert_eq!(town.effects, [], "it was watched all the time");
+    assert_eq!(town.effects, [], "it has been watched throughout");
     assert_eq!(town.refuses(a, close(&key), Code::Busy, Reason::Busy).importers, [200]);
     town.does(b, close(&key));
     assert_eq!(town.events(), [(a, Happened::Unused(key.clone()))]);
@@ -433,7 +433,7 @@ fn what_a_process_has_outlives_its_sessions() {
 }
 
 #[test]
-fn a_session_takes_along_what_waits_on_it() {
+fn pending_requests_end_with_their_session() {
     let (mut town, a, b, key) = pair(roomy(), ascend());
     town.ask(b, import(&key));
     let admission = town.admission();
@@ -447,7 +447,7 @@ fn a_session_takes_along_what_waits_on_it() {
 }
 
 #[test]
-fn detach_ends_what_the_process_has() {
+fn detach_ends_the_keys_and_imports_of_a_process() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     let mine = town.export(b, host(1));
     let unused = town.export(a, host(1));
@@ -462,7 +462,7 @@ fn detach_ends_what_the_process_has() {
     assert_eq!(town.dropped(), [FdToken(1), FdToken(3)]);
     town.refuses(a, close(&unused), Code::Denied, Reason::UnknownKey);
     town.refuses(b, import(&unused), Code::Denied, Reason::UnknownKey);
-    assert_eq!(town.broker.stats().keys, 2, "one that is closing, one of the other");
+    assert_eq!(town.broker.stats().keys, 2, "one that is closing, and one of the other process");
     town.does(b, DETACH);
     assert_eq!(town.broker.stats().keys, 0);
 }
@@ -503,9 +503,9 @@ fn list_with(importers: i32) {
     let hash = town.records()[0].key_hash.clone();
     let (first, second) = (town.list(a, 0), town.list(a, 64));
     assert_eq!((first.keys.len(), first.total, second.keys.len()), (64, 65, 1));
-    assert_eq!(Some(second.keys[0].hash.clone()), hash, "as the audit log has it");
+    assert_eq!(Some(second.keys[0].hash.clone()), hash, "the same hash as in the audit log");
     assert_eq!(town.list(a, 65).keys, []);
-    // Many importers are counted, and some are named; a page fits into a packet all the same.
+    // The number of importers is given, and some are named, so that a page fits into a packet.
     for tgid in 200..200 + importers {
         let b = town.open(&process(tgid));
         for key in &keys {
@@ -548,13 +548,13 @@ fn a_record_is_one_line_that_says_all_but_secrets() {
 }
 
 #[test]
-fn a_broker_does_not_print_what_it_keeps_secret() {
+fn debug_output_has_no_secrets() {
     let (town, ..) = pair(roomy(), export(1, 0, Mechanism::CudaLegacy, 84));
     let printed = format!("{:?}", town.broker);
     assert!(printed.contains("keys: 1") && !printed.contains("9, 9"), "{printed}");
 }
 
-/// All that is asked for at once: ten thousand live keys. How long an import takes is printed, for those who want to know.
+/// Ten thousand keys at the same time. The time of an import is printed for information.
 #[test]
 fn ten_thousand_keys() {
     let mut town = Town::new(roomy());
@@ -587,7 +587,7 @@ fn ten_thousand_keys() {
     assert_eq!((town.broker.stats().keys, town.dropped().len()), (0, 10_000));
 }
 
-/// Exports, and gives what registers the key with the next broker.
+/// Exports memory, and returns the request that registers the key with the next broker.
 fn restorable(town: &mut Town, session: SessionId, op: Op) -> Op {
     let Op::ExportKey(export) = op.clone() else { panic!("not an export: {op:?}") };
     let id = town.ask(session, op);
@@ -603,13 +603,13 @@ fn key(restore: &Op) -> Vec<u8> {
 }
 
 #[test]
-fn exporter_that_comes_back_is_asked_again_though_it_has_another_session() {
+fn reconnected_exporter_is_asked_again_on_its_new_session() {
     let mut town = Town::new(roomy());
     let (a, b) = (town.open(&process(100)), town.open(&process(200)));
     let restore = restorable(&mut town, a, ascend());
     let key = key(&restore);
     town.does(a, admit(&key, &[200]));
-    // That of its link: it knows no key.
+    // The session of its link, which knows no key.
     let other = town.open(&process(100));
     town.closed(a);
     town.ask(b, import(&key));
@@ -624,7 +624,7 @@ fn exporter_that_comes_back_is_asked_again_though_it_has_another_session() {
 }
 
 #[test]
-fn exporter_that_was_told_busy_after_a_restart_hears_when_it_can_close() {
+fn busy_exporter_is_notified_after_a_restart_when_it_can_close() {
     let mut town = Town::new(roomy());
     let a = town.open(&process(100));
     let restore = restorable(&mut town, a, host(1));
@@ -638,7 +638,7 @@ fn exporter_that_was_told_busy_after_a_restart_hears_when_it_can_close() {
     town.does(a, close(&key(&restore)));
 }
 
-/// More than 128 processes take several packets. Those of the second one are not refused because the first has come.
+/// More than 128 processes take several packets. Those of the second packet are not refused because the first has arrived.
 #[test]
 fn imports_and_claims_wait_for_the_rest_of_a_list_of_processes() {
     let mut town = Town::new(roomy());
@@ -659,7 +659,7 @@ fn imports_and_claims_wait_for_the_rest_of_a_list_of_processes() {
     town.import(first, &restore.key);
     town.does(claimant, Op::Claim(Claim { key: restore.key.clone() }));
     let refused = town.ask(stranger, import(&restore.key));
-    assert!(town.answer(stranger, refused).is_none(), "nor is that known yet");
+    assert!(town.answer(stranger, refused).is_none(), "this is not decided yet either");
     town.ask_with(a, page(202, true), 1);
     town.ask_with(a, page(201, false), 1);
     town.imported(second, waits);
@@ -667,9 +667,9 @@ fn imports_and_claims_wait_for_the_rest_of_a_list_of_processes() {
     assert_eq!(town.broker.stats().imports, 3);
 }
 
-/// An exporter that dies between the packets, or never sends the last one.
+/// The exporter dies between the packets, or never sends the last one.
 #[test]
-fn list_of_processes_that_stays_incomplete_is_final_when_the_time_is_over() {
+fn incomplete_list_of_processes_is_final_after_the_timeout() {
     let mut town = Town::new(roomy());
     let a = town.open(&process(100));
     let Op::Restore(restore) = restorable(&mut town, a, host(1)) else { panic!("a restore") };
@@ -685,12 +685,12 @@ fn list_of_processes_that_stays_incomplete_is_final_when_the_time_is_over() {
 }
 
 #[test]
-fn importer_that_comes_back_hears_that_the_exporter_is_closing() {
+fn reconnected_importer_learns_that_the_exporter_is_closing() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     town.import(b, &key);
     town.closed(b);
     town.does(a, force(&key));
-    assert!(town.events().is_empty(), "nobody is there to hear it");
+    assert!(town.events().is_empty(), "no session is left to notify");
     let again = town.open(&process(200));
     town.does(again, Op::Claim(Claim { key: key.clone() }));
     assert_eq!(town.events(), [(again, Happened::ExporterClosing(key))]);

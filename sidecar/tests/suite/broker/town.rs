@@ -1,4 +1,4 @@
-//! A broker with people around it, in few words.
+//! A broker together with its clients, for short tests.
 
 use shmesh_proto::broker::{
     Ack, Close, Code, Detach, ExportKey, ImportByKey, Imported, List, Mechanism, Refused, Request,
@@ -15,11 +15,11 @@ pub(crate) struct Town {
     sessions: u64,
     requests: u64,
     fds: u64,
-    /// Of the last command.
+    /// Effects of the last command.
     pub(crate) effects: Vec<Effect>,
 }
 
-/// A process outside pods, of a user of its own.
+/// A process outside of pods, with a user of its own.
 pub(crate) fn process(bare_tgid: i32) -> PeerIdentity {
     let uid = bare_tgid.unsigned_abs();
     PeerIdentity { bare_tgid, start_time: 1, uid, ..PeerIdentity::default() }
@@ -134,7 +134,7 @@ impl Town {
         self.tell(Command::Died { process: id(peer) })
     }
 
-    /// Sends a request, with the descriptors that its mechanism takes.
+    /// Sends a request, with the descriptors that its mechanism needs.
     pub(crate) fn ask(&mut self, session: SessionId, op: Op) -> u64 {
         let count = match &op {
             Op::ExportKey(export) => match export.mechanism() {
@@ -155,7 +155,7 @@ impl Town {
         self.requests
     }
 
-    /// What the last command answered to a request.
+    /// The last command's reply to a request.
     pub(crate) fn answer(&self, session: SessionId, id: u64) -> Option<reply::Result> {
         self.effects.iter().find_map(|effect| match effect {
             Effect::Reply { session: to, reply, .. } if *to == session && reply.id == id => {
@@ -205,8 +205,8 @@ impl Town {
         }
     }
 
-    /// The request is refused with this code, counted and recorded with this reason, and nothing else happens: what there
-    /// is stays, nobody is told anything, and what came along is dropped.
+    /// Checks that the request is refused with this code, counted and recorded with this reason, and has no other effect:
+    /// the tables do not change, no client is notified, and the descriptors that came with it are dropped.
     pub(crate) fn refuses(&mut self, session: SessionId, op: Op, code: Code, reason: Reason) -> Refused {
         let count = u64::from(
             matches!(&op, Op::ExportKey(e) if matches!(e.mechanism(), Mechanism::Host | Mechanism::CudaVmm)),
@@ -233,7 +233,7 @@ impl Town {
         refused
     }
 
-    /// Why the last command's refusals were, as counted, which is as recorded.
+    /// The reasons of the last command's refusals, which are the same in counters and records.
     pub(crate) fn reasons(&self) -> Vec<Reason> {
         let counted = self.effects.iter().filter_map(|effect| match effect {
             Effect::Denied(reason) => Some(*reason),
@@ -261,7 +261,7 @@ impl Town {
         self.effects.iter().filter_map(event).collect()
     }
 
-    /// The grant that the last command asked an exporter to acknowledge.
+    /// The grant of the request to admit that the last command sent to an exporter.
     pub(crate) fn admission(&self) -> Vec<u8> {
         match self.events().first() {
             Some((_, Happened::Admit(admit))) => admit.grant.clone(),

@@ -1,4 +1,5 @@
-//! The broker against an oracle: random commands, and after each the same effects, the same numbers, and tables that agree.
+//! Compares the broker with an oracle: random commands, after each of which effects and counters must match, and the tables
+//! be consistent.
 
 mod oracle;
 
@@ -18,11 +19,11 @@ use shmesh_sidecar::broker::{
     Broker, Command, Effect, FdToken, Millis, Outcome, Policy, ProcessId, Reason, SessionId, Ticket,
 };
 
-/// What to ask; numbers are picked modulo what there is.
+/// A request. Numbers select modulo the number of candidates.
 #[derive(Clone, Debug)]
 enum Ask {
     Hello,
-    /// What is not for the broker.
+    /// A request that the broker does not handle.
     Other(usize),
     Detach,
     BareTgid,
@@ -50,7 +51,7 @@ enum Ask {
         key: usize,
         tgids: Vec<usize>,
         closing: bool,
-        /// What is wrong with it, if anything.
+        /// Selects what is invalid about the request, if anything.
         odd: usize,
     },
     Claim(usize),
@@ -58,14 +59,14 @@ enum Ask {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The broker loses all that it knows; some come back, in some order.
+    /// The broker loses its state. Some clients reconnect, in some order.
     Restart(usize, usize),
-    /// The exporter of a key hangs up, and then all others want it.
+    /// The exporter of a key disconnects, then all other clients try to import it.
     Leave(usize),
     Open(usize),
     OpenAgain(usize),
     Closed(usize),
-    /// Whether one descriptor too many comes along.
+    /// Whether the request has one descriptor too many.
     Ask(usize, bool, Ask),
     Died(usize),
     Resolved(usize, usize),
@@ -74,8 +75,8 @@ enum Step {
     Drain,
 }
 
-/// One random number, thrown as many dice. Proptest's own strategies take longer to make a step than all else takes to try
-/// it; and a number more or less is a step more or less, so that failures still shrink.
+/// Many random choices from one random number. Proptest's own strategies take longer to generate a step than the rest takes
+/// to run it. A different number is a different step, so failures still shrink.
 struct Dice(u64);
 
 impl Dice {
@@ -171,7 +172,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         ..Policy::default()
     };
     let roomy = Policy { grant_millis: 100, answer_millis: 50, restore_millis: 80, ..Policy::default() };
-    // One limit alone shows what another would hide.
+    // A single low limit, because several would hide each other.
     let one = |n: usize| match n {
         0 => Policy { imports_per_account: 1, ..roomy.clone() },
         1 => Policy { grants_per_key: 1, ..roomy.clone() },
@@ -191,7 +192,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     })
 }
 
-/// ProcessList there is. Numbers come back, with another start time or only another inode; one pretends to be of a pod.
+/// The processes. Numbers are reused with another start time, or with only another inode; one claims to belong to a pod.
 fn people() -> Vec<PeerIdentity> {
     let pod = |uid: &str, name: &str, account: &str, confirmed| {
         let [uid, name, service_account] = [uid, name, account].map(String::from);
@@ -228,9 +229,9 @@ struct World {
     sessions: u64,
     requests: u64,
     fds: u64,
-    /// Every key, grant and question that has come out.
+    /// Every key, grant and question that the broker has issued.
     keys: Vec<Vec<u8>>,
-    /// What came with each key, and what was exported, for whoever registers it again.
+    /// The secret and the export of each key, to register the key again.
     secrets: BTreeMap<Vec<u8>, (Vec<u8>, ExportKey)>,
     last_export: Option<ExportKey>,
     grants: Vec<Vec<u8>>,
@@ -265,7 +266,7 @@ impl World {
         FdToken(self.fds)
     }
 
-    /// A key that came out once, most often a late one, or one that nobody made.
+    /// A key that was issued, usually a recent one, or one that was never issued.
     fn key(&self, n: usize) -> Vec<u8> {
         let mut unknown = vec![b'0'; 64];
         unknown.push(0);
@@ -314,7 +315,7 @@ impl World {
             Ask::Admit { key, tgids, subjects } => {
                 let named = |kind: usize| {
                     let of_kind = subjects.iter().filter(|s| (**s / 8) % 2 == kind);
-                    // The one that cannot be is rare.
+                    // The invalid subject is rare.
                     of_kind.map(|s| SUBJECTS[if *s == 63 { 4 } else { s % 4 }].to_owned()).collect()
                 };
                 Op::SetImportPid(SetImportPid {
@@ -357,7 +358,7 @@ impl World {
         (request, fds)
     }
 
-    /// With as many descriptors as it takes.
+    /// With as many descriptors as the mechanism needs.
     fn restore(
         &mut self,
         key: Vec<u8>,
@@ -393,7 +394,7 @@ impl World {
         (restore, fds)
     }
 
-    /// Who had a session or a key comes back, but for some, each on a session of its own, and says what it has.
+    /// Most clients that had a session or a key reconnect, each with a new session, and report what they have.
     fn restart(&mut self, order: usize, who: usize) -> Result<(), TestCaseError> {
         let mut holders = self.oracle.holders();
         let (oracle, mut entropy) = self.oracle.restarted();
@@ -428,7 +429,7 @@ impl World {
                 Some(mut restore) => {
                     let (said, fds) = self.restore(key.clone(), &[], restore.closing, 0);
                     (restore.secret, restore.export) = (said.secret, said.export);
-                    // Now and then in two packets, between which all others want the key.
+                    // Sometimes in two packets, between which all other clients try to import the key.
                     if restore.admitted.len() > 1 && order % 4 < 2 {
                         let mut second = restore.clone();
                         second.admitted = restore.admitted.split_off(1);
@@ -478,7 +479,7 @@ impl World {
     }
 
     fn command(&mut self, step: Step) -> Command {
-        // Now and then one that has ended, or has never been.
+        // Sometimes a session that has ended or never existed.
         let session = |me: &Self, n: usize| match n {
             62.. => SessionId(1 + n as u64 % (me.sessions + 1)),
             _ => pick(&me.oracle.sessions(), n).unwrap_or(SessionId(1)),
@@ -490,7 +491,7 @@ impl World {
                 Command::Opened { session: SessionId(self.sessions), peer }
             }
             Step::OpenAgain(n) => {
-                // A number that is in use: the socket's mistake.
+                // A session number that is in use, which would be an error of the socket layer.
                 let Some(session) = pick(&self.oracle.sessions(), n) else { return Command::Tick };
                 Command::Opened { session, peer: self.people.first().cloned() }
             }
@@ -516,7 +517,7 @@ impl World {
                 if mask % 16 == 15 {
                     return Command::Unanswered { ticket };
                 }
-                // Most often all are alive; and nobody asked for the last one.
+                // Usually all are alive. The last one was not asked about.
                 let all = asked.iter().skip(usize::from(mask % 8 == 7)).map(alive);
                 Command::Resolved { ticket, found: all.chain([alive(&100)]).collect() }
             }
@@ -553,7 +554,7 @@ impl World {
             self.look(&effect)?;
             got.push(out(effect));
         }
-        // In whatever order: the oracle's is another one.
+        // In any order: the oracle's order differs.
         let mut missing = expected;
         got.retain(|out| {
             let found = missing.iter().position(|other| other == out);
@@ -563,7 +564,7 @@ impl World {
 
         prop_assert_eq!(self.broker.check(), Ok(()), "{:?}", command);
         prop_assert_eq!(self.broker.stats(), self.oracle.stats());
-        // What an operator sees.
+        // The view of an operator.
         for skip in [0_u32, 2, 100] {
             let mut seen = self.broker.all_keys(skip);
             seen.keys.iter_mut().for_each(|key| key.hash.clear());
@@ -585,7 +586,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks one effect by itself, and remembers what came out.
+    /// Checks one effect by itself, and records what was issued.
     fn look(&mut self, effect: &Effect) -> Result<(), TestCaseError> {
         match effect {
             Effect::DropFd(fd) => prop_assert!(self.dropped.insert(*fd), "dropped twice: {fd:?}"),
@@ -596,7 +597,7 @@ impl World {
                 match &reply.result {
                     Some(reply::Result::Exported(exported)) if !exported.secret.is_empty() => {
                         self.keys.push(exported.key.clone());
-                        let export = self.last_export.clone().expect("somebody has asked for it");
+                        let export = self.last_export.clone().expect("it was requested");
                         self.secrets.insert(exported.key.clone(), (exported.secret.clone(), export));
                     }
                     Some(reply::Result::Imported(imported)) => self.grants.push(imported.grant.clone()),
@@ -625,7 +626,7 @@ impl World {
     }
 }
 
-/// One of all; every second time one of the last four.
+/// Selects one element: every second time one of the last four.
 fn pick<T: Clone>(all: &[T], n: usize) -> Option<T> {
     let from = if n.is_multiple_of(2) { all.len().saturating_sub(4) } else { 0 };
     let recent = all.get(from..)?;
@@ -662,14 +663,14 @@ fn cases() -> impl Strategy<Value = (Policy, Vec<Step>)> {
 
 fn run(policy: Policy, steps: Vec<Step>) -> Result<BTreeSet<Reason>, TestCaseError> {
     let mut world = World::new(policy);
-    // Somebody is there from the start.
+    // Some clients are connected from the start.
     for who in [0, 1, 3, 6, 0] {
         world.apply(Step::Open(who))?;
     }
     for step in steps {
         world.apply(step)?;
     }
-    // When everybody has died, nothing is left.
+    // When all processes have died, no state is left.
     for who in 0..world.people.len() {
         world.apply(Step::Died(who))?;
     }
@@ -688,17 +689,17 @@ fn random_sequences(cases_count: u32) {
 }
 
 #[test]
-fn the_broker_does_what_the_oracle_does() {
+fn broker_matches_the_oracle() {
     random_sequences(200);
 }
 
 #[test]
 #[ignore = "long: 5,000 sequences"]
-fn the_broker_does_what_the_oracle_does_in_thousands_of_sequences() {
+fn broker_matches_the_oracle_in_thousands_of_sequences() {
     random_sequences(5000);
 }
 
-/// What the sequences never reach they do not test. The same sequences every time, so that this fails or passes for ever.
+/// Reasons that are never reached are not tested. The sequences are always the same, so the result is deterministic.
 #[test]
 #[ignore = "long: 1,500 sequences"]
 fn the_sequences_reach_every_reason() {
@@ -713,14 +714,14 @@ fn the_sequences_reach_every_reason() {
     });
     result.expect("as the other test");
     let seen = seen.lock().expect("no thread has panicked");
-    // The entropy here never repeats.
+    // The entropy source of this test never repeats.
     let is_for_others = |r: &Reason| *r == Reason::Entropy || Reason::OF_THE_SOCKET.contains(r);
     let missed: Vec<_> = Reason::ALL.iter().filter(|r| !seen.contains(r) && !is_for_others(r)).collect();
     assert!(missed.is_empty(), "{missed:?}");
 }
 
 #[test]
-fn a_refusal_does_not_say_whether_there_is_a_key() {
+fn refusal_does_not_reveal_whether_a_key_exists() {
     let refusals = |effects: Vec<Effect>| {
         effects.into_iter().find_map(|effect| match effect {
             Effect::Reply { reply, .. } => match reply.result {
@@ -739,7 +740,7 @@ fn a_refusal_does_not_say_whether_there_is_a_key() {
     let (request, fds) = world.request(export);
     let effects = world.broker.handle(Millis(0), Command::Request { session: SessionId(1), request, fds });
     effects.iter().for_each(|effect| world.look(effect).expect("an export"));
-    // The first key is there, the second is not.
+    // The first key exists, the second does not.
     let mut ask = |key| {
         let mut all = Vec::new();
         for ask in [

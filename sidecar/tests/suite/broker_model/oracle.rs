@@ -1,4 +1,4 @@
-//! The oracle: the rules once more, with lists and loops, and nothing remembered twice.
+//! The oracle: the same rules, implemented again with lists and loops, and without redundant state.
 
 use sha2::{Digest as _, Sha256};
 use shmesh_proto::broker::event::Happened;
@@ -12,7 +12,7 @@ use shmesh_sidecar::broker::{
     Command, FdToken, Holdings, Millis, Op, Outcome, Policy, ProcessId, Reason, SessionId, Stats, Ticket,
 };
 
-/// An effect, without what the oracle does not predict: words for people, hashes, and the other side of a record.
+/// An effect without the parts that the oracle does not predict: texts, hashes, and the other party of a record.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Out {
     Reply(SessionId, u64, reply::Result, Option<FdToken>),
@@ -27,7 +27,7 @@ pub(crate) enum Out {
     Denied(Reason),
 }
 
-/// Numbers that never repeat, in the place of random ones.
+/// A counter in place of random numbers.
 #[derive(Clone, Default)]
 pub(crate) struct Entropy(u64);
 
@@ -44,13 +44,13 @@ struct Import {
     session: SessionId,
     /// The request that waits for the exporter.
     waits: Option<u64>,
-    /// Where the exporter was told.
+    /// The session on which the exporter was asked.
     asked: Option<SessionId>,
     grant: Option<Vec<u8>>,
 }
 
 struct Region {
-    /// Another one when the key ends and comes back.
+    /// Changes when the key ends and is registered again.
     number: u64,
     key: Vec<u8>,
     exporter: ProcessId,
@@ -62,9 +62,9 @@ struct Region {
     open: bool,
     closing: bool,
     awaited: bool,
-    /// Further processes that it admits are still to come.
+    /// More of the processes that it admits will follow.
     partial: bool,
-    /// Its exporter was told that it is busy while it was awaited.
+    /// Its exporter's close was refused as busy, while importers were awaited.
     wanted: bool,
     pids: Vec<ProcessId>,
     subjects: Vec<(char, String)>,
@@ -100,12 +100,12 @@ struct Question {
     deadline: u64,
 }
 
-/// An import of a former broker, or one that waits for a key of it.
+/// An import from before the restart, or an import request that waits for a key from then.
 struct Former {
     key: Vec<u8>,
     by: PeerIdentity,
     session: SessionId,
-    /// The request that waits; otherwise it is a claim.
+    /// The request that waits; without one it is a claim.
     waits: Option<u64>,
 }
 
@@ -121,7 +121,7 @@ pub(crate) struct Oracle {
     tickets: u64,
     numbers: u64,
     watched: Vec<PeerIdentity>,
-    /// Until when a restart is recovered from.
+    /// The end of the recovery from a restart.
     until: Option<u64>,
     former: Vec<Former>,
     out: Vec<Out>,
@@ -147,14 +147,14 @@ fn process(a: &Admitted) -> ProcessId {
     ProcessId { bare_tgid: a.bare_tgid, start_time: a.start_time, pidfd_inode: a.pidfd_inode }
 }
 
-/// Says which processes were meant.
+/// The reply that lists processes.
 fn done(pids: &[ProcessId]) -> reply::Result {
     let mut pids = pids.to_vec();
     pids.sort();
     reply::Result::Done(Done { admitted: pids.iter().map(admitted).collect() })
 }
 
-/// The key of a secret.
+/// Derives the key from a secret.
 fn key_of(secret: &[u8], exporter: &PeerIdentity) -> Vec<u8> {
     let numbers = [&exporter.bare_tgid.to_le_bytes()[..], &exporter.start_time.to_le_bytes()].concat();
     DeviceKey::from_entropy(Sha256::digest([secret, &numbers].concat()).into()).as_bytes().to_vec()
@@ -191,13 +191,13 @@ impl Oracle {
         }
     }
 
-    /// A new one in its place, whose random numbers are others.
+    /// An oracle for the restarted broker, with other random numbers.
     pub(crate) fn restarted(&self) -> (Self, Entropy) {
         let new = Self { entropy: self.entropy.clone(), now: self.now, ..Self::new(self.policy.clone()) };
         (new, self.entropy.clone())
     }
 
-    /// What everybody has who would register it again: exporters with the processes on their lists, and importers.
+    /// What clients can register again: exporters with the processes that they admit, and importers.
     pub(crate) fn holders(&self) -> Vec<(PeerIdentity, Vec<u8>, Option<Restore>)> {
         let mut all = Vec::new();
         for r in &self.regions {
@@ -224,7 +224,7 @@ impl Oracle {
         all
     }
 
-    /// The sessions of a key's exporter, and those of others.
+    /// The sessions of a key's exporter, and those of other processes.
     pub(crate) fn sides(&self, key: &[u8]) -> (Vec<SessionId>, Vec<SessionId>) {
         let exporter = self.find(key).ok().map(|r| r.exporter);
         let (own, others): (Vec<_>, Vec<_>) =
@@ -331,7 +331,7 @@ impl Oracle {
                 }
             }
         }
-        // Whoever has nothing here is not watched any more.
+        // A process that has nothing here is no longer watched.
         let idle = |me: &Self, process: ProcessId| {
             !me.sessions.iter().any(|(_, p)| p.as_ref().map(id) == Some(process))
                 && !me
@@ -356,7 +356,11 @@ impl Oracle {
     }
 
     fn peer(&self, process: ProcessId) -> PeerIdentity {
-        self.watched.iter().find(|p| id(p) == process).expect("whoever holds something is watched").clone()
+        self.watched
+            .iter()
+            .find(|p| id(p) == process)
+            .expect("a process that holds something is watched")
+            .clone()
     }
 
     fn denied(
@@ -427,7 +431,7 @@ impl Oracle {
         self.former.retain(|f| f.waits.is_none() || f.session != session);
     }
 
-    /// Ends the claims of a process, and gives those that it had.
+    /// Ends the claims of a process, and returns them.
     fn end_claims(&mut self, by: impl Fn(&Former) -> bool, why: Option<Reason>) -> Vec<Former> {
         let ended: Vec<_> = self.former.extract_if(.., |f| f.waits.is_none() && by(f)).collect();
         if let Some(why) = why {
@@ -492,7 +496,7 @@ impl Oracle {
         }
     }
 
-    /// What has not come back is lost.
+    /// Marks what was not registered again as lost.
     fn settle(&mut self) {
         self.until = None;
         self.regions.iter_mut().for_each(|r| r.partial = false);
@@ -619,7 +623,7 @@ impl Oracle {
         }
     }
 
-    /// Whether a former broker may have had this key, or admitted this process to it.
+    /// Whether a broker from before the restart may have had this key, or admitted this process to it.
     fn may_come_back(&self, peer: &PeerIdentity, key: &[u8]) -> bool {
         let me = id(peer);
         match self.find(key) {
@@ -886,7 +890,7 @@ impl Oracle {
             }
         }
         self.region(&key).expect("it is there").partial = restore.more && self.until.is_some();
-        // Claims that it admits, and importers that its exporter was to admit on another session.
+        // Claims of processes that it admits, and imports that its exporter was asked to admit on another session.
         for n in (0..self.former.len()).rev() {
             let f = &self.former[n];
             if f.waits.is_none() && f.key == key && id(&f.by) != id(peer) && self.admits(&key, &f.by).is_ok()
@@ -1213,7 +1217,7 @@ impl Oracle {
         (reply::Result::Imported(imported), region.fd)
     }
 
-    /// Which grant it is, when it is this process's and not over.
+    /// The index of a grant, if it belongs to this process and is not over.
     fn granted(&mut self, peer: &PeerIdentity, bytes: &[u8]) -> Result<usize, (Code, Reason, Vec<i32>)> {
         if bytes.len() != 16 {
             return no(Code::Invalid, Reason::Malformed);

@@ -1,4 +1,5 @@
-//! A member of link `aaa` that does to it whatever it can, and two clients of link `bbb`, which must not notice.
+//! A participant of link `aaa` that attacks it in every way it can, and two clients of link `bbb` that must not be
+//! affected.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -24,7 +25,7 @@ pub(crate) const FILES: [&str; 3] = ["aaa_shm", "aaa_cpu_msg", "aaa_cpu_data"];
 
 const MEMBERS_MAX: usize = 6;
 
-/// Removes everything that has the name of the link.
+/// Removes all files of the link.
 pub(crate) fn remove_aaa(dir: &Path) {
     for entry in fs::read_dir(dir).unwrap().map_while(Result::ok) {
         if entry.file_name().to_str().unwrap().starts_with("aaa") {
@@ -42,7 +43,7 @@ pub(crate) fn is_ready(sidecar: &Sidecar, link: &str) -> bool {
     sidecar.metric(&format!("shmesh_sidecar_link_ready{{link=\"{link}\"}}")) == 1
 }
 
-/// The seed of a random test: `SHMESH_SEED`, or the time. Prints it.
+/// The seed of a random test: `SHMESH_SEED`, or the time. It is printed.
 pub(crate) fn seed() -> u64 {
     let seed = std::env::var("SHMESH_SEED")
         .ok()
@@ -52,7 +53,7 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// Both ends of `bbb`, and how long its round trips took.
+/// Both sides of `bbb`, and the times of their round trips.
 pub(crate) struct Clients {
     pub(crate) phy: Link,
     mac: Link,
@@ -81,7 +82,7 @@ impl Clients {
     }
 }
 
-/// Numbers that depend on the seed alone (SplitMix64).
+/// Random numbers from a seed (SplitMix64).
 struct Chance(u64);
 
 impl Chance {
@@ -98,13 +99,13 @@ impl Chance {
     }
 }
 
-/// Attacks `aaa`, in processes that are alive, stopped, forked or dead, of this user or another one, in this pid namespace or
-/// another one.
+/// Attacks `aaa` from processes that are alive, stopped, forked or dead, of this or another user, in this or another pid
+/// namespace.
 pub(crate) struct Attacker {
     chance: Chance,
     dir: PathBuf,
     members: Vec<Peer>,
-    /// Dead members whose forked children live.
+    /// Dead participants whose forked children live.
     dead: Vec<Peer>,
     connections: Vec<OwnedFd>,
     locks: Vec<File>,
@@ -124,12 +125,12 @@ impl Attacker {
         }
     }
 
-    /// Does one thing, and says what.
+    /// Performs one action, and returns its description.
     pub(crate) fn act(&mut self, sidecar: &mut Sidecar) -> &'static str {
         let file = self.dir.join(FILES[self.chance.below(FILES.len())]);
         match self.chance.below(18) {
             0 => {
-                // Not what a symbolic link leads to: that is the other link.
+                // Does not follow a symbolic link, which could lead to the other link.
                 if let Ok(file) = open_file(&file, true) {
                     let _ = file.set_len(self.chance.next() % 100_000);
                 }
@@ -212,7 +213,7 @@ impl Attacker {
             _ => {
                 self.locks.clear();
                 remove_aaa(&self.dir);
-                // The next one does not wait before it tries again.
+                // The next sidecar does not wait before it retries.
                 sidecar.restart(&self.dir, &LINKS);
                 until("the other is adopted", || is_ready(sidecar, "bbb"));
                 "clean, and kill the sidecar"
@@ -224,7 +225,7 @@ impl Attacker {
         (!self.members.is_empty()).then(|| self.chance.below(self.members.len()))
     }
 
-    /// A new member: which one is up to chance.
+    /// Attaches a new participant of a random kind.
     fn attach(&mut self) {
         let is_root = is_root();
         let mut member = if is_root && self.chance.below(3) == 0 {
@@ -233,7 +234,7 @@ impl Attacker {
             Peer::start(&self.dir)
         };
         if is_root && self.chance.below(2) == 0 {
-            // Of the group of the files, so that it may attach.
+            // Of the files' group, so that it may attach.
             member.tell("prepare user 65533 0");
         }
         let fork = ["", "", "fork", "fork-unseen"][self.chance.below(4)];
@@ -248,7 +249,7 @@ impl Attacker {
         let Ok(fd) = socket::connect_now(&path) else { return };
         let attach = packet::encode(&Request::new(1, Op::Attach(Attach { side: 0 })));
         let hello = packet::encode(&Request::new(1, Op::Hello(Hello {})));
-        // Refused when the sidecar has hung up, or does not read.
+        // Fails if the sidecar has closed the connection, or does not read.
         let _ = match self.chance.below(4) {
             0 => socket::send(&fd, &[0xff; 64], &[]),
             1 => socket::send(&fd, &attach, &[]),
@@ -256,8 +257,8 @@ impl Attacker {
             _ => {
                 let stream = self.stubborn.one();
                 let sent = socket::send(&fd, &hello, &[stream.as_fd()]);
-                // The sidecar has the last copy, or none is left. Not closed in a thread: a process that is started meanwhile would have a
-                // copy, and linger until it can begin.
+                // The sidecar has the last copy, or there is none. Not closed in a thread: a process that is started
+                // meanwhile would have a copy until its exec.
                 Lingering::from(vec![OwnedFd::from(stream)]).close().unwrap();
                 sent
             }
@@ -267,7 +268,7 @@ impl Attacker {
         }
     }
 
-    /// Ends all that it has begun.
+    /// Ends everything that it has started.
     pub(crate) fn give_up(&mut self) {
         self.locks.clear();
         self.connections.clear();

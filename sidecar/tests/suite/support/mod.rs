@@ -1,4 +1,4 @@
-//! A running sidecar, for tests.
+//! A sidecar process for tests.
 
 pub(crate) mod attacker;
 pub(crate) mod stubborn;
@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 const SIDECAR: &str = env!("CARGO_BIN_EXE_shmesh-sidecar");
 
-/// Nobody waits for the exporters of a former sidecar, unless a test says how long.
+/// By default, a restarted sidecar does not wait for earlier exporters.
 const NO_RESTORE: [&str; 2] = ["--restore-seconds", "0"];
 
 pub(crate) struct Sidecar {
@@ -25,7 +25,7 @@ pub(crate) struct Sidecar {
 }
 
 impl Sidecar {
-    /// Starts one with a link named `link` of the size that peers make theirs, and waits until it is ready.
+    /// Starts a sidecar with a link named `link` of the peers' size, and waits until it is ready.
     pub(crate) fn start(dir: &Path, changes: &str) -> Self {
         Self::start_with(dir, changes, &[])
     }
@@ -34,21 +34,21 @@ impl Sidecar {
         Self::start_by(Command::new(SIDECAR), dir, changes, flags)
     }
 
-    /// In a pid namespace of its own: it sees none of those who connect. Takes root.
+    /// Starts it in a pid namespace of its own, where it sees no client. Requires root.
     pub(crate) fn start_alone(dir: &Path, flags: &[&str]) -> Self {
         let mut unshare = Command::new("unshare");
         unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc", SIDECAR]);
         Self::start_by(unshare, dir, "mpmc", flags)
     }
 
-    /// With so few descriptors at most.
+    /// Starts it with a limit on descriptors.
     pub(crate) fn start_with_limit(dir: &Path, changes: &str, descriptors: u32, flags: &[&str]) -> Self {
         let mut limited = Command::new("sh");
         limited.args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\""), SIDECAR]);
         Self::start_by(limited, dir, changes, flags)
     }
 
-    /// With these links, and does not wait until they are ready.
+    /// Starts it with these links, without waiting until they are ready.
     pub(crate) fn start_links(dir: &Path, names: &[&str]) -> Self {
         let link = |name: &&str| {
             format!(
@@ -63,7 +63,7 @@ impl Sidecar {
         Self::start_until("probes and metrics", Command::new(SIDECAR), dir, yaml, &[])
     }
 
-    /// With a command that ends in the program.
+    /// Starts it by a command that ends in the sidecar's program.
     pub(crate) fn start_by(command: Command, dir: &Path, changes: &str, flags: &[&str]) -> Self {
         let mode = if changes.contains("spsc") { "spsc" } else { "mpmc" };
         let backing = if changes.contains("memfd") { "memfd" } else { "named" };
@@ -120,7 +120,7 @@ impl Sidecar {
         Self { child, admin, log }
     }
 
-    /// Whether it has logged a line with all these parts since it was there.
+    /// Whether it has logged a line with all these parts since it was ready.
     pub(crate) fn has_logged(&self, parts: &[&str]) -> bool {
         self.log.lock().unwrap().iter().any(|line| parts.iter().all(|part| line.contains(part)))
     }
@@ -137,7 +137,7 @@ impl Sidecar {
         answer
     }
 
-    /// One number of `/metrics`, 0 when it is not there.
+    /// One number of `/metrics`, or 0 if it is missing.
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let metrics = self.get("/metrics");
         let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
@@ -148,12 +148,12 @@ impl Sidecar {
         self.child.id()
     }
 
-    /// How many descriptors it has.
+    /// Number of its open descriptors.
     pub(crate) fn fds(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
-    /// Ends it as a node does.
+    /// Ends it by SIGTERM, as a node does.
     pub(crate) fn stop(mut self) {
         kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).unwrap();
         assert!(self.child.wait().unwrap().success(), "it drains, and says that all is well");
@@ -172,10 +172,10 @@ impl Sidecar {
     }
 }
 
-/// The lines of an audit log of this operation that name this reason; an empty reason: those that were done.
+/// The records of an audit log with this operation and reason. An empty reason means success.
 pub(crate) fn audited(log: &Path, op: &str, reason: &str) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(log).unwrap();
-    // The last line may be half written.
+    // The last line may be incomplete.
     let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     let records = lines.map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}")));
     records

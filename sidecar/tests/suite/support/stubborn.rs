@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-/// Makes sockets with unsent data, whose close waits ten minutes for them.
+/// Creates sockets with unsent data, whose close waits ten minutes for it to be sent.
 pub(crate) struct Stubborn {
     listener: TcpListener,
     others: Vec<TcpStream>,
@@ -13,7 +13,7 @@ pub(crate) struct Stubborn {
 impl Stubborn {
     pub(crate) fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        // What is sent has no room at the other end, not even later.
+        // The other end never has room for the data.
         setsockopt(&listener, sockopt::RcvBuf, &4096).unwrap();
         Self { listener, others: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! NPU memory by vendors' keys, and the driver's list of processes.
+//! NPU memory shared by vendor keys, and the driver's whitelist of processes.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -12,7 +12,7 @@ use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 const PAGE: u64 = 2 << 20;
 
-/// The double and its daemon, as peers are told of them.
+/// Starts the fake driver's daemon. Returns it with the environment variables for peers.
 pub(crate) fn npud(dir: &Path) -> (Npud, [(&'static str, String); 2]) {
     let socket = dir.join("npud");
     let daemon = Npud::start(&socket).unwrap();
@@ -29,7 +29,7 @@ fn connected(dir: &Path, variables: &[(&'static str, String)], namespaces: &[&st
 }
 
 #[test]
-fn the_drivers_list_has_who_the_broker_says_in_whatever_namespaces() {
+fn driver_whitelist_matches_broker_across_pid_namespaces() {
     let _watchdog = Watchdog::start();
     let spaces: &[&[&str]] = if is_root() { &NAMESPACES } else { &NAMESPACES[..1] };
     for namespaces in spaces {
@@ -55,14 +55,14 @@ fn the_drivers_list_has_who_the_broker_says_in_whatever_namespaces() {
         importer.tell(&format!("write {key} answer"));
         assert_eq!(importer.ask(&format!("read {key}")), "answers", "the last byte is the exporter's");
         importer.tell(&format!("close {key}"));
-        until("the exporter hears of it", || exporter.ask("event") == "unused");
+        until("the exporter is notified", || exporter.ask("event") == "unused");
         exporter.tell(&format!("close {key}"));
         assert_eq!(daemon.count(), (0, 0));
         until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
     }
 }
 
-/// The group may connect to the sidecar, and everybody to the driver.
+/// The group may connect to the sidecar, and every user to the driver.
 #[test]
 fn exporter_and_importer_may_be_different_users() {
     let _watchdog = Watchdog::start();
@@ -85,7 +85,7 @@ fn exporter_and_importer_may_be_different_users() {
 }
 
 #[test]
-fn everybody_only_where_the_operator_permits_it() {
+fn open_keys_require_the_operators_permission() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (daemon, variables) = npud(dir.path());
@@ -102,9 +102,9 @@ fn everybody_only_where_the_operator_permits_it() {
     assert_eq!(importer.ask(&format!("import {key}")), "weights");
 }
 
-/// The vendor's keys can be counted up to. With the list switched on that is worth nothing, and without it everything.
+/// The vendor's keys are sequential. With the whitelist on, a guessed key is worthless; without it, it is enough.
 #[test]
-fn a_guessed_key_opens_nothing_unless_everybody_may() {
+fn guessed_vendor_key_is_useless_with_the_whitelist() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (daemon, variables) = npud(dir.path());
@@ -118,7 +118,7 @@ fn a_guessed_key_opens_nothing_unless_everybody_may() {
     let key = exporter.ask("export weights 0");
     let tgid = importer.ask("tgid");
     exporter.tell(&format!("admit {key} {tgid}"));
-    // Admitted by the broker, and not yet by the driver: that takes the exporter's word.
+    // Admitted by the broker, and not yet by the driver, which needs the exporter's call.
     assert!(importer.ask(&format!("other steal {}", guess(1))).contains("507899"));
     assert_eq!(import(&mut importer, &mut exporter, &key), "weights");
     assert!(thief.ask(&format!("other steal {}", guess(1))).contains("507899"));
@@ -128,12 +128,12 @@ fn a_guessed_key_opens_nothing_unless_everybody_may() {
     assert_eq!(thief.ask(&format!("other steal {}", guess(2))), "gold");
 }
 
-/// The broker's word to the exporter may be old when the exporter looks at its events, and its importer somebody else.
+/// A request to admit may be old when the exporter reads its events, and its importer's number reused by another process.
 #[test]
-fn whoever_gets_the_number_of_a_dead_importer_is_not_let_in() {
+fn reused_number_of_a_dead_importer_is_not_admitted() {
     const LAST: &str = "/proc/sys/kernel/ns_last_pid";
     let _watchdog = Watchdog::start();
-    // Numbers of the node count, so that a namespace of its own would not do.
+    // The number must be reused in the node's namespace, so a pid namespace of its own would not do.
     if !is_root() || std::fs::File::options().write(true).open(LAST).is_err() {
         return;
     }
@@ -146,9 +146,9 @@ fn whoever_gets_the_number_of_a_dead_importer_is_not_let_in() {
     let (number, key) = (importer.pid(), exporter.ask("export gold 0"));
     exporter.tell(&format!("admit {key} {number}"));
     importer.order(&format!("import {key}"));
-    until("the exporter is told", || imports(dir.path()) == 1);
+    until("the exporter is asked", || imports(dir.path()) == 1);
     importer.kill();
-    until("the broker hears of it", || imports(dir.path()) == 0);
+    until("the broker detects it", || imports(dir.path()) == 0);
     let mut thief = None;
     until("its number is given again", || {
         std::fs::write(LAST, (number - 1).to_string()).unwrap();
@@ -157,14 +157,14 @@ fn whoever_gets_the_number_of_a_dead_importer_is_not_let_in() {
         thief.is_some()
     });
     assert_eq!(exporter.ask("event"), "none");
-    assert!(daemon.listed().is_empty(), "the driver has heard of nobody");
+    assert!(daemon.listed().is_empty(), "the driver admits no process");
     let stolen = thief.unwrap().ask(&format!("other steal {owner:08x}{:016x}{:0<40}", 1, 0));
     assert!(stolen.contains("507899"), "{stolen}");
 }
 
 /// The kernel knows of a death before the broker does.
 #[test]
-fn an_importer_is_dead_when_it_is_and_not_when_that_was_heard_of() {
+fn importer_death_counts_before_it_is_reported() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (daemon, variables) = npud(dir.path());
@@ -175,24 +175,24 @@ fn an_importer_is_dead_when_it_is_and_not_when_that_was_heard_of() {
     };
     let mut exporter = connected(dir.path(), &variables, &[]);
     let key = exporter.ask("export gold 0");
-    // Which of the two it hears first is not for the test to say.
+    // The order of the two notifications is not defined.
     for _ in 0..20 {
         let mut importer = connected(dir.path(), &variables, &[]);
         exporter.tell(&format!("admit {key} {}", importer.pid()));
         importer.order(&format!("import {key}"));
-        until("the exporter is told", || imports(dir.path()) == 1);
+        until("the exporter is asked", || imports(dir.path()) == 1);
         signal(nix::sys::signal::Signal::SIGSTOP);
         exporter.order("event");
         exporter.until_asleep();
         importer.kill();
         signal(nix::sys::signal::Signal::SIGCONT);
         assert_eq!(exporter.answer(), "none");
-        assert!(daemon.listed().is_empty(), "the driver has heard of nobody");
+        assert!(daemon.listed().is_empty(), "the driver admits no process");
     }
 }
 
 #[test]
-fn who_the_driver_takes_for_another_than_the_broker_does_gets_nothing() {
+fn driver_and_broker_must_agree_on_the_process() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (daemon, variables) = npud(dir.path());
@@ -205,9 +205,10 @@ fn who_the_driver_takes_for_another_than_the_broker_does_gets_nothing() {
     assert_eq!(daemon.count(), (0, 0));
 }
 
-/// The exporter's word is a fault of the device for who still imports: it ends that process, and no other.
+/// When the exporter ends, the next access of a process that still imports is a device fault, which ends that process and
+/// no other.
 #[test]
-fn an_exporter_that_goes_takes_the_memory_with_it() {
+fn end_of_the_exporter_ends_the_memory() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (daemon, variables) = npud(dir.path());
@@ -221,10 +222,10 @@ fn an_exporter_that_goes_takes_the_memory_with_it() {
         assert_eq!(import(&mut importer, &mut exporter, &key), "weights");
         if way == "dies" {
             exporter.kill();
-            until("the importer hears of it", || importer.ask("event") == "lost");
+            until("the importer is notified", || importer.ask("event") == "lost");
         } else {
             exporter.tell("end");
-            until("the importer hears of it", || importer.ask("event") == "closing");
+            until("the importer is notified", || importer.ask("event") == "closing");
         }
         until("the driver has let go of it", || daemon.count().0 == 0);
         importer.order(&format!("read {key}"));
@@ -239,7 +240,7 @@ fn an_exporter_that_goes_takes_the_memory_with_it() {
 }
 
 #[test]
-fn a_dead_importer_has_closed() {
+fn death_of_an_importer_closes_its_import() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (daemon, variables) = npud(dir.path());
@@ -299,7 +300,7 @@ fn bad_pointers_and_sizes() {
 }
 
 #[test]
-fn a_thread_keeps_the_context_that_it_has() {
+fn threads_keep_their_current_context() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (_daemon, variables) = npud(dir.path());
@@ -308,7 +309,7 @@ fn a_thread_keeps_the_context_that_it_has() {
     start(dir.path(), "ascend", &variables, &[]).tell("other contexts");
 }
 
-/// In a process with the double, and a framework that has contexts of its own.
+/// Runs in a process with the fake driver, and a framework that has its own contexts.
 pub(crate) fn contexts() {
     let library = std::env::var_os("SHMESH_ASCEND_LIBRARY").unwrap();
     let framework = Framework::with(library.into());
@@ -328,7 +329,7 @@ pub(crate) fn contexts() {
     }
 }
 
-/// In a process with the double.
+/// Runs in a process with the fake driver.
 pub(crate) fn misuse() {
     let device = &AscendDevice::all().unwrap()[0];
     let export = |address, size| -> Result<(), String> {
@@ -349,10 +350,10 @@ pub(crate) fn misuse() {
     assert!(memory.admit(BareTgid(1)).is_err(), "it has no key yet");
     memory.prepare(ExportFlags::DEFAULT).unwrap();
     assert!(memory.prepare(ExportFlags::DEFAULT).is_err(), "once");
-    // Somebody's, but not this process, whose own number is nobody's to admit.
+    // A process may admit another one, but not itself by a number of its own namespace.
     memory.admit(BareTgid(1)).unwrap();
     let me = AscendMemory::driver_tgid().unwrap().unwrap();
-    assert!(memory.admit(me).unwrap_err().to_string().contains("nobody is named"));
+    assert!(memory.admit(me).unwrap_err().to_string().contains("names only 0 and"));
     let text = |refused: std::io::Result<AscendMemory>| refused.unwrap_err().to_string();
     let refused = text(AscendMemory::import(PAGE, None, &memory.handle()));
     for cause in ["507899", "not on the key's list", "another pid namespace", "before it started"] {

@@ -1,4 +1,4 @@
-//! GPU memory by descriptors, and by old handles.
+//! GPU memory shared by descriptors, and by legacy handles.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -12,7 +12,7 @@ use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
 const BLOCK: u64 = 2 << 20;
 
-/// The double, as a peer is told of it.
+/// The path of the fake driver, for the environment of peers.
 pub(crate) fn library() -> String {
     shmesh_fake_cuda::library().into_os_string().into_string().unwrap()
 }
@@ -27,7 +27,7 @@ fn connected(dir: &Path, mechanism: &str, variables: &[(&str, &str)], namespaces
     peer
 }
 
-/// Device memory of its own for this thread and what it starts: a small tmpfs, whose free bytes are the device's.
+/// Device memory for this thread and its children: a small tmpfs, whose free bytes are those of the device.
 pub(crate) fn device_of(dir: &Path, mib: u32) -> Device {
     let device = dir.join("device");
     std::fs::create_dir(&device).unwrap();
@@ -38,7 +38,7 @@ pub(crate) fn device_of(dir: &Path, mib: u32) -> Device {
     Device(device)
 }
 
-/// Unmounted in the end, so that its directory can be removed.
+/// Unmounts in the end, so that the directory can be removed.
 pub(crate) struct Device(std::path::PathBuf);
 
 impl std::ops::Deref for Device {
@@ -60,7 +60,7 @@ fn free(device: &Path) -> u64 {
     stat.blocks_available() * stat.fragment_size()
 }
 
-/// Descriptors of a process, or of its child in a namespace, that are device memory.
+/// Number of descriptors of device memory in a process, or in its child in a namespace.
 fn memfds(peer: &Peer) -> usize {
     let pid = peer.pid();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -75,7 +75,7 @@ fn memfds(peer: &Peer) -> usize {
 }
 
 #[test]
-fn memory_reaches_exactly_who_is_admitted_in_whatever_namespaces() {
+fn only_admitted_processes_import_memory_across_namespaces() {
     let _watchdog = Watchdog::start();
     let spaces: &[&[&str]] = if is_root() { &NAMESPACES } else { &NAMESPACES[..1] };
     for namespaces in spaces {
@@ -93,7 +93,7 @@ fn memory_reaches_exactly_who_is_admitted_in_whatever_namespaces() {
         assert_eq!(importer.ask(&format!("import {key}")), "weights");
         assert_eq!(importer.ask(&format!("size {key}")), BLOCK.to_string(), "rounded up, and said");
 
-        // The driver's own handle is one; a descriptor beside it would be one too many.
+        // The driver's own handle is one. A second descriptor would be a leak.
         assert_eq!(memfds(&importer), 1);
         assert!(memfds(&exporter) > 0, "what is counted is found");
         importer.tell(&format!("write {key} answer"));
@@ -101,7 +101,7 @@ fn memory_reaches_exactly_who_is_admitted_in_whatever_namespaces() {
         assert!(exporter.ask(&format!("close {key}")).contains("Busy"), "importers close first");
         importer.tell(&format!("close {key}"));
         assert_eq!(memfds(&importer), 0, "nothing of it is left");
-        until("the exporter hears of it", || exporter.ask("event") == "unused");
+        until("the exporter is notified", || exporter.ask("event") == "unused");
         exporter.tell(&format!("close {key}"));
         assert_eq!(memfds(&exporter), 0, "nothing of it is left");
         until("the key is gone", || sidecar.metric("shmesh_sidecar_keys") == 0);
@@ -130,7 +130,7 @@ fn exporter_and_importer_may_be_different_users() {
 }
 
 #[test]
-fn both_see_what_the_other_writes_and_wait_for_its_work() {
+fn processes_share_writes_and_wait_for_each_others_work() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let _sidecar = sidecar(dir.path(), &[]);
@@ -144,7 +144,7 @@ fn both_see_what_the_other_writes_and_wait_for_its_work() {
         assert_eq!(peers[importer].ask(&format!("import {key}")), "weights");
     }
     peers[1].tell(&format!("write-word {key} 0"));
-    // It waits on the device for a word that nobody has written yet.
+    // It waits on the device for a word that has not been written yet.
     peers[2].order("other follow 7");
     assert!(peers[2].answered().is_none());
     peers[1].tell(&format!("write {key} answers"));
@@ -154,9 +154,9 @@ fn both_see_what_the_other_writes_and_wait_for_its_work() {
     assert_eq!(peers[2].answer(), "answers");
 }
 
-/// The driver's copy returns when it has read the bytes. Another process has no stream that would wait for them.
+/// The driver's copy returns when it has read the source. Another process has no stream that would wait for the write.
 #[test]
-fn what_was_written_is_there() {
+fn write_returns_after_the_copy() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let _sidecar = sidecar(dir.path(), &[]);
@@ -178,7 +178,7 @@ fn what_was_written_is_there() {
 }
 
 #[test]
-fn memory_goes_back_when_the_last_one_has_gone() {
+fn memory_is_freed_by_the_last_process() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
@@ -199,16 +199,16 @@ fn memory_goes_back_when_the_last_one_has_gone() {
     assert!(used >= BLOCK, "{used}");
     assert_eq!(importer.ask("other free"), free(&device).to_string());
 
-    // The exporter dies: who imports has it still, and then nobody.
+    // The exporter dies: the importer keeps the memory, until it dies too.
     exporter.kill();
-    until("the importer hears of it", || importer.ask("event") == "lost");
-    assert_eq!(importer.ask(&format!("read {key}")), "weights", "nobody takes it away");
+    until("the importer is notified", || importer.ask("event") == "lost");
+    assert_eq!(importer.ask(&format!("read {key}")), "weights", "it stays mapped");
     assert_eq!(all - free(&device), used);
     until("the sidecar lets go of it", || sidecar.metric("shmesh_sidecar_keys") == 0);
     importer.tell("end");
     until("the memory is free", || free(&device) == all);
 
-    // An importer that never closes, until it dies.
+    // An importer that does not close before it dies.
     let mut exporter = connected(dir.path(), "cuda", &variables, &[]);
     importer.tell("connect");
     let key = exporter.ask("export weights 0");
@@ -223,7 +223,7 @@ fn memory_goes_back_when_the_last_one_has_gone() {
     until("the memory is free", || free(&device) == all);
     assert!(exporter.ask(&format!("close {key}")).starts_with("err"), "it is closed");
 
-    // There is not enough.
+    // The device runs out of memory.
     let mut keys = Vec::new();
     let refused = loop {
         match exporter.ask("export weights 0") {
@@ -235,7 +235,7 @@ fn memory_goes_back_when_the_last_one_has_gone() {
 }
 
 #[test]
-fn another_device_is_not_taken_for_the_same() {
+fn different_devices_are_distinguished() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let _sidecar = sidecar(dir.path(), &[]);
@@ -246,7 +246,7 @@ fn another_device_is_not_taken_for_the_same() {
     };
     let mut exporter = with(&[]);
     let key = exporter.ask("export weights 0");
-    // It sees the other one alone, and calls it 0; a partition of the same one; nothing at all.
+    // A process that only sees the other device, as number 0; a partition of the same device; no device at all.
     for (variable, sees) in [
         (("CUDA_VISIBLE_DEVICES", "1"), "does not see GPU-5f686d65"),
         (("FAKE_CUDA_MIG", "3"), "MIG"),
@@ -257,17 +257,17 @@ fn another_device_is_not_taken_for_the_same() {
         exporter.tell(&format!("admit {key} {tgid}"));
         let refused = importer.ask(&format!("import {key}"));
         assert!(refused.starts_with("err System") && refused.contains(sees), "{refused}");
-        // Nothing of the attempt is left at the broker.
+        // The broker has no record of the attempt any more.
         until("it is closed", || imports(dir.path()) == 0);
     }
-    // The same device, by another number.
+    // The same device with another number.
     let mut importer = with(&[("CUDA_VISIBLE_DEVICES", "1,0")]);
     let tgid = importer.ask("tgid");
     exporter.tell(&format!("admit {key} {tgid}"));
     assert_eq!(importer.ask(&format!("import {key}")), "weights");
 }
 
-/// What is said where there is no driver, or an old one.
+/// The error if there is no driver, or an old one.
 #[test]
 fn a_missing_library_and_a_missing_function_are_named() {
     let _watchdog = Watchdog::start();
@@ -290,7 +290,7 @@ fn a_missing_library_and_a_missing_function_are_named() {
     );
 }
 
-/// A context takes hundreds of megabytes of its device, so there is none before there is a use for it, and none after.
+/// A context takes hundreds of megabytes of its device, so it is created on first use and destroyed after the last.
 #[test]
 fn a_device_that_is_only_looked_at_has_no_context() {
     let _watchdog = Watchdog::start();
@@ -308,7 +308,7 @@ fn a_device_that_is_only_looked_at_has_no_context() {
     start(dir.path(), "cuda", &variables, &[]).tell("other contexts");
 }
 
-/// In a process with the double.
+/// Runs in a process with the fake driver.
 pub(crate) fn contexts() {
     const CONTEXT: u64 = 1 << 20;
     let place = std::env::var_os("FAKE_CUDA_DIR").unwrap();
@@ -327,7 +327,7 @@ pub(crate) fn contexts() {
     drop(devices);
     assert_eq!(used(), 0);
 
-    // Whatever has been made on a device has its context, and the thread has not.
+    // Each object keeps its device's context, but the thread does not.
     let memory = CudaMemory::new(&CudaDevice::all().unwrap()[0], 1).unwrap();
     let stream = CudaStream::new(memory.device()).unwrap();
     assert!((CONTEXT + BLOCK..2 * CONTEXT + BLOCK).contains(&used()));
@@ -353,7 +353,7 @@ fn bad_pointers_and_sizes() {
     start(dir.path(), "cuda", &variables, &[]).tell("other misuse");
 }
 
-/// In a process with the double.
+/// Runs in a process with the fake driver.
 pub(crate) fn misuse() {
     let text = |refused: std::io::Result<CudaMemory>| refused.unwrap_err().to_string();
     let legacy = |refused: std::io::Result<CudaLegacyMemory>| refused.unwrap_err().to_string();
@@ -367,7 +367,7 @@ pub(crate) fn misuse() {
     assert!(text(CudaMemory::new(device, u64::MAX)).contains("more than any device"));
     assert!(text(CudaMemory::new(device, 1 << 46)).contains("OUT_OF_MEMORY"));
 
-    // One block more than asked for is nobody's to read.
+    // The length is rounded up to blocks, but the rest cannot be accessed.
     let memory = CudaMemory::new(device, BLOCK + 1).unwrap();
     assert_eq!(memory.size(), 2 * BLOCK);
     memory.write_at(2 * BLOCK - 1, b"x").unwrap();
@@ -379,7 +379,7 @@ pub(crate) fn misuse() {
     memory.fill(0, 0x0101_0101, BLOCK / 2).unwrap();
     assert!(memory.fill(0, 1, BLOCK).is_err());
 
-    // What somebody else has allocated.
+    // Memory that other code has allocated.
     let (whole, here) = (2 * BLOCK, memory.address());
     let again = CudaMemory::of(here, whole).unwrap();
     assert_eq!(again.handle(), memory.handle());
@@ -393,7 +393,7 @@ pub(crate) fn misuse() {
     drop(again);
     memory.read_at(0, &mut [0]).unwrap();
 
-    // Small allocations have neighbours.
+    // Small allocations share a block with others.
     let old = CudaLegacyMemory::new(device, 1).unwrap();
     assert_eq!(old.size(), BLOCK);
     assert!(text(CudaMemory::of(old.address(), BLOCK)).contains("not allocated for sharing by descriptors"));
@@ -403,7 +403,7 @@ pub(crate) fn misuse() {
         legacy(CudaLegacyMemory::of(old.address() + BLOCK / 2, BLOCK / 2)).contains("inside its allocation")
     );
 
-    // Each device reaches its own memory.
+    // A stream reaches the memory of its own device only.
     let (stream, word) = (CudaStream::new(&devices[1]).unwrap(), memory.timeline(0).unwrap());
     for refused in [word.write(&stream, 1), word.wait(&stream, 1)] {
         let refused = refused.unwrap_err().to_string();
@@ -414,7 +414,7 @@ pub(crate) fn misuse() {
         "no hexadecimal digit"
     );
 
-    // What comes from the broker may be anything.
+    // Data from the broker may have any value.
     let (uuid, another) = (device.uuid().0, devices[1].uuid().0);
     let file = || std::os::fd::OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let fd = || memory.fd().unwrap().try_clone_to_owned().unwrap();
@@ -432,9 +432,9 @@ pub(crate) fn misuse() {
     assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &[0; 84])).contains("does not see"));
 }
 
-/// A driver unmaps at once, whatever the device still has to do there, and then that device's context is lost.
+/// A driver unmaps at once, even if the device still uses the memory, and then the device's context is lost.
 #[test]
-fn memory_goes_when_the_device_has_done_with_it() {
+fn memory_is_freed_after_the_device_has_used_it() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let library = library();
@@ -442,7 +442,7 @@ fn memory_goes_when_the_device_has_done_with_it() {
     start(dir.path(), "cuda", &variables, &[]).tell("other work");
 }
 
-/// In a process with the double, whose devices take their time.
+/// Runs in a process with the fake driver, whose devices are slow.
 pub(crate) fn work() {
     let device = &CudaDevice::all().unwrap()[0];
     CudaMemory::new(device, BLOCK).unwrap().fill(0, 7, BLOCK / 4).unwrap();
@@ -458,16 +458,16 @@ pub(crate) fn work() {
     // The default stream waits for a word, and so does every copy. Another stream writes it.
     to.write_at(0, &[0; 8]).unwrap();
     #[expect(unsafe_code, reason = "streams of others are taken at their word")]
-    // SAFETY: the default stream is always there.
+    // SAFETY: the default stream always exists.
     let default = unsafe { CudaStream::from_raw(device, 0) };
     to.timeline(0).unwrap().wait(&default, 1).unwrap();
     to.timeline(0).unwrap().write(&CudaStream::new(device).unwrap(), 1).unwrap();
     assert_eq!(to.timeline(0).unwrap().value().unwrap(), 1);
 }
 
-/// What the exporter says of the size is one thing, and what the driver has opened another.
+/// The exporter's size and the size that the driver has opened may differ.
 #[test]
-fn an_old_handle_opens_no_more_than_there_is() {
+fn legacy_handle_cannot_exceed_the_allocation() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let place = dir.path().join("device");
@@ -482,7 +482,7 @@ fn an_old_handle_opens_no_more_than_there_is() {
     assert_eq!(importer.ask(&format!("other open {handle} {BLOCK}")), BLOCK.to_string());
     let refused = importer.ask(&format!("other open {handle} {}", BLOCK + 1));
     assert!(refused.contains("2097153 bytes were exported, and the handle opens 2097152"), "{refused}");
-    // Who cannot ask how much it is does not believe it.
+    // A driver that cannot report the size is not trusted.
     let old =
         library_without(Path::new(&library), "cuMemGetAddressRange_v2", &dir.path().join("libcuda.so.1"));
     let refused = with(&old).ask(&format!("other open {handle} {BLOCK}"));
@@ -510,13 +510,13 @@ fn old_handles_only_where_the_operator_permits_them() {
     exporter.tell(&format!("admit {key} {tgid}"));
     assert_eq!(importer.ask(&format!("import {key}")), "weights");
     importer.tell(&format!("close {key}"));
-    until("the exporter hears of it", || exporter.ask("event") == "unused");
+    until("the exporter is notified", || exporter.ask("event") == "unused");
     exporter.tell(&format!("close {key}"));
 
     if !is_root() {
         return;
     }
-    // Both are process 1 of their own pid namespace, and the driver would take one for the other.
+    // Both are process 1 of their own pid namespaces, and the driver would confuse them.
     let mut exporter = connected(dir.path(), "legacy", &variables, NAMESPACES[1]);
     let mut importer = connected(dir.path(), "legacy", &variables, NAMESPACES[1]);
     let key = exporter.ask("export weights 0");

@@ -1,4 +1,4 @@
-//! Deaths at random moments. Nothing may stay behind: no key, no descriptor, no device memory.
+//! Deaths at random moments must leave nothing behind: no key, no descriptor, no device memory.
 
 use shmesh_fake_ascend::Npud;
 
@@ -8,12 +8,12 @@ use crate::vendors::cuda::{device_of, library};
 use crate::vendors::peer::start;
 use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
-/// Rounds of each kind; `SHMESH_DEVICE_KILLS` for more.
+/// Rounds of each kind; `SHMESH_DEVICE_KILLS` sets the number.
 fn rounds() -> u32 {
     std::env::var("SHMESH_DEVICE_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(500)
 }
 
-/// A small generator: which moments are tried is printed, and can be tried again.
+/// A small generator. Its seed is printed, so that a run can be repeated.
 struct Random(u64);
 
 impl Random {
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// One life of a key, in which one side is killed after so many steps, right behind an order that it may have begun.
+/// One lifetime of a key. One side is killed after a number of steps, right after an order that it may have started.
 fn round(random: &mut Random, exporter: Peer, importer: Peer) {
     let mut sides = [Some(exporter), Some(importer)];
     let victim = usize::try_from(random.below(2)).unwrap();
@@ -46,21 +46,21 @@ fn round(random: &mut Random, exporter: Peer, importer: Peer) {
         let peer = sides[side].as_mut().unwrap();
         peer.order(&order);
         if step == last {
-            // Nobody waits: it dies before, while or after it obeys.
+            // Nothing is awaited: the side dies before, during or after the order.
             let delay = std::time::Duration::from_micros(random.below(3_000));
             std::thread::sleep(delay);
             break;
         }
         let mut answer = None;
         until("an answer", || {
-            // Who exports to a driver with a list has to look at its events.
+            // The exporter must read its events if its driver has a whitelist.
             if step == 5 {
                 sides[0].as_mut().unwrap().ask("event");
             }
             answer = sides[side].as_ref().unwrap().answered();
             answer.is_some()
         });
-        assert!(!answer.as_ref().unwrap().starts_with("err"), "nobody was killed yet: {order}: {answer:?}");
+        assert!(!answer.as_ref().unwrap().starts_with("err"), "no side was killed yet: {order}: {answer:?}");
         match step {
             2 => tgid = answer.unwrap(),
             3 => key = answer.unwrap(),
@@ -68,7 +68,7 @@ fn round(random: &mut Random, exporter: Peer, importer: Peer) {
         }
     }
     sides[victim].take().unwrap().kill();
-    // The other one goes on as long as it likes, and then ends as programs do.
+    // The other side continues for a while, and then ends normally.
     if let Some(other) = sides[1 - victim].take() {
         other.kill();
     }

@@ -1,5 +1,5 @@
-//! Memory of GPUs and NPUs between real processes in real namespaces, brokered by a real sidecar, over doubles of the
-//! vendors' libraries. Nothing here has been near a device.
+//! GPU and NPU memory between real processes in real namespaces, brokered by a real sidecar, with fakes of the vendors'
+//! libraries. These tests have not run on real devices.
 
 pub(crate) mod ascend;
 pub(crate) mod cuda;

@@ -1,4 +1,4 @@
-//! Peers with memory of a device that their environment names.
+//! Peers with device memory, whose kind comes from an environment variable.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,9 +16,9 @@ use shmesh::{Link, LinkOptions, Side};
 
 use shmesh_testing::{HANGS, OnDevice, Peer, event_text, key_of, key_text, kind_of, until};
 
-/// Which memory a peer has.
+/// The variable that names the kind of memory.
 const MECHANISM: &str = "PEER_MECHANISM";
-/// Whom it becomes, where that is not who the test is.
+/// The variable with the user id to change to.
 pub(crate) const USER: &str = "PEER_USER";
 
 /// Memory of any mechanism.
@@ -26,9 +26,9 @@ trait Memory: DeviceMemory {
     fn make(size: u64) -> io::Result<Self>;
     fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// What this mechanism alone can do.
+    /// Runs an order that only this mechanism supports.
     fn other(_order: &[&str], _imported: Option<&Self>) -> io::Result<String> {
-        panic!("no such order")
+        panic!("unknown order")
     }
 }
 
@@ -50,7 +50,7 @@ impl Memory for CudaMemory {
             ["misuse"] => crate::vendors::cuda::misuse(),
             ["contexts"] => crate::vendors::cuda::contexts(),
             ["work"] => crate::vendors::cuda::work(),
-            // Gives the stream a wait for the word behind the text, and a copy of the text behind the wait.
+            // Makes the stream wait for the word after the text, and then copy the text.
             ["follow", value] => {
                 let memory = imported.expect("imported");
                 let stream = CudaStream::new(memory.device())?;
@@ -61,13 +61,13 @@ impl Memory for CudaMemory {
                 return Ok(String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned());
             }
             ["free"] => return Ok(CudaDevice::all()?[0].room()?.0.to_string()),
-            _ => panic!("no such order: {order:?}"),
+            _ => panic!("unknown order: {order:?}"),
         }
         Ok("ok".to_owned())
     }
 }
 
-/// Where the word of a timeline is.
+/// Offset of the word of a timeline.
 pub(crate) const WORD: u64 = 4096;
 
 impl Memory for CudaLegacyMemory {
@@ -85,7 +85,7 @@ impl Memory for CudaLegacyMemory {
 
     fn other(order: &[&str], _imported: Option<&Self>) -> io::Result<String> {
         match *order {
-            // Memory that is there as long as this process.
+            // The memory lives as long as this process.
             ["handle"] => {
                 let memory = std::mem::ManuallyDrop::new(Self::make(1 << 20)?);
                 Ok(memory.handle().iter().map(|byte| format!("{byte:02x}")).collect())
@@ -95,7 +95,7 @@ impl Memory for CudaLegacyMemory {
                 let bytes: Vec<_> = digits.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect();
                 Ok(Self::import(size.parse().unwrap(), None, &bytes)?.size().to_string())
             }
-            _ => panic!("no such order: {order:?}"),
+            _ => panic!("unknown order: {order:?}"),
         }
     }
 }
@@ -117,12 +117,12 @@ impl Memory for AscendMemory {
         match *order {
             ["misuse"] => crate::vendors::ascend::misuse(),
             ["contexts"] => crate::vendors::ascend::contexts(),
-            // By a vendor's key that it was not given.
+            // Imports by a vendor key that it was not given.
             ["steal", key] => {
                 let key: Vec<u8> = key.bytes().chain([0]).collect();
                 return Ok(text_of(&Self::import(1 << 20, None, &key)?));
             }
-            _ => panic!("no such order: {order:?}"),
+            _ => panic!("unknown order: {order:?}"),
         }
         Ok("ok".to_owned())
     }
@@ -134,14 +134,14 @@ pub(crate) fn serve() {
         Ok("legacy") => obey::<CudaLegacyMemory>(),
         Ok("ascend") => obey::<AscendMemory>(),
         Ok("pool") => obey_with_a_pool(),
-        Ok(other) => panic!("no such mechanism: {other}"),
+        Ok(other) => panic!("unknown mechanism: {other}"),
         Err(_) => shmesh_testing::serve(),
     }
 }
 
-/// On a link whose `cuda_data` is GPU memory.
+/// Runs a peer on a link whose `cuda_data` is GPU memory.
 fn obey_with_a_pool() {
-    // The pool before the link that it is of.
+    // The pool is dropped before its link.
     let (mut pool, mut link) = (OnDevice::<CudaMemory>(None), None::<Link>);
     shmesh_testing::serve_by(|line| {
         let words: Vec<&str> = line.split(' ').collect();
@@ -162,7 +162,7 @@ fn obey_with_a_pool() {
                 let stream = CudaStream::new(pool.memory().device()).expect("a stream");
                 let written = pool.timeline(link.side()).expect("a word");
                 written.write(&stream, value.parse().expect("a number")).expect("written");
-                // Or the next write, by another stream, may be overtaken by this one.
+                // Otherwise the next write, by another stream, could overtake this one.
                 stream.synchronize().expect("written");
                 Ok("ok".to_owned())
             }
@@ -186,7 +186,7 @@ fn obey_with_a_pool() {
                     format!("{bytes} {} {again}", kind_of(&twice))
                 })
             }
-            _ => panic!("no such order: {line}"),
+            _ => panic!("unknown order: {line}"),
         };
         obeyed.unwrap_or_else(|error| format!("err {} {error}", kind_of(&error)))
     });
@@ -202,7 +202,7 @@ fn obey<M: Memory>() {
     shmesh_testing::serve_by(|line| {
         let words: Vec<&str> = line.split(' ').collect();
         obedient.obey(&words).unwrap_or_else(|error| {
-            // What the driver said is the cause of some.
+            // Some errors have the driver's error as their source.
             let mut text = format!("err {} {error}", kind_of(&error));
             let mut cause = std::error::Error::source(&error);
             while let Some(next) = cause {
@@ -222,7 +222,7 @@ impl<M: Memory> Obedient<M> {
     fn obey(&mut self, words: &[&str]) -> shmesh::Result<String> {
         if words == ["connect"] {
             if let Some(user) = std::env::var(USER).ok().and_then(|user| user.parse().ok()) {
-                // The libraries, where the tree of the build is not open to that user.
+                // Loads the libraries first: that user may not be able to read the build directory.
                 let _ = (CudaDevice::all(), AscendDevice::all());
                 let user = nix::unistd::Uid::from_raw(user);
                 nix::unistd::setresuid(user, user, user).expect("another user");
@@ -277,7 +277,7 @@ impl<M: Memory> Obedient<M> {
             ["event"] => {
                 return Ok(event_text(session.event()?));
             }
-            _ => panic!("no such order: {words:?}"),
+            _ => panic!("unknown order: {words:?}"),
         }
         Ok("ok".to_owned())
     }
@@ -291,14 +291,14 @@ fn text_of(memory: &impl Memory) -> String {
     }
 }
 
-/// Where peers live, from the same namespaces as the test to none that it has.
+/// Namespaces of peers: from all of the test's own to none of them.
 pub(crate) const NAMESPACES: [&[&str]; 3] = [
     &[],
     &["--pid", "--fork", "--kill-child", "--mount-proc"],
     &["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net", "--uts", "--cgroup"],
 ];
 
-/// A peer with this memory and environment, in these namespaces.
+/// Starts a peer with this memory and environment, in these namespaces.
 pub(crate) fn start(dir: &Path, mechanism: &str, variables: &[(&str, &str)], namespaces: &[&str]) -> Peer {
     let this = std::env::current_exe().expect("the path of this test");
     let mut command = if namespaces.is_empty() {
@@ -312,13 +312,13 @@ pub(crate) fn start(dir: &Path, mechanism: &str, variables: &[(&str, &str)], nam
     Peer::start_by(command, dir)
 }
 
-/// How many imports the broker has in its books, also of those who wait for it.
+/// Number of imports in the broker's tables, including pending ones.
 pub(crate) fn imports(dir: &Path) -> u32 {
     let processes = Client::connect(dir, "link").unwrap().processes().unwrap().expect("a sidecar");
     processes.processes.iter().map(|process| process.imports).sum()
 }
 
-/// A copy of a double at `path`, with one of its functions under another name.
+/// Copies a fake library to `path`, with one of its functions renamed.
 pub(crate) fn library_without(library: &Path, function: &str, path: &Path) -> String {
     let mut bytes = std::fs::read(library).unwrap();
     let name = format!("{function}\0").into_bytes();
@@ -331,7 +331,7 @@ pub(crate) fn library_without(library: &Path, function: &str, path: &Path) -> St
     path.to_str().unwrap().to_owned()
 }
 
-/// Has `importer` import while `exporter` looks at its events, as one has to who exports memory of a driver with a list.
+/// Lets `importer` import while `exporter` reads its events, which a driver with a whitelist requires.
 pub(crate) fn import(importer: &mut Peer, exporter: &mut Peer, key: &str) -> String {
     importer.order(&format!("import {key}"));
     let mut answer = None;

@@ -1,4 +1,4 @@
-//! A link's pool in GPU memory, between real processes in real namespaces.
+//! A pool of a link in GPU memory, between real processes in real namespaces.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn attached(dir: &Path, side: &str, namespaces: &[&str]) -> Peer {
 }
 
 #[test]
-fn payloads_stay_on_the_device_in_whatever_namespaces_and_whoever_dies() {
+fn payloads_stay_on_the_device_across_namespaces_and_deaths() {
     let _watchdog = Watchdog::start();
     let spaces: &[&[&str]] = if is_root() { &NAMESPACES } else { &NAMESPACES[..1] };
     for namespaces in spaces {
@@ -30,7 +30,7 @@ fn payloads_stay_on_the_device_in_whatever_namespaces_and_whoever_dies() {
             ("1 down".to_owned(), "2 up".to_owned())
         );
 
-        // The one that has allocated the memory ends; what it sent is there, also for who comes.
+        // The process that has allocated the memory ends. Its messages remain, also for a newcomer.
         phy.tell("pool send 3 waits");
         phy.tell("pool hold in-its-hands");
         phy.kill();
@@ -52,7 +52,7 @@ fn one_sides_work_waits_for_the_others() {
     let _sidecar = Sidecar::start_with(dir.path(), "cuda mpmc", &["--memfds-for-devices"]);
     let (mut phy, mut mac) = (attached(dir.path(), "primary", &[]), attached(dir.path(), "secondary", &[]));
     assert_eq!((phy.ask("pool open"), mac.ask("pool open")), ("made".to_owned(), "found".to_owned()));
-    // The words begin at 0, and each side has its own.
+    // The words start at 0, and each side has its own.
     mac.tell("timeline wait 0");
     mac.tell("timeline write 7");
     mac.order("timeline wait 7");
@@ -65,7 +65,7 @@ fn one_sides_work_waits_for_the_others() {
 }
 
 #[test]
-fn a_pool_of_another_mechanism_is_told() {
+fn pool_of_another_mechanism_is_an_error() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let _sidecar = Sidecar::start_with(dir.path(), "cuda mpmc", &["--memfds-for-devices"]);
@@ -79,13 +79,13 @@ fn a_pool_of_another_mechanism_is_told() {
 }
 
 #[test]
-fn pools_of_the_host_are_locked_for_a_gpu_as_long_as_somebody_wants() {
+fn host_pools_stay_locked_while_used_by_a_gpu() {
     let _watchdog = Watchdog::start();
     for kind in ["cuda mpmc", "cuda mpmc memfd"] {
         let dir = ipc_dir();
         let _sidecar = Sidecar::start_with(dir.path(), kind, &["--memfds-for-devices"]);
         let mut phy = attached(dir.path(), "primary", &[]);
-        // 16 buffers of 4096 bytes, 4160 apart, in whole pages; the driver refuses what is locked already.
+        // 16 buffers of 4096 bytes at a distance of 4160, in whole pages. The driver refuses memory that is locked already.
         assert_eq!(
             phy.ask("lock cpu_data"),
             format!("{} System true", (16_u32 * 4160).next_multiple_of(4096))

@@ -1,4 +1,4 @@
-//! What an operator sees of a running sidecar, and that nobody else sees it.
+//! The view that an operator has of a running sidecar, which no other user may have.
 
 use crate::support::Sidecar;
 use shmesh::client::{Client, Mechanism, Process};
@@ -12,7 +12,7 @@ fn of(all: &[Process], tgid: &str) -> Process {
 }
 
 #[test]
-fn an_operator_sees_who_is_there_and_who_has_which_key() {
+fn operator_sees_processes_and_their_keys() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let _sidecar = Sidecar::start(dir.path(), "mpmc");
@@ -26,12 +26,12 @@ fn an_operator_sees_who_is_there_and_who_has_which_key() {
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
 
     let mut operator = Client::connect(dir.path(), "link").unwrap();
-    until("it has told of its seat", || {
+    until("its seat is known", || {
         let all = operator.processes().unwrap().unwrap();
         of(&all.processes, &from).seats.len() == 1 && all.unclaimed.is_empty()
     });
     let all = operator.processes().unwrap().unwrap();
-    assert_eq!((all.processes.len(), all.unidentified), (3, 0), "both, and this one");
+    assert_eq!((all.processes.len(), all.unidentified), (3, 0), "both and this process");
     let exporting = of(&all.processes, &from);
     assert_eq!((exporting.sessions, exporting.exports, exporting.imports), (2, 1, 0));
     assert_eq!(exporting.seats[0].side(), Side::Primary);
@@ -50,7 +50,7 @@ fn an_operator_sees_who_is_there_and_who_has_which_key() {
     exporter.tell(&format!("device force {key}"));
     assert!(operator.all_keys().unwrap().unwrap()[0].closing);
     importer.kill();
-    until("the dead have nothing", || operator.all_keys().unwrap().unwrap().is_empty());
+    until("the dead process has no keys", || operator.all_keys().unwrap().unwrap().is_empty());
     assert_eq!(operator.processes().unwrap().unwrap().processes.len(), 2);
 }
 
@@ -69,9 +69,9 @@ fn many_keys_come_in_pages() {
     assert_eq!((keys.len(), hashes.len()), (150, 150));
 }
 
-/// A sidecar in a pid namespace of its own does not see this process, whatever its user.
+/// A sidecar in a pid namespace of its own cannot identify this process, whatever its user.
 #[test]
-fn nobody_else_may_ask() {
+fn other_users_may_not_inspect() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;
