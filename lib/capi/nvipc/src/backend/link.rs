@@ -20,7 +20,7 @@ use shmesh_sys::cancel::Uncancelled;
 
 use super::device::{self, DeviceMemory, DevicePools, Maker};
 use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep};
-use crate::tap::Copied;
+use crate::tap::CopiedMessage;
 
 /// Interval between recoveries while a pool is empty. Each asks the kernel about every participant.
 const SEARCH: Duration = Duration::from_millis(10);

@@ -21,7 +21,7 @@ use std::fmt::{self, Debug};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::tap::Copied;
+use crate::tap::CopiedMessage;
 pub(crate) use device::{Maker, present};
 pub use link::LinkBackend;
 pub use shmesh::config::PoolId;
