@@ -27,7 +27,7 @@ const MEBIBYTES: [u32; 3] = [1, 64, 512];
 /// A pod with one link of its own, whose memory is mostly one pool.
 fn manifest(name: &str, mebibytes: u32) -> Value {
     let links = format!(
-        "- name: radio\n  scope: pool/fronthaul\n  pools:\n    cpu_msg: {{buf_size_bytes: 4096, pool_len: 64}}\n    \
+        "- name: radio\n  scope: pool/fronthaul\n  side: primary\n  pools:\n    cpu_msg: {{buf_size_bytes: 4096, pool_len: 64}}\n    \
          cpu_data: {{buf_size_bytes: 1048576, pool_len: {mebibytes}}}\n"
     );
     serde_json::json!({

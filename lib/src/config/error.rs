@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use super::link::{MAX_EVICT_AFTER_MS, MAX_REQUEST_WINDOW, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN};
 use super::name::{LinkName, NameError};
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolId};
+use super::quantity::format_bytes;
 use super::{MAX_FILE_BYTES, MAX_LINKS};
 
 /// A position in the YAML text, if one is known. Prints as ` (line L, column C)`, or as nothing.
@@ -135,7 +136,7 @@ pub enum ConfigError {
     #[error("version is {found}, this library reads version 1; set it to 1{place}")]
     VersionUnsupported { found: String, place: Position },
     /// A value of the wrong type.
-    #[error("{field} needs {expected}, found {found}{place}")]
+    #[error("{field} is {found}; write {expected}{place}")]
     WrongType { field: String, expected: &'static str, found: String, place: Position },
     /// A number below zero.
     #[error("{field} is {value}, it cannot be below 0; give a whole number from 0 up{place}")]
@@ -144,7 +145,7 @@ pub enum ConfigError {
     #[error("{field} is {found}, which does not fit 64 bits; give a smaller whole number{place}")]
     NumberTooLarge { field: String, found: String, place: Position },
     /// The list of links is empty.
-    #[error("the file has no link; list at least one{place}")]
+    #[error("there is no link; write at least one, such as `- name: fronthaul`{place}")]
     NoLinks { place: Position },
     /// All links of an annotation are secondary in a pool.
     #[error(
@@ -156,6 +157,12 @@ pub enum ConfigError {
         "link {link}: side secondary needs a primary in another pod; give scope pool/<name>, or remove side{place}"
     )]
     SideNeedsPool { link: LinkName, place: Position },
+    /// A link in a pool that does not say which of the two sides this pod is.
+    #[error(
+        "link {link}: scope pool/{pool} joins two pods, and this one does not say its side; write side: primary in one of them \
+         and side: secondary in the other{place}"
+    )]
+    SideMissing { link: LinkName, pool: String, place: Position },
     /// An empty list of containers.
     #[error("link {link}: containers lists none; name at least one, or remove it{place}")]
     NoContainers { link: LinkName, place: Position },
@@ -184,14 +191,14 @@ pub enum ConfigError {
     PoolLenTooLarge { link: LinkName, pool: PoolId, value: u64, place: Position },
     /// A pool above [`MAX_SEGMENT_BYTES`].
     #[error(
-        "link {link}: pool {pool} would have {bytes} bytes, the limit of a segment is {MAX_SEGMENT_BYTES}; lower \
-         its pool_len or buffer size{place}"
+        "link {link}: pool {pool} would have {}, the limit of a segment is {}; lower its pool_len or buffer size{place}",
+        format_bytes(*.bytes), format_bytes(MAX_SEGMENT_BYTES)
     )]
     SegmentTooLarge { link: LinkName, pool: PoolId, bytes: u64, place: Position },
     /// All pools of a link together above [`MAX_SEGMENT_BYTES`].
     #[error(
-        "link {link}: its pools would have {bytes} bytes together, the limit is {MAX_SEGMENT_BYTES}; lower a \
-         pool_len{place}"
+        "link {link}: its pools would have {} together, the limit is {}; lower a pool_len{place}",
+        format_bytes(*.bytes), format_bytes(MAX_SEGMENT_BYTES)
     )]
     LinkTooLarge { link: LinkName, bytes: u64, place: Position },
     /// A ring outside [`MIN_RING_LEN`] to [`MAX_RING_LEN`].
@@ -315,6 +322,7 @@ impl ConfigError {
             | Self::FileModeRefused { place, .. }
             | Self::HugetlbNeedsMemfd { place, .. }
             | Self::SideNeedsPool { place, .. }
+            | Self::SideMissing { place, .. }
             | Self::NoContainers { place, .. }
             | Self::TransportUnsupported { place, .. }
             | Self::TransportUnknown { place, .. } => *place,

@@ -15,7 +15,7 @@ use crate::participant::Side;
 ///
 /// ```
 /// use shmesh::config::{Scope, pod_links};
-/// let links = pod_links("- name: a\n- name: b\n  scope: pool/radio\n")?;
+/// let links = pod_links("- name: a\n- name: b\n  scope: pool/radio\n  side: primary\n")?;
 /// assert_eq!(links[0].scope, Scope::Pod);
 /// assert_eq!(links[1].scope.to_string(), "pool/radio");
 /// # Ok::<(), shmesh::config::ConfigError>(())
@@ -57,7 +57,7 @@ pub struct PodLink {
     pub config: LinkConfig,
     /// Where the link lives.
     pub scope: Scope,
-    /// Which side this pod is; of a link in the pod's own directory, the primary.
+    /// Which side this pod is: the primary for a link in the pod's own directory; in a pool the annotation says it.
     pub side: Side,
     /// The containers that are on it; `None`: those of the pod's `shmesh.io/containers`.
     pub containers: Option<Vec<String>>,
@@ -99,6 +99,9 @@ impl PodLink {
         let words = [("primary", Side::Primary), ("secondary", Side::Secondary)];
         if let Some(place) = yaml.side.word_into("side", "primary or secondary", &words, &mut side)? {
             places.side = place;
+        }
+        if let (Scope::Pool(pool), None) = (&scope, &yaml.side.0) {
+            return Err(ConfigError::SideMissing { link: name, pool: pool.clone(), place: places.scope });
         }
         if scope == Scope::Pod && side == Side::Secondary {
             return Err(ConfigError::SideNeedsPool { link: name, place: places.side });

@@ -39,6 +39,30 @@ pub fn parse_bytes(text: &str) -> Result<u64, QuantityError> {
     u64::try_from(value).map_err(|_| QuantityError::TooLarge(text.to_owned()))
 }
 
+/// Writes a number of bytes as Kubernetes does, in the largest unit of 1,024 that it fills, with at most two digits after the
+/// point and rounded up: a size that is written as a message asks is
+/// large enough.
+///
+/// ```
+/// use shmesh::config::format_bytes;
+/// assert_eq!(format_bytes(64 << 20), "64Mi");
+/// assert_eq!(format_bytes((1 << 30) + 1), "1.01Gi");
+/// assert_eq!(format_bytes(1000), "1000");
+/// ```
+#[must_use]
+pub fn format_bytes(bytes: u64) -> String {
+    let Some((unit, shift)) = BINARY.iter().find(|(_, shift)| bytes >> shift > 0) else {
+        return bytes.to_string();
+    };
+    let hundredths = (u128::from(bytes) * 100).div_ceil(1 << shift);
+    let (whole, rest) = (hundredths / 100, hundredths % 100);
+    match rest {
+        0 => format!("{whole}{unit}"),
+        _ if rest % 10 == 0 => format!("{whole}.{}{unit}", rest / 10),
+        _ => format!("{whole}.{rest:02}{unit}"),
+    }
+}
+
 /// Digits, perhaps with a point, times what the suffix stands for. What passes 128 bits is as large as those go.
 fn whole(text: &str) -> Option<u128> {
     let text = text.strip_prefix('+').unwrap_or(text);

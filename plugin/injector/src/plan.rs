@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use shmesh::Side;
-use shmesh::config::{Backing, HugePages, PodLink, Position, Scope, pod_links};
+use shmesh::config::{Backing, HugePages, PodLink, Position, Scope, format_bytes, pod_links};
 
 use crate::config::Config;
 use crate::edit::escaped;
@@ -186,8 +186,8 @@ impl<'a> Plan<'a> {
         match given {
             Some(given) if given < needed => refuse(
                 "size",
-                format!("{} are less than the {needed} bytes of the links", Bytes(given)),
-                format!("write at least {}, or remove the annotation", Bytes(needed)),
+                format!("{} are less than the {} of the links", Bytes(given), format_bytes(needed)),
+                format!("write at least {}, or remove the annotation", format_bytes(needed)),
             ),
             given => {
                 self.memory.directory = given.unwrap_or(needed.max(LEAST_DIRECTORY));

@@ -8,7 +8,7 @@ use thiserror::Error;
 /// ```
 /// use serde_json::json;
 /// let pod = json!({
-///     "metadata": {"annotations": {"shmesh.io/links": "- name: fronthaul\n  scope: pool/radio\n"}},
+///     "metadata": {"annotations": {"shmesh.io/links": "- name: fronthaul\n  scope: pool/radio\n  side: primary\n"}},
 ///     "spec": {"containers": [{"name": "phy"}]},
 /// });
 /// let refusal = shmesh_injector::inject(&pod, "radio", &Default::default()).unwrap_err();

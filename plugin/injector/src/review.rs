@@ -231,7 +231,8 @@ mod tests {
 
     #[test]
     fn refused_with_a_message() {
-        let (outcome, review) = asked("Pod", "CREATE", &pod("- name: a\n  scope: pool/none\n"));
+        let (outcome, review) =
+            asked("Pod", "CREATE", &pod("- name: a\n  scope: pool/none\n  side: primary\n"));
         assert_eq!(outcome, Outcome::Refused("pool"));
         let status = &review["response"]["status"];
         assert_eq!(status["code"], 422);

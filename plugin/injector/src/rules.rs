@@ -1,7 +1,7 @@
 //! Checks that refuse a pod, or warn about settings that may not work.
 
 use serde_json::Value;
-use shmesh::config::{Position, Scope};
+use shmesh::config::{Position, Scope, format_bytes};
 
 use crate::config::UserNamespaces;
 use crate::plan::{Plan, tables};
@@ -106,8 +106,10 @@ impl Plan<'_> {
     fn check_limits(&self) -> CheckResult {
         let (limits, bytes) = (&self.config.limits, self.memory.all());
         let over = |limit: Bytes, whose: &str| {
-            let what =
-                format!("the links of this pod have {bytes} bytes, and the limit of {whose} is {limit}");
+            let what = format!(
+                "the links of this pod have {}, and the limit of {whose} is {limit}",
+                format_bytes(bytes)
+            );
             let remedy = "lower a pool_len or buf_size_bytes, or have the operator raise `limits`";
             // Reports the largest link, because shrinking it helps most.
             let kept = self.links.iter().filter(|planned| planned.link.is_kept_here());
@@ -161,9 +163,10 @@ impl Plan<'_> {
             None => Ok(()),
             Some(limit) => {
                 let what = format!(
-                    "container {name} has a memory limit of {}, and the page tables of its links ({mapped} bytes) have {} bytes",
+                    "container {name} has a memory limit of {}, and the page tables of its links ({}) have {}",
                     Bytes(limit),
-                    tables(mapped)
+                    format_bytes(mapped),
+                    format_bytes(tables(mapped))
                 );
                 Err(self.refuse(self.place_of(name), "memory", what, "raise its limit, or lower a pool_len"))
             }
@@ -195,12 +198,12 @@ impl Plan<'_> {
         let at = self.kept_place();
         let needed = self.memory.charged();
         let too_small = |whose: &str, found: u64, needed: u64| {
-            let what = format!("{whose} is {}, and the links need {needed} bytes", Bytes(found));
+            let what = format!("{whose} is {}, and the links need {}", Bytes(found), format_bytes(needed));
             self.refuse(
                 at,
                 "memory",
                 what,
-                format!("set it to {} at least, or lower a pool_len", Bytes(needed)),
+                format!("set it to {} at least, or lower a pool_len", format_bytes(needed)),
             )
         };
         let limit = |path: &str| self.pod.pointer(path).and_then(bytes_of);

@@ -12,7 +12,7 @@ fn annotation_keys_are_accepted_beside_file_keys() {
   scope: pod
   side: primary
   containers: [x, y]
-- { name: c, scope: pool/radio-0.x }
+- { name: c, scope: pool/radio-0.x, side: primary }
 - { name: d, scope: 'pool/radio', side: secondary, memory: { file_mode: '0600' } }
 ";
     let links = pod_links(text).unwrap();
@@ -42,6 +42,11 @@ fn keys_without_meaning_in_a_pod_are_refused_with_position() {
         ("- name: a\n  scope: pool/\n", (2, 10), "pod or pool/<name>"),
         ("- name: a\n  scope:\n", (1, 3), "pod or pool/<name>"),
         ("- name: a\n  scope: pool/p\n  side: both\n", (3, 9), "primary or secondary"),
+        (
+            "- name: a\n  scope: pool/p\n",
+            (2, 10),
+            "write side: primary in one of them and side: secondary in the other",
+        ),
         ("- name: a\n  containers: []\n", (2, 15), "name at least one"),
         ("- name: a\n  containers: x\n", (2, 15), ""),
         ("- name: a\n- name: a\n", (2, 9), "rename"),

@@ -304,6 +304,8 @@ fn unsupported_pods_are_rejected_with_a_message() {
     let links = |text: &str| json!({SIZE: "32Mi", "shmesh.io/links": text});
     for (annotations, spec, words) in [
         (json!({}), plain.clone(), "write what the links need"),
+        // What needs the webhook is said before a size is asked for, which would not help.
+        (json!({"shmesh.io/links": "- name: a\n  scope: pool/radio\n"}), plain.clone(), "need the webhook"),
         (json!({SIZE: "much"}), plain.clone(), "no size"),
         (json!({SIZE: "0"}), plain.clone(), "no size"),
         (links("- name: a\n  scope: pool/radio\n"), plain.clone(), "need the webhook"),

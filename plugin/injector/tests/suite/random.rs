@@ -39,6 +39,8 @@ fn link(name: &'static str) -> impl Strategy<Value = Value> {
     (scope, side, containers, pools, backing).prop_map(move |(scope, side, containers, pools, backing)| {
         let mut link = json!({"name": name});
         let members = link.as_object_mut().unwrap();
+        // A pool without a side is one refusal of many; it would hide the others.
+        let side = side.or(scope.filter(|scope| scope.starts_with("pool/")).map(|_| "primary"));
         members.extend(scope.map(|scope| ("scope".into(), scope.into())));
         members.extend(side.map(|side| ("side".into(), side.into())));
         members.extend(containers.map(|names| ("containers".into(), names.into())));
