@@ -481,6 +481,68 @@ pub enum ErrorKind {
         /// Bytes of the request.
         len: usize,
     },
+    /// The link carries typed messages of another type.
+    #[error(
+        "link {link}: it carries {declared}, not {asked}; use one type on both sides, or, to change it, create the link with `fresh` or \
+         remove it with `shmesh rm {link}`"
+    )]
+    OtherType {
+        /// Name of the link.
+        link: Arc<str>,
+        /// The type that was declared first, as a peer wrote it.
+        declared: String,
+        /// The type of this process.
+        asked: String,
+    },
+    /// No link can carry typed messages of this name.
+    #[error("link {link}: the name of a type has 1 to {limit} printable ASCII characters, unlike {name:?}; choose one with `typed_as`", limit = crate::segment::payload_type::NAME_MAX)]
+    TypeName {
+        /// Name of the link.
+        link: Arc<str>,
+        /// The name that was asked for.
+        name: String,
+    },
+    /// A value needs a stricter alignment than buffers have.
+    #[error(
+        "link {link}: {name} is aligned to {align} bytes, but buffers are aligned to {limit}; reduce the alignment of the type"
+    )]
+    TypeAlignment {
+        /// Name of the link.
+        link: Arc<str>,
+        /// Name of the type.
+        name: String,
+        /// Alignment of the type in bytes.
+        align: usize,
+        /// Alignment of buffers in bytes.
+        limit: usize,
+    },
+    /// A value fits into no buffer of the link.
+    #[error(
+        "link {link}: a value of {name} has {size} bytes, but the largest buffer in host memory has {limit}; raise buf_size_bytes of \
+         cpu_msg, or configure cpu_data or cpu_large"
+    )]
+    TypeTooLarge {
+        /// Name of the link.
+        link: Arc<str>,
+        /// Name of the type.
+        name: String,
+        /// Bytes of the value.
+        size: usize,
+        /// The largest value that fits.
+        limit: usize,
+    },
+    /// A received message is no value of the type; it was dropped.
+    #[error(
+        "link {link}: a message of {len} bytes is no value of {asked}, and was dropped; have its sender use the same type"
+    )]
+    NotOfType {
+        /// Name of the link.
+        link: Arc<str>,
+        /// The type of this process.
+        asked: String,
+        /// Bytes of the message.
+        len: usize,
+    },
 
     /// This participant was declared dead while it was stopped, and its buffers were recovered.
     #[error(

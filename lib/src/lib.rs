@@ -15,8 +15,10 @@
 //! ([`Receivers`](config::Receivers)). Small messages [travel in the ring](Link::send_inline). Any participant may be
 //! killed at any instruction: nobody else notices, and [`Link::recover`] takes back what it held.
 //!
-//! Features: `yaml` reads configurations from files, `cuda` and `ascend` load the drivers of devices (these three by default), and
-//! `tokio` adds `AsyncLink`, for async tasks.
+//! [`Link::typed`] makes messages values of one type, or slices of them, and refuses a peer that uses another type.
+//!
+//! Features: `yaml` reads configurations from files, `cuda` and `ascend` load the drivers of devices, `typed` adds [`TypedLink`] (these
+//! four by default), and `tokio` adds `AsyncLink`, for async tasks.
 //!
 //! Layers, each using only those before it: `sync`, `segment`, `participant`, `pool`, `ring`, `notify`, `link`.
 //! What they ask of the kernel is in the crate `shmesh-sys`. `docs/architecture.md` says why.
@@ -70,6 +72,8 @@ pub use link::{
     OwnedMessage, PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES, Recovered, Request, SendError,
     SharedBytes, WaitOutcome,
 };
+#[cfg(feature = "typed")]
+pub use link::{Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
 pub use participant::{MAX_SEATS, Participant, PeerEvent, SeatIndex, SeatWord, Side};
 pub use ring::INLINE_MAX_BYTES;
 pub use shmesh_sys::process::{Liveness, ProcessIdentity};

@@ -75,6 +75,9 @@ fn text(args: &Args, view: &View, snapshot: &Snapshot, out: &mut dyn Write) -> a
         view.spin_us().map_or("no notification".to_owned(), |us| format!("spins {us} µs before it sleeps"));
     let (mode, len) = (ls::mode(view), view.ring_len());
     writeln!(out, "link {}: ring {mode} {len}, {bytes}, {backing}, {notify}", view.name())?;
+    if let Some(payload) = view.payload_type() {
+        writeln!(out, "typed messages of {payload}")?;
+    }
 
     let mut table = Table::new(&[">seat", "side", ">pid", "state"]);
     for seat in &snapshot.seats {

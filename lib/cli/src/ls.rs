@@ -109,7 +109,10 @@ fn text(args: &Args, listed: &[ListedLink], out: &mut dyn Write) -> anyhow::Resu
     table.print(0, out)?;
     for ListedLink { name, seen, .. } in listed.iter().filter(|listed| listed.theirs.is_none()) {
         match seen {
-            Ok((_, snapshot)) => {
+            Ok((view, snapshot)) => {
+                if let Some(payload) = view.payload_type() {
+                    writeln!(out, "link {name}: typed messages of {payload}")?;
+                }
                 for remark in people::doubts(&snapshot.seats).chain(people::readers(&snapshot.seats)) {
                     writeln!(out, "link {name}: {remark}")?;
                 }
@@ -146,6 +149,7 @@ pub(crate) fn view_json(view: &View) -> Value {
         "backing": format!("{:?}", view.backing()).to_lowercase(),
         "ring": { "mode": mode(view), "len": view.ring_len() },
         "notify": { "enabled": view.spin_us().is_some(), "spin_us": view.spin_us() },
+        "payload_type": view.payload_type(),
         "pools": pools.collect::<Vec<_>>(),
         "bytes": view.bytes(),
     })

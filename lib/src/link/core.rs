@@ -15,6 +15,7 @@ use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplySlots, RequestId};
 use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, Wild};
 use crate::segment::layout::{LinkLayout, PoolLayout, Shape};
+use crate::segment::payload_type::PayloadTypeLine;
 use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
 use crate::sync::{Line, Ordering};
 
@@ -24,6 +25,7 @@ pub(crate) struct Core {
     pub(crate) shape: Shape,
     pub(crate) seats: Seats,
     primary: Lines,
+    payload_type: Lines,
     rings: [Ring; 2],
     /// Those whose buffers are here. What is in device memory has no bytes that anybody could reach from here.
     pools: [Option<Pool>; PoolId::COUNT],
@@ -216,6 +218,7 @@ impl Core {
             shape: *shape,
             seats: Seats::new(shm.window(l.seats, SEAT_LINES)?),
             primary: shm.window(l.primary_role, 1)?,
+            payload_type: shm.window(l.payload_type, 1)?,
             rings: [ring(0)?, ring(1)?],
             pools: placed,
             on_device,
@@ -336,6 +339,11 @@ impl Core {
     /// The role of the participant that is being admitted to a side which takes one process only.
     pub(crate) fn admission_role(&self, side: Side) -> Role<'_> {
         Role(self.primary[0].word(if side == Side::Primary { 2 } else { 3 }))
+    }
+
+    /// Where the type of the payload is declared.
+    pub(crate) fn payload_type(&self) -> PayloadTypeLine<'_> {
+        PayloadTypeLine(&self.payload_type[0])
     }
 
     /// The messages in buffers that were sent on a broadcast ring and not freed.

@@ -105,6 +105,8 @@ impl Link {
             let positions: Vec<_> = ring.queued().map(|(position, _)| position).collect();
             temporary.discard(&positions)?;
         }
+        // Last: what waits has that type.
+        self.core().payload_type().clear();
         Ok(())
     }
 }

@@ -10,12 +10,19 @@ use std::ptr::NonNull;
 
 use crate::ring::inline::InlineWords;
 
+/// The bytes of one inline message, aligned as the buffers of pools are: a typed value may need it.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Place(InlineWords);
+
+const _: () = assert!(align_of::<Place>() == crate::sync::LINE_BYTES);
+
 /// Places for the bytes of inline messages: as many as one handle ever held at once.
 #[derive(Debug, Default)]
 pub(super) struct InlineBuffers {
     /// The place that was given back last: the only one, for who takes one message at a time.
-    spare: Cell<Option<NonNull<InlineWords>>>,
-    free: RefCell<Vec<NonNull<InlineWords>>>,
+    spare: Cell<Option<NonNull<Place>>>,
+    free: RefCell<Vec<NonNull<Place>>>,
 }
 
 // SAFETY: the places belong to the inline_buffers and move with it; a handle with messages out is borrowed and cannot move.
@@ -26,13 +33,13 @@ impl InlineBuffers {
     #[inline(always)]
     pub(super) fn put(&self, fill: impl FnOnce(&mut InlineWords)) -> NonNull<u8> {
         let mut place = self.spare.take().unwrap_or_else(|| self.another());
-        // SAFETY: the place is a box of `InlineWords`, and nobody else has it.
-        fill(unsafe { place.as_mut() });
+        // SAFETY: the place is a box of `Place`, and nobody else has it.
+        fill(&mut unsafe { place.as_mut() }.0);
         place.cast()
     }
 
     #[cold]
-    fn another(&self) -> NonNull<InlineWords> {
+    fn another(&self) -> NonNull<Place> {
         self.free.borrow_mut().pop().unwrap_or_else(|| NonNull::from(Box::leak(Box::default())))
     }
 
@@ -45,7 +52,7 @@ impl InlineBuffers {
     }
 
     #[cold]
-    fn keep(&self, place: NonNull<InlineWords>) {
+    fn keep(&self, place: NonNull<Place>) {
         self.free.borrow_mut().push(place);
     }
 }
@@ -61,7 +68,7 @@ impl Drop for InlineBuffers {
 /// Frees a place that `put` gave, whose message does not give it back.
 pub(super) fn free(place: NonNull<u8>) {
     // SAFETY: allocated in `another` as a box, and no message has it any more.
-    drop(unsafe { Box::from_raw(place.cast::<InlineWords>().as_ptr()) });
+    drop(unsafe { Box::from_raw(place.cast::<Place>().as_ptr()) });
 }
 
 #[cfg(test)]

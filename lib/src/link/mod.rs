@@ -21,6 +21,7 @@
 //! | `reap.rs` | looking for the dead |
 //! | `shared_bytes.rs` | [`SharedBytes`]: payload that another process may change |
 //! | `inline_buffers.rs` | where the bytes of received inline messages stay |
+//! | `typed.rs` | [`TypedLink`]: messages that are values of one type (feature `typed`) |
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
 //! | `request.rs`, `request_steps.rs` | requests and their replies: what applications use, and the steps on shared memory |
 //! | `recover.rs` | taking back what dead participants held |
@@ -48,6 +49,8 @@ mod recover;
 mod request;
 pub(crate) mod request_steps;
 mod shared_bytes;
+#[cfg(feature = "typed")]
+mod typed;
 mod wait;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -87,6 +90,8 @@ pub use open::{DEFAULT_DIR, DIR_VARIABLE, LinkOptions};
 pub use owned::{OwnedLoan, OwnedMessage};
 pub use request::{PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES, Request};
 pub use shared_bytes::SharedBytes;
+#[cfg(feature = "typed")]
+pub use typed::{Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
 
 /// How long participants may take to offer device memory to a new host.
 const GATHERING: Duration = Duration::from_millis(1500);

@@ -216,7 +216,7 @@ impl LinkOptions {
     }
 
     /// Whether [`create`](Self::create) empties a link that it finds: messages and posts of an earlier run are dropped, and
-    /// buffers of dead participants return to their pools. Off unless switched on.
+    /// buffers of dead participants return to their pools; the type of typed messages is forgotten. Off unless switched on.
     ///
     /// Refused while any other participant is attached, a handle of this process included. A sidecar that keeps the link is
     /// not attached to it. Participants that attach meanwhile wait until the link is empty, at most a second.

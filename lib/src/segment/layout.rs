@@ -92,6 +92,7 @@ impl Shape {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkLayout {
     pub(crate) primary_role: usize,
+    pub(crate) payload_type: usize,
     pub(crate) seats: usize,
     /// Control lines of ring `m2s`, then of `s2m`.
     pub(crate) controls: [usize; 2],
@@ -114,7 +115,8 @@ impl LinkLayout {
     pub(crate) fn of(shape: &Shape) -> Self {
         let capacity = shape.ring_capacity as usize;
         let primary_role = HEADER_LINES;
-        let seats = primary_role + 2;
+        let payload_type = primary_role + 1;
+        let seats = payload_type + 1;
         let first = seats + SEAT_LINES + 1;
         let second = first + CONTROL_LINES;
         let slot_lines = shape.kinds().map(|kind| kind.slot_lines(capacity));
@@ -137,6 +139,7 @@ impl LinkLayout {
         };
         Self {
             primary_role,
+            payload_type,
             seats,
             controls: [first, second],
             slots: [slots, slots + slot_lines[0]],
@@ -224,7 +227,11 @@ mod tests {
         for capacity in [1, 2, 8, 1024, 1 << 20] {
             for shape in [shape(capacity, false), shape(capacity, true), broadcast(capacity)] {
                 let l = LinkLayout::of(&shape);
-                assert!(HEADER_LINES <= l.primary_role && l.primary_role < l.seats);
+                assert!(
+                    HEADER_LINES <= l.primary_role
+                        && l.primary_role < l.payload_type
+                        && l.payload_type < l.seats
+                );
                 assert!(l.seats + SEAT_LINES <= l.controls[0]);
                 assert!(l.controls[0] + CONTROL_LINES <= l.controls[1]);
                 assert!(l.controls[1] + CONTROL_LINES <= l.slots[0]);

@@ -121,6 +121,7 @@ impl Obedient {
             // As a program does that is killed with them in its hands.
             "hold-loan" => std::mem::forget(link.loan_with(PoolId::CpuData)?),
             "hold-message" => std::mem::forget(link.receive()?.expect("a message")),
+            "typed" => link.try_clone()?.typed_as::<[u64]>(word(0))?.send(&[1, 2, 3])?,
             "clone" => {
                 let clone = link.try_clone()?;
                 self.clones.push(clone);

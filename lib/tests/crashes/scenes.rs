@@ -400,6 +400,16 @@ fn cases(mode: RingMode) -> Vec<Case> {
                 std::mem::forget(link.receive());
             },
         },
+        sends("declare a type, send", &[inline(1)], sender, |s| match s.victim.try_clone() {
+            Ok(link) => match link.typed::<[u64]>() {
+                Ok(typed) => {
+                    s.result = inline(1).send(s.victim);
+                    std::mem::forget(typed);
+                }
+                Err(error) => s.result = Err(error),
+            },
+            Err(error) => s.result = Err(error),
+        }),
         Case {
             name: "recover one with hands full",
             expect: hoarded(single),

@@ -18,6 +18,7 @@ mod tap;
 mod threads;
 mod truncation;
 mod two_mappings;
+mod typed;
 mod ui;
 
 shmesh_testing::peer_process!(shmesh_testing::serve);

@@ -351,6 +351,21 @@ fn readers_of_a_broadcast_ring_are_shown_with_their_lag() {
 }
 
 #[test]
+fn type_of_typed_messages_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LinkOptions::new().dir(dir.path());
+    let primary = options.create(&config("fronthaul", RingMode::Mpmc)).unwrap();
+    let payload_type = || json(dir.path(), &["ls", "--output", "json"])["links"][0]["payload_type"].clone();
+    assert_eq!(payload_type(), Value::Null);
+    let _typed = primary.typed_as::<[u32]>("Samples/1").unwrap();
+    let shown = "[Samples/1] (4 bytes each, aligned to 4)";
+    assert_eq!(payload_type(), shown);
+    for args in [&["ls"][..], &["dump", "fronthaul"]] {
+        assert!(ok(dir.path(), args).contains(&format!("typed messages of {shown}")), "{args:?}");
+    }
+}
+
+#[test]
 fn participants_are_listed_without_a_sidecar() {
     let dir = tempfile::tempdir().unwrap();
     let options = LinkOptions::new().dir(dir.path());

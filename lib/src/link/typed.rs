@@ -1,0 +1,498 @@
+//! Typed messages: each message is a value of one type, or a slice of values.
+
+use std::any::type_name;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::time::{Duration, Instant};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::open::RETRY;
+use super::{Link, Loan, Message, SharedBytes};
+use crate::config::PoolId;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ring::INLINE_MAX_BYTES;
+use crate::segment::payload_type::{DeclaredType, NAME_MAX, PayloadType};
+use crate::sync::LINE_BYTES;
+
+/// How long a refusal waits for the name of the other type, which is written after its fingerprint.
+const NAMING: Duration = Duration::from_millis(100);
+
+/// What typed messages consist of: a type for which any bytes are a valid value and which has no padding, or a slice of such a type.
+///
+/// It is implemented for every type with the four traits of the crate `zerocopy`, for example with their derives. Depend on that crate
+/// for them (`zerocopy = { version = "0.8", features = ["derive"] }`); numbers and arrays of numbers have them without.
+pub trait Payload: FromBytes + IntoBytes + Immutable + KnownLayout + private::Shape {}
+
+impl<T: FromBytes + IntoBytes + Immutable + KnownLayout> Payload for T {}
+impl<T: FromBytes + IntoBytes + Immutable + KnownLayout> Payload for [T] {}
+
+mod private {
+    use std::any::type_name;
+
+    /// A value, or a slice.
+    #[expect(unnameable_types, reason = "keeps `Payload` to the types that this library knows")]
+    pub trait Shape {
+        /// Size of a value, or of an element of a slice.
+        const SIZE: usize;
+        const ALIGN: usize;
+        const IS_SLICE: bool;
+        /// Path of the value's type, or of the element's.
+        fn path() -> &'static str;
+    }
+
+    impl<T> Shape for T {
+        const SIZE: usize = size_of::<T>();
+        const ALIGN: usize = align_of::<T>();
+        const IS_SLICE: bool = false;
+        fn path() -> &'static str {
+            type_name::<T>()
+        }
+    }
+
+    impl<T> Shape for [T] {
+        const SIZE: usize = size_of::<T>();
+        const ALIGN: usize = align_of::<T>();
+        const IS_SLICE: bool = true;
+        fn path() -> &'static str {
+            type_name::<T>()
+        }
+    }
+}
+
+/// A handle on a link whose messages are values of `T`, in both directions.
+///
+/// The first participant that calls [`Link::typed`] declares the type in the link, by name, size and alignment; one with another type is
+/// refused, with both in the error. This finds mistakes, not attacks. Nothing else is compared: give a type another name
+/// ([`Link::typed_as`]) when its fields change and its size does not. The type stays declared until the link is removed or emptied
+/// ([`LinkOptions::fresh`](crate::LinkOptions::fresh)). Handles without a type are not restricted, and neither are programs in other languages.
+///
+/// A value travels inline if it fits there and is sent with [`send`](Self::send), else in the MSG part, or, where that is too small, in the
+/// DATA part of the smallest buffer in host memory that it fits.
+///
+/// All else is done through the [`Link`], to which this dereferences.
+///
+/// ```
+/// use shmesh::config::LinkConfig;
+/// use shmesh::{ErrorKind, LinkOptions, Side};
+/// use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+///
+/// #[derive(Debug, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+/// #[repr(C)]
+/// struct Slot {
+///     frame: u32,
+///     slot: u16,
+///     cell: u16,
+/// }
+///
+/// # let dir = tempfile::tempdir()?;
+/// let options = LinkOptions::new().dir(dir.path()); // /dev/shm unless named
+/// let phy = options.create(&LinkConfig::new("fronthaul".parse()?))?.typed::<Slot>()?;
+/// let mac = options.attach("fronthaul", Side::Secondary)?.typed::<Slot>()?;
+///
+/// phy.send(&Slot { frame: 7, slot: 3, cell: 0 })?;
+/// let message = mac.receive()?.expect("it was just sent");
+/// assert_eq!(message.value(), &Slot { frame: 7, slot: 3, cell: 0 });
+///
+/// let mut loan = phy.loan()?; // written where it is read
+/// *loan.value_mut()? = Slot { frame: 8, slot: 0, cell: 0 };
+/// loan.send()?;
+///
+/// let other = options.attach("fronthaul", Side::Secondary)?.typed::<u64>().unwrap_err();
+/// assert!(matches!(other.kind(), ErrorKind::OtherType { .. }), "{other}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct TypedLink<T: ?Sized> {
+    link: Link,
+    payload: PayloadType,
+    of: PhantomData<fn(&T)>,
+}
+
+impl Link {
+    /// Makes each message a value of `T`, or for `[T]` a slice of any length.
+    ///
+    /// The name of the type is that of the Rust type without the modules it is in: `phy::Slot` is `Slot`.
+    ///
+    /// # Errors
+    /// [`OtherType`](ErrorKind::OtherType) when another participant has declared another type;
+    /// [`TypeTooLarge`](ErrorKind::TypeTooLarge); [`TypeAlignment`](ErrorKind::TypeAlignment); [`Evicted`](ErrorKind::Evicted). The handle is dropped
+    /// then; to keep it, use a clone ([`try_clone`](Self::try_clone)).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let trainer = options.create(&shmesh::config::LinkConfig::new("batches".parse()?))?;
+    /// # let loader = options.attach("batches", shmesh::Side::Secondary)?;
+    /// let (trainer, loader) = (trainer.typed::<[f32]>()?, loader.typed::<[f32]>()?);
+    /// let mut loan = loader.loan_slice(10_000)?;
+    /// loan.value_mut()?.fill(0.5);
+    /// loan.send()?;
+    /// let tensor = trainer.receive()?.expect("it was just sent");
+    /// assert_eq!(tensor.value().iter().sum::<f32>(), 5_000.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn typed<T: Payload + ?Sized>(self) -> Result<TypedLink<T>> {
+        let mut name = without_modules(T::path());
+        name.truncate(NAME_MAX);
+        self.typed_as(&name)
+    }
+
+    /// As [`typed`](Self::typed), with a name for the type: 1 to 48 printable ASCII characters, for example with a version in it.
+    ///
+    /// # Errors
+    /// As [`typed`](Self::typed); [`TypeName`](ErrorKind::TypeName).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let phy = phy.typed_as::<[u32; 4]>("fronthaul.Slot/2")?;
+    /// let old = mac.typed_as::<[u32; 4]>("fronthaul.Slot/1").unwrap_err();
+    /// assert!(old.to_string().contains("it carries fronthaul.Slot/2"), "{old}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn typed_as<T: Payload + ?Sized>(self, name: &str) -> Result<TypedLink<T>> {
+        self.check_seated()?;
+        let link = || self.link();
+        if T::ALIGN > LINE_BYTES {
+            let (name, align, limit) = (name.to_owned(), T::ALIGN, LINE_BYTES);
+            return Err(ErrorKind::TypeAlignment { link: link(), name, align, limit }.into());
+        }
+        let limit = self.largest_value().max(INLINE_MAX_BYTES);
+        if T::SIZE > limit {
+            return Err(self.type_too_large(name, T::SIZE, limit));
+        }
+        let payload = PayloadType::new(name, T::SIZE, T::ALIGN, T::IS_SLICE)
+            .ok_or_else(|| Error::from(ErrorKind::TypeName { link: link(), name: name.to_owned() }))?;
+        if !self.core().payload_type().declare(&payload) {
+            let (declared, asked) = (self.declared_type(), payload.to_string());
+            return Err(ErrorKind::OtherType { link: link(), declared, asked }.into());
+        }
+        Ok(TypedLink { link: self, payload, of: PhantomData })
+    }
+
+    /// The type that another participant has declared, perhaps just now.
+    fn declared_type(&self) -> String {
+        let start = Instant::now();
+        loop {
+            let declared = self.core().payload_type().declared();
+            match declared {
+                Some(DeclaredType::Unnamed { .. }) if start.elapsed() < NAMING => std::thread::sleep(RETRY),
+                Some(declared) => return declared.to_string(),
+                None => return "another type".to_owned(),
+            }
+        }
+    }
+
+    /// The pools whose buffers a value can be in, and the size of these.
+    fn value_pools(&self) -> impl Iterator<Item = (PoolId, usize)> {
+        PoolId::ALL.into_iter().filter_map(|pool| Some((pool, self.core().pool(pool)?.buf_size() as usize)))
+    }
+
+    fn largest_value(&self) -> usize {
+        self.value_pools().map(|(_, size)| size).max().unwrap_or(0)
+    }
+
+    #[cold]
+    fn type_too_large(&self, name: &str, size: usize, limit: usize) -> Error {
+        ErrorKind::TypeTooLarge { link: self.link(), name: name.to_owned(), size, limit }.into()
+    }
+}
+
+/// A type's path without the modules, in ASCII: `a::Pair<b::C, [d::E; 2]>` is `Pair<C, [E; 2]>`. Compilers may name modules otherwise, and
+/// a crate that reexports a type does.
+fn without_modules(path: &str) -> String {
+    let mut short = String::with_capacity(path.len());
+    let mut ident = 0;
+    for char in path.chars() {
+        match char {
+            ':' => short.truncate(ident),
+            _ => short.push(if char.is_ascii() { char } else { '?' }),
+        }
+        if !(char == ':' || char == '_' || char.is_alphanumeric()) {
+            ident = short.len();
+        }
+    }
+    short
+}
+
+/// The bytes of the value: DATA, if the message has that part.
+fn part<'m>(message: &'m Message<'_>) -> SharedBytes<'m> {
+    if message.data_pool().is_some() { message.data_shared() } else { message.msg_shared() }
+}
+
+impl<T: Payload + ?Sized> TypedLink<T> {
+    /// Sends a copy of the value: inside the ring's slot if it has at most [`INLINE_MAX_BYTES`], else in a buffer. Does not wake a receiver
+    /// that sleeps: see [`Link::notify`].
+    ///
+    /// # Errors
+    /// What [`Link::loan`], [`Loan::send`] and [`Link::send_inline`] refuse; [`TypeTooLarge`](ErrorKind::TypeTooLarge) of a slice.
+    pub fn send(&self, value: &T) -> Result<()> {
+        let bytes = value.as_bytes();
+        if bytes.len() <= INLINE_MAX_BYTES {
+            return self.link.send_inline(0, 0, bytes);
+        }
+        let mut loan = self.loan_bytes(bytes.len())?;
+        loan.bytes_mut()?.copy_from_slice(bytes);
+        Ok(loan.send()?)
+    }
+
+    /// Takes the oldest message; `None` when there is none. Never waits.
+    ///
+    /// # Errors
+    /// As [`Link::receive`]. [`NotOfType`](ErrorKind::NotOfType) when the message has another length than a value: a sender that uses no typed
+    /// handle sent it. [`OnDevice`](ErrorKind::OnDevice) when its DATA part is in device memory. Such a message is dropped, and the next one can be
+    /// received.
+    pub fn receive(&self) -> Result<Option<TypedMessage<'_, T>>> {
+        let Some(message) = self.link.receive()? else { return Ok(None) };
+        if T::ref_from_bytes(part(&message).trusted()).is_ok() {
+            return Ok(Some(TypedMessage { message, of: PhantomData }));
+        }
+        Err(self.not_of_type(&message))
+    }
+
+    #[cold]
+    fn not_of_type(&self, message: &Message<'_>) -> Error {
+        match message.data_pool() {
+            Some(pool) if pool.is_device() => ErrorKind::OnDevice { link: self.link.link(), pool },
+            _ => {
+                let (asked, len) = (self.payload.to_string(), part(message).len());
+                ErrorKind::NotOfType { link: self.link.link(), asked, len }
+            }
+        }
+        .into()
+    }
+
+    /// Loans the smallest buffer for so many bytes; MSG, if they fit.
+    fn loan_bytes(&self, len: usize) -> Result<TypedLoan<'_, T>> {
+        let fitting = self.link.value_pools().filter(|&(_, size)| len <= size);
+        let smallest = fitting.min_by_key(|&(pool, size)| (pool != PoolId::CpuMsg, size));
+        let loan = match smallest {
+            Some((PoolId::CpuMsg, _)) => self.link.loan()?,
+            Some((pool, _)) => self.link.loan_with(pool)?,
+            None => {
+                let limit = self.link.largest_value();
+                return Err(self.link.type_too_large(&self.payload.name(), len, limit));
+            }
+        };
+        let mut loan = TypedLoan { loan, len, of: PhantomData };
+        loan.bytes_mut()?;
+        Ok(loan)
+    }
+
+    /// The handle without the type.
+    #[must_use]
+    pub fn into_link(self) -> Link {
+        self.link
+    }
+}
+
+impl<T: Payload> TypedLink<T> {
+    /// Loans a buffer for a value, to be written where it will be read. Never waits.
+    ///
+    /// The value is what the last user of the buffer left there, until it is written.
+    ///
+    /// # Errors
+    /// As [`Link::loan`].
+    pub fn loan(&self) -> Result<TypedLoan<'_, T>> {
+        self.loan_bytes(size_of::<T>())
+    }
+}
+
+impl<T: FromBytes + IntoBytes + Immutable + KnownLayout> TypedLink<[T]> {
+    /// Loans a buffer for `len` values, to be written where they will be read. Never waits.
+    ///
+    /// The values are what the last user of the buffer left there, until they are written.
+    ///
+    /// # Errors
+    /// As [`Link::loan`]; [`TypeTooLarge`](ErrorKind::TypeTooLarge).
+    pub fn loan_slice(&self, len: usize) -> Result<TypedLoan<'_, [T]>> {
+        self.loan_bytes(len.saturating_mul(size_of::<T>()))
+    }
+}
+
+impl<T: ?Sized> Deref for TypedLink<T> {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        &self.link
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for TypedLink<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TypedLink")
+            .field("payload", &self.payload.to_string())
+            .field("link", &self.link)
+            .finish()
+    }
+}
+
+/// A value being written, as a [`Loan`].
+#[must_use = "a loan that is dropped is not sent"]
+pub struct TypedLoan<'a, T: ?Sized> {
+    loan: Loan<'a>,
+    /// Bytes of the value.
+    len: usize,
+    of: PhantomData<fn(&T)>,
+}
+
+impl<'a, T: Payload + ?Sized> TypedLoan<'a, T> {
+    /// The value, to be written in place.
+    ///
+    /// # Errors
+    /// [`Evicted`](ErrorKind::Evicted).
+    #[inline]
+    pub fn value_mut(&mut self) -> Result<&mut T> {
+        let (link, len) = (self.loan.link(), self.len);
+        T::mut_from_bytes(self.bytes_mut()?).map_err(|_| {
+            let asked = type_name::<T>().to_owned();
+            ErrorKind::NotOfType { link: link.link(), asked, len }.into()
+        })
+    }
+
+    /// Sets the message's id: the application's to choose. 0 unless it is set.
+    pub fn with_msg_id(self, msg_id: i32) -> Self {
+        Self { loan: self.loan.with_msg_id(msg_id), ..self }
+    }
+
+    /// Makes the value visible to the other side. Does not wake a receiver that sleeps: see [`Link::notify`].
+    ///
+    /// # Errors
+    /// As [`Loan::send`], with the loan.
+    #[inline]
+    pub fn send(self) -> std::result::Result<(), TypedSendError<'a, T>> {
+        let Self { loan, len, of } = self;
+        loan.send().map_err(|failed| TypedSendError {
+            loan: Self { loan: failed.loan, len, of },
+            error: failed.error,
+        })
+    }
+
+    #[inline]
+    fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        if self.loan.data_pool().is_some() {
+            self.loan.resize_data(self.len)
+        } else {
+            self.loan.resize_msg(self.len)
+        }
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for TypedLoan<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TypedLoan").field("loan", &self.loan).field("len", &self.len).finish()
+    }
+}
+
+/// Why a value could not be sent, with the value, as a [`SendError`](crate::SendError).
+#[derive(Debug)]
+pub struct TypedSendError<'a, T: ?Sized> {
+    /// The value, to be sent again or dropped.
+    pub loan: TypedLoan<'a, T>,
+    /// Why it was not sent.
+    pub error: Error,
+}
+
+impl<T: ?Sized> fmt::Display for TypedSendError<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T: ?Sized> From<TypedSendError<'_, T>> for Error {
+    fn from(failed: TypedSendError<'_, T>) -> Self {
+        failed.error
+    }
+}
+
+impl<'b, T: ?Sized> From<TypedSendError<'_, T>> for Box<dyn std::error::Error + 'b> {
+    fn from(failed: TypedSendError<'_, T>) -> Self {
+        failed.error.into()
+    }
+}
+
+impl<'b, T: ?Sized> From<TypedSendError<'_, T>> for Box<dyn std::error::Error + Send + Sync + 'b> {
+    fn from(failed: TypedSendError<'_, T>) -> Self {
+        failed.error.into()
+    }
+}
+
+/// A received value. It holds its buffers until it is dropped, as a [`Message`].
+pub struct TypedMessage<'a, T: ?Sized> {
+    message: Message<'a>,
+    of: PhantomData<fn(&T)>,
+}
+
+impl<'a, T: Payload + ?Sized> TypedMessage<'a, T> {
+    /// The value where it was written, for a receiver that trusts the other processes of the link, as with [`Message::msg`].
+    #[must_use]
+    #[inline]
+    pub fn value(&self) -> &T {
+        let Ok(value) = T::ref_from_bytes(part(&self.message).trusted()) else {
+            unreachable!("`receive` has checked length and alignment, which do not change")
+        };
+        value
+    }
+
+    /// The message that the value came in: its ids, and its bytes as another process may change them.
+    #[must_use]
+    pub fn message(&self) -> &Message<'a> {
+        &self.message
+    }
+
+    /// The message without the type, for example for [`Message::into_owned`].
+    #[must_use]
+    pub fn into_message(self) -> Message<'a> {
+        self.message
+    }
+}
+
+impl<T: Payload> TypedMessage<'_, T> {
+    /// A copy of the value, for a receiver that does not trust the other processes of the link: each byte is read once, so that a value
+    /// that was checked does not change any more.
+    #[must_use]
+    pub fn copied(&self) -> T {
+        let mut value = T::new_zeroed();
+        part(&self.message).copy_to(value.as_mut_bytes());
+        value
+    }
+}
+
+impl<T: FromBytes + IntoBytes + Immutable + KnownLayout> TypedMessage<'_, [T]> {
+    /// A copy of the values, for a receiver that does not trust the other processes of the link: each byte is read once.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<T> {
+        let bytes = part(&self.message);
+        let mut values: Vec<T> = (0..bytes.len() / size_of::<T>()).map(|_| T::new_zeroed()).collect();
+        bytes.copy_to(values.as_mut_slice().as_mut_bytes());
+        values
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for TypedMessage<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TypedMessage").field(&self.message).finish()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_no_modules() {
+        for (path, name) in [
+            ("u32", "u32"),
+            ("phy::fapi::Slot", "Slot"),
+            ("[phy::Slot; 4]", "[Slot; 4]"),
+            ("a::Pair<b::C_1, [d::E; 2]>", "Pair<C_1, [E; 2]>"),
+            ("a::Größe", "Gr??e"),
+        ] {
+            assert_eq!(without_modules(path), name);
+        }
+    }
+}
