@@ -69,8 +69,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use link::AsyncLink;
 pub use link::{
     DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, OwnedLoan,
-    OwnedMessage, PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES, Recovered, Request, SendError,
-    SharedBytes, WaitOutcome,
+    OwnedMessage, OwnedPendingReply, OwnedRequest, PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES,
+    Recovered, ReplyError, Request, SendError, SharedBytes, WaitOutcome,
 };
 #[cfg(feature = "typed")]
 pub use link::{Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};

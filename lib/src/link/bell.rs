@@ -5,13 +5,17 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use shmesh_sys::bell::{Bell, Ringer, is_absent};
 
 use super::Shared;
-use crate::notify::{Sleepers, Waiting};
+use super::lease::SeatLease;
+use crate::error::{Error, ErrorKind, Result};
+use crate::notify::{self, Sleepers, Waiting};
 use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::ring::Ring;
 
@@ -98,6 +102,91 @@ impl Bells {
             // create one later.
             Err(error) if is_absent(&error) => Ok(()),
             Err(error) => Err(error),
+        }
+    }
+}
+
+/// The bell of one handle, for the handle and for what waits for replies apart from it. The last to drop it removes the bell.
+#[derive(Debug)]
+pub(super) struct HandleBell {
+    /// Readable after each notification, while its bit is set.
+    bell: OnceLock<Bell>,
+    /// The descriptor was handed out, so every notification must reach it.
+    has_fd: AtomicBool,
+    lease: Arc<SeatLease>,
+}
+
+impl HandleBell {
+    pub(super) fn new(lease: &Arc<SeatLease>) -> Arc<Self> {
+        let (bell, has_fd) = (OnceLock::new(), AtomicBool::new(false));
+        Arc::new(Self { bell, has_fd, lease: Arc::clone(lease) })
+    }
+
+    #[inline]
+    pub(super) fn check_notify(&self) -> Result<()> {
+        if self.lease.shared.notify {
+            Ok(())
+        } else {
+            Err(Error::from(ErrorKind::NoNotification { link: self.lease.link() }))
+        }
+    }
+
+    /// The bell, created at the first call. Only for the handle.
+    pub(super) fn get(&self) -> Result<&Bell> {
+        self.check_notify()?;
+        if let Some(bell) = self.bell.get() {
+            return Ok(bell);
+        }
+        let SeatLease { shared, me, .. } = &*self.lease;
+        self.lease.check_seated()?;
+        let made = shared.make_bell(me).map_err(|error| {
+            let path = shared.bell_path(me);
+            Error::system(&shared.store.link, format!("create the bell {}", path.display()), error)
+        })?;
+        Ok(self.bell.get_or_init(|| made))
+    }
+
+    /// Has every notification ring from now on. Only for the handle.
+    pub(super) fn fd(&self) -> Result<BorrowedFd<'_>> {
+        let bell = self.get()?;
+        if !self.has_fd.swap(true, Ordering::Relaxed) {
+            self.arm();
+        }
+        Ok(bell.as_fd())
+    }
+
+    pub(super) fn arm(&self) {
+        notify::arm(self.incoming(), self.lease.me.seat);
+    }
+
+    /// Takes back what [`arm`](Self::arm) said, unless the descriptor was handed out.
+    pub(super) fn disarm(&self) {
+        if !self.has_fd.load(Ordering::Relaxed) {
+            notify::disarm(self.incoming(), self.lease.me.seat);
+        }
+    }
+
+    /// Takes one signal.
+    pub(super) fn take_signal(&self) -> Result<Option<u64>> {
+        self.check_notify()?;
+        let taken = self.bell.get().map_or(Ok(None), Bell::take_byte);
+        let name = &self.lease.shared.store.link;
+        let taken = taken.map_err(|error| Error::system(name, "read the bell", error))?;
+        Ok(taken.map(|byte| u64::from(byte != 0)))
+    }
+
+    fn incoming(&self) -> &Ring {
+        self.lease.core().incoming(self.lease.me.word.side())
+    }
+}
+
+impl Drop for HandleBell {
+    fn drop(&mut self) {
+        let SeatLease { shared, me, .. } = &*self.lease;
+        // A forked child has no right to remove the parent's bell.
+        if self.bell.get().is_some() && shared.me.is_me() {
+            notify::disarm(self.incoming(), me.seat);
+            shared.remove_bell(me);
         }
     }
 }

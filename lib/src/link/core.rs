@@ -111,8 +111,16 @@ const DATA: usize = 3;
 const MEMORY: usize = 4;
 /// Of a request: its id. Only looked at in a message that came off the ring of requests.
 const REQUEST: usize = 5;
-/// Where an inline request has its id: the first word of its bytes.
+/// Where an inline request has its id, masked: the first word of its bytes.
 const INLINE_REQUEST: usize = 2;
+/// There a message that is no request has bytes of its own. Small numbers, which are common, must not be ids: the server's death
+/// would fail the requests that they name.
+const INLINE_REQUEST_MASK: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The first word of the bytes of an inline request.
+pub(crate) fn inline_request_word(id: RequestId) -> u64 {
+    id.word() ^ INLINE_REQUEST_MASK
+}
 
 impl Cell<'_> {
     #[inline(always)]
@@ -675,9 +683,9 @@ impl Core {
 
     /// The id in a request's cell; the cell must be in the table of `place`.
     pub(crate) fn request_id(&self, place: usize, cell: u32) -> Option<RequestId> {
-        let word = if place == INLINE { INLINE_REQUEST } else { REQUEST };
-        // Acquire pairs with the Release fence of `Endpoint::mark_request`: who reads an id sees that the cell was loaned.
-        RequestId::from_wild(self.table(place)?.cell(cell).word(word).load(Ordering::Acquire))
+        let (word, mask) = if place == INLINE { (INLINE_REQUEST, INLINE_REQUEST_MASK) } else { (REQUEST, 0) };
+        // Acquire pairs with the Release fence of `Endpoint::push_request`: who reads an id sees that the cell was loaned.
+        RequestId::from_wild(self.table(place)?.cell(cell).word(word).load(Ordering::Acquire) ^ mask)
     }
 
     /// Tells the clients of the requests that `dead` had taken. A message that is no request may have an old id in its cell:
@@ -707,7 +715,8 @@ impl Core {
     pub(crate) fn close_requests(&self, dead: &Participant, me: SeatIndex, done: &mut Recovered) {
         let Some(requests) = &self.requests else { return };
         for slot in requests.replies.of(dead.seat) {
-            slot.recover(
+            slot.end(
+                slot.number(),
                 &self.receiving(me),
                 || self.seats.is_seated(dead),
                 |taken| {

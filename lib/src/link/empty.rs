@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::attachment::Attachment;
 use super::open::{RECOVERY, RETRY};
+use super::request_steps::RequestSteps as _;
 use super::{Link, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify;

@@ -254,7 +254,7 @@ impl Endpoint {
         Role(ring.words().control(line)).claim(&self.me, &self.core.seats)
     }
 
-    /// Gives up its roles and its place among the readers, and is no longer to be woken.
+    /// Gives up its roles and its place among the readers.
     pub(crate) fn retire(&self) {
         let is_seated = self.core.seats.is_seated(&self.me);
         if let Ring::Broadcast(ring) = &self.incoming
@@ -270,7 +270,6 @@ impl Endpoint {
         for ring in self.core.rings() {
             Role(ring.words().control(PRODUCER_ROLE)).release(&self.me);
             Role(ring.words().control(CONSUMER_ROLE)).release(&self.me);
-            notify::disarm(ring, self.me.seat);
         }
         self.core.primary_role().release(&self.me);
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Link;
+use super::wait::Sleep;
 use crate::error::Result;
 use crate::participant::PeerEvent;
 
@@ -96,7 +97,8 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
-        self.wait_on(timeout, Some(self.core().seats.event_sleepers()), || self.has_event())
+        let sleep = Sleep::Events(self.core().seats.event_sleepers());
+        self.lease.wait_on(timeout, Some(sleep), || self.has_event())
     }
 
     /// Waits until there is a message, a request or an event, at most `timeout` (`None`: for ever).

@@ -1,12 +1,18 @@
-//! What keeps a seat: the handle of a participant, and the messages and loans that outlive a borrow of it.
+//! What keeps a seat: the handle of a participant, and what outlives a borrow of it. All that it does can be done in any thread.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Shared;
 use super::attachment::Attachment;
-use super::core::{Core, DataRef};
+use super::core::{Core, DataRef, INLINE};
+use super::endpoint::Endpoint;
+use super::request_steps::{RequestSteps, Window};
+use crate::error::{Error, ErrorKind, Result};
+use crate::notify::Sleepers;
 use crate::participant::Participant;
 use crate::pool::owner::MsgOwner;
+use crate::ring::{Ring, Wild};
+use shmesh_sys::sigbus;
 
 /// A participant's right to its seat. The last to drop it leaves the link.
 ///
@@ -16,18 +22,31 @@ use crate::pool::owner::MsgOwner;
 pub(super) struct SeatLease {
     pub(super) shared: Arc<Shared>,
     pub(super) me: Participant,
+    window: Arc<Window>,
+    /// Threads that sleep until something is sent to this seat.
+    asleep: Mutex<u32>,
     /// The process stays present on the link, and its monitor at work, as long as it has a seat.
     _attachment: Arc<Attachment>,
 }
 
 impl SeatLease {
-    pub(super) fn new(shared: &Arc<Shared>, me: Participant, attachment: &Arc<Attachment>) -> Arc<Self> {
-        Arc::new(Self { shared: Arc::clone(shared), me, _attachment: Arc::clone(attachment) })
+    pub(super) fn new(shared: &Arc<Shared>, endpoint: &Endpoint, attachment: &Arc<Attachment>) -> Arc<Self> {
+        Arc::new(Self {
+            shared: Arc::clone(shared),
+            me: endpoint.me,
+            window: Arc::clone(&endpoint.requester.window),
+            asleep: Mutex::new(0),
+            _attachment: Arc::clone(attachment),
+        })
     }
 
     #[inline]
     pub(super) fn core(&self) -> &Core {
         &self.shared.core
+    }
+
+    pub(super) fn link(&self) -> Arc<str> {
+        Arc::clone(&self.shared.store.link)
     }
 
     /// Frees the buffers of a message or loan, from any thread.
@@ -36,6 +55,125 @@ impl SeatLease {
         if self.shared.me.is_me() {
             let _ = self.core().release_anywhere(cell, owner, data);
         }
+    }
+
+    /// Whether this participant still has its seat and was not evicted.
+    #[inline]
+    pub(super) fn is_current(&self) -> bool {
+        self.core().seats.is_current(&self.me)
+    }
+
+    /// As [`Link::check_seated`](super::Link::check_seated).
+    #[inline]
+    pub(super) fn check_seated(&self) -> Result<()> {
+        if self.is_current() && !sigbus::any_damage() { Ok(()) } else { self.check_whole() }
+    }
+
+    /// Some link of this process was damaged, or this participant has lost its seat.
+    #[cold]
+    pub(super) fn check_whole(&self) -> Result<()> {
+        match self.shared.damage() {
+            Some(damage) => Err(damage),
+            None if self.is_current() => Ok(()),
+            None => Err(self.evicted()),
+        }
+    }
+
+    #[cold]
+    pub(super) fn evicted(&self) -> Error {
+        // A seat that was truncated away reads as one that nobody has.
+        let evicted = || ErrorKind::Evicted { link: self.link() }.into();
+        self.shared.damage().unwrap_or_else(evicted)
+    }
+
+    #[cold]
+    pub(super) fn corrupt(&self, Wild(what): Wild) -> Error {
+        // Who was evicted in the middle of a call finds others at work in what it held.
+        if let Err(error) = self.check_seated() {
+            return error;
+        }
+        Error::from(ErrorKind::Corrupt { link: self.link(), what })
+    }
+
+    #[cold]
+    pub(super) fn inline_exhausted(&self) -> Error {
+        let len = self.core().inline().map_or(0, |table| table.len());
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        Error::from(ErrorKind::InlineExhausted { link: self.link(), len })
+    }
+
+    /// FENCE: after a message was sent on a ring with many producers.
+    #[inline]
+    pub(super) fn check_not_overtaken(&self) -> Result<()> {
+        if self.is_current() { Ok(()) } else { Err(self.overtaken()) }
+    }
+
+    /// The message may be there, and the caller is not going to ring for it.
+    #[cold]
+    pub(super) fn overtaken(&self) -> Error {
+        self.shared.wake_after_a_death();
+        self.evicted()
+    }
+
+    /// The ring on which this participant sends.
+    pub(super) fn outgoing(&self) -> &Ring {
+        self.core().outgoing(self.me.word.side())
+    }
+
+    /// Where threads sleep until something is sent to this seat.
+    pub(super) fn sleepers(&self) -> Sleepers<'_> {
+        Sleepers::of(self.core().incoming(self.me.word.side()))
+    }
+
+    /// Says that one more thread will sleep there, of which the seat may have several.
+    pub(super) fn fall_asleep(&self) {
+        let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        *asleep += 1;
+        self.sleepers().fall_asleep(self.me.seat);
+    }
+
+    /// Says that one of them is awake.
+    pub(super) fn wake_up(&self) {
+        let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        *asleep -= 1;
+        if *asleep == 0 {
+            self.sleepers().wake_up(self.me.seat);
+        }
+    }
+}
+
+impl RequestSteps for SeatLease {
+    #[inline]
+    fn core(&self) -> &Core {
+        &self.shared.core
+    }
+
+    #[inline]
+    fn me(&self) -> &Participant {
+        &self.me
+    }
+
+    #[inline]
+    fn window(&self) -> &Window {
+        &self.window
+    }
+
+    fn free(&self, cell: u32, owner: MsgOwner, data: DataRef) {
+        self.release(cell, owner, data);
+    }
+
+    fn free_inline(&self, cell: u32, owner: MsgOwner) {
+        if let Some(table) = self.shared.core.inline()
+            && self.shared.me.is_me()
+        {
+            table.release(cell, owner.0, owner.freed().0);
+        }
+    }
+
+    fn claim_inline(&self) -> Option<(u32, MsgOwner)> {
+        let next = |free| MsgOwner(free).loaned(self.me.seat).0;
+        let (index, word) = self.shared.core.table(INLINE)?.claim(next)?;
+        Some((index, MsgOwner(word)))
     }
 }
 

@@ -193,7 +193,7 @@ impl Link {
             }
             Ring::Mpmc(ring) => {
                 let Some((cell, owner)) = self.endpoint.loan_inline() else {
-                    return Err(self.inline_exhausted());
+                    return Err(self.lease.inline_exhausted());
                 };
                 if let Some(lines) = self.core().inline_lines(cell) {
                     lines.write(ids, msg);
@@ -278,14 +278,7 @@ impl Link {
     /// FENCE: after a message was sent on a ring with many producers.
     #[inline(always)]
     pub(super) fn check_not_overtaken(&self) -> Result<()> {
-        if self.endpoint.is_current() { Ok(()) } else { Err(self.overtaken()) }
-    }
-
-    /// The message may be there, and the caller is not going to ring for it.
-    #[cold]
-    fn overtaken(&self) -> Error {
-        self.shared.wake_after_a_death();
-        self.evicted()
+        if self.endpoint.is_current() { Ok(()) } else { Err(self.lease.overtaken()) }
     }
 
     /// Ends a loan. By value: a loan whose address nobody takes can live in registers.
@@ -293,13 +286,6 @@ impl Link {
     fn take_back_loan(&self, cell: u32, owner: MsgOwner, data: DataRef) {
         // Refused only if this participant was evicted, and then others have the buffers.
         let _ = self.endpoint.release(cell, owner, data);
-    }
-
-    #[cold]
-    pub(super) fn inline_exhausted(&self) -> Error {
-        let len = self.core().inline().map_or(0, |table| table.len());
-        let len = u32::try_from(len).unwrap_or(u32::MAX);
-        Error::from(ErrorKind::InlineExhausted { link: self.link(), len })
     }
 
     #[cold]

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use super::Link;
 use super::SharedBytes;
 use super::core::{Cell, Core, DataRef, Descriptor, unpack};
+use super::inline_buffers::InlineBuffers;
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
@@ -53,6 +54,39 @@ pub(super) struct Received {
 }
 
 impl Received {
+    /// A message in a MSG buffer that was just made ours.
+    #[inline(always)]
+    pub(super) fn pooled(core: &Core, entry: Entry, owner: MsgOwner) -> std::result::Result<Self, Wild> {
+        let cell = entry.wild_cell();
+        let bytes = core.msg().buffer(cell);
+        let (descriptor, data) = core.read_descriptor(cell, owner)?;
+        Ok(Self { bytes, descriptor, owner, cell, data })
+    }
+
+    /// An inline message whose bytes come after so many words, and are copied into a place of `buffers`.
+    #[inline(always)]
+    pub(super) fn inline(
+        words_before: usize,
+        entry: Entry,
+        lines: InlineLines<'_>,
+        buffers: &InlineBuffers,
+    ) -> std::result::Result<Self, Wild> {
+        let Some(all) = entry.inline_len() else {
+            return Err(Wild("an inline message longer than its slot"));
+        };
+        let before = u32::try_from(words_before * size_of::<u64>()).unwrap_or(u32::MAX);
+        let Some(len) = all.checked_sub(before) else {
+            return Err(Wild("an inline request without its id"));
+        };
+        let (msg_id, cell_id) = unpack(lines.ids());
+        let bytes = buffers.put(|words| {
+            lines.read(all, words);
+            words.copy_within(words_before.., 0);
+        });
+        let descriptor = Descriptor { msg_id, cell_id, msg_len: len, data_len: 0 };
+        Ok(Self { bytes, descriptor, owner: INLINE, cell: 0, data: DataRef::NONE })
+    }
+
     #[inline]
     pub(super) fn is_inline(&self) -> bool {
         self.owner == INLINE
@@ -280,49 +314,26 @@ impl Link {
     /// A message in a MSG buffer that was just made ours.
     #[inline(always)]
     pub(super) fn pooled(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
-        let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.endpoint.me.seat));
-        let bytes = self.endpoint.msg_pool().buffer(cell);
-        match self.core().read_descriptor(cell, owner) {
-            Ok((descriptor, data)) => {
-                let received = Received { bytes, descriptor, owner, cell, data };
-                Ok(Message { link: self, received })
-            }
+        let owner = MsgOwner(word).borrowed(self.endpoint.me.seat);
+        match Received::pooled(self.core(), entry, owner) {
+            Ok(received) => Ok(Message { link: self, received }),
             Err(wild) => {
-                self.endpoint.release(cell, owner, DataRef::NONE);
+                self.endpoint.release(entry.wild_cell(), owner, DataRef::NONE);
                 Err(wild)
             }
         }
     }
 
+    /// A message of this handle.
+    #[inline(always)]
+    pub(super) fn message(&self, received: Received) -> Message<'_> {
+        Message { link: self, received }
+    }
+
     /// An inline message: copied, so that its lines are free at once.
     #[inline(always)]
     fn inline(&self, entry: Entry, lines: InlineLines<'_>) -> std::result::Result<Message<'_>, Wild> {
-        self.inline_after(0, entry, lines)
-    }
-
-    /// An inline message whose bytes come after so many words.
-    #[inline(always)]
-    pub(super) fn inline_after(
-        &self,
-        words_before: usize,
-        entry: Entry,
-        lines: InlineLines<'_>,
-    ) -> std::result::Result<Message<'_>, Wild> {
-        let Some(all) = entry.inline_len() else {
-            return Err(Wild("an inline message longer than its slot"));
-        };
-        let before = u32::try_from(words_before * size_of::<u64>()).unwrap_or(u32::MAX);
-        let Some(len) = all.checked_sub(before) else {
-            return Err(Wild("an inline request without its id"));
-        };
-        let (msg_id, cell_id) = unpack(lines.ids());
-        let bytes = self.inline_buffers.put(|words| {
-            lines.read(all, words);
-            words.copy_within(words_before.., 0);
-        });
-        let descriptor = Descriptor { msg_id, cell_id, msg_len: len, data_len: 0 };
-        let received = Received { bytes, descriptor, owner: INLINE, cell: 0, data: DataRef::NONE };
-        Ok(Message { link: self, received })
+        Received::inline(0, entry, lines, &self.inline_buffers).map(|received| self.message(received))
     }
 
     /// An inline message in a cell that was just made ours.

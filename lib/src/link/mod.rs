@@ -19,6 +19,7 @@
 //! | `message.rs` | [`Message`]: a message received |
 //! | `owned.rs` | [`OwnedMessage`] and [`OwnedLoan`]: the same, without a borrow of the link |
 //! | `reap.rs` | looking for the dead |
+//! | `owned_request.rs` | [`OwnedPendingReply`] and [`OwnedRequest`]: requests without a borrow of the link |
 //! | `shared_bytes.rs` | [`SharedBytes`]: payload that another process may change |
 //! | `inline_buffers.rs` | where the bytes of received inline messages stay |
 //! | `typed.rs` | [`TypedLink`]: messages that are values of one type (feature `typed`) |
@@ -44,6 +45,7 @@ mod message;
 mod monitor;
 mod open;
 mod owned;
+mod owned_request;
 mod reap;
 mod recover;
 mod request;
@@ -53,7 +55,7 @@ mod shared_bytes;
 mod typed;
 mod wait;
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -61,7 +63,6 @@ use std::time::{Duration, Instant};
 
 use shmesh_proto::broker::{Request as BrokerRequest, Seated, request::Op};
 use shmesh_proto::packet;
-use shmesh_sys::bell::Bell;
 use shmesh_sys::cancel::Uncancelled;
 use shmesh_sys::process::{Liveness, ProcessIdentity};
 use shmesh_sys::{sigbus, socket};
@@ -88,6 +89,7 @@ pub use loan::{Loan, SendError};
 pub use message::Message;
 pub use open::{DEFAULT_DIR, DIR_VARIABLE, LinkOptions};
 pub use owned::{OwnedLoan, OwnedMessage};
+pub use owned_request::{OwnedPendingReply, OwnedRequest, ReplyError};
 pub use request::{PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES, Request};
 pub use shared_bytes::SharedBytes;
 #[cfg(feature = "typed")]
@@ -267,10 +269,7 @@ pub(crate) fn liveness_by_lock(seats: &Seats, other: &Participant, lock: &Lock) 
 pub struct Link {
     endpoint: Endpoint,
     inline_buffers: inline_buffers::InlineBuffers,
-    /// Readable after each notification, while its bit is set.
-    bell: OnceCell<Bell>,
-    /// `fd` has handed the bell out, so every notification must reach it.
-    has_fd: Cell<bool>,
+    bell: Arc<bell::HandleBell>,
     peers: RefCell<PeerObserver>,
     shared: Arc<Shared>,
     /// Ends with the last handle.
@@ -455,13 +454,14 @@ impl Link {
             .or_else(crowded)
             .ok_or_else(|| Error::from(ErrorKind::Crowded { link: Arc::clone(&shared.store.link), limit }))?;
         shared.announce(&me);
+        let endpoint = Endpoint::new(&shared.core, me);
+        let lease = lease::SeatLease::new(&shared, &endpoint, &attachment);
         Ok(Self {
             peers: RefCell::new(PeerObserver::new(&shared.core.seats, me.seat)),
-            endpoint: Endpoint::new(&shared.core, me),
+            endpoint,
             inline_buffers: inline_buffers::InlineBuffers::default(),
-            bell: OnceCell::new(),
-            has_fd: Cell::new(false),
-            lease: lease::SeatLease::new(&shared, me, &attachment),
+            bell: bell::HandleBell::new(&lease),
+            lease,
             shared,
             attachment,
         })
@@ -496,17 +496,7 @@ impl Link {
     /// Nothing may be loaned or received by a participant that was declared dead: others have what it held.
     #[inline]
     fn check_seated(&self) -> Result<()> {
-        if self.endpoint.is_current() && !sigbus::any_damage() { Ok(()) } else { self.check_whole() }
-    }
-
-    /// Some link of this process was damaged, or this participant has lost its seat.
-    #[cold]
-    fn check_whole(&self) -> Result<()> {
-        match self.shared.damage() {
-            Some(damage) => Err(damage),
-            None if self.endpoint.is_current() => Ok(()),
-            None => Err(self.evicted()),
-        }
+        if self.endpoint.is_current() && !sigbus::any_damage() { Ok(()) } else { self.lease.check_whole() }
     }
 
     /// The place in a ring with one producer; its last holder may have died.
@@ -555,23 +545,12 @@ impl Link {
     }
 
     fn link(&self) -> Arc<str> {
-        Arc::clone(&self.shared.store.link)
+        self.lease.link()
     }
 
     #[cold]
-    fn evicted(&self) -> Error {
-        // A seat that was truncated away reads as one that nobody has.
-        let evicted = || ErrorKind::Evicted { link: self.link() }.into();
-        self.shared.damage().unwrap_or_else(evicted)
-    }
-
-    #[cold]
-    fn corrupt(&self, Wild(what): Wild) -> Error {
-        // Who was evicted in the middle of a call finds others at work in what it held.
-        if let Err(error) = self.check_seated() {
-            return error;
-        }
-        Error::from(ErrorKind::Corrupt { link: self.link(), what })
+    fn corrupt(&self, wild: Wild) -> Error {
+        self.lease.corrupt(wild)
     }
 
     #[cold]
@@ -587,9 +566,6 @@ impl Drop for Link {
     fn drop(&mut self) {
         // A forked child has a copy of the handle, and no right to give up the parent's seat.
         if self.shared.me.is_me() {
-            if self.bell.get().is_some() {
-                self.shared.remove_bell(&self.endpoint.me);
-            }
             // Before the seat, which the lease gives up.
             self.endpoint.retire();
         }

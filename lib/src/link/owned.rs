@@ -78,6 +78,15 @@ fn part(bytes: &[u8]) -> (NonNull<u8>, u32) {
 }
 
 impl OwnedMessage {
+    /// What was received by the participant of `lease`; of no broadcast ring.
+    pub(super) fn new(received: Received, lease: &Arc<SeatLease>) -> Self {
+        Self { received, copy: None, lease: Arc::clone(lease) }
+    }
+
+    pub(super) fn lease(&self) -> &Arc<SeatLease> {
+        &self.lease
+    }
+
     /// The copy of MSG, and of DATA behind it.
     #[inline]
     fn copied(&self) -> Option<(&[u8], &[u8])> {
@@ -193,6 +202,21 @@ fn bytes_mut(_loan: &mut OwnedLoan, Part(start, len): Part) -> &mut [u8] {
 }
 
 impl OwnedLoan {
+    pub(super) fn lease(&self) -> &Arc<SeatLease> {
+        &self.lease
+    }
+
+    /// The MSG buffer, and its owner word.
+    pub(super) fn msg(&self) -> (u32, MsgOwner) {
+        (self.cell, self.owner)
+    }
+
+    /// Lets go of the buffers, which are another's.
+    pub(super) fn give_up(&mut self) {
+        // Both: by the 18 bits that a DATA buffer remembers, it could be of no loan.
+        (self.owner, self.buffer) = (MsgOwner::NONE, DataRef::NONE);
+    }
+
     /// The bytes of the MSG part.
     pub fn msg_mut(&mut self) -> &mut [u8] {
         let part = self.msg;
@@ -218,9 +242,8 @@ impl Link {
             return Err(Error::from(ErrorKind::ForeignLoan { link: self.link() }));
         }
         let (cell, owner, data) = (loan.cell, loan.owner, loan.buffer);
-        // The link has the lease, so that this one does not end it. Both: by the 18 bits that a DATA buffer remembers, it could be of
-        // no loan.
-        (loan.owner, loan.buffer) = (MsgOwner::NONE, DataRef::NONE);
+        // The link has the lease, so that this one does not end it.
+        loan.give_up();
         Ok(Loan { link: self, cell, owner, data })
     }
 }

@@ -1,20 +1,23 @@
 //! Requests and replies: a client asks, and one of the servers answers that very client.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::time::Duration;
 
 use super::Link;
 use super::core::pack;
+use super::lease::SeatLease;
 use super::loan::{Loan, SendError};
-use super::message::Message;
-use super::request_steps::{INLINE_BYTES, InlineError};
+use super::message::{Message, Received};
+use super::owned_request::{OwnedPendingReply, OwnedRequest};
+use super::request_steps::{INLINE_BYTES, InlineError, RequestSteps};
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{SeatIndex, Side};
 use crate::pool::owner::MsgOwner;
-use crate::ring::INLINE_MAX_BYTES;
 use crate::ring::entry::Entry;
-use crate::ring::reply::{Pushed, RequestId, Status};
+use crate::ring::reply::{Pushed, RequestId, Status, Taken};
+use crate::ring::{INLINE_MAX_BYTES, Wild};
 
 /// The most bytes that a request by [`Link::request_inline`] can have. Up to 40 of them travel with one cache line.
 ///
@@ -65,10 +68,7 @@ const _: () = assert!(REPLIES_MAX as u64 == crate::ring::reply::REPLIES);
 #[must_use = "a pending reply that is dropped gives its request up"]
 pub struct PendingReply<'a> {
     link: &'a Link,
-    id: RequestId,
-    /// Replies taken so far.
-    taken: u64,
-    is_over: bool,
+    cursor: ReplyCursor,
 }
 
 /// A request that was received, until it is dropped. It is a [`Message`], and can be answered.
@@ -100,12 +100,224 @@ pub struct PendingReply<'a> {
 pub struct Request<'a> {
     /// Dropped after the client was told, by the `drop` of the whole.
     message: Message<'a>,
-    id: RequestId,
     /// The cell of an inline request.
     cell: Option<(u32, MsgOwner)>,
+    writer: ReplyWriter,
+}
+
+/// How far a client is with the replies to a request.
+pub(super) struct ReplyCursor {
+    id: RequestId,
+    /// Replies taken so far.
+    taken: u64,
+    pub(super) is_over: bool,
+}
+
+impl ReplyCursor {
+    /// Takes the next reply, if there is one.
+    #[inline]
+    pub(super) fn take(&mut self, steps: &impl RequestSteps, lease: &SeatLease) -> Result<Option<Taken>> {
+        if self.is_over {
+            return Err(Error::from(ErrorKind::RequestOver { link: lease.link() }));
+        }
+        lease.check_seated()?;
+        if let Some(reply) = self.take_waiting(steps, lease)? {
+            return Ok(Some(reply));
+        }
+        let status = steps.request_status(self.id);
+        if status == Status::Pending {
+            return Ok(None);
+        }
+        // What was sent before the server ended comes first.
+        if let Some(reply) = self.take_waiting(steps, lease)? {
+            return Ok(Some(reply));
+        }
+        self.give_up(steps, lease);
+        Err(match status {
+            Status::ServerDied(pid) => Error::from(ErrorKind::ServerGone { link: lease.link(), pid }),
+            Status::Unanswered(pid) => Error::from(ErrorKind::Unanswered { link: lease.link(), pid }),
+            Status::Pending | Status::Over => {
+                lease.corrupt(Wild("a reply slot that another participant has changed"))
+            }
+        })
+    }
+
+    #[inline]
+    fn take_waiting(&mut self, steps: &impl RequestSteps, lease: &SeatLease) -> Result<Option<Taken>> {
+        let taken = match steps.take_reply(self.id, self.taken) {
+            Ok(Some(taken)) => taken,
+            Ok(None) => return Ok(None),
+            Err(wild) => {
+                self.give_up(steps, lease);
+                return Err(lease.corrupt(wild));
+            }
+        };
+        self.taken = self.taken.wrapping_add(1);
+        if taken.is_last {
+            steps.finish_request(self.id);
+            self.is_over = true;
+        } else {
+            // The server may wait for room.
+            lease.notify_other_side();
+        }
+        Ok(Some(taken))
+    }
+
+    /// Whether [`take`](Self::take) has a reply or an error.
+    #[inline]
+    pub(super) fn is_ready(&self, steps: &impl RequestSteps) -> bool {
+        self.is_over
+            || steps.has_reply(self.id, self.taken)
+            || steps.request_status(self.id) != Status::Pending
+    }
+
+    /// Waits until it is ready, at most `timeout`.
+    #[inline]
+    pub(super) fn wait(&self, lease: &SeatLease, timeout: Option<Duration>) -> Result<()> {
+        if !self.is_ready(lease) {
+            lease.wait_for(timeout, lease.shared.notify, || self.is_ready(lease))?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn give_up(&mut self, steps: &impl RequestSteps, lease: &SeatLease) {
+        self.is_over = true;
+        steps.close_request(self.id);
+        // The server may wait for room.
+        lease.notify_other_side();
+    }
+
+    /// Gives the request up, unless it is over or its client is the parent of this process.
+    #[inline]
+    pub(super) fn end(&mut self, steps: &impl RequestSteps, lease: &SeatLease) {
+        if !self.is_over && lease.shared.me.is_me() {
+            self.give_up(steps, lease);
+        }
+    }
+
+    pub(super) fn debug(&self, name: &str, link: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("link", &link)
+            .field("number", &self.id.number)
+            .field("taken", &self.taken)
+            .field("is_over", &self.is_over)
+            .finish()
+    }
+}
+
+/// How far a server is with the replies to a request.
+pub(super) struct ReplyWriter {
+    pub(super) id: RequestId,
     /// Replies sent so far.
     sent: u64,
     is_over: bool,
+}
+
+impl ReplyWriter {
+    #[inline]
+    pub(super) fn check(&self, lease: &SeatLease) -> Result<()> {
+        lease.check_seated()?;
+        if self.is_over { Err(Error::from(ErrorKind::RequestOver { link: lease.link() })) } else { Ok(()) }
+    }
+
+    /// Sends what is in a MSG buffer of the participant of `sender`. An error after which the message may be there comes with `true`.
+    #[inline]
+    pub(super) fn send(
+        &mut self,
+        lease: &SeatLease,
+        sender: &SeatLease,
+        (cell, owner): (u32, MsgOwner),
+        is_last: bool,
+    ) -> std::result::Result<bool, (Error, bool)> {
+        self.check(lease).map_err(|error| (error, false))?;
+        let pushed = lease.push_reply(self.id, self.sent, is_last, Entry::pooled(cell, owner.epoch()));
+        if pushed == Pushed::Sent {
+            // As in a send.
+            sender.check_not_overtaken().map_err(|error| (error, true))?;
+        }
+        self.sent(lease, pushed, is_last).map_err(|error| (error, false))
+    }
+
+    #[inline]
+    pub(super) fn send_inline(
+        &mut self,
+        steps: &impl RequestSteps,
+        lease: &SeatLease,
+        ids: u64,
+        msg: &[u8],
+        is_last: bool,
+    ) -> Result<bool> {
+        if msg.len() > INLINE_MAX_BYTES {
+            return Err(Error::from(ErrorKind::InlineTooLong { link: lease.link(), len: msg.len() }));
+        }
+        self.check(lease)?;
+        let pushed = steps.push_inline_reply(self.id, self.sent, is_last, ids, msg);
+        let pushed = pushed.ok_or_else(|| lease.inline_exhausted())?;
+        if pushed == Pushed::Sent {
+            lease.check_not_overtaken()?;
+        }
+        self.sent(lease, pushed, is_last)
+    }
+
+    #[inline]
+    fn sent(&mut self, lease: &SeatLease, pushed: Pushed, is_last: bool) -> Result<bool> {
+        match pushed {
+            Pushed::Sent => {
+                self.sent = self.sent.wrapping_add(1);
+                self.is_over = is_last;
+                lease.notify_seat(self.id.seat);
+                Ok(true)
+            }
+            Pushed::Unwanted => Ok(false),
+            Pushed::Full => {
+                Err(Error::from(ErrorKind::RepliesFull { link: lease.link(), limit: REPLIES_MAX }))
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_wanted(&self, steps: &impl RequestSteps) -> bool {
+        steps.request_status(self.id) == Status::Pending
+    }
+
+    pub(super) fn wait_room(&self, lease: &SeatLease, timeout: Option<Duration>) -> Result<bool> {
+        lease.wait_for(timeout, lease.shared.notify, || {
+            !lease.has_reply(self.id, self.sent) || !self.is_wanted(lease)
+        })
+    }
+
+    /// Tells the client that there is no last reply, unless there was one, and frees the cell of an inline request. Before the
+    /// message is dropped. In a forked child nothing happens: the request is the parent's.
+    #[inline]
+    pub(super) fn end(
+        &mut self,
+        steps: &impl RequestSteps,
+        lease: &SeatLease,
+        cell: Option<(u32, MsgOwner)>,
+    ) {
+        if !self.is_over && lease.shared.me.is_me() {
+            steps.drop_request(self.id);
+            lease.notify_seat(self.id.seat);
+        }
+        if let Some((cell, owner)) = cell {
+            steps.free_inline(cell, owner);
+        }
+    }
+
+    pub(super) fn debug(
+        &self,
+        name: &str,
+        message: &dyn fmt::Debug,
+        f: &mut fmt::Formatter<'_>,
+    ) -> fmt::Result {
+        f.debug_struct(name)
+            .field("message", message)
+            .field("client", &self.id.seat)
+            .field("number", &self.id.number)
+            .field("sent", &self.sent)
+            .finish()
+    }
 }
 
 impl Link {
@@ -155,7 +367,7 @@ impl Link {
             Ok(pending) => {
                 // The buffers are the server's now.
                 std::mem::forget(loan);
-                self.notify_other_side();
+                self.lease.notify_other_side();
                 Ok(pending)
             }
             Err(error) => Err(SendError { loan, error }),
@@ -170,7 +382,7 @@ impl Link {
         let pending = self.open_request()?;
         let (cell, owner) = loan.msg();
         // Dropped on an error, `pending` gives the request up.
-        self.endpoint.push_request(pending.id, cell, owner).map_err(|error| self.push_error(error))?;
+        self.endpoint.push_request(pending.cursor.id, cell, owner).map_err(|error| self.push_error(error))?;
         // FENCE, as in a send.
         self.check_not_overtaken().inspect_err(|_| loan.give_up())?;
         Ok(pending)
@@ -200,13 +412,13 @@ impl Link {
             return Err(Error::from(ErrorKind::InlineRequestTooLong { link: self.link(), len: msg.len() }));
         }
         let pending = self.open_request()?;
-        let pushed = self.endpoint.push_inline_request(pending.id, pack(msg_id, cell_id), msg);
+        let pushed = self.endpoint.push_inline_request(pending.cursor.id, pack(msg_id, cell_id), msg);
         pushed.map_err(|error| match error {
-            InlineError::NoCell => self.inline_exhausted(),
+            InlineError::NoCell => self.lease.inline_exhausted(),
             InlineError::Push(error) => self.push_error(error),
         })?;
         self.check_not_overtaken()?;
-        self.notify_other_side();
+        self.lease.notify_other_side();
         Ok(pending)
     }
 
@@ -215,7 +427,7 @@ impl Link {
         self.check_seated()?;
         self.check_requests(Side::Secondary)?;
         match self.endpoint.open_request() {
-            Some(id) => Ok(PendingReply { link: self, id, taken: 0, is_over: false }),
+            Some(id) => Ok(PendingReply { link: self, cursor: ReplyCursor { id, taken: 0, is_over: false } }),
             None => {
                 let window = self.core().shape.request_window;
                 Err(Error::from(ErrorKind::WindowFull { link: self.link(), window }))
@@ -265,28 +477,22 @@ impl Link {
             Ok(None) => return Ok(None),
             Err(wild) => return Err(self.corrupt(wild)),
         };
-        let cell = taken.entry.wild_cell();
-        let inline = taken.entry.is_inline();
+        let (cell, inline) = (taken.entry.wild_cell(), taken.entry.is_inline());
         // A MSG buffer may have an index that no inline cell has.
         let lines = if inline { self.core().inline_lines(cell) } else { None };
-        let message = match lines {
-            Some(lines) => self.inline_after(1, taken.entry, lines),
-            None => self.pooled(taken.entry, taken.word),
+        let received = match lines {
+            Some(lines) => Received::inline(1, taken.entry, lines, &self.inline_buffers),
+            None => Received::pooled(self.core(), taken.entry, taken.owner),
         };
-        match message {
-            Ok(message) => Ok(Some(Request {
-                message,
-                id: taken.id,
+        match received {
+            Ok(received) => Ok(Some(Request {
+                message: self.message(received),
                 cell: inline.then_some((cell, taken.owner)),
-                sent: 0,
-                is_over: false,
+                writer: ReplyWriter { id: taken.id, sent: 0, is_over: false },
             })),
             Err(wild) => {
-                self.endpoint.drop_request(taken.id);
-                if inline {
-                    self.endpoint.release_inline(cell, taken.owner);
-                }
-                self.notify_seat(taken.id.seat);
+                self.endpoint.release_request(&taken);
+                self.lease.notify_seat(taken.id.seat);
                 Err(self.corrupt(wild))
             }
         }
@@ -369,50 +575,7 @@ impl<'a> PendingReply<'a> {
     #[inline]
     pub fn try_take(&mut self) -> Result<Option<Message<'a>>> {
         let link = self.link;
-        if self.is_over {
-            return Err(Error::from(ErrorKind::RequestOver { link: link.link() }));
-        }
-        link.check_seated()?;
-        if let Some(reply) = self.take()? {
-            return Ok(Some(reply));
-        }
-        let status = link.endpoint.request_status(self.id);
-        if status == Status::Pending {
-            return Ok(None);
-        }
-        // What was sent before the server ended comes first.
-        if let Some(reply) = self.take()? {
-            return Ok(Some(reply));
-        }
-        self.give_up();
-        Err(match status {
-            Status::ServerDied(pid) => Error::from(ErrorKind::ServerGone { link: link.link(), pid }),
-            Status::Unanswered(pid) => Error::from(ErrorKind::Unanswered { link: link.link(), pid }),
-            Status::Pending | Status::Over => {
-                link.corrupt(crate::ring::Wild("a reply slot that another participant has changed"))
-            }
-        })
-    }
-
-    #[inline]
-    fn take(&mut self) -> Result<Option<Message<'a>>> {
-        let link = self.link;
-        let taken = match link.endpoint.take_reply(self.id, self.taken) {
-            Ok(Some(taken)) => taken,
-            Ok(None) => return Ok(None),
-            Err(wild) => {
-                self.give_up();
-                return Err(link.corrupt(wild));
-            }
-        };
-        self.taken = self.taken.wrapping_add(1);
-        if taken.is_last {
-            link.endpoint.finish_request(self.id);
-            self.is_over = true;
-        } else {
-            // The server may wait for room.
-            link.notify_other_side();
-        }
+        let Some(taken) = self.cursor.take(&link.endpoint, &link.lease)? else { return Ok(None) };
         let message = if taken.entry.is_inline() {
             link.inline_cell(taken.entry, taken.word)
         } else {
@@ -421,8 +584,10 @@ impl<'a> PendingReply<'a> {
         message.map(Some).map_err(|wild| link.corrupt(wild))
     }
 
-    /// Waits for the next reply, at most `timeout` (`None`: until there is one, or the request fails). `None`: it timed out, and
-    /// the request is still pending.
+    /// Waits for the next reply, at most `timeout`. `Ok(None)`: it timed out, and the request is still pending.
+    ///
+    /// With the timeout `None` it waits until there is a reply or the request fails, and never gives `Ok(None)`. That may be for ever:
+    /// a request that no server has taken waits for one, also while none is attached.
     ///
     /// # Errors
     /// As [`try_take`](Self::try_take), and as [`Link::wait`].
@@ -443,10 +608,7 @@ impl<'a> PendingReply<'a> {
     /// ```
     #[inline]
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Option<Message<'a>>> {
-        if self.is_over || self.is_ready() {
-            return self.try_take();
-        }
-        self.link.wait_for(timeout, self.link.shared.notify, |_| self.is_ready())?;
+        self.cursor.wait(&self.link.lease, timeout)?;
         self.try_take()
     }
 
@@ -470,9 +632,7 @@ impl<'a> PendingReply<'a> {
     #[must_use]
     #[inline]
     pub fn is_ready(&self) -> bool {
-        self.is_over
-            || self.link.endpoint.has_reply(self.id, self.taken)
-            || self.link.endpoint.request_status(self.id) != Status::Pending
+        self.cursor.is_ready(&self.link.endpoint)
     }
 
     /// Whether the last reply was taken, or the request has failed: nothing more comes.
@@ -494,35 +654,27 @@ impl<'a> PendingReply<'a> {
     #[must_use]
     #[inline]
     pub fn is_over(&self) -> bool {
-        self.is_over
+        self.cursor.is_over
     }
 
-    #[cold]
-    fn give_up(&mut self) {
-        self.is_over = true;
-        self.link.endpoint.close_request(self.id);
-        // The server may wait for room.
-        self.link.notify_other_side();
+    /// Makes it independent of the link's handle.
+    pub fn into_owned(self) -> OwnedPendingReply {
+        let borrowed = ManuallyDrop::new(self);
+        let ReplyCursor { id, taken, is_over } = borrowed.cursor;
+        OwnedPendingReply::new(ReplyCursor { id, taken, is_over }, &borrowed.link.lease)
     }
 }
 
 impl Drop for PendingReply<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !self.is_over {
-            self.give_up();
-        }
+        self.cursor.end(&self.link.endpoint, &self.link.lease);
     }
 }
 
 impl fmt::Debug for PendingReply<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingReply")
-            .field("link", &self.link.name())
-            .field("number", &self.id.number)
-            .field("taken", &self.taken)
-            .field("is_over", &self.is_over)
-            .finish()
+        self.cursor.debug("PendingReply", self.link.name(), f)
     }
 }
 
@@ -542,7 +694,7 @@ impl<'a> Request<'a> {
     /// ```
     #[must_use]
     pub fn client(&self) -> SeatIndex {
-        self.id.seat
+        self.writer.id.seat
     }
 
     /// Whether the client still waits. `false` for good once it dropped the request or ended: work on it is in vain.
@@ -564,11 +716,17 @@ impl<'a> Request<'a> {
     #[must_use]
     #[inline]
     pub fn is_wanted(&self) -> bool {
-        self.endpoint().request_status(self.id) == Status::Pending
+        self.writer.is_wanted(&self.message.link().endpoint)
     }
 
-    fn endpoint(&self) -> &'a super::endpoint::Endpoint {
-        &self.message.link().endpoint
+    /// Makes it independent of the link's handle, so that another thread can answer it. As for [`Message::into_owned`], nothing is
+    /// copied.
+    #[must_use]
+    pub fn into_owned(self) -> OwnedRequest {
+        let borrowed = ManuallyDrop::new(self);
+        let ReplyWriter { id, sent, is_over } = borrowed.writer;
+        let message = borrowed.message.link().message(borrowed.message.received).into_owned();
+        OwnedRequest::new(message, borrowed.cell, ReplyWriter { id, sent, is_over })
     }
 
     /// Sends the last, or only, reply and wakes the client. `false`: the client does not wait any more, and the buffers of the
@@ -702,33 +860,17 @@ impl<'a> Request<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wait_room(&self, timeout: Option<Duration>) -> Result<bool> {
-        let (link, endpoint) = (self.message.link(), self.endpoint());
-        link.wait_for(timeout, link.shared.notify, |_| {
-            !endpoint.has_reply(self.id, self.sent) || !self.is_wanted()
-        })
+        self.writer.wait_room(&self.message.link().lease, timeout)
     }
 
     #[inline]
     fn send(&mut self, mut loan: Loan<'a>, is_last: bool) -> std::result::Result<bool, SendError<'a>> {
-        let link = loan.link();
-        if !std::ptr::eq(link, self.message.link()) {
-            let error = Error::from(ErrorKind::ForeignLoan { link: self.message.link().link() });
+        let link = self.message.link();
+        if !std::ptr::eq(link, loan.link()) {
+            let error = Error::from(ErrorKind::ForeignLoan { link: link.link() });
             return Err(SendError { loan, error });
         }
-        if let Err(error) = self.check() {
-            return Err(SendError { loan, error });
-        }
-        let (cell, owner) = loan.msg();
-        let pushed =
-            link.endpoint.push_reply(self.id, self.sent, is_last, Entry::pooled(cell, owner.epoch()));
-        if pushed == Pushed::Sent
-            && let Err(error) = link.check_not_overtaken()
-        {
-            // As in a send: it may be delivered.
-            loan.give_up();
-            return Err(SendError { loan, error });
-        }
-        match self.sent(pushed, is_last) {
+        match self.writer.send(&link.lease, &link.lease, loan.msg(), is_last) {
             Ok(sent) => {
                 if sent {
                     // The buffers are the client's now.
@@ -736,47 +878,19 @@ impl<'a> Request<'a> {
                 }
                 Ok(sent)
             }
-            Err(error) => Err(SendError { loan, error }),
+            Err((error, may_be_sent)) => {
+                if may_be_sent {
+                    loan.give_up();
+                }
+                Err(SendError { loan, error })
+            }
         }
     }
 
     #[inline]
     fn send_inline(&mut self, ids: u64, msg: &[u8], is_last: bool) -> Result<bool> {
         let link = self.message.link();
-        if msg.len() > INLINE_MAX_BYTES {
-            return Err(Error::from(ErrorKind::InlineTooLong { link: link.link(), len: msg.len() }));
-        }
-        self.check()?;
-        let pushed = self.endpoint().push_inline_reply(self.id, self.sent, is_last, ids, msg);
-        let pushed = pushed.ok_or_else(|| link.inline_exhausted())?;
-        if pushed == Pushed::Sent {
-            link.check_not_overtaken()?;
-        }
-        self.sent(pushed, is_last)
-    }
-
-    #[inline]
-    fn check(&self) -> Result<()> {
-        let link = self.message.link();
-        link.check_seated()?;
-        if self.is_over { Err(Error::from(ErrorKind::RequestOver { link: link.link() })) } else { Ok(()) }
-    }
-
-    #[inline]
-    fn sent(&mut self, pushed: Pushed, is_last: bool) -> Result<bool> {
-        let link = self.message.link();
-        match pushed {
-            Pushed::Sent => {
-                self.sent = self.sent.wrapping_add(1);
-                self.is_over = is_last;
-                link.notify_seat(self.id.seat);
-                Ok(true)
-            }
-            Pushed::Unwanted => Ok(false),
-            Pushed::Full => {
-                Err(Error::from(ErrorKind::RepliesFull { link: link.link(), limit: REPLIES_MAX }))
-            }
-        }
+        self.writer.send_inline(&link.endpoint, &link.lease, ids, msg, is_last)
     }
 }
 
@@ -792,23 +906,12 @@ impl Drop for Request<'_> {
     #[inline]
     fn drop(&mut self) {
         let link = self.message.link();
-        if !self.is_over {
-            link.endpoint.drop_request(self.id);
-            link.notify_seat(self.id.seat);
-        }
-        if let Some((cell, owner)) = self.cell {
-            link.endpoint.release_inline(cell, owner);
-        }
+        self.writer.end(&link.endpoint, &link.lease, self.cell);
     }
 }
 
 impl fmt::Debug for Request<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request")
-            .field("message", &self.message)
-            .field("client", &self.id.seat)
-            .field("number", &self.id.number)
-            .field("sent", &self.sent)
-            .finish()
+        self.writer.debug("Request", &self.message, f)
     }
 }

@@ -5,36 +5,44 @@
 //! cell. The server keeps that buffer or cell until the request is over. So the owner words say which server has which
 //! request, and whoever recovers a dead server finds the clients that wait for it; see [`Core::reclaim`](super::core::Core::reclaim).
 
-use std::cell::Cell;
+use std::sync::Arc;
 
-use super::core::{DataRef, INLINE, Requests};
+use super::core::{Core, DataRef, INLINE, Requests, inline_request_word};
 use super::endpoint::Endpoint;
 use crate::config::PoolId;
+use crate::participant::Participant;
 use crate::pool::owner::{Holder, MsgOwner};
 use crate::ring::entry::Entry;
 use crate::ring::mpmc::{Mpmc, Producer, PushError};
 use crate::ring::reply::{Pushed, ReplySlot, RequestId, Status, Taken};
 use crate::ring::{INLINE_MAX_BYTES, Ring, Wild};
-use crate::sync::{Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// The longest request that needs no buffer. Its id takes eight bytes of the cell.
 pub(crate) const INLINE_BYTES: usize = INLINE_MAX_BYTES - size_of::<u64>();
 
 /// A client's private state.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Requester {
     producer: Producer,
-    /// The slots of requests that are not over, one bit each.
-    used: Cell<u64>,
+    pub(super) window: Arc<Window>,
 }
+
+impl Default for Requester {
+    fn default() -> Self {
+        Self { producer: Producer::default(), window: Arc::new(Window(AtomicU64::new(0))) }
+    }
+}
+
+/// The slots of requests that are not over, one bit each. The handle sets them; whichever thread ends a request clears its bit.
+#[derive(Debug)]
+pub(crate) struct Window(AtomicU64);
 
 /// A request that was taken off the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TakenRequest {
     pub(crate) id: RequestId,
     pub(crate) entry: Entry,
-    /// The owner word before it was taken.
-    pub(crate) word: u64,
     /// The owner word of the buffer or cell, which stays the server's until the request is over.
     pub(crate) owner: MsgOwner,
 }
@@ -62,11 +70,12 @@ impl Endpoint {
     #[inline]
     pub(crate) fn open_request(&self) -> Option<RequestId> {
         let replies = &self.core.requests()?.replies;
-        let used = self.requester.used.get();
-        let slot = used.trailing_ones();
+        let Window(used) = &*self.requester.window;
+        // Acquire pairs with the Release of `forget_request`: the slot is idle.
+        let slot = used.load(Ordering::Acquire).trailing_ones();
         let id = RequestId { seat: self.me.seat, slot: u8::try_from(slot).ok()?, number: 0 };
         let number = replies.slot(id)?.open();
-        self.requester.used.set(used | 1 << slot);
+        used.fetch_or(1 << slot, Ordering::Relaxed);
         Some(RequestId { number, ..id })
     }
 
@@ -86,7 +95,7 @@ impl Endpoint {
         let Some(requests) = self.core.requests() else { return Err(InlineError::NoCell) };
         let (cell, owner) = self.loan_inline().ok_or(InlineError::NoCell)?;
         let (mut bytes, len) = ([0; INLINE_MAX_BYTES], size_of::<u64>() + msg.len());
-        bytes[..size_of::<u64>()].copy_from_slice(&id.word().to_ne_bytes());
+        bytes[..size_of::<u64>()].copy_from_slice(&inline_request_word(id).to_ne_bytes());
         bytes[size_of::<u64>()..len].copy_from_slice(msg);
         // As in `push_request`.
         fence(Ordering::Release);
@@ -98,75 +107,6 @@ impl Endpoint {
             self.release_inline(cell, owner);
             InlineError::Push(error)
         })
-    }
-
-    #[inline]
-    fn slot(&self, id: RequestId) -> Option<ReplySlot<'_>> {
-        self.core.requests()?.replies.slot(id)
-    }
-
-    /// How a request stands.
-    #[inline]
-    pub(crate) fn request_status(&self, id: RequestId) -> Status {
-        self.slot(id).map_or(Status::Over, |slot| slot.status(id.number))
-    }
-
-    /// Whether a reply waits at `position`.
-    #[inline]
-    pub(crate) fn has_reply(&self, id: RequestId, position: u64) -> bool {
-        self.slot(id).is_some_and(|slot| slot.has_reply(position))
-    }
-
-    /// Makes the reply at `position` ours, if there is one.
-    #[inline]
-    pub(crate) fn take_reply(&self, id: RequestId, position: u64) -> Result<Option<Taken>, Wild> {
-        let Some(slot) = self.slot(id) else { return Ok(None) };
-        match slot.take(id.number, position, &self.receiving()) {
-            Ok(Some(taken)) if taken.is_stale => {
-                self.free_reply(&taken);
-                Ok(None)
-            }
-            taken => taken,
-        }
-    }
-
-    /// Ends a request after its last reply was taken.
-    #[inline]
-    pub(crate) fn finish_request(&self, id: RequestId) {
-        if let Some(slot) = self.slot(id) {
-            slot.finish(id.number);
-        }
-        self.forget_request(id);
-    }
-
-    /// Ends a request: no reply comes any more, and those that wait are freed.
-    pub(crate) fn close_request(&self, id: RequestId) {
-        if let Some(slot) = self.slot(id) {
-            slot.close(id.number, &self.receiving(), |taken| self.free_reply(&taken));
-        }
-        self.forget_request(id);
-    }
-
-    #[inline]
-    fn forget_request(&self, id: RequestId) {
-        self.requester.used.set(self.requester.used.get() & !(1 << id.slot));
-    }
-
-    /// Frees a reply that was made ours and is not wanted.
-    fn free_reply(&self, taken: &Taken) {
-        self.free_taken(taken.entry, MsgOwner(taken.word).borrowed(self.me.seat));
-    }
-
-    /// Frees what was taken and is not opened.
-    fn free_taken(&self, entry: Entry, owner: MsgOwner) {
-        let cell = entry.wild_cell();
-        if entry.is_inline() {
-            self.release_inline(cell, owner);
-        } else {
-            // A DATA buffer that a peer named wrongly is left to recovery.
-            let data = self.core.read_descriptor(cell, owner).map_or(DataRef::NONE, |(_, data)| data);
-            self.release(cell, owner, data);
-        }
     }
 }
 
@@ -186,37 +126,123 @@ impl Endpoint {
             .request_id(place, cell)
             .filter(|id| sent.holder() == Holder::Loaned(id.seat) && requests.replies.slot(*id).is_some());
         match id {
-            Some(id) => Ok(Some(TakenRequest { id, entry, word, owner })),
+            Some(id) => Ok(Some(TakenRequest { id, entry, owner })),
             None => {
                 self.free_taken(entry, owner);
                 Err(Wild("a request that does not name its client"))
             }
         }
     }
+}
+
+/// The steps that a handle shares with what was made independent of it. The latter takes them in any thread.
+pub(crate) trait RequestSteps {
+    fn core(&self) -> &Core;
+    fn me(&self) -> &Participant;
+    fn window(&self) -> &Window;
+    /// Ends a MSG and its DATA.
+    fn free(&self, cell: u32, owner: MsgOwner, data: DataRef);
+    /// Ends the use of an inline cell.
+    fn free_inline(&self, cell: u32, owner: MsgOwner);
+    /// Loans an inline cell.
+    fn claim_inline(&self) -> Option<(u32, MsgOwner)>;
+
+    #[inline]
+    fn slot(&self, id: RequestId) -> Option<ReplySlot<'_>> {
+        self.core().requests()?.replies.slot(id)
+    }
+
+    /// How a request stands.
+    #[inline]
+    fn request_status(&self, id: RequestId) -> Status {
+        self.slot(id).map_or(Status::Over, |slot| slot.status(id.number))
+    }
+
+    /// Whether a reply waits at `position`.
+    #[inline]
+    fn has_reply(&self, id: RequestId, position: u64) -> bool {
+        self.slot(id).is_some_and(|slot| slot.has_reply(position))
+    }
+
+    /// Makes the reply at `position` ours, if there is one.
+    #[inline]
+    fn take_reply(&self, id: RequestId, position: u64) -> Result<Option<Taken>, Wild> {
+        let Some(slot) = self.slot(id) else { return Ok(None) };
+        match slot.take(id.number, position, &self.core().receiving(self.me().seat)) {
+            Ok(Some(taken)) if taken.is_stale => {
+                self.free_reply(&taken);
+                Ok(None)
+            }
+            taken => taken,
+        }
+    }
+
+    /// Ends a request after its last reply was taken.
+    #[inline]
+    fn finish_request(&self, id: RequestId) {
+        if let Some(slot) = self.slot(id) {
+            slot.finish(id.number);
+        }
+        self.forget_request(id);
+    }
+
+    /// Ends a request: no reply comes any more, and those that wait are freed.
+    fn close_request(&self, id: RequestId) {
+        if let Some(slot) = self.slot(id) {
+            let is_seated = || self.core().seats.is_seated(self.me());
+            let receiving = self.core().receiving(self.me().seat);
+            slot.end(id.number, &receiving, is_seated, |taken| self.free_reply(&taken));
+        }
+        self.forget_request(id);
+    }
+
+    #[inline]
+    fn forget_request(&self, id: RequestId) {
+        let Window(used) = self.window();
+        // Release, as in `open_request`.
+        used.fetch_and(!(1 << id.slot), Ordering::Release);
+    }
+
+    /// Frees a reply that was made ours and is not wanted.
+    fn free_reply(&self, taken: &Taken) {
+        self.free_taken(taken.entry, MsgOwner(taken.word).borrowed(self.me().seat));
+    }
+
+    /// Frees what was taken and is not opened.
+    fn free_taken(&self, entry: Entry, owner: MsgOwner) {
+        let cell = entry.wild_cell();
+        if entry.is_inline() {
+            self.free_inline(cell, owner);
+        } else {
+            // A DATA buffer that a peer named wrongly is left to recovery.
+            let data = self.core().read_descriptor(cell, owner).map_or(DataRef::NONE, |(_, data)| data);
+            self.free(cell, owner, data);
+        }
+    }
 
     /// Drops a request that was taken, and tells its client.
-    pub(crate) fn release_request(&self, taken: &TakenRequest) {
+    fn release_request(&self, taken: &TakenRequest) {
         self.drop_request(taken.id);
         self.free_taken(taken.entry, taken.owner);
     }
 
     /// Tells the client that this server ends without a last reply. Before the buffer of the request is freed: a server that
     /// dies in between has told it.
-    pub(crate) fn drop_request(&self, id: RequestId) {
+    fn drop_request(&self, id: RequestId) {
         if let Some(slot) = self.slot(id) {
-            slot.fail(id.number, self.me.word.pid(), false);
+            slot.fail(id.number, self.me().word.pid(), false);
         }
     }
 
     /// Sends a reply, the one at `position` of this request.
     #[inline]
-    pub(crate) fn push_reply(&self, id: RequestId, position: u64, is_last: bool, entry: Entry) -> Pushed {
+    fn push_reply(&self, id: RequestId, position: u64, is_last: bool, entry: Entry) -> Pushed {
         self.slot(id).map_or(Pushed::Unwanted, |slot| slot.push(id.number, position, is_last, entry))
     }
 
     /// Sends a reply of at most [`INLINE_MAX_BYTES`]. `None`: no inline cell is free.
     #[inline]
-    pub(crate) fn push_inline_reply(
+    fn push_inline_reply(
         &self,
         id: RequestId,
         position: u64,
@@ -224,15 +250,48 @@ impl Endpoint {
         ids: u64,
         msg: &[u8],
     ) -> Option<Pushed> {
-        let (cell, owner) = self.loan_inline()?;
-        if let Some(lines) = self.core.inline_lines(cell) {
+        let (cell, owner) = self.claim_inline()?;
+        if let Some(lines) = self.core().inline_lines(cell) {
             lines.write(ids, msg);
         }
         let pushed =
             self.push_reply(id, position, is_last, Entry::inline_cell(cell, owner.epoch(), msg.len()));
         if pushed != Pushed::Sent {
-            self.release_inline(cell, owner);
+            self.free_inline(cell, owner);
         }
         Some(pushed)
+    }
+}
+
+impl RequestSteps for Endpoint {
+    #[inline]
+    fn core(&self) -> &Core {
+        &self.core
+    }
+
+    #[inline]
+    fn me(&self) -> &Participant {
+        &self.me
+    }
+
+    #[inline]
+    fn window(&self) -> &Window {
+        &self.requester.window
+    }
+
+    #[inline]
+    fn free(&self, cell: u32, owner: MsgOwner, data: DataRef) {
+        // Refused only if this participant was evicted, and then others have the buffers.
+        let _ = self.release(cell, owner, data);
+    }
+
+    #[inline]
+    fn free_inline(&self, cell: u32, owner: MsgOwner) {
+        self.release_inline(cell, owner);
+    }
+
+    #[inline]
+    fn claim_inline(&self) -> Option<(u32, MsgOwner)> {
+        self.loan_inline()
     }
 }

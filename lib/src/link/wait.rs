@@ -3,11 +3,10 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use shmesh_sys::bell::Bell;
-
 use super::Link;
 use super::bell::Cause;
-use crate::error::{Error, ErrorKind, Result};
+use super::lease::SeatLease;
+use crate::error::{Error, Result};
 use crate::notify::{self, Sleepers};
 use crate::participant::SeatIndex;
 use crate::ring::Ring;
@@ -41,40 +40,7 @@ impl Link {
     #[inline]
     pub fn notify(&self) -> Result<()> {
         self.check_notify()?;
-        let ring = self.outgoing();
-        let waiting = notify::waiting(ring);
-        if !waiting.nobody() {
-            self.wake(ring, waiting)?;
-        }
-        Ok(())
-    }
-
-    /// Wakes the receiver at `seat` if it waits. What it waits for is there already, so nothing is an error: a receiver that
-    /// sleeps looks again within a second.
-    #[inline]
-    pub(super) fn notify_seat(&self, seat: SeatIndex) {
-        if self.shared.notify {
-            let ring = self.outgoing();
-            let waiting = notify::waiting(ring).only(seat);
-            if !waiting.nobody() {
-                let _ = self.wake(ring, waiting);
-            }
-        }
-    }
-
-    /// As [`notify`](Self::notify), on any link and without errors, as [`notify_seat`](Self::notify_seat).
-    #[inline]
-    pub(super) fn notify_other_side(&self) {
-        if self.shared.notify {
-            let _ = self.notify();
-        }
-    }
-
-    #[cold]
-    fn wake(&self, ring: &Ring, waiting: notify::Waiting) -> Result<()> {
-        self.core().seats.rang(self.endpoint.me.seat);
-        let woken = self.shared.wake(ring, waiting, Cause::Notification);
-        woken.map_err(|error| Error::system(&self.shared.store.link, "open the bell of a receiver", error))
+        self.lease.notify()
     }
 
     /// Waits until a message is there to be received, at most `timeout` (`None`: for ever). `false`: the time is over.
@@ -188,8 +154,8 @@ impl Link {
             return Ok(None);
         }
         let ring = self.incoming();
-        let bell = self.bell()?;
-        notify::arm(ring, self.endpoint.me.seat);
+        let bell = self.bell.get()?;
+        self.bell.arm();
         // Old signals are taken, and the ring is read after each. A peer that signals for ever must not keep the caller here.
         for _ in 0..1_000 {
             let step = match notify::take_post(ring) {
@@ -220,9 +186,7 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn end_sleep(&self) {
-        if !self.has_fd.get() {
-            notify::disarm(self.incoming(), self.endpoint.me.seat);
-        }
+        self.bell.disarm();
     }
 
     /// The bell of this handle, for select, poll, epoll or tokio: readable after each [`notify`](Self::notify) and
@@ -251,11 +215,7 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
-        let bell = self.bell()?;
-        if !self.has_fd.replace(true) {
-            notify::arm(self.incoming(), self.endpoint.me.seat);
-        }
-        Ok(bell.as_fd())
+        self.bell.fd()
     }
 
     /// Takes one signal off the bell of this handle, or `None` when there is none. Never waits. `Some(1)`: a notification or a post;
@@ -277,33 +237,12 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn take_signal(&self) -> Result<Option<u64>> {
-        self.check_notify()?;
-        let taken = self.bell.get().map_or(Ok(None), Bell::take_byte);
-        let taken = taken.map_err(|error| Error::system(&self.shared.store.link, "read the bell", error))?;
-        Ok(taken.map(|byte| u64::from(byte != 0)))
-    }
-
-    /// The bell of this participant, created at the first call.
-    fn bell(&self) -> Result<&Bell> {
-        self.check_notify()?;
-        if let Some(bell) = self.bell.get() {
-            return Ok(bell);
-        }
-        self.check_seated()?;
-        let made = self.shared.make_bell(&self.endpoint.me).map_err(|error| {
-            let path = self.shared.bell_path(&self.endpoint.me);
-            Error::system(&self.shared.store.link, format!("create the bell {}", path.display()), error)
-        })?;
-        Ok(self.bell.get_or_init(|| made))
+        self.bell.take_signal()
     }
 
     #[inline]
     fn check_notify(&self) -> Result<()> {
-        if self.shared.notify {
-            Ok(())
-        } else {
-            Err(Error::from(ErrorKind::NoNotification { link: self.link() }))
-        }
+        self.bell.check_notify()
     }
 
     /// Waits until `ready`. Without `sleeps` it spins only, because no sender wakes it.
@@ -314,14 +253,74 @@ impl Link {
         ready: impl Fn(&Ring) -> bool,
     ) -> Result<bool> {
         let ring = self.incoming();
-        self.wait_on(timeout, sleeps.then(|| Sleepers::of(ring)), || ready(ring))
+        self.lease.wait_for(timeout, sleeps, || ready(ring))
+    }
+}
+
+/// Where a thread sleeps.
+#[derive(Clone, Copy)]
+pub(super) enum Sleep<'a> {
+    /// Among the threads that wait for what is sent to the seat.
+    Notified,
+    /// Among those that wait for events. Only the handle does.
+    Events(Sleepers<'a>),
+}
+
+impl SeatLease {
+    /// Wakes the receiver at `seat` if it waits. What it waits for is there already, so nothing is an error: a receiver that
+    /// sleeps looks again within a second.
+    #[inline]
+    pub(super) fn notify_seat(&self, seat: SeatIndex) {
+        if self.shared.notify {
+            let ring = self.outgoing();
+            let waiting = notify::waiting(ring).only(seat);
+            if !waiting.nobody() {
+                let _ = self.wake(ring, waiting);
+            }
+        }
+    }
+
+    /// As [`Link::notify`], on a link with notification.
+    #[inline]
+    fn notify(&self) -> Result<()> {
+        let ring = self.outgoing();
+        let waiting = notify::waiting(ring);
+        if !waiting.nobody() {
+            self.wake(ring, waiting)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Link::notify`], on any link and without errors, as [`notify_seat`](Self::notify_seat).
+    #[inline]
+    pub(super) fn notify_other_side(&self) {
+        if self.shared.notify {
+            let _ = self.notify();
+        }
+    }
+
+    #[cold]
+    fn wake(&self, ring: &Ring, waiting: notify::Waiting) -> Result<()> {
+        self.core().seats.rang(self.me.seat);
+        let woken = self.shared.wake(ring, waiting, Cause::Notification);
+        woken.map_err(|error| Error::system(&self.shared.store.link, "open the bell of a receiver", error))
+    }
+
+    /// As [`Link::wait_for`], in any thread.
+    pub(super) fn wait_for(
+        &self,
+        timeout: Option<Duration>,
+        sleeps: bool,
+        ready: impl Fn() -> bool,
+    ) -> Result<bool> {
+        self.wait_on(timeout, sleeps.then_some(Sleep::Notified), ready)
     }
 
     /// Waits until `ready`, and sleeps there at last. With `None` it spins only.
     pub(super) fn wait_on(
         &self,
         timeout: Option<Duration>,
-        sleepers: Option<Sleepers<'_>>,
+        sleep: Option<Sleep<'_>>,
         ready: impl Fn() -> bool,
     ) -> Result<bool> {
         self.check_seated()?;
@@ -331,7 +330,7 @@ impl Link {
         let start = Instant::now();
         let deadline = timeout.and_then(|timeout| start.checked_add(timeout));
         let spin_end = start + Duration::from_micros(u64::from(self.shared.spin_us));
-        let sleepers = loop {
+        let sleep = loop {
             for _ in 0..LOOKS_PER_CLOCK {
                 if ready() {
                     return Ok(true);
@@ -342,16 +341,26 @@ impl Link {
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(false);
             }
-            match sleepers {
+            match sleep {
                 None => self.check_seated()?,
-                Some(sleepers) if now >= spin_end => break sleepers,
+                Some(sleep) if now >= spin_end => break sleep,
                 Some(_) => {}
             }
         };
-        sleepers.fall_asleep(self.endpoint.me.seat);
-        let slept = self.sleep(sleepers, deadline, ready);
-        sleepers.wake_up(self.endpoint.me.seat);
-        slept
+        match sleep {
+            Sleep::Notified => {
+                self.fall_asleep();
+                let slept = self.sleep(self.sleepers(), deadline, ready);
+                self.wake_up();
+                slept
+            }
+            Sleep::Events(sleepers) => {
+                sleepers.fall_asleep(self.me.seat);
+                let slept = self.sleep(sleepers, deadline, ready);
+                sleepers.wake_up(self.me.seat);
+                slept
+            }
+        }
     }
 
     fn sleep(

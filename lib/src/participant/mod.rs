@@ -366,6 +366,12 @@ impl Seats {
         self.word(participant.seat).load(Ordering::Relaxed) & !EVICTED == participant.word.0 & !EVICTED
     }
 
+    /// Whether `participant` still has its seat and was not evicted.
+    #[inline]
+    pub(crate) fn is_current(&self, participant: &Participant) -> bool {
+        participant.word.is(self.word(participant.seat).load(Ordering::Relaxed))
+    }
+
     /// Declares a participant dead that may still run. `false` when it is no longer there.
     pub(crate) fn evict(&self, participant: &Participant) -> bool {
         let word = participant.word.0 & !EVICTED;

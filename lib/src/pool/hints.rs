@@ -143,6 +143,26 @@ impl Hints {
         self.word(RESERVE, i).fetch_or(1 << (index % 64), Ordering::Release);
     }
 
+    /// Takes a hint out of any bitmap, from any thread of any process. `None`: no free buffer is known. A process that is killed
+    /// before it uses the hint takes it along; then recovery finds the buffer.
+    pub(crate) fn steal(&self) -> Option<u32> {
+        for bitmap in (0..=RESERVE).rev() {
+            for i in 0..self.words() {
+                let word = self.word(bitmap, i);
+                let mut found = word.load(Ordering::Relaxed) & self.valid_bits(i);
+                while found != 0 {
+                    let bit = found & found.wrapping_neg();
+                    // HINT
+                    if word.fetch_and(!bit, Ordering::Acquire) & bit != 0 {
+                        return u32::try_from(i * 64).ok().map(|first| first + bit.trailing_zeros());
+                    }
+                    found &= !bit;
+                }
+            }
+        }
+        None
+    }
+
     /// The bitmap of `seat`, for its holder.
     pub(crate) fn of(&self, seat: SeatIndex) -> Bitmap {
         Bitmap(self.lines.slice(seat.as_usize() * self.per_bitmap, self.per_bitmap))

@@ -91,6 +91,24 @@ impl Table {
         won
     }
 
+    /// As [`PoolCache::claim`], without a handle's bitmap: for a thread that is not its handle's.
+    pub(crate) fn claim(&self, next: impl Fn(u64) -> u64) -> Option<(u32, u64)> {
+        // Each round takes a hint away.
+        for _ in 0..4 * self.len() + 2 {
+            let index = self.hints.steal()?;
+            let owner = self.owner(index);
+            let word = owner.load(Ordering::Relaxed);
+            let claimed = next(word);
+            // The orders are those of `PoolCache::claim`.
+            if owner::is_free(word)
+                && owner.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                return Some((index, claimed));
+            }
+        }
+        None
+    }
+
     /// Gives every free buffer that no bitmap names back to `seat`: a process died between freeing and saying so.
     /// Returns how many.
     pub(crate) fn readmit_unknown(&self, seat: SeatIndex) -> u32 {

@@ -13,7 +13,7 @@ use super::stage::{
 };
 use crate::link::core::Core;
 use crate::link::endpoint::Endpoint;
-use crate::link::request_steps::TakenRequest;
+use crate::link::request_steps::{RequestSteps as _, TakenRequest};
 use crate::participant::Participant;
 use crate::participant::Side::{Primary, Secondary};
 use crate::ring::reply::{Pushed, REPLIES, RequestId, Status};

@@ -5,7 +5,7 @@ use shmesh_sys::process::ProcessIdentity;
 use crate::config::{BroadcastConfig, PoolId, SlowReaders};
 use crate::link::core::{Core, DataRef};
 use crate::link::endpoint::Endpoint;
-use crate::link::request_steps::TakenRequest;
+use crate::link::request_steps::{RequestSteps as _, TakenRequest};
 use crate::participant::{Participant, Side};
 use crate::pool::owner::MsgOwner;
 use crate::ring::broadcast::{TakeError, Token};

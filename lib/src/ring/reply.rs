@@ -66,6 +66,9 @@ impl RequestId {
 
     /// Reads a word of shared memory. Whether the link has such a slot is not checked.
     pub(crate) fn from_wild(word: u64) -> Option<Self> {
+        if low(word, 8) != 0 {
+            return None;
+        }
         let seat = SeatIndex::from_wild(word >> 8 & 0xff)?;
         #[expect(clippy::cast_possible_truncation, reason = "8 bits")]
         let slot = (word >> 16) as u8;
@@ -162,7 +165,8 @@ impl<'a> ReplySlot<'a> {
     pub(crate) fn open(self) -> u64 {
         let status = self.status_word();
         let number = low((status.load(Ordering::Relaxed) >> NUMBER_SHIFT).wrapping_add(1), NUMBER_BITS);
-        // Release: a late recoverer of the seat's last participant that reads this sees that we have the seat.
+        // A store: the slot is idle, and of an idle slot only its client changes the status. Release pairs with the Acquire of `end`:
+        // a late recoverer of the seat's last participant that reads this number sees that we have the seat.
         status.store(number << NUMBER_SHIFT | PENDING, Ordering::Release);
         number
     }
@@ -264,7 +268,9 @@ impl<'a> ReplySlot<'a> {
     /// Ends request `number` after its last reply was taken. Only for the client.
     #[inline]
     pub(crate) fn finish(self, number: u64) {
-        // OVER
+        // OVER: pairs with the Acquire of `status`, so that a server which reads this knows that the client is done with the slot's
+        // replies. A store: a server that marks the request as failed at this moment changes nothing for the client, which has its
+        // last reply.
         self.status_word().store(number << NUMBER_SHIFT | IDLE, Ordering::Release);
     }
 
@@ -282,26 +288,21 @@ impl<'a> ReplySlot<'a> {
         );
     }
 
-    /// Ends request `number` for its client: what waits in the slot goes to `free`, and no reply comes any more.
-    pub(crate) fn close(self, number: u64, owners: &impl Owners, free: impl FnMut(Taken)) {
-        self.empty(number << NUMBER_SHIFT, owners, || true, free);
+    /// The number of the request that is in the slot, or was.
+    pub(crate) fn number(self) -> u64 {
+        self.status_word().load(Ordering::Acquire) >> NUMBER_SHIFT
     }
 
-    /// As [`close`](Self::close) of whatever request is there, for a client that died. Before each change `is_seated` must say
-    /// that it still has its seat, so that no other participant can have written what was read.
-    pub(crate) fn recover(self, owners: &impl Owners, is_seated: impl Fn() -> bool, free: impl FnMut(Taken)) {
-        let status = self.status_word().load(Ordering::Acquire);
-        self.empty(status, owners, is_seated, free);
-    }
-
-    fn empty(
+    /// Ends request `number`: what waits in the slot goes to `free`, and no reply comes any more. For its client, and for a
+    /// participant that recovers it. Before each change `is_seated` must say that the client still has its seat, so that no other
+    /// participant can have written what was read.
+    pub(crate) fn end(
         self,
-        status: u64,
+        number: u64,
         owners: &impl Owners,
         is_seated: impl Fn() -> bool,
         mut free: impl FnMut(Taken),
     ) {
-        let number = status >> NUMBER_SHIFT;
         // A server that dies just now, or drops the request, may change the status once.
         for _ in 0..ROUNDS_MAX {
             let now = self.status_word().load(Ordering::Acquire);

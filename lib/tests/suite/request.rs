@@ -1,9 +1,13 @@
 //! Requests and replies between threads and processes.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use shmesh::config::PoolId;
-use shmesh::{Error, ErrorKind, Link, LinkOptions, PendingReply, REPLIES_MAX, Request, Side};
+use shmesh::{
+    Error, ErrorKind, Link, LinkOptions, OwnedLoan, OwnedPendingReply, OwnedRequest, PendingReply,
+    REPLIES_MAX, Request, Side,
+};
 use shmesh_testing::{HANGS, Peer, Watchdog, config, ipc_dir, notified, refused, until};
 
 struct Ends {
@@ -454,4 +458,161 @@ fn link_that_starts_empty_has_no_requests_of_before() {
     let server = options.create(&config("link", "requests=4")).unwrap();
     assert!(!server.has_request());
     assert_all_free(&server);
+}
+
+/// In a struct beside the link that it came from: the types say so.
+struct Client {
+    link: Link,
+    pending: Vec<OwnedPendingReply>,
+}
+
+#[test]
+fn owned_pending_replies_are_waited_for_in_many_threads() {
+    let _watchdog = Watchdog::start();
+    const EACH: i32 = 200;
+    let ends = ends("requests=8 spin=50");
+    let stopped = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let server = ends.server.try_clone().unwrap();
+        let stopped = &stopped;
+        let serving = scope.spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                server.wait_request(Some(Duration::from_millis(1))).unwrap();
+                while let Some(mut request) = server.receive_request().unwrap() {
+                    let id = request.msg_id();
+                    if id % 2 == 0 {
+                        assert!(request.reply_inline(id, 0, b"inline").unwrap());
+                        continue;
+                    }
+                    let mut loan = server.loan_with(PoolId::CpuData).unwrap().with_msg_id(id);
+                    loan.resize_data(6).unwrap().copy_from_slice(b"pooled");
+                    assert!(request.reply(loan).unwrap());
+                }
+            }
+        });
+        let mut client = Client { link: ends.client.try_clone().unwrap(), pending: Vec::new() };
+        for round in 0..EACH {
+            for id in 0..8 {
+                let pending = client.link.request_inline(8 * round + id, 0, b"").unwrap();
+                client.pending.push(pending.into_owned());
+            }
+            let waiters: Vec<_> = (8 * round..)
+                .zip(client.pending.drain(..))
+                .map(|(id, mut pending)| {
+                    scope.spawn(move || {
+                        let reply = pending.wait(Some(HANGS)).unwrap().expect("a reply comes");
+                        let text = [reply.msg(), reply.data()].concat();
+                        assert_eq!((reply.msg_id(), pending.is_over()), (id, true));
+                        assert_eq!(text, if id % 2 == 0 { b"inline" } else { b"pooled" });
+                    })
+                })
+                .collect();
+            waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+        }
+        stopped.store(true, Ordering::Relaxed);
+        serving.join().unwrap();
+    });
+    assert_all_free(&ends.server);
+}
+
+#[test]
+fn owned_requests_are_answered_by_worker_threads() {
+    let _watchdog = Watchdog::start();
+    const TOTAL: i32 = 40;
+    let ends = ends("requests=2 msg=64x32");
+    let (to_worker, work) = std::sync::mpsc::channel::<(OwnedRequest, OwnedLoan)>();
+    let worker = std::thread::spawn(move || {
+        for (mut request, loan) in work {
+            assert_eq!(request.msg(), b"question");
+            for id in 0..TOTAL {
+                while let Err(full) = request.stream_inline(id, 0, b"part") {
+                    assert!(matches!(full.kind(), ErrorKind::RepliesFull { .. }), "{full}");
+                    assert!(request.wait_room(Some(HANGS)).unwrap());
+                }
+            }
+            let mut loan = Some(loan);
+            while let Some(unsent) = loan.take() {
+                match request.reply(unsent) {
+                    Ok(sent) => assert!(sent),
+                    Err(full) => {
+                        loan = Some(full.loan);
+                        assert!(request.wait_room(Some(HANGS)).unwrap());
+                    }
+                }
+            }
+        }
+    });
+    for in_buffer in [false, true] {
+        let mut pending = if in_buffer {
+            let mut loan = ends.client.loan().unwrap();
+            loan.resize_msg(8).unwrap().copy_from_slice(b"question");
+            ends.client.request(loan).unwrap()
+        } else {
+            ends.client.request_inline(1, 0, b"question").unwrap()
+        };
+        // Another handle of the process loans the buffer of the reply.
+        let lender = ends.server.try_clone().unwrap();
+        let mut loan = lender.loan_with(PoolId::CpuData).unwrap().with_msg_id(TOTAL);
+        loan.resize_data(3).unwrap().copy_from_slice(b"end");
+        to_worker.send((take(&ends.server).into_owned(), loan.into_owned())).unwrap();
+        for id in 0..TOTAL {
+            assert_eq!(next(&mut pending), (id, b"part".to_vec()));
+        }
+        let last = pending.wait(Some(HANGS)).unwrap().expect("a reply comes");
+        assert_eq!((last.msg_id(), last.data()), (TOTAL, &b"end"[..]));
+    }
+    drop(to_worker);
+    worker.join().unwrap();
+    let foreign = self::ends("");
+    let _pending = ends.client.request_inline(1, 0, b"").unwrap();
+    let mut request = take(&ends.server).into_owned();
+    let refused = request.reply(foreign.server.loan().unwrap().into_owned()).unwrap_err();
+    assert!(matches!(refused.error.kind(), ErrorKind::ForeignLoan { .. }));
+    drop((refused, request));
+    assert_all_free(&ends.server);
+}
+
+#[test]
+fn owned_pending_replies_and_requests_outlive_their_handles() {
+    let _watchdog = Watchdog::start();
+    let ends = ends("requests=4");
+    let (client, server) = (ends.client(), ends.server.try_clone().unwrap());
+    let [mut waited, mut unanswered, dropped] =
+        [(); 3].map(|()| client.request(client.loan().unwrap()).unwrap().into_owned());
+    let [mut answering, giving_up, late] = [(); 3].map(|()| take(&server).into_owned());
+    let (seat, is_seated) =
+        (client.seat(), |seat| ends.server.participants().any(|other| other.seat == seat));
+    drop((client, server));
+    assert!(is_seated(seat), "requests are pending");
+    let waiter = std::thread::spawn(move || {
+        let reply = waited.wait(Some(HANGS)).unwrap().expect("a reply comes");
+        reply.msg().to_vec()
+    });
+    assert!(answering.reply_inline(1, 0, b"answer").unwrap());
+    assert_eq!(waiter.join().unwrap(), b"answer");
+    drop(giving_up);
+    let error = refused(unanswered.wait(Some(HANGS)));
+    assert!(matches!(error.kind(), ErrorKind::Unanswered { .. }), "{error}");
+    std::thread::spawn(move || drop(dropped)).join().unwrap();
+    assert!(!late.is_wanted());
+    drop((unanswered, answering, late));
+    assert!(!is_seated(seat));
+    assert_all_free(&ends.server);
+}
+
+#[test]
+fn window_is_free_again_when_requests_end_in_other_threads() {
+    let ends = ends("requests=2 msg=64x32");
+    for _ in 0..50 {
+        let first = ends.client.request_inline(1, 0, b"").unwrap().into_owned();
+        let second = ends.client.request(ends.client.loan().unwrap()).unwrap().into_owned();
+        let kind = shmesh_testing::kind_of(&refused(ends.client.request_inline(1, 0, b"")));
+        assert_eq!(kind, "WindowFull");
+        let mut request = take(&ends.server);
+        assert!(request.stream(ends.server.loan().unwrap()).unwrap());
+        std::thread::spawn(move || drop((first, second))).join().unwrap();
+        assert!(!request.stream(ends.server.loan().unwrap()).unwrap());
+        drop((request, take(&ends.server)));
+        assert_all_free(&ends.client);
+    }
 }

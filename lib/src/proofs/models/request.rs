@@ -4,7 +4,7 @@ use super::super::stage::{self, abandon, attach, entry_of, link_with_requests, l
 use super::{Bytes, assert_all_free, consume, explore, loan_and_write, spawn, until};
 use crate::link::core::{Core, Recovered};
 use crate::link::endpoint::Endpoint;
-use crate::link::request_steps::TakenRequest;
+use crate::link::request_steps::{RequestSteps as _, TakenRequest};
 use crate::participant::Participant;
 use crate::participant::Side::{Primary, Secondary};
 use crate::ring::reply::{Pushed, RequestId, Status};
