@@ -66,7 +66,7 @@ mod sync;
 
 pub use error::{Error, ErrorKind, Result};
 #[cfg(feature = "tokio")]
-pub use link::AsyncLink;
+pub use link::{AsyncLink, AsyncPendingReply, AsyncRequest};
 pub use link::{
     DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, OwnedLoan,
     OwnedMessage, OwnedPendingReply, OwnedRequest, PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES,

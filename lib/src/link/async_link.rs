@@ -1,17 +1,17 @@
 //! Links in tasks of tokio: receiving, sending, events, streams and sinks.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
 use futures_sink::Sink;
-use tokio::io::unix::AsyncFd;
 use tokio::task::coop;
 use tokio::time::{Instant, Sleep};
 
-use super::{Link, Message, OwnedLoan, OwnedMessage};
+use super::async_bell::Waiter;
+use super::async_request::{AsyncPendingReply, AsyncRequest};
+use super::{Link, Message, OwnedLoan, OwnedMessage, Request};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::PeerEvent;
@@ -32,7 +32,10 @@ const PAUSE_MAX: Duration = Duration::from_millis(16);
 /// Methods take `&mut self`, so that their futures are `Send`. A task that receives and one that sends use a handle each:
 /// [`Link::try_clone`].
 ///
-/// As a [`Stream`] it yields what [`recv`](Self::recv) does and never ends; as a [`Sink`] it takes [`OwnedLoan`]s.
+/// As a [`Stream`] it yields what [`recv`](Self::recv) does. It does not end when peers leave, as others may come; after an error other
+/// than [`Corrupt`](ErrorKind::Corrupt), which the next message does not share, it ends. As a [`Sink`] it takes [`OwnedLoan`]s.
+///
+/// Any number of requests can be pending, each for a task of its own: see [`request`](Self::request).
 ///
 /// ```
 /// use shmesh::config::LinkConfig;
@@ -54,34 +57,27 @@ const PAUSE_MAX: Duration = Duration::from_millis(16);
 /// ```
 #[derive(Debug)]
 pub struct AsyncLink {
-    bell: AsyncFd<Ringing>,
+    link: Link,
+    waiter: Waiter,
     /// A message came since the last time that this handle spun for one.
     is_warm: bool,
+    /// As a stream it has ended.
+    is_over: bool,
     /// What `Sink::start_send` took and `poll_flush` has not sent yet.
     unsent: Option<OwnedLoan>,
     room: Room,
 }
 
-/// A link whose bell is rung by each notification.
-#[derive(Debug)]
-struct Ringing(Link, RawFd);
-
-impl AsRawFd for Ringing {
-    fn as_raw_fd(&self) -> RawFd {
-        self.1
-    }
-}
-
 /// When a sender looks for room again.
 #[derive(Debug, Default)]
-struct Room {
+pub(super) struct Room {
     looked: u32,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
 impl Room {
     /// Ready when it is time to look once more.
-    fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(sleep) = &mut self.sleep {
             ready!(sleep.as_mut().poll(cx));
             self.sleep = None;
@@ -111,19 +107,15 @@ impl AsyncLink {
     /// # Panics
     /// Outside of a runtime of tokio, and in one without I/O. Sending into a full link panics in one without timers.
     pub fn new(link: Link) -> Result<Self> {
-        let fd = link.fd()?.as_fd().as_raw_fd();
-        let name = link.link();
-        #[expect(unsafe_code, reason = "the promise to tokio that a descriptor stays what it is")]
-        // SAFETY: the bell of a link is closed when the link is dropped, and not before.
-        let bell = unsafe { AsyncFd::register(Ringing(link, fd)) };
-        let bell = bell.map_err(|error| Error::system(&name, "register the bell", error.into()))?;
-        Ok(Self { bell, is_warm: true, unsent: None, room: Room::default() })
+        link.fd()?;
+        let waiter = Waiter::new(&link.bell)?;
+        Ok(Self { link, waiter, is_warm: true, is_over: false, unsent: None, room: Room::default() })
     }
 
     /// The handle: for all that does not wait.
     #[must_use]
     pub fn link(&self) -> &Link {
-        &self.bell.get_ref().0
+        &self.link
     }
 
     /// Waits for the next message.
@@ -199,6 +191,75 @@ impl AsyncLink {
         self.link().notify()
     }
 
+    /// Makes a request of a loan of this handle, and wakes a server. Waits while the window or the ring is full. Then await the reply:
+    /// in this task, or in another, while this handle does other things.
+    ///
+    /// # Errors
+    /// As [`Link::request`], except for `WindowFull` and `Full`, and as [`Link::adopt`].
+    ///
+    /// ```
+    /// use shmesh::config::LinkConfig;
+    /// use shmesh::{AsyncLink, LinkOptions, Side};
+    ///
+    /// # let dir = tempfile::tempdir()?;
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let options = LinkOptions::new().dir(dir.path()); // /dev/shm unless named
+    /// let mut config = LinkConfig::new("fronthaul".parse()?);
+    /// config.request_window = 8;
+    /// let mut server = AsyncLink::new(options.create(&config)?)?;
+    /// let mut client = AsyncLink::new(options.attach("fronthaul", Side::Secondary)?)?;
+    ///
+    /// tokio::spawn(async move {
+    ///     let mut request = server.receive_request().await?;
+    ///     request.reply_inline(2, 0, b"three").await
+    /// });
+    /// let mut loan = client.loan(9).await?;
+    /// loan.msg_mut().copy_from_slice(b"how many?");
+    /// let mut pending = client.request(loan).await?;
+    /// assert_eq!(pending.recv().await?.msg(), b"three");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn request(&mut self, loan: OwnedLoan) -> Result<AsyncPendingReply> {
+        let mut unsent = Some(loan);
+        let pending = self.when_there_is_room(|link| match unsent.take().map(|loan| link.adopt(loan)) {
+            None => unreachable!("a loan that could not be sent comes back"),
+            Some(loan) => link.request(loan?).map(super::PendingReply::into_owned).map_err(|failed| {
+                unsent = Some(failed.loan.into_owned());
+                failed.error
+            }),
+        });
+        let pending = pending.await?;
+        Ok(AsyncPendingReply::new(pending, &self.waiter))
+    }
+
+    /// As [`request`](Self::request), of at most [`REQUEST_INLINE_MAX_BYTES`](crate::REQUEST_INLINE_MAX_BYTES) and without a loan.
+    ///
+    /// # Errors
+    /// As [`Link::request_inline`], except for `WindowFull`, `Full` and `InlineExhausted`.
+    pub async fn request_inline(
+        &mut self,
+        msg_id: i32,
+        cell_id: i32,
+        msg: &[u8],
+    ) -> Result<AsyncPendingReply> {
+        let request = |link: &Link| {
+            let pending = link.request_inline(msg_id, cell_id, msg)?;
+            Ok(pending.into_owned())
+        };
+        let pending = self.when_there_is_room(request).await?;
+        Ok(AsyncPendingReply::new(pending, &self.waiter))
+    }
+
+    /// Waits for the next request. Answer it in this task or in another.
+    ///
+    /// # Errors
+    /// As [`Link::receive_request`].
+    pub async fn receive_request(&mut self) -> Result<AsyncRequest> {
+        std::future::poll_fn(|cx| self.poll_request(cx)).await
+    }
+
     /// Tries until there is a slot and a buffer.
     async fn when_there_is_room<T>(&mut self, mut attempt: impl FnMut(&Link) -> Result<T>) -> Result<T> {
         self.room = Room::default();
@@ -234,6 +295,22 @@ impl AsyncLink {
         Poll::Ready(Ok(()))
     }
 
+    /// By `&mut`, so that the futures are `Send`: a handle is not `Sync`.
+    fn poll_signals(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.waiter.poll_signals(cx)
+    }
+
+    fn poll_request(&mut self, cx: &mut Context<'_>) -> Poll<Result<AsyncRequest>> {
+        let progress = ready!(coop::poll_proceed(cx));
+        loop {
+            if let Some(request) = self.link.receive_request()?.map(Request::into_owned) {
+                progress.made_progress();
+                return Poll::Ready(Ok(AsyncRequest::new(request, &self.waiter)));
+            }
+            ready!(self.poll_signals(cx))?;
+        }
+    }
+
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<OwnedMessage>> {
         let progress = ready!(coop::poll_proceed(cx));
         loop {
@@ -249,33 +326,23 @@ impl AsyncLink {
             ready!(self.poll_signals(cx))?;
         }
     }
-
-    /// Ready when the other side has signalled since the last call: then look again for what one waits for.
-    fn poll_signals(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let ready = ready!(self.bell.poll_read_ready(cx));
-        let mut ready =
-            ready.map_err(|error| Error::system(&self.link().link(), "wait for the bell", error))?;
-        // A peer that signals for ever must not keep the task here; what is left is there at the next call.
-        for _ in 0..1_000 {
-            if ready.get_inner().0.take_signal()?.is_none() {
-                ready.clear_ready();
-                break;
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
 }
 
 fn lacks_room(error: &Error) -> bool {
-    use ErrorKind::{Exhausted, Full, InlineExhausted};
-    matches!(error.kind(), Exhausted { .. } | Full { .. } | InlineExhausted { .. })
+    use ErrorKind::{Exhausted, Full, InlineExhausted, WindowFull};
+    matches!(error.kind(), Exhausted { .. } | Full { .. } | InlineExhausted { .. } | WindowFull { .. })
 }
 
 impl Stream for AsyncLink {
     type Item = Result<OwnedMessage>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.poll_recv(cx).map(Some)
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let item = ready!(self.poll_recv(cx));
+        self.is_over = matches!(&item, Err(error) if !matches!(error.kind(), ErrorKind::Corrupt { .. }));
+        Poll::Ready(Some(item))
     }
 }
 

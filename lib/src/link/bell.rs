@@ -175,6 +175,11 @@ impl HandleBell {
         Ok(taken.map(|byte| u64::from(byte != 0)))
     }
 
+    #[cfg(feature = "tokio")]
+    pub(super) fn name(&self) -> &Arc<str> {
+        &self.lease.shared.store.link
+    }
+
     fn incoming(&self) -> &Ring {
         self.lease.core().incoming(self.lease.me.word.side())
     }

@@ -3,6 +3,7 @@
 //! | file | concept |
 //! |---|---|
 //! | `async_link.rs` | [`AsyncLink`]: a link in tasks of tokio (feature `tokio`) |
+//! | `async_bell.rs`, `async_request.rs` | the bell that the tasks of a handle share; [`AsyncPendingReply`] and [`AsyncRequest`] |
 //! | `attachment.rs` | what all handles of this process share, and leaving the link |
 //! | `bell.rs` | named sockets that wake receivers in poll and epoll |
 //! | `broadcast.rs` | readers of a broadcast ring: how many there are, what they lost, and evicting them |
@@ -28,7 +29,11 @@
 //! | `recover.rs` | taking back what dead participants held |
 
 #[cfg(feature = "tokio")]
+mod async_bell;
+#[cfg(feature = "tokio")]
 mod async_link;
+#[cfg(feature = "tokio")]
+mod async_request;
 mod attachment;
 pub(crate) mod bell;
 mod broadcast;
@@ -78,6 +83,8 @@ use crate::segment::lock::Lock;
 use crate::segment::store::{Segment, Store};
 #[cfg(feature = "tokio")]
 pub use async_link::AsyncLink;
+#[cfg(feature = "tokio")]
+pub use async_request::{AsyncPendingReply, AsyncRequest};
 use attachment::Attachment;
 use bell::Cause;
 use core::Core;

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 use futures_core::Stream;
 use futures_sink::Sink;
 use shmesh::config::PoolId;
-use shmesh::{AsyncLink, Link, LinkOptions, PeerEvent, Side};
-use shmesh_testing::{Peer, Watchdog, config, ipc_dir, send};
+use shmesh::{AsyncLink, AsyncPendingReply, ErrorKind, Link, LinkOptions, PeerEvent, Side};
+use shmesh_testing::{Peer, Watchdog, config, ipc_dir, kind_of, refused, send};
 
 const MODES: [&str; 2] = ["mode=mpmc", "mode=spsc"];
 
@@ -205,6 +205,234 @@ fn one_task_waits_for_many_links_and_for_events() {
     });
 }
 
+async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
+    std::future::poll_fn(|cx| Pin::new(&mut *stream).poll_next(cx)).await
+}
+
+#[test]
+fn tasks_await_the_replies_of_another_process() {
+    let _watchdog = Watchdog::start();
+    const TASKS: usize = 8;
+    const EACH: usize = 100;
+    let dir = ipc_dir();
+    let mut server = Peer::start(dir.path());
+    server.tell("create link requests=4 spin=50");
+    server.order(&format!("answer {}", TASKS * EACH));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let link = LinkOptions::new().dir(dir.path()).attach("link", Side::Secondary).unwrap();
+        let mut client = AsyncLink::new(link).unwrap();
+        let mut tasks = Vec::new();
+        for i in 0..TASKS * EACH {
+            let text = i.to_string();
+            // Waits while the window is full: tasks take their replies meanwhile.
+            let mut pending = if i % 2 == 0 {
+                client.request_inline(1, 0, text.as_bytes()).await.unwrap()
+            } else {
+                let mut loan = client.loan(text.len()).await.unwrap();
+                loan.msg_mut().copy_from_slice(text.as_bytes());
+                client.request(loan).await.unwrap()
+            };
+            tasks.push(tokio::spawn(async move {
+                let reply = pending.recv().await.unwrap();
+                assert_eq!((reply.msg(), pending.is_over()), (text.as_bytes(), true));
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+    assert_eq!(server.answer(), (TASKS * EACH).to_string());
+}
+
+#[test]
+fn task_answers_requests_of_other_processes() {
+    let _watchdog = Watchdog::start();
+    const EACH: usize = 200;
+    let dir = ipc_dir();
+    let server = LinkOptions::new().dir(dir.path()).create(&config("link", "requests=2 spin=50")).unwrap();
+    let mut clients = [Peer::start(dir.path()), Peer::start(dir.path())];
+    for client in &mut clients {
+        client.tell("attach link secondary 60000");
+        client.order(&format!("ask {EACH}"));
+    }
+    run(async {
+        let mut server = AsyncLink::new(server).unwrap();
+        let mut tasks = Vec::new();
+        for _ in 0..2 * EACH {
+            let mut request = server.receive_request().await.unwrap();
+            let loan = match request.is_inline() {
+                true => None,
+                false => Some(server.loan(request.msg().len()).await.unwrap()),
+            };
+            tasks.push(tokio::spawn(async move {
+                tokio::task::yield_now().await;
+                let bytes = request.msg().to_vec();
+                assert!(match loan {
+                    None => request.reply_inline(1, 0, &bytes).await.unwrap(),
+                    Some(mut loan) => {
+                        loan.msg_mut().copy_from_slice(&bytes);
+                        request.reply(loan).await.unwrap()
+                    }
+                });
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+    for client in &mut clients {
+        assert_eq!(client.answer(), EACH.to_string(), "each reply is its caller's");
+    }
+}
+
+#[test]
+fn replies_are_a_stream_that_ends() {
+    let _watchdog = Watchdog::start();
+    const TOTAL: i32 = 100;
+    let dir = ipc_dir();
+    run(async {
+        let (mut server, mut client) = pair(dir.path(), "requests=1 msg=64x32");
+        let mut pending = client.request_inline(1, 0, b"").await.unwrap();
+        let serving = async {
+            let mut request = server.receive_request().await.unwrap();
+            for id in 0..TOTAL {
+                if id % 2 == 0 {
+                    assert!(request.stream_inline(id, 0, b"part").await.unwrap());
+                } else {
+                    let loan = server.link().loan().unwrap().with_msg_id(id).into_owned();
+                    assert!(request.stream(loan).await.unwrap());
+                }
+            }
+            assert!(request.reply_inline(TOTAL, 0, b"last").await.unwrap());
+            assert_eq!(kind_of(&refused(request.reply_inline(0, 0, b"").await)), "RequestOver");
+        };
+        let receiving = async {
+            for id in 0..=TOTAL {
+                // Slower than the server, at times.
+                tokio::task::yield_now().await;
+                assert_eq!(next(&mut pending).await.unwrap().unwrap().msg_id(), id);
+            }
+            assert!(next(&mut pending).await.is_none() && pending.is_over());
+            assert_eq!(kind_of(&refused(pending.recv().await)), "RequestOver");
+        };
+        tokio::join!(serving, receiving);
+        // One that fails yields the error, and ends.
+        let mut pending = client.request_inline(1, 0, b"").await.unwrap();
+        let ((), failed) =
+            tokio::join!(async { drop(server.receive_request().await.unwrap()) }, next(&mut pending),);
+        assert_eq!(kind_of(&refused(failed.unwrap())), "Unanswered");
+        assert!(next(&mut pending).await.is_none());
+    });
+}
+
+#[test]
+fn dropped_futures_lose_no_reply_and_dropped_requests_free_the_window() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    run(async {
+        let (mut server, mut client) = pair(dir.path(), "requests=1 msg=64x4");
+        assert!(poll(pin!(server.receive_request())).is_pending());
+        let mut pending = client.request_inline(1, 0, b"").await.unwrap();
+        // The window is full; a request that is given up was not made.
+        assert!(poll(pin!(client.request_inline(9, 0, b""))).is_pending());
+        let loan = client.loan(1).await.unwrap();
+        assert!(poll(pin!(client.request(loan))).is_pending());
+        assert!(poll(pin!(pending.recv())).is_pending());
+        let mut request = server.receive_request().await.unwrap();
+        assert!(request.stream_inline(2, 0, b"").await.unwrap());
+        assert_eq!(pending.recv().await.unwrap().msg_id(), 2);
+        assert!(poll(pin!(pending.recv())).is_pending());
+        // Full: a reply that is given up was not sent.
+        for _ in 0..shmesh::REPLIES_MAX {
+            assert!(request.stream_inline(3, 0, b"").await.unwrap());
+        }
+        let loan = server.loan(1).await.unwrap();
+        assert!(poll(pin!(request.stream(loan))).is_pending());
+        let waiting = request.stream_inline(4, 0, b"");
+        let (sent, ()) = tokio::join!(waiting, async {
+            tokio::task::yield_now().await;
+            drop(pending);
+        });
+        assert!(!sent.unwrap() && !request.is_wanted());
+        drop(request);
+        let mut pending = client.request_inline(5, 0, b"").await.unwrap();
+        let mut request = server.receive_request().await.unwrap();
+        assert_eq!(request.msg_id(), 5, "the next one");
+        assert!(request.reply_inline(6, 0, b"").await.unwrap());
+        assert_eq!(pending.recv().await.unwrap().msg_id(), 6);
+        let loans: Vec<_> = std::iter::from_fn(|| client.link().loan().ok()).collect();
+        assert_eq!(loans.len(), 4, "every buffer is free and known");
+    });
+}
+
+#[test]
+fn task_is_woken_when_the_server_of_its_request_dies() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let mut server = Peer::start(dir.path());
+    server.tell("create link requests=4");
+    run(async {
+        let link = LinkOptions::new().dir(dir.path()).attach("link", Side::Secondary).unwrap();
+        let mut client = AsyncLink::new(link).unwrap();
+        let mut pending = client.request_inline(1, 0, b"").await.unwrap();
+        let pid = server.pid();
+        let (reply, ()) = tokio::join!(
+            async {
+                drop(pending.recv().await.unwrap());
+                pending.recv().await
+            },
+            async {
+                assert_eq!(server.ask("hold-requests 1 1"), "1");
+                tokio::task::yield_now().await;
+                server.kill();
+            }
+        );
+        let error = refused(reply);
+        assert!(matches!(error.kind(), ErrorKind::ServerGone { pid: dead, .. } if *dead == pid), "{error}");
+    });
+}
+
+#[test]
+fn pending_replies_outlive_their_async_link() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    run(async {
+        let (mut server, mut client) = pair(dir.path(), "requests=2");
+        let mut pending = client.request_inline(1, 0, b"").await.unwrap();
+        drop(client);
+        assert!(poll(pin!(pending.recv())).is_pending());
+        let (reply, ()) = tokio::join!(pending.recv(), async {
+            let mut request = server.receive_request().await.unwrap();
+            tokio::task::yield_now().await;
+            assert!(request.reply_inline(2, 0, b"").await.unwrap());
+        });
+        assert_eq!(reply.unwrap().msg_id(), 2);
+        drop(pending);
+        assert_eq!(server.link().participants().count(), 1);
+    });
+}
+
+#[test]
+fn stream_of_an_evicted_handle_yields_the_error_once_and_ends() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    run(async {
+        let (primary, mut secondary) = pair(dir.path(), "mode=mpmc");
+        assert!(poll(pin!(next(&mut secondary))).is_pending());
+        let (item, ()) = tokio::join!(next(&mut secondary), async {
+            tokio::task::yield_now().await;
+            primary.link().evict(secondary_seat(primary.link())).unwrap();
+        });
+        assert_eq!(kind_of(&refused(item.unwrap())), "Evicted");
+        assert!(next(&mut secondary).await.is_none() && next(&mut secondary).await.is_none());
+    });
+}
+
+fn secondary_seat(primary: &Link) -> shmesh::SeatIndex {
+    primary.participants().find(|other| other.word.side() == Side::Secondary).unwrap().seat
+}
+
 const fn is_send<T: Send>(_: &T) {}
 
 /// Checked by the compiler, and never run.
@@ -214,4 +442,11 @@ const _: fn(&mut AsyncLink) = |link| {
     is_send(&link.loan(1));
     is_send(&link.send_inline(1, 0, b""));
     is_send(&link.next_event());
+    is_send(&link.request_inline(1, 0, b""));
+    is_send(&link.receive_request());
+};
+
+/// Checked by the compiler, and never run.
+const _: fn(&mut AsyncPendingReply) = |pending| {
+    is_send(&pending.recv());
 };

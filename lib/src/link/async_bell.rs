@@ -1,0 +1,122 @@
+//! The bell of a handle in a runtime of tokio, for all tasks that wait on it.
+//!
+//! A signal says that something came, not for which task. So the task that takes signals wakes the others; each registers before it
+//! looks for what it waits for, and so misses nothing.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker, ready};
+
+use tokio::io::unix::AsyncFd;
+
+use super::bell::HandleBell;
+use crate::error::{Error, Result};
+use crate::sync::{AtomicU64, Ordering};
+
+/// One task that waits, at most, of those that share a bell.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    bell: Arc<AsyncBell>,
+    number: u64,
+}
+
+#[derive(Debug)]
+struct AsyncBell {
+    fd: AsyncFd<BellFd>,
+    waiters: Arc<Waiters>,
+    /// Wakes all of them.
+    waker: Waker,
+    next_number: AtomicU64,
+}
+
+/// The descriptor of a bell, which stays open as long as this lives.
+#[derive(Debug)]
+struct BellFd(Arc<HandleBell>, RawFd);
+
+impl AsRawFd for BellFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.1
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waiters(Mutex<BTreeMap<u64, Waker>>);
+
+impl Waiters {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Waker>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers whom to wake. `true`: it was not there, so the caller has to look once more before it waits.
+    fn register(&self, number: u64, waker: &Waker) -> bool {
+        let mut wakers = self.lock();
+        match wakers.get_mut(&number) {
+            Some(known) => {
+                known.clone_from(waker);
+                false
+            }
+            None => {
+                wakers.insert(number, waker.clone());
+                true
+            }
+        }
+    }
+}
+
+impl Wake for Waiters {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let wakers = std::mem::take(&mut *self.lock());
+        wakers.into_values().for_each(Waker::wake);
+    }
+}
+
+impl Waiter {
+    /// Registers a bell whose descriptor was handed out with the runtime of the calling task.
+    pub(super) fn new(bell: &Arc<HandleBell>) -> Result<Self> {
+        let fd = bell.fd()?.as_raw_fd();
+        #[expect(unsafe_code, reason = "the promise to tokio that a descriptor stays what it is")]
+        // SAFETY: the bell is closed when the last reference to it is dropped, and not before.
+        let registered = unsafe { AsyncFd::register(BellFd(Arc::clone(bell), fd)) };
+        let fd = registered.map_err(|error| Error::system(bell.name(), "register the bell", error.into()))?;
+        let waiters = Arc::new(Waiters::default());
+        let waker = Waker::from(Arc::clone(&waiters));
+        let bell = Arc::new(AsyncBell { fd, waiters, waker, next_number: AtomicU64::new(1) });
+        Ok(Self { bell, number: 0 })
+    }
+
+    /// Another one on the same bell.
+    pub(super) fn another(&self) -> Self {
+        let number = self.bell.next_number.fetch_add(1, Ordering::Relaxed);
+        Self { bell: Arc::clone(&self.bell), number }
+    }
+
+    /// Ready when there may have been a signal since the last call: then look again for what the task waits for.
+    pub(super) fn poll_signals(&self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let AsyncBell { fd, waiters, waker, .. } = &*self.bell;
+        if waiters.register(self.number, cx.waker()) {
+            return Poll::Ready(Ok(()));
+        }
+        let mut ready = ready!(fd.poll_read_ready(&mut Context::from_waker(waker)))
+            .map_err(|error| Error::system(fd.get_ref().0.name(), "wait for the bell", error))?;
+        // A peer that signals for ever must not keep the task here; what is left is there at the next call.
+        for _ in 0..1_000 {
+            if ready.get_inner().0.take_signal()?.is_none() {
+                ready.clear_ready();
+                break;
+            }
+        }
+        waiters.wake_by_ref();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.bell.waiters.lock().remove(&self.number);
+    }
+}

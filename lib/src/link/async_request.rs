@@ -1,0 +1,186 @@
+//! Requests in tasks of tokio: what waits for replies, and what answers.
+
+use std::ops::Deref;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures_core::Stream;
+use tokio::task::coop;
+
+use super::async_bell::Waiter;
+use super::async_link::Room;
+use super::{OwnedLoan, OwnedMessage, OwnedPendingReply, OwnedRequest};
+use crate::error::{ErrorKind, Result};
+
+/// A request that was made in a task of tokio: its replies are awaited here, in any task of the same runtime.
+///
+/// As a [`Stream`] it yields the replies, and ends after the last one or an error. Dropping it gives the request up. Dropping the
+/// future of [`recv`](Self::recv) does not, and loses no reply.
+///
+/// ```
+/// use shmesh::{AsyncLink, LinkOptions, Side};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # let options = LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// config.request_window = 8;
+/// # let mut server = AsyncLink::new(options.create(&config)?)?;
+/// # let mut client = AsyncLink::new(options.attach("fronthaul", Side::Secondary)?)?;
+/// let mut first = client.request_inline(1, 0, b"first").await?;
+/// let mut second = client.request_inline(1, 0, b"second").await?;
+/// let (one, two, served) = tokio::join!(first.recv(), second.recv(), async {
+///     for _ in 0..2 {
+///         let mut request = server.receive_request().await?;
+///         let answer = request.msg().to_ascii_uppercase();
+///         request.reply_inline(2, 0, &answer).await?;
+///     }
+///     Ok::<_, shmesh::Error>(())
+/// });
+/// served?;
+/// assert_eq!((one?.msg(), two?.msg()), (&b"FIRST"[..], &b"SECOND"[..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "a pending reply that is dropped gives its request up"]
+pub struct AsyncPendingReply {
+    pending: OwnedPendingReply,
+    waiter: Waiter,
+}
+
+impl AsyncPendingReply {
+    pub(super) fn new(pending: OwnedPendingReply, link: &Waiter) -> Self {
+        Self { pending, waiter: link.another() }
+    }
+
+    /// Waits for the next reply.
+    ///
+    /// # Errors
+    /// As [`PendingReply::try_take`](crate::PendingReply::try_take).
+    pub async fn recv(&mut self) -> Result<OwnedMessage> {
+        std::future::poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// Whether the last reply was taken, or the request has failed: nothing more comes.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.pending.is_over()
+    }
+
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<OwnedMessage>> {
+        let progress = ready!(coop::poll_proceed(cx));
+        loop {
+            if let Some(reply) = self.pending.try_take()? {
+                progress.made_progress();
+                return Poll::Ready(Ok(reply));
+            }
+            ready!(self.waiter.poll_signals(cx))?;
+        }
+    }
+}
+
+impl Stream for AsyncPendingReply {
+    type Item = Result<OwnedMessage>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.is_over() { Poll::Ready(None) } else { self.poll_recv(cx).map(Some) }
+    }
+}
+
+/// A request that was received in a task of tokio. It is an [`OwnedRequest`], whose replies wait for room without a thread.
+///
+/// Dropping the future of a reply means that the reply was not sent.
+#[derive(Debug)]
+pub struct AsyncRequest {
+    request: OwnedRequest,
+    waiter: Waiter,
+}
+
+impl AsyncRequest {
+    pub(super) fn new(request: OwnedRequest, link: &Waiter) -> Self {
+        Self { request, waiter: link.another() }
+    }
+
+    /// Sends the last, or only, reply. `false`: the client does not wait any more.
+    ///
+    /// # Errors
+    /// As [`OwnedRequest::reply`], except for `RepliesFull`. The loan is dropped then.
+    pub async fn reply(&mut self, loan: OwnedLoan) -> Result<bool> {
+        self.send(loan, OwnedRequest::reply).await
+    }
+
+    /// Sends a reply that others follow. Waits while the client is behind. `false`: it does not wait any more.
+    ///
+    /// # Errors
+    /// As [`reply`](Self::reply).
+    pub async fn stream(&mut self, loan: OwnedLoan) -> Result<bool> {
+        self.send(loan, OwnedRequest::stream).await
+    }
+
+    /// As [`reply`](Self::reply), of at most [`INLINE_MAX_BYTES`](crate::INLINE_MAX_BYTES) and without a loan.
+    ///
+    /// # Errors
+    /// As [`OwnedRequest::reply_inline`], except for `RepliesFull` and `InlineExhausted`.
+    pub async fn reply_inline(&mut self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<bool> {
+        self.when_there_is_room(|request| request.reply_inline(msg_id, cell_id, msg)).await
+    }
+
+    /// As [`stream`](Self::stream), of at most [`INLINE_MAX_BYTES`](crate::INLINE_MAX_BYTES) and without a loan.
+    ///
+    /// # Errors
+    /// As [`reply_inline`](Self::reply_inline).
+    pub async fn stream_inline(&mut self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<bool> {
+        self.when_there_is_room(|request| request.stream_inline(msg_id, cell_id, msg)).await
+    }
+
+    async fn send(
+        &mut self,
+        loan: OwnedLoan,
+        send: impl Fn(&mut OwnedRequest, OwnedLoan) -> std::result::Result<bool, super::ReplyError>,
+    ) -> Result<bool> {
+        let mut unsent = Some(loan);
+        self.when_there_is_room(|request| match unsent.take() {
+            None => unreachable!("a loan that could not be sent comes back"),
+            Some(loan) => send(request, loan).map_err(|failed| {
+                unsent = Some(failed.loan);
+                failed.error
+            }),
+        })
+        .await
+    }
+
+    async fn when_there_is_room(
+        &mut self,
+        mut attempt: impl FnMut(&mut OwnedRequest) -> Result<bool>,
+    ) -> Result<bool> {
+        let mut room = Room::default();
+        std::future::poll_fn(|cx| {
+            let progress = ready!(coop::poll_proceed(cx));
+            loop {
+                match attempt(&mut self.request) {
+                    Err(error) if matches!(error.kind(), ErrorKind::RepliesFull { .. }) => {
+                        ready!(self.waiter.poll_signals(cx))?;
+                    }
+                    Err(error) if matches!(error.kind(), ErrorKind::InlineExhausted { .. }) => {
+                        ready!(room.poll_pause(cx));
+                    }
+                    done => {
+                        progress.made_progress();
+                        return Poll::Ready(done);
+                    }
+                }
+            }
+        })
+        .await
+    }
+}
+
+impl Deref for AsyncRequest {
+    type Target = OwnedRequest;
+
+    fn deref(&self) -> &Self::Target {
+        &self.request
+    }
+}
