@@ -1,4 +1,5 @@
-//! The oracle of broadcast rings: random sequences of what a writer and readers do, against the list of all messages.
+//! The oracle of broadcast rings: random sequences of operations by a writer and readers, compared with the list of all
+//! messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +7,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::stage::{
-    self, DATA, Got, Held, Refused, abandon, attach, broadcast, loan, loan_with, release, rules, send,
-    send_inline,
+    self, DATA, HeldBuffers, InlineError, ReceivedItem, abandon, attach, broadcast, loan, loan_with, release,
+    rules, send, send_inline,
 };
 use crate::config::SlowReaders;
 use crate::link::core::Core;
@@ -25,7 +26,7 @@ enum Operation {
     Die(usize),
     Evict(usize),
     Recover,
-    /// The writer leaves or dies, and another one goes on.
+    /// The writer detaches or dies, and another one takes its role.
     Succeed(bool),
     Send(bool),
     SendInline,
@@ -54,12 +55,12 @@ struct Reader {
     endpoint: Box<Endpoint>,
     /// Index of the next message.
     next: usize,
-    held: Vec<(usize, Held)>,
+    held: Vec<(usize, HeldBuffers)>,
     lost: u64,
 }
 
 impl Reader {
-    /// Its cursor.
+    /// The position of its cursor.
     fn oldest(&self) -> usize {
         self.held.iter().map(|(index, _)| *index).min().unwrap_or(self.next)
     }
@@ -73,9 +74,9 @@ struct World {
     writer: Box<Endpoint>,
     readers: Vec<Reader>,
     dead: Vec<(Participant, Option<usize>)>,
-    /// All that was sent: its id, and its buffer unless it is inline.
+    /// Every message sent: its id, and its buffer unless it is inline.
     sent: Vec<(i32, Option<u32>)>,
-    /// Sent and not overwritten: from this index on. With `skip` the ring says it.
+    /// The first message that is not overwritten. With `skip` the ring determines it.
     gate: usize,
     fresh: i32,
 }
@@ -107,7 +108,7 @@ impl World {
         self.writer.make_free(ring, self.writer.writer(ring).unwrap())
     }
 
-    /// What a look at the cursors would find: those of readers that have died, and were not recovered, count.
+    /// Where the writer finds the slowest cursor. Readers that died and were not recovered count.
     fn look(&mut self) -> usize {
         let cursors = self.readers.iter().map(Reader::oldest);
         let dead = self.dead.iter().filter_map(|(_, cursor)| *cursor);
@@ -120,7 +121,7 @@ impl World {
         (!self.readers.is_empty()).then(|| i % self.readers.len())
     }
 
-    /// Sends what was loaned, and compares with the list.
+    /// Sends a loan, and compares the result with the list.
     fn sends(&mut self, cell: Option<u32>, sent: bool) {
         if !self.skips() {
             let room = self.sent.len() - self.look() < self.capacity;
@@ -133,7 +134,7 @@ impl World {
         }
     }
 
-    fn loan(&mut self, with_data: bool) -> Option<Held> {
+    fn loan(&mut self, with_data: bool) -> Option<HeldBuffers> {
         loop {
             let loaned =
                 if with_data { loan_with(&self.writer).and_then(Result::ok) } else { loan(&self.writer) };
@@ -204,7 +205,7 @@ impl World {
             SendInline => {
                 self.fresh += 1;
                 let sent = send_inline(&self.writer, self.fresh);
-                assert_ne!(sent, Err(Refused::NoCell));
+                assert_ne!(sent, Err(InlineError::NoCell));
                 self.sends(None, sent.is_ok());
             }
             Receive(i) => {
@@ -230,7 +231,7 @@ impl World {
         let reader = &mut self.readers[i];
         let got = stage::receive(&reader.endpoint).expect("no damage");
         let Some(got) = got else {
-            // Without a history a writer that needs buffers skips even the newest message.
+            // Without a history, a writer that needs buffers skips even the newest message.
             assert!(reader.next == len || skips && self.history == 0, "everything was received");
             reader.lost += (len - reader.next) as u64;
             reader.next = len;
@@ -241,25 +242,25 @@ impl World {
         if index != reader.next {
             assert!(
                 skips && index > reader.next && index == len - 1,
-                "who was overtaken goes on with the newest"
+                "an overtaken reader continues with the newest message"
             );
             reader.lost += (index - reader.next) as u64;
         }
         assert_eq!(reader.endpoint.reader().lost(), reader.lost);
         reader.next = index + 1;
         match got {
-            Got::Pooled(held) => {
+            ReceivedItem::Pooled(held) => {
                 assert_eq!(Some(held.cell), self.sent[index].1);
                 reader.held.push((index, held));
             }
-            Got::Inline(id, first, last) => {
+            ReceivedItem::Inline(id, first, last) => {
                 let word = u64::from(id.cast_unsigned());
                 assert_eq!((first, last, self.sent[index].1), (word, word, None));
             }
         }
     }
 
-    /// No buffer can be loaned: all are in the history, or readers have them.
+    /// No buffer can be loaned: the history or readers keep all of them.
     fn check_exhausted(&mut self, with_data: bool) {
         let gate = if self.skips() { self.sent.len().saturating_sub(self.history) } else { self.look() };
         let cells = self.sent[gate..].iter().filter_map(|sent| sent.1);
@@ -267,7 +268,7 @@ impl World {
         let mut kept: BTreeSet<u32> = cells.collect();
         if self.skips() {
             kept.extend(held);
-            // A hold of a reader that died without being recovered is like any other.
+            // A hold of a reader that died without being recovered counts like any other.
             if !self.dead.is_empty() {
                 return;
             }
@@ -276,7 +277,7 @@ impl World {
         assert!(with_data || kept.len() == len, "{} of {len} buffers are kept", kept.len());
     }
 
-    /// What readers hold, or have not received, is in the ring; and each DATA buffer belongs to a message.
+    /// Messages that readers hold or have not received are in the ring, and each DATA buffer belongs to one message.
     fn check(&self) {
         let owner = |cell| MsgOwner(self.core.msg().table.owner(cell).load(Ordering::Relaxed));
         let mut kept = BTreeMap::new();
@@ -307,13 +308,13 @@ impl World {
         }
     }
 
-    /// Everybody leaves or dies; a last writer finds everything free but the history.
+    /// All participants detach or die. A last writer finds everything free except the history.
     fn finish(mut self) {
         for operation in [Operation::Recover, Operation::Succeed(true)] {
             self.step(&operation);
         }
         for reader in std::mem::take(&mut self.readers) {
-            // After the writer of which they got it.
+            // After the writer that sent their messages.
             self.dead.push((abandon(reader.endpoint), None));
         }
         self.step(&Operation::Recover);
@@ -353,12 +354,12 @@ fn random_rings(cases: u32) {
 
 #[test]
 #[cfg_attr(miri, ignore = "too many cases")]
-fn rings_do_what_the_model_does() {
+fn rings_match_the_model() {
     random_rings(24);
 }
 
 #[test]
 #[ignore = "long: 1,000 cases"]
-fn rings_do_what_the_model_does_in_many_cases() {
+fn rings_match_the_model_in_many_cases() {
     random_rings(1_000);
 }

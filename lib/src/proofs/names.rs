@@ -1,5 +1,5 @@
-//! An entry names the epoch of its buffer by its last bits, 6 for an inline cell, and those come round. So its slot is
-//! passed before the buffer can be loaned again, and a later loan never looks like the message that was taken.
+//! An entry names the last bits of its buffer's epoch, 6 for an inline cell, and those wrap. So its slot is passed before
+//! the buffer can be loaned again, and a later loan never looks like the message that was received.
 
 use super::stage::{abandon, attach, link, receive, send_inline};
 use crate::link::endpoint::Endpoint;
@@ -8,7 +8,7 @@ use crate::pool::owner::MsgOwner;
 use crate::ring::entry::Entry;
 use crate::ring::{Look, Owners, Ring};
 
-/// Loans and gives back until the cell behind `entry` is loaned with the very bits that the entry names.
+/// Loans and releases until the cell of `entry` is loaned with the same epoch bits that the entry has.
 fn go_round(endpoint: &Endpoint, entry: Entry) {
     let others: Vec<_> = std::iter::from_fn(|| endpoint.loan_inline()).collect();
     let (cell, owner) = others.into_iter().find(|(cell, _)| *cell == entry.wild_cell()).expect("it is free");
@@ -55,7 +55,7 @@ fn a_batch_passes_the_slot_of_an_inline_message() {
     assert_eq!(taken, Ok(1));
 }
 
-/// Who sends as fast as a batch is received does not keep the receiver for ever.
+/// A sender that is as fast as the receiver does not keep a batch from ending.
 #[test]
 fn a_batch_is_never_more_than_the_ring_holds() {
     let core = link(2, false, 1, 0);

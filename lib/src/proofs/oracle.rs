@@ -1,7 +1,7 @@
-//! The oracle: random sequences of what participants do, against a model of queues and sets of holders.
+//! The oracle: random sequences of operations by participants, compared with a model of queues and holders.
 //!
-//! After each step the owner words say what the model says, a loan fails if and only if nothing is free, and at the end,
-//! when everybody has left, everything is free and can be loaned.
+//! After each step the owner words match the model, and a loan fails if and only if nothing is free. At the end, when all
+//! participants have detached, everything is free and can be loaned.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::stage::{
-    self, DATA, Got, Held, Refused, abandon, attach, leave, link, loan, loan_with, receive_batch, release,
-    release_anywhere, send_inline,
+    self, DATA, HeldBuffers, InlineError, ReceivedItem, abandon, attach, leave, link, loan, loan_with,
+    receive_batch, release, release_anywhere, send_inline,
 };
 use crate::link::core::Core;
 use crate::link::endpoint::Endpoint;
@@ -59,13 +59,13 @@ fn operation() -> impl Strategy<Value = Operation> {
 
 struct Agent {
     endpoint: Box<Endpoint>,
-    loans: Vec<Held>,
-    messages: Vec<Held>,
+    loans: Vec<HeldBuffers>,
+    messages: Vec<HeldBuffers>,
     evicted: bool,
 }
 
-/// What waits in a ring: its id, and its buffer unless it is inline.
-type Sent = (i32, Option<u32>);
+/// A message in a ring: its id, and its buffer unless it is inline.
+type QueuedItem = (i32, Option<u32>);
 
 struct World {
     core: Core,
@@ -73,11 +73,11 @@ struct World {
     capacity: usize,
     agents: Vec<Agent>,
     dead: Vec<Participant>,
-    /// One per ring: on which the primary sends, then the other.
-    queues: [VecDeque<Sent>; 2],
-    /// Who plays the roles of a ring with one producer and one consumer: `[ring][producer, consumer]`.
+    /// One per ring: first the ring on which the primary sends.
+    queues: [VecDeque<QueuedItem>; 2],
+    /// The participants with the roles of a ring with one producer and one consumer: `[ring][producer, consumer]`.
     roles: [[Option<SeatIndex>; 2]; 2],
-    /// By MSG buffer: its holder and its DATA buffer. What is not in it is free.
+    /// For each MSG buffer in use, its holder and its DATA buffer.
     held: BTreeMap<u32, (Holder, Option<u32>)>,
     next_id: i32,
 }
@@ -116,7 +116,7 @@ impl World {
         (!self.agents.is_empty()).then(|| i % self.agents.len())
     }
 
-    /// An agent that may play a role, or plays it already.
+    /// Selects an agent that may take a role, or has it already.
     fn may(&self, agent: usize, receives: bool) -> bool {
         let me = &self.agents[agent];
         if me.evicted {
@@ -164,18 +164,18 @@ impl World {
         }
     }
 
-    fn got(&mut self, agent: usize, ring: usize, got: Option<Got>) {
+    fn got(&mut self, agent: usize, ring: usize, got: Option<ReceivedItem>) {
         let expected = self.queues[ring].pop_front();
         let seat = self.agents[agent].endpoint.me.seat;
         match (expected, got) {
             (None, None) => {}
-            (Some((id, None)), Some(Got::Inline(found, first, last))) => {
+            (Some((id, None)), Some(ReceivedItem::Inline(found, first, last))) => {
                 assert_eq!(
                     (found, first, last),
                     (id, u64::from(id.cast_unsigned()), u64::from(id.cast_unsigned()))
                 );
             }
-            (Some((id, Some(cell))), Some(Got::Pooled(held))) => {
+            (Some((id, Some(cell))), Some(ReceivedItem::Pooled(held))) => {
                 assert_eq!((held.msg_id, held.cell), (id, cell));
                 let entry = self.held.get_mut(&cell).expect("it was sent");
                 assert_eq!(held.data.map(|(_, index)| index), entry.1);
@@ -274,12 +274,12 @@ impl World {
                     return;
                 }
                 let held = of.swap_remove(i % of.len());
-                // As an owned message does, and as a borrowed one.
+                // Released as an owned message, or as a borrowed one.
                 let released = match i % 2 {
                     0 => release_anywhere(&agent.endpoint.core, &held),
                     _ => release(&agent.endpoint, &held),
                 };
-                assert_eq!(released, !agent.evicted, "only what was taken away is refused");
+                assert_eq!(released, !agent.evicted, "releasing fails only after an eviction");
                 if !agent.evicted {
                     self.held.remove(&held.cell);
                 }
@@ -309,9 +309,9 @@ impl World {
                 self.next_id += 1;
                 let inline = self.queues.iter().flatten().filter(|sent| sent.1.is_none()).count();
                 let expected = if !self.single && inline == 2 * self.capacity {
-                    Err(Refused::NoCell)
+                    Err(InlineError::NoCell)
                 } else if self.queues[ring].len() == self.capacity {
-                    Err(Refused::Full)
+                    Err(InlineError::Full)
                 } else {
                     Ok(())
                 };
@@ -364,7 +364,7 @@ impl World {
         }
     }
 
-    /// Everybody leaves or dies, what waits is received, and nothing is missing.
+    /// All participants detach or die, queued messages are received, and nothing is missing.
     fn finish(mut self) {
         while !self.agents.is_empty() {
             self.step(&Operation::Detach(0));
@@ -397,9 +397,9 @@ impl World {
     }
 }
 
-/// A handle remembers what it released last, and others may have stolen all of it meanwhile. Too rare in random sequences.
+/// A handle remembers what it released last, and other seats may have stolen all of it. Too rare in random sequences.
 #[test]
-fn what_was_stolen_does_not_exhaust_a_pool() {
+fn stolen_hints_do_not_exhaust_a_pool() {
     let core = link(1, true, 1, 0);
     let (a, b) = (attach(&core, Primary), attach(&core, Secondary));
     for _ in 0..100 {
@@ -438,12 +438,12 @@ fn random_links(cases_count: u32) {
 
 #[test]
 #[cfg_attr(miri, ignore = "too many cases")]
-fn links_do_what_the_model_does() {
+fn links_match_the_model() {
     random_links(32);
 }
 
 #[test]
 #[ignore = "long: 256 cases"]
-fn links_do_what_the_model_does_in_many_cases() {
+fn links_match_the_model_in_many_cases() {
     random_links(256);
 }

@@ -1,7 +1,8 @@
-//! The oracle of requests: random sequences of what clients and servers do and suffer, against a model of queues.
+//! The oracle of requests: random sequences of operations and failures of clients and servers, compared with a model of
+//! queues.
 //!
-//! Each reply is numbered, so a reply that reaches another request than its own, or reaches it twice, is noticed. At the end,
-//! when everybody has left, every buffer and cell is free.
+//! Each reply has a number, so a reply that reaches another request, or reaches its own twice, is detected. At the end,
+//! when all participants have detached, every buffer and cell is free.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -9,7 +10,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::stage::{
-    self, DATA, Got, Held, abandon, attach, link_with_requests, loan, loan_with, release, take_reply,
+    self, DATA, HeldBuffers, ReceivedItem, abandon, attach, link_with_requests, loan, loan_with, release,
+    take_reply,
 };
 use crate::link::core::Core;
 use crate::link::endpoint::Endpoint;
@@ -54,40 +56,40 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// A request by its number in the model.
+/// The number of a request in the model.
 type Number = usize;
 
-/// What the model knows of a request.
+/// The state of a request in the model.
 #[derive(Debug, Default)]
-struct Known {
+struct RequestState {
     msg_id: i32,
-    /// Its client still waits.
+    /// Whether its client still waits.
     is_wanted: bool,
-    /// Replies that wait: their ids, and whether each is the last.
+    /// Replies that the client has not received: their ids, and whether each is the last.
     replies: VecDeque<(i32, bool)>,
-    /// Its server has ended: `Some(true)` died, `Some(false)` dropped it.
+    /// Whether its server ended the request: `Some(true)` by dying, `Some(false)` by dropping it.
     failed: Option<bool>,
 }
 
-struct Pending {
+struct ClientRequest {
     number: Number,
     id: RequestId,
     taken: u64,
 }
 
-struct Serving {
+struct ServerRequest {
     number: Number,
     taken: TakenRequest,
-    held: Held,
+    held: HeldBuffers,
     sent: u64,
     is_over: bool,
 }
 
 struct Agent {
     endpoint: Box<Endpoint>,
-    pending: Vec<Pending>,
-    serving: Vec<Serving>,
-    messages: Vec<Held>,
+    pending: Vec<ClientRequest>,
+    serving: Vec<ServerRequest>,
+    messages: Vec<HeldBuffers>,
 }
 
 struct World {
@@ -98,9 +100,9 @@ struct World {
     dead: Vec<(Participant, Vec<Number>, Vec<Number>)>,
     ring: VecDeque<Number>,
     capacity: usize,
-    known: Vec<Known>,
+    known: Vec<RequestState>,
     next_id: i32,
-    /// Of the replies that were received.
+    /// The ids of received replies.
     received: BTreeSet<i32>,
 }
 
@@ -164,9 +166,9 @@ impl World {
     }
 
     /// A loan with or without DATA, if there are buffers.
-    fn loan(endpoint: &Endpoint, kind: u8, msg_id: i32) -> Option<Held> {
+    fn loan(endpoint: &Endpoint, kind: u8, msg_id: i32) -> Option<HeldBuffers> {
         let held = if kind == 1 { loan(endpoint) } else { loan_with(endpoint)?.ok() };
-        held.map(|held| Held { msg_id, ..held })
+        held.map(|held| HeldBuffers { msg_id, ..held })
     }
 
     fn step(&mut self, operation: &Operation) {
@@ -207,7 +209,7 @@ impl World {
                 self.core.reclaim(&agent.endpoint.me, me, true);
                 self.ended(&pending, &serving, true);
                 assert!(!agent.endpoint.is_current());
-                // It goes on for a moment, and its process ends.
+                // The evicted process continues for a moment, and then ends.
                 for serving in agent.serving.iter().filter(|serving| !serving.is_over) {
                     let pushed =
                         stage::reply_inline(&agent.endpoint, serving.taken.id, (serving.sent, true), -1);
@@ -236,8 +238,12 @@ impl World {
                 assert!(made.is_some() || !may || kind == 0);
                 if let Some(id) = made {
                     let number = self.known.len();
-                    agent.pending.push(Pending { number, id, taken: 0 });
-                    self.known.push(Known { msg_id: self.next_id, is_wanted: true, ..Known::default() });
+                    agent.pending.push(ClientRequest { number, id, taken: 0 });
+                    self.known.push(RequestState {
+                        msg_id: self.next_id,
+                        is_wanted: true,
+                        ..RequestState::default()
+                    });
                     self.ring.push_back(number);
                 }
             }
@@ -253,7 +259,7 @@ impl World {
                 assert_eq!(held.msg_id, known.msg_id);
                 let status = agent.endpoint.request_status(taken.id);
                 assert_eq!(status == Status::Pending, known.is_wanted);
-                agent.serving.push(Serving { number, taken, held, sent: 0, is_over: false });
+                agent.serving.push(ServerRequest { number, taken, held, sent: 0, is_over: false });
             }
             Reply(i, j, kind, is_last) => {
                 let id = self.id();
@@ -336,7 +342,7 @@ impl World {
                     known.is_wanted = false;
                     agent.pending.remove(at);
                 }
-                if let Got::Pooled(held) = got {
+                if let ReceivedItem::Pooled(held) = got {
                     agent.messages.push(held);
                 }
             }
@@ -358,7 +364,7 @@ impl World {
         }
     }
 
-    /// Everybody leaves or dies, what waits is dropped, and nothing is missing.
+    /// All participants detach or die, pending requests are dropped, and nothing is missing.
     fn finish(mut self) {
         while !self.clients.is_empty() || !self.servers.is_empty() {
             self.step(&Operation::Detach(true, 0));
@@ -413,12 +419,12 @@ fn random_requests(cases: u32) {
 
 #[test]
 #[cfg_attr(miri, ignore = "too many cases")]
-fn requests_do_what_the_model_does() {
+fn requests_match_the_model() {
     random_requests(32);
 }
 
 #[test]
 #[ignore = "long: 256 cases"]
-fn requests_do_what_the_model_does_in_many_cases() {
+fn requests_match_the_model_in_many_cases() {
     random_requests(256);
 }

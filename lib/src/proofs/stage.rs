@@ -1,4 +1,4 @@
-//! What models and oracle share: a link on the heap, endpoints at it, and the steps of `Link` without files and doorbells.
+//! Shared by models and oracles: a link on the heap, its endpoints, and the steps of `Link` without files and bells.
 
 use shmesh_sys::process::ProcessIdentity;
 
@@ -59,24 +59,24 @@ pub(super) fn attach(core: &Core, side: Side) -> Box<Endpoint> {
     Box::new(Endpoint::new(core, core.seats.attach(&process(1), side).expect("a free seat")))
 }
 
-/// A MSG buffer in somebody's hands, with its DATA buffer.
+/// A MSG buffer that a participant holds, with its DATA buffer.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldBuffers {
     pub(super) cell: u32,
     pub(super) owner: MsgOwner,
     pub(super) data: Option<(PoolId, u32)>,
     pub(super) msg_id: i32,
 }
 
-/// What came off a ring.
+/// A message that was received.
 #[derive(Debug)]
-pub(super) enum Got {
-    Pooled(Held),
-    /// The id and the first word of an inline message, and its last, which must be equal.
+pub(super) enum ReceivedItem {
+    Pooled(HeldBuffers),
+    /// The id of an inline message, and its first and last word, which must be equal.
     Inline(i32, u64, u64),
 }
 
-impl Got {
+impl ReceivedItem {
     pub(super) fn msg_id(&self) -> i32 {
         match self {
             Self::Pooled(held) => held.msg_id,
@@ -85,13 +85,13 @@ impl Got {
     }
 }
 
-pub(super) fn loan(endpoint: &Endpoint) -> Option<Held> {
+pub(super) fn loan(endpoint: &Endpoint) -> Option<HeldBuffers> {
     let (cell, owner) = endpoint.loan_msg()?;
-    Some(Held { cell, owner, data: None, msg_id: 0 })
+    Some(HeldBuffers { cell, owner, data: None, msg_id: 0 })
 }
 
-/// `Err`: the DATA pool is exhausted; the MSG went back, as in `Link::loan_with`.
-pub(super) fn loan_with(endpoint: &Endpoint) -> Option<Result<Held, ()>> {
+/// `Some(Err(()))` if the DATA pool is exhausted; the MSG buffer was released, as in `Link::loan_with`.
+pub(super) fn loan_with(endpoint: &Endpoint) -> Option<Result<HeldBuffers, ()>> {
     let mut held = loan(endpoint)?;
     match endpoint.loan_data(DATA, held.cell, held.owner) {
         Some(index) => {
@@ -105,11 +105,11 @@ pub(super) fn loan_with(endpoint: &Endpoint) -> Option<Result<Held, ()>> {
     }
 }
 
-fn data_ref(held: &Held) -> DataRef {
+fn data_ref(held: &HeldBuffers) -> DataRef {
     held.data.map_or(DataRef::NONE, |(pool, index)| DataRef::new(pool, index))
 }
 
-pub(super) fn release(endpoint: &Endpoint, held: &Held) -> bool {
+pub(super) fn release(endpoint: &Endpoint, held: &HeldBuffers) -> bool {
     if let (Some(token), Ring::Broadcast(ring)) = (held.owner.token(), &endpoint.incoming) {
         ring.release(endpoint.reader(), Token(token));
         return true;
@@ -117,16 +117,16 @@ pub(super) fn release(endpoint: &Endpoint, held: &Held) -> bool {
     endpoint.release(held.cell, held.owner, data_ref(held))
 }
 
-/// As the owner of a message does, from a thread that need not be the endpoint's.
-pub(super) fn release_anywhere(core: &Core, held: &Held) -> bool {
+/// Releases as an owned message does, from any thread.
+pub(super) fn release_anywhere(core: &Core, held: &HeldBuffers) -> bool {
     core.release_anywhere(held.cell, held.owner, data_ref(held))
 }
 
-pub(super) fn entry_of(held: &Held) -> Entry {
+pub(super) fn entry_of(held: &HeldBuffers) -> Entry {
     Entry::pooled(held.cell, held.owner.epoch())
 }
 
-pub(super) fn describe(endpoint: &Endpoint, held: &Held) {
+pub(super) fn describe(endpoint: &Endpoint, held: &HeldBuffers) {
     let cell = endpoint.cell(held.cell);
     cell.clear();
     cell.set_msg_id(held.msg_id);
@@ -137,8 +137,8 @@ pub(super) fn describe(endpoint: &Endpoint, held: &Held) {
     }
 }
 
-/// `false`: the ring is full, and the message still is the sender's.
-pub(super) fn send(endpoint: &Endpoint, held: &Held) -> bool {
+/// Returns `false` if the ring is full. The message still belongs to the sender.
+pub(super) fn send(endpoint: &Endpoint, held: &HeldBuffers) -> bool {
     describe(endpoint, held);
     match &endpoint.outgoing {
         Ring::Spsc(ring) => ring.push(endpoint.producer(ring).expect("the role"), entry_of(held)).is_ok(),
@@ -151,55 +151,58 @@ pub(super) fn send(endpoint: &Endpoint, held: &Held) -> bool {
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Refused {
+pub(super) enum InlineError {
     Full,
     NoCell,
 }
 
 /// Sends 48 bytes, which fit in one line.
-pub(super) fn send_inline(endpoint: &Endpoint, msg_id: i32) -> Result<(), Refused> {
+pub(super) fn send_inline(endpoint: &Endpoint, msg_id: i32) -> Result<(), InlineError> {
     send_inline_of(endpoint, msg_id, 48)
 }
 
 /// Sends `len` bytes, a multiple of 8.
-pub(super) fn send_inline_of(endpoint: &Endpoint, msg_id: i32, len: usize) -> Result<(), Refused> {
+pub(super) fn send_inline_of(endpoint: &Endpoint, msg_id: i32, len: usize) -> Result<(), InlineError> {
     let word = u64::from(msg_id.cast_unsigned());
     let (ids, msg) = (word << 32, word.to_ne_bytes().repeat(len / 8));
     match &endpoint.outgoing {
         Ring::Spsc(ring) => {
             let producer = endpoint.producer(ring).expect("the role");
-            ring.push_inline(producer, ids, &msg).map_err(|_| Refused::Full)
+            ring.push_inline(producer, ids, &msg).map_err(|_| InlineError::Full)
         }
         Ring::Mpmc(ring) => {
-            let (cell, owner) = endpoint.loan_inline().ok_or(Refused::NoCell)?;
+            let (cell, owner) = endpoint.loan_inline().ok_or(InlineError::NoCell)?;
             endpoint.core.inline_lines(cell).expect("inline cells").write(ids, &msg);
             let entry = Entry::inline_cell(cell, owner.epoch(), len);
             ring.push(&endpoint.shared_producer, entry).map_err(|_| {
                 endpoint.release_inline(cell, owner);
-                Refused::Full
+                InlineError::Full
             })
         }
         Ring::Broadcast(ring) => {
             let writer = endpoint.writer(ring).expect("the role");
-            endpoint.broadcast_inline(ring, writer, ids, &msg).map_err(|_| Refused::Full)
+            endpoint.broadcast_inline(ring, writer, ids, &msg).map_err(|_| InlineError::Full)
         }
     }
 }
 
-fn inline(entry: Entry, lines: InlineLines<'_>) -> Result<Got, Wild> {
+fn inline(entry: Entry, lines: InlineLines<'_>) -> Result<ReceivedItem, Wild> {
     let len = entry.inline_len().ok_or(Wild("an inline message longer than its slot"))?;
     let msg_id = ((lines.ids() >> 32) as u32).cast_signed();
     let mut words = [0; 14];
     lines.read(len, &mut words);
-    Ok(Got::Inline(msg_id, words[0], words[len as usize / 8 - 1]))
+    Ok(ReceivedItem::Inline(msg_id, words[0], words[len as usize / 8 - 1]))
 }
 
-fn pooled(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<Got, Wild> {
+fn pooled(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<ReceivedItem, Wild> {
     let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(endpoint.me.seat));
     match endpoint.core.read_descriptor(cell, owner) {
-        Ok((descriptor, data)) => {
-            Ok(Got::Pooled(Held { cell, owner, data: data.parts(), msg_id: descriptor.msg_id }))
-        }
+        Ok((descriptor, data)) => Ok(ReceivedItem::Pooled(HeldBuffers {
+            cell,
+            owner,
+            data: data.parts(),
+            msg_id: descriptor.msg_id,
+        })),
         Err(wild) => {
             endpoint.release(cell, owner, DataRef::NONE);
             Err(wild)
@@ -207,11 +210,11 @@ fn pooled(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<Got, Wild> {
     }
 }
 
-fn open(endpoint: &Endpoint, entry: Entry, word: u64, lines: InlineLines<'_>) -> Result<Got, Wild> {
+fn open(endpoint: &Endpoint, entry: Entry, word: u64, lines: InlineLines<'_>) -> Result<ReceivedItem, Wild> {
     if entry.is_inline() { inline(entry, lines) } else { pooled(endpoint, entry, word) }
 }
 
-fn open_shared(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<Got, Wild> {
+fn open_shared(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<ReceivedItem, Wild> {
     if !entry.is_inline() {
         return pooled(endpoint, entry, word);
     }
@@ -222,7 +225,7 @@ fn open_shared(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<Got, Wild
 }
 
 /// As `Link::receive`, in its order of steps.
-pub(super) fn receive(endpoint: &Endpoint) -> Result<Option<Got>, Wild> {
+pub(super) fn receive(endpoint: &Endpoint) -> Result<Option<ReceivedItem>, Wild> {
     let receiving = endpoint.receiving();
     match &endpoint.incoming {
         Ring::Spsc(ring) => {
@@ -249,16 +252,16 @@ pub(super) fn receive(endpoint: &Endpoint) -> Result<Option<Got>, Wild> {
     }
 }
 
-/// As `Link::shared_with_others`.
-fn shared(endpoint: &Endpoint, entry: Entry, token: Token) -> Result<Got, Wild> {
+/// The steps of `Link::shared_with_others`.
+fn shared(endpoint: &Endpoint, entry: Entry, token: Token) -> Result<ReceivedItem, Wild> {
     let (cell, owner) = endpoint.core.look_published(entry)?;
     let (descriptor, data) = endpoint.core.read_descriptor(cell, owner)?;
     let owner = MsgOwner::of_token(token.0);
-    Ok(Got::Pooled(Held { cell, owner, data: data.parts(), msg_id: descriptor.msg_id }))
+    Ok(ReceivedItem::Pooled(HeldBuffers { cell, owner, data: data.parts(), msg_id: descriptor.msg_id }))
 }
 
 /// As `Link::receive_batch`, in its order of steps.
-pub(super) fn receive_batch(endpoint: &Endpoint, max: usize) -> Result<Vec<Got>, Wild> {
+pub(super) fn receive_batch(endpoint: &Endpoint, max: usize) -> Result<Vec<ReceivedItem>, Wild> {
     let receiving = endpoint.receiving();
     let mut all = Vec::new();
     match &endpoint.incoming {
@@ -276,8 +279,9 @@ pub(super) fn receive_batch(endpoint: &Endpoint, max: usize) -> Result<Vec<Got>,
     all.into_iter().collect()
 }
 
-/// Makes a request of a MSG buffer; `None`: the window or the ring is full, and the message still is the client's.
-pub(super) fn request(endpoint: &Endpoint, held: &Held) -> Option<RequestId> {
+/// Sends a request in a MSG buffer. Returns `None` if the window or the ring is full; the message still belongs to the
+/// client.
+pub(super) fn request(endpoint: &Endpoint, held: &HeldBuffers) -> Option<RequestId> {
     let id = endpoint.open_request()?;
     describe(endpoint, held);
     match endpoint.push_request(id, held.cell, held.owner) {
@@ -289,7 +293,7 @@ pub(super) fn request(endpoint: &Endpoint, held: &Held) -> Option<RequestId> {
     }
 }
 
-/// Makes a request of 40 bytes.
+/// Sends a request of 40 bytes.
 #[cfg(not(loom))]
 pub(super) fn request_inline(endpoint: &Endpoint, msg_id: i32) -> Option<RequestId> {
     let id = endpoint.open_request()?;
@@ -303,20 +307,20 @@ pub(super) fn request_inline(endpoint: &Endpoint, msg_id: i32) -> Option<Request
     }
 }
 
-/// The id of the message in a request that was taken, and its DATA buffer.
-pub(super) fn open_request(endpoint: &Endpoint, taken: &TakenRequest) -> Result<Held, Wild> {
+/// The message id of a received request, and its DATA buffer.
+pub(super) fn open_request(endpoint: &Endpoint, taken: &TakenRequest) -> Result<HeldBuffers, Wild> {
     let cell = taken.entry.wild_cell();
     if taken.entry.is_inline() {
         let lines = endpoint.core.inline_lines(cell).expect("inline cells");
         let msg_id = ((lines.ids() >> 32) as u32).cast_signed();
-        return Ok(Held { cell, owner: taken.owner, data: None, msg_id });
+        return Ok(HeldBuffers { cell, owner: taken.owner, data: None, msg_id });
     }
     let (descriptor, data) = endpoint.core.read_descriptor(cell, taken.owner)?;
-    Ok(Held { cell, owner: taken.owner, data: data.parts(), msg_id: descriptor.msg_id })
+    Ok(HeldBuffers { cell, owner: taken.owner, data: data.parts(), msg_id: descriptor.msg_id })
 }
 
-/// As `Request::drop` after the last reply.
-pub(super) fn end_request(endpoint: &Endpoint, taken: &TakenRequest, held: &Held) {
+/// The steps of `Request::drop` after the last reply.
+pub(super) fn end_request(endpoint: &Endpoint, taken: &TakenRequest, held: &HeldBuffers) {
     if taken.entry.is_inline() {
         endpoint.release_inline(held.cell, held.owner);
     } else {
@@ -324,8 +328,8 @@ pub(super) fn end_request(endpoint: &Endpoint, taken: &TakenRequest, held: &Held
     }
 }
 
-/// Sends a reply in a MSG buffer, which is freed if nobody waits for it.
-pub(super) fn reply(endpoint: &Endpoint, id: RequestId, at: (u64, bool), held: &Held) -> Pushed {
+/// Sends a reply in a MSG buffer, which is freed if the client no longer waits.
+pub(super) fn reply(endpoint: &Endpoint, id: RequestId, at: (u64, bool), held: &HeldBuffers) -> Pushed {
     describe(endpoint, held);
     let pushed = endpoint.push_reply(id, at.0, at.1, entry_of(held));
     if pushed == Pushed::Unwanted {
@@ -334,7 +338,7 @@ pub(super) fn reply(endpoint: &Endpoint, id: RequestId, at: (u64, bool), held: &
     pushed
 }
 
-/// Sends a reply of 48 bytes. `None`: no cell is free.
+/// Sends a reply of 48 bytes. Returns `None` if no cell is free.
 #[cfg(not(loom))]
 pub(super) fn reply_inline(
     endpoint: &Endpoint,
@@ -346,12 +350,12 @@ pub(super) fn reply_inline(
     endpoint.push_inline_reply(id, at.0, at.1, word << 32, &word.to_ne_bytes().repeat(6))
 }
 
-/// Takes the reply at a position, and whether it is the last.
+/// Receives the reply at a position, and whether it is the last.
 pub(super) fn take_reply(
     endpoint: &Endpoint,
     id: RequestId,
     position: u64,
-) -> Result<Option<(Got, bool)>, Wild> {
+) -> Result<Option<(ReceivedItem, bool)>, Wild> {
     let Some(taken) = endpoint.take_reply(id, position)? else { return Ok(None) };
     if taken.is_last {
         endpoint.finish_request(id);
@@ -359,16 +363,16 @@ pub(super) fn take_reply(
     Ok(Some((open_shared(endpoint, taken.entry, taken.word)?, taken.is_last)))
 }
 
-/// Ends what was received.
+/// Releases a received message.
 #[cfg(not(loom))]
-pub(super) fn finish(endpoint: &Endpoint, got: &Got) -> bool {
+pub(super) fn finish(endpoint: &Endpoint, got: &ReceivedItem) -> bool {
     match got {
-        Got::Pooled(held) => release(endpoint, held),
-        Got::Inline(..) => true,
+        ReceivedItem::Pooled(held) => release(endpoint, held),
+        ReceivedItem::Inline(..) => true,
     }
 }
 
-/// Ends a participant as `Link` does.
+/// Ends a participant as dropping a `Link` does.
 pub(super) fn leave(endpoint: &Endpoint) {
     endpoint.retire();
     endpoint.core.leave(&endpoint.me);

@@ -1,4 +1,4 @@
-//! Real threads on a heap link, with payload written and read through the pointers that production uses: small enough for
+//! Real threads on a heap link, with payload written and read through the pointers of production code. Small enough for
 //! Miri, which finds undefined behaviour and every access that is not ordered.
 
 #![allow(clippy::disallowed_types, reason = "counts of the test itself")]
@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64 as Count, Ordering};
 
 use super::stage::{
-    Got, Held, abandon, attach, broadcast, link, loan_with, receive, receive_batch, release,
+    HeldBuffers, ReceivedItem, abandon, attach, broadcast, link, loan_with, receive, receive_batch, release,
     release_anywhere, rules, send, send_inline_of,
 };
 use crate::config::SlowReaders;
@@ -18,9 +18,9 @@ const MESSAGES: i32 = if cfg!(miri) { 12 } else { 5_000 };
 
 #[expect(unsafe_code, reason = "the bytes of a buffer that the caller holds exclusively")]
 mod bytes {
-    use super::{Endpoint, Held};
+    use super::{Endpoint, HeldBuffers};
 
-    pub(super) fn write(endpoint: &Endpoint, held: &Held) {
+    pub(super) fn write(endpoint: &Endpoint, held: &HeldBuffers) {
         let value = u64::from(held.msg_id.cast_unsigned());
         // SAFETY: the buffer has 64 bytes, and its owner word gives it to this loan alone.
         unsafe { endpoint.msg_pool().buffer(held.cell).cast::<u64>().write(value) };
@@ -31,7 +31,7 @@ mod bytes {
         }
     }
 
-    pub(super) fn check(endpoint: &Endpoint, held: &Held) {
+    pub(super) fn check(endpoint: &Endpoint, held: &HeldBuffers) {
         let value = u64::from(held.msg_id.cast_unsigned());
         // SAFETY: the buffer has 64 bytes, written before it was sent, and this message holds it.
         assert_eq!(unsafe { endpoint.msg_pool().buffer(held.cell).cast::<u64>().read() }, value);
@@ -52,7 +52,7 @@ fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Each third message inline, the others with DATA.
+/// Every third message is inline, the others have DATA.
 fn send_all(endpoint: &Endpoint, first: i32) {
     let free = || match &endpoint.outgoing {
         Ring::Broadcast(ring) => endpoint.make_free(ring, endpoint.writer(ring).expect("the role")),
@@ -78,13 +78,13 @@ fn send_all(endpoint: &Endpoint, first: i32) {
     }
 }
 
-fn finish(endpoint: &Endpoint, got: &Got) -> u64 {
+fn finish(endpoint: &Endpoint, got: &ReceivedItem) -> u64 {
     match got {
-        Got::Pooled(held) => {
+        ReceivedItem::Pooled(held) => {
             bytes::check(endpoint, held);
             assert!(release(endpoint, held));
         }
-        Got::Inline(id, first, last) => {
+        ReceivedItem::Inline(id, first, last) => {
             assert_eq!(
                 (*first, *last),
                 (u64::from(id.cast_unsigned()), u64::from(id.cast_unsigned())),
@@ -127,7 +127,7 @@ fn released_in_another_thread() {
         for id in 1..=MESSAGES {
             let got = until(|| receive(&consumer).expect("no damage"));
             assert_eq!(got.msg_id(), id);
-            if let Got::Pooled(held) = got {
+            if let ReceivedItem::Pooled(held) = got {
                 to_reader.send(held).expect("the reader runs");
             }
         }
@@ -171,7 +171,7 @@ fn many_to_many() {
     assert_eq!((count.into_inner(), sum.into_inner()), (total, total * (total + 1) / 2));
 }
 
-/// Each reader gets everything, and each message stays until both have read it.
+/// Each reader gets every message, and a message is kept until both have read it.
 #[test]
 fn one_to_all() {
     let core = broadcast(4, rules(SlowReaders::Wait, 0), 3, 3);
@@ -184,7 +184,7 @@ fn one_to_all() {
                 for id in 1..=MESSAGES {
                     let got = until(|| receive(&reader).expect("no damage"));
                     assert_eq!(got.msg_id(), id);
-                    // The bytes stay what they are while the next message is received.
+                    // The bytes do not change while the next message is received.
                     if let Some(held) = held.replace(got) {
                         finish(&reader, &held);
                     }
@@ -195,9 +195,9 @@ fn one_to_all() {
     });
 }
 
-/// Readers that the writer does not wait for get each message whole or not at all.
+/// Readers for which the writer does not wait get each message whole or not at all.
 #[test]
-fn one_to_those_that_keep_up() {
+fn one_writer_to_readers_with_skip() {
     for capacity in [2, 16] {
         let core = broadcast(capacity, rules(SlowReaders::Skip, 1), capacity + 6, capacity + 6);
         let (writer, readers) =
@@ -212,7 +212,7 @@ fn one_to_those_that_keep_up() {
                         assert!(got.msg_id() > last, "in order, and each once");
                         last = got.msg_id();
                         received += 1;
-                        // The bytes stay what they are while the next message is received.
+                        // The bytes do not change while the next message is received.
                         if let Some(held) = held.replace(got) {
                             finish(&reader, &held);
                         }
@@ -226,7 +226,7 @@ fn one_to_those_that_keep_up() {
     }
 }
 
-/// Participants die with what they hold, two others take it back, and a fourth goes on sending to itself.
+/// Participants die with what they hold, two others recover it, and a fourth keeps sending to itself.
 #[test]
 fn recovery_beside_traffic() {
     let core = link(2, false, 6, 6);

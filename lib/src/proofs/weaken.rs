@@ -1,8 +1,8 @@
-//! Mutations without a build for each: under loom, one place in the code uses a weaker ordering than it says.
+//! Mutation tests without a build for each: under loom, one place in the code uses a weaker ordering than it asks for.
 //!
-//! `SHMESH_WEAKEN=ring/spsc.rs:87` makes every ordering on that line `Relaxed` (a fence: nothing), `...:87:acquire` takes
-//! only the acquiring half away, `...:87:release` only the releasing one. `SHMESH_SITES=1` prints each place that asks for
-//! more than `Relaxed` when it is first reached.
+//! `SHMESH_WEAKEN=ring/spsc.rs:87` makes every ordering on that line `Relaxed` (and removes a fence), `...:87:acquire`
+//! removes only the acquiring half, `...:87:release` only the releasing one. `SHMESH_SITES=1` prints each place that asks
+//! for more than `Relaxed` when it is first reached.
 
 use std::collections::BTreeSet;
 use std::panic::Location;
@@ -25,7 +25,7 @@ static MUTATION: LazyLock<Option<Mutation>> = LazyLock::new(|| {
 static SITES: LazyLock<Option<Mutex<BTreeSet<(&'static str, u32)>>>> =
     LazyLock::new(|| std::env::var_os("SHMESH_SITES").map(|_| Mutex::default()));
 
-/// The ordering to use where the caller asks for `order`.
+/// Returns the ordering to use where the caller asks for `order`.
 #[track_caller]
 pub(crate) fn weakened(order: Ordering) -> Ordering {
     if order == Ordering::Relaxed || (MUTATION.is_none() && SITES.is_none()) {

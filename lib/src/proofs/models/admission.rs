@@ -1,4 +1,5 @@
-//! Admission: of two that come at once exactly one gets a side that takes one process, and a link is not emptied under a newcomer.
+//! Admission: of two newcomers exactly one gets a side that takes one process, and a link is not emptied while a newcomer
+//! attaches.
 
 use super::super::stage::{link, process};
 use super::{explore, spawn, until};
@@ -11,7 +12,7 @@ fn decide(core: &Core, me: &Participant, process: u32) -> Admission {
     core.seats.admit_alone(me, core.admission_role(Secondary), is_mine)
 }
 
-/// As `LinkOptions::admit`, and the end of `LinkOptions::try_open`. Whether it was admitted.
+/// The steps of `LinkOptions::admit` and of the end of `LinkOptions::try_open`. Returns whether it was admitted.
 fn come(core: &Core, pid: u32) -> bool {
     let me = core.seats.attach(&process(pid), Secondary).unwrap();
     let is_admitted = until(|| match decide(core, &me, pid) {
@@ -42,7 +43,7 @@ fn one_of_two_newcomers_is_admitted() {
     });
 }
 
-/// The first handle of the process that has the side goes, and leaves a clone in a seat that is looked at before its own.
+/// The first handle of the process that has the side detaches, and leaves a clone in a seat that is checked before its own.
 #[test]
 fn a_clone_keeps_the_side() {
     explore("a_clone_keeps_the_side", Some(2), || {

@@ -1,4 +1,4 @@
-//! Broadcast rings: readers that join, hold and are overtaken, and a writer that frees and overwrites meanwhile.
+//! Broadcast rings: readers that join, hold messages and are overtaken, while a writer frees and overwrites.
 
 use loom::sync::Arc;
 
@@ -14,7 +14,7 @@ fn make_free(writer: &Endpoint) {
     writer.make_free(ring, writer.writer(ring).expect("the role"));
 }
 
-/// Sends, however long it takes.
+/// Sends a message, retrying until there is room.
 fn send(writer: &Endpoint, bytes: &Bytes, value: i32) {
     let held = until(|| {
         let held = loan_and_write(writer, bytes, value);
@@ -26,7 +26,7 @@ fn send(writer: &Endpoint, bytes: &Bytes, value: i32) {
     until(|| stage::send(writer, &held).then_some(()));
 }
 
-/// PASSED: a buffer is not written again before both have read it.
+/// PASSED: a buffer is not written again before both readers have read it.
 #[test]
 fn broadcast_to_two() {
     explore("broadcast_to_two", Some(2), || {
@@ -54,7 +54,7 @@ fn broadcast_to_two() {
     });
 }
 
-/// JOIN: a newcomer's first message is one that nobody overwrites, however the writer goes on.
+/// JOIN: a newcomer's first message is not overwritten while it joins, whatever the writer does.
 #[test]
 fn a_newcomer_keeps_its_first_message() {
     explore("a_newcomer_keeps_its_first_message", Some(3), || {
@@ -66,7 +66,7 @@ fn a_newcomer_keeps_its_first_message() {
             let bytes = bytes.clone();
             spawn(move || {
                 for value in 2..=3 {
-                    // As often as there is room: a newcomer that reads nothing may hold it up.
+                    // As often as there is room. A newcomer that reads nothing may block the writer.
                     make_free(&writer);
                     let Some(held) = loan_and_write(&writer, &bytes, value) else { break };
                     if !stage::send(&writer, &held) {
@@ -87,10 +87,10 @@ fn a_newcomer_keeps_its_first_message() {
     });
 }
 
-/// HOLD: a buffer is not written again while a reader has it, though the writer does not wait.
+/// HOLD: a buffer is not written again while a reader has it, although the writer does not wait.
 #[test]
-fn what_a_reader_holds_is_not_written() {
-    explore("what_a_reader_holds_is_not_written", Some(3), || {
+fn held_message_is_not_overwritten() {
+    explore("held_message_is_not_overwritten", Some(3), || {
         let core = broadcast(2, rules(Skip, 0), 2, 0);
         let bytes = Bytes::new(2);
         let (writer, reader) = (attach(&core, Primary), attach(&core, Secondary));
@@ -118,12 +118,12 @@ fn what_a_reader_holds_is_not_written() {
 
 /// OVERWRITE: a small message is whole, or of a later position.
 #[test]
-fn a_small_message_that_is_overwritten_is_not_torn() {
-    explore("a_small_message_that_is_overwritten_is_not_torn", Some(3), || {
+fn overwritten_inline_message_is_not_torn() {
+    explore("overwritten_inline_message_is_not_torn", Some(3), || {
         let core = broadcast(2, rules(Skip, 0), 1, 0);
         let bytes = Bytes::new(1);
         let (writer, reader) = (attach(&core, Primary), attach(&core, Secondary));
-        // Two words and the ids: each may be read as any message wrote it.
+        // Two words and the ids. Loom may return each as any message wrote it.
         send_inline_of(&writer, 1, 16).unwrap();
         let sender = spawn(move || (2..=3).for_each(|value| send_inline_of(&writer, value, 16).unwrap()));
         let early = receive(&reader, &bytes);
@@ -134,7 +134,7 @@ fn a_small_message_that_is_overwritten_is_not_torn() {
     });
 }
 
-/// A writer dies, and its successor knows what readers have and frees the rest.
+/// A writer dies. Its successor knows what readers hold, and frees the rest.
 #[test]
 fn a_writers_role_is_inherited() {
     explore("a_writers_role_is_inherited", Some(2), || {
@@ -159,10 +159,10 @@ fn a_writers_role_is_inherited() {
     });
 }
 
-/// A reader that leaves is past everything; and one in the same seat afterwards is another.
+/// A reader that detaches has passed all messages. A later reader in the same seat is a different one.
 #[test]
-fn a_reader_that_leaves_is_not_waited_for() {
-    explore("a_reader_that_leaves_is_not_waited_for", Some(2), || {
+fn writer_does_not_wait_for_a_detached_reader() {
+    explore("writer_does_not_wait_for_a_detached_reader", Some(2), || {
         let core = broadcast(1, rules(Wait, 0), 1, 0);
         let bytes = Bytes::new(1);
         let (writer, first) = (attach(&core, Primary), attach(&core, Secondary));

@@ -1,5 +1,6 @@
-//! Loom models. Each explores the interleavings of its threads with all values that relaxed loads may return: every one with
-//! at most one pre-emption, and those with more as far as the time allows. `cargo test ... -- --nocapture` says how far.
+//! Loom models. Each explores the interleavings of its threads, with all values that relaxed loads may return: all
+//! interleavings with at most one pre-emption, and those with more as far as time allows. `cargo test ... -- --nocapture`
+//! prints how far.
 
 mod admission;
 mod broadcast;
@@ -13,18 +14,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::stage::{self, Got, Held};
+use super::stage::{self, HeldBuffers, ReceivedItem};
 use crate::link::endpoint::Endpoint;
 
-/// How long each deeper search of a model may take before it is cut short; `LOOM_MAX_DURATION` (seconds) allows more.
+/// Time limit of each deeper search of a model. `LOOM_MAX_DURATION` (in seconds) raises it.
 const DEEPER_LIMIT: Duration = Duration::from_secs(10);
-/// How long the search with one pre-emption may take, which every model must finish.
+/// Time limit of the search with one pre-emption, which every model must finish.
 const FIRST_LIMIT: Duration = Duration::from_secs(180);
 
-/// Explores `model`: all schedules with one pre-emption, then with two and so on, up to `most` (`None`: then all there are).
+/// Explores `model`: all schedules with one pre-emption, then with two and so on, up to `most`, or without a limit for
+/// `None`.
 ///
-/// Every model must finish the first search. A deeper one that takes too long is cut short, and the last line of the
-/// output names the bound up to which the model was explored in full.
+/// Every model must finish the first search. A deeper one that takes too long is cut short. The last line of the output
+/// gives the number of pre-emptions that was explored in full.
 fn explore(name: &str, most: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let model = Arc::new(model);
     let bounds = most.map_or(vec![Some(1), None], |most| (1..=most).map(Some).collect());
@@ -65,11 +67,11 @@ fn explore(name: &str, most: Option<usize>, model: impl Fn() + Sync + Send + 'st
     eprintln!("{name}: explored in full up to pre-emptions: {finished}");
 }
 
-/// The bytes of the MSG buffers, as loom sees them: access without happens-before, or by two at once, is an error.
+/// The bytes of the MSG buffers as loom cells: access without happens-before, or by two threads at once, is an error.
 #[derive(Clone)]
 struct Bytes(Arc<Vec<loom::cell::UnsafeCell<i32>>>);
 
-// UNSAFETY: shared between the threads of a model on purpose: loom reports what is not ordered.
+// UNSAFETY: shared between the threads of a model on purpose. Loom reports accesses that are not ordered.
 #[expect(unsafe_code, reason = "loom's cells check each access")]
 mod access {
     use super::Bytes;
@@ -98,11 +100,11 @@ impl Bytes {
 }
 
 fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> loom::thread::JoinHandle<T> {
-    // Words. The stacks that loom gives are too small for a panic.
+    // In words. Loom's default stacks are too small for a panic.
     loom::thread::Builder::new().stack_size(1 << 15).spawn(f).expect("a thread")
 }
 
-/// Calls `attempt` until it gives something.
+/// Calls `attempt` until it returns a value.
 fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     loop {
         if let Some(done) = attempt() {
@@ -112,32 +114,32 @@ fn until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn loan_and_write(endpoint: &Endpoint, bytes: &Bytes, value: i32) -> Option<Held> {
+fn loan_and_write(endpoint: &Endpoint, bytes: &Bytes, value: i32) -> Option<HeldBuffers> {
     let mut held = stage::loan(endpoint)?;
     held.msg_id = value;
     bytes.write(held.cell, value);
     Some(held)
 }
 
-/// Loans, writes and sends, however long it takes.
+/// Loans, writes and sends, retrying until it succeeds.
 fn send(endpoint: &Endpoint, bytes: &Bytes, value: i32) {
     let held = until(|| loan_and_write(endpoint, bytes, value));
     until(|| stage::send(endpoint, &held).then_some(()));
 }
 
-/// One attempt to receive, read and release.
+/// Tries once to receive, read and release.
 fn receive(endpoint: &Endpoint, bytes: &Bytes) -> Option<i32> {
     let got = stage::receive(endpoint).expect("no damage")?;
     Some(consume(endpoint, bytes, &got))
 }
 
-fn consume(endpoint: &Endpoint, bytes: &Bytes, got: &Got) -> i32 {
+fn consume(endpoint: &Endpoint, bytes: &Bytes, got: &ReceivedItem) -> i32 {
     match got {
-        Got::Pooled(held) => {
+        ReceivedItem::Pooled(held) => {
             assert_eq!(bytes.read(held.cell), held.msg_id, "the message and its bytes belong together");
             assert!(stage::release(endpoint, held), "a living participant keeps what it received");
         }
-        Got::Inline(id, first, last) => {
+        ReceivedItem::Inline(id, first, last) => {
             assert_eq!(
                 (*first, *last),
                 (u64::from(id.cast_unsigned()), u64::from(id.cast_unsigned())),
@@ -148,12 +150,12 @@ fn consume(endpoint: &Endpoint, bytes: &Bytes, got: &Got) -> i32 {
     got.msg_id()
 }
 
-/// Receives what is left.
+/// Receives all messages that are left.
 fn drain(endpoint: &Endpoint, bytes: &Bytes) -> Vec<i32> {
     std::iter::from_fn(|| receive(endpoint, bytes)).collect()
 }
 
-/// When all is quiet, `endpoint` can loan all buffers, and writing to them races with nobody.
+/// When no other thread runs, `endpoint` can loan all buffers, and its writes to them race with no access.
 fn assert_all_free(endpoint: &Endpoint, bytes: &Bytes) {
     let len = endpoint.core.msg().table.len();
     let all: Vec<_> = (0..len).map_while(|_| loan_and_write(endpoint, bytes, -1)).collect();

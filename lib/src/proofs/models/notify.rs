@@ -1,4 +1,4 @@
-//! Waking up: nobody sleeps over a message, and posts are neither lost nor doubled.
+//! Notification: no receiver sleeps while a message waits, and posts are neither lost nor duplicated.
 
 use loom::sync::{Arc, Condvar, Mutex};
 
@@ -27,7 +27,7 @@ impl Futex {
         self.woken.notify_all();
     }
 
-    /// Looks at the word and queues the thread as one step, as the kernel does.
+    /// Compares the word and queues the thread in one step, as the kernel does.
     fn wait(&self, sleepers: Sleepers<'_>, expected: u32) {
         let queue = self.queue.lock().unwrap();
         if sleepers.wakes() == expected {
@@ -36,7 +36,7 @@ impl Futex {
     }
 }
 
-/// As `Link::notify`.
+/// The steps of `Link::notify`.
 fn wake(endpoint: &Endpoint, futex: &Futex) {
     let waiting = notify::waiting(&endpoint.outgoing);
     if !waiting.nobody() && waiting.is_any_asleep(&endpoint.core.seats) {
@@ -45,7 +45,7 @@ fn wake(endpoint: &Endpoint, futex: &Futex) {
     }
 }
 
-/// As `Link::wait_for` after it has spun.
+/// The steps of `Link::wait_for` after spinning.
 fn sleep(endpoint: &Endpoint, futex: &Futex, ready: impl Fn(&Ring) -> bool) {
     let ring = &endpoint.incoming;
     sleep_on(endpoint, Sleepers::of(ring), futex, || ready(ring));
@@ -86,16 +86,16 @@ fn never_sleeps_over(name: &'static str, single: bool) {
 }
 
 #[test]
-fn nobody_sleeps_over_a_message_spsc() {
-    never_sleeps_over("nobody_sleeps_over_a_message_spsc", true);
+fn no_receiver_sleeps_over_a_message_spsc() {
+    never_sleeps_over("no_receiver_sleeps_over_a_message_spsc", true);
 }
 
 #[test]
-fn nobody_sleeps_over_a_message_mpmc() {
-    never_sleeps_over("nobody_sleeps_over_a_message_mpmc", false);
+fn no_receiver_sleeps_over_a_message_mpmc() {
+    never_sleeps_over("no_receiver_sleeps_over_a_message_mpmc", false);
 }
 
-/// Posts add up: each is taken once, wakes somebody, and brings what was sent before it.
+/// Posts are counted: each is taken once, wakes a sleeper, and makes visible what was sent before it.
 #[test]
 fn posts() {
     explore("posts", Some(2), || {
@@ -125,10 +125,10 @@ fn posts() {
     });
 }
 
-/// What was sent before a post is there after it.
+/// Messages that were sent before a post are visible after it.
 #[test]
-fn a_post_brings_its_messages() {
-    explore("a_post_brings_its_messages", None, || {
+fn post_makes_messages_visible() {
+    explore("post_makes_messages_visible", None, || {
         let core = link(2, true, 1, 0);
         let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
         let sender = spawn(move || {
@@ -141,10 +141,10 @@ fn a_post_brings_its_messages() {
     });
 }
 
-/// Who sits in the seat of a dead participant sleeps, while somebody still takes back what the dead one held.
+/// A participant in the seat of a dead one sleeps, while another still recovers the dead one's buffers.
 #[test]
-fn a_late_recoverer_takes_no_wake_up_away() {
-    explore("a_late_recoverer_takes_no_wake_up_away", Some(2), || {
+fn late_recovery_loses_no_wake_up() {
+    explore("late_recovery_loses_no_wake_up", Some(2), || {
         let core = link(2, true, 1, 0);
         let dead = attach(&core, Secondary);
         let (producer, late) = (attach(&core, Primary), attach(&core, Primary));
@@ -172,7 +172,7 @@ fn a_late_recoverer_takes_no_wake_up_away() {
     });
 }
 
-/// As `Shared::wake_for_events`.
+/// The steps of `Shared::wake_for_events`.
 fn wake_for_events(endpoint: &Endpoint, futex: &Futex) {
     let seats = &endpoint.core.seats;
     seats.wake_for_events(|| {
@@ -185,8 +185,8 @@ fn wake_for_events(endpoint: &Endpoint, futex: &Futex) {
 
 /// A peer attaches and dies while a participant sleeps for events: it is woken for both, and each is reported once.
 #[test]
-fn nobody_sleeps_over_an_event() {
-    explore("nobody_sleeps_over_an_event", Some(2), || {
+fn no_participant_sleeps_over_an_event() {
+    explore("no_participant_sleeps_over_an_event", Some(2), || {
         let core = link(1, true, 1, 0);
         let (sleeper, recoverer, futex) = (attach(&core, Secondary), attach(&core, Primary), Futex::new());
         let mut peers = PeerObserver::new(&core.seats, sleeper.me.seat);
@@ -218,9 +218,9 @@ fn nobody_sleeps_over_an_event() {
 
 /// As [`never_sleeps_over`]: all readers of a broadcast ring are woken.
 #[test]
-fn nobody_sleeps_over_a_broadcast() {
+fn no_reader_sleeps_over_a_broadcast() {
     use super::super::stage::{broadcast, rules};
-    explore("nobody_sleeps_over_a_broadcast", Some(2), || {
+    explore("no_reader_sleeps_over_a_broadcast", Some(2), || {
         let core = broadcast(2, rules(crate::config::SlowReaders::Wait, 0), 1, 0);
         let (writer, futex) = (attach(&core, Primary), Futex::new());
         let readers = [attach(&core, Secondary), attach(&core, Secondary)].map(|reader| {

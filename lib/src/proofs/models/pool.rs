@@ -1,4 +1,4 @@
-//! Pools: never two holders at once, and nothing lost once all is quiet.
+//! Pools: a buffer never has two holders, and none is lost once all threads have finished.
 
 use super::super::stage::{attach, link, loan, release, release_anywhere};
 use super::{Bytes, assert_all_free, explore, loan_and_write, spawn};
@@ -14,7 +14,7 @@ fn loan_and_release(endpoint: &Endpoint, bytes: &Bytes, rounds: i32) {
     }
 }
 
-/// Both find their hints in the reserve, then steal them from each other.
+/// Both seats find their hints in the reserve, then steal them from each other.
 fn two_seats(name: &str, buffers: u32, rounds: i32, preemptions: Option<usize>) {
     explore(name, preemptions, move || {
         let core = link(1, true, buffers, 0);
@@ -40,7 +40,7 @@ fn two_seats_and_two_buffers() {
     two_seats("two_seats_and_two_buffers", 2, 2, Some(3));
 }
 
-/// One releases what the other two steal, of which the second may steal it from the first.
+/// One seat releases buffers that the other two steal; the second may steal from the first.
 #[test]
 fn stolen_twice() {
     explore("stolen_twice", Some(2), || {
@@ -61,7 +61,7 @@ fn stolen_twice() {
     });
 }
 
-/// What an owned message held goes into the reserve while another seat moves the reserve's hints into its own bitmap.
+/// An owned message is released into the reserve, while another seat moves the reserve's hints into its own bitmap.
 #[test]
 fn released_into_the_reserve_while_it_is_searched() {
     explore("released_into_the_reserve_while_it_is_searched", Some(3), || {
@@ -81,7 +81,7 @@ fn released_into_the_reserve_while_it_is_searched() {
     });
 }
 
-/// Hints for two buffers travel together, and one of them was taken back by then.
+/// Hints for two buffers are moved together, after one of the buffers was loaned again.
 #[test]
 fn stale_hints_cost_a_retry_only() {
     explore("stale_hints_cost_a_retry_only", Some(3), || {

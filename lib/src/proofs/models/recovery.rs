@@ -1,5 +1,5 @@
-//! Recovery: participants die in every state, two others take back what they held while a third goes on working, and a
-//! newcomer sits down in the seat as soon as it is vacant.
+//! Recovery: participants die in every state, and two others recover what they held while a third goes on working. A
+//! newcomer takes the seat as soon as it is vacant.
 
 use loom::sync::{Arc, Mutex};
 use shmesh_sys::process::Liveness;
@@ -16,14 +16,14 @@ use crate::pool::owner::DataOwner;
 use crate::ring::{CONSUMER_ROLE, Owners, Ring};
 use crate::sync::Ordering;
 
-/// What the two recoverers did together.
+/// The sum of what two concurrent recoveries did.
 fn both(core: &Core, dead: Participant, first: Side, second: Side, live: impl FnOnce()) -> Recovered {
     let (a, b) = (attach(core, first), attach(core, second));
     let late = {
         let core = core.clone();
         spawn(move || core.reclaim(&dead, b.me.seat, false))
     };
-    // Beside the one and before the other: a third thread finds no more and takes a hundred times as long.
+    // Beside one recovery and before the other. A third thread finds no more errors and takes a hundred times as long.
     live();
     let a = core.reclaim(&dead, a.me.seat, false);
     let b = late.join().unwrap();
@@ -37,7 +37,7 @@ fn both(core: &Core, dead: Participant, first: Side, second: Side, live: impl Fn
     }
 }
 
-/// It held a loan with DATA, and a message that it had received; a peer goes on loaning.
+/// The dead participant held a loan with DATA and a received message. A peer continues to loan.
 #[test]
 fn a_dead_loan_is_taken_back_once() {
     explore("a_dead_loan_is_taken_back_once", Some(2), || {
@@ -58,7 +58,7 @@ fn a_dead_loan_is_taken_back_once() {
     });
 }
 
-/// It held what it had received.
+/// The dead participant held a received message.
 fn received(name: &str, single: bool) {
     explore(name, Some(2), move || {
         let core = link(1, single, 2, 1);
@@ -90,7 +90,7 @@ fn a_dead_receiver_mpmc() {
     received("a_dead_receiver_mpmc", false);
 }
 
-/// What it had sent is received once, whoever takes back what else it held at that moment.
+/// A message that the dead participant had sent is received once, while its buffers are recovered.
 fn sent(name: &str, single: bool, until_tail: bool) {
     explore(name, Some(2), move || {
         let core = link(1, single, 2, 0);
@@ -111,7 +111,7 @@ fn sent(name: &str, single: bool, until_tail: bool) {
             assert_eq!(receive(&consumer, &bytes), None);
         });
         assert_eq!(done.messages, 0, "it held nothing");
-        // And the ring still works.
+        // The ring still works.
         let producer = attach(&core, Primary);
         send(&producer, &bytes, 2);
         assert_eq!(receive(&consumer, &bytes), Some(2));
@@ -134,7 +134,7 @@ fn a_sender_dead_before_tail() {
     sent("a_sender_dead_before_tail", false, false);
 }
 
-/// What it had sent behind another's message is kept, although nobody told the recoverer of the other message.
+/// A message behind another producer's message is kept, although the recoverer has not synchronized with that producer.
 #[test]
 fn a_dead_sender_behind_another() {
     explore("a_dead_sender_behind_another", Some(2), || {
@@ -155,7 +155,7 @@ fn a_dead_sender_behind_another() {
     });
 }
 
-/// Makes the oldest message on the ring the property of `endpoint`, without moving `head`.
+/// Makes `endpoint` the owner of the oldest message on the ring, without moving `head`.
 fn take_only(endpoint: &Endpoint) {
     let (_, entry) = endpoint.incoming.queued().next().unwrap();
     let receiving = endpoint.receiving();
@@ -166,12 +166,12 @@ fn take_only(endpoint: &Endpoint) {
             receiving.take_alone(entry, word);
         }
         Ring::Mpmc(_) => assert!(receiving.take(entry, word)),
-        Ring::Broadcast(_) => unreachable!("its messages are taken by nobody"),
+        Ring::Broadcast(_) => unreachable!("its messages change no owner when received"),
     }
 }
 
-/// One consumer, dead between the store to the owner word and the one to `head`: the next gets the message, also when it
-/// sits in the very same seat.
+/// The single consumer dies between the store to the owner word and the one to `head`. The next consumer gets the message,
+/// even in the same seat.
 fn before_head(name: &str, same_seat: bool) {
     explore(name, Some(2), move || {
         let core = link(1, true, 2, 0);
@@ -207,7 +207,7 @@ fn a_single_consumer_dead_before_head_and_its_seat() {
     before_head("a_single_consumer_dead_before_head_and_its_seat", true);
 }
 
-/// Many consumers, one dead between the exchange on the owner word and the one on `head`: the ring goes on.
+/// One of many consumers dies between the exchange on the owner word and the one on `head`. The ring keeps working.
 #[test]
 fn one_of_many_consumers_dead_before_head() {
     explore("one_of_many_consumers_dead_before_head", Some(2), || {
@@ -236,9 +236,9 @@ fn one_of_many_consumers_dead_before_head() {
     });
 }
 
-/// A newcomer loans, or receives, in the seat of the dead one while the second recoverer still runs.
+/// A newcomer loans, or receives, in the seat of the dead participant while the second recoverer still runs.
 ///
-/// One thread takes back, sits down and works, so that the other learns of the newcomer by its owner words alone.
+/// One thread recovers, attaches and works, so that the other learns of the newcomer by its owner words alone.
 fn newcomer(name: &str, single: bool, receives: bool) {
     explore(name, Some(2), move || {
         let core = link(1, single, 1, 0);
@@ -255,7 +255,7 @@ fn newcomer(name: &str, single: bool, receives: bool) {
         };
         core.reclaim(&dead, peer.me.seat, false);
         let newcomer = attach(&core, Secondary);
-        // Somewhere else, if the late one was the one to vacate the seat... it cannot be: ours was done when we sat down.
+        // It is the same seat: our recovery was complete when we attached.
         assert_eq!(newcomer.me.seat, dead.seat);
         if receives {
             let got = stage::receive(&newcomer).unwrap().expect("it was sent");
@@ -287,8 +287,8 @@ fn a_newcomer_keeps_its_message_mpmc() {
 
 /// A living pair of MSG and DATA never looks orphaned.
 #[test]
-fn a_living_pair_is_no_orphan() {
-    explore("a_living_pair_is_no_orphan", Some(1), || {
+fn living_pair_is_not_orphaned() {
+    explore("living_pair_is_not_orphaned", Some(1), || {
         let core = link(1, true, 1, 1);
         let dead = abandon(attach(&core, Secondary));
         let (peer, recoverer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -300,15 +300,15 @@ fn a_living_pair_is_no_orphan() {
         assert_eq!(other.join().unwrap().data_buffers, 0);
         let (pool, index) = held.data.unwrap();
         let word = core.pool(pool).unwrap().table.owner(index).load(Ordering::Relaxed);
-        assert!(DataOwner(word).belongs_to(held.cell, held.owner), "nobody has taken it");
+        assert!(DataOwner(word).belongs_to(held.cell, held.owner), "it was not recovered");
     });
 }
 
-/// A consumer that stands still between reading a slot and its owner word takes no later loan of the buffer, though the
-/// slot's word names it as well.
+/// A consumer that stops between reading a slot and the owner word must not take a later loan of the buffer, although the
+/// slot's word matches it as well.
 #[test]
-fn a_late_consumer_takes_no_later_loan() {
-    explore("a_late_consumer_takes_no_later_loan", Some(2), || {
+fn late_consumer_does_not_take_a_later_loan() {
+    explore("late_consumer_does_not_take_a_later_loan", Some(2), || {
         let core = link(1, false, 1, 0);
         let bytes = Bytes::new(1);
         let (producer, consumer, late) =
@@ -323,17 +323,17 @@ fn a_late_consumer_takes_no_later_loan() {
             let held = loan(&consumer).unwrap();
             assert!(release(&consumer, &held));
             let held = loan_and_write(&consumer, &bytes, 3).unwrap();
-            assert!(release(&consumer, &held), "nobody took it");
+            assert!(release(&consumer, &held), "it was not taken");
         }
         let theirs = other.join().unwrap();
         assert_eq!(mine.into_iter().chain(theirs).chain(drain(&consumer, &bytes)).collect::<Vec<_>>(), [1]);
     });
 }
 
-/// What a dead participant had sent is taken off the ring, and kept, beside who takes back what it held.
+/// A message of a dead participant is received and held, while what the participant held is recovered.
 #[test]
-fn a_dead_ones_message_is_kept() {
-    explore("a_dead_ones_message_is_kept", Some(2), || {
+fn message_of_the_dead_is_kept() {
+    explore("message_of_the_dead_is_kept", Some(2), || {
         let core = link(1, true, 1, 0);
         let bytes = Bytes::new(1);
         let (dead, consumer, late) =
@@ -350,10 +350,11 @@ fn a_dead_ones_message_is_kept() {
     });
 }
 
-/// Who loans a buffer of a dead participant learns of it by the owner word alone, and writes where the dead one wrote.
+/// A participant that loans a buffer of a dead one has synchronized by the owner word alone, and writes where the dead one
+/// wrote.
 #[test]
-fn a_dead_ones_bytes_are_at_rest() {
-    explore("a_dead_ones_bytes_are_at_rest", Some(2), || {
+fn bytes_of_the_dead_are_not_written_late() {
+    explore("bytes_of_the_dead_are_not_written_late", Some(2), || {
         let core = link(1, true, 1, 0);
         let bytes = Bytes::new(1);
         let (dead, late, peer) = (attach(&core, Primary), attach(&core, Primary), attach(&core, Secondary));
@@ -370,7 +371,7 @@ fn a_dead_ones_bytes_are_at_rest() {
     });
 }
 
-/// The next in a role of a dead participant learns of its death by the seat alone, and goes on where it stopped.
+/// The successor in a dead participant's role has synchronized by the seat alone, and continues where the role stopped.
 #[test]
 fn a_consumers_role_is_inherited() {
     explore("a_consumers_role_is_inherited", Some(2), || {
@@ -418,7 +419,7 @@ fn a_producers_role_is_inherited() {
     });
 }
 
-/// Declared dead while it runs: it gives back, or sends, what is being taken from it.
+/// The participant is evicted while it runs: it releases, or sends, what is being recovered.
 fn evicted(name: &str, sends: bool) {
     explore(name, Some(2), move || {
         let core = link(1, false, 2, 1);
@@ -433,7 +434,7 @@ fn evicted(name: &str, sends: bool) {
         let stuck = spawn(move || if sends { stage::send(&slow, &held) } else { release(&slow, &held) });
         let reclaimed = core.reclaim(&me, recoverer.me.seat, true);
         let got = match stage::receive(&consumer).unwrap() {
-            Some(stage::Got::Pooled(held)) => {
+            Some(stage::ReceivedItem::Pooled(held)) => {
                 assert_eq!((held.msg_id, bytes.read(held.cell)), (1, 1));
                 assert!(release(&consumer, &held), "received is received");
                 1
@@ -463,7 +464,7 @@ fn an_evicted_participant_sends() {
     evicted("an_evicted_participant_sends", true);
 }
 
-/// Declared dead while it sends: if it still has its seat afterwards, the message is received.
+/// The participant is evicted while it sends. If it still has its seat afterwards, the message is received.
 fn overtaken(name: &str, wrongly_found_dead: bool) {
     explore(name, Some(3), move || {
         let core = link(2, false, 2, 0);
@@ -478,25 +479,25 @@ fn overtaken(name: &str, wrongly_found_dead: bool) {
         let reclaimed = core.reclaim(&me, recoverer.me.seat, !wrongly_found_dead);
         let sent = sender.join().unwrap();
         let got = u32::from(receive(&recoverer, &bytes).is_some());
-        assert!(got >= u32::from(sent), "it was told that it had sent");
+        assert!(got >= u32::from(sent), "its `send` succeeded");
         assert_eq!(reclaimed.messages + got, 1, "sent or taken back");
     });
 }
 
 #[test]
-fn what_was_sent_before_an_eviction_arrives() {
-    overtaken("what_was_sent_before_an_eviction_arrives", false);
+fn send_before_an_eviction_arrives() {
+    overtaken("send_before_an_eviction_arrives", false);
 }
 
 #[test]
-fn what_was_sent_before_a_false_report_of_death_arrives() {
-    overtaken("what_was_sent_before_a_false_report_of_death_arrives", true);
+fn send_before_a_false_report_of_death_arrives() {
+    overtaken("send_before_a_false_report_of_death_arrives", true);
 }
 
 /// The same beside another producer, which may move `tail` on behalf of the evicted one.
 #[test]
-fn what_was_sent_before_an_eviction_arrives_beside_another() {
-    explore("what_was_sent_before_an_eviction_arrives_beside_another", Some(2), || {
+fn send_before_an_eviction_arrives_beside_another_producer() {
+    explore("send_before_an_eviction_arrives_beside_another_producer", Some(2), || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (slow, other) = (attach(&core, Primary), attach(&core, Primary));
@@ -511,16 +512,16 @@ fn what_was_sent_before_an_eviction_arrives_beside_another() {
         let reclaimed = core.reclaim(&me, recoverer.me.seat, true);
         let sent = sender.join().unwrap();
         let got = drain(&recoverer, &bytes);
-        assert!(got.contains(&1) || !sent, "it was told that it had sent");
+        assert!(got.contains(&1) || !sent, "its `send` succeeded");
         assert!(got.contains(&2));
         assert_eq!(reclaimed.messages as usize + got.len(), 2, "sent or taken back");
     });
 }
 
-/// Here the other one comes after the recoverer, and moves `tail` on behalf of the evicted one.
+/// Here the other producer runs after the recovery, and moves `tail` on behalf of the evicted one.
 #[test]
-fn what_was_sent_before_an_eviction_arrives_before_another() {
-    explore("what_was_sent_before_an_eviction_arrives_before_another", Some(3), || {
+fn send_before_an_eviction_arrives_before_another_producer() {
+    explore("send_before_an_eviction_arrives_before_another_producer", Some(3), || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (slow, other) = (attach(&core, Primary), attach(&core, Primary));
@@ -535,14 +536,14 @@ fn what_was_sent_before_an_eviction_arrives_before_another() {
         send(&other, &bytes, 2);
         let sent = sender.join().unwrap();
         let got = drain(&recoverer, &bytes);
-        assert!(got.contains(&1) || !sent, "it was told that it had sent");
+        assert!(got.contains(&1) || !sent, "its `send` succeeded");
         assert!(got.contains(&2));
         assert_eq!(reclaimed.messages as usize + got.len(), 2, "sent or taken back");
     });
 }
 
-/// Two free the seat of a dead participant, and a newcomer sits down as soon as it can: what the later one of the two does
-/// leaves the newcomer's details alone.
+/// Two processes free the seat of a dead participant, and a newcomer takes it as soon as possible. The later of the two
+/// does not change the newcomer's details.
 #[test]
 fn a_newcomer_keeps_its_details() {
     explore("a_newcomer_keeps_its_details", Some(3), || {
@@ -560,7 +561,7 @@ fn a_newcomer_keeps_its_details() {
     });
 }
 
-/// The lock of a seat, as the kernel keeps it: free, or whose it is.
+/// The kernel's lock of a seat: whether it is held.
 type KernelLock = Arc<Mutex<bool>>;
 
 fn sit_and_lock(core: &Core, lock: &KernelLock) -> Participant {
@@ -570,7 +571,7 @@ fn sit_and_lock(core: &Core, lock: &KernelLock) -> Participant {
     me
 }
 
-/// As `Link` does when it is dropped.
+/// The steps of dropping a `Link`.
 fn unlock_and_leave(core: &Core, lock: &KernelLock, me: &Participant) {
     core.seats.mark_locked(me, 0);
     *lock.lock().unwrap() = false;
@@ -579,11 +580,11 @@ fn unlock_and_leave(core: &Core, lock: &KernelLock, me: &Participant) {
 
 const INODE: u64 = 4711;
 
-/// Somebody of another pid namespace asks for the lock of a seat while its holder leaves, and the next handle of the same
-/// process sits down in it: neither is taken for dead. Who ends without leaving is.
+/// A process in another pid namespace checks the lock of a seat while its holder detaches and the next handle of the same
+/// process takes it. Neither counts as dead; a participant that ends without detaching does.
 #[test]
-fn a_lock_that_is_free_is_a_death_only_of_who_did_not_leave() {
-    explore("a_lock_that_is_free_is_a_death_only_of_who_did_not_leave", None, || {
+fn released_lock_means_death_unless_detached() {
+    explore("released_lock_means_death_unless_detached", None, || {
         let core = link(1, false, 1, 0);
         let lock: KernelLock = Arc::new(Mutex::new(false));
         let comes_and_goes = {
@@ -610,7 +611,7 @@ fn a_lock_that_is_free_is_a_death_only_of_who_did_not_leave() {
     });
 }
 
-/// Two want the role of a dead participant: one gets it.
+/// Two participants claim the role of a dead one: exactly one gets it.
 #[test]
 fn a_role_has_one_successor() {
     explore("a_role_has_one_successor", None, || {
@@ -629,7 +630,7 @@ fn a_role_has_one_successor() {
                 Role(words.control(CONSUMER_ROLE)).claim(&they, &core.seats).is_ok()
             })
         };
-        // Of our seat the other one learns by the role's word alone.
+        // The other participant learns of our seat by the role's word alone.
         let me = core.seats.attach(&process(3), Secondary).unwrap();
         let words = core.incoming(Secondary).words().clone();
         let mine = Role(words.control(CONSUMER_ROLE)).claim(&me, &core.seats).is_ok();
@@ -640,7 +641,7 @@ fn a_role_has_one_successor() {
     });
 }
 
-/// Two sit down and one gets up again: nobody shares a seat, and the details of who sits there are its own.
+/// Two participants attach and one detaches: no seat is shared, and its details are its participant's.
 #[test]
 fn seats_are_not_shared() {
     explore("seats_are_not_shared", None, || {
@@ -661,10 +662,10 @@ fn seats_are_not_shared() {
     });
 }
 
-/// A newcomer's messages are drained by whoever is there, while its predecessor is still being taken apart.
+/// Another participant drains a newcomer's messages, while the newcomer's predecessor is still being recovered.
 #[test]
-fn leaving_gives_everything_back() {
-    explore("leaving_gives_everything_back", Some(2), || {
+fn detaching_releases_everything() {
+    explore("detaching_releases_everything", Some(2), || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (leaver, consumer) = (attach(&core, Primary), attach(&core, Secondary));

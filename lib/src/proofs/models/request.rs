@@ -1,4 +1,4 @@
-//! Requests: a reply reaches its client once and nobody else, whoever gives up, leaves or dies meanwhile.
+//! Requests: a reply reaches its client once and no other, whichever side gives up, detaches or dies meanwhile.
 
 use super::super::stage::{self, abandon, attach, entry_of, link_with_requests, loan, release};
 use super::{Bytes, assert_all_free, consume, explore, loan_and_write, spawn, until};
@@ -9,7 +9,7 @@ use crate::participant::Participant;
 use crate::participant::Side::{Primary, Secondary};
 use crate::ring::reply::{Pushed, RequestId, Status};
 
-/// A link with so many buffers, a client and a server.
+/// A link with this many MSG buffers, a client and a server.
 fn ends(msg: u32) -> (Core, Bytes, Box<Endpoint>, Box<Endpoint>) {
     let core = link_with_requests(1, false, msg, 0, 1);
     let (client, server) = (attach(&core, Secondary), attach(&core, Primary));
@@ -33,7 +33,7 @@ fn end(server: &Endpoint, taken: &TakenRequest) {
     stage::end_request(server, taken, &held);
 }
 
-/// Loans, writes and replies, and says whether the client waits.
+/// Loans, writes and replies. Returns whether the client still waits.
 fn reply(server: &Endpoint, bytes: &Bytes, id: RequestId, at: (u64, bool), value: i32) -> bool {
     let held = until(|| loan_and_write(server, bytes, value));
     until(|| match stage::reply(server, id, at, &held) {
@@ -75,10 +75,10 @@ fn replies_arrive_in_order_with_their_bytes() {
     });
 }
 
-/// The next request in the slot gets nothing of it.
+/// The next request in the slot gets none of its replies.
 #[test]
-fn a_late_reply_reaches_no_later_request() {
-    explore("a_late_reply_reaches_no_later_request", Some(3), || {
+fn late_reply_does_not_reach_a_later_request() {
+    explore("late_reply_does_not_reach_a_later_request", Some(3), || {
         let (core, bytes, client, server) = ends(3);
         let first = request(&client, &bytes, 1);
         let taken = take(&server, &bytes, 1);
@@ -103,10 +103,10 @@ fn a_late_reply_reaches_no_later_request() {
     });
 }
 
-/// A server that drops the request while its client gives up, and the next one is made.
+/// A server drops the request while its client gives up, and the next request is made.
 #[test]
-fn a_late_failure_reaches_no_later_request() {
-    explore("a_late_failure_reaches_no_later_request", Some(3), || {
+fn late_failure_does_not_reach_a_later_request() {
+    explore("late_failure_does_not_reach_a_later_request", Some(3), || {
         let (core, bytes, client, server) = ends(2);
         let first = request(&client, &bytes, 1);
         let taken = take(&server, &bytes, 1);
@@ -122,7 +122,7 @@ fn a_late_failure_reaches_no_later_request() {
     });
 }
 
-/// Recovers `dead` in a thread of its own, while `live` goes on.
+/// Recovers `dead` in a thread of its own, while `live` runs.
 fn recovered(core: &Core, dead: Participant, live: impl FnOnce()) -> Recovered {
     let recoverer = {
         let (core, me) = (core.clone(), attach(core, Primary));
@@ -151,8 +151,9 @@ fn a_dead_clients_replies_are_freed() {
     });
 }
 
-/// It died after the exchange on the owner word of a reply, and before the one on the slot. One recoverer has freed the reply,
-/// and its buffer is loaned again under an epoch that looks the same in a model, while another still looks at the slot.
+/// The client dies after the exchange on the owner word of a reply, and before the one on the slot. One recoverer has freed
+/// the reply, and its buffer is loaned again under an epoch that looks the same in a model, while another recoverer still
+/// checks the slot.
 #[test]
 fn a_client_dead_in_a_reception() {
     explore("a_client_dead_in_a_reception", Some(2), || {
@@ -170,7 +171,7 @@ fn a_client_dead_in_a_reception() {
         assert_eq!(core.reclaim(&dead, first.me.seat, false).messages, 1);
         for value in 2..4 {
             let held = loan_and_write(&server, &bytes, value).expect("it is free");
-            assert!(release(&server, &held), "it is nobody else's");
+            assert!(release(&server, &held), "no other participant has it");
         }
         late.join().unwrap();
         assert_all_free(&server, &bytes);
@@ -178,7 +179,7 @@ fn a_client_dead_in_a_reception() {
 }
 
 #[test]
-fn a_dead_servers_client_gets_what_was_sent_and_then_learns_of_it() {
+fn client_of_a_dead_server_gets_its_replies_then_an_error() {
     explore("a_dead_servers_client_gets_what_was_sent", Some(2), || {
         let (core, bytes, client, server) = ends(3);
         let id = request(&client, &bytes, 1);
@@ -196,10 +197,10 @@ fn a_dead_servers_client_gets_what_was_sent_and_then_learns_of_it() {
     });
 }
 
-/// One recoverer has freed the buffer of the request, and another request is in it, while the other is still looking.
+/// One recoverer has freed the buffer of the request, and it holds another request, while the other recoverer still looks.
 #[test]
-fn a_late_recoverer_fails_no_later_request() {
-    explore("a_late_recoverer_fails_no_later_request", Some(2), || {
+fn late_recovery_does_not_fail_a_later_request() {
+    explore("late_recovery_does_not_fail_a_later_request", Some(2), || {
         let (core, bytes, client, server) = ends(1);
         let first = request(&client, &bytes, 1);
         take(&server, &bytes, 1);
@@ -221,7 +222,7 @@ fn a_late_recoverer_fails_no_later_request() {
     });
 }
 
-/// It sits down in the seat as soon as that is vacant, while another still recovers its predecessor.
+/// A newcomer takes the seat as soon as it is vacant, while another process still recovers its predecessor.
 #[test]
 fn a_newcomer_keeps_its_request() {
     explore("a_newcomer_keeps_its_request", Some(2), || {

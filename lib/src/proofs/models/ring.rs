@@ -1,4 +1,4 @@
-//! Rings that go round: more messages than slots, each taken once, in order, with its bytes.
+//! Rings whose positions wrap: more messages than slots, each received once, in order, with its bytes.
 
 use super::super::stage::{self, attach, leave, link, loan, receive_batch, send_inline, send_inline_of};
 use super::{Bytes, assert_all_free, consume, drain, explore, loan_and_write, receive, send, spawn, until};
@@ -95,7 +95,7 @@ fn mpmc_inline_capacity_1() {
     inline("mpmc_inline_capacity_1", 1, 2, false);
 }
 
-/// A batch moves `head` once; the slots before it must not be overwritten earlier.
+/// A batch moves `head` once. The slots before it must not be overwritten earlier.
 fn batch(name: &str, single: bool, inline: bool) {
     explore(name, Some(2), move || {
         let core = link(2, single, 3, 0);
@@ -142,7 +142,7 @@ fn mpmc_batch() {
 }
 
 /// Several producers and consumers at once, each with a fixed number of attempts: threads that wait for each other would
-/// multiply the schedules without new orders of the ring's own steps. One message goes through first, so that positions
+/// multiply the schedules without new orders of the ring's own steps. One message is exchanged first, so that positions
 /// pass the end of the slots.
 fn many(name: &str, capacity: u32, producers: i32, consumers: usize, each: i32) {
     explore(name, Some(3), move || {
@@ -187,7 +187,7 @@ fn many(name: &str, capacity: u32, producers: i32, consumers: usize, each: i32) 
     });
 }
 
-/// One attempt: `false` when there is no buffer, or no room in the ring.
+/// Tries once to send. Returns `false` if there is no buffer, or no room in the ring.
 fn try_send(endpoint: &Endpoint, bytes: &Bytes, value: i32) -> bool {
     let Some(held) = loan_and_write(endpoint, bytes, value) else { return false };
     let sent = stage::send(endpoint, &held);
@@ -215,7 +215,7 @@ fn mpmc_two_consumers_capacity_2() {
     many("mpmc_two_consumers_capacity_2", 2, 1, 2, 2);
 }
 
-/// The role of a ring's producer passes from hand to hand with everything that its last holder knew.
+/// The producer's role passes from one participant to the next, with all that the last one knew.
 #[test]
 fn a_producer_hands_its_role_over() {
     explore("a_producer_hands_its_role_over", Some(3), || {
@@ -240,7 +240,8 @@ fn a_producer_hands_its_role_over() {
                 send(&second, &bytes, 2);
             })
         };
-        // One look while they work: a consumer that waits for each would multiply the schedules, and the ring has room for both.
+        // One look while they work: a consumer that waits for each message would multiply the schedules, and the ring has
+        // room for both.
         let mut received = Vec::from_iter(receive(&consumer, &bytes));
         sender.join().unwrap();
         next.join().unwrap();
@@ -249,7 +250,7 @@ fn a_producer_hands_its_role_over() {
     });
 }
 
-/// And so does the consumer's.
+/// The consumer's role passes in the same way.
 #[test]
 fn a_consumer_hands_its_role_over() {
     explore("a_consumer_hands_its_role_over", Some(3), || {
