@@ -50,6 +50,12 @@ def test_the_training_example(tmp_path: Path) -> None:
         ("batches.py", "100 batches, mean 49.5\n"),
         ("batches_asyncio.py", "total 4950; the loop went on meanwhile\n"),
         ("message_queue.py", "".join(f"rank {rank}: {4950 + 161_700}\n" for rank in range(3))),
+        ("stream.py", "200 frames, mean 99.5\n"),
+        ("broadcast.py", "".join(f"reader {rank}: 124750\n" for rank in range(3))),
+        ("latest_value.py", "position 999; 999 were skipped\nposition 999\n"),
+        ("many_links.py", "".join(f"a message on {name}\n" for name in ["fronthaul", "midhaul", "backhaul"])),
+        ("reconnect.py", "new link: True; a job\nthe server died\nnew link: False; the last job\n"),
+        ("kv_metadata.py", "".join(f"rank {rank}: 3000 blocks\n" for rank in range(2))),
         ("weights.py", "".join(f"rank {rank}: version 4, 65536\n" for rank in range(2))),
     ],
 )
