@@ -6,14 +6,14 @@
 //!        |   <---- ring s2m ------  messages  <-----------   |
 //!        |                                                   |
 //!        '---- pools: cpu_msg, cpu_data, cpu_large ----------'     each buffer with an owner word
-//!        '---- seats: who is attached -----------------------'
+//!        '---- seats: attached participants -----------------'
 //! ```
 //!
-//! A [`Link`] connects a primary and a secondary side. A sender [loans](Link::loan) a buffer, writes the message where it
-//! will be read, and [sends](Loan::send) it: an index crosses, the bytes stay. A receiver [takes](Link::receive) the message
-//! and drops it, and the buffer is free again. Receivers of one side share a queue: each message goes to one of them
+//! A [`Link`] connects a primary and a secondary side. A sender [loans](Link::loan) a buffer, writes the message in place,
+//! and [sends](Loan::send) it: an index crosses, the bytes stay. A receiver [receives](Link::receive) the message and drops
+//! it, which frees the buffer. Receivers of one side share a queue: each message goes to one of them
 //! ([`Receivers`](config::Receivers)). Small messages [travel in the ring](Link::send_inline). Any participant may be
-//! killed at any instruction: nobody else notices, and [`Link::recover`] takes back what it held.
+//! killed at any instruction without disturbing the others: [`Link::recover`] recovers its buffers.
 //!
 //! [`Link::typed`] makes messages values of one type, or slices of them, and refuses a peer that uses another type.
 //!
@@ -21,7 +21,7 @@
 //! four by default), and `tokio` adds `AsyncLink`, for async tasks.
 //!
 //! Layers, each using only those before it: `sync`, `segment`, `participant`, `pool`, `ring`, `notify`, `link`.
-//! What they ask of the kernel is in the crate `shmesh-sys`. `docs/architecture.md` says why.
+//! System calls are in the crate `shmesh-sys`. `docs/architecture.md` explains why.
 //!
 //! ```
 //! use shmesh::config::{LinkConfig, PoolId};
@@ -44,7 +44,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-/// The front page's example, compiled and run with the others.
+/// The example of the README, compiled and run with the others.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}

@@ -1,17 +1,17 @@
-//! The one door to atomics: the machine's, or loom's when a model explores them.
+//! The only source of atomics: the machine's, or loom's when a model explores them.
 //!
-//! Everything that lives in shared memory is made of [`Line`]s, and every word of a line is atomic, so no data structure
-//! of this crate ever holds a plain reference into memory that another process writes. Only pool buffers are plain bytes,
-//! and those are reached through the loan or message that holds them exclusively.
+//! Everything in shared memory consists of [`Line`]s, and every word of a line is atomic, so no data structure of this
+//! crate holds a plain reference into memory that another process writes. Only pool buffers are plain bytes, and those are
+//! reached through the loan or message that holds them exclusively.
 
 // Aliases and not re-exports: clippy's `disallowed_types` looks through a `pub use`.
 #[cfg(not(loom))]
 mod word {
-    #![allow(clippy::disallowed_types, reason = "this is the facade that the rule sends everybody to")]
+    #![allow(clippy::disallowed_types, reason = "the facade that the rule refers to")]
     /// A 64-bit word that several threads or processes write.
     pub(crate) type AtomicU64 = core::sync::atomic::AtomicU64;
     pub(crate) use core::sync::atomic::fence;
-    /// Stores a word that others exchange.
+    /// Stores a word that others change by exchange.
     #[inline(always)]
     pub(crate) fn overwrite(word: &AtomicU64, value: u64, order: core::sync::atomic::Ordering) {
         word.store(value, order);
@@ -28,11 +28,11 @@ mod word {
 mod word {
     use core::sync::atomic::Ordering;
 
-    /// Loom's word, with a correction.
+    /// Loom's atomic word, with a correction.
     ///
-    /// Of the accesses to a word, loom remembers the last one and the last that wrote, and looks for races with these alone.
-    /// A thread that loads and then exchanges hides what others loaded before, and orders that matter are never tried. So
-    /// each access also writes `turn`, where the last access is enough.
+    /// For each word, loom remembers the last access and the last write, and looks for races with these alone. A thread
+    /// that loads and then exchanges hides what others loaded before, so orders that matter are never tried. So each access
+    /// also writes `turn`, for which the last access suffices.
     #[derive(Debug)]
     pub(crate) struct AtomicU64 {
         word: loom::sync::atomic::AtomicU64,
@@ -99,15 +99,15 @@ mod word {
         }
     }
 
-    /// Stores a word that others exchange. Loom takes a store to come before an exchange that was executed earlier, though
-    /// that exchange read an older store of the same thread: coherence forbids it. So here it is a swap.
+    /// Stores a word that others change by exchange. Loom orders a store before an exchange that was executed earlier,
+    /// although that exchange read an older store of the same thread, which coherence forbids. So here it is a swap.
     #[track_caller]
     pub(crate) fn overwrite(word: &AtomicU64, value: u64, order: Ordering) {
         let order = weakened(order);
         word.word().swap(value, order);
     }
 
-    /// As the models ask for it, to see which of them notices.
+    /// Weakened if a mutation test asks for it.
     #[cfg(test)]
     use crate::proofs::weaken::weakened;
     #[cfg(not(test))]
@@ -127,7 +127,7 @@ mod word {
         loom::thread::yield_now();
     }
 
-    /// The word as the kernel sees it: models have a condition variable in its place.
+    /// The word as the kernel sees it. Models use a condition variable instead.
     #[expect(clippy::disallowed_types, reason = "the machine's")]
     pub(crate) fn machine_word(_word: &AtomicU64) -> &'static core::sync::atomic::AtomicU64 {
         unreachable!("no model calls the kernel")
@@ -143,7 +143,7 @@ pub(crate) const WORDS_PER_LINE: usize = 8;
 /// Bytes in a [`Line`] as it lies in shared memory: the cache line of x86-64 and of most aarch64 cores.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// One cache line of shared memory: the unit in which every table of a segment is laid out.
+/// One cache line of shared memory: the unit of layout of all tables in a segment.
 ///
 /// Tables count in lines and not in bytes, because loom's atomics are larger than the machine's.
 #[repr(C, align(64))]
@@ -154,13 +154,13 @@ pub(crate) struct Line([AtomicU64; WORDS_PER_LINE]);
 const _: () = assert!(size_of::<Line>() == LINE_BYTES && align_of::<Line>() == LINE_BYTES);
 
 impl Line {
-    /// A line of zeroes, which is what fresh shared memory holds.
+    /// A line of zeros, as in fresh shared memory.
     #[must_use]
     pub(crate) fn zeroed() -> Self {
         Self(core::array::from_fn(|_| AtomicU64::new(0)))
     }
 
-    /// The `i`-th word.
+    /// The word with index `i`.
     #[inline]
     #[must_use]
     pub(crate) fn word(&self, i: usize) -> &AtomicU64 {

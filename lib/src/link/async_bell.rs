@@ -1,7 +1,7 @@
-//! The bell of a handle in a runtime of tokio, for all tasks that wait on it.
+//! The bell of a handle in a tokio runtime, shared by all tasks that wait on it.
 //!
-//! A signal says that something came, not for which task. So the task that takes signals wakes the others; each registers before it
-//! looks for what it waits for, and so misses nothing.
+//! A signal does not tell for which task something arrived. So the task that consumes signals wakes the others. Each
+//! registers before it checks what it waits for, and so misses nothing.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -14,7 +14,7 @@ use super::bell::HandleBell;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
 
-/// One task that waits, at most, of those that share a bell.
+/// A registration of at most one task that waits on a shared bell.
 #[derive(Debug)]
 pub(super) struct Waiter {
     bell: Arc<AsyncBell>,
@@ -25,7 +25,7 @@ pub(super) struct Waiter {
 struct AsyncBell {
     fd: AsyncFd<BellFd>,
     waiters: Arc<Waiters>,
-    /// Wakes all of them.
+    /// Wakes all registered tasks.
     waker: Waker,
     next_number: AtomicU64,
 }
@@ -48,7 +48,8 @@ impl Waiters {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers whom to wake. `true`: it was not there, so the caller has to look once more before it waits.
+    /// Stores the waker of a task. Returns `true` if it was not stored yet; then the caller must check once more before it
+    /// waits.
     fn register(&self, number: u64, waker: &Waker) -> bool {
         let mut wakers = self.lock();
         match wakers.get_mut(&number) {
@@ -80,7 +81,7 @@ impl Waiter {
     pub(super) fn new(bell: &Arc<HandleBell>) -> Result<Self> {
         let fd = bell.fd()?.as_raw_fd();
         #[expect(unsafe_code, reason = "the promise to tokio that a descriptor stays what it is")]
-        // SAFETY: the bell is closed when the last reference to it is dropped, and not before.
+        // SAFETY: the bell is closed only when the last reference to it is dropped.
         let registered = unsafe { AsyncFd::register(BellFd(Arc::clone(bell), fd)) };
         let fd = registered.map_err(|error| Error::system(bell.name(), "register the bell", error.into()))?;
         let waiters = Arc::new(Waiters::default());
@@ -89,13 +90,13 @@ impl Waiter {
         Ok(Self { bell, number: 0 })
     }
 
-    /// Another one on the same bell.
+    /// Another registration on the same bell.
     pub(super) fn another(&self) -> Self {
         let number = self.bell.next_number.fetch_add(1, Ordering::Relaxed);
         Self { bell: Arc::clone(&self.bell), number }
     }
 
-    /// Ready when there may have been a signal since the last call: then look again for what the task waits for.
+    /// Ready when there may have been a signal since the last call: then check again what the task waits for.
     pub(super) fn poll_signals(&self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let AsyncBell { fd, waiters, waker, .. } = &*self.bell;
         if waiters.register(self.number, cx.waker()) {
@@ -103,7 +104,7 @@ impl Waiter {
         }
         let mut ready = ready!(fd.poll_read_ready(&mut Context::from_waker(waker)))
             .map_err(|error| Error::system(fd.get_ref().0.name(), "wait for the bell", error))?;
-        // A peer that signals for ever must not keep the task here; what is left is there at the next call.
+        // A peer that signals without end must not keep the task here. The next call takes the rest.
         for _ in 0..1_000 {
             if ready.get_inner().0.take_signal()?.is_none() {
                 ready.clear_ready();

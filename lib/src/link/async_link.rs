@@ -1,4 +1,4 @@
-//! Links in tasks of tokio: receiving, sending, events, streams and sinks.
+//! Links in tokio tasks: receiving, sending, events, streams and sinks.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -16,21 +16,21 @@ use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::PeerEvent;
 
-/// How often a sender lets other tasks run before it sleeps for room.
+/// How often a sender yields to other tasks before it sleeps for room.
 const YIELDS: u32 = 8;
-/// How long a sender sleeps before it looks for room again, at first and at most. Receivers do not wake senders, so that
-/// releasing a message costs them nothing for it.
+/// How long a sender sleeps before it checks for room again, at first and at most. Receivers do not wake senders, so that
+/// releasing a message costs them nothing.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(16);
 
-/// A participant's handle on a link in a task of tokio: what a [`Link`] does by blocking, it awaits.
+/// A participant's handle on a link in a tokio task: it awaits what a [`Link`] does by blocking.
 ///
-/// It registers one descriptor with the runtime, and uses no thread. While messages come, nothing is asked of the kernel. Each
-/// method that waits may be dropped at any `.await` (in a `select!`, by a timeout) without losing a message that was received;
-/// a message that was being sent is dropped with the future, and was not sent then.
+/// It registers one descriptor with the runtime, and uses no thread. While messages keep arriving, it makes no system call.
+/// Each method that waits may be dropped at any `.await` (in a `select!`, by a timeout) without losing a received message.
+/// A message that was being sent is dropped with the future, and is not sent.
 ///
-/// Methods take `&mut self`, so that their futures are `Send`. A task that receives and one that sends use a handle each:
-/// [`Link::try_clone`].
+/// Methods take `&mut self`, so that their futures are `Send`. For a task that receives and one that sends, use two
+/// handles: [`Link::try_clone`].
 ///
 /// As a [`Stream`] it yields what [`recv`](Self::recv) does. It does not end when peers leave, as others may come; after an error other
 /// than [`Corrupt`](ErrorKind::Corrupt), which the next message does not share, it ends. As a [`Sink`] it takes [`OwnedLoan`]s.
@@ -59,16 +59,16 @@ const PAUSE_MAX: Duration = Duration::from_millis(16);
 pub struct AsyncLink {
     link: Link,
     waiter: Waiter,
-    /// A message came since the last time that this handle spun for one.
+    /// A message has arrived since this handle last spun for one.
     is_warm: bool,
-    /// As a stream it has ended.
+    /// The stream has ended.
     is_over: bool,
-    /// What `Sink::start_send` took and `poll_flush` has not sent yet.
+    /// The loan that `Sink::start_send` took and `poll_flush` has not sent yet.
     unsent: Option<OwnedLoan>,
     room: Room,
 }
 
-/// When a sender looks for room again.
+/// The time at which a sender checks for room again.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     looked: u32,
@@ -76,7 +76,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Ready when it is time to look once more.
+    /// Ready when it is time to check again.
     pub(super) fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(sleep) = &mut self.sleep {
             ready!(sleep.as_mut().poll(cx));
@@ -102,17 +102,17 @@ impl AsyncLink {
     /// Registers the handle with the runtime of the calling task.
     ///
     /// # Errors
-    /// [`NoNotification`](crate::ErrorKind::NoNotification), and what [`Link::fd`] refuses.
+    /// [`NoNotification`](crate::ErrorKind::NoNotification), and the errors of [`Link::fd`].
     ///
     /// # Panics
-    /// Outside of a runtime of tokio, and in one without I/O. Sending into a full link panics in one without timers.
+    /// Outside of a tokio runtime, and in one without I/O. Sending on a full link panics in a runtime without timers.
     pub fn new(link: Link) -> Result<Self> {
         link.fd()?;
         let waiter = Waiter::new(&link.bell)?;
         Ok(Self { link, waiter, is_warm: true, is_over: false, unsent: None, room: Room::default() })
     }
 
-    /// The handle: for all that does not wait.
+    /// The handle, for all operations that do not wait.
     #[must_use]
     pub fn link(&self) -> &Link {
         &self.link
@@ -120,7 +120,7 @@ impl AsyncLink {
 
     /// Waits for the next message.
     ///
-    /// Spins for the link's `spin_us` when messages stop coming, then leaves the thread to other tasks.
+    /// Spins for the link's `spin_us` when no more messages arrive, then yields the thread to other tasks.
     ///
     /// # Errors
     /// As [`Link::receive`].
@@ -144,7 +144,7 @@ impl AsyncLink {
         .await
     }
 
-    /// Waits for a free MSG buffer, for a message of `msg_len` bytes. Write it, then [`send`](Self::send) it.
+    /// Waits for a free MSG buffer for a message of `msg_len` bytes. Write it, then [`send`](Self::send) it.
     ///
     /// # Errors
     /// As [`Link::loan`] and [`Loan::resize_msg`](crate::Loan::resize_msg), except that it waits while the pool is exhausted.
@@ -171,7 +171,7 @@ impl AsyncLink {
         .await
     }
 
-    /// Sends a loan of this handle, and wakes the other side. Waits while the ring is full.
+    /// Sends a loan of this handle and wakes the other side. Waits while the ring is full.
     ///
     /// # Errors
     /// As [`Loan::send`](crate::Loan::send), except for `Full`, and as [`Link::adopt`] and [`Link::notify`].
@@ -260,7 +260,7 @@ impl AsyncLink {
         std::future::poll_fn(|cx| self.poll_request(cx)).await
     }
 
-    /// Tries until there is a slot and a buffer.
+    /// Retries until there is a slot and a buffer.
     async fn when_there_is_room<T>(&mut self, mut attempt: impl FnMut(&Link) -> Result<T>) -> Result<T> {
         self.room = Room::default();
         std::future::poll_fn(|cx| {
@@ -295,7 +295,7 @@ impl AsyncLink {
         Poll::Ready(Ok(()))
     }
 
-    /// By `&mut`, so that the futures are `Send`: a handle is not `Sync`.
+    /// Takes `&mut self`, so that the futures are `Send`: a handle is not `Sync`.
     fn poll_signals(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         self.waiter.poll_signals(cx)
     }
@@ -346,7 +346,7 @@ impl Stream for AsyncLink {
     }
 }
 
-/// The other side is woken by each flush.
+/// Each flush wakes the other side.
 impl Sink<OwnedLoan> for AsyncLink {
     type Error = Error;
 

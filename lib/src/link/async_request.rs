@@ -1,4 +1,4 @@
-//! Requests in tasks of tokio: what waits for replies, and what answers.
+//! Requests in tokio tasks: pending replies, and requests to answer.
 
 use std::ops::Deref;
 use std::pin::Pin;
@@ -12,10 +12,10 @@ use super::async_link::Room;
 use super::{OwnedLoan, OwnedMessage, OwnedPendingReply, OwnedRequest};
 use crate::error::{ErrorKind, Result};
 
-/// A request that was made in a task of tokio: its replies are awaited here, in any task of the same runtime.
+/// A request that was made in a tokio task. Its replies can be awaited in any task of the same runtime.
 ///
-/// As a [`Stream`] it yields the replies, and ends after the last one or an error. Dropping it gives the request up. Dropping the
-/// future of [`recv`](Self::recv) does not, and loses no reply.
+/// As a [`Stream`] it yields the replies, and ends after the last one or an error. Dropping it gives the request up.
+/// Dropping the future of [`recv`](Self::recv) does not, and loses no reply.
 ///
 /// ```
 /// use shmesh::{AsyncLink, LinkOptions, Side};
@@ -63,7 +63,7 @@ impl AsyncPendingReply {
         std::future::poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// Whether the last reply was taken, or the request has failed: nothing more comes.
+    /// Whether the last reply was taken, or the request has failed. Nothing more arrives then.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.pending.is_over()
@@ -89,7 +89,7 @@ impl Stream for AsyncPendingReply {
     }
 }
 
-/// A request that was received in a task of tokio. It is an [`OwnedRequest`], whose replies wait for room without a thread.
+/// A request that was received in a tokio task. It is an [`OwnedRequest`] whose replies wait for room without a thread.
 ///
 /// Dropping the future of a reply means that the reply was not sent.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl AsyncRequest {
         Self { request, waiter: link.another() }
     }
 
-    /// Sends the last, or only, reply. `false`: the client does not wait any more.
+    /// Sends the last, or only, reply. Returns `false` if the client does not wait any more.
     ///
     /// # Errors
     /// As [`OwnedRequest::reply`], except for `RepliesFull`. The loan is dropped then.
@@ -111,7 +111,8 @@ impl AsyncRequest {
         self.send(loan, OwnedRequest::reply).await
     }
 
-    /// Sends a reply that others follow. Waits while the client is behind. `false`: it does not wait any more.
+    /// Sends a reply that will be followed by others. Waits while the client is behind. Returns `false` if it does not wait
+    /// any more.
     ///
     /// # Errors
     /// As [`reply`](Self::reply).

@@ -1,7 +1,9 @@
-//! What all handles of this process on one link share beside its memory: being watched, being the host, and the end of both.
+//! The part of a link that all handles of this process share beside its memory: the monitor's watch, the host role, and
+//! detaching.
 //!
-//! Every process on a link shares the presence, a lock on `<link>.lock`, from before it takes a seat until it has left. Who leaves
-//! removes the link only if it can shut the presence for all others, so nobody is left on a link without a name.
+//! Every process on a link shares the presence lock of `<link>.lock`, from before it takes a seat until it has detached. A
+//! process that detaches removes the link only if it can lock the presence exclusively, so that no process is left on a
+//! link without a name.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -13,26 +15,26 @@ use crate::config::{Backing, PoolId};
 use crate::error::Result;
 use crate::segment::lock::Host;
 
-/// Processes that can leave one after the other while one of them looks whether it is the last.
+/// Maximum number of processes that may detach one after the other while one of them checks whether it is the last.
 const RETIRE_ROUNDS_MAX: u32 = 128;
 
-/// This process's part in a link, until it is dropped.
+/// This process's attachment to a link, which ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Attachment {
     shared: Arc<Shared>,
-    /// Where this process listens as the link's host.
+    /// The socket on which this process listens as the link's host.
     place: Mutex<Option<Place>>,
     watch: OnceLock<Watch>,
 }
 
 impl Attachment {
-    /// The presence must be joined.
+    /// The presence must be shared already.
     pub(super) fn new(shared: &Arc<Shared>, listening: Option<&Listening>) -> Self {
         let place = listening.map(|listening| listening.place.clone());
         Self { shared: Arc::clone(shared), place: Mutex::new(place), watch: OnceLock::new() }
     }
 
-    /// Becomes the host of a link that needs one and has none. `false`: there is one, or none is needed.
+    /// Becomes the host of a link that needs one and has none. Returns `false` if there is a host, or none is needed.
     pub(super) fn become_host(&self) -> Result<bool> {
         let Some(watch) = self.watch.get().filter(|_| self.shared.me.is_me()) else { return Ok(false) };
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +44,7 @@ impl Attachment {
         Ok(true)
     }
 
-    /// Has the monitor watch the link, and serve it.
+    /// Lets the monitor watch the link, and serve it as its host.
     pub(super) fn watch(&self, start: Start) -> Result<()> {
         let _ = self.watch.set(Watch::start(&self.shared, start)?);
         Ok(())
@@ -51,7 +53,7 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        // A forked child has no say in it.
+        // A forked child must not detach its parent.
         if !self.shared.me.is_me() {
             return;
         }
@@ -62,18 +64,18 @@ impl Drop for Attachment {
             watch.stop();
         }
         remove_if_last(&self.shared);
-        // The lock file stays open for as long as somebody here holds memory of the link.
+        // The lock file stays open as long as a handle of this process maps memory of the link.
         self.shared.lock.release();
     }
 }
 
-/// Removes the link if nobody is there any more and nothing waits in it.
+/// Removes the link if no process is on it and no message is queued.
 fn remove_if_last(shared: &Shared) {
     let lock = &shared.lock;
     lock.leave();
-    // Once more for each process that leaves just now.
+    // Repeated for each process that detaches at this moment.
     for _ in 0..RETIRE_ROUNDS_MAX {
-        // Whoever has the duty creates the link, or has to come here too, after us.
+        // A process with the host role creates the link, or will run this check after us.
         if !lock.try_take_duty().unwrap_or(false) || !lock.is_named() {
             return;
         }
@@ -81,14 +83,15 @@ fn remove_if_last(shared: &Shared) {
             return remove(shared);
         }
         lock.leave_duty();
-        // Those who are here will look when they go; but if they went while we had the duty, they left it to us.
+        // Remaining processes check when they detach. If they detached while we had the role, they left the removal to us.
         if lock.others_joined().unwrap_or(true) {
             return;
         }
     }
 }
 
-/// Removes the files of a link that nobody is on, unless messages wait in it. Only with the duty, and the presence shut.
+/// Removes the files of a link that no process is on, unless messages are queued. Requires the host role and the exclusive
+/// presence.
 fn remove(shared: &Shared) {
     let (lock, store) = (&shared.lock, &shared.store);
     if store.backing == Backing::Named {
@@ -103,7 +106,7 @@ fn remove(shared: &Shared) {
         for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
             let spare = pool.map(|pool| store.spare_path(pool, epoch));
             for path in std::iter::once(store.path(pool)).chain(spare) {
-                // A creator that waited in vain, because this process was stopped, has made another link meanwhile.
+                // If this process was stopped, a creator may have given up waiting and created another link.
                 if !lock.is_named() {
                     return;
                 }
@@ -120,21 +123,21 @@ mod tests {
     use crate::config::LinkConfig;
     use crate::{LinkOptions, Side};
 
-    /// It was stopped with the right to remove the link, and a creator has gone past it.
+    /// The process was stopped while it had the right to remove the link, and a creator went ahead without it.
     #[test]
-    fn process_that_goes_on_removing_a_link_spares_the_next_one() {
+    fn stopped_removal_does_not_remove_the_next_link() {
         let dir = tempfile::tempdir().unwrap();
         let (options, config) =
             (LinkOptions::new().dir(dir.path()), LinkConfig::new("link".parse().unwrap()));
         let old = options.create(&config).unwrap();
         let shared = std::sync::Arc::clone(&old.shared);
-        // As the creator does.
+        // The steps of the creator.
         shared.store.remove(&shared.store.path(None), None, shared.segments[0].header.epoch).unwrap();
         assert!(shared.lock.remove().unwrap());
         let new = options.create(&config).unwrap();
         assert!(new.was_created());
         super::remove(&shared);
-        // Even from its last step on.
+        // Even at its last step.
         assert!(!shared.lock.remove().unwrap_or(false));
         let epoch = shared.segments[0].header.epoch;
         assert!(!shared.store.remove(&shared.store.path(None), None, epoch).unwrap());

@@ -1,7 +1,7 @@
-//! Bells: named datagram sockets through which a receiver learns of notifications in poll, epoll or an event loop.
+//! Bells: named datagram sockets that signal notifications to receivers in poll, epoll or an event loop.
 //!
-//! A receiver that asks for a descriptor binds a socket for its seat, and every notification sends a byte to it. Each ringer
-//! has a socket of its own for each bell, so no process can make another one wait.
+//! A receiver that asks for a descriptor binds a socket for its seat, and every notification sends a byte to it. Each
+//! sender has a socket of its own for each bell, so no process can block another.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,25 +19,25 @@ use crate::notify::{self, Sleepers, Waiting};
 use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::ring::Ring;
 
-/// The bells of other participants that this process has opened.
+/// The sockets of this process to the bells of other participants.
 #[derive(Debug, Default)]
 pub(super) struct Bells(Mutex<HashMap<SeatIndex, (SeatWord, Ringer)>>);
 
-/// What a bell is rung for.
+/// The reason for ringing a bell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Cause {
     Notification,
-    /// These are rare: the descriptor to a bell that was not open yet does not stay open.
+    /// Events are rare, so a descriptor that is opened for one does not stay open.
     Event,
 }
 
-/// What the names of all bells of a link begin with.
+/// The common prefix of the names of all bells of a link.
 pub(crate) fn prefix(link: &str) -> String {
     format!("{link}.bell-")
 }
 
 impl Shared {
-    /// Path of the bell of a participant. The name is unique to the participant, so a stale bell of another user does not
+    /// Path of the bell of a participant. The name is unique to the participant, so another user's stale bell does not
     /// block a new one.
     pub(super) fn bell_path(&self, of: &Participant) -> PathBuf {
         let epoch = self.segments.first().map_or(0, |segment| segment.header.epoch);
@@ -50,7 +50,7 @@ impl Shared {
         let path = self.bell_path(me);
         let create = || Bell::create(&path, self.store.file_mode, self.owner.map(|(_, gid)| gid));
         match create() {
-            // 65,536 participants ago, one in this seat was killed with its bell, and it was not removed.
+            // 65,536 participants earlier, one in this seat was killed, and its bell was not removed.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 std::fs::remove_file(&path)?;
                 create()
@@ -59,7 +59,7 @@ impl Shared {
         }
     }
 
-    /// Removes the bell of a participant, if it has one and this user may.
+    /// Removes the bell of a participant, if it exists and this user may.
     pub(super) fn remove_bell(&self, of: &Participant) {
         let _ = std::fs::remove_file(self.bell_path(of));
     }
@@ -83,7 +83,7 @@ impl Shared {
 impl Bells {
     fn ring(&self, receiver: &Participant, cause: Cause, path: impl FnOnce() -> PathBuf) -> io::Result<()> {
         let byte = u8::from(cause == Cause::Notification);
-        // A bell is replaced whole.
+        // Bells are replaced as a whole, so a poisoned lock guards valid values.
         let mut bells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((word, bell)) = bells.get(&receiver.seat)
             && word.is_same(receiver.word)
@@ -98,15 +98,16 @@ impl Bells {
                 }
                 rung
             }
-            // The receiver has just left, or claims a bell that it does not have. Not remembered: a newcomer in the seat may
-            // create one later.
+            // The receiver has just detached, or claims a bell that it does not have. Not remembered, as a newcomer in the
+            // seat may create one later.
             Err(error) if is_absent(&error) => Ok(()),
             Err(error) => Err(error),
         }
     }
 }
 
-/// The bell of one handle, for the handle and for what waits for replies apart from it. The last to drop it removes the bell.
+/// The bell of one handle, shared with pending replies that are independent of it. The last owner that drops it removes the
+/// bell.
 #[derive(Debug)]
 pub(super) struct HandleBell {
     /// Readable after each notification, while its bit is set.
@@ -146,7 +147,7 @@ impl HandleBell {
         Ok(self.bell.get_or_init(|| made))
     }
 
-    /// Has every notification ring from now on. Only for the handle.
+    /// Makes every notification ring from now on. Only for the handle.
     pub(super) fn fd(&self) -> Result<BorrowedFd<'_>> {
         let bell = self.get()?;
         if !self.has_fd.swap(true, Ordering::Relaxed) {
@@ -159,14 +160,14 @@ impl HandleBell {
         notify::arm(self.incoming(), self.lease.me.seat);
     }
 
-    /// Takes back what [`arm`](Self::arm) said, unless the descriptor was handed out.
+    /// Reverses [`arm`](Self::arm), unless the descriptor was handed out.
     pub(super) fn disarm(&self) {
         if !self.has_fd.load(Ordering::Relaxed) {
             notify::disarm(self.incoming(), self.lease.me.seat);
         }
     }
 
-    /// Takes one signal.
+    /// Consumes one signal of the bell.
     pub(super) fn take_signal(&self) -> Result<Option<u64>> {
         self.check_notify()?;
         let taken = self.bell.get().map_or(Ok(None), Bell::take_byte);
@@ -188,7 +189,7 @@ impl HandleBell {
 impl Drop for HandleBell {
     fn drop(&mut self) {
         let SeatLease { shared, me, .. } = &*self.lease;
-        // A forked child has no right to remove the parent's bell.
+        // A forked child must not remove its parent's bell.
         if self.bell.get().is_some() && shared.me.is_me() {
             notify::disarm(self.incoming(), me.seat);
             shared.remove_bell(me);

@@ -1,4 +1,4 @@
-//! Readers of a broadcast ring, as the writer and they themselves see them.
+//! Readers of a broadcast ring: counting them, waiting for them, evicting slow ones.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::ring::Ring;
 use crate::ring::broadcast::{Broadcast, Writer};
 
 impl Link {
-    /// Messages that this handle did not get because the writer overtook it: with ring mode `broadcast` and `slow: skip`. 0 on
-    /// other links.
+    /// Number of messages that this handle did not get because the writer overtook it, with ring mode `broadcast` and
+    /// `slow: skip`. 0 on other links.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -33,8 +33,7 @@ impl Link {
         if self.incoming().is_broadcast() { self.endpoint.reader().lost() } else { 0 }
     }
 
-    /// Participants that get what the writer of a broadcast ring sends: those of the secondary side that were not evicted. 0 on
-    /// other links.
+    /// Number of readers of a broadcast ring: participants of the secondary side that were not evicted. 0 on other links.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -56,8 +55,8 @@ impl Link {
         self.core().rings().iter().map(count).sum()
     }
 
-    /// Waits until there are `count` [readers](Self::readers), at most `timeout` (`None`: for ever): for a writer that sends
-    /// nothing before all are there. `false`: the time is over.
+    /// Waits until there are `count` [readers](Self::readers), for at most `timeout` (`None`: no limit). Use it in a writer
+    /// that must not send before all readers are attached. Returns `false` if it timed out.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -79,25 +78,26 @@ impl Link {
         self.wait_for(timeout, self.shared.notify, |_| self.readers() >= count)
     }
 
-    /// Loans once more, after messages that all have read, or that are skipped, were freed. `None`: the pool has no buffer.
+    /// Loans again, after freeing messages that all readers have read, or that are skipped. Returns `None` if the pool has
+    /// no buffer.
     #[cold]
     pub(super) fn loan_after_freeing<T>(&self, loan: impl Fn() -> Option<T>) -> Result<Option<T>> {
         let Ring::Broadcast(ring) = self.outgoing() else { return Ok(None) };
-        // Another has the role, and frees them.
+        // Another participant has the writer's role, and frees them.
         let Ok(writer) = self.writer(ring) else { return Ok(None) };
         loop {
-            // What taking up the role has freed.
+            // Taking the role may have freed some.
             if let Some(loan) = loan() {
                 return Ok(Some(loan));
             }
-            // Ends: messages of a ring are freed once, and a reader is evicted once.
+            // Terminates: messages of a ring are freed once, and a reader is evicted once.
             if !self.endpoint.make_free(ring, writer) && !self.evict_slow(ring, writer)? {
                 return Ok(None);
             }
         }
     }
 
-    /// Evicts the readers that have held the writer up for longer than they may. `false`: there are none.
+    /// Evicts readers that have blocked the writer for longer than allowed. Returns `false` if there are none.
     #[cold]
     pub(super) fn evict_slow(&self, ring: &Broadcast, writer: &Writer) -> Result<bool> {
         let Some(limit) = ring.evicts_after() else { return Ok(false) };
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "files")]
-    fn newcomer_is_not_evicted_in_place_of_the_reader_before_it() {
+    fn newcomer_is_not_evicted_in_place_of_its_predecessor() {
         let dir = tempfile::tempdir().unwrap();
         let options = LinkOptions::new().dir(dir.path());
         let mut config = LinkConfig::new("prices".parse().unwrap());

@@ -1,7 +1,7 @@
-//! The shared part of a link: every table, and the steps that move a buffer from hand to hand.
+//! The shared part of a link: all tables, and the steps that transfer ownership of a buffer.
 //!
-//! `Core` knows nothing of files, sockets or bytes of payload, so the same code runs on mapped memory, on the heap, under
-//! Miri and under loom.
+//! `Core` does not know files, sockets or payload bytes, so the same code runs on mapped memory, on the heap, under Miri
+//! and under loom.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(crate) struct Core {
     primary: Lines,
     payload_type: Lines,
     rings: [Ring; 2],
-    /// Those whose buffers are here. What is in device memory has no bytes that anybody could reach from here.
+    /// Pools whose buffers are in host memory. Buffers in device memory have no bytes that this process could access.
     pools: [Option<Pool>; PoolId::COUNT],
     on_device: [Option<Table>; PoolId::COUNT],
     inline: Option<Table>,
@@ -36,19 +36,19 @@ pub(crate) struct Core {
     requests: Option<Requests>,
 }
 
-/// How requests travel, and their replies.
+/// The ring of requests, and the reply slots.
 #[derive(Clone, Debug)]
 pub(crate) struct Requests {
-    /// From the secondary side to the primary.
+    /// From the secondary side to the primary side.
     pub(crate) ring: Ring,
     pub(crate) replies: ReplySlots,
 }
 
-/// A table by its place in a handle's array of caches: the pools by id, then the inline cells.
+/// The index of a table in a handle's array of caches: the pools by id, then the inline cells.
 pub(crate) const TABLES: usize = PoolId::COUNT + 1;
 pub(crate) const INLINE: usize = PoolId::COUNT;
 
-/// What a message says about itself, as the receiver copied it.
+/// The fields of a message, as the receiver copied them.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Descriptor {
     pub(crate) msg_id: i32,
@@ -57,10 +57,10 @@ pub(crate) struct Descriptor {
     pub(crate) data_len: u32,
 }
 
-/// The DATA buffer of a message, as a cell says it: `| pool + 1 | index |`, or 0 for none.
+/// The DATA buffer of a message, as its cell names it: `| pool + 1 | index |`, or 0 for none.
 ///
-/// A whole word, like all that moves with a message: a copy that takes a byte here and seven there has to wait for the
-/// stores before it.
+/// One whole word, like everything that is stored with a message: reading it in parts of one and seven bytes would stall on
+/// store forwarding.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct DataRef(u64);
 
@@ -72,7 +72,7 @@ impl DataRef {
         Self((pool as u64 + 1) << 32 | u64::from(index))
     }
 
-    /// Pool and index, neither of which is checked against the link.
+    /// Pool and index. Neither is checked against the link.
     #[inline(always)]
     pub(crate) fn parts(self) -> Option<(PoolId, u32)> {
         let id = PoolId::from_index(u32::try_from((self.0 >> 32).wrapping_sub(1)).ok()?)?;
@@ -81,12 +81,12 @@ impl DataRef {
         Some((id, index))
     }
 
-    /// The word as it is.
+    /// The word as stored.
     pub(crate) fn word(self) -> u64 {
         self.0
     }
 
-    /// A word that [`word`](Self::word) gave.
+    /// Restores a value from its [`word`](Self::word).
     pub(crate) fn from_word(word: u64) -> Self {
         Self(word)
     }
@@ -97,24 +97,24 @@ impl DataRef {
     }
 }
 
-/// The descriptor of a MSG, in its cell: words 1 to 4, written where the receiver reads them.
+/// The descriptor of a MSG buffer, in words 1 to 4 of its cell, written in place.
 ///
-/// A loan that carried its descriptor with it would be copied each time it is moved. Only the holder of the MSG writes here,
-/// so plain loads and stores of a word will do.
+/// If a loan carried its descriptor, it would be copied on each move. Only the holder of the MSG buffer writes here, so
+/// plain loads and stores of words suffice.
 #[derive(Debug)]
 pub(crate) struct Cell<'a>(pub(crate) &'a Line);
 
 const IDS: usize = 1;
 const LENGTHS: usize = 2;
 const DATA: usize = 3;
-/// Which device memory the DATA part is in. Only looked at by who reaches for that, so that it need not be cleared.
+/// The id of the device memory with the DATA part. Only read for a DATA part in device memory, so it need not be cleared.
 const MEMORY: usize = 4;
-/// Of a request: its id. Only looked at in a message that came off the ring of requests.
+/// The id of a request. Only read in messages from the ring of requests.
 const REQUEST: usize = 5;
-/// Where an inline request has its id, masked: the first word of its bytes.
+/// The id of an inline request, masked: the first word of its bytes.
 const INLINE_REQUEST: usize = 2;
-/// There a message that is no request has bytes of its own. Small numbers, which are common, must not be ids: the server's death
-/// would fail the requests that they name.
+/// In a message that is not a request, this word has bytes of the application. Small numbers, which are common there, must
+/// not look like ids: recovery of a dead server would mark the requests with these ids as failed.
 const INLINE_REQUEST_MASK: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The first word of the bytes of an inline request.
@@ -185,7 +185,8 @@ pub(crate) fn unpack(word: u64) -> (i32, i32) {
 }
 
 impl Core {
-    /// Places all tables over the memory of the segments. `None`: a segment is too small, which the headers rule out.
+    /// Places all tables over the memory of the segments. Returns `None` if a segment is too small, which the headers rule
+    /// out.
     pub(crate) fn place(
         shape: &Shape,
         shm: &Arc<Memory>,
@@ -247,7 +248,7 @@ impl Core {
         }
     }
 
-    /// A link on the heap.
+    /// Creates a link on the heap.
     #[cfg(test)]
     pub(crate) fn heap(shape: &Shape) -> Self {
         let l = LinkLayout::of(shape);
@@ -261,18 +262,18 @@ impl Core {
         core
     }
 
-    /// A pool whose buffers are here.
+    /// A pool in host memory.
     #[inline]
     pub(crate) fn pool(&self, pool: PoolId) -> Option<&Pool> {
         self.pools[pool as usize].as_ref()
     }
 
-    /// The table of a pool, wherever its buffers are, and the size of one.
+    /// The table of a pool, wherever its buffers are, and the buffer size.
     pub(crate) fn data_table(&self, pool: PoolId) -> Option<(&Table, u32)> {
         Some((self.table(pool as usize)?, self.shape.pools[pool as usize].0))
     }
 
-    /// The table at a place in the array of [`TABLES`].
+    /// The table at an index of the array of [`TABLES`].
     pub(crate) fn table(&self, place: usize) -> Option<&Table> {
         match self.pools.get(place) {
             Some(Some(pool)) => Some(&pool.table),
@@ -281,7 +282,7 @@ impl Core {
         }
     }
 
-    /// The MSG pool; a link always has one.
+    /// The MSG pool, which every link has.
     #[inline]
     pub(crate) fn msg(&self) -> &Pool {
         match &self.pools[PoolId::CpuMsg as usize] {
@@ -294,7 +295,7 @@ impl Core {
         self.inline.as_ref()
     }
 
-    /// The lines of an inline cell, whose index must be checked; `None` on a link that has none.
+    /// The lines of an inline cell, whose index must have been checked. `None` if the link has no inline cells.
     #[inline(always)]
     pub(crate) fn inline_lines(&self, cell: u32) -> Option<InlineLines<'_>> {
         let (table, seconds) = (self.inline.as_ref()?, self.inline_seconds.as_ref()?);
@@ -330,7 +331,7 @@ impl Core {
         self.requests.as_ref()
     }
 
-    /// All rings from which messages are taken.
+    /// All rings from which messages are received.
     fn all_rings(&self) -> impl Iterator<Item = &Ring> {
         self.rings.iter().chain(self.requests.as_ref().map(|requests| &requests.ring))
     }
@@ -344,24 +345,24 @@ impl Core {
         Role(self.primary[0].word(1))
     }
 
-    /// The role of the participant that is being admitted to a side which takes one process only.
+    /// The role of the participant that is being admitted to a side that takes one process only.
     pub(crate) fn admission_role(&self, side: Side) -> Role<'_> {
         Role(self.primary[0].word(if side == Side::Primary { 2 } else { 3 }))
     }
 
-    /// Where the type of the payload is declared.
+    /// The line that declares the type of the payload.
     pub(crate) fn payload_type(&self) -> PayloadTypeLine<'_> {
         PayloadTypeLine(&self.payload_type[0])
     }
 
-    /// The messages in buffers that were sent on a broadcast ring and not freed.
+    /// Messages in buffers that were sent on a broadcast ring and not freed.
     pub(crate) fn published(&self) -> impl Iterator<Item = Kept> + '_ {
         let table = &self.msg().table;
         (0..u32::try_from(table.len()).unwrap_or(u32::MAX)).filter_map(|cell| self.kept(cell))
     }
 
-    /// What to free when the message in `cell`, whose index must be checked, has been read; `None` if it was not sent on a
-    /// broadcast ring.
+    /// What must be freed when the message in `cell` has been read, whose index must have been checked. `None` if it was
+    /// not sent on a broadcast ring.
     fn kept(&self, cell: u32) -> Option<Kept> {
         let owner = MsgOwner(self.msg().table.owner(cell).load(Ordering::Acquire));
         let Holder::Published(_) = owner.holder() else { return None };
@@ -369,13 +370,13 @@ impl Core {
         Some(Kept { cell, owner: owner.0, data: data.0 })
     }
 
-    /// As [`kept`](Self::kept), of an entry of a broadcast ring.
+    /// As [`kept`](Self::kept), for an entry of a broadcast ring.
     pub(crate) fn kept_of(&self, entry: Entry) -> Option<Kept> {
         let kept = self.kept(self.msg().table.tame(entry.wild_cell())?)?;
         entry.names(MsgOwner(kept.owner).epoch()).then_some(kept)
     }
 
-    /// The cell of a message that a reader of a broadcast ring keeps from being freed, and its owner word.
+    /// The cell of a message that a reader of a broadcast ring holds, and its owner word.
     #[inline(always)]
     pub(crate) fn look_published(&self, entry: Entry) -> Result<(u32, MsgOwner), Wild> {
         let table = &self.msg().table;
@@ -405,7 +406,7 @@ impl Core {
         Ok((Descriptor { msg_id, cell_id, msg_len, data_len }, data))
     }
 
-    /// The descriptor of a MSG as it lies there, for who looks on: unchecked, and perhaps being written.
+    /// The descriptor of a MSG buffer for an observer: unchecked, and possibly being written.
     pub(crate) fn peek_descriptor(&self, cell: u32) -> (Descriptor, DataRef) {
         let line = self.msg().table.cell(cell);
         let (msg_id, cell_id) = unpack(line.word(IDS).load(Ordering::Relaxed));
@@ -435,8 +436,8 @@ impl Core {
         Ok(())
     }
 
-    /// Ends a MSG and its DATA in any thread, as [`Endpoint::release`](super::endpoint::Endpoint::release) does in the handle's.
-    /// `false`: it was taken away, because its holder was declared dead.
+    /// Frees a MSG buffer and its DATA from any thread, as [`Endpoint::release`](super::endpoint::Endpoint::release) does
+    /// in the handle's thread. Returns `false` if it was recovered, because its holder was declared dead.
     pub(crate) fn release_anywhere(&self, cell: u32, owner: MsgOwner, data: DataRef) -> bool {
         if let Some((pool, index)) = data.parts()
             && let Some((table, _)) = self.data_table(pool)
@@ -449,22 +450,22 @@ impl Core {
         self.msg().table.release(cell, owner.0, owner.freed().0)
     }
 
-    /// Gives up the seat of a participant of this process, with all that it holds: also what was forgotten, as a loan that was
-    /// leaked must not outlive its participant.
+    /// Gives up the seat of a participant of this process with all that it holds, including leaked loans: those must not
+    /// outlive their participant.
     pub(crate) fn leave(&self, me: &Participant) {
         if self.seats.is_seated(me) {
             self.reclaim(me, me.seat, false);
         }
     }
 
-    /// How the participant at `seat` takes messages off its ring.
+    /// How the participant in `seat` receives from its ring.
     #[inline(always)]
     pub(crate) fn receiving(&self, seat: SeatIndex) -> Receiving<'_> {
         Receiving { core: self, seat }
     }
 }
 
-/// Takes messages off a ring for one seat.
+/// Receives from a ring for one seat.
 #[derive(Debug)]
 pub(crate) struct Receiving<'a> {
     core: &'a Core,
@@ -486,18 +487,18 @@ impl Owners for Receiving<'_> {
     fn look(&self, entry: Entry) -> Result<Look, Wild> {
         let table = self.table(entry)?;
         let cell = table.tame(entry.wild_cell()).ok_or(Wild("an entry past the end of its pool"))?;
-        // Acquire: whoever sees a later loan of this buffer sees the `head` that had passed this entry before.
+        // Acquire: a thread that sees a later loan of this buffer also sees the `head` that had passed this entry before.
         let owner = MsgOwner(table.owner(cell).load(Ordering::Acquire));
         if !entry.names(owner.epoch()) {
             return Ok(Look::Gone);
         }
         Ok(match owner.holder() {
             Holder::Loaned(_) => Look::Here(owner.0),
-            // Its last consumer died before it moved `head`, so it never got the message.
+            // Its last consumer died before it moved `head`, so the message was not received.
             Holder::Borrowed(seat) if self.core.shape.single && seat != self.seat => Look::Here(owner.0),
             Holder::Borrowed(_) | Holder::Free => Look::Gone,
             Holder::Published(_) => return Err(Wild("a message of the other ring")),
-            Holder::Impossible => return Err(Wild("an owner word that nobody writes")),
+            Holder::Impossible => return Err(Wild("an owner word that no participant writes")),
         })
     }
 
@@ -505,8 +506,9 @@ impl Owners for Receiving<'_> {
     fn take(&self, entry: Entry, word: u64) -> bool {
         let Ok(table) = self.table(entry) else { return false };
         let borrowed = MsgOwner(word).borrowed(self.seat);
-        // No Acquire: `PUBLISH` has made the message visible, and this exchange only decides who gets it. Release pairs with
-        // the Acquire of recovery: who sees that this seat has the message sees that we have the seat.
+        // No Acquire: `PUBLISH` has made the message visible, and this exchange only decides which consumer gets it.
+        // Release pairs with the Acquire of recovery: if recovery sees that this seat has the message, it also sees that we
+        // have the seat.
         let owner = table.owner(entry.wild_cell());
         owner.compare_exchange(word, borrowed.0, Ordering::Release, Ordering::Relaxed).is_ok()
     }
@@ -514,8 +516,8 @@ impl Owners for Receiving<'_> {
     #[inline(always)]
     fn take_alone(&self, entry: Entry, word: u64) {
         let borrowed = MsgOwner(word).borrowed(self.seat);
-        // Release, as in `take`: a recoverer that sees this seat has the message, and not yet the ring that it came from, must
-        // see that we have the seat.
+        // Release, as in `take`. Recovery may see that this seat has the message before it sees that the message has left
+        // the ring; it must see that we have the seat.
         self.core.msg().table.owner(entry.wild_cell()).store(borrowed.0, Ordering::Release);
     }
 
@@ -524,7 +526,7 @@ impl Owners for Receiving<'_> {
         let Ok(table) = self.table(entry) else { return };
         if let Some(cell) = table.tame(entry.wild_cell()) {
             prefetch_exclusive(table.cell(cell));
-            // Exclusive too: whoever releases this buffer is the first to loan it again.
+            // For writing too: the handle that releases this buffer loans it again first.
             if !entry.is_inline() {
                 prefetch_exclusive_at(self.core.msg().buffer(cell).as_ptr());
             } else if entry.has_second_line()
@@ -536,7 +538,7 @@ impl Owners for Receiving<'_> {
     }
 }
 
-/// What recovery gave back.
+/// Counts of what a recovery did.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -550,26 +552,26 @@ impl Owners for Receiving<'_> {
 /// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Recovered {
-    /// Participants that were found dead, or were evicted.
+    /// Participants that were found dead, or evicted.
     pub participants: u32,
     /// MSG buffers and inline cells that they held.
     pub messages: u32,
-    /// DATA buffers that were attached to them.
+    /// DATA buffers that belonged to those.
     pub data_buffers: u32,
-    /// Free buffers that no list named.
+    /// Free buffers without a hint, which got one.
     pub readmitted: u32,
     /// Messages that they had sent and that stay queued.
     pub kept: u32,
 }
 
 impl Core {
-    /// Takes back all that `dead` holds and gives its seat free; what it had sent stays sent. `me` is the seat that does
-    /// it. Any number of participants may do this at once, and each may die in it: every step can be repeated.
+    /// Recovers all that `dead` holds and vacates its seat. Messages that it had sent stay queued. `me` is the seat that
+    /// does it. Any number of participants may do this at once, and each may die during it: every step can be repeated.
     ///
-    /// With `keep_seated`, the seat stays taken: its process may still run, and must not share the seat with another.
+    /// With `keep_seated`, the seat stays taken: the process may still run, and must not share the seat with another.
     pub(crate) fn reclaim(&self, dead: &Participant, me: SeatIndex, keep_seated: bool) -> Recovered {
-        // Who is wrongly taken for dead is told so by its next call, and by the one that it is in (FENCE). Who leaves does this
-        // from its own seat.
+        // A participant that is wrongly declared dead gets an error from its next call, and from the current one (FENCE). A
+        // participant that detaches recovers itself, from its own seat.
         if dead.seat != me && !self.seats.evict(dead) {
             return Recovered::default();
         }
@@ -581,11 +583,11 @@ impl Core {
             }
         }
         self.fail_requests(dead);
-        // Before anything is freed: an entry names an epoch by its last bits, and those come round.
+        // Before anything is freed: an entry names an epoch by its last bits, and those wrap.
         self.close_requests(dead, me, &mut done);
         self.reclaim_messages(dead, me, PoolId::CpuMsg as usize, &mut done);
-        // Who may still run may be copying a small message into or out of its cell, with no later exchange that could tell it
-        // that the cell is another's. It has one at most; the cell comes back with the seat.
+        // An evicted participant may still be copying a small message into or out of its cell, and no later exchange would
+        // show it that the cell has a new holder. It has one cell at most, which is freed with the seat.
         if !keep_seated {
             self.reclaim_messages(dead, me, INLINE, &mut done);
         }
@@ -595,7 +597,7 @@ impl Core {
         for table in (0..TABLES).filter_map(|i| self.table(i)) {
             done.readmitted += table.readmit_unknown(me);
         }
-        // Before the seat is vacated: if we die in between, the next one to recover it goes on from here.
+        // Before the seat is vacated: if this process dies in between, the next recovery continues from here.
         self.seats.record_end(
             dead,
             match keep_seated {
@@ -604,20 +606,21 @@ impl Core {
                 false => Stage::Died,
             },
         );
-        // Its bit among those who sleep stays: the next one in the seat may have set it by now. `notify` asks who is seated.
-        // Of all who recover it at once, one vacates the seat, and counts.
+        // The dead participant's bit in `SLEEPERS` stays, because its successor in the seat may have set it by now;
+        // `notify` checks which seats are taken. Of several concurrent recoveries, the one that vacates the seat counts the
+        // participant.
         done.participants = u32::from(keep_seated || self.seats.vacate(dead));
         done
     }
 
-    /// For the new consumer of a ring with one: its predecessor may have died before it moved `head`, and may have had the
-    /// very seat that is `seat` now. Then its messages would seem to have been received by this one.
+    /// For the new consumer of a ring with a single consumer. Its predecessor may have died before it moved `head`, and may
+    /// have had the same seat that is `seat` now. Then its messages would look as if the new consumer had received them.
     pub(crate) fn undo_receptions(&self, ring: &Ring, seat: SeatIndex) {
         let table = &self.msg().table;
         for (_, entry) in ring.queued().filter(|(_, entry)| !entry.is_inline()) {
             let Some(cell) = table.tame(entry.wild_cell()) else { continue };
             let word = table.owner(cell);
-            // Relaxed: `PUBLISH` brings the message, and this only says again that it was sent.
+            // Relaxed: `PUBLISH` makes the message visible, and this only marks it as sent again.
             let owner = MsgOwner(word.load(Ordering::Relaxed));
             if entry.names(owner.epoch()) && owner.holder() == Holder::Borrowed(seat) {
                 let sent = owner.loaned_still(seat);
@@ -634,9 +637,9 @@ impl Core {
                 matches!(owner.holder(), Holder::Loaned(seat) | Holder::Borrowed(seat) if seat == dead.seat)
             })
             .collect();
-        // After the owner words: the dead one sends nothing any more, or is told that it was evicted (FENCE). So what is in
-        // neither ring now was not sent, or was received, and then its owner word has changed and our exchange fails.
-        // What was sent on a broadcast ring has no holder.
+        // After the owner words: from here on, the dead participant sends nothing, or its `send` reports the eviction
+        // (FENCE). So a message that is in neither ring now was not sent, or it was received, and then its owner word has
+        // changed and our exchange fails. Messages of a broadcast ring have no holder.
         let queued: std::collections::BTreeSet<(u32, u64)> = self
             .all_rings()
             .filter(|ring| !ring.is_broadcast())
@@ -654,7 +657,7 @@ impl Core {
             let sent = queued.contains(&(index, owner.epoch()));
             let stays = match owner.holder() {
                 Holder::Loaned(_) => sent,
-                // One consumer: it died before it moved `head`, and the next one gets the message. Many consumers: the
+                // Single consumer: it died before it moved `head`, and the next one gets the message. Many consumers: the
                 // exchange on the owner word was the reception, and the message died with its receiver.
                 _ => sent && self.shape.single,
             };
@@ -662,7 +665,7 @@ impl Core {
                 done.kept += 1;
                 continue;
             }
-            // If the dead one still has its seat, nobody else can have written the owner word that we read.
+            // If the dead participant still has its seat, no other one can have written the owner word that we read.
             if !self.seats.is_seated(dead) {
                 return;
             }
@@ -672,7 +675,7 @@ impl Core {
         }
     }
 
-    /// Entries of the replies that wait for clients.
+    /// Entries of replies that clients have not received.
     fn waiting_replies(&self) -> impl Iterator<Item = Entry> {
         let used = self.seats.used() as u64;
         let seats = (0..used).filter_map(SeatIndex::from_wild);
@@ -681,15 +684,16 @@ impl Core {
         })
     }
 
-    /// The id in a request's cell; the cell must be in the table of `place`.
+    /// The id in a request's cell. The cell must be in the table at `place`.
     pub(crate) fn request_id(&self, place: usize, cell: u32) -> Option<RequestId> {
         let (word, mask) = if place == INLINE { (INLINE_REQUEST, INLINE_REQUEST_MASK) } else { (REQUEST, 0) };
-        // Acquire pairs with the Release fence of `Endpoint::push_request`: who reads an id sees that the cell was loaned.
+        // Acquire pairs with the Release fence of `Endpoint::push_request`: a thread that reads an id also sees that the
+        // cell was loaned.
         RequestId::from_wild(self.table(place)?.cell(cell).word(word).load(Ordering::Acquire) ^ mask)
     }
 
-    /// Tells the clients of the requests that `dead` had taken. A message that is no request may have an old id in its cell:
-    /// that request was answered, dropped or failed before its buffer was freed, so nothing happens to it.
+    /// Marks the requests that `dead` had taken as failed. A message that is not a request may have an old id in its cell.
+    /// That request was answered, dropped or failed before its buffer was freed, so it is not affected.
     pub(crate) fn fail_requests(&self, dead: &Participant) {
         let Some(requests) = &self.requests else { return };
         for place in [PoolId::CpuMsg as usize, INLINE] {
@@ -700,7 +704,7 @@ impl Core {
                     continue;
                 }
                 let Some(id) = self.request_id(place, cell) else { continue };
-                // Still the same loan, so the id is of it.
+                // Still the same loan, so the id belongs to it.
                 if table.owner(cell).load(Ordering::Relaxed) == owner.0
                     && self.seats.is_seated(dead)
                     && let Some(slot) = requests.replies.slot(id)
@@ -711,7 +715,7 @@ impl Core {
         }
     }
 
-    /// Ends the requests of `dead` and frees the replies that wait for them.
+    /// Ends the requests of `dead`, and frees replies that it has not received.
     pub(crate) fn close_requests(&self, dead: &Participant, me: SeatIndex, done: &mut Recovered) {
         let Some(requests) = &self.requests else { return };
         for slot in requests.replies.of(dead.seat) {
@@ -732,13 +736,14 @@ impl Core {
         }
     }
 
-    /// Frees the DATA buffers whose MSG is over.
+    /// Frees DATA buffers whose MSG buffer was freed.
     fn reclaim_orphans(&self, me: SeatIndex, pool: PoolId, done: &mut Recovered) {
         let Some(table) = self.table(pool as usize) else { return };
         for index in 0..u32::try_from(table.len()).unwrap_or(u32::MAX) {
             let data = DataOwner(table.owner(index).load(Ordering::Acquire));
             let Some((cell, _)) = data.attached_to() else { continue };
-            // A MSG is loaned before its DATA and freed after it: read in this order, a living pair never looks orphaned.
+            // A MSG buffer is loaned before its DATA buffer and freed after it. Read in this order, a living pair never
+            // looks orphaned.
             let owner = self
                 .msg()
                 .table

@@ -1,12 +1,13 @@
-//! Device memory of a link's pools: what it is like, and how it goes from hand to hand.
+//! Device memory of a link's pools: its layout, and how processes share it.
 //!
-//! The segment of such a pool has header, hints and cells as any other, and no buffers: those are in one piece of device
-//! memory, of which there is a descriptor. Only participants have devices, so the first of them that wants the memory makes
-//! it and offers it to the link's host. That keeps the descriptor, hands it to who asks, and tells those who are there; they keep it,
-//! too, and offer it to the next host. So the memory lives as long as anybody on the link, whoever made it.
+//! The segment of such a pool has header, hints and cells like any other, and no buffers. Those are in one piece of device
+//! memory with one descriptor. Only participants have devices, so the first participant that needs the memory allocates it
+//! and offers it to the link's host. The host keeps the descriptor, and gives it to newcomers and to attached participants;
+//! they keep it too, and offer it to the next host. So the memory lives as long as any process on the link, even after its
+//! allocator has ended.
 //!
-//! If all who have it end and others stay, it is lost, and the pool is given other memory. That must not be mistaken for the
-//! first: each has an id, which messages carry.
+//! If all processes that have it end while others stay, the memory is lost, and the pool gets other memory. The two must
+//! not be confused, so each has an id, which messages carry.
 
 use std::fs::File;
 use std::io;
@@ -24,16 +25,16 @@ use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::Side;
 
-/// Buffers begin at multiples of so many bytes, as a GPU's own allocations do.
+/// Buffers begin at multiples of this, as a GPU's own allocations do.
 const ALIGNMENT: u64 = 256;
-/// What a device may round memory up by.
+/// Maximum by which a device may round memory up.
 const GRANULARITY_MAX: u64 = 1 << 30;
 /// How long a link may be without a host.
 const UNSERVED: Duration = Duration::from_secs(10);
-/// Between two looks for it.
+/// Interval of attempts to find a host.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// Where things are in the device memory of a pool.
+/// The layout of the device memory of a pool.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct DeviceLayout {
     buf_size: u32,
@@ -46,19 +47,19 @@ impl DeviceLayout {
         Self { buf_size, stride: u64::from(buf_size).next_multiple_of(ALIGNMENT), len }
     }
 
-    /// The first byte of a buffer; `None` past the last.
+    /// The offset of a buffer; `None` beyond the last buffer.
     pub(crate) fn buffer(self, index: u32) -> Option<u64> {
         (index < self.len).then(|| self.stride * u64::from(index))
     }
 
-    /// Whether so many bytes at an offset lie in one buffer.
+    /// Whether `len` bytes at an offset lie in one buffer.
     pub(crate) fn is_in_one(self, offset: u64, len: u64) -> bool {
         let Some(inside) = offset.checked_rem(self.stride) else { return false };
         offset / self.stride < u64::from(self.len)
             && inside.checked_add(len).is_some_and(|end| end <= u64::from(self.buf_size))
     }
 
-    /// The word on which a side's work is counted: both behind the buffers, far enough from each other.
+    /// The offset of the word that counts a side's work. Both words are after the buffers, on different lines.
     pub(crate) fn timeline(self, side: Side) -> u64 {
         let behind = self.stride * u64::from(self.len);
         behind + if side == Side::Primary { 0 } else { ALIGNMENT / 2 }
@@ -69,10 +70,10 @@ impl DeviceLayout {
     }
 }
 
-/// Device memory, as it is handed on.
+/// Device memory as it is shared between processes.
 #[derive(Debug)]
 pub(crate) struct Lent {
-    /// Never 0.
+    /// The id, which is never 0.
     pub(crate) id: u64,
     pub(crate) size: u64,
     pub(crate) mechanism: Mechanism,
@@ -81,7 +82,7 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// What somebody offers, or says that there is.
+    /// Checks memory that a process offers, or that the host announces.
     fn of(layout: DeviceLayout, told: &PoolMemory, fds: Vec<OwnedFd>) -> std::result::Result<Self, String> {
         let (least, size) = (layout.bytes(), told.size);
         if size < least || size - least >= GRANULARITY_MAX {
@@ -102,7 +103,7 @@ impl Lent {
         }
         let fd = if told.mechanism() == Mechanism::Host {
             let memory = File::from(fd);
-            // One that can still be truncated would be a bus error later.
+            // A memfd that can be truncated would cause SIGBUS later.
             let is_whole =
                 memory.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() >= size);
             if !is_whole || !file::is_size_sealed(&memory) {
@@ -132,29 +133,29 @@ impl Lent {
     }
 }
 
-/// The question whether there is memory.
+/// The request for a pool's memory.
 fn question(pool: PoolId) -> PoolMemory {
     PoolMemory { pool: pool as u32, ..PoolMemory::default() }
 }
 
-/// Memory that this process knows of, by pool.
+/// The device memory that this process has, by pool.
 #[derive(Debug, Default)]
 pub(crate) struct Memories(Mutex<[Option<Arc<Lent>>; PoolId::COUNT]>);
 
 impl Memories {
     fn lock(&self) -> MutexGuard<'_, [Option<Arc<Lent>>; PoolId::COUNT]> {
-        // A reference is replaced whole.
+        // References are replaced as a whole, so a poisoned lock guards a valid value.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What came of a packet about a pool's memory.
+/// The result of a packet about a pool's memory.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) pool: PoolId,
-    /// What the link has now.
+    /// The memory that the link has now.
     pub(crate) memory: Option<Arc<Lent>>,
-    /// It has that from this packet.
+    /// Whether the packet brought it.
     pub(crate) is_news: bool,
 }
 
@@ -169,12 +170,13 @@ impl Answer {
 }
 
 impl Shared {
-    /// What tells this link from another of its name.
+    /// Distinguishes this link from an earlier or later one with the same name.
     pub(super) fn epoch(&self) -> u64 {
         self.segments.first().map_or(0, |segment| segment.header.epoch)
     }
 
-    /// Answers who asks for a pool's memory, and keeps what is offered where there is none. `Err`: it breaks a rule.
+    /// Answers a request for a pool's memory, and accepts an offer if there is none. Returns `Err` if the packet breaks a
+    /// rule.
     pub(crate) fn lend(&self, told: &PoolMemory, fds: Vec<OwnedFd>) -> std::result::Result<Answer, String> {
         let shape = &self.core.shape;
         let known =
@@ -205,23 +207,23 @@ impl Shared {
         Ok(Answer { pool, memory: place.clone(), is_news })
     }
 
-    /// Offers the host the memory that this process knows of, and asks for the rest.
+    /// Offers the host the memory that this process has, and asks for the rest.
     pub(super) fn tell_of_memory(&self, broker: &OwnedFd) {
         for pool in self.core.shape.device_pools() {
             let memory = self.memories.lock()[pool as usize].clone();
             let told = memory.as_ref().map_or_else(|| question(pool), |memory| memory.message(pool));
             let fds: Vec<_> = memory.iter().map(|memory| memory.fd.as_fd()).collect();
             let request = Request::new(TOLD, request::Op::PoolMemory(told));
-            // Refused if it has gone; then the next host is told.
+            // Fails if the host has ended; then the next host gets the offer.
             let _ = socket::send_now(broker, &packet::encode(&request), &fds);
         }
     }
 
-    /// Asks the host for all memory that it has: now, and not when it is needed, because by then all others who have it may have
-    /// gone.
+    /// Asks the host for all memory that it has. This is done at once and not on demand, because by then all other
+    /// processes with the memory may have ended.
     pub(super) fn fetch_memory(&self, host: &OwnedFd) {
         for pool in self.core.shape.device_pools() {
-            // Without it the link goes on, and the host tells us when there is some.
+            // Without an answer the link still works, and the host announces memory when there is some.
             if let Ok(Ok((told, fds))) = ask(host, &question(pool), &[])
                 && told.id != 0
             {
@@ -230,21 +232,21 @@ impl Shared {
         }
     }
 
-    /// Hears of memory from the host.
+    /// Handles an announcement of memory by the host.
     pub(super) fn hear_of_memory(&self, bytes: &[u8], fds: Vec<OwnedFd>) {
         if let Ok(Reply { result: Some(reply::Result::PoolMemory(told)), .. }) = packet::decode(bytes)
             && told.id != 0
             && let Some(fds) = memories(fds)
         {
-            // What breaks a rule is as if it had not been said.
+            // An announcement that breaks a rule is ignored.
             let _ = self.lend(&told, fds);
         }
     }
 
-    /// Asks the host for a pool's memory, or offers some: what the link has then.
+    /// Asks the host for a pool's memory, or offers some. Returns what the link has then.
     pub(crate) fn ask_for_memory(&self, pool: PoolId, offer: Option<&Lent>) -> Result<Option<Arc<Lent>>> {
         let start = Instant::now();
-        // The host may have come a moment ago, and not have been told yet of what there is.
+        // A new host may not have been offered the existing memory yet.
         let known = self.memories.lock()[pool as usize].clone();
         let offer = offer.or(known.as_deref());
         let told = offer.map_or_else(|| question(pool), |offer| offer.message(pool));
@@ -271,7 +273,7 @@ impl Shared {
                     if told.id == 0 {
                         return Ok(None);
                     }
-                    // Also here, in case that the one who has it now ends.
+                    // Kept here as well, in case the process that has it ends.
                     let strange = |text| failed(io::Error::other(format!("the answer was none: {text}")));
                     if told.pool != pool as u32 {
                         return Err(strange("it was of another pool".to_owned()));
@@ -296,14 +298,14 @@ impl Link {
         self.shared.epoch()
     }
 
-    /// As [`Shared::ask_for_memory`].
+    /// Asks the host, as [`Shared::ask_for_memory`] does.
     pub(crate) fn ask_for_memory(&self, pool: PoolId, offer: Option<&Lent>) -> Result<Option<Arc<Lent>>> {
         self.check_seated()?;
         self.shared.ask_for_memory(pool, offer)
     }
 }
 
-/// Asks at the other end of a connection. `Err` inside: refused, and why.
+/// Sends a request to the host and waits for its answer. An inner `Err` is a refusal with its reason.
 fn ask(
     connection: &OwnedFd,
     told: &PoolMemory,
@@ -335,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_aligned_and_the_words_come_behind_them() {
+    fn buffers_are_aligned_and_followed_by_the_timeline_words() {
         for (size, stride) in [(1, 256), (256, 256), (257, 512), (576_000, 576_000)] {
             let layout = DeviceLayout::of((size, 3));
             assert_eq!(

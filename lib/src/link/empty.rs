@@ -1,4 +1,4 @@
-//! Emptying a link that an earlier run left.
+//! Emptying a link that an earlier run left behind.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use crate::notify;
 use crate::participant::{Participant, Side};
 use crate::ring::Ring;
 
-/// How long newcomers wait for a participant that empties the link. One that is stopped for longer holds nobody up: then they may
-/// receive what it has not dropped yet, and it reports that the link was in use.
+/// How long newcomers wait for a participant that empties the link. If it is stopped for longer, newcomers go ahead: they
+/// may receive messages that it has not dropped yet, and it reports that the link was in use.
 const EMPTYING_MAX: Duration = Duration::from_secs(1);
 
 impl Link {
-    /// Takes a seat of a link that no participant empties just now, and takes back what dead participants held.
+    /// Takes a seat once no participant is emptying the link, and recovers what dead participants held.
     pub(super) fn seated_beside_emptier(
         shared: &Arc<Shared>,
         attachment: &Arc<Attachment>,
@@ -26,7 +26,7 @@ impl Link {
         let start = Instant::now();
         loop {
             let link = Self::seated(Arc::clone(shared), Arc::clone(attachment), side)?;
-            // A restarted process finds its place free.
+            // A restarted process finds the seat of its predecessor free.
             link.recover()?;
             let (core, seats) = (link.core(), &link.core().seats);
             let Some(emptier) = seats.emptier(core.emptier_role()) else { return Ok(link) };
@@ -38,14 +38,14 @@ impl Link {
         }
     }
 
-    /// Drops what earlier participants sent and posted. Refused unless this handle is the only participant.
+    /// Drops messages and posts of earlier participants. Fails unless this handle is the only participant.
     pub(super) fn empty(&self) -> Result<()> {
         let (core, me) = (self.core(), &self.endpoint.me);
         let in_use = |other: &Participant| {
             let (link, side, pid) = (self.link(), other.word.side(), other.word.pid());
             Error::from(ErrorKind::InUse { link, side, pid })
         };
-        // Newcomers leave again as long as we have the role.
+        // As long as we have the role, newcomers detach again.
         core.seats.begin_to_empty(me, core.emptier_role()).map_err(|other| in_use(&other))?;
         let done = self.wait_to_be_alone(in_use).and_then(|()| self.drop_leftovers());
         let had_role = core.emptier_role().release(me);
@@ -55,14 +55,14 @@ impl Link {
         }
     }
 
-    /// Another participant. One that was evicted sends nothing more, and its process may hang for ever.
+    /// Another participant. An evicted one does not count: it sends nothing more, and its process may hang for ever.
     fn other(&self) -> Option<Participant> {
         match self.core().seats.all_at_once() {
             Some(all) => {
                 let mut others = all.into_iter().map(|(other, _)| other);
                 others.find(|other| other.seat != self.seat() && !other.word.is_evicted())
             }
-            // They come and go too fast to tell.
+            // Participants come and go too fast to name one.
             None => Some(self.endpoint.me),
         }
     }
@@ -74,27 +74,28 @@ impl Link {
                 return Err(in_use(&other));
             }
             std::thread::sleep(RETRY);
-            // Who was killed just before may have died only now.
+            // A process that was killed just before may have ended only now.
             self.recover()?;
         }
         Ok(())
     }
 
     fn drop_leftovers(&self) -> Result<()> {
-        // Newcomers leave again before they can send, so what is queued now is of before.
+        // Newcomers detach before they can send, so everything that is queued now is old.
         let requests = self.core().requests().map_or(0, |requests| requests.ring.queued().count());
         for _ in 0..requests {
             match self.endpoint.take_request() {
                 Ok(Some(taken)) => self.endpoint.release_request(&taken),
                 Ok(None) => break,
-                // Dropped, too.
+                // A damaged message is dropped, too.
                 Err(_) => {}
             }
         }
         for side in [Side::Primary, Side::Secondary] {
             let ring = self.core().incoming(side);
             notify::forget_posts(ring, notify::posted(ring));
-            // A participant of its own: this handle must not become the consumer or writer of a ring that has one.
+            // With a participant of its own: this handle must not become the consumer or writer of a ring that has only
+            // one.
             let mut temporary =
                 Self::seated(Arc::clone(&self.shared), Arc::clone(&self.attachment), self.side())?;
             if let Ring::Broadcast(broadcast) = ring {

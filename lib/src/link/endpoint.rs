@@ -1,7 +1,7 @@
-//! The endpoint: what one participant works with. The tables of the link, seen from its seat.
+//! The endpoint: the tables of a link, as one participant uses them from its seat.
 //!
-//! Everything that the hot path touches is one step away from here. Like [`Core`], an endpoint knows nothing of files or bytes
-//! of payload.
+//! Everything that the hot path touches is one step away from here. Like [`Core`], an endpoint does not know files or
+//! payload bytes.
 
 use std::cell::OnceCell;
 
@@ -18,7 +18,7 @@ use crate::ring::{CONSUMER_ROLE, Full, PRODUCER_ROLE, Ring, mpmc, spsc};
 use crate::segment::Lines;
 use crate::sync::{Ordering, fence, overwrite};
 
-/// A participant at its seat.
+/// A participant and its private state.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) core: Core,
@@ -31,11 +31,11 @@ pub(crate) struct Endpoint {
     caches: [Option<PoolCache>; TABLES],
     producer: OnceCell<spsc::Producer>,
     consumer: OnceCell<spsc::Consumer>,
-    /// This participant's state as the writer of a broadcast ring.
+    /// The state of the writer of a broadcast ring.
     writer: OnceCell<broadcast::Writer>,
-    /// This participant's state as a reader of a broadcast ring.
+    /// The state of a reader of a broadcast ring.
     reader: Option<broadcast::Reader>,
-    /// This participant's state as one of many producers.
+    /// The state of one of many producers.
     pub(crate) shared_producer: mpmc::Producer,
     pub(super) requester: Requester,
 }
@@ -44,7 +44,7 @@ impl Endpoint {
     pub(crate) fn new(core: &Core, me: Participant) -> Self {
         let side = me.word.side();
         for ring in core.rings() {
-            // What a dead one may have left here.
+            // Bits that a dead participant may have left in this seat.
             notify::reset(ring, me.seat);
         }
         core.seats.event_sleepers().wake_up(me.seat);
@@ -75,7 +75,7 @@ impl Endpoint {
         }
     }
 
-    /// The MSG pool.
+    /// The MSG pool's cache.
     #[inline]
     pub(crate) fn msg_pool(&self) -> &Pool {
         &self.msg_pool
@@ -87,7 +87,7 @@ impl Endpoint {
         self.me.word.is(self.seat_line[0].word(0).load(Ordering::Relaxed))
     }
 
-    /// Loans a MSG buffer.
+    /// Loans a free MSG buffer.
     #[inline(always)]
     pub(crate) fn loan_msg(&self) -> Option<(u32, MsgOwner)> {
         let next = |free| MsgOwner(free).loaned(self.me.seat).0;
@@ -95,15 +95,15 @@ impl Endpoint {
         Some((index, MsgOwner(word)))
     }
 
-    /// Loans an inline cell.
+    /// Loans a free inline cell.
     pub(crate) fn loan_inline(&self) -> Option<(u32, MsgOwner)> {
         let next = |free| MsgOwner(free).loaned(self.me.seat).0;
         let (index, word) = self.caches[INLINE].as_ref()?.claim(|| self.core.seats.used(), next)?;
         Some((index, MsgOwner(word)))
     }
 
-    /// Attaches a DATA buffer to a loaned MSG. The MSG comes first and goes last, so whatever instruction a participant
-    /// dies at, a DATA buffer either belongs to a living MSG or names one that is over.
+    /// Attaches a DATA buffer to a loaned MSG buffer. The MSG buffer is claimed first and freed last, so at whatever
+    /// instruction a participant dies, a DATA buffer either belongs to a living MSG buffer or names one that was freed.
     #[inline]
     pub(crate) fn loan_data(&self, pool: PoolId, cell: u32, msg: MsgOwner) -> Option<u32> {
         let next = |free| DataOwner(free).attached(cell, msg).0;
@@ -111,19 +111,19 @@ impl Endpoint {
         Some(index)
     }
 
-    /// The descriptor of a MSG that this participant has loaned.
+    /// The descriptor of a MSG buffer that this participant has loaned.
     #[inline(always)]
     pub(crate) fn cell(&self, cell: u32) -> Cell<'_> {
         Cell(self.msg.table.cell(cell))
     }
 
-    /// Ends a MSG and its DATA. `false`: it was taken away, because its holder was declared dead.
+    /// Frees a MSG buffer and its DATA. Returns `false` if it was recovered, because its holder was declared dead.
     #[inline(always)]
     pub(crate) fn release(&self, cell: u32, owner: MsgOwner, data: DataRef) -> bool {
         if let Some((pool, index)) = data.parts()
             && let Some(cache) = &self.caches[pool as usize]
         {
-            // If it is no longer ours, then neither is the MSG.
+            // If the DATA buffer is no longer ours, then neither is the MSG buffer.
             let held = DataOwner(cache.table.owner(index).load(Ordering::Relaxed));
             if held.belongs_to(cell, owner) {
                 cache.release(index, held.0, held.freed().0);
@@ -132,20 +132,21 @@ impl Endpoint {
         self.msg.release(cell, owner.0, owner.freed().0)
     }
 
-    /// Ends the use of an inline cell.
+    /// Frees an inline cell.
     pub(crate) fn release_inline(&self, cell: u32, owner: MsgOwner) {
         if let Some(cache) = &self.caches[INLINE] {
             cache.release(cell, owner.0, owner.freed().0);
         }
     }
 
-    /// How this participant takes messages off its ring.
+    /// How this participant receives from its ring.
     #[inline(always)]
     pub(crate) fn receiving(&self) -> Receiving<'_> {
         self.core.receiving(self.me.seat)
     }
 
-    /// This participant's state as producer of a ring with one; takes the role at the first use. `Err`: somebody has it.
+    /// This participant's state as the single producer of a ring. Takes the role at the first use. Returns `Err` if another
+    /// participant has it.
     #[inline(always)]
     pub(crate) fn producer(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer, Participant> {
         match self.producer.get() {
@@ -157,7 +158,7 @@ impl Endpoint {
         }
     }
 
-    /// As `producer`, for the consumer.
+    /// As `producer`, for the single consumer.
     #[inline(always)]
     pub(crate) fn consumer(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer, Participant> {
         match self.consumer.get() {
@@ -177,7 +178,7 @@ impl Endpoint {
             Some(writer) => Ok(writer),
             None => {
                 self.claim(&self.outgoing, PRODUCER_ROLE)?;
-                // Of an eviction and a claim, one sees the other: who evicts leaves a writer's buffers alone.
+                // Of an eviction and a claim, one sees the other. An evicting process does not touch a writer's buffers.
                 fence(Ordering::SeqCst);
                 if !self.is_current() {
                     return Err(self.me);
@@ -191,7 +192,7 @@ impl Endpoint {
         }
     }
 
-    /// This participant's state as a reader; for participants whose incoming ring is a broadcast ring.
+    /// This participant's state as a reader. Only for participants whose incoming ring is a broadcast ring.
     #[inline(always)]
     pub(crate) fn reader(&self) -> &broadcast::Reader {
         match &self.reader {
@@ -216,7 +217,8 @@ impl Endpoint {
         let seats = &self.core.seats;
         ring.make_room(writer, seats, |kept| self.free(kept))?;
         let published = owner.published(self.me.seat);
-        // Before it is in the ring: what is there has no holder, so that no recovery takes it back. Release, as a loan.
+        // Before the message is in the ring: messages there have no holder, so that no recovery frees them. Release, as for
+        // a loan.
         overwrite(self.msg.table.owner(cell), published.0, Ordering::Release);
         let kept = Kept { cell, owner: published.0, data: data.word() };
         ring.push(writer, Entry::pooled(cell, owner.epoch()), kept, seats, |kept| self.free(kept));
@@ -238,12 +240,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Frees everything that was sent on a broadcast ring; newcomers begin behind it.
+    /// Frees everything that was sent on a broadcast ring. Newcomers begin after it.
     pub(crate) fn forget(&self, ring: &Broadcast, writer: &broadcast::Writer) {
         ring.forget(writer, &self.core.seats, |kept| self.free(kept));
     }
 
-    /// Frees messages of a broadcast ring because a pool has no free buffer. `false`: there are none to be freed.
+    /// Frees messages of a broadcast ring because a pool has no free buffer. Returns `false` if there are none to free.
     #[cold]
     pub(crate) fn make_free(&self, ring: &Broadcast, writer: &broadcast::Writer) -> bool {
         ring.make_free(writer, &self.core.seats, |kept| self.free(kept))
@@ -254,7 +256,7 @@ impl Endpoint {
         Role(ring.words().control(line)).claim(&self.me, &self.core.seats)
     }
 
-    /// Gives up its roles and its place among the readers.
+    /// Gives up its roles, and unsubscribes as a reader.
     pub(crate) fn retire(&self) {
         let is_seated = self.core.seats.is_seated(&self.me);
         if let Ring::Broadcast(ring) = &self.incoming

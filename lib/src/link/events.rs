@@ -1,4 +1,4 @@
-//! Peer events: learning that other participants attach, detach and die.
+//! Peer events: other participants attach, detach and die.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::wait::Sleep;
 use crate::error::Result;
 use crate::participant::PeerEvent;
 
-/// What [`Link::wait_any`] found. All are false when it timed out, or when another receiver has taken the message.
+/// What [`Link::wait_any`] found. All fields are false if it timed out, or if another receiver has taken the message.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -30,15 +30,15 @@ pub struct WaitOutcome {
 }
 
 impl Link {
-    /// The next event of another participant: it attached, detached, died or was evicted. `None`: there is none. Never waits.
+    /// The next event of another participant: it attached, detached, died or was evicted. Returns `None` if there is none.
+    /// Never waits.
+    /// Participants that are attached when this handle attaches are reported first, as attached. From then on, each
+    /// participant is reported once as attached, and later once as detached, died or evicted. No queue can overflow: a
+    /// handle that does not ask for a long time gets [`PeerEvent::Missed`] with the number of participants that came and
+    /// went meanwhile. Each handle has its own events.
     ///
-    /// The participants that are attached when this handle attaches are reported as attached first. From then on each
-    /// participant is reported once as attached, and once, later, as detached, died or evicted. No queue overflows: who does
-    /// not ask for a long time gets [`PeerEvent::Missed`] with the number of participants that came and went meanwhile.
-    /// Events are of each handle: another handle of this process has its own.
-    ///
-    /// A death becomes an event when a process recovers what the dead participant held. The monitor of any process on the
-    /// link does this within milliseconds.
+    /// A death becomes an event when a process recovers the dead participant's buffers, which the monitor of any process on
+    /// the link does within milliseconds.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -62,25 +62,16 @@ impl Link {
     }
 
     /// Whether [`next_event`](Self::next_event) has an event.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert!(!phy.has_event());
-    /// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// assert!(phy.has_event());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn has_event(&self) -> bool {
         self.peers.borrow_mut().look(&self.core().seats)
     }
 
-    /// Waits until [`next_event`](Self::next_event) has an event, at most `timeout` (`None`: for ever). `false`: it timed out.
+    /// Waits until [`next_event`](Self::next_event) has an event, for at most `timeout` (`None`: no limit). Returns `false`
+    /// if it timed out.
     ///
-    /// It sleeps on a futex in shared memory that is for events alone: it costs no sender anything. So does it on a link without
-    /// notification.
+    /// It sleeps on a futex in shared memory that is only for events, so it costs senders nothing. It also sleeps on a link
+    /// without notification.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -101,10 +92,10 @@ impl Link {
         self.lease.wait_on(timeout, Some(sleep), || self.has_event())
     }
 
-    /// Waits until there is a message, a request or an event, at most `timeout` (`None`: for ever).
+    /// Waits until there is a message, a request or an event, for at most `timeout` (`None`: no limit).
     ///
-    /// It returns at once for as long as any is pending: take all messages, requests or events before waiting again. For messages
-    /// alone there is [`wait`](Self::wait), which no event ends. On a link without notification it spins.
+    /// It returns at once as long as any is pending, so receive all messages, requests and events before waiting again. To
+    /// wait for messages alone, use [`wait`](Self::wait). On a link without notification it spins.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -137,7 +128,7 @@ impl Link {
         Ok(WaitOutcome { message: self.has_message(), request: self.has_request(), event: self.has_event() })
     }
 
-    /// Makes it known that this participant has attached.
+    /// Announces that this participant has attached.
     pub(super) fn announce_attached(&self) {
         self.core().seats.record_attached(&self.endpoint.me);
         self.shared.wake_for_events();
@@ -151,9 +142,9 @@ mod tests {
     use crate::notify::Sleepers;
     use crate::{LinkOptions, PeerEvent, Side};
 
-    /// Each notification of its side would be a system call if it slept with the receivers.
+    /// If the participant slept with the receivers, each notification of its side would be a system call.
     #[test]
-    fn waiting_for_events_costs_a_sender_no_system_call() {
+    fn waiting_for_events_costs_senders_no_system_call() {
         let dir = tempfile::tempdir().unwrap();
         let options = LinkOptions::new().dir(dir.path());
         let phy = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();

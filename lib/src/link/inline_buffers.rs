@@ -1,49 +1,51 @@
-//! Where the bytes of inline messages stay after they left their slot.
+//! Process-local buffers for the bytes of received inline messages.
 //!
-//! A message that carried its bytes with it would be copied each time it is moved, and all messages would pay for the
-//! small ones. So a handle keeps the bytes in places of its own, which it uses again.
-// UNSAFETY: hands out raw places and frees them. A place is written only while no message has it.
-#![expect(unsafe_code, reason = "places are used by one message at a time and outlive it")]
+//! If a message carried its bytes with it, they would be copied on each move, and all messages would be larger. So a handle
+//! keeps the bytes in buffers of its own, which it reuses.
+// UNSAFETY: hands out raw pointers to the buffers, and frees them. A buffer is written only while no message has it.
+#![expect(unsafe_code, reason = "buffers are used by one message at a time and outlive it")]
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 
 use crate::ring::inline::InlineWords;
 
-/// The bytes of one inline message, aligned as the buffers of pools are: a typed value may need it.
+/// The bytes of one inline message, aligned like the buffers of pools, as a typed value may require.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Place(InlineWords);
+struct InlineBuffer(InlineWords);
 
-const _: () = assert!(align_of::<Place>() == crate::sync::LINE_BYTES);
+const _: () = assert!(align_of::<InlineBuffer>() == crate::sync::LINE_BYTES);
 
-/// Places for the bytes of inline messages: as many as one handle ever held at once.
+/// Free list of buffers for inline messages: as many as one handle ever held at the same time.
 #[derive(Debug, Default)]
 pub(super) struct InlineBuffers {
-    /// The place that was given back last: the only one, for who takes one message at a time.
-    spare: Cell<Option<NonNull<Place>>>,
-    free: RefCell<Vec<NonNull<Place>>>,
+    /// The buffer that was returned last. It is the only one if one message is received at a time.
+    spare: Cell<Option<NonNull<InlineBuffer>>>,
+    free: RefCell<Vec<NonNull<InlineBuffer>>>,
 }
 
-// SAFETY: the places belong to the inline_buffers and move with it; a handle with messages out is borrowed and cannot move.
+// SAFETY: the buffers belong to this value and move with it. A handle with outstanding messages is borrowed and cannot
+// move.
 unsafe impl Send for InlineBuffers {}
 
 impl InlineBuffers {
-    /// A place that `fill` has written, for [`give_back`](Self::give_back). It finds in it what the last user left.
+    /// Returns a buffer that `fill` has written, for [`give_back`](Self::give_back). `fill` finds the content of its last
+    /// use.
     #[inline(always)]
     pub(super) fn put(&self, fill: impl FnOnce(&mut InlineWords)) -> NonNull<u8> {
         let mut place = self.spare.take().unwrap_or_else(|| self.another());
-        // SAFETY: the place is a box of `Place`, and nobody else has it.
+        // SAFETY: the pointer is from a box of `InlineBuffer`, and no message has it.
         fill(&mut unsafe { place.as_mut() }.0);
         place.cast()
     }
 
     #[cold]
-    fn another(&self) -> NonNull<Place> {
+    fn another(&self) -> NonNull<InlineBuffer> {
         self.free.borrow_mut().pop().unwrap_or_else(|| NonNull::from(Box::leak(Box::default())))
     }
 
-    /// Takes a place back that `put` gave.
+    /// Takes a buffer back that `put` returned.
     #[inline]
     pub(super) fn give_back(&self, place: NonNull<u8>) {
         if let Some(other) = self.spare.replace(Some(place.cast())) {
@@ -52,7 +54,7 @@ impl InlineBuffers {
     }
 
     #[cold]
-    fn keep(&self, place: NonNull<Place>) {
+    fn keep(&self, place: NonNull<InlineBuffer>) {
         self.free.borrow_mut().push(place);
     }
 }
@@ -65,10 +67,10 @@ impl Drop for InlineBuffers {
     }
 }
 
-/// Frees a place that `put` gave, whose message does not give it back.
+/// Frees a buffer that `put` returned and whose message does not give it back.
 pub(super) fn free(place: NonNull<u8>) {
     // SAFETY: allocated in `another` as a box, and no message has it any more.
-    drop(unsafe { Box::from_raw(place.cast::<Place>().as_ptr()) });
+    drop(unsafe { Box::from_raw(place.cast::<InlineBuffer>().as_ptr()) });
 }
 
 #[cfg(test)]
@@ -76,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_distinct_while_they_are_out_and_used_again_after() {
+    fn buffers_are_distinct_while_in_use_and_reused_afterwards() {
         let inline_buffers = InlineBuffers::default();
         let (a, b) = (inline_buffers.put(|words| words.fill(1)), inline_buffers.put(|words| words.fill(2)));
         assert_ne!(a, b);
@@ -84,7 +86,7 @@ mod tests {
         inline_buffers.give_back(b);
         let (c, d) = (inline_buffers.put(|words| words.fill(3)), inline_buffers.put(|words| words.fill(4)));
         assert_eq!((c, d), (b, a));
-        // SAFETY: `d` is out and was just written.
+        // SAFETY: `d` was not given back, and was just written.
         assert_eq!(unsafe { d.cast::<u64>().read() }, 4);
         inline_buffers.give_back(c);
         inline_buffers.give_back(d);

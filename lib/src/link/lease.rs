@@ -1,4 +1,5 @@
-//! What keeps a seat: the handle of a participant, and what outlives a borrow of it. All that it does can be done in any thread.
+//! The lease of a seat, which the handle of a participant shares with everything that outlives a borrow of it. All its
+//! steps can be taken in any thread.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,18 +15,18 @@ use crate::pool::owner::MsgOwner;
 use crate::ring::{Ring, Wild};
 use shmesh_sys::sigbus;
 
-/// A participant's right to its seat. The last to drop it leaves the link.
+/// A participant's right to its seat. The last owner that drops it detaches the participant.
 ///
-/// Every owner word that names the seat is of a buffer that the handle or an owned message holds, so the seat must not be
-/// another's before all of them are gone.
+/// Every owner word with this seat is of a buffer that the handle or an owned message holds. So the seat must not be reused
+/// before all of them are gone.
 #[derive(Debug)]
 pub(super) struct SeatLease {
     pub(super) shared: Arc<Shared>,
     pub(super) me: Participant,
     window: Arc<Window>,
-    /// Threads that sleep until something is sent to this seat.
+    /// Number of threads that sleep until a message or reply is sent to this seat.
     asleep: Mutex<u32>,
-    /// The process stays present on the link, and its monitor at work, as long as it has a seat.
+    /// While it has a seat, the process stays present on the link and its monitor runs.
     _attachment: Arc<Attachment>,
 }
 
@@ -51,7 +52,7 @@ impl SeatLease {
 
     /// Frees the buffers of a message or loan, from any thread.
     pub(super) fn release(&self, cell: u32, owner: MsgOwner, data: DataRef) {
-        // A forked child has copies of what its parent holds. Refused only if the participant was evicted.
+        // A forked child has copies of what its parent holds. Otherwise this fails only if the participant was evicted.
         if self.shared.me.is_me() {
             let _ = self.core().release_anywhere(cell, owner, data);
         }
@@ -63,13 +64,13 @@ impl SeatLease {
         self.core().seats.is_current(&self.me)
     }
 
-    /// As [`Link::check_seated`](super::Link::check_seated).
+    /// Checks the seat, as [`Link::check_seated`](super::Link::check_seated).
     #[inline]
     pub(super) fn check_seated(&self) -> Result<()> {
         if self.is_current() && !sigbus::any_damage() { Ok(()) } else { self.check_whole() }
     }
 
-    /// Some link of this process was damaged, or this participant has lost its seat.
+    /// A link of this process was damaged, or this participant has lost its seat.
     #[cold]
     pub(super) fn check_whole(&self) -> Result<()> {
         match self.shared.damage() {
@@ -81,14 +82,14 @@ impl SeatLease {
 
     #[cold]
     pub(super) fn evicted(&self) -> Error {
-        // A seat that was truncated away reads as one that nobody has.
+        // A truncated seat reads as a vacant one.
         let evicted = || ErrorKind::Evicted { link: self.link() }.into();
         self.shared.damage().unwrap_or_else(evicted)
     }
 
     #[cold]
     pub(super) fn corrupt(&self, Wild(what): Wild) -> Error {
-        // Who was evicted in the middle of a call finds others at work in what it held.
+        // If it was evicted during the call, other participants may have changed its buffers.
         if let Err(error) = self.check_seated() {
             return error;
         }
@@ -108,7 +109,7 @@ impl SeatLease {
         if self.is_current() { Ok(()) } else { Err(self.overtaken()) }
     }
 
-    /// The message may be there, and the caller is not going to ring for it.
+    /// The message may have been sent, and after the error the caller will not notify.
     #[cold]
     pub(super) fn overtaken(&self) -> Error {
         self.shared.wake_after_a_death();
@@ -120,19 +121,19 @@ impl SeatLease {
         self.core().outgoing(self.me.word.side())
     }
 
-    /// Where threads sleep until something is sent to this seat.
+    /// The words on which threads sleep until something is sent to this seat.
     pub(super) fn sleepers(&self) -> Sleepers<'_> {
         Sleepers::of(self.core().incoming(self.me.word.side()))
     }
 
-    /// Says that one more thread will sleep there, of which the seat may have several.
+    /// Announces that one more thread is about to sleep. A seat may have several.
     pub(super) fn fall_asleep(&self) {
         let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
         *asleep += 1;
         self.sleepers().fall_asleep(self.me.seat);
     }
 
-    /// Says that one of them is awake.
+    /// Announces that one of them is awake.
     pub(super) fn wake_up(&self) {
         let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
         *asleep -= 1;
@@ -179,7 +180,7 @@ impl RequestSteps for SeatLease {
 
 impl Drop for SeatLease {
     fn drop(&mut self) {
-        // A forked child has no right to give up the parent's seat.
+        // A forked child must not give up its parent's seat.
         if self.shared.me.is_me() {
             self.shared.unlock(&self.me);
             self.shared.core.leave(&self.me);

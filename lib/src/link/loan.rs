@@ -13,10 +13,10 @@ use crate::ring::mpmc::PushError;
 use crate::ring::{Full, INLINE_MAX_BYTES, Ring};
 use crate::segment::prefetch_exclusive_at;
 
-/// A message being written: a MSG buffer, and perhaps a DATA buffer, that nobody else has.
+/// A message being written: a MSG buffer, and optionally a DATA buffer, that no other participant has.
 ///
-/// [`send`](Self::send) makes it visible to the other side and ends it. Dropped unsent, its buffers go back to their pools.
-/// Buffers are not cleared: they hold what their last user left.
+/// [`send`](Self::send) makes it visible to the other side. If it is dropped without being sent, its buffers return to
+/// their pools. Buffers are not cleared: they have the content of their last use.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -38,12 +38,13 @@ pub struct Loan<'a> {
     pub(super) data: DataRef,
 }
 
-/// Why a message could not be sent, with the message.
+/// The error of a message that was not sent, together with the message.
 ///
 /// `?` keeps the error and drops the message, in functions that return [`shmesh::Error`](Error) or `Box<dyn std::error::Error>`. A
 /// `SendError` borrows from the link, so `anyhow` and the like take it as `loan.send().map_err(shmesh::Error::from)?`.
 ///
-/// With [`Evicted`](crate::ErrorKind::Evicted) the message may have been sent all the same, and the loan is empty: drop it.
+/// With [`Evicted`](crate::ErrorKind::Evicted), the message may have been sent nevertheless, and the loan is empty: drop
+/// it.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -60,12 +61,12 @@ pub struct Loan<'a> {
 /// loan.send()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-// Not a `std::error::Error`: one that borrows fits into no box of errors, and the conversion below would be refused.
+// Not a `std::error::Error`: a borrowing error fits into no boxed error, and the conversion below would not be possible.
 #[derive(Debug)]
 pub struct SendError<'a> {
     /// The message, to be sent again or dropped.
     pub loan: Loan<'a>,
-    /// Why it was not sent.
+    /// The reason why it was not sent.
     pub error: Error,
 }
 
@@ -94,12 +95,12 @@ impl<'b> From<SendError<'_>> for Box<dyn std::error::Error + Send + Sync + 'b> {
 }
 
 impl Link {
-    /// Loans a MSG buffer: the one that this handle released last, if any.
+    /// Loans a MSG buffer: the one that this handle released last, if it is free.
     ///
-    /// Never waits. Ids and lengths begin at 0; the bytes are what their last user left.
+    /// Never waits. Ids and lengths are 0; the bytes are those of the buffer's last use.
     ///
     /// # Errors
-    /// [`Exhausted`](crate::ErrorKind::Exhausted) when all buffers are in use; [`Evicted`](crate::ErrorKind::Evicted).
+    /// [`Exhausted`](crate::ErrorKind::Exhausted) if all buffers are in use; [`Evicted`](crate::ErrorKind::Evicted).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -123,7 +124,7 @@ impl Link {
                 .loan_after_freeing(|| self.endpoint.loan_msg())?
                 .ok_or_else(|| self.exhausted(PoolId::CpuMsg))?,
         };
-        // The receiver has read this line last; asked for now, it comes while the caller prepares what to write.
+        // The receiver was the last to access this line. Prefetched now, it arrives while the caller prepares its data.
         prefetch_exclusive_at(self.endpoint.msg_pool().buffer(cell).as_ptr());
         self.endpoint.cell(cell).clear();
         Ok(Loan { link: self, cell, owner, data: DataRef::NONE })
@@ -212,7 +213,7 @@ impl Link {
         }
     }
 
-    /// Sends on a broadcast ring, after readers were evicted that have held the writer up for too long.
+    /// Sends on a broadcast ring. If it is full, evicts readers that have blocked the writer for too long.
     #[inline(always)]
     fn until_room(
         &self,
@@ -228,13 +229,13 @@ impl Link {
         Ok(())
     }
 
-    /// Sends loans in order. Stops at the first that cannot be sent; that one and the rest come back to the caller.
+    /// Sends loans in order, and stops at the first that cannot be sent. That one and the rest stay in `loans`.
     ///
-    /// Returns how many were sent. One [`notify`](Self::notify) after a batch is enough.
+    /// Returns the number of messages sent. One [`notify`](Self::notify) after a batch is enough.
     ///
     /// # Errors
-    /// That of the first loan that could not be sent, if none was. A later one that could not stays in `loans`.
-    /// [`ForeignLoan`](crate::ErrorKind::ForeignLoan) when a loan is another handle's: then none was sent.
+    /// The error of the first loan, if it could not be sent. A later loan that could not be sent just stays in `loans`.
+    /// [`ForeignLoan`](crate::ErrorKind::ForeignLoan) if a loan belongs to another handle: then none was sent.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -256,7 +257,7 @@ impl Link {
         }
         let mut sent = 0;
         let mut failed = None;
-        // `drain` would drop what a failure leaves behind.
+        // `drain` would drop the rest after a failure.
         let mut rest = std::mem::take(loans).into_iter();
         for loan in rest.by_ref() {
             match loan.send() {
@@ -281,10 +282,10 @@ impl Link {
         if self.endpoint.is_current() { Ok(()) } else { Err(self.lease.overtaken()) }
     }
 
-    /// Ends a loan. By value: a loan whose address nobody takes can live in registers.
+    /// Ends a loan. By value: a loan whose address is never taken can stay in registers.
     #[inline(never)]
     fn take_back_loan(&self, cell: u32, owner: MsgOwner, data: DataRef) {
-        // Refused only if this participant was evicted, and then others have the buffers.
+        // Fails only if this participant was evicted, and then others have the buffers.
         let _ = self.endpoint.release(cell, owner, data);
     }
 
@@ -303,10 +304,10 @@ impl Link {
 }
 
 impl<'a> Loan<'a> {
-    /// Sets the length of the MSG part in bytes, and gives the bytes, to be written.
+    /// Sets the length of the MSG part in bytes, and returns the bytes to write.
     ///
-    /// They hold what their last user left, or what was written before. The last call that succeeds counts; without one, the
-    /// MSG part is empty.
+    /// They have the content of the buffer's last use, or what was written before. The last successful call counts; without
+    /// one, the MSG part is empty.
     ///
     /// # Errors
     /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`Evicted`](crate::ErrorKind::Evicted).
@@ -331,7 +332,7 @@ impl<'a> Loan<'a> {
         Ok(bytes_mut(self, self.link.endpoint.msg_pool().buffer(self.cell), len))
     }
 
-    /// Sets the length of the DATA part in bytes, and gives the bytes, to be written. The last call that succeeds counts.
+    /// Sets the length of the DATA part in bytes, and returns the bytes to write. The last successful call counts.
     ///
     /// # Errors
     /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`NoDataPart`](crate::ErrorKind::NoDataPart) when the loan
@@ -363,7 +364,7 @@ impl<'a> Loan<'a> {
         Ok(bytes_mut(self, bytes.buffer(index), len))
     }
 
-    /// As [`resize_data`](Self::resize_data), of a DATA part in the device memory `memory`: its pool and index.
+    /// As [`resize_data`](Self::resize_data), for a DATA part in the device memory `memory`. Returns its pool and index.
     pub(crate) fn set_device_data(&mut self, len: usize, memory: u64) -> Result<(PoolId, u32)> {
         self.link.check_seated()?;
         let Some((pool, index)) = self.data.parts() else {
@@ -382,20 +383,20 @@ impl<'a> Loan<'a> {
         self.link
     }
 
-    /// The lengths of both parts, as far as they were set.
+    /// The lengths of both parts, 0 if not set.
     pub(super) fn set_lengths(&self) -> (usize, usize) {
         let (descriptor, _) = self.link.core().peek_descriptor(self.cell);
         (descriptor.msg_len as usize, descriptor.data_len as usize)
     }
 
-    /// The MSG buffer, and its owner word.
+    /// The index of the MSG buffer, and its owner word.
     pub(super) fn msg(&self) -> (u32, MsgOwner) {
         (self.cell, self.owner)
     }
 
-    /// Sets the message's id: the application's to choose.
+    /// Sets the message id, as the application defines it.
     ///
-    /// 0 unless it is set.
+    /// The default is 0.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -408,16 +409,16 @@ impl<'a> Loan<'a> {
     /// ```
     #[inline]
     pub fn with_msg_id(self, msg_id: i32) -> Self {
-        // Of an evicted participant the message is no longer its own; sending it will say so.
+        // If the participant was evicted, the message is no longer its own. Sending it will report that.
         if self.link.endpoint.is_current() {
             self.link.endpoint.cell(self.cell).set_msg_id(msg_id);
         }
         self
     }
 
-    /// Sets the id of the cell that the message is about: the application's to choose.
+    /// Sets the id of the radio cell that the message is about, as the application defines it.
     ///
-    /// 0 unless it is set. A cell of the radio network, not of this library.
+    /// The default is 0.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -436,47 +437,27 @@ impl<'a> Loan<'a> {
         self
     }
 
-    /// The pool of the DATA part; `None` when there is none.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// use shmesh::config::PoolId;
-    /// assert_eq!(link.loan_with(PoolId::CpuData)?.data_pool(), Some(PoolId::CpuData));
-    /// assert_eq!(link.loan()?.data_pool(), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The pool of the DATA part; `None` without a DATA part.
     #[must_use]
     pub fn data_pool(&self) -> Option<PoolId> {
         self.data.parts().map(|(pool, _)| pool)
     }
 
-    /// Index of the MSG buffer in its pool, as `shmesh dump` shows it.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let (first, second) = (link.loan()?, link.loan()?);
-    /// assert_ne!(first.index(), second.index());
-    /// assert!(first.index() < 1024, "the length of the pool");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Index of the MSG buffer in its pool, as in `shmesh dump`.
     #[must_use]
     pub fn index(&self) -> u32 {
         self.cell
     }
 
-    /// Makes the message visible to the other side. Does not wake a receiver that sleeps: see [`Link::notify`].
+    /// Makes the message visible to the other side. Does not wake a sleeping receiver: see [`Link::notify`].
     ///
-    /// What one handle sends is received in that order, inline messages included. The receiver sees all that was written
-    /// to the buffers before.
+    /// Messages of one handle are received in the order in which it sent them, inline messages included. The receiver sees
+    /// everything that was written to the buffers before.
     ///
     /// # Errors
-    /// A message that was not sent is in the [`SendError`]: [`Full`](crate::ErrorKind::Full), [`RoleTaken`](crate::ErrorKind::RoleTaken).
-    /// [`Evicted`](crate::ErrorKind::Evicted): this participant was declared dead, and the message was sent or taken back; which of
-    /// them is not known.
+    /// A message that was not sent is in the [`SendError`]: [`Full`](crate::ErrorKind::Full),
+    /// [`RoleTaken`](crate::ErrorKind::RoleTaken). [`Evicted`](crate::ErrorKind::Evicted): this participant was declared
+    /// dead. It is not known whether the message was sent or recovered.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -499,7 +480,7 @@ impl<'a> Loan<'a> {
     pub fn send(mut self) -> std::result::Result<(), SendError<'a>> {
         match self.push() {
             Ok(()) => {
-                // The buffers are the receiver's now.
+                // The buffers belong to the receiver now.
                 std::mem::forget(self);
                 Ok(())
             }
@@ -520,7 +501,7 @@ impl<'a> Loan<'a> {
             }
             Ring::Mpmc(ring) => {
                 ring.push(&link.endpoint.shared_producer, entry).map_err(|error| link.push_error(error))?;
-                // FENCE: who was evicted before the message was sent cannot know whether it is delivered.
+                // FENCE: a participant that was evicted before the message was sent cannot know whether it is delivered.
                 link.check_not_overtaken().inspect_err(|_| self.give_up())
             }
             Ring::Broadcast(ring) => {
@@ -531,7 +512,7 @@ impl<'a> Loan<'a> {
         }
     }
 
-    /// Lets go of buffers that may be another's by now.
+    /// Gives up buffers that other participants may have by now.
     #[cold]
     pub(super) fn give_up(&mut self) {
         self.owner = MsgOwner::NONE;
@@ -581,7 +562,7 @@ impl fmt::Debug for Loan<'_> {
 #[inline]
 fn bytes_mut<'b>(_loan: &'b mut Loan<'_>, start: std::ptr::NonNull<u8>, len: usize) -> &'b mut [u8] {
     // SAFETY: `fits` checked `len` against the size of the buffer, which lies in memory that the link keeps mapped. The
-    // owner word gives the buffer to this loan alone, the borrow of the loan makes the slice unique in it, and bytes are
-    // valid whatever they hold.
+    // owner word gives the buffer to this loan alone, the borrow of the loan makes the slice unique in this process, and
+    // any bytes are valid.
     unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
 }

@@ -1,4 +1,4 @@
-//! Messages: what was received, until it is dropped.
+//! Received messages, which hold their buffers until they are dropped.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -17,8 +17,8 @@ use crate::ring::{Ring, Wild};
 
 /// A received message. It holds its buffers until it is dropped; then they can be loaned again, by this handle first.
 ///
-/// The other side can no longer write to the buffers by this library, but a process that breaks the protocol can: where one might,
-/// read the payload through [`SharedBytes`], which copies it out.
+/// With this library, the other side can no longer write to the buffers, but a process that breaks the protocol can. If
+/// that is a risk, read the payload through [`SharedBytes`], which copies it.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -41,15 +41,15 @@ pub struct Message<'a> {
     pub(super) received: Received,
 }
 
-/// What was received: the descriptor, checked, and the buffers.
+/// A received message: its checked descriptor, and its buffers.
 #[derive(Clone, Copy)]
 pub(super) struct Received {
     pub(super) bytes: NonNull<u8>,
     pub(super) descriptor: Descriptor,
-    /// The owner word of the MSG buffer; an inline message has none.
+    /// The owner word of the MSG buffer; [`INLINE`] for an inline message.
     pub(super) owner: MsgOwner,
     pub(super) cell: u32,
-    /// The DATA buffer.
+    /// The DATA buffer, if any.
     pub(super) data: DataRef,
 }
 
@@ -98,13 +98,13 @@ impl Received {
         (self.bytes, self.descriptor.msg_len)
     }
 
-    /// The buffer of the DATA part, and which device memory the sender says that it is in.
+    /// The buffer of the DATA part, and the id of its device memory according to the sender.
     pub(super) fn device_data(&self, core: &Core) -> Option<(PoolId, u32, u64)> {
         let (pool, index) = self.data.parts()?;
         Some((pool, index, Cell(core.msg().table.cell(self.cell)).memory()))
     }
 
-    /// The first byte of the DATA part, and its length; of no bytes when there is none here.
+    /// The first byte of the DATA part, and its length. The length is 0 without a DATA part in host memory.
     #[inline]
     pub(super) fn data(&self, core: &Core) -> (NonNull<u8>, u32) {
         match self.data.parts().and_then(|(pool, index)| Some(core.pool(pool)?.buffer(index))) {
@@ -114,15 +114,15 @@ impl Received {
     }
 }
 
-/// The owner word of a message that is not in a pool. No buffer has it: its state is none that a message can be in.
+/// The owner word of a message that is not in a pool. No buffer has this value, as no message has this state.
 const INLINE: MsgOwner = MsgOwner(0);
 
 impl Link {
-    /// Takes the oldest message; `None` when there is none. Never waits.
+    /// Receives the oldest message, or returns `None` if there is none. Never waits.
     ///
     /// # Errors
-    /// [`Corrupt`](crate::ErrorKind::Corrupt) when a peer wrote what it must not, after which the next message can be
-    /// received; [`RoleTaken`](crate::ErrorKind::RoleTaken); [`Evicted`](crate::ErrorKind::Evicted);
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) if a peer broke the protocol; the next message can be received.
+    /// [`RoleTaken`](crate::ErrorKind::RoleTaken); [`Evicted`](crate::ErrorKind::Evicted);
     /// [`HoldingTooMany`](crate::ErrorKind::HoldingTooMany).
     ///
     /// ```
@@ -166,11 +166,11 @@ impl Link {
         }
     }
 
-    /// Takes up to `max` messages, oldest first, and never more than the ring holds, and appends them to `messages`. Returns
-    /// how many.
+    /// Receives up to `max` messages, oldest first, but not more than the ring holds, and appends them to `messages`.
+    /// Returns their number.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive). Messages that came before or after the one that is wrong are in `messages`.
+    /// As [`receive`](Self::receive). Messages before and after the damaged one are in `messages`.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -215,14 +215,14 @@ impl Link {
         }
     }
 
-    /// Drops the messages that wait at these positions. With many consumers, those that another receives meanwhile count too, and later
-    /// ones are not touched.
+    /// Drops the queued messages at these positions. With many consumers, messages that another one receives meanwhile
+    /// count too, and later ones are not touched.
     pub(super) fn discard(&self, positions: &[u64]) -> Result<()> {
         match self.incoming() {
             Ring::Mpmc(ring) => {
                 let receiving = self.endpoint.receiving();
                 for (entry, word) in positions.iter().filter_map(|at| ring.pop_at(*at, &receiving)) {
-                    // Damaged or not, it ends.
+                    // Damaged or not, it is dropped.
                     let _ = self.open_shared(entry, word);
                 }
             }
@@ -242,7 +242,7 @@ impl Link {
         Ok(())
     }
 
-    /// A message off a broadcast ring, which stays there for the other readers.
+    /// Receives from a broadcast ring, where the message stays for the other readers.
     #[inline(always)]
     fn receive_broadcast(&self, ring: &Broadcast) -> Result<Option<Message<'_>>> {
         let reader = self.endpoint.reader();
@@ -262,7 +262,7 @@ impl Link {
         })
     }
 
-    /// Not more than the ring holds: a writer that keeps up must not keep us here.
+    /// Receives at most as many messages as the ring holds, as a fast writer must not keep the caller here.
     fn receive_batch_broadcast<'a>(
         &'a self,
         ring: &Broadcast,
@@ -274,7 +274,7 @@ impl Link {
             match self.receive_broadcast(ring) {
                 Ok(Some(message)) => messages.push(message),
                 Ok(None) => return Ok(taken),
-                // The next call says so again.
+                // The next call reports it again.
                 Err(error) if taken > 0 && matches!(error.kind(), ErrorKind::HoldingTooMany { .. }) => {
                     return Ok(taken);
                 }
@@ -284,7 +284,7 @@ impl Link {
         Ok(max)
     }
 
-    /// A message in a MSG buffer that other readers get, too.
+    /// A message in a MSG buffer that other readers receive, too.
     #[inline(always)]
     fn shared_with_others(&self, entry: Entry, token: Token) -> std::result::Result<Message<'_>, Wild> {
         let (cell, owner) = self.core().look_published(entry)?;
@@ -294,7 +294,7 @@ impl Link {
         Ok(Message { link: self, received })
     }
 
-    /// A message off a ring with one consumer.
+    /// Receives from a ring with one consumer.
     #[inline(always)]
     fn open(
         &self,
@@ -305,13 +305,13 @@ impl Link {
         if entry.is_inline() { self.inline(entry, lines) } else { self.pooled(entry, word) }
     }
 
-    /// A message off a ring with many.
+    /// Receives from a ring with many consumers.
     #[inline(always)]
     fn open_shared(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
         if entry.is_inline() { self.inline_cell(entry, word) } else { self.pooled(entry, word) }
     }
 
-    /// A message in a MSG buffer that was just made ours.
+    /// A message in a MSG buffer of which this participant has just become the owner.
     #[inline(always)]
     pub(super) fn pooled(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
         let owner = MsgOwner(word).borrowed(self.endpoint.me.seat);
@@ -336,7 +336,7 @@ impl Link {
         Received::inline(0, entry, lines, &self.inline_buffers).map(|received| self.message(received))
     }
 
-    /// An inline message in a cell that was just made ours.
+    /// An inline message in a cell of which this participant has just become the owner.
     #[inline(always)]
     pub(super) fn inline_cell(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
         let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.endpoint.me.seat));
@@ -350,7 +350,7 @@ impl Link {
 }
 
 impl Link {
-    /// Ends a message. By value: a message whose address nobody takes can live in registers.
+    /// Ends a message. By value: a message whose address is never taken can stay in registers.
     #[inline]
     fn end(&self, bytes: NonNull<u8>, owner: MsgOwner, cell: u32, data: DataRef) {
         if owner == INLINE {
@@ -358,7 +358,7 @@ impl Link {
         } else if let (Some(token), Ring::Broadcast(ring)) = (owner.token(), self.incoming()) {
             ring.release(self.endpoint.reader(), Token(token));
         } else {
-            // Refused only if this participant was evicted, and then others have the buffers.
+            // Fails only if this participant was evicted, and then others have the buffers.
             let _ = self.endpoint.release(cell, owner, data);
         }
     }
@@ -388,11 +388,11 @@ impl<'a> Message<'a> {
     }
 }
 
-/// What can be read of a received message, of either type.
+/// Accessors of both types of received messages.
 macro_rules! readable {
     ($message:ty) => {
         impl $message {
-            /// The message's id, as the sender set it.
+            /// The message id, as the sender set it.
             #[must_use]
             #[inline]
             pub fn msg_id(&self) -> i32 {
@@ -406,14 +406,15 @@ macro_rules! readable {
                 self.received.descriptor.cell_id
             }
 
-            /// The MSG part: as many bytes as the sender said; none when it said nothing.
+            /// The MSG part, with the length that the sender set, or empty if it set none.
             #[must_use]
             #[inline]
             pub fn msg(&self) -> &[u8] {
                 self.msg_shared().trusted()
             }
 
-            /// The DATA part; empty when there is none, and when it is in device memory: there,
+            /// The DATA part. Empty without one, and if it is in device memory: there,
+            /// [`DevicePool`](crate::device::DevicePool) has its address.
             /// [`DevicePool`](crate::device::DevicePool) says where it is.
             #[must_use]
             #[inline]
@@ -428,7 +429,8 @@ macro_rules! readable {
                 SharedBytes::of(self, self.msg_bytes())
             }
 
-            /// The DATA part, for a receiver that does not trust the other processes of the link; empty where
+            /// The DATA part, for a receiver that does not trust the other processes of the link. Empty where
+            /// [`data`](Self::data) is.
             /// [`data`](Self::data) is.
             #[must_use]
             #[inline]
@@ -436,21 +438,21 @@ macro_rules! readable {
                 SharedBytes::of(self, self.data_bytes())
             }
 
-            /// Bytes of the DATA part, wherever it is; 0 when there is none.
+            /// Number of bytes of the DATA part, wherever it is; 0 without one.
             #[must_use]
             #[inline]
             pub fn data_len(&self) -> usize {
                 self.received.descriptor.data_len as usize
             }
 
-            /// The pool of the DATA part; `None` when there is none.
+            /// The pool of the DATA part; `None` without one.
             #[must_use]
             #[inline]
             pub fn data_pool(&self) -> Option<PoolId> {
                 self.received.data.parts().map(|(pool, _)| pool)
             }
 
-            /// Whether it came inside the ring's slot.
+            /// Whether it was an inline message.
             #[must_use]
             #[inline]
             pub fn is_inline(&self) -> bool {

@@ -1,32 +1,33 @@
-//! Links: what applications use.
+//! Links: the interface of applications.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `async_link.rs` | [`AsyncLink`]: a link in tasks of tokio (feature `tokio`) |
-//! | `async_bell.rs`, `async_request.rs` | the bell that the tasks of a handle share; [`AsyncPendingReply`] and [`AsyncRequest`] |
-//! | `attachment.rs` | what all handles of this process share, and leaving the link |
+//! | `async_link.rs` | [`AsyncLink`]: a link in tokio tasks (feature `tokio`) |
+//! | `async_bell.rs`, `async_request.rs` | the bell that the tasks of a handle share; [`AsyncPendingReply`] and
+//! [`AsyncRequest`] |
+//! | `attachment.rs` | the part of a link that all handles of a process share, detaching |
 //! | `bell.rs` | named sockets that wake receivers in poll and epoll |
-//! | `broadcast.rs` | readers of a broadcast ring: how many there are, what they lost, and evicting them |
-//! | `core.rs` | all tables of a link, and the steps that move a buffer from hand to hand |
-//! | `endpoint.rs` | the same, seen from one participant's seat |
-//! | `empty.rs` | emptying a link that an earlier run left |
-//! | `device.rs` | the device memory of pools, from hand to hand |
-//! | `events.rs` | other participants attach, detach and die |
-//! | `monitor.rs` | one thread that watches all links of the process |
-//! | `open.rs` | creating, attaching, adopting what a crash left |
-//! | `host/` | handing out what has no name: [`LinkHost`] for sidecars, and what a process does that creates a link without one |
-//! | `lease.rs` | what keeps a seat: the handle, owned messages and owned loans |
+//! | `broadcast.rs` | readers of a broadcast ring: counting, waiting for, and evicting them |
+//! | `core.rs` | all tables of a link, and the steps that transfer ownership of a buffer |
+//! | `endpoint.rs` | the tables and private state of one participant |
+//! | `empty.rs` | emptying a link that an earlier run left behind |
+//! | `device.rs` | device memory of pools, and sharing it between processes |
+//! | `events.rs` | events: other participants attach, detach and die |
+//! | `monitor.rs` | the thread that watches all links of the process |
+//! | `open.rs` | creating, attaching, adopting the remains of a crash |
+//! | `host/` | handing out memory without names: [`LinkHost`] for sidecars, and participants as hosts |
+//! | `lease.rs` | the lease of a seat: by the handle, owned messages and owned loans |
 //! | `loan.rs` | [`Loan`]: a message being written; sending |
-//! | `message.rs` | [`Message`]: a message received |
-//! | `owned.rs` | [`OwnedMessage`] and [`OwnedLoan`]: the same, without a borrow of the link |
-//! | `reap.rs` | looking for the dead |
-//! | `owned_request.rs` | [`OwnedPendingReply`] and [`OwnedRequest`]: requests without a borrow of the link |
+//! | `message.rs` | [`Message`]: a received message |
+//! | `owned.rs` | [`OwnedMessage`] and [`OwnedLoan`], which do not borrow from the link |
+//! | `reap.rs` | looking for dead participants |
+//! | `owned_request.rs` | [`OwnedPendingReply`] and [`OwnedRequest`], which do not borrow from the link |
 //! | `shared_bytes.rs` | [`SharedBytes`]: payload that another process may change |
-//! | `inline_buffers.rs` | where the bytes of received inline messages stay |
-//! | `typed.rs` | [`TypedLink`]: messages that are values of one type (feature `typed`) |
+//! | `inline_buffers.rs` | buffers for the bytes of received inline messages |
+//! | `typed.rs` | [`TypedLink`]: a link whose messages are values of one type (feature `typed`) |
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
-//! | `request.rs`, `request_steps.rs` | requests and their replies: what applications use, and the steps on shared memory |
-//! | `recover.rs` | taking back what dead participants held |
+//! | `request.rs`, `request_steps.rs` | requests and replies: the interface, and the steps on shared memory |
+//! | `recover.rs` | recovery of dead participants |
 
 #[cfg(feature = "tokio")]
 mod async_bell;
@@ -105,7 +106,7 @@ pub use typed::{Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
 /// How long participants may take to offer device memory to a new host.
 const GATHERING: Duration = Duration::from_millis(1500);
 
-/// What all handles of this process on one link share.
+/// The part of a link that all handles of this process share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) core: Core,
@@ -113,35 +114,35 @@ pub(crate) struct Shared {
     pub(crate) me: ProcessIdentity,
     /// The link's own segment, then the pools.
     pub(crate) segments: Vec<Segment>,
-    /// Receivers may sleep, and senders wake them.
+    /// Whether receivers may sleep, so that senders have to wake them.
     pub(crate) notify: bool,
     bells: bell::Bells,
     /// User and group of the link's own segment.
     owner: Option<(u32, u32)>,
     pub(crate) spin_us: u32,
-    /// The lock file: the host's lock, presence, and the seats of this process.
+    /// The lock file: the host's lock, presence, and the locks of this process's seats.
     pub(crate) lock: Lock,
-    /// The connection to the link's host, while another process is that.
+    /// The connection to the link's host, if that is another process.
     pub(crate) broker: Mutex<Option<Arc<OwnedFd>>>,
-    /// The device memory of its pools, as far as this process knows: kept to be offered to the next host.
+    /// The device memory of its pools that this process has, to be offered to the next host.
     pub(crate) memories: device::Memories,
-    /// A new host: until then participants may offer device memory that the last one had.
+    /// On a new host: the time until which participants may offer device memory that the last host had.
     gathering: OnceLock<Instant>,
 }
 
 impl Shared {
-    /// What is wrong with a segment whose file was truncated under it; known of guarded mappings alone.
+    /// The damage to a segment that was truncated under this process; only known for guarded mappings.
     pub(crate) fn damage(&self) -> Option<Error> {
         let segment = self.segments.iter().find(|segment| segment.memory.is_damaged())?;
         Some(self.store.truncated(segment.header.pool))
     }
 
-    /// Whether there is anything that has no name, so that somebody has to hand it out.
+    /// Whether the link has memory without names, which a host must hand out.
     fn has_descriptors(&self) -> bool {
         self.store.backing == Backing::Memfd || self.core.shape.device_pools().next().is_some()
     }
 
-    /// Waits a while with saying that there is no device memory.
+    /// Starts the time in which participants may offer device memory.
     fn begin_to_gather(&self) {
         let _ = self.gathering.set(Instant::now() + GATHERING);
     }
@@ -152,29 +153,29 @@ impl Shared {
     }
 
     fn broker(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
-        // A reference is replaced whole.
+        // The reference is replaced as a whole, so a poisoned lock guards a valid value.
         self.broker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the host which seat is this process's: it may see a death where this process's peers cannot.
+    /// Tells the host which seat this process has: a sidecar may see deaths that this process's peers cannot.
     fn announce(&self, me: &Participant) {
         let Some(broker) = self.broker().clone() else { return };
         let seated = Seated { seat: me.seat.value().into(), word: me.word.value() };
-        // Refused if it has gone; then the next host is told.
+        // Fails if the host has ended; then the next host is notified.
         let _ = socket::send_now(&broker, &packet::encode(&BrokerRequest::new(0, Op::Seated(seated))), &[]);
     }
 
     /// Takes a seat, and its lock.
     fn sit(&self, side: Side) -> Option<Participant> {
         let me = self.core.seats.attach(&self.me, side)?;
-        // Without its lock a seat is as good; only a death is not seen from other pid namespaces.
+        // The lock is optional: without it, peers in other pid namespaces cannot detect our death.
         if self.lock.try_take_seat(me.seat.value()).unwrap_or(false) {
             self.core.seats.mark_locked(&me, self.lock.number());
         }
         Some(me)
     }
 
-    /// Gives the lock of a seat up, before the seat: the next one in it may be of this process, and take the same lock.
+    /// Releases the lock of a seat, before the seat: its next participant may be of this process, and take the same lock.
     fn unlock(&self, me: &Participant) {
         if self.core.seats.is_seated(me) {
             self.core.seats.mark_locked(me, 0);
@@ -182,8 +183,8 @@ impl Shared {
         }
     }
 
-    /// Whether a participant lives. Numbers of other pid namespaces say nothing, but the kernel frees the lock of a seat when
-    /// its process ends, and says so everywhere.
+    /// Whether a participant is alive. Process ids of other pid namespaces say nothing, but the kernel releases the lock of
+    /// a seat when its process ends, which is visible in every namespace.
     fn liveness(&self, other: &Participant) -> Liveness {
         if other.is_of(&self.me) && self.me.is_me() {
             return Liveness::Alive;
@@ -195,19 +196,19 @@ impl Shared {
         liveness_by_lock(&self.core.seats, other, &self.lock)
     }
 
-    /// Whether a participant's process has begun to end, and closed its files, and is not gone yet.
+    /// Whether a participant's process is ending: it has closed its files, but is not gone yet.
     fn is_any_dying(&self) -> bool {
         self.core.seats.all().any(|other| {
             !other.is_of(&self.me) && liveness_by_lock(&self.core.seats, &other, &self.lock) == Liveness::Dead
         })
     }
 
-    /// Everybody who has ended, as far as this process can see.
+    /// Participants that have ended, as far as this process can see.
     fn dead(&self) -> impl Iterator<Item = Participant> + '_ {
         self.core.seats.all().filter(|other| self.liveness(other) == Liveness::Dead)
     }
 
-    /// Wakes all participants that wait, after a death: the dead one may have sent and not woken them.
+    /// Wakes all participants that wait, after a death: the dead one may have sent without waking them.
     fn wake_after_a_death(&self) {
         if !self.wake_for_events() {
             self.wake_all();
@@ -218,13 +219,14 @@ impl Shared {
         for ring in self.core.rings() {
             let waiting = crate::notify::waiting(ring);
             if !waiting.nobody() {
-                // Without descriptors, who has a bell looks again when the next message comes.
+                // If this process has no descriptors left, receivers with a bell will check with their next message.
                 let _ = self.wake(ring, waiting, Cause::Event);
             }
         }
     }
 
-    /// Wakes participants that wait, if there are events for which they were not woken. `false`: there are none.
+    /// Wakes participants that wait, if there are events for which none was woken. Returns `false` if there are no such
+    /// events.
     fn wake_for_events(&self) -> bool {
         let seats = &self.core.seats;
         seats.wake_for_events(|| {
@@ -238,21 +240,21 @@ impl Shared {
     }
 }
 
-/// What the lock of a participant's seat says of it.
+/// The liveness of a participant according to the lock of its seat.
 pub(crate) fn liveness_by_lock(seats: &Seats, other: &Participant, lock: &Lock) -> Liveness {
     seats.liveness_by_lock(other, lock.number(), || lock.is_seat_taken(other.seat.value()))
 }
 
 /// One participant's handle on a link.
 ///
-/// A handle belongs to one thread at a time: it is [`Send`] and not [`Sync`], because it keeps the buffers it released
-/// last, and its place in a ring with one producer, without locks. Each further thread takes its own with
+/// A handle belongs to one thread at a time: it is [`Send`] but not [`Sync`], because it keeps recently released buffers,
+/// and its position in a ring with one producer, without locks. For another thread, create another handle with
 /// [`try_clone`](Self::try_clone).
 ///
-/// Dropping the handle detaches it: what it loaned and did not send comes back, what it sent stays sent. Only its seat stays while
+/// Dropping the handle detaches it: unsent loans are released, and sent messages stay sent. Only its seat stays taken while
 /// an [`OwnedMessage`] or [`OwnedLoan`] of it lives.
 ///
-/// A child that was forked must not use its parent's handles, as they would share one seat: it attaches its own.
+/// A forked child must not use its parent's handles, as both would share one seat. It must attach its own.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -287,54 +289,26 @@ pub struct Link {
 
 impl Link {
     /// The name of the link.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// assert_eq!(mac.name(), "fronthaul");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.shared.store.link
     }
 
-    /// Which side this handle is on.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// use shmesh::Side;
-    /// assert_eq!((phy.side(), mac.side()), (Side::Primary, Side::Secondary));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The side of this handle.
     #[must_use]
     pub fn side(&self) -> Side {
         self.endpoint.side()
     }
 
-    /// Where this participant sits: what `shmesh ls` and `shmesh dump` call it.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// assert_ne!(phy.seat(), mac.seat(), "each handle has a seat of its own");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The seat of this participant, as in `shmesh ls` and `shmesh dump`.
     #[must_use]
     pub fn seat(&self) -> SeatIndex {
         self.endpoint.me.seat
     }
 
-    /// Whether this process made the link, rather than found one: of an earlier run, of a sidecar, or of another process.
+    /// Whether this process created the link. Otherwise it adopted one: of an earlier run, a sidecar, or another process.
     ///
-    /// Handles that [`try_clone`](Self::try_clone) makes say the same as the first.
+    /// Handles from [`try_clone`](Self::try_clone) return the same as the first.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -353,43 +327,23 @@ impl Link {
         self.shared.segments.first().is_some_and(|segment| segment.is_new)
     }
 
-    /// Size of a buffer of `pool` in bytes, and how many there are; `None` when the link does not have the pool.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// use shmesh::config::PoolId;
-    /// assert_eq!(link.pool(PoolId::CpuMsg), Some((8192, 1024)));
-    /// assert_eq!(link.pool(PoolId::CpuLarge), None, "off unless configured");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Size in bytes and number of the buffers of `pool`; `None` if the link does not have the pool.
     #[must_use]
     pub fn pool(&self, pool: PoolId) -> Option<(u32, u32)> {
         Some(self.shared.core.shape.pools[pool as usize]).filter(|&(_, len)| len > 0)
     }
 
-    /// Messages that each direction can hold.
+    /// The capacity of each ring in messages.
     ///
-    /// The configured number, rounded up to a power of two.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// config.ring_len = 1000;
-    /// let link = options.create(&config)?;
-    /// assert_eq!(link.ring_len(), 1024);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// This is the configured number, rounded up to a power of two.
     #[must_use]
     pub fn ring_len(&self) -> u32 {
         self.shared.core.shape.ring_capacity
     }
 
-    /// Messages that were sent to this side and not received yet, counted one by one: for diagnosis.
+    /// Counts the messages that were sent to this side and not received yet. For diagnosis, as it walks through the ring.
     ///
-    /// While others send and receive, it is a moment's view.
+    /// While other participants send and receive, the result is a snapshot.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -415,10 +369,10 @@ impl Link {
 
     /// Attaches another participant of this process, on the same side, for another thread.
     ///
-    /// With ring mode `spsc`, one handle sends and one receives; the role belongs to the first that uses it.
+    /// With ring mode `spsc`, one handle sends and one receives. The first handle that uses a role gets it.
     ///
     /// # Errors
-    /// [`Crowded`](crate::ErrorKind::Crowded) when all seats are taken.
+    /// [`Crowded`](crate::ErrorKind::Crowded) if all seats are taken.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -448,7 +402,7 @@ impl Link {
             Some(me)
         };
         let crowded = || {
-            // Some may have died, and there is no seat to take back from what they held: it is done from their own.
+            // All seats are taken. Some participants may have died, and are recovered from their own seats.
             for dead in shared.dead() {
                 shared.core.seats.record_end(&dead, Stage::Died);
                 let done = shared.core.reclaim(&dead, dead.seat, false);
@@ -474,8 +428,8 @@ impl Link {
         })
     }
 
-    /// All buffers of a pool that are here: where they begin, how many bytes they take with what lies between them, and what
-    /// keeps them.
+    /// The memory with all buffers of a host pool: its start, its length with the padding between buffers, and the segment
+    /// that keeps it mapped.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "a driver locks them for DMA"))]
     pub(crate) fn host_buffers(&self, pool: PoolId) -> Option<(NonNull<u8>, usize, Arc<Memory>)> {
         let start = self.core().pool(pool)?.buffer(0);
@@ -500,13 +454,13 @@ impl Link {
         &self.endpoint.incoming
     }
 
-    /// Nothing may be loaned or received by a participant that was declared dead: others have what it held.
+    /// A participant that was declared dead must not loan or receive: others have its buffers.
     #[inline]
     fn check_seated(&self) -> Result<()> {
         if self.endpoint.is_current() && !sigbus::any_damage() { Ok(()) } else { self.lease.check_whole() }
     }
 
-    /// The place in a ring with one producer; its last holder may have died.
+    /// The producer's role in a ring with one producer. Its last holder may have died.
     #[inline(always)]
     fn producer(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer> {
         self.endpoint.producer(ring).or_else(|_| self.producer_after_recovery(ring))
@@ -531,7 +485,7 @@ impl Link {
         self.endpoint.consumer(ring).map_err(|holder| self.role_taken("consumer", &holder))
     }
 
-    /// The writer's place in a broadcast ring.
+    /// The writer's role in a broadcast ring.
     #[inline]
     fn writer(&self, ring: &Broadcast) -> Result<&Writer> {
         self.endpoint.writer(ring).or_else(|_| {
@@ -571,7 +525,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // A forked child has a copy of the handle, and no right to give up the parent's seat.
+        // A forked child has a copy of the handle, and must not detach its parent.
         if self.shared.me.is_me() {
             // Before the seat, which the lease gives up.
             self.endpoint.retire();
@@ -585,13 +539,13 @@ mod tests {
     use super::*;
     use crate::config::LinkConfig;
 
-    /// As it would look from another pid namespace: of the same participant, only the lock of its seat says anything.
+    /// The participant as seen from another pid namespace, where only the lock of its seat can be checked.
     fn from_elsewhere(seen: &Participant) -> Participant {
         Participant { pid_namespace: seen.pid_namespace + 1, ..*seen }
     }
 
     #[test]
-    fn only_a_lock_that_is_free_in_the_right_file_shows_a_death() {
+    fn only_a_released_lock_in_the_links_file_means_death() {
         let dir = tempfile::tempdir().unwrap();
         let options = LinkOptions::new().dir(dir.path());
         let phy = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();
@@ -600,7 +554,7 @@ mod tests {
         let shared = &phy.shared;
         assert_eq!(shared.liveness(&other), Liveness::Alive, "its lock is taken");
 
-        // Ends without leaving: the kernel gives the lock up, and nobody takes the mark away.
+        // Ends without detaching: the kernel releases the lock, and the mark stays.
         mac.shared.lock.leave_seat(other.seat.value());
         assert_eq!(shared.liveness(&other), Liveness::Dead);
         mac.core().seats.mark_locked(&mac.endpoint.me, shared.lock.number() + 1);
@@ -608,7 +562,7 @@ mod tests {
         mac.core().seats.mark_locked(&mac.endpoint.me, 0);
         assert_eq!(shared.liveness(&other), Liveness::Unknown, "never locked, or just leaving");
 
-        // Our own locks never stand in our way, so they say nothing of ourselves.
+        // A process never conflicts with its own locks, so they say nothing about itself.
         let mine = from_elsewhere(&phy.endpoint.me);
         assert_eq!(mac.shared.liveness(&mine), Liveness::Alive);
         assert_eq!(shared.liveness(&phy.endpoint.me), Liveness::Alive);
@@ -616,7 +570,7 @@ mod tests {
 
     /// As if a participant had been killed between the change and the wake-up.
     #[test]
-    fn monitor_wakes_for_events_that_nobody_was_woken_for() {
+    fn monitor_wakes_for_missed_events() {
         use shmesh_sys::poll::{self, Watch};
         let dir = tempfile::tempdir().unwrap();
         let options = LinkOptions::new().dir(dir.path());
@@ -625,7 +579,7 @@ mod tests {
         let me = phy.shared.sit(Side::Secondary).unwrap();
         phy.core().seats.record_attached(&me);
         assert!(!poll::is_readable(&fd).unwrap());
-        // Its lock file is closed when it ends.
+        // The kernel closes its lock file when it ends.
         drop(Lock::open(&host::lock_path(&phy.shared.store)).unwrap());
         let mut watches = [Watch::readable(&fd)];
         while !poll::is_readable(&fd).unwrap() {
@@ -634,10 +588,10 @@ mod tests {
         assert!(phy.has_event());
     }
 
-    /// A container that has only the socket, mounted into a directory of its own, makes a lock file of its own there. The
-    /// files of a tmpfs are numbered from its beginning, so that both have the same number.
+    /// A container that only has the socket, mounted into a directory of its own, creates its own lock file there. Inode
+    /// numbers of each tmpfs start anew, so both files have the same number.
     #[test]
-    fn a_lock_file_on_another_file_system_says_nothing() {
+    fn lock_file_on_another_file_system_is_ignored() {
         use nix::mount::{MsFlags, mount};
         if !nix::unistd::geteuid().is_root() {
             eprintln!("skipped: this takes root");
@@ -645,7 +599,7 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let dirs = ["theirs", "ours"].map(|name| dir.path().join(name));
-        // In a thread of its own, whose mounts nobody else sees.
+        // In a thread of its own, with mounts that no other thread sees.
         let test = std::thread::spawn(move || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
             let none = None::<&str>;
@@ -657,7 +611,7 @@ mod tests {
             let mut config = LinkConfig::new("link".parse().unwrap());
             config.backing = Backing::Memfd;
             let phy = LinkOptions::new().dir(&dirs[0]).create(&config).unwrap();
-            // The same socket, as another lock file says.
+            // The same socket, according to another lock file.
             let (host, socket) = phy.shared.lock.host().unwrap().unwrap();
             let [path, other] = [0, 1].map(|i| host::socket_path(&Store::new(&config, &dirs[i]), socket));
             let lock = Lock::open_or_make(&dirs[1].join("link.lock"), 0o600).unwrap().unwrap();
@@ -669,7 +623,7 @@ mod tests {
             };
             assert_eq!(number(&dirs[0]), number(&dirs[1]), "of different files");
             let other = from_elsewhere(&phy.endpoint.me);
-            assert_eq!(mac.shared.liveness(&other), Liveness::Unknown, "it lives");
+            assert_eq!(mac.shared.liveness(&other), Liveness::Unknown, "the lock file says nothing");
         });
         test.join().unwrap();
     }

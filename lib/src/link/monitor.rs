@@ -1,12 +1,12 @@
-//! The monitor: one thread of this process that watches all its links, and recovers what dead participants held.
+//! The monitor: one thread of this process that watches all its links, and recovers dead participants.
 //!
-//! Participants are not connected to each other, so no connection closes when one dies. But the kernel closes the
-//! files of a dead process, and inotify reports that a link's lock file was opened or closed, by any process of any user and in any
-//! namespace. Then the monitor looks for the dead.
+//! Participants have no connections to each other that would close on a death. But the kernel closes the files of a dead
+//! process, and inotify reports when a link's lock file is opened or closed, by any process of any user and in any
+//! namespace. Then the monitor looks for dead participants.
 //!
-//! It also keeps a session with the link's host, if there is one. A sidecar learns which seat is whose, and sees deaths exactly. A
-//! new host that has not got the memory of the link gets it from here. And it serves the links whose host this process is. No
-//! call waits for a host or for the monitor.
+//! It also keeps a session with the link's host, if there is one. Through it, a sidecar learns which process has which
+//! seat, and detects deaths exactly, and a new host without the link's memory gets it. The monitor also serves links whose
+//! host is this process. No call waits for a host or for the monitor.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -28,18 +28,18 @@ use crate::error::{Error, Result};
 use crate::segment::lock::Host;
 
 const STACK_BYTES: usize = 128 * 1024;
-/// How often to look for the dead where inotify is not to be had: a user has 128 instances, unless the node says otherwise.
+/// Interval of looking for dead participants if inotify is not available: a user has 128 instances by default.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Between two connections that the sidecar ends, at least; each time twice as long, until it takes one.
+/// Minimum delay before connecting again after the sidecar closed a connection. It doubles until a connection is accepted.
 const RETRY_MIN: Duration = Duration::from_millis(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// Packets of a sidecar that are read before other links have their turn.
+/// Maximum number of a sidecar's packets that are read before other links have their turn.
 const PACKETS_MAX: usize = 16;
-/// How long the last link of a process waits for the thread, so that the library can be unloaded. It does not take that long
-/// unless a sidecar sends a descriptor that cannot be closed.
+/// How long the last link of a process waits for the thread to end, so that the library can be unloaded. It takes that long
+/// only if a sidecar sent a descriptor whose close blocks.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
-/// The monitor of this process. A forked child finds its parent's, and makes its own.
+/// The monitor of this process. A forked child finds its parent's, and replaces it.
 static MONITOR: AtomicPtr<Monitor> = AtomicPtr::new(std::ptr::null_mut());
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ struct Monitor {
 struct State {
     next: u64,
     links: Vec<(u64, Weak<Shared>)>,
-    /// Of links that the thread has not taken up yet.
+    /// Links that the thread has not started to watch yet.
     starts: Vec<(u64, Start)>,
     thread: Option<Arc<Thread>>,
 }
@@ -94,27 +94,27 @@ fn monitor() -> &'static Monitor {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What it guards is changed whole.
+    // The guarded values are changed as a whole, so a poisoned lock guards valid ones.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a link begins with.
+/// The initial state of a watched link.
 #[derive(Debug, Default)]
 pub(super) struct Start {
-    /// The connection to the host by which the link came.
+    /// The connection to the host from which this process got the link.
     pub(super) session: Option<(OwnedFd, (Host, u64))>,
-    /// This process is the host.
+    /// The listener, if this process is the host.
     pub(super) listening: Option<Listening>,
 }
 
-/// Has the monitor watch a link for as long as it lives.
+/// Lets the monitor watch a link until it is stopped.
 #[derive(Debug)]
 pub(super) struct Watch {
     id: u64,
 }
 
 impl Watch {
-    /// Starts watching, in a thread that is started if there is none yet.
+    /// Starts watching. The thread is started if it does not run yet.
     pub(super) fn start(shared: &Arc<Shared>, start: Start) -> Result<Self> {
         let failed = |doing: &str, error| Error::system(&shared.store.link, doing, error);
         let mut state = lock(&monitor().state);
@@ -136,7 +136,7 @@ impl Watch {
         Ok(Self { id })
     }
 
-    /// Has the monitor serve the link, whose host this process has become.
+    /// Lets the monitor serve the link, whose host this process has become.
     pub(super) fn serve(&self, listening: Listening) {
         let mut state = lock(&monitor().state);
         state.starts.push((self.id, Start { session: None, listening: Some(listening) }));
@@ -166,7 +166,7 @@ impl Watch {
 }
 
 fn spawn(thread: &Arc<Thread>) -> std::io::Result<()> {
-    // The application's signals are for its own threads, which have a stack for its handlers.
+    // Signals are for the application's own threads, whose stacks have room for its handlers.
     let _blocked = Blocked::all();
     let (thread, mut watching) = (Arc::clone(thread), Watching::new());
     let builder = std::thread::Builder::new().name("shmesh-monitor".into()).stack_size(STACK_BYTES);
@@ -178,7 +178,7 @@ fn spawn(thread: &Arc<Thread>) -> std::io::Result<()> {
     spawned.map(drop)
 }
 
-/// A link, as the thread sees it.
+/// A link, as the thread watches it.
 struct Watched {
     id: u64,
     shared: Weak<Shared>,
@@ -198,7 +198,7 @@ struct Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // What waits in it is a stranger's.
+        // The queue may have descriptors from another process.
         if let Ok(copy) = self.connection.try_clone() {
             hang_up(copy);
         }
@@ -231,7 +231,7 @@ impl Watching {
         }
     }
 
-    /// Sleeps until something has happened, or a link is to be looked at.
+    /// Sleeps until something has happened, or a link is due.
     fn wait(&self, thread: &Thread) {
         let sessions = self.links.iter().filter_map(|link| link.session.as_ref());
         let services = || self.links.iter().filter_map(|link| Some(&link.service.as_ref()?.0));
@@ -245,18 +245,18 @@ impl Watching {
         let limit = pauses.chain(services().filter_map(Service::pause)).min();
         let waited = poll::wait_once(&mut watches, limit);
         if waited.is_err_and(|error| error.kind() != std::io::ErrorKind::Interrupted) {
-            // A process may lower its limit of descriptors below what it has.
+            // A process may lower its limit of descriptors below the number that it polls.
             std::thread::sleep(PERIOD);
         }
     }
 
-    /// Takes up links that have come, and drops those that have gone.
+    /// Starts to watch new links, and drops those that were stopped.
     fn refresh(&mut self) {
         let mut state = lock(&monitor().state);
         let mut starts = std::mem::take(&mut state.starts);
         let (gone, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut self.links)
             .into_iter()
-            // Sorted by id, because ids are given in order.
+            // Sorted by id, because ids increase.
             .partition(|link| state.links.binary_search_by_key(&link.id, |(id, _)| *id).is_err());
         self.links = stay;
         let known = self.links.last().map_or(0, |link| link.id + 1);
@@ -274,7 +274,7 @@ impl Watching {
             }
         }
         for watch in gone.into_iter().filter_map(|link| link.watch) {
-            // Two handles on one link have one watch.
+            // Two handles on one link share a watch.
             if !self.links.iter().any(|link| link.watch == Some(watch))
                 && let Some(inotify) = &self.inotify
             {
@@ -287,7 +287,7 @@ impl Watching {
         let Some(inotify) = &self.inotify else { return };
         let Ok(touched) = inotify.touched() else { return };
         for link in &mut self.links {
-            // All of them when some were lost.
+            // If inotify lost events, all links are checked.
             if touched.as_ref().is_none_or(|files| link.watch.is_some_and(|watch| files.contains(&watch))) {
                 link.reap.begin();
             }
@@ -299,7 +299,7 @@ impl Watched {
     fn new(id: u64, shared: &Weak<Shared>, start: Start, inotify: Option<&Watcher>) -> Self {
         let watch = shared.upgrade().and_then(|shared| inotify?.add(&lock_path(&shared.store)).ok());
         let mut reap = Reap::default();
-        // Deaths before the watch began.
+        // For deaths before the watch began.
         reap.once();
         let mut link = Self {
             id,
@@ -352,16 +352,16 @@ impl Watched {
         }
     }
 
-    /// The host knows this process now.
+    /// Called when the host knows this process.
     fn begin(&mut self, shared: &Shared) {
         let Some(session) = &self.session else { return };
         *shared.broker() = Some(Arc::clone(&session.connection));
-        // Later seats are announced when they are taken; these are taken already.
+        // Later seats are announced when they are taken; these were taken before.
         for mine in shared.core.seats.all().filter(|other| other.is_of(&shared.me)) {
             shared.announce(&mine);
         }
         shared.tell_of_memory(&session.connection);
-        // There is one host.
+        // The link has a host.
         if session.host.0 == Host::Sidecar
             && let Some((_, place)) = self.service.take()
         {
@@ -373,18 +373,18 @@ impl Watched {
         *shared.broker() = None;
         self.session = None;
         self.retry = (Instant::now() + self.retry.1, (self.retry.1 * 2).min(RETRY_MAX));
-        // It may be back soon.
+        // It may restart soon.
         self.reap.begin();
     }
 
-    /// Connects to the host of the link, unless that is this process or connected already.
+    /// Connects to the host of the link, unless that is this process, or is connected already.
     fn connect(&mut self, shared: &Shared) {
         let Ok(found) = shared.lock.host() else { return };
         match (&self.session, found) {
             (Some(session), Some(host)) if session.host == host => return,
-            // A child that was forked may keep the connection of a dead host open.
+            // A forked child may keep the connection of a dead host open.
             (Some(session), None) => {
-                // What it has said before.
+                // Packets that it has sent before.
                 let _ = hear(shared, &session.connection);
                 return self.end(shared);
             }
@@ -403,10 +403,10 @@ impl Watched {
     }
 }
 
-/// A connection to the host of a link.
+/// Connects to the host of a link.
 ///
-/// It is going to be offered what only members of the link may have, and any process that may write to the directory can listen
-/// there: so it must be one that may open the lock file.
+/// The host will be offered the link's memory, and any process that may write to the directory can listen there. So the
+/// host's process must be one that may open the lock file.
 fn connect(shared: &Shared, host: (Host, u64)) -> Option<Session> {
     let connection = socket::connect_now(&socket_path(&shared.store, host.1)).ok()?;
     let (uid, gid, mode) = shared.lock.owner().ok()?;
@@ -425,14 +425,14 @@ fn connect(shared: &Shared, host: (Host, u64)) -> Option<Session> {
     Some(Session { connection: Arc::new(connection), host })
 }
 
-/// What a host has said.
+/// The result of reading a host's packets.
 enum Heard {
     Nothing,
-    /// It knows this process now.
+    /// The host knows this process now.
     Attached,
-    /// It is new, and was offered the link.
+    /// The host is new, and was offered the link.
     Wanted,
-    /// It has ended or refuses, or is not a host.
+    /// The host has ended or refuses this process, or is not a host.
     Ended,
 }
 
@@ -472,7 +472,7 @@ fn hear(shared: &Shared, host: &OwnedFd) -> Heard {
                 }
                 heard = Heard::Wanted;
             }
-            // There is none, and there may be some later.
+            // There is none, but there may be later.
             Ok(Reply { id: TOLD, .. }) => {}
             Ok(Reply { result: Some(reply::Result::Refused(_)), .. }) | Err(_) => return Heard::Ended,
             Ok(_) => {}

@@ -1,4 +1,4 @@
-//! Creating a link, attaching to it, and adopting what a crash left.
+//! Creating a link, attaching to it, and adopting one that a crash left behind.
 
 use std::io::ErrorKind::{AlreadyExists, NotFound};
 use std::os::fd::OwnedFd;
@@ -27,9 +27,9 @@ use crate::segment::layout::Shape;
 use crate::segment::lock::{Host, Lock};
 use crate::segment::store::{Segment, Store};
 
-/// Environment variable that names the IPC directory.
+/// Environment variable with the IPC directory.
 ///
-/// Read by [`LinkOptions::new`]. Empty counts as not set.
+/// Read by [`LinkOptions::new`]. An empty value counts as unset.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -41,26 +41,27 @@ use crate::segment::store::{Segment, Store};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub const DIR_VARIABLE: &str = "SHMESH_DIR";
-/// The IPC directory, unless it is named.
+/// The IPC directory if none is set.
 ///
 /// ```
 /// # // SAFETY: there is no other thread yet.
 /// # unsafe { std::env::remove_var(shmesh::DIR_VARIABLE) };
-/// let missing = shmesh::Link::attach("nobody-has-made-it").unwrap_err();
+/// let missing = shmesh::Link::attach("does-not-exist").unwrap_err();
 /// let there = std::path::Path::new(shmesh::DEFAULT_DIR);
 /// assert!(matches!(missing.kind(), shmesh::ErrorKind::NotFound { dir, .. } if dir == there));
 /// ```
 pub const DEFAULT_DIR: &str = "/dev/shm";
-/// How long two processes that start or end at the same moment may need to agree on who creates, hosts or removes the link.
+/// How long processes that start or end at the same moment may take to settle which of them creates, hosts or removes the
+/// link.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Between two looks at a link that is not there yet.
+/// Interval of attempts to open a link that does not exist yet.
 pub(super) const RETRY: Duration = Duration::from_millis(2);
-/// How long the seat of another may stay taken that leaves at once: whoever recovers a dead participant takes one.
+/// How long a seat may stay taken for a moment: each recovery of a dead participant takes one.
 pub(super) const RECOVERY: Duration = Duration::from_millis(500);
-/// How long a participant may take to be admitted before another that comes at the same time is refused: it may empty the link first.
+/// How long a participant may take to be admitted before another newcomer is refused: it may have to empty the link first.
 const ADMISSION_MAX: Duration = Duration::from_secs(2);
 
-/// How to create a link or attach to one.
+/// Options for creating a link or attaching to one.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -91,7 +92,7 @@ impl Default for LinkOptions {
 }
 
 impl LinkOptions {
-    /// The IPC directory is that of the environment variable `SHMESH_DIR`, or `/dev/shm`.
+    /// The defaults. The IPC directory is that of the environment variable `SHMESH_DIR`, or `/dev/shm`.
     ///
     /// [`attach`](Self::attach) does not wait, and maps all pages at once.
     ///
@@ -118,9 +119,9 @@ impl LinkOptions {
         }
     }
 
-    /// Uses another IPC directory.
+    /// Sets another IPC directory.
     ///
-    /// It must exist; all processes of the link name the same one.
+    /// It must exist, and all processes of the link must use the same one.
     ///
     /// ```
     /// use shmesh::{LinkOptions, Side, config::LinkConfig};
@@ -136,7 +137,7 @@ impl LinkOptions {
         self
     }
 
-    /// How long [`attach`](Self::attach) waits for the link to exist. Without it, it does not wait.
+    /// Sets how long [`attach`](Self::attach) waits for the link to exist. By default it does not wait.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -145,7 +146,7 @@ impl LinkOptions {
     /// use shmesh::{Side, config::LinkConfig};
     /// let patient = options.clone().timeout(Duration::from_secs(30));
     /// let mac = std::thread::spawn(move || patient.attach("fronthaul", Side::Secondary));
-    /// let phy = options.create(&LinkConfig::new("fronthaul".parse()?))?; // before or after: it does not matter
+    /// let phy = options.create(&LinkConfig::new("fronthaul".parse()?))?; // before or after `attach`
     /// assert_eq!(mac.join().expect("it does not panic")?.name(), phy.name());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -155,9 +156,9 @@ impl LinkOptions {
         self
     }
 
-    /// Whether attaching maps all pages at once, so that none is faulted in later. On unless switched off.
+    /// Sets whether attaching maps all pages at once, so that none is faulted in later. On by default.
     ///
-    /// [`create`](Self::create) asks [`LinkConfig::prefault`] instead.
+    /// [`create`](Self::create) uses [`LinkConfig::prefault`] instead.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -165,7 +166,7 @@ impl LinkOptions {
     /// use shmesh::Side;
     /// use shmesh::config::{LinkConfig, PoolId};
     /// let phy = options.create(&LinkConfig::new("fronthaul".parse()?))?;
-    /// let mac = options.prefault(false).attach("fronthaul", Side::Secondary)?; // one that rarely uses the link
+    /// let mac = options.prefault(false).attach("fronthaul", Side::Secondary)?; // for a process that rarely uses the link
     /// assert_eq!(mac.pool(PoolId::CpuData), phy.pool(PoolId::CpuData));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -175,8 +176,8 @@ impl LinkOptions {
         self
     }
 
-    /// Lets this process onto the primary side though another is its primary: where several processes share the work of
-    /// that side. Ring mode mpmc only. Off unless switched on, so that nobody is the primary twice by mistake.
+    /// Allows this process on the primary side while another process is the primary, for processes that share the work of
+    /// that side. Only with ring mode mpmc. Off by default, so that a second primary by mistake is an error.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -193,13 +194,15 @@ impl LinkOptions {
         self
     }
 
-    /// Whether a thread of this process watches the link, and recovers what dead participants held. On unless switched off:
-    /// one thread watches all links of a process. Without it, this process notices a death, and has the event of it, when another
-    /// process with a monitor recovers, or when it calls [`recover`](Link::recover) itself. A sidecar recovers when it starts, and
-    /// when a process that is connected to it dies: one without a monitor is not connected. That others attach and detach is noticed
-    /// at once all the same.
+    /// Sets whether a thread of this process watches the link and recovers dead participants. On by default: one thread
+    /// watches all links of a process.
     ///
-    /// A link without names (`backing: memfd`), or with a pool in device memory, is watched all the same.
+    /// Without it, this process detects a death, and gets its event, only when another process with a monitor recovers it,
+    /// or when this process calls [`recover`](Link::recover). A sidecar recovers when it starts, and when a process that is
+    /// connected to it dies; a process without a monitor is not connected. Events of attaching and detaching do not depend
+    /// on the monitor.
+    ///
+    /// A link without names (`backing: memfd`), or with a pool in device memory, is always watched.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -215,11 +218,11 @@ impl LinkOptions {
         self
     }
 
-    /// Whether [`create`](Self::create) empties a link that it finds: messages and posts of an earlier run are dropped, and
-    /// buffers of dead participants return to their pools; the type of typed messages is forgotten. Off unless switched on.
+    /// Sets whether [`create`](Self::create) empties an existing link: messages and posts of an earlier run are dropped,
+    /// buffers of dead participants are recovered, and the type of typed messages is forgotten. Off by default.
     ///
-    /// Refused while any other participant is attached, a handle of this process included. A sidecar that keeps the link is
-    /// not attached to it. Participants that attach meanwhile wait until the link is empty, at most a second.
+    /// Fails while another participant is attached, including a handle of this process. A sidecar that keeps the link does
+    /// not count. Participants that attach meanwhile wait until the link is empty, for at most a second.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -233,7 +236,7 @@ impl LinkOptions {
     ///
     /// let fresh = options.fresh(true);
     /// assert!(matches!(fresh.create(&config).unwrap_err().kind(), ErrorKind::InUse { .. }));
-    /// mac.send_inline(7, 0, b"it goes on as it was")?;
+    /// mac.send_inline(7, 0, b"the link is unchanged")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -242,13 +245,13 @@ impl LinkOptions {
         self
     }
 
-    /// Whether this process survives that a peer truncates a named segment. Off unless switched on.
+    /// Sets whether this process survives if a peer truncates a named segment. Off by default.
     ///
-    /// Without it, touching what the file no longer has raises SIGBUS, which kills the process. With it, a handler of SIGBUS
-    /// puts zeros there, and the calls on the link fail with [`Damaged`](crate::ErrorKind::Damaged) from then on. SIGBUS at other
-    /// addresses goes to the handler that was installed before; one that is installed later must call this one.
+    /// Without it, access to the truncated part raises SIGBUS, which kills the process. With it, a SIGBUS handler maps
+    /// zeros there, and calls on the link fail with [`Damaged`](crate::ErrorKind::Damaged) from then on. SIGBUS at other
+    /// addresses is passed to the handler that was installed before; a handler that is installed later must call this one.
     ///
-    /// Links without names (`backing: memfd`) need no guard: nobody can truncate their segments.
+    /// Links without names (`backing: memfd`) need no guard: their segments cannot be truncated.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -265,8 +268,8 @@ impl LinkOptions {
         self
     }
 
-    /// Creates the link as its primary, or takes the place of a primary that has ended: then the link, and everything that
-    /// waits in it, is as it was, unless [`fresh`](Self::fresh) is on. [`Link::was_created`] says which of the two it was.
+    /// Creates the link as its primary, or adopts the link of a primary that has ended. An adopted link keeps its queued
+    /// messages, unless [`fresh`](Self::fresh) is on. [`Link::was_created`] tells which of the two happened.
     ///
     /// # Errors
     /// [`Config`](crate::ErrorKind::Config) when the configuration breaks a rule;
@@ -292,7 +295,7 @@ impl LinkOptions {
         self.settle(&store, |limit| self.try_open(&store, Some(config), Side::Primary, limit))
     }
 
-    /// Attaches to a link that exists.
+    /// Attaches to an existing link.
     ///
     /// # Errors
     /// [`Name`](crate::ErrorKind::Name) when `link` is no link name; [`NoDirectory`](crate::ErrorKind::NoDirectory) when there is
@@ -324,7 +327,7 @@ impl LinkOptions {
         Store { guard_truncation: self.guard_truncation, ..Store::new(config, &self.dir) }
     }
 
-    /// Tries until the link is there, or has waited long enough for what it waits for.
+    /// Retries until the link is open, or the time limit of what it waits for has passed.
     pub(super) fn settle<T>(
         &self,
         store: &Store,
@@ -359,7 +362,7 @@ impl LinkOptions {
         }
     }
 
-    /// One attempt, which may take so long.
+    /// Makes one attempt, which may take up to `limit`.
     fn try_open(
         &self,
         store: &Store,
@@ -375,18 +378,19 @@ impl LinkOptions {
             if self.fresh && create.is_some() {
                 link.empty()?;
             }
-            // Now, so that who gets the link from us finds who is its primary.
+            // Before others can get the link from this process, so that they find its primary.
             if self.monitor || link.shared.has_descriptors() {
                 link.attachment.watch(Start { session, listening })?;
             }
             link.announce_attached();
-            // From now on its history says who has the side.
+            // From now on the side's history shows which process has it.
             link.core().admission_role(side).release(&link.endpoint.me);
             Ok(link)
         })
     }
 
-    /// One attempt to have the link's memory, and to be present; and to be its host, if that is asked for and needed.
+    /// Makes one attempt to map the link's memory and to be present, and to become the host, if that is requested and
+    /// needed.
     pub(super) fn try_enter(
         &self,
         store: &Store,
@@ -402,7 +406,7 @@ impl LinkOptions {
             self.finish_removal(store, &lock);
             return Ok(Attempt::Unsettled(GOING));
         }
-        // 1. A link with names is its files.
+        // 1. A link with names consists of its files.
         if let Some(attempt) = self.by_name(store, create, &lock, limit)? {
             let segments = match attempt {
                 Attempt::Done(segments) => segments,
@@ -420,12 +424,12 @@ impl LinkOptions {
             let session = if is_served { None } else { session_with_host(&shared) };
             return Ok(Attempt::Done(Entered { shared, session, listening }));
         }
-        // 2. What has no name comes from the host.
+        // 2. Memory without names comes from the host.
         let is_host = |asked: (Host, u64)| lock.host().is_ok_and(|now| now == Some(asked));
         if host != Some(Host::Sidecar) {
             match ask(store, &lock)? {
                 Asked::Given(offer, connection, at) => {
-                    // Present from now on; if it is the host still, so is the link.
+                    // Present from now on. If it still is the host, the link still exists.
                     if !join(store, &lock)? || !is_host(at) {
                         return Ok(Attempt::Unsettled(GOING));
                     }
@@ -450,7 +454,7 @@ impl LinkOptions {
             let is_anybody = lock.others_joined().map_err(|error| locking(store, error))?;
             return Ok(if is_anybody { Attempt::Unsettled(NO_HOST) } else { Attempt::Absent });
         };
-        // 3. There is none: then we are.
+        // 3. There is no host, so this process becomes it.
         let Some(listening) = listen(store, &lock, host, listens(host))? else {
             return Ok(Attempt::Unsettled(SECOND));
         };
@@ -470,7 +474,7 @@ impl LinkOptions {
         }
     }
 
-    /// The segments of a link that have no names, for its new host: from those who are on it, or new ones if nobody is.
+    /// The segments without names of a link, for its new host: from processes on the link, or new ones if there are none.
     fn by_offer(
         &self,
         store: &Store,
@@ -485,7 +489,7 @@ impl LinkOptions {
             return Ok(Attempt::Unsettled(WANTING));
         }
         let is_anybody = || {
-            // A participant that is the host is present a moment later.
+            // A participant that is the host becomes present a moment later.
             let other = host == Host::Sidecar && lock.published(Host::Participant).map_err(failed)?.is_some();
             // The process that removes the link has no memory to offer.
             Ok(other || lock.others_joined().map_err(failed)? && !lock.is_closed().map_err(failed)?)
@@ -509,8 +513,8 @@ impl LinkOptions {
         Ok(Attempt::Done(segments))
     }
 
-    /// The segments of a link whose memory has names: no other process is asked. They are created if `create` says so. `None`: it
-    /// is not such a link.
+    /// The segments of a link whose memory has names, which needs no other process. They are created if `create` says so.
+    /// Returns `None` if it is not such a link.
     fn by_name(
         &self,
         store: &Store,
@@ -519,9 +523,10 @@ impl LinkOptions {
         limit: Duration,
     ) -> Result<Option<Attempt<Vec<Segment>>>> {
         let failed = |error| locking(store, error);
-        // Present only where there is something to be present at: whoever has memory to offer looks for who is.
+        // Present only if there is something to attach to: processes with memory to offer check which processes are
+        // present.
         if !std::fs::symlink_metadata(store.path(None)).is_err_and(|error| error.kind() == NotFound) {
-            // Before we look: whoever leaves meanwhile must know of us.
+            // Before the check: a process that detaches meanwhile must see that we are present.
             if !join(store, lock)? {
                 return Ok(Some(Attempt::Unsettled(GOING)));
             }
@@ -531,19 +536,20 @@ impl LinkOptions {
             lock.leave();
         }
         let Some(config) = create.filter(|config| config.backing == Backing::Named) else { return Ok(None) };
-        // One after the other, so that they do not need the room twice. But one that is stopped holds up nobody for long: the step
-        // that makes a link can be done by only one of them, whoever has the duty.
+        // One creator after the other, so that they do not need the space twice. But a stopped creator does not delay the
+        // others for long: only one process can take the final step of creating the link, whether it has the host role or
+        // not.
         let has_duty = lock.try_take_duty().map_err(failed)?;
         if !(has_duty || self.is_late(limit)) || !lock.is_named() {
             return Ok(Some(Attempt::Unsettled(GOING)));
         }
         if lock.others_joined().map_err(failed)? {
             lock.leave_duty();
-            // Perhaps a link of this name lives whose memory has no names.
+            // There may be a link with this name whose memory has no names.
             let has_host = lock.host().map_err(failed)?.is_some();
             return Ok((!has_host).then_some(Attempt::Unsettled(REMOVED)));
         }
-        // Since we looked, another may have created it.
+        // Another process may have created it since the check.
         let segments = match self.existing(store, Vec::new())? {
             Some(segments) => segments,
             None => match self.make_segments(store, config, has_duty)? {
@@ -563,12 +569,13 @@ impl LinkOptions {
         SETTLE.max(self.timeout).saturating_sub(limit) >= SETTLE / 2
     }
 
-    /// Ends what a process began that removes the link and is stopped, so that the link can be created anew: whoever has the old lock
-    /// file open is not on that one. Files that this user may not remove stay, and so does the link.
+    /// Completes the removal that another process began before it was stopped, so that the link can be created again: a
+    /// process with the old lock file open is not on the new link. Files that this user may not remove stay, and so does
+    /// the link.
     fn finish_removal(&self, store: &Store, lock: &Lock) {
         let removed = self.existing(store, Vec::new()).and_then(|segments| {
             let Some(segments) = segments else { return Ok(()) };
-            // Adopted, as the other process does not remove it either.
+            // The link is adopted: the other process does not remove it either.
             if core_of(store, &segments)?.rings().iter().any(|ring| ring.has_message()) {
                 return Ok(());
             }
@@ -581,11 +588,11 @@ impl LinkOptions {
         }
     }
 
-    /// The link's segments, if it exists: as they were given, or by name.
+    /// The link's segments, if it exists: from the given descriptors, or by name.
     fn existing(&self, store: &Store, given: Vec<std::fs::File>) -> Result<Option<Vec<Segment>>> {
         let mut given = given.into_iter();
         let mut next = |pool: Option<PoolId>, epoch: Option<u64>| match given.next() {
-            // One that can still be truncated would be a bus error later.
+            // A memfd that can be truncated would cause SIGBUS later.
             Some(file) if !file::is_size_sealed(&file) => Err(ErrorKind::Damaged {
                 link: Arc::clone(&store.link),
                 what: "a memfd of the host".into(),
@@ -619,8 +626,8 @@ impl LinkOptions {
         Ok(Some(segments))
     }
 
-    /// Makes the link's segments, for who found no link. `None`: another was faster. Without the duty, another may be at work on the
-    /// usual names of the pools: they are left to it.
+    /// Creates the link's segments, if no link was found. Returns `None` if another process was faster. Without the host
+    /// role, another process may be using the usual names of the pools, so other names are used.
     fn make_segments(
         &self,
         store: &Store,
@@ -653,7 +660,8 @@ impl LinkOptions {
     }
 }
 
-/// Gives segments their names: the link's own last, because who finds that finds all. `false`: another has made the link.
+/// Gives segments their names, the link's own last: a process that finds it finds all of them. Returns `false` if another
+/// process has created the link.
 fn publish(store: &Store, segments: &[Segment], has_duty: bool) -> Result<bool> {
     let mut published = Vec::new();
     for segment in segments[1..].iter().chain(&segments[..1]) {
@@ -687,14 +695,14 @@ fn publish(store: &Store, segments: &[Segment], has_duty: bool) -> Result<bool> 
     Ok(true)
 }
 
-/// There is no link, so its pools are what a creator left that died between two names. They go first: a directory may
-/// have no more room than one link needs.
+/// Removes pools without a link, which a creator left when it died between two names. This is done before new ones are
+/// created: a directory may have no more space than one link needs.
 fn remove_remnants(store: &Store) -> Result<()> {
     if store.backing != Backing::Named {
         return Ok(());
     }
     for pool in PoolId::ALL {
-        // Only what is ours: `open` refuses anything else.
+        // Only files of ours: `open` refuses anything else.
         if store.open(Some(pool))?.is_some() {
             let path = store.path(Some(pool));
             std::fs::remove_file(&path).map_err(|error| store.refused(&path.display().to_string(), error))?;
@@ -703,12 +711,12 @@ fn remove_remnants(store: &Store) -> Result<()> {
     Ok(())
 }
 
-/// What came of one attempt to open a link.
+/// The result of one attempt to open a link.
 pub(super) enum Attempt<T> {
     Done(T),
     /// There is no such link.
     Absent,
-    /// It is just being created or removed, or has no host; this is what its host does if that does not end.
+    /// The link is being created or removed, or has no host. The text is the error if that does not end.
     Unsettled(&'static str),
 }
 
@@ -722,12 +730,12 @@ impl<T> Attempt<T> {
     }
 }
 
-/// A link whose memory is here, and on which this process is present.
+/// A link whose memory is mapped, and on which this process is present.
 pub(super) struct Entered {
     pub(super) shared: Arc<Shared>,
-    /// To the host that gave it.
+    /// The connection to the host that provided it.
     pub(super) session: Option<(OwnedFd, (Host, u64))>,
-    /// This process is the host now.
+    /// The listener, if this process is the host now.
     pub(super) listening: Option<Listening>,
 }
 
@@ -740,24 +748,24 @@ fn locking(store: &Store, error: std::io::Error) -> Error {
     Error::system(&store.link, "lock the lock file", error)
 }
 
-/// Is present. `false`: the link is being removed, or has been.
+/// Becomes present. Returns `false` if the link is being removed, or was.
 fn join(store: &Store, lock: &Lock) -> Result<bool> {
     Ok(lock.try_join().map_err(|error| locking(store, error))? && lock.is_named())
 }
 
-/// How a host of this kind listens: a sidecar wants to know who says what.
+/// The way in which a host of this kind listens: a sidecar needs the credentials of each sender.
 fn listens(host: Host) -> fn(&Path, u32) -> std::io::Result<OwnedFd> {
     if host == Host::Sidecar { socket::listen_for_senders } else { socket::listen_on }
 }
 
-/// The connection by which a link came is the session with its host from now on.
+/// Makes the connection by which a link was provided the session with its host.
 fn session(shared: &Shared, connection: OwnedFd, host: (Host, u64)) -> (OwnedFd, (Host, u64)) {
     shared.fetch_memory(&connection);
     let _ = file::set_nonblocking(&connection);
     (connection, host)
 }
 
-/// A session with the host of a link with pools in device memory, if that answers.
+/// Opens a session with the host of a link with device pools, if it answers.
 fn session_with_host(shared: &Shared) -> Option<(OwnedFd, (Host, u64))> {
     match ask(&shared.store, &shared.lock) {
         Ok(Asked::Given(_, connection, host)) => Some(session(shared, connection, host)),
@@ -765,8 +773,8 @@ fn session_with_host(shared: &Shared) -> Option<(OwnedFd, (Host, u64))> {
     }
 }
 
-/// Makes this process the host of a link whose memory it has: a sidecar always becomes it, a participant if newcomers need a host
-/// and there is none.
+/// Makes this process the host of a link whose memory it has: always in a sidecar; in a participant, if newcomers need a
+/// host and there is none.
 pub(super) fn serve_memory(shared: &Shared, host: Option<Host>) -> Result<Option<Listening>> {
     let (store, lock) = (&shared.store, &shared.lock);
     let is_needed = match host {
@@ -787,7 +795,7 @@ pub(super) fn serve_memory(shared: &Shared, host: Option<Host>) -> Result<Option
     Ok(listening)
 }
 
-/// What all handles of this process on a link share.
+/// Assembles the part of a link that all handles of this process share.
 fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc<Shared>> {
     let me = ProcessIdentity::me()
         .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
@@ -799,7 +807,7 @@ fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc
     let owner = metadata.map(|metadata| (metadata.uid(), metadata.gid()));
     let backing = segments_backing(&segments, store);
     if backing == Backing::Named && core.shape.device_pools().next().is_none() {
-        // Mapped, and never handed out: a process may have thousands of links.
+        // Mapped, and never handed out. A process may have thousands of links, so the descriptors are closed.
         segments.iter_mut().for_each(|segment| segment.file = None);
     }
     Ok(Arc::new(Shared {
@@ -818,7 +826,7 @@ fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc
     }))
 }
 
-/// The tables of a link.
+/// Creates the tables of a link.
 fn core_of(store: &Store, segments: &[Segment]) -> Result<Core> {
     let mut pools = [const { None }; PoolId::COUNT];
     for segment in &segments[1..] {
@@ -835,7 +843,7 @@ fn core_of(store: &Store, segments: &[Segment]) -> Result<Core> {
     })
 }
 
-/// What the segments really are: who attaches does not choose.
+/// The backing that the segments really have: a process that attaches does not choose it.
 fn segments_backing(segments: &[Segment], store: &Store) -> Backing {
     if store.backing == Backing::Memfd || segments[0].file.as_ref().is_some_and(file::is_size_sealed) {
         Backing::Memfd
@@ -844,7 +852,7 @@ fn segments_backing(segments: &[Segment], store: &Store) -> Backing {
     }
 }
 
-/// Who creates must find what it would have made.
+/// Checks that an existing link has the shape of the configuration.
 fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Result<()> {
     let (found, asked) = (segments[0].header.shape, Shape::of(config));
     let differs = |field: String, existing: String, asked: String| {
@@ -906,7 +914,7 @@ fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Resul
 }
 
 impl LinkOptions {
-    /// Sits down, unless this side has its one process already.
+    /// Takes a seat, unless this side takes one process and has it.
     fn admit(&self, shared: &Arc<Shared>, attachment: &Arc<Attachment>, side: Side) -> Result<Link> {
         let link = Link::seated_beside_emptier(shared, attachment, side)?;
         let me = &link.shared.me;
@@ -950,10 +958,10 @@ impl LinkOptions {
 }
 
 impl Link {
-    /// [`LinkOptions::create`] with the default options.
+    /// Calls [`LinkOptions::create`] with the default options.
     ///
     /// # Errors
-    /// As there.
+    /// As [`LinkOptions::create`].
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -968,10 +976,10 @@ impl Link {
         LinkOptions::new().create(config)
     }
 
-    /// [`LinkOptions::attach`] with the default options, as the secondary.
+    /// Calls [`LinkOptions::attach`] with the default options, as the secondary.
     ///
     /// # Errors
-    /// As there.
+    /// As [`LinkOptions::attach`].
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

@@ -18,11 +18,11 @@ use crate::pool::owner::MsgOwner;
 use crate::ring::Wild;
 use crate::ring::reply::Taken;
 
-/// A request that was made, without a borrow of its link: it can be kept beside the [`Link`](crate::Link) in a struct, and be waited for in
-/// any thread while the handle makes further requests.
+/// A pending reply that does not borrow from its link. It can be kept next to the [`Link`](crate::Link) in a struct, and be
+/// waited for in any thread while the handle makes further requests.
 ///
-/// Dropping it, in whichever thread, gives the request up. Like an [`OwnedMessage`] it keeps the link's memory and the seat of the
-/// handle that made the request; it also works after the handle was dropped.
+/// Dropping it, in any thread, gives the request up. Like an [`OwnedMessage`] it keeps the link's memory mapped and the
+/// seat of the handle taken, and works after the handle was dropped.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -54,7 +54,7 @@ impl OwnedPendingReply {
         Self { cursor, lease: Arc::clone(lease) }
     }
 
-    /// Takes the next reply; `None` when there is none yet. Never waits.
+    /// Takes the next reply, or returns `None` if there is none yet. Never waits.
     ///
     /// # Errors
     /// As [`PendingReply::try_take`](crate::PendingReply::try_take).
@@ -67,7 +67,7 @@ impl OwnedPendingReply {
     /// Waits for the next reply, as [`PendingReply::wait`](crate::PendingReply::wait) does.
     ///
     /// # Errors
-    /// As there.
+    /// As [`PendingReply::wait`](crate::PendingReply::wait).
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Option<OwnedMessage>> {
         self.cursor.wait(&self.lease, timeout)?;
         self.try_take()
@@ -79,14 +79,14 @@ impl OwnedPendingReply {
         self.cursor.is_ready(&*self.lease)
     }
 
-    /// Whether the last reply was taken, or the request has failed: nothing more comes.
+    /// Whether the last reply was taken, or the request has failed. Nothing more arrives then.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.cursor.is_over
     }
 }
 
-/// Makes a message of a reply that was taken.
+/// Creates a message from a reply that was taken.
 fn received(lease: &Arc<SeatLease>, taken: &Taken) -> std::result::Result<OwnedMessage, Wild> {
     let (cell, owner) = (taken.entry.wild_cell(), MsgOwner(taken.word).borrowed(lease.me.seat));
     let core = lease.core();
@@ -117,9 +117,9 @@ impl fmt::Debug for OwnedPendingReply {
     }
 }
 
-/// A request that was received, without a borrow of its link, so that a worker thread can answer it. It is an [`OwnedMessage`].
+/// A received request that does not borrow from its link, so that a worker thread can answer it. It is an [`OwnedMessage`].
 ///
-/// A request that is dropped before its last reply, in whichever thread, ends in [`Unanswered`](ErrorKind::Unanswered) at the client.
+/// If it is dropped before its last reply, in any thread, the client gets [`Unanswered`](ErrorKind::Unanswered).
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -139,7 +139,7 @@ impl fmt::Debug for OwnedPendingReply {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct OwnedRequest {
-    /// Dropped after the client was told, by the `drop` of the whole.
+    /// Dropped after the client was notified, by the `drop` of `OwnedRequest`.
     message: OwnedMessage,
     /// The cell of an inline request.
     cell: Option<(u32, MsgOwner)>,
@@ -163,8 +163,8 @@ impl OwnedRequest {
         self.writer.is_wanted(&**self.message.lease())
     }
 
-    /// Sends the last, or only, reply and wakes the client. The loan is of any handle of this process on the link. `false`: the
-    /// client does not wait any more.
+    /// Sends the last, or only, reply and wakes the client. The loan may be of any handle of this process on the link.
+    /// Returns `false` if the client does not wait any more.
     ///
     /// # Errors
     /// As [`Request::reply`](crate::Request::reply), with the loan.
@@ -172,7 +172,8 @@ impl OwnedRequest {
         self.send(loan, true)
     }
 
-    /// Sends a reply that others follow, and wakes the client; see [`Request::stream`](crate::Request::stream).
+    /// Sends a reply that will be followed by others, and wakes the client; see
+    /// [`Request::stream`](crate::Request::stream).
     ///
     /// # Errors
     /// As [`reply`](Self::reply).
@@ -213,7 +214,7 @@ impl OwnedRequest {
         match self.writer.send(lease, loan.lease(), loan.msg(), is_last) {
             Ok(sent) => {
                 if sent {
-                    // The buffers are the client's now.
+                    // The buffers belong to the client now.
                     loan.give_up();
                 }
                 Ok(sent)
@@ -254,13 +255,13 @@ impl fmt::Debug for OwnedRequest {
     }
 }
 
-/// Why a reply was not sent, and the loan, which can be sent again.
+/// The error of a reply that was not sent, together with the loan, which can be sent again.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct ReplyError {
-    /// What was to be sent.
+    /// The loan with the reply.
     pub loan: OwnedLoan,
-    /// The reason.
+    /// The reason why it was not sent.
     #[source]
     pub error: Error,
 }

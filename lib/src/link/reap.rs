@@ -1,39 +1,39 @@
-//! Looking for the dead, and taking back what they held.
+//! Looking for dead participants, and recovering them.
 
 use std::time::{Duration, Instant};
 
 use super::{Recovered, Shared};
 use crate::participant::{Participant, Side, Stage};
 
-/// How often to look for the dead after a connection closed: a process closes its connections before it is gone, and a
-/// large one takes long to go. Each time twice as long after the last, from one millisecond.
+/// How often to look for dead participants after a connection closed: a process closes its connections before it is gone,
+/// and a large one needs time for that. The delay starts at one millisecond and doubles each time.
 const REAP_ROUNDS: u32 = 12;
-/// Between two rounds at least.
+/// Minimum time between two rounds.
 const ROUND_PAUSE: Duration = Duration::from_millis(10);
 
-/// Looking for the dead again and again after a connection closed, each time twice as long after the last. By the clock:
-/// whatever else wakes the monitor meanwhile must not use the rounds up.
+/// Repeated looks for dead participants after a connection closed. The delay doubles each time. Rounds follow the clock:
+/// other events that wake the monitor must not use them up.
 #[derive(Default)]
 pub(super) struct Reap {
-    /// The next round and its time.
+    /// The number and time of the next round.
     next: Option<(u32, Instant)>,
-    /// The last round's time.
+    /// The time of the last round.
     last: Option<Instant>,
 }
 
 impl Reap {
     pub(super) fn begin(&mut self) {
-        // However often something happens, or somebody makes it happen.
+        // However often events occur, or a hostile process causes them.
         let now = Instant::now();
         self.next = Some((0, self.last.map_or(now, |last| now.max(last + ROUND_PAUSE))));
     }
 
-    /// One round now.
+    /// Schedules one round now.
     pub(super) fn once(&mut self) {
         self.once_in(Duration::ZERO);
     }
 
-    /// One round after a while.
+    /// Schedules one round after a delay.
     pub(super) fn once_in(&mut self, pause: Duration) {
         self.next = Some((REAP_ROUNDS - 1, Instant::now() + pause));
     }
@@ -42,7 +42,7 @@ impl Reap {
         self.next.map(|(_, at)| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether it is time; then the next round is set.
+    /// Whether a round is due. If so, schedules the next one.
     pub(super) fn is_due(&mut self) -> bool {
         let now = Instant::now();
         let Some((round, _)) = self.next.filter(|&(_, at)| at <= now) else { return false };
@@ -53,7 +53,7 @@ impl Reap {
     }
 }
 
-/// Takes back what participants held that have ended, as far as this process can see them.
+/// Recovers participants that have ended, as far as this process can see.
 pub(super) fn reap(shared: &Shared) {
     let dead: Vec<_> = shared.dead().collect();
     take_back(shared, &dead);
@@ -61,7 +61,7 @@ pub(super) fn reap(shared: &Shared) {
     shared.wake_for_events();
 }
 
-/// Takes back what dead participants held, from a seat of its own: a seat's lists are its handle's alone.
+/// Recovers dead participants from a seat of its own, because only a handle may use its seat's lists.
 pub(super) fn take_back(shared: &Shared, dead: &[Participant]) -> Recovered {
     let mut done = Recovered::default();
     if dead.is_empty() {
@@ -69,10 +69,11 @@ pub(super) fn take_back(shared: &Shared, dead: &[Participant]) -> Recovered {
     }
     let me = shared.sit(Side::Primary);
     for other in dead {
-        // With every seat taken it is done from their own.
+        // If all seats are taken, each is recovered from its own.
         let seat = me.map_or(other.seat, |me| me.seat);
         if me.is_none() {
-            // Recovered from its own seat, it would seem to have detached. Else the event comes when all is taken back.
+            // Recovered from its own seat, it would seem to have detached. In the other case, recovery records the death as
+            // its last step.
             shared.core.seats.record_end(other, Stage::Died);
         }
         done.add(shared.core.reclaim(other, seat, false));
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_go_by_the_clock() {
+    fn rounds_follow_the_clock() {
         let mut reap = Reap::default();
         assert!(!reap.is_due() && reap.pause().is_none());
         reap.begin();

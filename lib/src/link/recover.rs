@@ -1,4 +1,4 @@
-//! Recovery: taking back what dead participants held.
+//! Recovery of dead participants, and eviction of stuck ones.
 
 use shmesh_sys::process::Liveness;
 
@@ -19,13 +19,13 @@ impl Recovered {
 }
 
 impl Link {
-    /// Becomes the host of a link of memfds, or with pools in device memory, whose host has ended: processes that attach get its
-    /// memory from this one. `false`: there is a host, or the link needs none, or this handle has no monitor.
+    /// Becomes the host of a link with memfds or device pools whose host has ended: newcomers get its memory from this
+    /// process. Returns `false` if there is a host, or the link needs none, or this handle has no monitor.
     ///
-    /// A restarted sidecar, or a process that creates the link again, becomes the host by itself.
+    /// A restarted sidecar, or a process that creates the link again, becomes the host automatically.
     ///
     /// # Errors
-    /// The kernel's, when the socket cannot be made.
+    /// [`System`](crate::ErrorKind::System) if the socket cannot be created.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -42,11 +42,12 @@ impl Link {
         self.attachment.become_host()
     }
 
-    /// Takes back what participants held that have ended: loans, received messages, their seats. What they had sent stays
-    /// sent. Nobody else on the link waits for this, or notices it.
+    /// Recovers participants that have ended: their loans, received messages and seats. Messages that they had sent stay
+    /// queued. Other participants are not disturbed.
     ///
-    /// Of a process in another pid namespace, the lock of its seat tells. One without that lock cannot be judged from here and
-    /// is left alone: whoever can names it with [`recover_participant`](Self::recover_participant).
+    /// For a process in another pid namespace, the lock of its seat shows whether it has ended. A participant without that
+    /// lock cannot be checked from here, and is left alone: use [`recover_participant`](Self::recover_participant) if you
+    /// know that it has ended.
     ///
     /// # Errors
     /// [`Evicted`](crate::ErrorKind::Evicted).
@@ -55,7 +56,7 @@ impl Link {
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert_eq!(link.recover()?.participants, 0, "nobody has died");
+    /// assert_eq!(link.recover()?.participants, 0, "no participant has died");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn recover(&self) -> Result<Recovered> {
@@ -77,11 +78,11 @@ impl Link {
         done
     }
 
-    /// Takes back what the participant in `seat` held, on the caller's word that its process has ended. `word` is what
-    /// [`participants`](Self::participants) said of it: if somebody else sits there by now, nothing happens.
+    /// Recovers the participant in `seat`. The caller must know that its process has ended. `word` is its value from
+    /// [`participants`](Self::participants): if the seat has another participant by now, nothing happens.
     ///
     /// # Errors
-    /// [`Evicted`](crate::ErrorKind::Evicted), of the caller.
+    /// [`Evicted`](crate::ErrorKind::Evicted), if the caller was.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -104,17 +105,18 @@ impl Link {
         }
     }
 
-    /// Declares a participant dead that may still run, because it is stuck or stopped, and takes back what it held.
+    /// Declares a participant dead that may still run, because it is stuck or stopped, and recovers its buffers.
     ///
-    /// If it runs on, what it loans, sends, receives or waits for fails with [`Evicted`](crate::ErrorKind::Evicted), and nothing it does can free or send a buffer a
-    /// second time. But memory stays mapped in its process: a write that it had begun may still reach a buffer that others
-    /// have by now. End the process if you can. Its seat stays taken until it has ended.
+    /// If it resumes, its loans, sends, receptions and waits fail with [`Evicted`](crate::ErrorKind::Evicted), and it
+    /// cannot free or send a buffer a second time. But memory stays mapped in its process: a write that it had begun may
+    /// still reach a buffer that others have by now. End the process if you can. Its seat stays taken until it has ended.
     ///
-    /// When nobody sits there, or the caller itself, nothing happens.
+    /// Does nothing if the seat is vacant, or is the caller's own.
     ///
     /// # Errors
-    /// [`StillAlive`](crate::ErrorKind::StillAlive) on a link with ring mode `spsc`, and of the writer with ring mode `broadcast`, when the
-    /// process lives: there, its place in the ring cannot be fenced. [`Evicted`](crate::ErrorKind::Evicted), of the caller.
+    /// [`StillAlive`](crate::ErrorKind::StillAlive) if the process lives, on a link with ring mode `spsc`, and for the
+    /// writer with ring mode `broadcast`: there, its place in the ring cannot be fenced.
+    /// [`Evicted`](crate::ErrorKind::Evicted), if the caller was.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -134,7 +136,7 @@ impl Link {
         }
     }
 
-    /// Evicts this participant, and none that has its seat after it.
+    /// Evicts this participant, but not a later one in its seat.
     pub(super) fn evict_participant(&self, other: &Participant) -> Result<Recovered> {
         let alive = self.shared.liveness(other) != Liveness::Dead;
         let still_alive = || {
@@ -150,8 +152,8 @@ impl Link {
         if alive && !self.core().seats.evict(other) {
             return Ok(Recovered::default());
         }
-        // It may have become the writer just now, and be sending. It is told that it is evicted, and keeps what it has until its
-        // process ends.
+        // It may have become the writer just now, and be sending. It gets the error `Evicted`, and keeps its buffers until
+        // its process ends.
         fence(Ordering::SeqCst);
         if alive && self.core().is_writer(other) {
             return still_alive();
@@ -159,14 +161,14 @@ impl Link {
         Ok(self.take_back(other, alive))
     }
 
-    /// Everybody who is attached, dead or alive.
+    /// All attached participants, dead or alive.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let everybody: Vec<_> = link.participants().collect();
-    /// assert_eq!(everybody[0].word.pid(), std::process::id());
+    /// let attached: Vec<_> = link.participants().collect();
+    /// assert_eq!(attached[0].word.pid(), std::process::id());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn participants(&self) -> impl Iterator<Item = Participant> + '_ {

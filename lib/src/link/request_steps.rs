@@ -1,9 +1,9 @@
-//! The steps of requests and replies on shared memory, seen from one participant's seat. [`super::request`] is what
-//! applications use.
+//! The steps of requests and replies on shared memory, from one participant's seat. [`super::request`] is the interface.
 //!
-//! A request is a message on a ring of its own, with its id in the cell of its MSG buffer, or before the bytes of its inline
-//! cell. The server keeps that buffer or cell until the request is over. So the owner words say which server has which
-//! request, and whoever recovers a dead server finds the clients that wait for it; see [`Core::reclaim`](super::core::Core::reclaim).
+//! A request is a message on a ring of its own, with its id in the cell of its MSG buffer, or before the bytes in its
+//! inline cell. The server holds that buffer or cell until the request is over. So the owner words show which server has
+//! which request, and recovery of a dead server finds the clients that wait for it; see
+//! [`Core::reclaim`](super::core::Core::reclaim).
 
 use std::sync::Arc;
 
@@ -34,7 +34,8 @@ impl Default for Requester {
     }
 }
 
-/// The slots of requests that are not over, one bit each. The handle sets them; whichever thread ends a request clears its bit.
+/// The slots of requests that are not over, one bit each. The handle sets a bit; the thread that ends the request clears
+/// it.
 #[derive(Debug)]
 pub(crate) struct Window(AtomicU64);
 
@@ -43,11 +44,11 @@ pub(crate) struct Window(AtomicU64);
 pub(crate) struct TakenRequest {
     pub(crate) id: RequestId,
     pub(crate) entry: Entry,
-    /// The owner word of the buffer or cell, which stays the server's until the request is over.
+    /// The owner word of the buffer or cell, which the server holds until the request is over.
     pub(crate) owner: MsgOwner,
 }
 
-/// Why an inline request could not be sent.
+/// The reason why an inline request could not be sent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum InlineError {
     NoCell,
@@ -66,7 +67,7 @@ impl Requests {
 
 /// The steps of a client.
 impl Endpoint {
-    /// Begins a request: from now on replies to it can come. `None`: all slots are used.
+    /// Opens a request: from now on it can get replies. Returns `None` if all slots are used.
     #[inline]
     pub(crate) fn open_request(&self) -> Option<RequestId> {
         let replies = &self.core.requests()?.replies;
@@ -83,7 +84,7 @@ impl Endpoint {
     #[inline]
     pub(crate) fn push_request(&self, id: RequestId, cell: u32, owner: MsgOwner) -> Result<(), PushError> {
         let Some(requests) = self.core.requests() else { return Err(PushError::Full) };
-        // Pairs with the Acquire of `Core::request_id`: a recoverer that reads the id sees that the cell was loaned.
+        // Pairs with the Acquire of `Core::request_id`: a recovery that reads the id sees that the cell was loaned.
         fence(Ordering::Release);
         self.cell(cell).set_request(id);
         requests.mpmc().push(&self.requester.producer, Entry::pooled(cell, owner.epoch()))
@@ -112,7 +113,7 @@ impl Endpoint {
 
 /// The steps of a server.
 impl Endpoint {
-    /// Takes the oldest request.
+    /// Takes the oldest request off the ring.
     #[inline]
     pub(crate) fn take_request(&self) -> Result<Option<TakenRequest>, Wild> {
         let Some(requests) = self.core.requests() else { return Ok(None) };
@@ -135,16 +136,16 @@ impl Endpoint {
     }
 }
 
-/// The steps that a handle shares with what was made independent of it. The latter takes them in any thread.
+/// The steps that a handle shares with requests and replies that are independent of it. Those take them in any thread.
 pub(crate) trait RequestSteps {
     fn core(&self) -> &Core;
     fn me(&self) -> &Participant;
     fn window(&self) -> &Window;
-    /// Ends a MSG and its DATA.
+    /// Frees a MSG buffer and its DATA.
     fn free(&self, cell: u32, owner: MsgOwner, data: DataRef);
-    /// Ends the use of an inline cell.
+    /// Frees an inline cell after use.
     fn free_inline(&self, cell: u32, owner: MsgOwner);
-    /// Loans an inline cell.
+    /// Loans a free inline cell.
     fn claim_inline(&self) -> Option<(u32, MsgOwner)>;
 
     #[inline]
@@ -152,19 +153,19 @@ pub(crate) trait RequestSteps {
         self.core().requests()?.replies.slot(id)
     }
 
-    /// How a request stands.
+    /// The status of a request.
     #[inline]
     fn request_status(&self, id: RequestId) -> Status {
         self.slot(id).map_or(Status::Over, |slot| slot.status(id.number))
     }
 
-    /// Whether a reply waits at `position`.
+    /// Whether there is a reply at `position`.
     #[inline]
     fn has_reply(&self, id: RequestId, position: u64) -> bool {
         self.slot(id).is_some_and(|slot| slot.has_reply(position))
     }
 
-    /// Makes the reply at `position` ours, if there is one.
+    /// Makes this participant the owner of the reply at `position`, if there is one.
     #[inline]
     fn take_reply(&self, id: RequestId, position: u64) -> Result<Option<Taken>, Wild> {
         let Some(slot) = self.slot(id) else { return Ok(None) };
@@ -186,7 +187,7 @@ pub(crate) trait RequestSteps {
         self.forget_request(id);
     }
 
-    /// Ends a request: no reply comes any more, and those that wait are freed.
+    /// Ends a request: later replies are refused, and those that wait are freed.
     fn close_request(&self, id: RequestId) {
         if let Some(slot) = self.slot(id) {
             let is_seated = || self.core().seats.is_seated(self.me());
@@ -203,44 +204,44 @@ pub(crate) trait RequestSteps {
         used.fetch_and(!(1 << id.slot), Ordering::Release);
     }
 
-    /// Frees a reply that was made ours and is not wanted.
+    /// Frees a reply that was taken and is not wanted.
     fn free_reply(&self, taken: &Taken) {
         self.free_taken(taken.entry, MsgOwner(taken.word).borrowed(self.me().seat));
     }
 
-    /// Frees what was taken and is not opened.
+    /// Frees a message that was taken and is not opened.
     fn free_taken(&self, entry: Entry, owner: MsgOwner) {
         let cell = entry.wild_cell();
         if entry.is_inline() {
             self.free_inline(cell, owner);
         } else {
-            // A DATA buffer that a peer named wrongly is left to recovery.
+            // If a peer named a DATA buffer wrongly, recovery frees it.
             let data = self.core().read_descriptor(cell, owner).map_or(DataRef::NONE, |(_, data)| data);
             self.free(cell, owner, data);
         }
     }
 
-    /// Drops a request that was taken, and tells its client.
+    /// Drops a request that was taken, and marks it for its client.
     fn release_request(&self, taken: &TakenRequest) {
         self.drop_request(taken.id);
         self.free_taken(taken.entry, taken.owner);
     }
 
-    /// Tells the client that this server ends without a last reply. Before the buffer of the request is freed: a server that
-    /// dies in between has told it.
+    /// Marks the request as ended without a last reply. Before its buffer is freed, so that the client is notified even if
+    /// the server dies in between.
     fn drop_request(&self, id: RequestId) {
         if let Some(slot) = self.slot(id) {
             slot.fail(id.number, self.me().word.pid(), false);
         }
     }
 
-    /// Sends a reply, the one at `position` of this request.
+    /// Sends the reply at `position` of this request.
     #[inline]
     fn push_reply(&self, id: RequestId, position: u64, is_last: bool, entry: Entry) -> Pushed {
         self.slot(id).map_or(Pushed::Unwanted, |slot| slot.push(id.number, position, is_last, entry))
     }
 
-    /// Sends a reply of at most [`INLINE_MAX_BYTES`]. `None`: no inline cell is free.
+    /// Sends a reply of at most [`INLINE_MAX_BYTES`]. Returns `None` if no inline cell is free.
     #[inline]
     fn push_inline_reply(
         &self,
@@ -281,7 +282,7 @@ impl RequestSteps for Endpoint {
 
     #[inline]
     fn free(&self, cell: u32, owner: MsgOwner, data: DataRef) {
-        // Refused only if this participant was evicted, and then others have the buffers.
+        // Fails only if this participant was evicted, and then others have the buffers.
         let _ = self.release(cell, owner, data);
     }
 

@@ -1,15 +1,16 @@
-//! Bytes that another process may change while they are read.
-// UNSAFETY: reads memory through a pointer, within a length that was checked where the pointer was made.
+//! Payload bytes that another process may change while they are read.
+// UNSAFETY: reads memory through a pointer, within a length that was checked when the pointer was created.
 #![expect(unsafe_code, reason = "volatile reads of memory that other processes can write")]
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Payload in shared memory, read by copying it out or through a raw pointer.
+/// Payload in shared memory, to be copied out, or read through a raw pointer.
 ///
-/// A process that breaks the protocol can change the bytes between two reads, so a value that is checked and then used must be
-/// copied once, and checked in the copy; a `&[u8]` over such bytes is sound only while all processes of the link keep the protocol.
+/// A process that breaks the protocol can change the bytes between two reads. So a value that is checked and then used must
+/// be copied once, and checked in the copy. A `&[u8]` over such bytes is sound only if all processes of the link keep the
+/// protocol.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -34,8 +35,8 @@ pub struct SharedBytes<'a> {
 }
 
 impl<'a> SharedBytes<'a> {
-    /// Bytes that `holder` keeps as they are as far as the protocol goes: those of a buffer whose owner word gives it to the
-    /// holder, or of a place of its own, with a length that was checked against it.
+    /// Bytes that do not change while `holder` lives, if all processes keep the protocol: those of a buffer that its owner
+    /// word gives to the holder, or of a private buffer, with a length that was checked against it.
     #[inline]
     pub(super) fn of<T>(_holder: &'a T, (start, len): (NonNull<u8>, u32)) -> Self {
         Self { start, len: len as usize, held: PhantomData }
@@ -44,8 +45,8 @@ impl<'a> SharedBytes<'a> {
     /// The bytes as a slice, for receivers that trust the other processes of the link.
     #[inline]
     pub(super) fn trusted(self) -> &'a [u8] {
-        // SAFETY: `of` says what the bytes are. The holder has them until it is dropped, and no process that keeps the
-        // protocol writes them meanwhile; bytes are valid whatever they hold.
+        // SAFETY: the caller of `of` guarantees what the bytes are. The holder has them until it is dropped, and no process
+        // that keeps the protocol writes them meanwhile. Any bytes are valid.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -62,29 +63,29 @@ impl<'a> SharedBytes<'a> {
     }
 
     /// The address of the first byte, valid for [`len`](Self::len) bytes while the message is held. Read it with
-    /// [`read_volatile`](std::ptr::read_volatile), or give it to a system call or a C library.
+    /// [`read_volatile`](std::ptr::read_volatile), or pass it to a system call or a C library.
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
 
-    /// Some of the bytes; `None` when the range ends past them.
+    /// A part of the bytes; `None` if the range ends past them.
     #[must_use]
     pub fn get(&self, range: Range<usize>) -> Option<Self> {
         if range.start > range.end || range.end > self.len {
             return None;
         }
-        // SAFETY: the line above keeps it in the bytes, or one past them.
+        // SAFETY: the check above keeps it inside the bytes, or one past them.
         let start = unsafe { self.start.add(range.start) };
         Some(Self { start, len: range.end - range.start, held: PhantomData })
     }
 
-    /// Copies the bytes out, as many as fit, each read once. Returns how many.
+    /// Copies as many bytes as fit into `out`, reading each once. Returns their number.
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         const WORD: usize = size_of::<u64>();
         let len = out.len().min(self.len);
         let start = self.start.as_ptr().cast_const();
-        // SAFETY: `at` is below `len`, which is in the bytes.
+        // SAFETY: `at` is below `len`, so it is inside the bytes.
         let byte = |at: usize| unsafe { start.add(at).read_volatile() };
         // SAFETY: the word at `at` is aligned, and ends at `len` or before.
         let word = |at: usize| unsafe { start.add(at).cast::<u64>().read_volatile() };
@@ -98,7 +99,7 @@ impl<'a> SharedBytes<'a> {
         len
     }
 
-    /// Copies all bytes out, each read once.
+    /// Copies all bytes, reading each once.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut copy = vec![0; self.len];

@@ -16,10 +16,10 @@ use crate::ring::INLINE_MAX_BYTES;
 use crate::segment::payload_type::{DeclaredType, NAME_MAX, PayloadType};
 use crate::sync::LINE_BYTES;
 
-/// How long a refusal waits for the name of the other type, which is written after its fingerprint.
+/// How long an error waits for the name of the other type, which is written after its fingerprint.
 const NAMING: Duration = Duration::from_millis(100);
 
-/// What typed messages consist of: a type for which any bytes are a valid value and which has no padding, or a slice of such a type.
+/// The payload of typed messages: a type without padding for which any bytes are a valid value, or a slice of such a type.
 ///
 /// It is implemented for every type with the four traits of the crate `zerocopy`, for example with their derives. Depend on that crate
 /// for them (`zerocopy = { version = "0.8", features = ["derive"] }`); numbers and arrays of numbers have them without.
@@ -31,7 +31,7 @@ impl<T: FromBytes + IntoBytes + Immutable + KnownLayout> Payload for [T] {}
 mod private {
     use std::any::type_name;
 
-    /// A value, or a slice.
+    /// A value or a slice of values.
     #[expect(unnameable_types, reason = "keeps `Payload` to the types that this library knows")]
     pub trait Shape {
         /// Size of a value, or of an element of a slice.
@@ -63,15 +63,16 @@ mod private {
 
 /// A handle on a link whose messages are values of `T`, in both directions.
 ///
-/// The first participant that calls [`Link::typed`] declares the type in the link, by name, size and alignment; one with another type is
-/// refused, with both in the error. This finds mistakes, not attacks. Nothing else is compared: give a type another name
-/// ([`Link::typed_as`]) when its fields change and its size does not. The type stays declared until the link is removed or emptied
-/// ([`LinkOptions::fresh`](crate::LinkOptions::fresh)). Handles without a type are not restricted, and neither are programs in other languages.
+/// The first participant that calls [`Link::typed`] declares the type in the link, by name, size and alignment. A
+/// participant with another type gets an error that names both. This finds mistakes, not attacks. Nothing else is compared:
+/// if the fields of a type change and its size does not, give it another name ([`Link::typed_as`]). The type stays declared
+/// until the link is removed or emptied ([`LinkOptions::fresh`](crate::LinkOptions::fresh)). Handles without a type are not
+/// restricted, and neither are programs in other languages.
 ///
-/// A value travels inline if it fits there and is sent with [`send`](Self::send), else in the MSG part, or, where that is too small, in the
-/// DATA part of the smallest buffer in host memory that it fits.
+/// [`send`](Self::send) sends a value inline if it fits. Otherwise a value is in the MSG part, or, if that is too small, in
+/// the DATA part: in the smallest buffer in host memory that it fits.
 ///
-/// All else is done through the [`Link`], to which this dereferences.
+/// For everything else, it dereferences to the [`Link`].
 ///
 /// ```
 /// use shmesh::config::LinkConfig;
@@ -110,14 +111,15 @@ pub struct TypedLink<T: ?Sized> {
 }
 
 impl Link {
-    /// Makes each message a value of `T`, or for `[T]` a slice of any length.
+    /// Restricts the messages to values of `T`, or for `[T]` to slices of any length.
     ///
-    /// The name of the type is that of the Rust type without the modules it is in: `phy::Slot` is `Slot`.
+    /// The name of the type is that of the Rust type without its modules: `phy::Slot` becomes `Slot`.
     ///
     /// # Errors
-    /// [`OtherType`](ErrorKind::OtherType) when another participant has declared another type;
-    /// [`TypeTooLarge`](ErrorKind::TypeTooLarge); [`TypeAlignment`](ErrorKind::TypeAlignment); [`Evicted`](ErrorKind::Evicted). The handle is dropped
-    /// then; to keep it, use a clone ([`try_clone`](Self::try_clone)).
+    /// [`OtherType`](ErrorKind::OtherType) if another participant has declared another type;
+    /// [`TypeTooLarge`](ErrorKind::TypeTooLarge); [`TypeAlignment`](ErrorKind::TypeAlignment);
+    /// [`Evicted`](ErrorKind::Evicted). An error drops the handle; to keep it, use a clone
+    /// ([`try_clone`](Self::try_clone)).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -186,7 +188,7 @@ impl Link {
         }
     }
 
-    /// The pools whose buffers a value can be in, and the size of these.
+    /// The pools that can hold a value, and the size of their buffers.
     fn value_pools(&self) -> impl Iterator<Item = (PoolId, usize)> {
         PoolId::ALL.into_iter().filter_map(|pool| Some((pool, self.core().pool(pool)?.buf_size() as usize)))
     }
@@ -201,8 +203,8 @@ impl Link {
     }
 }
 
-/// A type's path without the modules, in ASCII: `a::Pair<b::C, [d::E; 2]>` is `Pair<C, [E; 2]>`. Compilers may name modules otherwise, and
-/// a crate that reexports a type does.
+/// A type's path without the modules, in ASCII: `a::Pair<b::C, [d::E; 2]>` becomes `Pair<C, [E; 2]>`. Compilers may print
+/// module paths differently, and so does a crate that re-exports a type.
 fn without_modules(path: &str) -> String {
     let mut short = String::with_capacity(path.len());
     let mut ident = 0;
@@ -218,17 +220,18 @@ fn without_modules(path: &str) -> String {
     short
 }
 
-/// The bytes of the value: DATA, if the message has that part.
+/// The bytes of the value: those of the DATA part, if the message has one.
 fn part<'m>(message: &'m Message<'_>) -> SharedBytes<'m> {
     if message.data_pool().is_some() { message.data_shared() } else { message.msg_shared() }
 }
 
 impl<T: Payload + ?Sized> TypedLink<T> {
-    /// Sends a copy of the value: inside the ring's slot if it has at most [`INLINE_MAX_BYTES`], else in a buffer. Does not wake a receiver
-    /// that sleeps: see [`Link::notify`].
+    /// Sends a copy of the value: in the ring's slot if it has at most [`INLINE_MAX_BYTES`], else in a buffer. Does not
+    /// wake a sleeping receiver: see [`Link::notify`].
     ///
     /// # Errors
-    /// What [`Link::loan`], [`Loan::send`] and [`Link::send_inline`] refuse; [`TypeTooLarge`](ErrorKind::TypeTooLarge) of a slice.
+    /// The errors of [`Link::loan`], [`Loan::send`] and [`Link::send_inline`]; [`TypeTooLarge`](ErrorKind::TypeTooLarge)
+    /// for a slice.
     pub fn send(&self, value: &T) -> Result<()> {
         let bytes = value.as_bytes();
         if bytes.len() <= INLINE_MAX_BYTES {
@@ -239,12 +242,12 @@ impl<T: Payload + ?Sized> TypedLink<T> {
         Ok(loan.send()?)
     }
 
-    /// Takes the oldest message; `None` when there is none. Never waits.
+    /// Receives the oldest message, or returns `None` if there is none. Never waits.
     ///
     /// # Errors
-    /// As [`Link::receive`]. [`NotOfType`](ErrorKind::NotOfType) when the message has another length than a value: a sender that uses no typed
-    /// handle sent it. [`OnDevice`](ErrorKind::OnDevice) when its DATA part is in device memory. Such a message is dropped, and the next one can be
-    /// received.
+    /// As [`Link::receive`]. [`NotOfType`](ErrorKind::NotOfType) if the length of the message is not that of a value: it
+    /// was sent without a typed handle. [`OnDevice`](ErrorKind::OnDevice) if its DATA part is in device memory. Such a
+    /// message is dropped, and the next one can be received.
     pub fn receive(&self) -> Result<Option<TypedMessage<'_, T>>> {
         let Some(message) = self.link.receive()? else { return Ok(None) };
         if T::ref_from_bytes(part(&message).trusted()).is_ok() {
@@ -265,7 +268,7 @@ impl<T: Payload + ?Sized> TypedLink<T> {
         .into()
     }
 
-    /// Loans the smallest buffer for so many bytes; MSG, if they fit.
+    /// Loans the smallest buffer for `len` bytes; a MSG buffer, if they fit.
     fn loan_bytes(&self, len: usize) -> Result<TypedLoan<'_, T>> {
         let fitting = self.link.value_pools().filter(|&(_, size)| len <= size);
         let smallest = fitting.min_by_key(|&(pool, size)| (pool != PoolId::CpuMsg, size));
@@ -290,9 +293,9 @@ impl<T: Payload + ?Sized> TypedLink<T> {
 }
 
 impl<T: Payload> TypedLink<T> {
-    /// Loans a buffer for a value, to be written where it will be read. Never waits.
+    /// Loans a buffer for a value, to be written in place. Never waits.
     ///
-    /// The value is what the last user of the buffer left there, until it is written.
+    /// Until it is written, the value has the content of the buffer's last use.
     ///
     /// # Errors
     /// As [`Link::loan`].
@@ -302,9 +305,9 @@ impl<T: Payload> TypedLink<T> {
 }
 
 impl<T: FromBytes + IntoBytes + Immutable + KnownLayout> TypedLink<[T]> {
-    /// Loans a buffer for `len` values, to be written where they will be read. Never waits.
+    /// Loans a buffer for `len` values, to be written in place. Never waits.
     ///
-    /// The values are what the last user of the buffer left there, until they are written.
+    /// Until they are written, the values have the content of the buffer's last use.
     ///
     /// # Errors
     /// As [`Link::loan`]; [`TypeTooLarge`](ErrorKind::TypeTooLarge).
@@ -334,7 +337,7 @@ impl<T: ?Sized> fmt::Debug for TypedLink<T> {
 #[must_use = "a loan that is dropped is not sent"]
 pub struct TypedLoan<'a, T: ?Sized> {
     loan: Loan<'a>,
-    /// Bytes of the value.
+    /// Number of bytes of the value.
     len: usize,
     of: PhantomData<fn(&T)>,
 }
@@ -353,12 +356,12 @@ impl<'a, T: Payload + ?Sized> TypedLoan<'a, T> {
         })
     }
 
-    /// Sets the message's id: the application's to choose. 0 unless it is set.
+    /// Sets the message id, as the application defines it. The default is 0.
     pub fn with_msg_id(self, msg_id: i32) -> Self {
         Self { loan: self.loan.with_msg_id(msg_id), ..self }
     }
 
-    /// Makes the value visible to the other side. Does not wake a receiver that sleeps: see [`Link::notify`].
+    /// Makes the value visible to the other side. Does not wake a sleeping receiver: see [`Link::notify`].
     ///
     /// # Errors
     /// As [`Loan::send`], with the loan.
@@ -387,12 +390,12 @@ impl<T: ?Sized> fmt::Debug for TypedLoan<'_, T> {
     }
 }
 
-/// Why a value could not be sent, with the value, as a [`SendError`](crate::SendError).
+/// The error of a value that was not sent, together with the value, like a [`SendError`](crate::SendError).
 #[derive(Debug)]
 pub struct TypedSendError<'a, T: ?Sized> {
     /// The value, to be sent again or dropped.
     pub loan: TypedLoan<'a, T>,
-    /// Why it was not sent.
+    /// The reason why it was not sent.
     pub error: Error,
 }
 
@@ -427,7 +430,7 @@ pub struct TypedMessage<'a, T: ?Sized> {
 }
 
 impl<'a, T: Payload + ?Sized> TypedMessage<'a, T> {
-    /// The value where it was written, for a receiver that trusts the other processes of the link, as with [`Message::msg`].
+    /// The value in place, for a receiver that trusts the other processes of the link, as with [`Message::msg`].
     #[must_use]
     #[inline]
     pub fn value(&self) -> &T {
@@ -437,7 +440,7 @@ impl<'a, T: Payload + ?Sized> TypedMessage<'a, T> {
         value
     }
 
-    /// The message that the value came in: its ids, and its bytes as another process may change them.
+    /// The message with the value: its ids, and its bytes, which another process may change.
     #[must_use]
     pub fn message(&self) -> &Message<'a> {
         &self.message
@@ -451,8 +454,8 @@ impl<'a, T: Payload + ?Sized> TypedMessage<'a, T> {
 }
 
 impl<T: Payload> TypedMessage<'_, T> {
-    /// A copy of the value, for a receiver that does not trust the other processes of the link: each byte is read once, so that a value
-    /// that was checked does not change any more.
+    /// A copy of the value, for a receiver that does not trust the other processes of the link. Each byte is read once, so
+    /// a value that was checked cannot change any more.
     #[must_use]
     pub fn copied(&self) -> T {
         let mut value = T::new_zeroed();
@@ -462,7 +465,7 @@ impl<T: Payload> TypedMessage<'_, T> {
 }
 
 impl<T: FromBytes + IntoBytes + Immutable + KnownLayout> TypedMessage<'_, [T]> {
-    /// A copy of the values, for a receiver that does not trust the other processes of the link: each byte is read once.
+    /// A copy of the values, for a receiver that does not trust the other processes of the link. Each byte is read once.
     #[must_use]
     pub fn to_vec(&self) -> Vec<T> {
         let bytes = part(&self.message);

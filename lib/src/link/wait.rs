@@ -12,14 +12,14 @@ use crate::participant::SeatIndex;
 use crate::ring::Ring;
 use crate::sync::spin;
 
-/// Looks at the ring between two looks at the clock, which costs as much as several of them.
+/// Checks of the ring per reading of the clock, which costs as much as several of them.
 const LOOKS_PER_CLOCK: u32 = 16;
-/// How long a receiver sleeps at most before it looks again: a peer that breaks the rules can take a wake-up away, and must
-/// not stop the others of its link.
+/// How long a receiver sleeps at most before it checks again: a peer that breaks the protocol can suppress a wake-up, and
+/// must not block the others of its link.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 impl Link {
-    /// Wakes the other side if somebody there sleeps or has taken the file descriptor. Call it after sending: once for a
+    /// Wakes the other side if a receiver sleeps or has asked for the file descriptor. Call it after sending, once per
     /// batch. While the peer is awake it costs a fence and a load, and no system call.
     ///
     /// # Errors
@@ -43,17 +43,16 @@ impl Link {
         self.lease.notify()
     }
 
-    /// Waits until a message is there to be received, at most `timeout` (`None`: for ever). `false`: the time is over.
+    /// Waits until a message can be received, for at most `timeout` (`None`: no limit). Returns `false` if it timed out.
     ///
-    /// Events of other participants do not end it: for those there are [`wait_event`](Self::wait_event), and
+    /// Events of other participants do not end the wait: use [`wait_event`](Self::wait_event) for events, and
     /// [`wait_any`](Self::wait_any) for both.
     ///
-    /// Spins as long as the link's `spin_us` says, then sleeps on a futex in shared memory: a sender must
-    /// [`notify`](Self::notify), or the message is noticed up to a second later.
-    /// On a link without notification it spins only.
+    /// Spins for the link's `spin_us`, then sleeps on a futex in shared memory: a sender must [`notify`](Self::notify), or
+    /// the message is detected up to a second later. On a link without notification it only spins.
     ///
     /// # Errors
-    /// [`Evicted`](crate::ErrorKind::Evicted); [`System`](crate::ErrorKind::System) when the kernel refuses the futex.
+    /// [`Evicted`](crate::ErrorKind::Evicted); [`System`](crate::ErrorKind::System) if the futex call fails.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -71,14 +70,14 @@ impl Link {
         self.wait_for(timeout, self.shared.notify, |_| self.has_message())
     }
 
-    /// Looks for a message as long as the link's `spin_us` says, and never sleeps.
+    /// Spins for a message for the link's `spin_us`, and never sleeps.
     #[cfg(feature = "tokio")]
     pub(super) fn spin(&self) -> Result<bool> {
-        // With no more time than the spinning takes it never sleeps.
+        // A timeout no longer than the time of spinning never sleeps.
         self.wait(Some(Duration::from_micros(u64::from(self.shared.spin_us))))
     }
 
-    /// Ends a TTI: posts the semaphore of the other side once, and wakes it. Send the TTI's messages before.
+    /// Ends a TTI: posts the semaphore of the other side once, and wakes it. Send the TTI's messages first.
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification).
@@ -101,8 +100,8 @@ impl Link {
         self.notify()
     }
 
-    /// Waits for a TTI: takes one post of the other side. Then receive until there is nothing more. `false`: the time is
-    /// over. Posts add up, and each is taken by one waiter.
+    /// Waits for a TTI: consumes one post of the other side. Then receive until there is no message. Returns `false` if it
+    /// timed out. Posts are counted, and each is consumed by one waiter.
     ///
     /// # Errors
     /// As [`wait`](Self::wait), and [`NoNotification`](crate::ErrorKind::NoNotification).
@@ -128,10 +127,11 @@ impl Link {
         self.wait_for(timeout, true, notify::take_post)
     }
 
-    /// Prepares to sleep until the other side posts, for callers that must sleep in a system call of their own. `Some`: nothing
-    /// was posted; poll this descriptor for reading, then call [`end_sleep`](Self::end_sleep). `None`: a post was taken.
+    /// Prepares to sleep until the other side posts, for callers that must sleep in a system call of their own. Returns
+    /// `Some` if there was no post: poll this descriptor for reading, then call [`end_sleep`](Self::end_sleep). Returns
+    /// `None` if a post was consumed.
     ///
-    /// Spins first, as [`wait_tti`](Self::wait_tti) does. A descriptor that is readable does not promise a post.
+    /// Spins first, as [`wait_tti`](Self::wait_tti) does. The descriptor may become readable without a post.
     ///
     /// # Errors
     /// As [`wait_tti`](Self::wait_tti).
@@ -149,14 +149,15 @@ impl Link {
     /// ```
     pub fn begin_sleep(&self) -> Result<Option<BorrowedFd<'_>>> {
         let spin = Duration::from_micros(u64::from(self.shared.spin_us));
-        // With no more time than the spinning takes it never sleeps.
+        // A timeout no longer than the time of spinning never sleeps.
         if self.wait_tti(Some(spin))? {
             return Ok(None);
         }
         let ring = self.incoming();
         let bell = self.bell.get()?;
         self.bell.arm();
-        // Old signals are taken, and the ring is read after each. A peer that signals for ever must not keep the caller here.
+        // Consumes old signals, and checks the ring after each. A peer that signals without end must not keep the caller
+        // here.
         for _ in 0..1_000 {
             let step = match notify::take_post(ring) {
                 true => Ok(None),
@@ -173,34 +174,25 @@ impl Link {
     }
 
     /// Ends what [`begin_sleep`](Self::begin_sleep) began: the other side no longer signals for it.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// phy.begin_sleep()?;
-    /// phy.end_sleep();
-    /// mac.notify()?;
-    /// assert_eq!(phy.take_signal()?, None, "nothing was signalled");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn end_sleep(&self) {
         self.bell.disarm();
     }
 
-    /// The bell of this handle, for select, poll, epoll or tokio: readable after each [`notify`](Self::notify) and
-    /// [`post`](Self::post) of the other side, and after each event of another participant, from now on. When it is readable, take
-    /// the signals with [`take_signal`](Self::take_signal), then [receive](Self::receive) and ask for [events](Self::next_event) until there
-    /// are none: it is readable while signals wait in it, not while messages or events do.
+    /// The bell of this handle, for select, poll, epoll or tokio. From now on it becomes readable after each
+    /// [`notify`](Self::notify) and [`post`](Self::post) of the other side, and after each event of another participant.
+    /// When it is readable, consume the signals with [`take_signal`](Self::take_signal), then [receive](Self::receive) and
+    /// ask for [events](Self::next_event) until there are none: it is readable while it has signals, not while there are
+    /// messages or events.
     ///
-    /// It is a datagram socket with a name in the IPC directory, created by the first call and removed when the handle is dropped.
+    /// It is a datagram socket with a name in the IPC directory. The first call creates it, and dropping the handle removes
+    /// it.
     ///
-    /// Messages and events of before the first call may not have rung: receive, and ask for events, once after it.
+    /// Messages and events before the first call may not have signalled: receive, and ask for events, once after it.
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification); [`Evicted`](crate::ErrorKind::Evicted);
-    /// [`System`](crate::ErrorKind::System) when the socket cannot be created, for one because its path would be longer than 107 bytes.
+    /// [`System`](crate::ErrorKind::System) if the socket cannot be created, for example because its path would be longer
+    /// than 107 bytes.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -218,8 +210,8 @@ impl Link {
         self.bell.fd()
     }
 
-    /// Takes one signal off the bell of this handle, or `None` when there is none. Never waits. `Some(1)`: a notification or a post;
-    /// `Some(0)`: another participant attached, detached or died.
+    /// Consumes one signal of this handle's bell, or returns `None` if there is none. Never waits. `Some(1)` is a
+    /// notification or a post, `Some(0)` an event of another participant.
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification).
@@ -229,7 +221,7 @@ impl Link {
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// phy.fd()?; // from now on it is signalled each time
+    /// phy.fd()?; // from now on each notification signals
     /// mac.send_inline(1, 0, b"ring")?;
     /// mac.notify()?;
     /// assert_eq!(phy.take_signal()?, Some(1));
@@ -245,7 +237,7 @@ impl Link {
         self.bell.check_notify()
     }
 
-    /// Waits until `ready`. Without `sleeps` it spins only, because no sender wakes it.
+    /// Waits until `ready`. Without `sleeps` it only spins, because no sender wakes it.
     pub(super) fn wait_for(
         &self,
         timeout: Option<Duration>,
@@ -257,18 +249,18 @@ impl Link {
     }
 }
 
-/// Where a thread sleeps.
+/// The words on which a thread sleeps.
 #[derive(Clone, Copy)]
 pub(super) enum Sleep<'a> {
-    /// Among the threads that wait for what is sent to the seat.
+    /// Those of the ring, for messages and replies to the seat.
     Notified,
-    /// Among those that wait for events. Only the handle does.
+    /// Those for events. Only the handle uses them.
     Events(Sleepers<'a>),
 }
 
 impl SeatLease {
-    /// Wakes the receiver at `seat` if it waits. What it waits for is there already, so nothing is an error: a receiver that
-    /// sleeps looks again within a second.
+    /// Wakes the receiver in `seat` if it waits. The message is visible already, so errors are ignored: a sleeping receiver
+    /// checks again within a second.
     #[inline]
     pub(super) fn notify_seat(&self, seat: SeatIndex) {
         if self.shared.notify {
@@ -316,7 +308,7 @@ impl SeatLease {
         self.wait_on(timeout, sleeps.then_some(Sleep::Notified), ready)
     }
 
-    /// Waits until `ready`, and sleeps there at last. With `None` it spins only.
+    /// Waits until `ready`; spins first, then sleeps there. With `None` it only spins.
     pub(super) fn wait_on(
         &self,
         timeout: Option<Duration>,
@@ -387,15 +379,7 @@ impl SeatLease {
 }
 
 impl Link {
-    /// Whether a message waits to be received, as far as one look can tell.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert!(!link.has_message());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Whether a message can be received, as far as one look shows.
     #[must_use]
     pub fn has_message(&self) -> bool {
         match self.incoming() {

@@ -1,4 +1,4 @@
-//! What one slot of a ring says, in one word.
+//! The entry of a ring's slot, in one word.
 //!
 //! ```text
 //! | lap 32 | epoch, low 12      | cell 19 | 0 |    a MSG buffer
@@ -6,8 +6,8 @@
 //! | lap 32 | length 7 | 0       | 0       | 1 |    an inline message in this very slot (one producer)
 //! ```
 //!
-//! The lap counts how often the ring went round, from 1, so the zeroes of fresh memory are "not yet". It wraps after 2^32
-//! laps, which matters only to an exchange that was stalled for exactly that long.
+//! The lap counts how often the ring's positions have wrapped, starting at 1, so the zeros of fresh memory mean "not yet".
+//! It wraps after 2^32 laps, which matters only to an exchange that was stalled for exactly that long.
 
 use super::inline::FIRST_LINE_BYTES;
 
@@ -15,7 +15,7 @@ use super::inline::FIRST_LINE_BYTES;
 pub(crate) const CELL_BITS: u32 = 19;
 /// Bits of the index of an inline cell in an entry.
 pub(crate) const INLINE_CELL_BITS: u32 = 18;
-/// The most bytes that a message inside a slot can have. Up to 48 of them travel with one cache line, more with two.
+/// Maximum size of an inline message. Up to 48 bytes need one cache line, more need two.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -36,7 +36,7 @@ const INLINE_EPOCH_SHIFT: u32 = CELL_SHIFT + INLINE_CELL_BITS;
 const LENGTH_SHIFT: u32 = INLINE_EPOCH_SHIFT + 6;
 const LENGTH_BITS: u32 = LAP_SHIFT - LENGTH_SHIFT;
 const LAP_SHIFT: u32 = 32;
-/// Bits of an epoch in an entry; in models one, so that they come round with the second loan.
+/// Bits of an epoch in an entry. In models only one, so that epochs wrap with the second loan.
 const POOLED_BITS: u32 = if cfg!(loom) { 1 } else { 12 };
 const INLINE_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
 
@@ -44,7 +44,7 @@ const fn low(value: u64, bits: u32) -> u64 {
     value & ((1 << bits) - 1)
 }
 
-/// The low half of a slot's word: which message, without the lap.
+/// The low half of a slot's word: the message without the lap.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Entry(u64);
 
@@ -73,7 +73,7 @@ impl Entry {
         Self((len as u64) << LENGTH_SHIFT | INLINE)
     }
 
-    /// In a slot of a broadcast ring, in the lap before: its next message is being written. No message has this length.
+    /// In a slot of a broadcast ring, with the previous lap: the next message is being written. No message has this length.
     pub(crate) const WRITING: Self = Self(low(u64::MAX, LENGTH_BITS) << LENGTH_SHIFT | INLINE);
 
     #[inline]
@@ -81,7 +81,7 @@ impl Entry {
         self.0 & INLINE != 0
     }
 
-    /// The cell, unchecked.
+    /// The cell index, unchecked.
     #[inline]
     pub(crate) fn wild_cell(self) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "19 bits")]
@@ -90,7 +90,7 @@ impl Entry {
         cell
     }
 
-    /// Bytes of an inline message; `None` when no sender of ours writes that.
+    /// Number of bytes of an inline message; `None` if no correct sender writes that value.
     #[inline]
     pub(crate) fn inline_len(self) -> Option<u32> {
         #[expect(clippy::cast_possible_truncation, reason = "7 bits")]
@@ -104,7 +104,7 @@ impl Entry {
         self.inline_len().is_some_and(|len| len as usize > FIRST_LINE_BYTES)
     }
 
-    /// Whether the entry names this epoch of its cell, as far as its bits go.
+    /// Whether the entry has this epoch of its cell, as far as its bits go.
     #[inline]
     pub(crate) fn names(self, epoch: u64) -> bool {
         let (shift, bits) = if self.is_inline() {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_survives_its_word() {
+    fn entry_round_trips_through_its_word() {
         for lap in [0, 1, u32::MAX] {
             let entry = Entry::pooled((1 << CELL_BITS) - 1, 0xabcd_efff);
             let (l, e) = Entry::split(entry.in_lap(lap));

@@ -1,14 +1,13 @@
-//! Where an inline message lies: ids and 48 bytes in one line, and what does not fit in a second one elsewhere.
+//! The location of an inline message: ids and 48 bytes in one line, the rest in a second line elsewhere.
 //!
-//! The second line of a slot does not lie beside the first, so a message of up to 48 bytes costs what it would cost if there
-//! were no second lines.
+//! The second lines are not next to the first ones, so messages of up to 48 bytes cost the same as without second lines.
 
 use super::INLINE_MAX_BYTES;
 use crate::sync::{Line, Ordering, WORDS_PER_LINE};
 
 /// Bytes of an inline message in its first line.
 pub(crate) const FIRST_LINE_BYTES: usize = FIRST_WORDS * size_of::<u64>();
-/// Words of the first line before the bytes: the one that belongs to the ring or the table, and the ids.
+/// Words of the first line before the bytes: the word of the ring or table, and the ids.
 const WORDS_BEFORE: usize = 2;
 const FIRST_WORDS: usize = WORDS_PER_LINE - WORDS_BEFORE;
 const IDS: usize = 1;
@@ -33,17 +32,17 @@ impl<'a> InlineLines<'a> {
         Self { first, seconds, index }
     }
 
-    /// The line of the bytes after the first 48.
+    /// The line with the bytes after the first 48.
     #[inline(always)]
     pub(crate) fn second(&self) -> &'a Line {
         &self.seconds[self.index]
     }
 
-    /// Writes ids and bytes, of which there are at most [`INLINE_MAX_BYTES`]. The last word is padded with zeroes.
+    /// Writes ids and at most [`INLINE_MAX_BYTES`] bytes. The last word is padded with zeros.
     #[inline(always)]
     pub(crate) fn write(&self, ids: u64, msg: &[u8]) {
-        // An arm for each number of words, all of straight code: with a length known only at run time, a loop over words, or
-        // a call of `memcpy` for the last bytes, costs more than the message's way through the ring.
+        // One arm per number of words, each straight-line code: with a length known only at run time, a loop over words, or
+        // a `memcpy` for the last bytes, costs more than the whole rest of sending.
         macro_rules! by_words {
             ($($words:literal)*) => {
                 match msg.len().div_ceil(8) {
@@ -56,7 +55,7 @@ impl<'a> InlineLines<'a> {
                             for (i, bytes) in whole.as_chunks::<8>().0.iter().enumerate() {
                                 self.store(i, u64::from_ne_bytes(*bytes));
                             }
-                            // The last eight bytes, less those that the word before has.
+                            // The last eight bytes, without those of the word before.
                             let last = u64::from_le_bytes(*last) >> (8 * (8 * $words - msg.len()));
                             self.store($words - 1, last.to_le());
                         }
@@ -69,7 +68,7 @@ impl<'a> InlineLines<'a> {
         by_words!(2 3 4 5 6 7 8 9 10 11 12 13 14);
     }
 
-    /// Stores a word of the bytes.
+    /// Stores one word of the bytes.
     #[inline(always)]
     fn store(&self, i: usize, word: u64) {
         let place = match i.checked_sub(FIRST_WORDS) {
@@ -84,14 +83,14 @@ impl<'a> InlineLines<'a> {
         self.first.word(IDS).load(Ordering::Relaxed)
     }
 
-    /// A copy of the ids and of all bytes, for an onlooker: others may write them meanwhile.
+    /// Copies the ids and all bytes, for an observer: others may write them meanwhile.
     pub(crate) fn copied(&self) -> (u64, InlineWords) {
         let mut words = InlineWords::default();
         self.read(u32::MAX, &mut words);
         (self.ids(), words)
     }
 
-    /// Copies the first `len` bytes, and what is in their lines behind them.
+    /// Copies the first `len` bytes, rounded up to whole words or lines.
     #[inline(always)]
     pub(crate) fn read(&self, len: u32, into: &mut InlineWords) {
         let (head, rest) = into.split_at_mut(FIRST_WORDS);
@@ -107,7 +106,7 @@ impl<'a> InlineLines<'a> {
     }
 }
 
-/// One to eight bytes as a word in memory order, padded with zeroes: one load, or two or three that overlap.
+/// Converts one to eight bytes to a word in memory order, padded with zeros, by one load, or two or three that overlap.
 #[inline(always)]
 fn first_word(bytes: &[u8]) -> u64 {
     let len = bytes.len();

@@ -1,22 +1,23 @@
-//! Rings: bounded first-in first-out queues of messages, one per direction of a link.
+//! Rings: bounded FIFO queues of messages, one per direction of a link.
 //!
 //! | ring | for | a message costs |
 //! |---|---|---|
 //! | [`spsc`] | one producer, one consumer | one store by each; a small message lies in the slot itself |
 //! | [`mpmc`] | any number of each: NVIPC's array queue | one exchange on the slot, one on the owner word, one on each end |
-//! | [`broadcast`] | one writer, and readers that get everything | one store by the writer and one by each reader |
+//! | [`broadcast`] | one writer, readers that each get every message | one store by the writer and one by each reader |
 //!
-//! Both are made so that a participant may die at any instruction. Slots are written by producers only and never cleared:
-//! the lap in a slot's word says whether it is new, and the consumers' head says how far they are. A slot becomes visible
-//! by a single store or exchange; whoever comes later finishes what a dead one left (moving `tail` or `head`).
+//! A participant may die at any instruction. Slots are written by producers only and never cleared: the lap in a slot's
+//! word shows whether it is new, and the consumers' `head` shows how far they are. A slot becomes visible by a single store
+//! or exchange, and the next participant completes what a dead one left undone (moving `tail` or `head`).
 //!
 //! The values are indices of buffers, `0..N`, and no value is in a ring twice: only the holder of a buffer can push it, and
-//! pushing ends its right to do so.
+//! pushing ends its hold.
 //!
-//! Pairs, named the same at both ends:
+//! Pairs of orderings, with the same name at both ends:
 //! - `PUBLISH`: a producer's Release on the slot word, a consumer's Acquire of it: payload and descriptor are visible.
 //! - `CONSUME`: a consumer's Release of `head`, a producer's Acquire of it: the slot may be overwritten.
-//! - `FENCE`: a producer's exchange on `tail`, a recoverer's exchange on it: of a message and an eviction, one sees the other.
+//! - `FENCE`: a producer's exchange on `tail`, a recovery's exchange on it: of a message and an eviction, at least one side
+//! sees the other.
 
 pub(crate) mod broadcast;
 pub(crate) mod entry;
@@ -32,57 +33,57 @@ use entry::Entry;
 pub use entry::INLINE_MAX_BYTES;
 use inline::{FIRST_LINE_BYTES, InlineLines};
 
-/// Lines before the slots: each word that one side writes on a line (and its neighbour) of its own.
+/// Lines before the slots: each word that one side writes is on a line (and its neighbour) of its own.
 pub(crate) const CONTROL_LINES: usize = 14;
 const TAIL: usize = 0;
 const HEAD: usize = 2;
 pub(crate) const PRODUCER_ROLE: usize = 4;
 pub(crate) const CONSUMER_ROLE: usize = 6;
 pub(crate) const SLEEPERS: usize = 8;
-/// Beside [`SLEEPERS`], on its line.
+/// The word next to [`SLEEPERS`], on its line.
 pub(crate) const BELLS: usize = 1;
-/// Beside [`SLEEPERS`], on its line.
+/// The word next to [`SLEEPERS`], on its line.
 pub(crate) const WAKES: usize = 2;
-/// Beside [`SLEEPERS`], on its line: the readers of a broadcast ring, as bits of seats.
+/// The word next to [`SLEEPERS`], on its line: the readers of a broadcast ring, as bits of seats.
 const SUBSCRIBERS: usize = 3;
-/// Positions of a broadcast ring before which nothing may be received any more.
+/// The position of a broadcast ring before which nothing may be received any more.
 const BROADCAST_GATE: usize = 9;
 pub(crate) const POSTS: usize = 10;
 pub(crate) const POSTS_TAKEN: usize = 12;
 
-/// How far ahead of its use a line is asked for: about the time that one takes to cross, in messages.
+/// How far ahead of its use a line is prefetched, in messages: about the time that its transfer takes.
 const AHEAD: u64 = 4;
 
-/// The ring is full.
+/// The error of a full ring.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Full;
 
-/// Something in shared memory that no participant of ours writes.
+/// A value in shared memory that no correct participant writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Wild(pub(crate) &'static str);
 
-/// What a consumer learns from the owner word of an entry.
+/// The state of a message according to its owner word.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Look {
-    /// The message is there to be taken; this is its owner word.
+    /// The message can be received. This is its owner word.
     Here(u64),
-    /// Somebody took it, or its sender was declared dead before it was sent.
+    /// Another consumer has received it, or its sender was declared dead before it was sent.
     Gone,
 }
 
-/// How a ring asks for, and changes, the owner of what its entries name.
+/// Access to the owner words of a ring's entries.
 pub(crate) trait Owners {
-    /// Reads the owner word behind an entry.
+    /// Reads the owner word of an entry.
     fn look(&self, entry: Entry) -> Result<Look, Wild>;
-    /// Makes the message ours by one exchange. `false`: somebody else was faster.
+    /// Becomes the owner of the message by one exchange. Returns `false` if another participant was faster.
     fn take(&self, entry: Entry, word: u64) -> bool;
-    /// As `take`, where nobody else can want it: a store will do.
+    /// As `take`, if no other participant can want the message: a store suffices.
     fn take_alone(&self, entry: Entry, word: u64);
-    /// Hears of an entry that will probably be taken soon.
+    /// Called for an entry that will probably be received soon, to prefetch.
     fn ahead(&self, entry: Entry);
 }
 
-/// The words of a ring as they lie in shared memory.
+/// The words of a ring in shared memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Words {
     control: Lines,
@@ -97,7 +98,7 @@ impl Words {
         self.control[line].word(0)
     }
 
-    /// A word beside that of a control line, written by the same participants.
+    /// A word next to that of a control line, written by the same participants.
     #[inline]
     pub(crate) fn beside(&self, line: usize, word: usize) -> &AtomicU64 {
         self.control[line].word(word)
@@ -108,7 +109,7 @@ impl Words {
         1 << self.shift
     }
 
-    /// How often the ring had gone round at `position`, from 1.
+    /// The lap of `position`: how often the positions have wrapped, starting at 1.
     #[inline]
     fn lap(&self, position: u64) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "laps count modulo 2^32")]
@@ -123,7 +124,7 @@ impl Words {
         index
     }
 
-    /// The slot at `position`, where a slot is a whole line.
+    /// The slot at `position`, if a slot is a whole line.
     #[inline(always)]
     fn line(&self, position: u64) -> &Line {
         &self.slots[self.slot_index(position)]
@@ -154,14 +155,14 @@ impl Words {
     }
 }
 
-/// What an onlooker sees at a position.
+/// The state of a position, as an observer sees it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Sight {
-    /// Nothing was sent there yet.
+    /// No message was sent there yet.
     NotYet,
-    /// This was sent there, whether it was received or not.
+    /// This message was sent there, received or not.
     Here(Entry),
-    /// So many messages were sent since that slots before this many later positions are overwritten.
+    /// Overwritten: slots before this many later positions are overwritten, too.
     Overwritten(u64),
 }
 
@@ -174,8 +175,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Lines that the slots take. With one producer a slot has a second line, for long inline messages; these come after all
-    /// first ones.
+    /// Number of lines of the slots. With one producer a slot has a second line, for long inline messages; the second lines
+    /// are after all first ones.
     pub(crate) const fn slot_lines(self, capacity: usize) -> usize {
         match self {
             Self::Spsc | Self::Broadcast(_) => 2 * capacity,
@@ -193,8 +194,8 @@ pub(crate) enum Ring {
 }
 
 impl Ring {
-    /// Places a ring; `slots` must hold [`Kind::slot_lines`] lines, `cursors` one per seat for a broadcast ring, and `capacity` must
-    /// be a power of two.
+    /// Creates a ring over its memory. `slots` must have [`Kind::slot_lines`] lines, `cursors` one per seat for a broadcast
+    /// ring, and `capacity` must be a power of two.
     pub(crate) fn new(control: Lines, slots: Lines, cursors: &Lines, capacity: usize, kind: Kind) -> Self {
         debug_assert!(capacity.is_power_of_two() && slots.len() == kind.slot_lines(capacity));
         let words = Words { control, slots, shift: capacity.trailing_zeros() };
@@ -215,7 +216,7 @@ impl Ring {
         }
     }
 
-    /// The lines of the slot at `position`, of a ring whose inline messages lie in their slots.
+    /// The lines of the slot at `position`, if the ring has its inline messages in the slots.
     pub(crate) fn lines(&self, position: u64) -> Option<InlineLines<'_>> {
         (!matches!(self, Self::Mpmc(_))).then(|| self.words().lines(position))
     }
@@ -232,12 +233,12 @@ impl Ring {
         }
     }
 
-    /// What lies at a position. Slots are never cleared, so who looks on may be behind the consumers by a whole lap.
+    /// The state of a position. Slots are never cleared, so an observer may be behind the consumers by a whole lap.
     pub(crate) fn sight(&self, position: u64) -> Sight {
         let words = self.words();
         let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
         match lap.wrapping_sub(words.lap(position)).cast_signed() {
-            // The writer of a broadcast ring is about to send the next lap's.
+            // The writer of a broadcast ring is about to send the next lap's message.
             0 if entry == Entry::WRITING => Sight::Overwritten(1),
             0 => Sight::Here(entry),
             later @ 1.. => {
@@ -249,7 +250,8 @@ impl Ring {
         }
     }
 
-    /// How many messages were received from this ring so far; of a broadcast ring, before the oldest that newcomers may get.
+    /// Number of messages received from this ring so far. For a broadcast ring: the position of the oldest message that
+    /// newcomers get.
     pub(crate) fn head(&self) -> u64 {
         if let Self::Broadcast(ring) = self {
             return ring.extent().0;
@@ -257,44 +259,44 @@ impl Ring {
         self.words().control(HEAD).load(Ordering::Acquire)
     }
 
-    /// How many messages were sent on this ring so far; never less at a later look. `TAIL` may lag behind its slots, and
-    /// belongs to the producer alone where there is one, so this looks at the slots.
+    /// Number of messages sent on this ring so far. It never decreases. `TAIL` may lag behind the slots, and a single
+    /// producer keeps it private, so this reads the slots.
     pub(crate) fn sent(&self) -> u64 {
         let words = self.words();
         let head = self.head();
         let is_sent = |position| {
             let (lap, _) = Entry::split(self.slot(position).load(Ordering::Acquire));
-            // Of the lap before: not yet, and nothing behind it either.
+            // Of the previous lap: not sent yet, and nothing after it either.
             lap.wrapping_add(1) != words.lap(position)
         };
         let waiting = (0..words.capacity()).take_while(|i| is_sent(head.wrapping_add(*i))).count();
         head.wrapping_add(waiting as u64)
     }
 
-    /// Whether a message waits, as far as one look can tell. In a broadcast ring messages wait for readers, and each knows by
-    /// itself.
+    /// Whether a message can be received, as far as one look shows. In a broadcast ring this depends on the reader, so it
+    /// is always false.
     pub(crate) fn has_message(&self) -> bool {
         if self.is_broadcast() {
             return false;
         }
         let head = self.head();
-        // Relaxed: who receives it looks again.
+        // Relaxed: receiving checks again.
         let (lap, _) = Entry::split(self.slot(head).load(Ordering::Relaxed));
         lap == self.words().lap(head)
     }
 
     /// The entries that were sent and not received, oldest first.
     ///
-    /// While others use the ring this is a moment's view: an entry that was in the ring all the time is in it, and one whose
-    /// sender is dead is in it unless it was received.
+    /// While others use the ring this is a snapshot: it has every entry that was in the ring throughout, including entries
+    /// of dead senders.
     pub(crate) fn queued(&self) -> impl Iterator<Item = (u64, Entry)> + '_ {
         let words = self.words();
         let head = self.head();
         (0..words.capacity())
             .map(move |i| head.wrapping_add(i))
             .map(|position| (position, Entry::split(self.slot(position).load(Ordering::Acquire))))
-            // A slot of the lap before was not sent yet, and nothing behind it was. A slot of a later lap was received and
-            // sent again while we looked: skip it, and go on.
+            // A slot of the previous lap was not sent yet, nor was anything after it. A slot of a later lap was received
+            // and sent again meanwhile: it is skipped.
             .take_while(move |&(position, (lap, _))| lap.wrapping_add(1) != words.lap(position))
             .filter(move |&(position, (lap, _))| lap == words.lap(position))
             .map(|(position, (_, entry))| (position, entry))

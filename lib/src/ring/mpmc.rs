@@ -1,15 +1,16 @@
-//! The array queue: any number of producers and consumers.
+//! The array queue, for any number of producers and consumers.
 //!
 //! A message is in the queue from the exchange on its slot (`PUBLISH`) until the exchange on its owner word. `tail` and
-//! `head` only follow: whoever finds a slot that is published, or a message that is taken, moves the index on behalf of the
-//! one that did it. So a participant that dies between its two exchanges holds nobody up, and no step waits for anybody.
+//! `head` only follow: a participant that finds a published slot, or a message that was received, moves the index on behalf
+//! of the one that did it. So a participant that dies between its two exchanges blocks no other, and no step waits for
+//! another.
 //!
-//! A consumer that reads an owner word must know that it belongs to this turn of the slot and not to a later loan of the
-//! same buffer. It reads `head` again afterwards: a later loan happens after the release of this one, that after its
-//! consumer moved `head` past this slot, so whoever sees the later owner word sees the later `head`.
+//! A consumer that reads an owner word must know that it belongs to this turn of the slot, and not to a later loan of the
+//! same buffer. So it reads `head` again afterwards. A later loan happens after the release of this one, which happens
+//! after its consumer moved `head` past this slot. So a consumer that sees the later owner word also sees the later `head`.
 //!
-//! A producer works with a private copy of `head` and reads the consumers' line only when the ring looks full by that copy:
-//! `head` only grows, so a stale copy reports a full ring too early and never too late.
+//! A producer works with a private copy of `head`, and reads the consumers' line only if the ring looks full by that copy.
+//! `head` only grows, so a stale copy reports a full ring too early, and never too late.
 
 use std::cell::Cell;
 
@@ -18,8 +19,8 @@ use super::{AHEAD, Full, HEAD, Look, Owners, TAIL, Wild, Words};
 use crate::segment::prefetch_exclusive;
 use crate::sync::{AtomicU64, Line, Ordering, spin};
 
-/// Every failed round means that somebody else made progress, or that a hostile peer writes what it likes. After so many,
-/// and one for each slot (which may hold what a dead consumer had taken), it is the latter.
+/// Every failed round means that another participant made progress, or that a hostile peer writes arbitrary values. After
+/// this many, and one for each slot (which may have been received by a dead consumer), it is a hostile peer.
 const ROUNDS_MAX: u64 = if cfg!(loom) { 1_000 } else { 1 << 14 };
 
 #[derive(Clone, Debug)]
@@ -30,11 +31,11 @@ pub(crate) struct Mpmc {
 /// A producer's private state.
 #[derive(Debug, Default)]
 pub(crate) struct Producer {
-    /// `head` as last read. May be stale; any number, if a hostile peer wrote `head`.
+    /// `head` as last read. May be stale, and have any value if a hostile peer wrote `head`.
     head: Cell<u64>,
 }
 
-/// Why a message could not be sent.
+/// The reason why a message could not be sent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PushError {
     Full,
@@ -52,7 +53,7 @@ impl Mpmc {
         Self { words }
     }
 
-    /// Neighbours in time lie on different lines, so that a producer and a consumer seldom meet on one.
+    /// Consecutive positions are on different lines, so that a producer and a consumer rarely access the same one.
     #[inline]
     pub(super) fn slot(&self, position: u64) -> &AtomicU64 {
         let (line, word) = self.place(position);
@@ -62,11 +63,11 @@ impl Mpmc {
     #[inline]
     fn place(&self, position: u64) -> (&Line, usize) {
         let (index, lines) = (self.words.slot_index(position), self.words.slots.len());
-        // The capacity is a power of two: with fewer than 8 slots there is one line, and it is all of them.
+        // The capacity is a power of two. With fewer than 8 slots there is one line.
         (&self.words.slots[index & (lines - 1)], index >> lines.trailing_zeros())
     }
 
-    /// Sends one message.
+    /// Sends one message by its entry.
     #[inline(always)]
     pub(crate) fn push(&self, me: &Producer, entry: Entry) -> Result<(), PushError> {
         let tail = self.words.control(TAIL);
@@ -96,7 +97,7 @@ impl Mpmc {
             }
             // PUBLISH
             if slot.compare_exchange(seen, entry.in_lap(here), Ordering::Release, Ordering::Relaxed).is_ok() {
-                // FENCE, also when somebody else has moved `tail` for us.
+                // FENCE, also if another participant has moved `tail` for us.
                 let _ = tail.compare_exchange(
                     position,
                     position.wrapping_add(1),
@@ -110,7 +111,7 @@ impl Mpmc {
         Err(PushError::Wild(Wild("a ring whose slots never settle")))
     }
 
-    /// Whether the slot of `position` still holds a message of the lap before.
+    /// Whether the slot of `position` still has a message of the previous lap that was not received.
     #[inline(always)]
     fn looks_full(&self, me: &Producer, position: u64) -> bool {
         // Unsigned: a copy beyond `position` is refreshed too, so a wild value does not outlast the damage.
@@ -123,7 +124,7 @@ impl Mpmc {
         position.wrapping_sub(me.head.get()).cast_signed() >= self.words.capacity().cast_signed()
     }
 
-    /// Takes one message: its entry and its owner word.
+    /// Receives one message: its entry and its owner word.
     #[inline(always)]
     pub(crate) fn pop(&self, owners: &impl Owners) -> Result<Option<(Entry, u64)>, Wild> {
         let start = self.words.control(HEAD).load(Ordering::Acquire);
@@ -135,8 +136,8 @@ impl Mpmc {
         taken
     }
 
-    /// Takes the message at `position`, unless it was taken or is damaged, and moves `head` behind it. Later messages stay. The caller
-    /// has done this for every message before.
+    /// Receives the message at `position`, unless it was received or is damaged, and moves `head` past it. Later messages
+    /// stay. The caller has done this for every message before.
     pub(crate) fn pop_at(&self, position: u64, owners: &impl Owners) -> Option<(Entry, u64)> {
         // PUBLISH
         let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
@@ -153,7 +154,7 @@ impl Mpmc {
         taken
     }
 
-    /// Takes up to `max` messages, giving each to `each`, and moves `head` once. Returns how many.
+    /// Receives up to `max` messages, passes each to `each`, and moves `head` once. Returns their number.
     #[inline(always)]
     pub(crate) fn pop_batch(
         &self,
@@ -165,7 +166,7 @@ impl Mpmc {
         let mut position = start;
         let mut taken = 0;
         let mut wild = None;
-        // Producers that keep up must not keep us here.
+        // Fast producers must not keep the caller here.
         let max = max.min(usize::try_from(self.words.capacity()).unwrap_or(usize::MAX));
         while taken < max && wild.is_none() {
             let before = position;
@@ -181,7 +182,7 @@ impl Mpmc {
                 Ok(None) => break,
                 Err(found) => {
                     wild = Some(found);
-                    // What was taken comes first; the next call reports, and passes, what is wrong.
+                    // Received messages come first. The next call reports the error and passes the entry.
                     position = if taken > 0 { before } else { position };
                 }
             }
@@ -195,7 +196,8 @@ impl Mpmc {
         }
     }
 
-    /// Makes the first message at or after `position` ours, and moves `position` behind it. The caller moves `head`.
+    /// Becomes the owner of the first message at or after `position`, and moves `position` past it. The caller moves
+    /// `head`.
     #[inline(always)]
     fn take(&self, position: &mut u64, owners: &impl Owners) -> Result<Option<(Entry, u64)>, Wild> {
         let head = self.words.control(HEAD);
@@ -209,7 +211,7 @@ impl Mpmc {
             }
             owners.ahead(entry);
             let look = if lap == here { owners.look(entry) } else { Ok(Look::Gone) };
-            // After the owner word was read: if nobody has passed this slot yet, the word is of this turn.
+            // After the owner word was read: if no consumer has passed this slot yet, the word is of this turn.
             let passed = head.load(Ordering::Acquire);
             if passed.wrapping_sub(at).cast_signed() > 0 {
                 *position = passed;
@@ -231,7 +233,7 @@ impl Mpmc {
                         *position = after;
                         return Ok(Some((entry, word)));
                     }
-                    // Somebody took it, or declared its sender dead: look again, and pass it.
+                    // Another participant received it, or declared its sender dead: look again, and pass it.
                 }
                 Ok(Look::Gone) => *position = after,
                 Err(wild) => {
@@ -243,15 +245,15 @@ impl Mpmc {
         Err(Wild("a ring whose slots never settle"))
     }
 
-    /// Parts what an evicted producer has sent from what it has not: what this thread looks at from now on is in the ring, or
-    /// its sender, which looks at its seat after it has moved `tail`, sees that it was evicted.
+    /// Separates what an evicted producer has sent from what it has not. A message is in the ring when this thread looks at
+    /// it from now on; or its sender, which checks its seat after it has moved `tail`, sees that it was evicted.
     pub(crate) fn fence_producers(&self) {
         // FENCE
         self.words.control(TAIL).fetch_add(0, Ordering::AcqRel);
     }
 
-    /// Moves `head` past messages whose consumers died before they could. Before their buffers can be loaned again: an
-    /// entry names an epoch by its last bits, and those come round.
+    /// Moves `head` past messages whose consumers died before they could. This comes before their buffers can be loaned
+    /// again: an entry names an epoch by its last bits, and those wrap.
     pub(crate) fn settle(&self, owners: &impl Owners) {
         let mut position = self.words.control(HEAD).load(Ordering::Acquire);
         for _ in 0..self.words.capacity() {
@@ -264,7 +266,7 @@ impl Mpmc {
         self.pass(position);
     }
 
-    /// Moves `head` to `position`: everything before it was taken, by us or by somebody else.
+    /// Moves `head` to `position`: every message before it was received, by us or by another consumer.
     #[inline]
     fn pass(&self, position: u64) {
         let head = self.words.control(HEAD);
@@ -290,7 +292,7 @@ mod tests {
     use crate::segment::Lines;
 
     #[test]
-    fn wild_head_is_forgotten_once_it_is_repaired() {
+    fn repaired_head_leaves_no_trace_of_a_wild_value() {
         let lines = Lines::heap;
         let ring = Ring::new(lines(CONTROL_LINES), lines(1), &lines(0), 2, Kind::Mpmc);
         let Ring::Mpmc(ring) = ring else { unreachable!() };

@@ -1,7 +1,7 @@
-//! Gathering: a new host gets the memory of a link from those who have it.
+//! Gathering: a new host gets the memory of a link from the processes that have it.
 //!
-//! Each process on the link connects to a new host and asks for the link, is told that the host wants it, and offers it. One
-//! that does is enough, so nobody waits for a process that is stopped.
+//! Each process on the link connects to a new host and asks for the link. The host answers that it needs the memory, and
+//! the process offers it. One offer is enough, so the host need not wait for a process that is stopped.
 
 use std::fs::File;
 use std::io;
@@ -16,19 +16,19 @@ use shmesh_sys::{poll, socket};
 use super::{Listening, SESSIONS_MAX, discard, hang_up};
 use crate::error::{Error, Result};
 
-/// Between two looks whether anybody is still on the link.
+/// Interval at which to check whether a process is still on the link.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What came of gathering.
+/// The result of gathering.
 pub(in crate::link) enum Gathered<T> {
     Memory(T),
-    /// There is nobody on the link any more, and so no memory.
+    /// No process is on the link any more, so its memory is gone.
     Nobody,
-    /// Somebody is, and nobody has offered any.
+    /// Processes are on the link, but none has offered memory.
     Nothing,
 }
 
-/// Waits until somebody offers what `accept` takes.
+/// Waits until a process offers something that `accept` takes.
 pub(in crate::link) fn gather<T>(
     listening: &Listening,
     limit: Duration,
@@ -53,7 +53,7 @@ pub(in crate::link) fn gather<T>(
         wait(listening, &sessions);
         if let Ok(connection) = socket::accept_nonblocking(&listening.listener) {
             if sessions.len() == SESSIONS_MAX {
-                // The one that has been silent for longest.
+                // The session that has been silent for the longest time.
                 hang_up(sessions.remove(0));
             }
             sessions.push(connection);
@@ -67,7 +67,7 @@ pub(in crate::link) fn gather<T>(
                         end(sessions);
                         return Ok(Gathered::Memory(memory));
                     }
-                    // Another may have better.
+                    // Another process may have better memory.
                     Ok(None) => hang_up(sessions.remove(i)),
                     Err(error) => {
                         refused = Some(error);
@@ -105,7 +105,7 @@ fn hear(session: &OwnedFd) -> Heard {
     };
     let is_offer = |request: &Request| matches!(request.op, Some(request::Op::Offer(_)));
     match packet::decode::<Request>(&packet.bytes) {
-        // Nothing else is looked at: what cannot be sealed may be a stranger's, and never answer.
+        // No other descriptor is examined: what cannot be sealed may come from a hostile process, and block.
         Ok(request) if is_offer(&request) && packet.fds.iter().all(is_size_sealed) => {
             Heard::Offer(packet.fds.into_iter().map(File::from).collect())
         }

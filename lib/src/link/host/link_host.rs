@@ -1,4 +1,4 @@
-//! Being the host of a link without being on it: what a sidecar does.
+//! Hosting a link without being a participant, as a sidecar does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::segment::header::Header;
 use crate::segment::lock::Host;
 
-/// Keeps one link: its segments, and the socket at which participants ask for those that have no names, and say which seats
-/// are theirs.
+/// Keeps one link: its segments, and the socket at which participants ask for segments without names, and announce their
+/// seats.
 ///
-/// It does not answer there itself: a sidecar listens on [`listener`](Self::listener), decides who may attach, and gives
-/// them the [`offer`](Self::offer).
+/// It does not answer requests itself: a sidecar listens on [`listener`](Self::listener), decides which processes may
+/// attach, and gives them the [`offer`](Self::offer).
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -29,7 +29,7 @@ use crate::segment::lock::Host;
 /// use shmesh::config::LinkConfig;
 /// let host = options.keep(&LinkConfig::new("fronthaul".parse()?))?;
 /// assert!(dir.path().join("fronthaul_shm").exists());
-/// assert_eq!(host.participants().count(), 0, "it is not on the link itself");
+/// assert_eq!(host.participants().count(), 0, "the host is not a participant");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -38,33 +38,25 @@ pub struct LinkHost {
     listening: Listening,
 }
 
-/// What a newcomer gets from a [`LinkHost`]: descriptors, in this order.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// let offer = host.offer();
-/// assert_eq!((offer.segments, offer.fds.len()), (0, 0), "segments have names here");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// The descriptors that a newcomer gets from a [`LinkHost`], in this order.
 #[derive(Clone, Debug)]
 pub struct LinkHostOffer<'a> {
     /// Version of the layout in shared memory.
     pub layout: u16,
-    /// How many segments there are: none when they have names.
+    /// Number of segments; 0 if they have names.
     pub segments: u32,
-    /// The segments.
+    /// Descriptors of the segments.
     pub fds: Vec<BorrowedFd<'a>>,
 }
 
 impl LinkOptions {
-    /// Creates a link to be its host, or adopts one: from its files, or from any of its participants if its memory has no names.
-    /// Then it, and everything that waits in it, is as it was. A participant that is the host is so no more.
+    /// Creates a link to host it, or adopts an existing one: from its files, or from any of its participants if its memory
+    /// has no names. An adopted link and its queued messages are unchanged. A participant that was the host loses that
+    /// role.
     ///
     /// # Errors
-    /// As [`create`](Self::create); [`Host`](crate::ErrorKind::Host) when another sidecar has it, or none of the processes that
-    /// are on it offers its memory.
+    /// As [`create`](Self::create); [`Host`](crate::ErrorKind::Host) if another sidecar hosts it, or no process on it
+    /// offers its memory.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -83,7 +75,7 @@ impl LinkOptions {
         self.settle(&store, |limit| {
             self.try_enter(&store, Some(config), Some(Host::Sidecar), limit)?.and_then(|entered| {
                 let Entered { shared, listening, .. } = entered;
-                // Without one it would not be done.
+                // Without a listener it would not be a host.
                 let listening = listening.ok_or_else(|| refused(&store, OTHER_SIDECAR))?;
                 Ok(LinkHost { shared, listening })
             })
@@ -93,27 +85,19 @@ impl LinkOptions {
 
 impl LinkHost {
     /// The name of the link.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert_eq!(host.name(), "fronthaul");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.shared.store.link
     }
 
-    /// Where participants connect: a listening `SOCK_SEQPACKET` socket, whose packets say who sent them.
+    /// The socket on which participants connect: listening, `SOCK_SEQPACKET`, with the sender's credentials in each packet.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// use shmesh_sys::socket;
     /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// // Who comes before anybody has looked at the listener is known, too.
+    /// A client that connects before the listener is polled is identified, too.
     /// let client = socket::connect_to(&host.path())?;
     /// socket::send(&client, b"hello", &[])?;
     /// let packet = socket::receive_from(&socket::accept(&host.listener())?)?;
@@ -125,22 +109,14 @@ impl LinkHost {
         self.listening.listener.as_fd()
     }
 
-    /// The path of that socket: `<dir>/<link>.broker-` and a number that is no other process's while this one lives. A lock in
-    /// `<link>.lock` tells it to participants.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert!(host.path().starts_with(dir.path()) && host.path().exists());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The path of that socket: `<dir>/<link>.broker-` and a number that no other process has while this one lives.
+    /// Participants find the number by a lock on `<link>.lock`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.listening.place.path
     }
 
-    /// What a newcomer gets.
+    /// The descriptors for a newcomer.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -148,7 +124,7 @@ impl LinkHost {
     /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
     /// config.backing = shmesh::config::Backing::Memfd;
     /// let host = options.keep(&config)?;
-    /// assert!(host.offer().segments > 0, "segments without names travel, too");
+    /// assert!(host.offer().segments > 0, "segments without names are passed as descriptors");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -157,12 +133,12 @@ impl LinkHost {
         LinkHostOffer { layout: crate::segment::header::LAYOUT_VERSION, segments: attached.segments, fds }
     }
 
-    /// Answers a participant that asks for the device memory of a pool, or offers some with its descriptor: the first offer
-    /// stays, for as long as this host or a participant lives. What the link has then, and the descriptor that goes with it;
-    /// and whether that is news, of which everybody should hear.
+    /// Answers a participant that asks for the device memory of a pool, or offers some with its descriptor. The first offer
+    /// is kept, as long as this host or a participant lives. Returns what the link has then, the descriptor for the answer,
+    /// and whether the memory is new, in which case all other participants should be notified.
     ///
     /// # Errors
-    /// Which rule the request breaks: a pool that the link does not have in device memory, a size, a mechanism, a descriptor.
+    /// The rule that the request breaks: no such device pool, a wrong size, mechanism or descriptor.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -174,7 +150,7 @@ impl LinkHost {
     /// let host = options.keep(&config)?;
     /// let question = PoolMemory { pool: PoolId::GpuData as u32, ..PoolMemory::default() };
     /// let (answer, fd, is_news) = host.pool_memory(&question, Vec::new())?;
-    /// assert!(answer.id == 0 && fd.is_none() && !is_news, "nobody has offered any");
+    /// assert!(answer.id == 0 && fd.is_none() && !is_news, "none was offered");
     /// assert!(host.pool_memory(&PoolMemory { pool: 1, ..question }, Vec::new()).is_err(), "cpu_data is here");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -187,37 +163,20 @@ impl LinkHost {
         Ok((answer.message(), answer.memory.as_ref().map(|memory| Arc::clone(&memory.fd)), answer.is_news))
     }
 
-    /// Whether participants may still offer the device memory that the last host had. Until then, who asks for some that is not
-    /// here had better ask again.
+    /// Whether participants may still offer the device memory that the last host had. Until then, a participant that asks
+    /// for missing memory should retry.
     #[must_use]
     pub fn is_gathering(&self) -> bool {
         self.shared.is_gathering()
     }
 
-    /// Bytes of all segments.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// assert!(options.keep(&config)?.segment_bytes() > config.payload_bytes());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Total size of all segments in bytes.
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         self.shared.segments.iter().map(|segment| segment.header.bytes()).sum()
     }
 
-    /// The files of a link whose segments have names, the lock file last; none if they have no names.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert_eq!(host.files().first(), Some(&dir.path().join("fronthaul_shm")));
-    /// assert_eq!(host.files().last(), Some(&dir.path().join("fronthaul.lock")));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The files of a link whose segments have names, with the lock file last. Empty if they have no names.
     #[must_use]
     pub fn files(&self) -> Vec<PathBuf> {
         let store = &self.shared.store;
@@ -232,7 +191,7 @@ impl LinkHost {
         segments.chain([lock_path(store)]).collect()
     }
 
-    /// For looking at the link: what waits, who holds which buffer.
+    /// A view for inspecting the link: queued messages, holders of buffers.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -249,7 +208,7 @@ impl LinkHost {
         View::of(&self.shared)
     }
 
-    /// Everybody who is attached, dead or alive.
+    /// All attached participants, dead or alive.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -264,13 +223,13 @@ impl LinkHost {
         self.shared.core.seats.all()
     }
 
-    /// Takes back what participants held that have ended, as far as this process can see them.
+    /// Recovers participants that have ended, as far as this process can see them.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert_eq!(host.recover().participants, 0, "nobody has died");
+    /// assert_eq!(host.recover().participants, 0, "no participant has died");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn recover(&self) -> Recovered {
@@ -278,8 +237,8 @@ impl LinkHost {
         take_back(&self.shared, &dead)
     }
 
-    /// Takes back what the participant in `seat` held, on the caller's word that its process has ended. `word` is what
-    /// [`participants`](Self::participants) said of it: if somebody else sits there by now, nothing happens.
+    /// Recovers the participant in `seat`. The caller must know that its process has ended. `word` is its value from
+    /// [`participants`](Self::participants): if the seat has another participant by now, nothing happens.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -290,7 +249,7 @@ impl LinkHost {
     /// let seen = host.participants().next().expect("it is attached");
     /// drop(phy);
     /// let done = host.recover_participant(seen.seat, seen.word);
-    /// assert_eq!(done.participants, 0, "it has left by itself");
+    /// assert_eq!(done.participants, 0, "it has detached");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Recovered {
@@ -303,7 +262,7 @@ impl LinkHost {
 
 impl Drop for LinkHost {
     fn drop(&mut self) {
-        // The link stays: for its participants, and for the next host. A forked child has no say in it.
+        // The link stays for its participants and the next host. A forked child must not end its parent's host role.
         if self.shared.me.is_me() {
             self.listening.place.end(&self.shared.lock);
         }

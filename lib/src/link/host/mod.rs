@@ -1,12 +1,12 @@
-//! The host: the one process that hands out what has no name.
+//! The host: the one process that hands out memory without names.
 //!
-//! A link whose memory has names needs none: it is its files. Memfds and device memory have no names, so one process gives them to
-//! whoever comes: the sidecar ([`LinkHost`]), or the process that created the link while there was none. Participants never take
-//! its place. When it has died, what they hold bridges the time: their monitors connect to the next host, a sidecar or a process
-//! that creates the link again, and offer it what they have.
+//! A link whose memory has names needs no host: it consists of its files. Memfds and device memory have no names, so one
+//! process gives them to newcomers: the sidecar ([`LinkHost`]), or, without one, the process that created the link.
+//! Participants never take over as host. After its death, they keep the memory: their monitors connect to the next host,
+//! which is a sidecar or a process that creates the link again, and offer it the memory.
 //!
-//! A lock on `<link>.lock` says who is the host and where it listens. A host that finds the presence of others waits for their
-//! offer, because with memory of its own there would be two links of one name.
+//! A lock on `<link>.lock` shows which process is the host and where it listens. A host that finds other processes present
+//! waits for their offer, because new memory would make a second link with the same name.
 
 mod gather;
 mod link_host;
@@ -36,21 +36,22 @@ pub(super) use gather::{Gathered, gather};
 pub use link_host::{LinkHost, LinkHostOffer};
 pub(super) use service::Service;
 
-/// Connections at the same time: one per process of the link, and as many strangers.
+/// Maximum number of connections: one per process of the link, and as many others.
 const SESSIONS_MAX: usize = 128;
-/// How long the other end of a connection may take to say what it has to.
+/// How long a peer may take to send its packet.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-/// Threads at the same time that close what strangers have sent. Beyond that it stays open: nothing else would be bounded.
+/// Maximum number of threads that close descriptors from other processes. Further descriptors stay open, as nothing else
+/// would be bounded.
 const CLOSERS_MAX: usize = 8;
 
-/// The id of the one question that a newcomer asks.
+/// The id of a newcomer's only request.
 pub(super) const ASKED: u64 = 1;
-/// The id of what a session tells of device memory.
+/// The id of announcements of device memory in a session.
 pub(super) const TOLD: u64 = 2;
 
-/// It may be about to serve: a sidecar makes all its links before it does.
+/// It may be about to serve: a sidecar creates all its links before it answers.
 pub(super) const SILENT: &str = "does not answer: its process is stopped or stuck";
-/// It has died, or has no memory yet.
+/// The previous host has died, or the new one has no memory yet.
 pub(super) const WANTING: &str =
     "has not got the link's memory yet: the processes that have it are stopped or stuck";
 pub(super) const NO_HOST: &str = "is not there, and processes are still on the link: start its sidecar, or have a process create it \
@@ -65,18 +66,18 @@ pub(crate) struct Offer {
     pub(crate) segments: Vec<File>,
 }
 
-/// What the host of a link says to who asks for it.
+/// The host's answer to a newcomer.
 pub(crate) enum Asked {
     /// The connection stays open as a sign of life.
     Given(Offer, OwnedFd, (Host, u64)),
-    /// It has not got the memory yet.
+    /// The host does not have the memory yet.
     Wanted,
-    /// There is none just now.
+    /// There is no host at the moment.
     Nobody,
 }
 
-/// What the names of all sockets of a link's hosts begin with. Each has a number that is its own for as long as it lives, so
-/// what a dead process of another user has left is in nobody's way.
+/// The common prefix of the names of a link's host sockets. Each socket has a number that is unique while its process
+/// lives, so a stale socket of another user does not block a new one.
 pub(crate) fn socket_prefix(link: &str) -> String {
     format!("{link}.broker-")
 }
@@ -85,12 +86,12 @@ pub(super) fn socket_path(store: &Store, number: u64) -> PathBuf {
     store.dir.join(format!("{}{number:x}", socket_prefix(&store.link)))
 }
 
-/// Who is the host of a link, and the number of its socket.
+/// The host of a link, and the number of its socket.
 fn host_of(store: &Store, lock: &Lock) -> Result<Option<(Host, u64)>> {
     lock.host().map_err(|error| Error::system(&store.link, "look at the lock file", error))
 }
 
-/// Where the host of a link listens, if there is one.
+/// The path at which the host of a link listens, if there is a host.
 pub(crate) fn find(store: &Store, lock: &Lock) -> Result<Option<PathBuf>> {
     Ok(host_of(store, lock)?.map(|(_, number)| socket_path(store, number)))
 }
@@ -99,12 +100,12 @@ pub(crate) fn lock_path(store: &Store) -> PathBuf {
     store.dir.join(format!("{}.lock", store.link))
 }
 
-/// What an old kernel's sidecar wants to hear before it says who we are.
+/// The answer to the challenge by which a sidecar on an old kernel identifies this process.
 pub(crate) fn proof(challenge: broker::Challenge) -> Vec<u8> {
     packet::encode(&Request::new(0, request::Op::Proof(broker::Proof { nonce: challenge.nonce })))
 }
 
-/// The next packet that is no event, and no memory that others have made: those are for sessions that stay.
+/// Receives the next packet that is neither an event nor an announcement of memory: those are for sessions that stay open.
 pub(super) fn answer_of(connection: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     loop {
         let (bytes, fds) = socket::receive(connection)?;
@@ -121,7 +122,7 @@ pub(super) fn answer_of(connection: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedF
     }
 }
 
-/// Asks the host of a link for it.
+/// Asks the host of a link for its memory.
 pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Asked> {
     let Some(at) = host_of(store, lock)? else { return Ok(Asked::Nobody) };
     let path = socket_path(store, at.1);
@@ -131,9 +132,9 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Asked> {
         Ok(connection) => connection,
         Err(error) => {
             return match error.raw_os_error() {
-                // Nobody listens (any more).
+                // No process listens (any more).
                 Some(errno::ENOENT | errno::ECONNREFUSED | errno::EAGAIN) => Ok(Asked::Nobody),
-                // A socket of another kind.
+                // A socket of another type.
                 Some(errno::EPROTOTYPE) => Err(host(STRANGER)),
                 _ => Err(store.refused(&path.display().to_string(), error)),
             };
@@ -146,21 +147,21 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Asked> {
     let (bytes, fds) = match asked {
         Ok((bytes, _)) if bytes.is_empty() => return Ok(Asked::Nobody),
         Ok(answer) => answer,
-        // It ends just now.
+        // The host is just ending.
         Err(error) if matches!(error.raw_os_error(), Some(errno::EPIPE | errno::ECONNRESET)) => {
             return Ok(Asked::Nobody);
         }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             return Err(host(SILENT));
         }
-        // A packet longer than any of ours.
+        // A packet that is longer than any of the protocol.
         Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(host(STRANGER)),
         Err(error) => return Err(store.refused(&path.display().to_string(), error)),
     };
     let attached = match packet::decode::<Reply>(&bytes) {
         Ok(Reply { id: ASKED, result: Some(reply::Result::Wanted(_)) }) => return Ok(Asked::Wanted),
         Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(attached)) }) => attached,
-        // Of id 0: the connection as a whole is refused.
+        // Id 0: the connection as a whole is refused.
         Ok(Reply { id: ASKED | 0, result: Some(reply::Result::Refused(refused)) }) => {
             return Err(match refused.code() {
                 Code::Version => {
@@ -187,7 +188,7 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Asked> {
     Ok(Asked::Given(Offer { segments: fds.into_iter().map(File::from).collect() }, connection, at))
 }
 
-/// The error of who cannot listen.
+/// The error if the socket cannot be created.
 pub(super) fn deaf(store: &Store, error: io::Error) -> Error {
     if error.raw_os_error() == Some(errno::ENAMETOOLONG) {
         let what = "has a path too long for a socket; use a shorter directory";
@@ -196,19 +197,20 @@ pub(super) fn deaf(store: &Store, error: io::Error) -> Error {
     Error::system(&store.link, "listen for participants", error)
 }
 
-/// The error of a link whose host does something that keeps others away.
+/// The error if another process keeps this one from hosting or attaching.
 pub(super) fn refused(store: &Store, what: &'static str) -> ErrorKind {
     ErrorKind::Host { link: Arc::clone(&store.link), path: lock_path(store), what }
 }
 
-/// Opens the lock file of a link; makes it for who creates one, or finds one without it. `None`: there is no link.
+/// Opens the lock file of a link. Creates it for a creator, or if a link exists without it. Returns `None` if there is no
+/// link.
 pub(super) fn lock_file(store: &Store, create: bool) -> Result<Option<Lock>> {
     let path = lock_path(store);
     let opened = Lock::open(&path).and_then(|opened| {
         if opened.is_some() {
             return Ok(opened);
         }
-        // Who may lock it is who may use the link; whether that is one, and whole, is looked at later.
+        // The lock file gets the permissions of the link. Whether that is a complete link is checked later.
         let there = std::fs::symlink_metadata(store.path(None)).ok().map(|metadata| metadata.mode() & 0o660);
         match there {
             Some(mode) => Lock::open_or_make(&path, mode | store.file_mode),
@@ -219,7 +221,7 @@ pub(super) fn lock_file(store: &Store, create: bool) -> Result<Option<Lock>> {
     opened.map_err(|error| store.refused(&path.display().to_string(), error))
 }
 
-/// The right to create or remove the link. `None`: somebody has it, or uses the link.
+/// Acquires the right to create or remove the link. Returns `None` if another process has it, or uses the link.
 pub(crate) fn try_lock(store: &Store) -> Result<Option<Lock>> {
     let failed = |error| store.refused(&lock_path(store).display().to_string(), error);
     let Some(lock) = lock_file(store, true)? else { return Ok(None) };
@@ -230,14 +232,14 @@ pub(crate) fn try_lock(store: &Store) -> Result<Option<Lock>> {
     Ok(free.then_some(lock))
 }
 
-/// A socket at which a host listens.
+/// A socket on which a host listens, and its number.
 #[derive(Debug)]
 pub(super) struct Listening {
     pub(super) listener: OwnedFd,
     pub(super) place: Place,
 }
 
-/// Where a host listens.
+/// The path and number of a host's socket.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     number: u64,
@@ -245,7 +247,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Is the host no more, once: removes the socket's name, and leaves its number to others.
+    /// Ends the host role, once: removes the socket's name and releases its number.
     pub(super) fn end(&self, lock: &Lock) {
         if lock.withdraw() {
             if lock.is_named() {
@@ -256,7 +258,8 @@ impl Place {
     }
 }
 
-/// Listens for newcomers, in this way, and becomes the host, in one last step. `None`: there is one of this kind.
+/// Listens for newcomers with `listen` and becomes the host, in one last step. Returns `None` if there is a host of this
+/// kind.
 pub(super) fn listen(
     store: &Store,
     lock: &Lock,
@@ -266,7 +269,7 @@ pub(super) fn listen(
     let listening = bind(store, lock, on).map_err(|error| deaf(store, error))?;
     let failed = |error| Error::system(&store.link, "lock the lock file", error);
     if lock.try_publish(host, listening.place.number).map_err(failed)? {
-        // Whoever watches the lock file sees that there is something new.
+        // Processes that watch the lock file by inotify see the change.
         drop(Lock::open(&lock_path(store)));
         return Ok(Some(listening));
     }
@@ -279,7 +282,7 @@ fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -
     let mut from = 0;
     while let Some(number) = lock.take_socket(user::effective(), from)? {
         let path = socket_path(store, number);
-        // The number is ours, so a socket that is there is a dead process's.
+        // The number is ours, so an existing socket is stale.
         if std::fs::symlink_metadata(&path).is_ok_and(|there| there.file_type().is_socket()) {
             let _ = std::fs::remove_file(&path);
         }
@@ -287,7 +290,7 @@ fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -
             Ok(listener) => return Ok(Listening { listener, place: Place { number, path } }),
             Err(error) => {
                 lock.leave_socket(number);
-                // Another's, who may not be removed.
+                // Another user's socket, which may not be removed.
                 if error.kind() != io::ErrorKind::AddrInUse {
                     return Err(error);
                 }
@@ -298,7 +301,7 @@ fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// What a newcomer gets: the segments that have no names.
+/// What a newcomer gets: the segments without names.
 pub(super) fn offer(shared: &Shared) -> (broker::Attached, Vec<BorrowedFd<'_>>) {
     let segments: &[_] = if shared.store.backing == Backing::Memfd { &shared.segments } else { &[] };
     let attached = broker::Attached {
@@ -308,7 +311,8 @@ pub(super) fn offer(shared: &Shared) -> (broker::Attached, Vec<BorrowedFd<'_>>) 
     (attached, segments.iter().filter_map(|segment| segment.file.as_ref().map(AsFd::as_fd)).collect())
 }
 
-/// The descriptors, if all of them can be memory. Otherwise they are closed: the connection they came by is a stranger's.
+/// Returns the descriptors if all of them can be memory. Otherwise they are closed, because the peer does not keep the
+/// protocol.
 pub(super) fn memories(fds: Vec<OwnedFd>) -> Option<Vec<OwnedFd>> {
     if fds.iter().all(may_be_memory) {
         return Some(fds);
@@ -317,7 +321,8 @@ pub(super) fn memories(fds: Vec<OwnedFd>) -> Option<Vec<OwnedFd>> {
     None
 }
 
-/// Closes descriptors that others have sent. What is no memory may take as long as its sender likes: that is done elsewhere.
+/// Closes descriptors from other processes. Closing one that is not memory may block as long as its sender likes, so it is
+/// done in another thread.
 pub(super) fn discard(fds: Vec<OwnedFd>) {
     let strange: Vec<_> = fds.into_iter().filter(|fd| !may_be_memory(fd)).collect();
     if !strange.is_empty() {
@@ -325,7 +330,7 @@ pub(super) fn discard(fds: Vec<OwnedFd>) {
     }
 }
 
-/// Ends a connection, in whose queue there may be what others have sent.
+/// Closes a connection, whose queue may have descriptors from other processes.
 pub(super) fn hang_up(connection: OwnedFd) {
     if let Some(unread) = socket::hang_up(connection) {
         drop_elsewhere(unread);

@@ -1,4 +1,4 @@
-//! A participant that is the host: letting newcomers in, and answering them. The monitor does it, so nothing here waits.
+//! A participant that is the host: it accepts newcomers and answers requests. The monitor does this, so nothing here waits.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,9 +13,9 @@ use shmesh_sys::{errno, socket};
 use super::{Listening, SESSIONS_MAX, discard, hang_up, memories, offer};
 use crate::link::{Shared, device};
 
-/// How long nobody is let in after this process ran out of descriptors.
+/// How long no newcomer is accepted after this process ran out of descriptors.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
-/// Newcomers, and packets of one connection, before others have their turn.
+/// Maximum number of newcomers, and of packets of one connection, that are handled before others.
 const TURNS_MAX: usize = 16;
 
 /// A connection. A forked child does not keep it open.
@@ -24,11 +24,11 @@ struct Session {
     uid: u32,
 }
 
-/// A link that this process serves.
+/// The host service of one link.
 pub(in crate::link) struct Service {
     listener: NotInherited,
     sessions: Vec<Session>,
-    /// The last newcomer could not be let in, for want of descriptors or memory.
+    /// The last newcomer could not be accepted, for lack of descriptors or memory.
     full_until: Option<Instant>,
 }
 
@@ -38,19 +38,19 @@ impl Service {
         Self { listener, sessions: Vec::new(), full_until: None }
     }
 
-    /// What it waits for.
+    /// The descriptors to poll.
     pub(in crate::link) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        // The listener stays readable as long as somebody waits there: without a pause this would be a busy loop.
+        // The listener stays readable as long as a newcomer waits: without a pause this would be a busy loop.
         let listener = self.full_until.is_none().then(|| self.listener.as_fd());
         listener.into_iter().chain(self.sessions.iter().map(|session| session.connection.as_fd()))
     }
 
-    /// How long it waits at most.
+    /// The limit for the poll.
     pub(in crate::link) fn pause(&self) -> Option<Duration> {
         self.full_until.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Does what there is to do. `true`: somebody has gone.
+    /// Handles what is ready. Returns `true` if a connection was closed by its peer.
     pub(in crate::link) fn look(&mut self, shared: &Shared) -> bool {
         if self.full_until.is_none_or(|at| at <= Instant::now()) {
             self.full_until = None;
@@ -86,17 +86,17 @@ impl Service {
         }
     }
 
-    /// Ends the oldest session of the user that has the most: it connects again, if it means well.
+    /// Closes the oldest session of the user with the most sessions. An honest client connects again.
     fn make_room(&mut self) {
         let count = |uid| self.sessions.iter().filter(|session| session.uid == uid).count();
-        // The first of equals is the oldest.
+        // Of equal users, the one with the oldest session.
         let most = self.sessions.iter().map(|session| count(session.uid)).max().unwrap_or(0);
         if let Some(oldest) = self.sessions.iter().position(|session| count(session.uid) == most) {
             drop(self.sessions.remove(oldest));
         }
     }
 
-    /// `None`: it has gone, does not read, or speaks something else.
+    /// Serves one connection. Returns `None` if the peer has gone, does not read, or breaks the protocol.
     fn serve(&mut self, shared: &Shared, i: usize) -> Option<()> {
         for _ in 0..TURNS_MAX {
             let packet = match socket::receive_now(&self.sessions[i].connection) {
@@ -115,17 +115,17 @@ impl Service {
             let id = request.id;
             if let Some(told) = self.answer(shared, i, request, packet.fds)? {
                 for other in (0..self.sessions.len()).filter(|other| *other != i) {
-                    // Who has gone need not be told.
+                    // A peer that has gone need not be notified.
                     let _ = tell(&self.sessions[other], 0, &told);
                 }
-                // Who has brought it comes last: it may end as soon as it knows.
+                // The offering process is answered last: it may end as soon as it has the answer.
                 tell(&self.sessions[i], id, &told).ok()?;
             }
         }
         Some(())
     }
 
-    /// Answers one packet. `Some(Some)`: it has brought device memory, of which everybody is to hear.
+    /// Answers one packet. Returns `Some(Some)` if it brought device memory that all sessions must be notified of.
     fn answer(
         &self,
         shared: &Shared,
@@ -156,12 +156,12 @@ impl Service {
             request::Op::Hello(_) => {
                 send(Reply::new(id, reply::Result::Welcome(broker::Welcome { identity: None })), &[])
             }
-            // Whose seat is whose matters to who can see deaths better than we do.
+            // Seats only matter to a sidecar, which can detect more deaths than this process.
             request::Op::Seated(_) => Some(None),
             request::Op::PoolMemory(told) => match shared.lend(&told, fds) {
                 Ok(answer) if answer.is_news => Some(Some(answer)),
                 Ok(answer) if answer.memory.is_none() && shared.is_gathering() => {
-                    refuse(Code::Draining, format!("link {link}: somebody may still offer it; ask again"))
+                    refuse(Code::Draining, format!("link {link}: a process may still offer it; ask again"))
                 }
                 Ok(answer) => tell(session, id, &answer).ok().map(|()| None),
                 Err(text) => refuse(Code::Invalid, text),
@@ -177,14 +177,14 @@ impl Service {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // What waits in it is a stranger's.
+        // The queue may have descriptors from another process.
         if let Ok(copy) = self.connection.as_fd().try_clone_to_owned() {
             hang_up(copy);
         }
     }
 }
 
-/// What device memory a pool has. With id 0, to who has not asked.
+/// Sends what device memory a pool has: an answer, or an announcement with id 0.
 fn tell(session: &Session, id: u64, told: &device::Answer) -> io::Result<()> {
     let packet = packet::encode(&Reply::new(id, reply::Result::PoolMemory(told.message())));
     socket::send_now(&session.connection, &packet, &told.fds())
