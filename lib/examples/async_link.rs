@@ -13,7 +13,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn run() -> Result<(), Box<dyn Error>> {
-    let dir = tempfile::tempdir()?; // `LinkOptions` takes /dev/shm unless told otherwise
+    let dir = tempfile::tempdir()?; // `LinkOptions` uses SHMESH_DIR or /dev/shm by default
     let options = LinkOptions::new().dir(dir.path());
     let mut uplink = AsyncLink::new(options.create(&LinkConfig::new("uplink".parse()?))?)?;
     let mut downlink = AsyncLink::new(options.create(&LinkConfig::new("downlink".parse()?))?)?;

@@ -1,4 +1,5 @@
-//! One writer and three readers, each of which gets every message: as a trainer that gives new weights to its inference ranks.
+//! One writer and three readers that each get every message: for example a trainer that sends new weights to its inference
+//! ranks.
 //!
 //! `cargo run -p shmesh --example broadcast`
 
@@ -12,7 +13,7 @@ const READERS: usize = 3;
 const VERSIONS: i32 = 10;
 
 pub(crate) fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
-    // A real program leaves `dir` out: SHMESH_DIR or /dev/shm.
+    // A real program does not set `dir`, and uses SHMESH_DIR or /dev/shm.
     let dir = tempfile::tempdir()?;
     let options = LinkOptions::new().dir(dir.path());
     let mut config = LinkConfig::new("weights".parse()?);

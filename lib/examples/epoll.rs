@@ -11,7 +11,7 @@ use shmesh::{Link, LinkOptions, PeerEvent, Side};
 const NAMES: [&str; 3] = ["fronthaul", "midhaul", "backhaul"];
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let dir = tempfile::tempdir()?; // `LinkOptions` takes /dev/shm unless told otherwise
+    let dir = tempfile::tempdir()?; // `LinkOptions` uses SHMESH_DIR or /dev/shm by default
     let options = LinkOptions::new().dir(dir.path());
     let mut links = Vec::new();
     for name in NAMES {
@@ -45,7 +45,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Takes the signals first, then all that they were for: what comes later signals again.
+/// Consumes the signals first, then everything they were for: what arrives later signals again.
 fn serve(link: &Link) -> shmesh::Result<(usize, usize)> {
     while link.take_signal()?.is_some() {}
     let (mut messages, mut ends) = (0, 0);

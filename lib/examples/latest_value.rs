@@ -24,7 +24,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     assert_eq!(latest.msg(), 999_u32.to_le_bytes());
     println!("the latest of 1000 values; {} were skipped", display.lost());
 
-    // Whoever comes later has it at once.
+    // A reader that attaches later has the latest value at once.
     let late = options.attach("position", Side::Secondary)?;
     assert_eq!(late.receive()?.ok_or("the history")?.msg(), 999_u32.to_le_bytes());
     Ok(())

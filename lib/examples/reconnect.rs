@@ -1,4 +1,4 @@
-//! A side that ends and starts again: the other one keeps its handle, and what was sent stays sent.
+//! A side that ends and starts again: the other one keeps its handle, and messages that were sent stay sent.
 //!
 //! `cargo run -p shmesh --example reconnect`
 
@@ -8,7 +8,7 @@ use shmesh::config::LinkConfig;
 use shmesh::{LinkOptions, PeerEvent, Side};
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let dir = tempfile::tempdir()?; // `LinkOptions` takes /dev/shm unless told otherwise
+    let dir = tempfile::tempdir()?; // `LinkOptions` uses SHMESH_DIR or /dev/shm by default
     let options = LinkOptions::new().dir(dir.path());
     let config = LinkConfig::new("fronthaul".parse()?);
     let phy = options.create(&config)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use shmesh::config::LinkConfig;
 use shmesh::{ErrorKind, Link, LinkOptions, Result, Side};
 
-/// Ids of messages.
+/// Message ids of the requests.
 const SQUARE: i32 = 1;
 const COUNT_DOWN: i32 = 2;
 const STOP: i32 = 3;
@@ -88,7 +88,7 @@ fn ask(link: &Link, n: u64) -> Result<String> {
     let mut count = link.request_inline(COUNT_DOWN, 0, &(10 * n).to_le_bytes())?;
     let mut received = Vec::new();
     while !count.is_over() {
-        // With a timeout, so that a server that hangs is noticed. One that dies is: `ServerGone`.
+        // With a timeout, so that a server that hangs is detected. A server that dies is an error: `ServerGone`.
         if let Some(reply) = count.wait(Some(Duration::from_secs(60)))? {
             received.push(number(reply.msg()));
         }

@@ -1,4 +1,4 @@
-//! A stream of large messages from one thread to another: written where they are read, one wake-up for each batch.
+//! A stream of large messages from one thread to another: written in place, with one wake-up for each batch.
 //!
 //! `cargo run -p shmesh --example stream`
 
@@ -11,7 +11,7 @@ const MESSAGES: u64 = 1_000;
 const BYTES: usize = 65_536;
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let dir = tempfile::tempdir()?; // `LinkOptions` takes /dev/shm unless told otherwise
+    let dir = tempfile::tempdir()?; // `LinkOptions` uses SHMESH_DIR or /dev/shm by default
     let options = LinkOptions::new().dir(dir.path());
     let mut config = LinkConfig::new("batches".parse()?);
     config.ring_mode = RingMode::Spsc; // one sender, one receiver

@@ -1,4 +1,4 @@
-//! Processes: forked before any library starts, pinned, watched, and killed when they overstay.
+//! Worker processes: forked before any library starts, pinned, watched, and killed when they exceed their time.
 
 use std::cell::Cell;
 use std::io::{self, Read, Write};
@@ -122,7 +122,7 @@ type Work<'a> = Box<dyn FnOnce() -> Option<Dist> + 'a>;
 
 /// Forks every worker, sleeps until all have ended, and returns what one of them reported.
 ///
-/// The watchdog: whoever is left when `limit` has passed, or when another one failed, is killed.
+/// A watchdog kills the workers that are left when `limit` has passed, or when another one failed.
 fn supervise(limit: Duration, workers: Vec<(usize, Work<'_>)>) -> Result<Dist> {
     let (report, sink) = io::pipe().context("opening the report pipe")?;
     let deadline = Instant::now() + limit;
@@ -176,11 +176,11 @@ impl Child {
         // SAFETY: plain numbers; the child is not reaped yet, so the number is still its own.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         let fd = checked(fd as libc::c_int).context("opening a pidfd")?;
-        // SAFETY: the descriptor is new and nobody else owns it.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(Self { pid, pidfd: unsafe { OwnedFd::from_raw_fd(fd) }, reaped: false })
     }
 
-    /// The life of a worker.
+    /// Runs a worker to its end.
     fn run(parent: u32, core: usize, work: Work<'_>, mut sink: &io::PipeWriter) {
         // SAFETY: only sets which signal this process gets when its parent dies.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -205,7 +205,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if !self.reaped {
-            // SAFETY: an unreaped child keeps its number, so the signal cannot hit anyone else.
+            // SAFETY: an unreaped child keeps its number, so the signal cannot hit another process.
             unsafe { libc::kill(self.pid, libc::SIGKILL) };
             let _ = self.reap();
         }

@@ -151,7 +151,7 @@ fn update<const W: usize>(publish: &Publish<W>) {
     publish.0.update_connections().expect("attaching the publisher");
 }
 
-/// The two ends of a round trip. `first` creates both services, so that nobody races for them.
+/// The two ends of a round trip. `first` creates both services, so that the ends do not race for them.
 fn ends<const W: usize>(
     node: &Node<ipc::Service>,
     meet: &Meet<'_>,

@@ -124,7 +124,7 @@ fn eventfd(ctx: &Ctx) -> Result<Dist> {
     let open = || -> Result<OwnedFd> {
         // SAFETY: takes plain numbers only.
         let fd = checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).context("opening an eventfd")?;
-        // SAFETY: the descriptor is new and nobody else owns it.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     };
     let (there, back) = (open()?, open()?);

@@ -12,7 +12,7 @@ fn rest(words: usize, word: u64) -> u64 {
 /// Writes a payload of `words` words at `dst`.
 ///
 /// # Safety
-/// `dst` must be valid for writing `words` words, aligned, and nobody else may touch them meanwhile.
+/// `dst` must be valid for writing `words` words, aligned, and not accessed by others meanwhile.
 #[inline(always)]
 pub(crate) unsafe fn fill(dst: *mut u64, words: usize, word: u64) {
     if words < LARGE {
@@ -32,7 +32,7 @@ pub(crate) unsafe fn fill(dst: *mut u64, words: usize, word: u64) {
 /// Reads a payload of `words` words at `src` and returns its word.
 ///
 /// # Safety
-/// `src` must be valid for reading `words` initialised words, aligned, and nobody may write them meanwhile.
+/// `src` must be valid for reading `words` initialised words, aligned, and not written by others meanwhile.
 ///
 /// # Panics
 /// If the words are not what [`fill`] writes, as far as their sum shows.

@@ -13,7 +13,7 @@ use crate::measure::{Ctx, Dist};
 pub(crate) enum Group {
     /// What the machine allows.
     Limit,
-    /// What others reach.
+    /// What other libraries and the kernel reach.
     Peer,
 }
 
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     Op,
 }
 
-/// One test.
+/// One test of a limit or peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,

@@ -1,4 +1,4 @@
-//! What the kernel offers: Unix sockets and pipes. Every message is copied in and out.
+//! Transports of the kernel: Unix sockets and pipes. Every message is copied in and out.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -13,19 +13,19 @@ use crate::report::{Case, Group, Kind};
 const SMALL: usize = 8;
 const BULK: usize = 8192;
 
-/// What a pipe is enlarged to for 64 KiB messages: 16 of them, as every other ring here. Unprivileged users may ask for this.
+/// The size of a pipe for 64 KiB messages: room for 16, like every other ring here. Unprivileged users may ask for this.
 const PIPE_SIZE: libc::c_int = 1 << 20;
 
 macro_rules! family {
     ($what:ident: $rtt:literal, $poll:literal, $oneway:literal, $bulk:literal) => {
         [
-            Case::new($rtt, Group::Peer, Kind::RoundTrip, 64, |ctx| rtt(ctx, What::$what, false))
+            Case::new($rtt, Group::Peer, Kind::RoundTrip, 64, |ctx| rtt(ctx, Transport::$what, false))
                 .note("blocking"),
-            Case::new($poll, Group::Peer, Kind::RoundTrip, 64, |ctx| rtt(ctx, What::$what, true))
+            Case::new($poll, Group::Peer, Kind::RoundTrip, 64, |ctx| rtt(ctx, Transport::$what, true))
                 .note("non-blocking, polled"),
-            Case::new($oneway, Group::Peer, Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, What::$what, 1024))
+            Case::new($oneway, Group::Peer, Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, Transport::$what, 1024))
                 .note("blocking"),
-            Case::new($bulk, Group::Peer, Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, What::$what, 16))
+            Case::new($bulk, Group::Peer, Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, Transport::$what, 16))
                 .note("blocking"),
         ]
     };
@@ -39,7 +39,7 @@ pub(crate) const CASES: &[Case] = [
 .as_flattened();
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum Transport {
     SeqPacket,
     Stream,
     Pipe,
@@ -52,24 +52,24 @@ struct Channel {
 }
 
 impl Channel {
-    fn open(what: What, poll: bool, bulk: bool) -> Result<Self> {
+    fn open(what: Transport, poll: bool, bulk: bool) -> Result<Self> {
         let mut fds: [RawFd; 2] = [0; 2];
         let kind = match what {
-            What::SeqPacket => libc::SOCK_SEQPACKET,
-            What::Stream => libc::SOCK_STREAM,
-            What::Pipe => 0,
+            Transport::SeqPacket => libc::SOCK_SEQPACKET,
+            Transport::Stream => libc::SOCK_STREAM,
+            Transport::Pipe => 0,
         };
         // SAFETY: `fds` is a valid place for two descriptors, in both calls.
         let rc = unsafe {
             match what {
-                What::Pipe => libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC),
+                Transport::Pipe => libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC),
                 _ => libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()),
             }
         };
         checked(rc).context("opening a channel")?;
-        // SAFETY: both descriptors are new and nobody else owns them. A pipe reads at its first.
+        // SAFETY: both descriptors are new and have no other owner. A pipe reads at its first.
         let (rx, tx) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
-        if what == What::Pipe && bulk {
+        if what == Transport::Pipe && bulk {
             // SAFETY: takes plain numbers only.
             checked(unsafe { libc::fcntl(tx.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE_SIZE) })
                 .context("enlarging a pipe")?;
@@ -136,7 +136,7 @@ impl<const W: usize> Rx for End<W> {
     }
 }
 
-fn rtt(ctx: &Ctx, what: What, poll: bool) -> Result<Dist> {
+fn rtt(ctx: &Ctx, what: Transport, poll: bool) -> Result<Dist> {
     let (there, back) = (Channel::open(what, poll, false)?, Channel::open(what, poll, false)?);
     harness::pair(
         ctx,
@@ -152,7 +152,7 @@ fn rtt(ctx: &Ctx, what: What, poll: bool) -> Result<Dist> {
     )
 }
 
-fn oneway<const W: usize>(ctx: &Ctx, what: What, batch: u64) -> Result<Dist> {
+fn oneway<const W: usize>(ctx: &Ctx, what: Transport, batch: u64) -> Result<Dist> {
     let channel = Channel::open(what, false, W == BULK)?;
     harness::pair(
         ctx,

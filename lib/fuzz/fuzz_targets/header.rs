@@ -20,7 +20,7 @@ fn templates() -> &'static [Vec<Vec<u8>>; 2] {
     })
 }
 
-/// The checksum that fits, as `segment/header.rs` has it.
+/// The matching checksum, as in `segment/header.rs`.
 fn checksum(header: &[u8]) -> u64 {
     header.as_chunks::<8>().0.iter().take(15).fold(0xcbf2_9ce4_8422_2325, |sum, word| {
         (sum ^ u64::from_le_bytes(*word)).wrapping_mul(0x0100_0000_01b3)
@@ -33,7 +33,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let mut files = templates()[usize::from(flags & 1)].clone();
     clear();
     if flags & 2 != 0 {
-        // Nothing of ours at all.
+        // Not a header at all.
         files[0] = bytes.0.to_vec();
     }
     for _ in 0..bytes.byte() % 8 {

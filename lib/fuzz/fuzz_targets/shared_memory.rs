@@ -1,4 +1,4 @@
-//! A peer that writes what it likes, where it likes, between any two calls: each call returns, and stays within bounds.
+//! A peer that writes any value anywhere between any two calls: each call returns, and stays within bounds.
 #![no_main]
 
 mod support;

@@ -1,4 +1,4 @@
-//! What comes over sockets: any bytes as a packet, and packets, descriptors, deaths and time in any order into the broker.
+//! Input from sockets: any bytes as a packet, and packets, descriptors, deaths and time in any order for the broker.
 #![no_main]
 
 mod support;
@@ -17,7 +17,7 @@ use shmesh_sidecar::broker::{
 };
 use support::Bytes;
 
-/// What can be decoded says the same when it is encoded and decoded again.
+/// A packet that can be decoded is the same after encoding and decoding it again.
 fn decode<M: prost::Message + Default + PartialEq>(bytes: &[u8]) {
     if let Ok(message) = packet::decode::<M>(bytes) {
         let again = packet::encode(&message);
@@ -27,7 +27,7 @@ fn decode<M: prost::Message + Default + PartialEq>(bytes: &[u8]) {
     }
 }
 
-/// Numbers come back as other processes; one is in no pod, and one cannot be.
+/// Processes. Some numbers are reused; one process is in no pod, and one is invalid.
 fn people() -> Vec<PeerIdentity> {
     let pod = |name: &str| {
         let [uid, namespace, name] = [name, "ns", name].map(String::from);
@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    /// One that came out, or any bytes.
+    /// A secret that was issued, or any bytes.
     fn secret(bytes: &mut Bytes<'_>, all: &[Vec<u8>]) -> Vec<u8> {
         let n = usize::from(bytes.byte());
         match n.checked_sub(240) {
@@ -152,7 +152,7 @@ impl World {
             12 => Op::Close(Close { key: Self::secret(bytes, &self.keys), force: bytes.byte() % 2 == 0 }),
             13 => Op::List(List { skip: bytes.byte().into() }),
             14 => Op::Stands(Stands { grant: Self::secret(bytes, &self.grants) }),
-            // Whatever it is that these bytes say.
+            // Any bytes as a packet.
             _ => return packet::decode(&raw(bytes)).ok(),
         };
         Some(Request { version: 1 + u32::from(bytes.byte() == 255), ..Request::new(bytes.byte().into(), op) })
@@ -196,7 +196,7 @@ impl World {
             _ => {
                 let session = session(self, bytes);
                 let Some(request) = self.request(bytes) else { return };
-                // Most often as many as it takes.
+                // Usually as many as the mechanism needs.
                 let wanted = match &request.op {
                     Some(Op::ExportKey(export)) => u64::from(matches!(export.mechanism, 1 | 2)),
                     _ => 0,
@@ -221,7 +221,7 @@ fn text(bytes: &mut Bytes<'_>) -> String {
     match bytes.byte() {
         0..100 => "ns/a".to_owned(),
         100..200 => "ns/b".to_owned(),
-        // As long as a packet lets it be, and with what is escaped in the log.
+        // As long as a packet allows, with characters that the log escapes.
         200..220 => "\"\n".repeat(usize::from(bytes.byte()) * 8),
         _ => String::from_utf8_lossy(&raw(bytes)).into_owned(),
     }
@@ -256,7 +256,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     while !bytes.is_empty() {
         world.step(&mut bytes);
     }
-    // When everybody has died, nothing is left.
+    // When all processes have died, no state is left.
     for process in people().iter().filter_map(ProcessId::of) {
         world.tell(Command::Died { process });
     }

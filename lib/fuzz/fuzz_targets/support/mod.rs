@@ -1,4 +1,4 @@
-//! What both targets that need a link share.
+//! Shared by the targets that need a link.
 #![allow(dead_code, reason = "each target uses a part of it")]
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode};
 use shmesh::{Link, SeatIndex};
 
-/// Where this process keeps its links: below `SHMESH_FUZZ_DIR`, which who runs the target removes, or `/dev/shm`.
+/// The directory for links: below `SHMESH_FUZZ_DIR`, which is removed after the run, or in `/dev/shm`.
 pub fn dir() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -18,7 +18,7 @@ pub fn dir() -> &'static Path {
     })
 }
 
-/// Removes all files of the last run.
+/// Removes all files of the last input.
 pub fn clear() {
     for entry in std::fs::read_dir(dir()).expect("the directory").map_while(Result::ok) {
         let _ = std::fs::remove_file(entry.path());
@@ -29,7 +29,7 @@ pub const FILES: [&str; 4] = ["link_shm", "link_cpu_msg", "link_cpu_data", "link
 pub const MSG_BYTES: u32 = 64;
 pub const DATA_BYTES: u32 = 192;
 
-/// The smallest link that has everything: few words, so that random ones are hit.
+/// The smallest link with all features: it has few words, so that random writes hit them.
 pub fn config(single: bool, notify: bool) -> LinkConfig {
     let mut config = LinkConfig::new("link".parse().expect("a name"));
     config.ring_len = 4;
@@ -42,7 +42,7 @@ pub fn config(single: bool, notify: bool) -> LinkConfig {
     config
 }
 
-/// Bytes that run out: then there are zeroes.
+/// The input. Once it is used up, it yields zeros.
 pub struct Bytes<'a>(pub &'a [u8]);
 
 impl Bytes<'_> {
@@ -62,7 +62,7 @@ impl Bytes<'_> {
         u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// A value to be put in the place of `old`: one that matters more often than any.
+    /// A value to replace `old`: an interesting one more often than a random one.
     pub fn value(&mut self, old: u64) -> u64 {
         match self.byte() % 8 {
             0 => 0,
@@ -77,8 +77,8 @@ impl Bytes<'_> {
     }
 }
 
-/// One call of the library on a link in which anything may stand. It may fail; it must return, and what it returns must be
-/// within bounds.
+/// One call of the library on a link with arbitrary contents. It may fail, but must return, and its result must be within
+/// bounds.
 pub fn call(link: &Link, which: u8, bytes: &mut Bytes<'_>) {
     match which % 16 {
         0 | 1 => {
