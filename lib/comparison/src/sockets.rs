@@ -23,8 +23,10 @@ macro_rules! family {
                 .note("blocking"),
             Case::new($poll, Group::Peer, Kind::RoundTrip, 64, |ctx| rtt(ctx, Transport::$what, true))
                 .note("non-blocking, polled"),
-            Case::new($oneway, Group::Peer, Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, Transport::$what, 1024))
-                .note("blocking"),
+            Case::new($oneway, Group::Peer, Kind::OneWay, 64, |ctx| {
+                oneway::<SMALL>(ctx, Transport::$what, 1024)
+            })
+            .note("blocking"),
             Case::new($bulk, Group::Peer, Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, Transport::$what, 16))
                 .note("blocking"),
         ]

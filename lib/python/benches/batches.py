@@ -3,7 +3,7 @@
     pip install shmesh numpy pyzmq          # and torch, where it is to be measured; what is missing is left out, and said
     python batches.py --seconds 3 --json batches.json --svg ../../../docs/python-batches.svg
 
-A producer process fills float32 batches; a consumer process sums each. Everybody gets the same depth of four batches. Each
+A producer process fills float32 batches; a consumer process sums each. All have the same depth of four batches. Each
 case runs `--rounds` times in turn, and the median is shown. Quiet machine, at least two cores, a release build of the wheel.
 """
 
@@ -35,7 +35,8 @@ def cpu() -> float:
     return times.user + times.system
 
 
-# Each way is a pair of generators: one yields arrays to fill and sends them when it goes on, the other yields received ones.
+# Each transport is a pair of generators: one yields arrays to fill, and sends them when it resumes; the other yields
+# received ones.
 
 
 def ours_out(queue: shmesh.BatchQueue, count: int) -> Iterator[np.ndarray]:
@@ -48,7 +49,7 @@ def ours_in(queue: shmesh.BatchQueue, _count: int) -> Iterator[np.ndarray]:
     while True:
         batch = queue.get()
         yield batch["x"]
-        # Before the next one is waited for: a `for` loop would hold it until then.
+        # Before waiting for the next one: a `for` loop would hold it until then.
         del batch
 
 
@@ -169,7 +170,7 @@ WAYS: dict[str, tuple[Any, Any, Any]] = {
 
 
 def produce(way: str, thing: Any, count: int, start: Any, used: Any, stop: Any) -> None:
-    """Fills batches until it is told to end, with CPU time and number of them in shared words."""
+    """Fills batches until the consumer ends it. CPU time and number of batches are in shared words."""
     out = WAYS[way][1](thing, count)
     start.wait()
     number = 0
@@ -180,7 +181,7 @@ def produce(way: str, thing: Any, count: int, start: Any, used: Any, stop: Any) 
         del array
         used[0], used[1] = cpu(), number
         if stop.is_set():
-            # The consumer has gone, and with it everything that could be waited for.
+            # The consumer has ended, and with it everything to wait for.
             os._exit(0)
 
 
@@ -235,7 +236,7 @@ def echo_pipe(connection: Any) -> None:
 
 
 def round_trips(count: int) -> dict[str, dict[str, float]]:
-    """Microseconds for 48 bytes there and back."""
+    """Round-trip time of 48 bytes in microseconds."""
     message = bytes(48)
     found = {}
 

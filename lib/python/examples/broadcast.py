@@ -1,4 +1,4 @@
-"""One process sends, and each reader gets all of it, in order; the slowest reader sets the pace.
+"""One process sends messages, and each reader gets all of them, in order. The slowest reader sets the pace.
 
     python broadcast.py
 """

@@ -1,4 +1,4 @@
-"""The latest value: a writer that never waits, and readers that want to know how things are now.
+"""The latest value: a writer that never waits, and readers that only need the current value.
 
     python latest_value.py
 """
@@ -18,7 +18,7 @@ def main() -> None:
                 message = display.receive()
                 assert message is not None
                 print(f"position {int.from_bytes(bytes(message), 'little')}; {display.lost} were skipped")
-            # A reader that comes later has it at once.
+            # A reader that attaches later has the value at once.
             with shmesh.Link.attach("position", directory=directory) as late:
                 message = late.receive()
                 assert message is not None

@@ -1,4 +1,4 @@
-"""One process sends any objects to several others, each of which gets all of them.
+"""One process sends objects of any kind to several readers, each of which gets all of them.
 
     python message_queue.py
 """

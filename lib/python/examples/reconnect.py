@@ -1,4 +1,4 @@
-"""A process that is killed and starts again: its peer keeps its handle, and what was sent stays sent.
+"""A process that is killed and starts again: its peer keeps its handle, and messages that were sent stay sent.
 
     python reconnect.py
 """

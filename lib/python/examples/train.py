@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def progress(done: int, total: int, start: float) -> None:
-    """A bar, where somebody looks."""
+    """A progress bar, if standard error is a terminal."""
     if sys.stderr.isatty():
         filled = 40 * done // total
         rate = done / (time.monotonic() - start)

@@ -1,8 +1,8 @@
-//! [`Batch`]: a message of a `BatchQueue`, whose arrays lie in its DATA part.
+//! [`Batch`]: a message of a `BatchQueue`, whose arrays are in its DATA part.
 //!
-//! The MSG part has a length (four bytes, little endian), a text of that length that says where the arrays lie, and what the
-//! producer sent with them. The text is encoded once for all batches with the same shapes, and a receiver compares it with
-//! those that it knows: so neither side writes or reads it in Python, batch by batch.
+//! The MSG part has a length (four bytes, little endian), a text of that length with the layout of the arrays, and the
+//! producer's metadata. The text is encoded once for all batches with the same shapes, and a receiver compares it with the
+//! layouts that it knows. So neither side handles it in Python for each batch.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,26 +18,26 @@ use crate::error::error;
 use crate::held::{Handle, Loan, Message, Part};
 use crate::view;
 
-/// Bytes of the length of the text.
+/// Size of the length field in bytes.
 const LENGTH_BYTES: usize = 4;
-/// How many layouts a receiver compares a text with before it decodes it.
+/// Maximum number of layouts that a receiver compares a text with before it decodes it.
 const KNOWN_MAX: usize = 8;
 
-/// Where one array lies.
+/// The location of one array.
 struct Place {
     key: String,
     dims: Vec<npy_intp>,
     dtype: Py<PyArrayDescr>,
     offset: usize,
-    /// None: more than there are addresses.
+    /// The offset of its end; `None` if that overflows.
     end: Option<usize>,
 }
 
-/// Where all arrays of a batch lie.
+/// The location of all arrays of a batch.
 pub(crate) struct Layout {
-    /// Length and text, with which the MSG part begins.
+    /// Length and text, which begin the MSG part.
     header: Vec<u8>,
-    /// Bytes of the DATA part.
+    /// Size of the DATA part in bytes.
     nbytes: usize,
     places: Vec<Place>,
     index: HashMap<String, usize>,
@@ -52,13 +52,13 @@ impl Layout {
     }
 }
 
-/// A layout, as Python has it.
+/// A layout, as a Python object.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct BatchLayout(Arc<Layout>);
 
 #[pymethods]
 impl BatchLayout {
-    /// `places` are the key, shape, type without Python objects, and offset of each array.
+    /// `places` has the key, shape, data type (without Python objects) and offset of each array.
     #[new]
     fn new(
         text: &[u8],
@@ -88,13 +88,13 @@ impl BatchLayout {
         Ok(Self(Arc::new(Layout { header, nbytes, places, index })))
     }
 
-    /// Bytes of the DATA part.
+    /// Size of the DATA part in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.0.nbytes
     }
 
-    /// Bytes of the MSG part without what the producer sends with the arrays.
+    /// Size of the MSG part without the producer's metadata.
     #[getter]
     fn header_bytes(&self) -> usize {
         self.0.header.len()
@@ -106,7 +106,7 @@ impl BatchLayout {
 pub(crate) struct KnownLayouts(Mutex<Vec<Arc<Layout>>>);
 
 impl KnownLayouts {
-    /// The one with which these bytes begin.
+    /// The layout with which these bytes begin.
     fn of(&self, msg: &[u8]) -> Option<Arc<Layout>> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.iter().find(|layout| msg.starts_with(&layout.header)).cloned()
@@ -121,26 +121,26 @@ impl KnownLayouts {
     }
 }
 
-enum Held {
+enum BatchContent {
     Written(Loan),
     Received(Message),
 }
 
-/// Arrays by name: a batch that is being written, from `BatchQueue.batch`, or one that was received.
+/// Arrays by name: a batch being written, from `BatchQueue.batch`, or a received one.
 ///
-/// The arrays are in shared memory. Of a received batch they are read-only, and its memory is used again when they and
-/// the batch are gone. A batch that is written is sent when no array of it lives: write to ``batch["x"][...]``, or ``del``
-/// what was taken out.
+/// The arrays are in shared memory. In a received batch they are read-only, and its memory is reused when they and the
+/// batch are gone. A batch being written can be sent when none of its arrays is alive: write to ``batch["x"][...]``, or
+/// ``del`` arrays that were taken out.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct Batch {
-    held: Held,
+    held: BatchContent,
     layout: Arc<Layout>,
-    /// What the producer sent with it.
+    /// The metadata that the producer sent with it.
     #[pyo3(get)]
     meta: Py<PyAny>,
 }
 
-/// An array of a buffer whose DATA part is `data`, which `kept` keeps.
+/// An array in the DATA part `data` of a buffer that `kept` keeps.
 #[expect(unsafe_code, reason = "the bytes are those of a buffer that is kept")]
 fn view_of<'py>(
     py: Python<'py>,
@@ -153,8 +153,8 @@ fn view_of<'py>(
         let text = format!("array {} of this batch does not lie in its {} bytes", place.key, data.len);
         return Err(error("Damaged", text));
     }
-    // SAFETY: the bytes of the array were just checked against the part, which the buffer has as long as it is kept, and the
-    // type has no Python objects.
+    // SAFETY: the bytes of the array were just checked against the part, which stays valid while the buffer is kept, and
+    // the type has no Python objects.
     let made = unsafe {
         let start = data.start.add(place.offset);
         view::array(py, start, place.dtype.bind(py).clone(), &place.dims, writable, kept)
@@ -162,7 +162,7 @@ fn view_of<'py>(
     made.map_err(|wrong| error("Damaged", format_args!("array {} of this batch: {wrong}", place.key)))
 }
 
-/// A loan for a batch, or None while all buffers are in use.
+/// Loans buffers for a batch. Returns `None` while all buffers are in use.
 fn loan_of(handle: &Arc<Handle>, layout: &Layout, extra: &[u8]) -> shmesh::Result<Option<Loan>> {
     let length = layout.header.len() + extra.len();
     let write = |bytes: &mut [u8]| {
@@ -177,7 +177,7 @@ fn loan_of(handle: &Arc<Handle>, layout: &Layout, extra: &[u8]) -> shmesh::Resul
     }
 }
 
-/// A batch to be written in place, or None while all buffers are in use.
+/// Starts a batch to be written in place. Returns `None` while all buffers are in use.
 pub(crate) fn begin(
     handle: &Arc<Handle>,
     layout: &BatchLayout,
@@ -185,10 +185,11 @@ pub(crate) fn begin(
     extra: &[u8],
 ) -> shmesh::Result<Option<Batch>> {
     let loan = loan_of(handle, &layout.0, extra)?;
-    Ok(loan.map(|loan| Batch { held: Held::Written(loan), layout: Arc::clone(&layout.0), meta }))
+    Ok(loan.map(|loan| Batch { held: BatchContent::Written(loan), layout: Arc::clone(&layout.0), meta }))
 }
 
-/// Sends a copy of these arrays, which have the types and shapes of the layout. False while all buffers are in use.
+/// Sends a copy of these arrays, which have the types and shapes of the layout. Returns `False` while all buffers are in
+/// use.
 #[expect(unsafe_code, reason = "numpy copies between two arrays")]
 pub(crate) fn put(
     py: Python<'_>,
@@ -211,8 +212,8 @@ pub(crate) fn put(
     Ok(true)
 }
 
-/// The oldest batch. `decode` makes a layout of a text that is not known yet, `load` an object of what came with the arrays;
-/// both also get the name of the queue.
+/// Receives the oldest batch. `decode` creates the layout of an unknown text, `load` an object from the metadata. Both also
+/// get the name of the queue.
 pub(crate) fn receive(
     py: Python<'_>,
     handle: &Arc<Handle>,
@@ -249,7 +250,7 @@ pub(crate) fn receive(
         Some(extra) => load.call1((name, extra))?.unbind(),
         None => py.None(),
     };
-    Ok(Some(Batch { held: Held::Received(message), layout, meta }))
+    Ok(Some(Batch { held: BatchContent::Received(message), layout, meta }))
 }
 
 #[pymethods]
@@ -257,11 +258,11 @@ impl Batch {
     fn __getitem__<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let place = self.layout.place(key)?;
         match &self.held {
-            Held::Written(loan) => {
+            BatchContent::Written(loan) => {
                 let hold = loan.hold()?;
                 view_of(py, place, hold.data, true, hold)
             }
-            Held::Received(message) => {
+            BatchContent::Received(message) => {
                 let hold = message.hold()?;
                 view_of(py, place, hold.data, false, hold)
             }
@@ -280,22 +281,22 @@ impl Batch {
         self.keys(py)?.try_iter()
     }
 
-    /// The names of the arrays.
+    /// The names of the arrays, in order.
     fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.layout.places.iter().map(|place| &place.key))
     }
 
-    /// The arrays.
+    /// The arrays of the batch, in order.
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         self.keys(py)?.iter().map(|key| self.__getitem__(py, &key)).collect()
     }
 
-    /// Names and arrays.
+    /// Pairs of names and arrays, in order.
     fn items<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
         self.keys(py)?.iter().map(|key| Ok((key.clone(), self.__getitem__(py, &key)?))).collect()
     }
 
-    /// The array of this name, or `default`.
+    /// The array with this name, or `default`.
     #[pyo3(signature = (key, default=None))]
     fn get<'py>(
         &self,
@@ -308,7 +309,7 @@ impl Batch {
 
     /// Sends a batch that was written.
     fn send(&self) -> PyResult<()> {
-        let Held::Written(loan) = &self.held else {
+        let BatchContent::Written(loan) = &self.held else {
             return Err(error(
                 "Invalid",
                 "this batch was received; only one from `BatchQueue.batch` can be sent",
@@ -324,11 +325,12 @@ impl Batch {
         loan.do_send(0, 0, true)
     }
 
-    /// Gives the batch up: received, its memory is free when its arrays are gone; being written, it is not sent.
+    /// Releases the batch. If it was received, its memory is free when its arrays are gone; if it was being written, it is
+    /// not sent.
     fn release(&self) {
         match &self.held {
-            Held::Written(loan) => loan.drop(),
-            Held::Received(message) => message.release(),
+            BatchContent::Written(loan) => loan.drop(),
+            BatchContent::Received(message) => message.release(),
         }
     }
 
@@ -336,7 +338,7 @@ impl Batch {
         slf
     }
 
-    /// Sends a batch that was written, unless an exception came or it was sent already; releases any other.
+    /// Sends a batch being written, unless there was an exception or it was sent already. Releases a received batch.
     fn __exit__(
         &self,
         kind: &Bound<'_, PyAny>,
@@ -344,7 +346,7 @@ impl Batch {
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         match &self.held {
-            Held::Written(loan) if kind.is_none() && !loan.closed() => self.send(),
+            BatchContent::Written(loan) if kind.is_none() && !loan.closed() => self.send(),
             _ => {
                 self.release();
                 Ok(())

@@ -12,9 +12,9 @@ use shmesh::device::{CudaDevice, CudaMemory, DeviceMemory, DeviceUuid};
 use crate::dlpack::Tensor;
 use crate::error::{error, forked, system};
 use crate::fork::Made;
-use crate::session::Asked;
+use crate::session::BrokerSession;
 
-/// Memory that arrays and a session hold together.
+/// Memory that arrays and a session share.
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) memory: Arc<CudaMemory>,
@@ -28,7 +28,7 @@ impl Region {
 }
 
 impl Drop for Region {
-    /// In a child of a fork the driver must not be called, and the memory is the parent's.
+    /// A forked child must not call the driver, and the memory is the parent's.
     fn drop(&mut self) {
         if !self.made.is_here() {
             std::mem::forget(Arc::clone(&self.memory));
@@ -56,15 +56,15 @@ impl DeviceMemory for Region {
     }
 }
 
-/// Memory of a GPU. Arrays over it keep it.
+/// Memory of a GPU. Arrays over it keep it alive.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct GpuMemory {
-    /// Counted by the session: what is still held cannot be closed.
+    /// Counted by the session: memory that is still in use cannot be closed.
     region: Arc<Region>,
 }
 
 impl GpuMemory {
-    /// A child of a fork has none of the parent's device.
+    /// A forked child cannot use its parent's device.
     fn memory(&self) -> PyResult<&Arc<CudaMemory>> {
         if self.region.made.is_here() { Ok(&self.region.memory) } else { Err(forked("GpuMemory")) }
     }
@@ -82,7 +82,7 @@ impl GpuMemory {
         Ok(self.memory()?.address())
     }
 
-    /// The device's number in this process.
+    /// The number of the device in this process.
     #[getter]
     fn device(&self) -> PyResult<i32> {
         Ok(self.memory()?.device().ordinal())
@@ -93,19 +93,19 @@ impl GpuMemory {
         Ok(self.memory()?.device().uuid().to_string())
     }
 
-    /// Fills bytes of the host from `offset`.
+    /// Copies bytes from `offset` to host memory.
     fn read_into(&self, py: Python<'_>, offset: u64, mut bytes: PyReadwriteArray1<'_, u8>) -> PyResult<()> {
         let (memory, bytes) = (self.memory()?, bytes.as_slice_mut()?);
         py.detach(|| memory.read_at(offset, bytes)).map_err(|source| system("copy to the host", &source))
     }
 
-    /// Copies bytes of the host to `offset`.
+    /// Copies bytes of host memory to `offset`.
     fn write_from(&self, py: Python<'_>, offset: u64, bytes: PyReadonlyArray1<'_, u8>) -> PyResult<()> {
         let (memory, bytes) = (self.memory()?, bytes.as_slice()?);
         py.detach(|| memory.write_at(offset, bytes)).map_err(|source| system("copy to the device", &source))
     }
 
-    /// A `DLPack` capsule: `code` and `bits` are those of its data types.
+    /// Creates a `DLPack` capsule. `code` and `bits` are those of its data types.
     fn capsule<'py>(
         &self,
         py: Python<'py>,
@@ -125,24 +125,24 @@ impl GpuMemory {
     }
 }
 
-/// A session with the broker of device keys of a link, for memory of GPUs.
+/// A session with the broker of device keys of a link, for GPU memory.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct GpuSession {
-    asked: Asked<Region>,
+    asked: BrokerSession<Region>,
 }
 
 #[pymethods]
 impl GpuSession {
     #[staticmethod]
     fn connect(py: Python<'_>, directory: PathBuf, link: &str) -> PyResult<Self> {
-        Ok(Self { asked: Asked::connect(py, directory, link, "GpuSession")? })
+        Ok(Self { asked: BrokerSession::connect(py, directory, link, "GpuSession")? })
     }
 
     fn bare_tgid(&self, py: Python<'_>) -> PyResult<i32> {
         self.asked.bare_tgid(py)
     }
 
-    /// `uuid`: the device; without it, the first.
+    /// `uuid` selects the device; by default it is the first one.
     #[pyo3(signature = (nbytes, *, uuid=None, flags=0))]
     fn export_key(
         &self,
@@ -180,7 +180,7 @@ impl GpuSession {
         self.asked.close(py, key, force)
     }
 
-    /// The name of the oldest event that was not taken yet.
+    /// Returns the name of the oldest pending event, if there is one.
     fn event(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.asked.event(py)
     }

@@ -1,4 +1,4 @@
-//! Host memory in the place of a device's, by keys, over the sidecar's broker.
+//! Host memory in place of device memory, shared by keys over the sidecar's broker.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use shmesh::client::Mechanism;
 use shmesh::device::{DeviceMemory, HostMemory};
 
 use crate::error::system;
-use crate::memory::{Kept, Mapping, Memory};
-use crate::session::Asked;
+use crate::memory::{Mapping, MappingOwner, Memory};
+use crate::session::BrokerSession;
 
-/// Memory that arrays and a session hold together.
+/// Memory that arrays and a session share.
 #[derive(Debug)]
 pub(crate) struct Region(Arc<HostMemory>);
 
@@ -37,25 +37,25 @@ impl DeviceMemory for Region {
 }
 
 impl Region {
-    /// An array over it keeps `region`, so the session sees that it is still held.
+    /// An array over it keeps `region`, so the session sees that the memory is in use.
     fn memory(region: &Arc<Self>) -> Memory {
         let start = region.0.as_ptr();
         let len = usize::try_from(region.0.size()).unwrap_or(0);
-        Memory::over(Mapping::new(start, len, true, None, Kept::Region(Arc::clone(region))))
+        Memory::over(Mapping::new(start, len, true, None, MappingOwner::Region(Arc::clone(region))))
     }
 }
 
 /// A session with the broker of device keys of a link.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct DeviceSession {
-    asked: Asked<Region>,
+    asked: BrokerSession<Region>,
 }
 
 #[pymethods]
 impl DeviceSession {
     #[staticmethod]
     fn connect(py: Python<'_>, directory: PathBuf, link: &str) -> PyResult<Self> {
-        Ok(Self { asked: Asked::connect(py, directory, link, "DeviceSession")? })
+        Ok(Self { asked: BrokerSession::connect(py, directory, link, "DeviceSession")? })
     }
 
     fn bare_tgid(&self, py: Python<'_>) -> PyResult<i32> {
@@ -85,7 +85,7 @@ impl DeviceSession {
         self.asked.close(py, key, force)
     }
 
-    /// The name of the oldest event that was not taken yet.
+    /// Returns the name of the oldest pending event, if there is one.
     fn event(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.asked.event(py)
     }

@@ -1,4 +1,4 @@
-//! `DLPack`: how frameworks tell each other of arrays, in a layout of C.
+//! `DLPack`: the C structures by which frameworks exchange arrays.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
@@ -10,10 +10,10 @@ use pyo3::prelude::*;
 use crate::cuda::Region;
 use crate::error::error;
 
-/// `kDLCUDA`.
+/// The device type `kDLCUDA`.
 const DL_CUDA: c_int = 2;
 
-/// What the two forms of `DLPack` have in common, in its C layout.
+/// The common part of both forms of `DLPack`, in its C layout.
 #[repr(C)]
 struct DlTensor {
     data: *mut c_void,
@@ -29,14 +29,14 @@ struct DlTensor {
 }
 
 #[repr(C)]
-struct Unversioned {
+struct UnversionedTensor {
     tensor: DlTensor,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
 #[repr(C)]
-struct Versioned {
+struct VersionedTensor {
     major: u32,
     minor: u32,
     context: *mut c_void,
@@ -45,13 +45,13 @@ struct Versioned {
     tensor: DlTensor,
 }
 
-/// One of the two, and what it points at.
+/// A tensor of either form, with the data that it points to.
 pub(crate) struct Tensor {
     _region: Arc<Region>,
     shape: Vec<i64>,
     strides: Vec<i64>,
-    unversioned: Unversioned,
-    versioned: Versioned,
+    unversioned: UnversionedTensor,
+    versioned: VersionedTensor,
 }
 
 const NAME: &CStr = c"dltensor";
@@ -88,12 +88,12 @@ impl Tensor {
         let mut all = Box::new(Self {
             shape,
             strides,
-            unversioned: Unversioned {
+            unversioned: UnversionedTensor {
                 tensor: tensor(null(), null(), ndim),
                 context: std::ptr::null_mut(),
                 deleter: None,
             },
-            versioned: Versioned {
+            versioned: VersionedTensor {
                 major: 1,
                 minor: 0,
                 context: std::ptr::null_mut(),
@@ -110,7 +110,8 @@ impl Tensor {
         all.unversioned.deleter = Some(delete_unversioned);
         all.versioned.deleter = Some(delete_versioned);
         let all = Box::into_raw(all);
-        // SAFETY: it is alive and nobody else's until a capsule has it, whose consumer, or end, gives it back by a deleter.
+        // SAFETY: the tensor is alive and has no other user until a capsule has it, whose consumer or destructor frees it
+        // by a deleter.
         let made = unsafe {
             (*all).unversioned.context = all.cast();
             (*all).versioned.context = all.cast();
@@ -123,7 +124,7 @@ impl Tensor {
             }
         };
         if NonNull::new(made).is_none() {
-            // SAFETY: no capsule has it.
+            // SAFETY: no capsule has the tensor.
             drop(unsafe { Box::from_raw(all) });
             return Err(PyErr::fetch(py));
         }
@@ -132,24 +133,24 @@ impl Tensor {
     }
 }
 
-/// Lets go of a tensor. Consumers may call it in any thread.
+/// Deletes an unversioned tensor. Consumers may call it from any thread.
 #[expect(unsafe_code, reason = "DLPack is an interface of C")]
-unsafe extern "C" fn delete_unversioned(tensor: *mut Unversioned) {
+unsafe extern "C" fn delete_unversioned(tensor: *mut UnversionedTensor) {
     // SAFETY: the context is the box that holds the tensor, and a deleter is called once.
     drop(unsafe { Box::from_raw((*tensor).context.cast::<Tensor>()) });
 }
 
-/// As above.
+/// Deletes a versioned tensor. Consumers may call it from any thread.
 #[expect(unsafe_code, reason = "DLPack is an interface of C")]
-unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
+unsafe extern "C" fn delete_versioned(tensor: *mut VersionedTensor) {
     // SAFETY: the context is the box that holds the tensor, and a deleter is called once.
     drop(unsafe { Box::from_raw((*tensor).context.cast::<Tensor>()) });
 }
 
-/// A capsule that nobody has consumed gives its tensor back; a consumer has changed its name.
+/// Destroys a capsule. If no consumer has renamed it, its tensor is deleted.
 #[expect(unsafe_code, reason = "DLPack is an interface of C")]
 unsafe extern "C" fn end_unversioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: the interpreter calls it with a capsule that it is about to free, and by its name it is ours.
+    // SAFETY: the interpreter calls this with a capsule that it is about to free, and by its name it is ours.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 1 {
             delete_unversioned(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());
@@ -157,10 +158,10 @@ unsafe extern "C" fn end_unversioned(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// As above.
+/// Destroys a versioned capsule, in the same way.
 #[expect(unsafe_code, reason = "DLPack is an interface of C")]
 unsafe extern "C" fn end_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: the interpreter calls it with a capsule that it is about to free, and by its name it is ours.
+    // SAFETY: the interpreter calls this with a capsule that it is about to free, and by its name it is ours.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, NAME_VERSIONED.as_ptr()) == 1 {
             delete_versioned(ffi::PyCapsule_GetPointer(capsule, NAME_VERSIONED.as_ptr()).cast());

@@ -1,4 +1,4 @@
-//! What a fork does to handles: the child has copies of all of them, and must not use them.
+//! Detects handles that were created before a fork: the child has copies of them, and must not use them.
 
 pub(crate) use shmesh_sys::fork::{generation, watch};
 

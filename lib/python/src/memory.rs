@@ -1,4 +1,4 @@
-//! [`Memory`]: a piece of shared memory, mapped, without shape or type.
+//! [`Memory`]: a mapped piece of shared memory, without shape or type.
 
 use std::fs::File;
 use std::io;
@@ -15,13 +15,13 @@ use shmesh_sys::{cgroup, errno, sysv};
 
 use crate::error::{error, system};
 use crate::link::duration_of;
-use crate::share::{self, Published};
+use crate::share::{self, PublishedName};
 use crate::{device, view};
 
-/// Who keeps the bytes.
+/// The object that keeps the bytes mapped.
 #[derive(Debug)]
 #[expect(dead_code, reason = "they are kept, and dropped")]
-pub(crate) enum Kept {
+pub(crate) enum MappingOwner {
     Memfd(MmapRaw),
     SysV(sysv::Segment),
     Region(Arc<device::Region>),
@@ -34,12 +34,12 @@ pub(crate) struct Mapping {
     pub(crate) len: usize,
     pub(crate) writable: bool,
     pub(crate) file: Option<Arc<File>>,
-    published: Mutex<Option<Published>>,
-    _kept: Kept,
+    published: Mutex<Option<PublishedName>>,
+    _kept: MappingOwner,
 }
 
 #[expect(unsafe_code, reason = "a pointer into memory that any thread may reach")]
-// SAFETY: the bytes are mapped for the whole process, and nothing here but numpy reads or writes them.
+// SAFETY: the bytes are mapped for the whole process, and only numpy reads or writes them.
 unsafe impl Send for Mapping {}
 #[expect(unsafe_code, reason = "as above")]
 // SAFETY: as above.
@@ -51,7 +51,7 @@ impl Mapping {
         len: usize,
         writable: bool,
         file: Option<Arc<File>>,
-        kept: Kept,
+        kept: MappingOwner,
     ) -> Self {
         // A mapping is never at address 0.
         Self {
@@ -64,7 +64,7 @@ impl Mapping {
         }
     }
 
-    fn published(&self) -> MutexGuard<'_, Option<Published>> {
+    fn published(&self) -> MutexGuard<'_, Option<PublishedName>> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,14 +79,14 @@ impl Mapping {
         } else {
             options.map_raw_read_only(file.as_raw_fd())
         }?;
-        Ok(Self::new(map.as_mut_ptr(), len, writable, Some(Arc::new(file)), Kept::Memfd(map)))
+        Ok(Self::new(map.as_mut_ptr(), len, writable, Some(Arc::new(file)), MappingOwner::Memfd(map)))
     }
 
-    /// Maps a memfd that came from somewhere else.
+    /// Maps a memfd from another process.
     pub(crate) fn import(fd: OwnedFd, writable: bool) -> io::Result<Self> {
         let file = File::from(fd);
         let len = usize::try_from(file.metadata()?.len()).unwrap_or(0);
-        // One that can still be truncated would be a bus error later.
+        // A memfd that can be truncated would cause SIGBUS later.
         if !shmesh_sys::file::is_size_sealed(&file) || len == 0 {
             return Err(io::Error::other("what came is no sealed memory"));
         }
@@ -94,9 +94,10 @@ impl Mapping {
     }
 }
 
-/// New memory. `readers_write`: whoever gets it may map it writable; otherwise nobody ever can but through this mapping.
+/// Creates memory. With `readers_write`, other processes may map it writable. Otherwise it can only be written through this
+/// mapping.
 fn create(len: usize, readers_write: bool) -> PyResult<Mapping> {
-    // Nothing can be mapped of nothing.
+    // A length of 0 cannot be mapped.
     let len = len.max(1);
     if let Some(room) = cgroup::room_bytes().filter(|room| *room < len as u64) {
         return Err(error(
@@ -131,7 +132,8 @@ fn create(len: usize, readers_write: bool) -> PyResult<Mapping> {
     make().map_err(failed)
 }
 
-/// A piece of shared memory. Arrays over it keep it mapped; it has no fixed address, no key, and no name unless it is given one.
+/// A piece of shared memory. Arrays over it keep it mapped. It has no fixed address, no key, and only the name that it is
+/// given.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct Memory(Mutex<Option<Arc<Mapping>>>);
 
@@ -145,7 +147,7 @@ impl Memory {
     }
 
     fn mapping(&self) -> PyResult<Arc<Mapping>> {
-        // Not in one expression: nobody may wait for the interpreter with a lock in hand.
+        // Not in one expression: the lock must not be held while waiting for the interpreter.
         let mapping = self.state().clone();
         mapping.ok_or_else(|| error("Closed", "this memory was closed; open it again"))
     }
@@ -168,7 +170,7 @@ impl Memory {
         Ok(Self::over(py.detach(|| create(nbytes, readers_write))?))
     }
 
-    /// Memory that another process shares under this name in the IPC directory, and what it said of it.
+    /// Opens memory that another process shares under this name in the IPC directory. Returns it with its description.
     #[staticmethod]
     #[pyo3(signature = (directory, name, *, writable=false, patience=60.0))]
     fn open(
@@ -182,7 +184,7 @@ impl Memory {
         Ok((Self::over(import(fd, writable)?), meta))
     }
 
-    /// Memory by its handle.
+    /// Opens memory by its handle.
     #[staticmethod]
     #[pyo3(signature = (address, token, *, writable=false))]
     fn fetch(
@@ -195,21 +197,22 @@ impl Memory {
         Ok(Self::over(import(fd, writable)?))
     }
 
-    /// An existing System V segment, attached where there is room.
+    /// Attaches an existing System V segment at a free address.
     #[staticmethod]
     #[pyo3(signature = (*, shmid=None, key=None, writable=false))]
     fn attach_sysv(shmid: Option<i32>, key: Option<i32>, writable: bool) -> PyResult<Self> {
         let attached = attach_sysv(shmid, key, writable)?;
         let (start, len) = (attached.start(), attached.len());
-        Ok(Self::over(Mapping::new(start, len, writable, None, Kept::SysV(attached))))
+        Ok(Self::over(Mapping::new(start, len, writable, None, MappingOwner::SysV(attached))))
     }
 
-    /// What another process needs to fetch this memory; kept for it until one has, even if this process drops it.
+    /// Returns the address and token by which one other process can fetch this memory. It is kept until then, even if this
+    /// process drops it.
     fn handle(&self) -> PyResult<(String, Vec<u8>)> {
         share::handle(&self.file()?)
     }
 
-    /// Gives it a name in the IPC directory.
+    /// Gives the memory a name in the IPC directory.
     #[pyo3(signature = (directory, name, meta, *, mode=0o600))]
     fn publish(
         &self,
@@ -228,7 +231,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Answers for a name as the process did that gave it, if nobody does any more. Says whether it does so from now on.
+    /// Answers for a name if the process that published it has ended. Returns whether this process answers from now on.
     #[pyo3(signature = (directory, name, meta, *, mode=0o600))]
     fn adopt(
         &self,
@@ -239,7 +242,7 @@ impl Memory {
         mode: u32,
     ) -> PyResult<bool> {
         let (file, mapping) = (self.file()?, self.mapping()?);
-        let is_ours = mapping.published().as_ref().is_some_and(Published::is_here);
+        let is_ours = mapping.published().as_ref().is_some_and(PublishedName::is_here);
         if is_ours || py.detach(|| share::is_answered(&directory, name))? {
             return Ok(false);
         }
@@ -249,14 +252,14 @@ impl Memory {
         Ok(true)
     }
 
-    /// Takes the name away; who has the memory keeps it.
+    /// Removes the name. Processes that have the memory keep it.
     fn unlink(&self) -> PyResult<()> {
         let published = self.mapping()?.published().take();
         drop(published);
         Ok(())
     }
 
-    /// An array of `nbytes` bytes from `offset`. It keeps the memory mapped.
+    /// Returns an array of `nbytes` bytes from `offset`, which keeps the memory mapped.
     #[expect(unsafe_code, reason = "the bytes are those of the mapping that is kept")]
     fn view<'py>(&self, py: Python<'py>, offset: usize, nbytes: usize) -> PyResult<Bound<'py, PyAny>> {
         let mapping = self.mapping()?;
@@ -269,11 +272,11 @@ impl Memory {
                 ),
             ));
         }
-        // SAFETY: `offset` and `nbytes` were just checked against the mapping, which the array keeps.
+        // SAFETY: `offset` and `nbytes` were just checked against the mapping, which the array keeps alive.
         unsafe { view::bytes(py, mapping.start.add(offset), nbytes, mapping.writable, Arc::clone(&mapping)) }
     }
 
-    /// Unmaps it now.
+    /// Unmaps the memory immediately.
     fn close(&self) -> PyResult<()> {
         let (closed, views) = {
             let mut state = self.state();
@@ -306,7 +309,7 @@ impl Memory {
         Ok(self.mapping()?.writable)
     }
 
-    /// Whether others may map it writable.
+    /// Whether other processes may map it writable.
     #[getter]
     fn readers_write(&self) -> PyResult<bool> {
         let mapping = self.mapping()?;
@@ -320,20 +323,20 @@ impl Memory {
         self.state().is_none()
     }
 
-    /// The path of its name; `None` when it has none.
+    /// The path of its name; `None` without a name.
     #[getter]
     fn path(&self) -> PyResult<Option<PathBuf>> {
         Ok(self.mapping()?.published().as_ref().map(|published| published.path().to_owned()))
     }
 
-    /// What no other memory of this machine has: its device and inode.
+    /// The device and inode of the memory, which are unique on this machine.
     #[getter]
     fn identity(&self) -> PyResult<(u64, u64)> {
         let known = self.file()?.metadata().map_err(|source| system("look at the memory", &source))?;
         Ok((known.dev(), known.ino()))
     }
 
-    /// Its descriptor, which stays its own.
+    /// The descriptor of the memory, which remains its owner.
     fn fileno(&self) -> PyResult<i32> {
         Ok(self.file()?.as_raw_fd())
     }
@@ -349,7 +352,7 @@ fn import(fd: OwnedFd, writable: bool) -> PyResult<Mapping> {
     })
 }
 
-/// Attaches the System V segment with this id, or with this key.
+/// Attaches the System V segment with this id or key.
 fn attach_sysv(shmid: Option<i32>, key: Option<i32>, writable: bool) -> PyResult<sysv::Segment> {
     let shmid = match (shmid, key) {
         (Some(shmid), None) => shmid,

@@ -1,4 +1,4 @@
-//! A session with the broker of device keys of a link, whatever the memory is: what the sessions of `device.rs` and `cuda.rs` share.
+//! The common part of the sessions of `device.rs` and `cuda.rs` with the broker of device keys of a link.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
@@ -11,15 +11,15 @@ use shmesh::device::{BareTgid, DeviceKey, DeviceMemory, ExportFlags, Session};
 use crate::error::{error, forked, of_link};
 use crate::fork::Made;
 
-/// What Python's sessions are made of.
-pub(crate) struct Asked<M: DeviceMemory + Send + Sync> {
+/// The implementation of Python's sessions.
+pub(crate) struct BrokerSession<M: DeviceMemory + Send + Sync> {
     session: Mutex<Option<Session<M>>>,
     made: Made,
-    /// The class, for errors.
+    /// The name of the Python class, for errors.
     name: &'static str,
 }
 
-impl<M: DeviceMemory + Send + Sync> Asked<M> {
+impl<M: DeviceMemory + Send + Sync> BrokerSession<M> {
     pub(crate) fn connect(
         py: Python<'_>,
         directory: PathBuf,
@@ -30,7 +30,8 @@ impl<M: DeviceMemory + Send + Sync> Asked<M> {
         Ok(Self { session: Mutex::new(Some(session)), made: Made::here(), name })
     }
 
-    /// Asks the broker. Without the interpreter, which others may need meanwhile; whoever holds the lock never waits for it.
+    /// Sends a request to the broker, with the interpreter released. A thread with the lock never waits for the
+    /// interpreter.
     fn ask<T: Send>(
         &self,
         py: Python<'_>,
@@ -51,7 +52,7 @@ impl<M: DeviceMemory + Send + Sync> Asked<M> {
         self.ask(py, |session| session.bare_tgid().map(|tgid| tgid.0))
     }
 
-    /// The key's bytes.
+    /// Exports memory and returns the bytes of its key.
     pub(crate) fn export_key(&self, py: Python<'_>, memory: M, flags: u64) -> PyResult<Vec<u8>> {
         let key = self.ask(py, |session| session.export_key(memory, ExportFlags(flags)))?;
         Ok(key.as_bytes().to_vec())
@@ -73,7 +74,7 @@ impl<M: DeviceMemory + Send + Sync> Asked<M> {
         self.ask(py, |session| if force { session.force_close(&key) } else { session.close(&key) })
     }
 
-    /// The name of the oldest event that was not taken yet.
+    /// Returns the name of the oldest pending event, if there is one.
     pub(crate) fn event(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.ask(py, Session::event)?.map(|happened| name_of(&happened)))
     }
@@ -89,14 +90,14 @@ impl<M: DeviceMemory + Send + Sync> Asked<M> {
     }
 }
 
-impl<M: DeviceMemory + Send + Sync> Drop for Asked<M> {
+impl<M: DeviceMemory + Send + Sync> Drop for BrokerSession<M> {
     fn drop(&mut self) {
         let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.made.is_here() {
-            // It tells the broker, which may take its time.
+            // Closing notifies the broker, which can take long.
             Python::try_attach(|py| py.detach(|| drop(session)));
         } else {
-            // Its connection, and its device, are the parent's.
+            // The connection and the device belong to the parent.
             std::mem::forget(session);
         }
     }
@@ -108,7 +109,7 @@ fn key_of(bytes: &[u8]) -> PyResult<DeviceKey> {
     })
 }
 
-/// The variant's name, without the key in it: keys are not for logs.
+/// The name of an event, without its key: keys must not be logged.
 fn name_of(happened: &Happened) -> String {
     let text = format!("{happened:?}");
     text.split(['(', ' ', '{']).next().unwrap_or_default().to_owned()

@@ -1,9 +1,9 @@
-//! Handing memory to other processes: a thread that gives descriptors to whoever has a handle or a name.
+//! Sharing memory with other processes: a thread that sends descriptors to processes that have a handle or know a name.
 //!
-//! A handle is an abstract address, which vanishes with this process, and a token of 128 random bits: it reaches processes
-//! of the same user in the same network namespace. A name is a socket in the IPC directory, whose mode says who may
-//! connect: it reaches whoever has that directory. The memory itself has no name in either case, so that the kernel frees
-//! it when the last process that has it ends, however that ends.
+//! A handle is an abstract socket address, which vanishes with this process, and a token of 128 random bits. It works for
+//! processes of the same user in the same network namespace. A name is a socket in the IPC directory, whose mode determines
+//! which users may connect. It works for processes that have that directory. In both cases the memory itself has no name,
+//! so the kernel frees it when the last process with it ends, in whatever way.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,16 +25,16 @@ use crate::error::{error, system};
 use crate::fork::Made;
 
 pub(crate) const TOKEN_BYTES: usize = 16;
-/// Longest description of a named array.
+/// Maximum length of the description of a named array.
 const META_BYTES_MAX: usize = 8192;
-/// How long the other end may take, and how long others may work in the directory. Who has died is known at once, so only who
-/// is stopped takes so long; or who has no time, on a machine that is too busy.
+/// How long a peer may take to answer, and other processes to work in the directory. The death of a process is detected at
+/// once, so only a stopped process takes this long, or one on an overloaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a wait goes without looking whether Python has a signal to handle, and whether a client has had its time.
+/// How long a wait continues before it checks for signals for Python, and for clients that have timed out.
 const SLICE: Duration = Duration::from_millis(100);
-/// So many may be connected that have not asked yet. Then the one that has been so the longest has to go.
+/// Maximum number of connected clients that have not sent a request. Then the oldest is disconnected.
 const CLIENTS_MAX: usize = 64;
-/// What the files of named arrays end with.
+/// The suffix of the file names of named arrays.
 const SUFFIX: &str = ".array";
 const STACK_BYTES: usize = 128 * 1024;
 
@@ -42,17 +42,17 @@ type Token = [u8; TOKEN_BYTES];
 
 struct Entry {
     file: Weak<File>,
-    /// Handles that nobody has fetched yet, and what they need.
+    /// Number of handles that were not fetched yet, and the file that they need.
     promised: Option<(usize, Arc<File>)>,
 }
 
-struct Named {
+struct NamedFile {
     file: Weak<File>,
     meta: Vec<u8>,
     place: Place,
 }
 
-/// The socket of a name: which file it is, and not only where. Somebody may have removed it, and then it can be another's.
+/// The socket of a name: its file, and not only its path. If the file was removed, the path can be another process's.
 #[derive(Clone, Debug)]
 struct Place {
     path: PathBuf,
@@ -77,7 +77,7 @@ struct State {
     entries: HashMap<Token, Entry>,
     /// Tokens by the address of the file.
     tokens: HashMap<usize, Token>,
-    named: Vec<(Arc<OwnedFd>, Named)>,
+    named: Vec<(Arc<OwnedFd>, NamedFile)>,
 }
 
 struct Server {
@@ -88,16 +88,17 @@ struct Server {
     state: Mutex<State>,
 }
 
-/// This process's server. Locked only by threads that Python has let in, so that nobody is in it while Python forks.
+/// This process's server. Only locked by threads that hold the interpreter, so that no thread has the lock while Python
+/// forks.
 static SERVER: Mutex<Option<Arc<Server>>> = Mutex::new(None);
-/// Descriptors at which only this process may listen: a child closes them. Locked as `SERVER` is.
+/// Descriptors on which only this process may listen. A child closes them. Locked as `SERVER` is.
 static LISTENERS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// In a forked child: its parent's sockets must not look alive because the child has copies of them.
+/// Called in a forked child: because of the child's copies, its parent's sockets would look alive after the parent's death.
 #[expect(
     unsafe_code,
     reason = "copies of descriptors that the parent's objects own, which are never dropped here"
@@ -105,7 +106,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn after_fork_in_child() {
     std::mem::forget(lock(&SERVER).take());
     for listener in lock(&LISTENERS).drain(..) {
-        // SAFETY: what owns it belongs to the parent's server, which was just forgotten.
+        // SAFETY: its owner belongs to the parent's server, which was just forgotten.
         drop(unsafe { OwnedFd::from_raw_fd(listener) });
     }
 }
@@ -115,7 +116,7 @@ fn server() -> io::Result<Arc<Server>> {
     if let Some(server) = place.as_ref().filter(|server| server.made.is_here()) {
         return Ok(Arc::clone(server));
     }
-    // One of before a fork that Python did not make.
+    // A server from before a fork that Python did not make.
     std::mem::forget(place.take());
     let address = format!("shmesh-{:032x}", u128::from_ne_bytes(random()?));
     let listener = packets::listen_abstract(&address)?;
@@ -133,7 +134,7 @@ fn server() -> io::Result<Arc<Server>> {
     Ok(server)
 }
 
-/// Who has connected, and has not asked yet.
+/// A connected client that has not sent its request yet.
 struct Client {
     fd: OwnedFd,
     since: Instant,
@@ -157,7 +158,7 @@ impl Server {
                 let _ = self.wake.take();
             }
             for (listener, _) in named.iter().zip(of_named).filter(|(_, ready)| **ready) {
-                // Whatever a client does wrong is its own loss.
+                // An error of a client only affects that client.
                 let _ = self.answer_name(listener);
             }
             let mut asked = of_clients.iter();
@@ -179,7 +180,7 @@ impl Server {
         }
     }
 
-    /// Who connects by a handle's address, if it is of this user.
+    /// Accepts a client that connects to a handle's address, if it has the same user.
     fn admit(&self) -> io::Result<Option<Client>> {
         let fd = accept(&self.listener)?;
         let uid = packets::peer(&fd)?.uid;
@@ -226,7 +227,7 @@ impl Server {
     }
 }
 
-/// Accepts a connection. Without a number for it, it stays where it is, and so must not be looked at again at once.
+/// Accepts a connection. Without a free descriptor the connection stays in the queue, so the caller must not retry at once.
 fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
     packets::accept(listener).inspect_err(|failed| {
         if errno::is_exhausted(failed) {
@@ -235,14 +236,14 @@ fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
     })
 }
 
-/// Promises memory to one process more, and says where and by what it gets it.
+/// Promises memory to one more process. Returns the address and token with which it gets the memory.
 pub(crate) fn handle(file: &Arc<File>) -> PyResult<(String, Vec<u8>)> {
-    let failed = |source: io::Error| system("listen for who fetches the array", &source);
+    let failed = |source: io::Error| system("listen for processes that fetch the array", &source);
     let server = server().map_err(failed)?;
     let fresh = random().map_err(failed)?;
     let mut state = lock(&server.state);
     let State { entries, tokens, .. } = &mut *state;
-    // Those of files that are gone, so that the tables stay as small as what there is.
+    // Entries without memory are removed, so that the tables stay small.
     entries.retain(|_, entry| entry.promised.is_some() || entry.file.strong_count() > 0);
     tokens.retain(|_, token| entries.contains_key(token));
     let key = Arc::as_ptr(file).addr();
@@ -253,7 +254,8 @@ pub(crate) fn handle(file: &Arc<File>) -> PyResult<(String, Vec<u8>)> {
     Ok((server.address.clone(), token.to_vec()))
 }
 
-/// Connects, asks, and waits for the answer: as long as `patience`, or until the handler of a signal raises something.
+/// Connects, sends a request, and waits for the answer: for at most `patience`, or until a signal handler raises an
+/// exception.
 fn ask(
     py: Python<'_>,
     connect: impl Fn() -> io::Result<OwnedFd> + Sync,
@@ -328,13 +330,13 @@ pub(crate) fn fetch(py: Python<'_>, address: &str, token: Token) -> PyResult<Own
 }
 
 fn socket_path(directory: &Path, name: &str) -> PyResult<PathBuf> {
-    // One alphabet for all names in the directory.
+    // All names in the directory have the same alphabet.
     let name: shmesh::config::LinkName =
         name.parse().map_err(|wrong| crate::error::of_link(shmesh::ErrorKind::Name(wrong).into()))?;
     Ok(directory.join(format!("{name}{SUFFIX}")))
 }
 
-/// One process at a time adds or removes names in a directory.
+/// Locks a directory, so that one process at a time adds or removes names.
 fn lock_directory(py: Python<'_>, directory: &Path) -> PyResult<Locked> {
     let failed = |source: &io::Error| match source.raw_os_error() {
         Some(errno::ENOENT | errno::ENOTDIR) => error(
@@ -366,19 +368,19 @@ fn lock_directory(py: Python<'_>, directory: &Path) -> PyResult<Locked> {
     }
 }
 
-/// Removes the name of this user at `path`, if nobody listens there any more. With the directory locked.
+/// Removes the name of this user at `path`, if no process listens there any more. The directory must be locked.
 fn remove_stale(directory: &Path, path: &Path) {
     let is_ours =
         |metadata: std::fs::Metadata| metadata.file_type().is_socket() && metadata.uid() == user::effective();
     let refused = |source: io::Error| source.raw_os_error() == Some(errno::ECONNREFUSED);
-    // Not followed: where a symbolic link leads is nobody's name. Who connects to a file is refused, too.
+    // Not followed: the target of a symbolic link is not a name of ours. A connection to a plain file is refused, too.
     if std::fs::symlink_metadata(path).is_ok_and(is_ours) && packets::connect_now(path).is_err_and(refused) {
         let _ = std::fs::remove_file(path);
         forget_queue(directory, &path.file_name().unwrap_or_default().to_string_lossy());
     }
 }
 
-/// Removes names of this user whose processes were killed. With the directory locked.
+/// Removes names of this user whose processes were killed. The directory must be locked.
 fn sweep(directory: &Path) {
     for found in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         if found.file_name().to_str().is_some_and(|name| name.ends_with(SUFFIX)) {
@@ -387,21 +389,21 @@ fn sweep(directory: &Path) {
     }
 }
 
-/// The link of a queue whose processes were all killed: a lock file and a socket, without memory.
+/// Removes the link of a queue whose processes were all killed: a lock file and a socket, without memory.
 fn forget_queue(directory: &Path, file: &str) {
     let Ok(name) = file.trim_end_matches(SUFFIX).parse() else { return };
     if let Ok(remains) = shmesh::inspect::Remains::of(directory, &name) {
         let dead = |seat: &shmesh::inspect::SeatView| seat.liveness == shmesh::Liveness::Dead;
-        // One with segments in files is no queue's, and what waits in it is for who comes again.
+        // A link with segments in files does not belong to a queue, and its queued messages are for later participants.
         if !remains.is_held && remains.queued.is_none() && remains.seats.iter().all(dead) {
             let _ = remains.remove();
         }
     }
 }
 
-/// A name in the IPC directory; it goes when this is dropped.
+/// A name in the IPC directory, which is removed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Published {
+pub(crate) struct PublishedName {
     place: Place,
     made: Made,
     listener: Arc<OwnedFd>,
@@ -415,7 +417,7 @@ pub(crate) fn publish(
     name: &str,
     meta: Vec<u8>,
     mode: u32,
-) -> PyResult<Published> {
+) -> PyResult<PublishedName> {
     if meta.len() > META_BYTES_MAX {
         return Err(error(
             "TooLong",
@@ -426,7 +428,7 @@ pub(crate) fn publish(
         ));
     }
     let path = socket_path(directory, name)?;
-    let server = server().map_err(|source| system("listen for who opens the array", &source))?;
+    let server = server().map_err(|source| system("listen for processes that open the array", &source))?;
     let _locked = lock_directory(py, directory)?;
     let (listener, place) = py.detach(|| {
         sweep(directory);
@@ -445,24 +447,24 @@ pub(crate) fn publish(
     })?;
     let listener = Arc::new(listener);
     lock(&LISTENERS).push(listener.as_raw_fd());
-    let named = Named { file: Arc::downgrade(file), meta, place: place.clone() };
+    let named = NamedFile { file: Arc::downgrade(file), meta, place: place.clone() };
     lock(&server.state).named.push((Arc::clone(&listener), named));
     let _ = server.wake.signal();
-    Ok(Published { place, made: Made::here(), listener })
+    Ok(PublishedName { place, made: Made::here(), listener })
 }
 
-impl Published {
+impl PublishedName {
     pub(crate) fn path(&self) -> &Path {
         &self.place.path
     }
 
-    /// A child of a fork has the parent's in its memory, and does not answer.
+    /// Whether this process answers for the name. A forked child has its parent's value, and does not answer.
     pub(crate) fn is_here(&self) -> bool {
         self.made.is_here()
     }
 }
 
-/// Whether anybody answers for a name.
+/// Whether a process answers for a name.
 pub(crate) fn is_answered(directory: &Path, name: &str) -> PyResult<bool> {
     let path = socket_path(directory, name)?;
     let nobody =
@@ -470,10 +472,10 @@ pub(crate) fn is_answered(directory: &Path, name: &str) -> PyResult<bool> {
     Ok(!packets::connect_now(&path).is_err_and(nobody))
 }
 
-impl Drop for Published {
+impl Drop for PublishedName {
     fn drop(&mut self) {
         if !self.made.is_here() {
-            // The parent's name; the descriptor was closed after the fork.
+            // The name belongs to the parent; the descriptor was closed after the fork.
             std::mem::forget(Arc::clone(&self.listener));
             return;
         }
@@ -486,7 +488,7 @@ impl Drop for Published {
     }
 }
 
-/// Memory by its name, and its description.
+/// Opens memory by its name. Returns it with its description.
 pub(crate) fn open(
     py: Python<'_>,
     directory: &Path,
@@ -510,13 +512,13 @@ pub(crate) fn open(
         }
         Err(source) => Err(match source.raw_os_error() {
             Some(errno::ECONNREFUSED) => {
-                // What a kill left: an empty file.
+                // The rest of a killed process: a plain file.
                 if let Ok(_locked) = lock_directory(py, directory) {
                     py.detach(|| remove_stale(directory, &path));
                 }
                 absent()
             }
-            // It ended, or dropped the array, before it had answered.
+            // The process ended, or dropped the array, before it had answered.
             Some(errno::ECONNRESET) => absent(),
             Some(errno::ENOENT) => absent(),
             _ => system(&format!("open the array at {}", path.display()), &source),
@@ -524,7 +526,7 @@ pub(crate) fn open(
     }
 }
 
-/// At the end of the process: names of arrays that nobody dropped.
+/// Called at the end of the process: removes the names of arrays that are still alive.
 pub(crate) fn at_exit() {
     let server = lock(&SERVER).clone();
     if let Some(server) = server.filter(|server| server.made.is_here()) {

@@ -1,7 +1,7 @@
-//! numpy arrays over memory of ours, and what keeps that memory while any of them lives.
+//! numpy arrays over shared memory, and the object that keeps that memory alive while an array uses it.
 //!
-//! The array's base is a [`Pin`], and the base of each view of it, of each view of those, and of what `DLPack` or the buffer
-//! protocol make of them, leads there. So a pin is dropped exactly when the last of them is gone.
+//! The base of an array is a [`Pin`]. The bases of all its views, and of objects that `DLPack` or the buffer protocol
+//! create from them, lead to the pin. So a pin is dropped exactly when the last of them is gone.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -14,14 +14,14 @@ use pyo3::prelude::*;
 
 use crate::fork::Made;
 
-/// Keeps something while arrays over it live.
+/// Keeps a value alive while arrays over it are.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct Pin {
     _kept: Box<dyn Any + Send + Sync>,
     _made: Made,
 }
 
-/// A one-dimensional array of bytes.
+/// Creates a one-dimensional array of bytes.
 ///
 /// # Safety
 /// As for [`array`].
@@ -34,15 +34,15 @@ pub(crate) unsafe fn bytes(
     kept: impl Any + Send + Sync,
 ) -> PyResult<Bound<'_, PyAny>> {
     let dims = [npy_intp::try_from(len).map_err(|_| PyOverflowError::new_err("too many bytes"))?];
-    // SAFETY: the caller answers for the memory, and the elements are single bytes.
+    // SAFETY: guaranteed by the caller; the elements are single bytes.
     unsafe { array(py, start, u8::get_dtype(py), &dims, writable, kept) }
 }
 
-/// An array of any type, in C order.
+/// Creates an array of any type, in C order.
 ///
 /// # Safety
-/// As many bytes as `dtype` and `dims` take must be mapped at `start`, and be writable if `writable`, as long as `kept` lives. `dtype`
-/// must not hold Python objects.
+/// The bytes of `dims` elements of `dtype` must stay mapped at `start`, and be writable if `writable`, as long as `kept`
+/// lives. `dtype` must not hold Python objects.
 #[expect(unsafe_code, reason = "numpy gets memory that it does not own")]
 pub(crate) unsafe fn array<'py>(
     py: Python<'py>,
@@ -55,8 +55,8 @@ pub(crate) unsafe fn array<'py>(
     let pin = Py::new(py, Pin { _kept: Box::new(kept), _made: Made::here() })?;
     let flags = NPY_ARRAY_CARRAY_RO | if writable { NPY_ARRAY_WRITEABLE } else { 0 };
     let rank = c_int::try_from(dims.len()).map_err(|_| PyOverflowError::new_err("too many dimensions"))?;
-    // SAFETY: numpy takes over the reference to the type of the elements, copies the dimensions, and does not use the
-    // memory before its base is set. That takes over the reference to the pin, also when it fails.
+    // SAFETY: numpy takes ownership of the reference to the data type, copies the dimensions, and does not use the memory
+    // before its base is set. Setting the base takes ownership of the reference to the pin, even if it fails.
     unsafe {
         let made = PY_ARRAY_API.PyArray_NewFromDescr(
             py,

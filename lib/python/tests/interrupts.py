@@ -1,4 +1,4 @@
-"""Signals that come while something waits."""
+"""Signals during calls that wait."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 @contextmanager
 def interrupted() -> Iterator[None]:
-    """A signal comes while this waits, whose handler raises, and that has to come out."""
+    """Sends a signal during a call that waits. The handler raises an exception, which must end the call."""
 
     class Interrupt(Exception):
         pass

@@ -289,7 +289,7 @@ def test_views_travel_as_views() -> None:
     assert copy.sum() == 0, "it is the same memory"
 
 
-def test_what_is_not_in_shared_memory_is_pickled_whole() -> None:
+def test_copies_outside_shared_memory_are_pickled_whole() -> None:
     array = shmesh.empty(4)
     assert pickle.loads(pickle.dumps(array + 1)).tolist() == [1, 1, 1, 1]
     with pytest.raises(shmesh.Invalid, match="from_numpy"):
@@ -337,7 +337,7 @@ def test_no_view_reaches_outside() -> None:
 
 
 def test_no_handle_reaches_outside() -> None:
-    """A pickle that was tampered with, or is damaged."""
+    """A pickle that was manipulated or damaged."""
     array = shmesh.empty(8, np.uint8)
     fetch, (address, token, named, shape, dtype, offset, strides, writable) = array.__reduce_ex__(2)
     for wrong in ((shape, -1, strides), (shape, 1 << 62, strides), ((9,), 0, None), (shape, 0, (-1,)), (shape, 0, (1 << 40,))):
@@ -349,9 +349,9 @@ def test_no_handle_reaches_outside() -> None:
     assert array.memory.nbytes == 8
 
 
-def test_a_handle_of_nobody() -> None:
+def test_handle_of_an_ended_process() -> None:
     with pytest.raises(shmesh.NotFound):
-        shmesh.Memory.fetch("shmesh-nobody", bytes(16))
+        shmesh.Memory.fetch("shmesh-absent", bytes(16))
     array = shmesh.empty(1)
     address, token = array.memory.handle()
     with pytest.raises(shmesh.NotFound):

@@ -189,7 +189,7 @@ def test_a_selector_sees_batches_and_the_end() -> None:
 def test_a_time_limit_holds_while_others_take_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = shmesh.BatchQueue(1000, name="queue")
     queue.put({"x": np.zeros(1)})
-    # What a consumer sees that loses each race.
+    # As a consumer sees it that loses each race.
     monkeypatch.setattr(queue, "_take", lambda: None)
     with pytest.raises(shmesh.Timeout):
         queue.get(timeout=0.02)

@@ -64,7 +64,7 @@ def test_batches_are_written_in_place_and_ragged() -> None:
 def test_a_batch_is_a_mapping() -> None:
     queue = shmesh.BatchQueue(1000, depth=3)
     for scale in (1, 2):
-        # A shape in a list is encoded each time, and means the same.
+        # A shape in a list is encoded each time, with the same meaning.
         with queue.batch({"x": ([2, 2], "f4"), "y": (3, np.int16)}, meta=scale) as batch:
             batch["x"][...] = scale
             batch["y"][...] = scale
@@ -194,7 +194,7 @@ def test_attach_by_name() -> None:
     with pytest.raises(shmesh.Closed, match="attach again"):
         other.put({"x": np.arange(3)})
     with pytest.raises(shmesh.NotFound):
-        shmesh.BatchQueue.attach("nobody")
+        shmesh.BatchQueue.attach("absent")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -208,12 +208,12 @@ def test_a_killed_producer_is_noticed_and_its_buffers_come_back(method: str) -> 
     with pytest.raises(shmesh.PeerDied, match="1 producer"):
         queue.get(timeout=200)
     assert queue.died == 1
-    # All six buffers are there again.
+    # All six buffers are free again.
     batches = [queue.batch({"x": (1, "u1")}, timeout=200) for _ in range(6)]
     del batches
     other = context.Process(target=workers.produce, args=(queue, 10, 5))
     other.start()
-    # This process was a producer, too, as it took loans: it finishes.
+    # This process was a producer, too, because it took loans: it finishes.
     queue.producers = 3
     seen = [queue.get(timeout=200).meta["number"] for _ in range(5)]
     other.join()
@@ -234,7 +234,7 @@ def test_a_producer_that_fails_has_not_finished() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 0.001])
-def test_who_never_waits_hears_of_the_end(timeout: float) -> None:
+def test_get_without_waiting_reports_the_end(timeout: float) -> None:
     queue = shmesh.BatchQueue(1000, producers=2)
     with pytest.raises(shmesh.Timeout):
         queue.get(timeout=timeout)
@@ -251,7 +251,7 @@ def test_who_never_waits_hears_of_the_end(timeout: float) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 0.01])
-def test_who_never_waits_gets_what_the_dead_had(timeout: float) -> None:
+def test_get_without_waiting_gets_batches_of_dead_producers(timeout: float) -> None:
     context = multiprocessing.get_context("spawn")
     queue = shmesh.BatchQueue(1000, depth=2, producers=2)
     here, there = context.Pipe()
@@ -278,7 +278,7 @@ def test_a_producer_that_fails_before_its_first_batch() -> None:
 
 
 def test_a_producer_that_is_killed_in_another_container() -> None:
-    """Its pid means nothing here."""
+    """Its pid has no meaning in this namespace."""
     queue = shmesh.BatchQueue(1000, name="queue", depth=3)
     script = """
 import ctypes, os, signal, sys
@@ -336,7 +336,7 @@ def test_a_killed_consumer_gives_its_batch_back() -> None:
     assert [queue.get(timeout=200).meta["number"] for _ in range(2)] == [6, 7]
 
 
-def test_a_producer_is_told_that_nobody_is_left() -> None:
+def test_producer_without_consumers_gets_an_error() -> None:
     script = """
 import numpy as np, os, shmesh, signal
 queue = shmesh.BatchQueue(1000, depth=2, name="left")
@@ -375,7 +375,7 @@ queue.close()
         maker.wait()
         maker.stdout.close()
         context = multiprocessing.get_context("spawn")
-        # It comes by the name, which somebody who uses the queue answers for again.
+        # It attaches by the name, for which a process that uses the queue answers again.
         late = context.Process(target=workers.attach_and_produce, args=("kept", 10, 3))
         late.start()
         assert [queue.get(timeout=200).meta["number"] for _ in range(3)] == [10, 11, 12]
@@ -420,7 +420,7 @@ def test_a_message_that_is_no_batch() -> None:
         intruder.send(msg, b"x" * 8)
         with pytest.raises(shmesh.Error):
             queue.get(timeout=200)
-    # It describes an array that lies outside of its memory.
+    # It describes an array outside of its memory.
     for where in (b"'<f8', (100,), 0", b"'<f8', (1,), 4096", b"'<f8', (1,), -8", b"'<f8', (1,), 1", b"(), (1,), 0", b"'<f8', (1,), 100000000000000000000"):
         text = b"[('x', " + where + b")]"
         intruder.send(len(text).to_bytes(4, "little") + text, b"x" * 8)
@@ -429,7 +429,7 @@ def test_a_message_that_is_no_batch() -> None:
 
 
 def test_kills_at_any_moment() -> None:
-    """Producers are killed wherever they are. What arrives is whole, and no buffer is lost."""
+    """Producers are killed at any moment. Batches arrive whole, and no buffer is lost."""
     context = multiprocessing.get_context("fork")
     random = np.random.default_rng(7)
     queue = shmesh.BatchQueue(64 << 10, depth=6, producers=1000)

@@ -1,4 +1,4 @@
-"""Memory of GPUs, over the broker of a sidecar and a double of the CUDA driver. No GPU was near."""
+"""GPU memory, with the broker of a sidecar and a fake CUDA driver. These tests have not run on a real GPU."""
 
 import ctypes
 import multiprocessing
@@ -109,7 +109,7 @@ def test_interfaces_for_others(sidecar: str) -> None:
 
 
 def test_streams_devices_versions_and_copies(sidecar: str) -> None:
-    """As the array API standard has them."""
+    """The shapes of the array API standard."""
     with shmesh.GpuSession(sidecar) as session:
         _, array = session.export_key((2, 3), np.float32)
         for stream in (None, -1, 1, 2, 0x7F00_1234_5678):
@@ -121,7 +121,7 @@ def test_streams_devices_versions_and_copies(sidecar: str) -> None:
             with pytest.raises(TypeError, match="a number"):
                 array.__dlpack__(stream=wrong)  # type: ignore[arg-type]
 
-        # A consumer that says no version, or one before 1, gets what has none.
+        # A consumer that gives no version, or one before 1, gets the unversioned form.
         for old in (None, (0, 8)):
             assert inside(array.__dlpack__(max_version=old), Managed, b"dltensor")
         for new in ((1, 0), (1, 3), (2, 0)):
@@ -129,7 +129,7 @@ def test_streams_devices_versions_and_copies(sidecar: str) -> None:
             managed, _ = inside(capsule, ManagedVersioned, b"dltensor_versioned")
             assert (managed.major, managed.minor) <= new and managed.flags == 0, "writable, and no copy"
 
-        # Only where it is, and only as it is.
+        # Only on its device, and only without a copy.
         here = array.__dlpack_device__()
         assert here == (2, 0) and inside(array.__dlpack__(dl_device=here, copy=False), Managed, b"dltensor")
         for elsewhere in ((1, 0), (2, 1), (3, 0)):
@@ -189,7 +189,7 @@ with shmesh.GpuSession(sys.argv[1]) as session:
         raise SystemExit("the consumer has it still")
     except shmesh.StillViewed:
         pass
-    # Tensor (48 bytes), context, deleter: what a consumer calls in the end.
+    # Tensor (48 bytes), context, deleter: the consumer calls the deleter in the end.
     deleter = ctypes.c_void_p.from_address(place + 56).value
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)(place)
     session.close(key)

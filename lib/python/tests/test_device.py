@@ -1,4 +1,4 @@
-"""Device keys, over the broker of a sidecar. Device memory is host memory today."""
+"""Device keys with the broker of a sidecar. Device memory is host memory at present."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ import shmesh
 
 
 def is_ready() -> bool:
-    """Who connects in the first moments of a sidecar may not be recognised, for as long as that connection lasts."""
+    """A client that connects in the first moments of a sidecar may stay unidentified for the whole connection."""
     try:
         with shmesh.DeviceSession("fronthaul") as session:
             return session.bare_tgid() == os.getpid()
@@ -40,7 +40,7 @@ def sidecar(ipc: Path) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=200)
-        # A sidecar's link stays, for whoever comes next.
+        # A sidecar's link stays for later participants.
         for file in ipc.glob("fronthaul*"):
             file.unlink()
 
@@ -68,7 +68,7 @@ def test_the_five_calls(sidecar: str) -> None:
         assert array[0] == 99, "an array keeps the memory, also when the key is closed"
 
 
-def test_who_is_not_admitted_is_denied(sidecar: str) -> None:
+def test_process_that_is_not_admitted_is_denied(sidecar: str) -> None:
     script = f"""
 import sys, shmesh
 with shmesh.DeviceSession({sidecar!r}) as session:
@@ -113,4 +113,4 @@ def test_wrong_use(sidecar: str) -> None:
     with pytest.raises(shmesh.Closed):
         session.bare_tgid()
     with pytest.raises(shmesh.NotFound):
-        shmesh.DeviceSession("nobody")
+        shmesh.DeviceSession("absent")

@@ -1,4 +1,4 @@
-"""What answers at a name need not be a friend."""
+"""The process that answers for a name may be hostile."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ META = b"('<f8', (4,))"
 
 @contextmanager
 def answering(path: Path, message: bytes, descriptors: list[int]) -> Iterator[None]:
-    """Whatever is asked, this is the answer."""
+    """Gives the same answer to every request."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.fspath(path))
         listener.listen()
@@ -64,7 +64,7 @@ def refused(ipc: Path, message: bytes, descriptors: list[int]) -> None:
 
 
 def test_memory_that_could_be_truncated_under_us(ipc: Path) -> None:
-    """Reading it would be a bus error whenever its owner likes."""
+    """Its owner could make every read raise SIGBUS."""
     for seals in (0, SHRINK, GROW):
         refused(ipc, META, [memfd(4096, seals)])
     file = tempfile.TemporaryFile()
@@ -103,7 +103,7 @@ def test_descriptions_that_make_no_sense(ipc: Path, meta: bytes) -> None:
     refused(ipc, meta, [memfd(4096, SHRINK | GROW)])
 
 
-def test_who_does_not_answer(ipc: Path) -> None:
+def test_process_that_does_not_answer(ipc: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.bind(os.fspath(ipc / "x.array"))
         silent.listen()
@@ -115,7 +115,7 @@ def test_who_does_not_answer(ipc: Path) -> None:
     (ipc / "x.array").unlink()
 
 
-def test_who_answers_late(ipc: Path) -> None:
+def test_process_that_answers_late(ipc: Path) -> None:
     """A machine may be busy."""
     array = shmesh.empty(4, name="other")
     descriptor = os.dup(array.memory.fileno())

@@ -128,7 +128,7 @@ def test_buffers_of_a_message_are_free_after_its_last_array() -> None:
     views.pop()
     loan = mac.loan(0, 10)
     loan.data[:] = 77
-    assert [int(view[0]) for view in views] == [0, 1, 2], "nobody else has what is still viewed"
+    assert [int(view[0]) for view in views] == [0, 1, 2], "no other message uses a buffer that is viewed"
 
 
 def test_full_and_too_long() -> None:
@@ -279,12 +279,12 @@ def test_asyncio_hears_of_what_was_sent_before_it_listened() -> None:
 
     class Late(shmesh.Link):
         def fileno(self) -> int:
-            mac.send(b"nobody listens yet")
+            mac.send(b"no receiver yet")
             return super().fileno()
 
     with Late.attach("link", "primary", allow_second_primary=True) as late:
         message = asyncio.run(asyncio.wait_for(late.receive_async(), 200))
-        assert bytes(message) == b"nobody listens yet"
+        assert bytes(message) == b"no receiver yet"
         del message
 
 
@@ -325,7 +325,7 @@ def test_a_wait_is_as_long_as_was_said_though_others_are_faster() -> None:
         left = 2
 
         def try_receive(self) -> shmesh.Message | None:
-            # Another participant takes what woke this one, twice.
+            # Another participant takes the message that woke this one, twice.
             if self.left > 0 and self.has_message:
                 self.left -= 1
                 assert phy.receive() is not None
@@ -342,7 +342,7 @@ def test_a_wait_is_as_long_as_was_said_though_others_are_faster() -> None:
 
 def test_a_signal_ends_the_wait_for_a_link() -> None:
     with interrupted():
-        shmesh.Link.attach("nobody", timeout=1000)
+        shmesh.Link.attach("absent", timeout=1000)
 
 
 def test_selectors() -> None:
@@ -378,7 +378,7 @@ def test_closing() -> None:
         phy.close()
     with phy:
         pass
-    # The memory stays for whom has it.
+    # The memory stays mapped while it is in use.
     assert phy.closed and view.view(np.int64)[9] == 9
     for use in (phy.receive, lambda: phy.send(b"x"), phy.fileno, lambda: phy.seat, phy.clone().close):
         if use.__name__ == "close":
@@ -394,12 +394,12 @@ def test_closing() -> None:
 def test_iterating_ends_when_the_link_is_closed() -> None:
     phy, mac = pair()
     mac.send(b"1")
-    # Not `strict`: the message is still in the loop's hand.
+    # Not `strict`: the variable of the loop still has the message.
     threading.Timer(0.05, phy.close, kwargs={"strict": False}).start()
     assert [bytes(message) for message in phy] == [b"1"]
 
 
-def test_who_is_there() -> None:
+def test_participants() -> None:
     phy, mac = pair()
     there = phy.participants()
     assert {(other.side, other.pid, other.alive) for other in there} == {
@@ -412,7 +412,7 @@ def test_who_is_there() -> None:
 
 def test_wrong_configurations(tmp_path: Path) -> None:
     with pytest.raises(shmesh.NotFound, match="start its primary"):
-        shmesh.Link.attach("nobody")
+        shmesh.Link.attach("absent")
     with pytest.raises(shmesh.Invalid):
         shmesh.Link.attach("../x")
     with pytest.raises(shmesh.Invalid, match="side"):
@@ -443,7 +443,7 @@ def test_a_configuration_of_several_links(tmp_path: Path) -> None:
 
 
 def test_a_full_directory_is_an_exception_with_the_remedy(tmp_path: Path) -> None:
-    """Not a bus error later."""
+    """An error now, instead of SIGBUS later."""
     script = f"""
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -490,7 +490,7 @@ def test_a_fork_in_the_middle_of_a_loan() -> None:
     assert queue.get(timeout=200) == ["Forked"] * 3
     process.join()
     assert process.exitcode == 0
-    # The child dropped its copy, and gave nothing back: nobody else gets this buffer.
+    # The child dropped its copy without releasing anything: this buffer is not given to another participant.
     others = [mac.loan(1, 10) for _ in range(3)]
     with pytest.raises(shmesh.Exhausted):
         mac.loan()
@@ -568,7 +568,7 @@ def test_many_threads_on_one_handle() -> None:
 
 
 class Peer:
-    """Another process, which attaches, detaches and attaches again by orders."""
+    """Another process, which attaches, detaches and attaches again on command."""
 
     def __init__(self, name: str) -> None:
         self.orders, theirs = multiprocessing.Pipe()

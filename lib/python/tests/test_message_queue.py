@@ -107,9 +107,9 @@ def test_readers_that_join_later() -> None:
             with shmesh.MessageQueue.attach("queue", 1) as second:
                 queue.enqueue("two")
                 assert [first.dequeue(), first.dequeue(), second.dequeue()] == ["one", "two", "two"]
-        queue.enqueue("nobody", timeout=WATCHDOG)
-        queue.enqueue("nobody", timeout=WATCHDOG)
-        queue.enqueue("nobody", timeout=WATCHDOG)
+        queue.enqueue("absent", timeout=WATCHDOG)
+        queue.enqueue("absent", timeout=WATCHDOG)
+        queue.enqueue("absent", timeout=WATCHDOG)
 
 
 def test_the_rank_of_a_reader_that_died() -> None:

@@ -103,7 +103,7 @@ print(array[start - array.ctypes.data])
 
 
 def test_freeing_first_frees_no_foreign_memory() -> None:
-    """`del` of the recipe's array unmaps the segment silently, and its `shmdt` then hits what came to lie there."""
+    """`del` of the recipe's array unmaps the segment silently, and its `shmdt` then unmaps whatever is at that address."""
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
         array = shmesh.empty(1 << 16, np.uint8)
@@ -140,7 +140,8 @@ def test_exit_without_cleaning_up_leaves_nothing(ipc: Path) -> None:
         script = f"import os, shmesh; a = shmesh.empty(1 << 20); b = shmesh.empty(3, name='x'); {end}"
         subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=200, check=False)
         names = os.listdir(ipc)
-        # Killed, it could not take its name away, which has no memory; who asks for it finds nothing, and removes it.
+        # The killed process could not remove its name, which has no memory. A process that opens it finds nothing, and
+        # removes it.
         assert names == [] or (end != "" and os.stat(ipc / names[0]).st_blocks == 0)
         with pytest.raises(shmesh.NotFound):
             shmesh.open("x")
@@ -148,7 +149,7 @@ def test_exit_without_cleaning_up_leaves_nothing(ipc: Path) -> None:
     assert segments() == before, "there are no System V segments, so nothing needs ipcrm"
 
 
-def test_nobody_attaches_by_accident() -> None:
+def test_segments_are_not_attached_by_accident() -> None:
     libc = ctypes.CDLL(None)
     key = 0x5EED_0000 | os.getpid() & 0xFFFF
     first = libc.shmget(key, 4096, 0o600 | IPC_CREAT)
@@ -175,7 +176,7 @@ def test_more_than_2_gib_and_no_exit_of_the_process() -> None:
 
 
 def test_memory_is_reserved_and_not_only_promised() -> None:
-    """What `ftruncate` promises on a full tmpfs is a bus error at the first touch: torch's, and multiprocessing's."""
+    """After `ftruncate` on a full tmpfs, the first access raises SIGBUS: in torch and multiprocessing."""
     shown = subprocess.run(
         [
             sys.executable,
@@ -207,7 +208,7 @@ memory[:] = bytes(1 << 24)
 
 
 def test_non_contiguous_input_is_no_silent_copy() -> None:
-    """`ascontiguousarray` copies, and writes to the copy are shared with nobody."""
+    """`ascontiguousarray` copies, and writes to the copy are not shared."""
     source = np.arange(12).reshape(3, 4)[:, ::2]
     array = shmesh.from_numpy(source)
     array[0, 0] = 100

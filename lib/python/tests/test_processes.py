@@ -1,4 +1,4 @@
-"""Arrays in other processes: a handle travels, not the data; and whoever is killed leaves nothing behind."""
+"""Arrays in other processes: a handle is sent, not the data, and a killed process leaves nothing behind."""
 
 import concurrent.futures
 import contextlib
@@ -22,7 +22,7 @@ METHODS = ["fork", "spawn", "forkserver"]
 
 
 def shared_bytes() -> int:
-    """Shared memory of the machine that somebody has."""
+    """Shared memory that any process of the machine has."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("Shmem:"):
             return int(line.split()[1]) * 1024
@@ -43,7 +43,7 @@ def test_a_handle_travels(method: str) -> None:
     process.start()
     total, writable, kind = queue.get(timeout=200)
     process.join()
-    # A fork has the parent's own mapping; whoever gets a handle may read.
+    # A forked child has the parent's own mapping. A process with a handle may read.
     assert (total, writable, kind) == (499500.0, method == "fork", "Array")
     assert len(pickle.dumps(shmesh.empty((1000, 1000)))) < 1000
 
@@ -115,7 +115,7 @@ def test_a_killed_owner_leaves_no_memory_and_no_name(ipc: Path) -> None:
     opened = shmesh.open("weights")
     process.kill()
     process.join()
-    # Who has it keeps it: the memory is the kernel's, and goes with the last one.
+    # Processes that have the array keep it. The kernel frees the memory with the last one.
     assert opened[0, 0] == 3 and memfds(os.getpid()) == 1
     with pytest.raises(shmesh.NotFound):
         shmesh.open("weights")
@@ -133,7 +133,7 @@ def test_names_of_the_killed_are_free_again(ipc: Path) -> None:
     process.kill()
     process.join()
     other = shmesh.empty(3, name="other")
-    assert os.listdir(ipc) == ["other.array"], "swept by whoever gives a name next"
+    assert os.listdir(ipc) == ["other.array"], "removed when the next name is published"
     again = shmesh.from_numpy([1, 2], "one")
     assert shmesh.open("one").tolist() == [1, 2]
     del again, other
@@ -168,7 +168,7 @@ def test_a_forked_child_gives_out_its_arrays_itself() -> None:
     with context.Pool(1) as pool:
         back = pool.apply(workers.identity, (array,))
         assert back.tolist() == [1, 2, 3]
-    # The child's end did not take the parent's name away.
+    # The end of the child did not remove the parent's name.
     assert shmesh.open("mine").tolist() == [1, 2, 3]
 
 
@@ -193,7 +193,7 @@ queue = shmesh.BatchQueue(1000)
 seats = {link: 2, queue._consumer: 2}
 for wait in (lambda: link.receive(None), queue.get, lambda: [message for message in link]):
     threading.Thread(target=wait, daemon=True).start()
-# Each has a seat to wait with.
+# Each link has a seat for waiting.
 while any(len(link.participants()) < count for link, count in seats.items()):
     time.sleep(0.001)
 """
@@ -248,7 +248,7 @@ def test_a_stopped_client_does_not_keep_others_waiting() -> None:
     address, token = array.memory.handle()
     with contextlib.ExitStack() as stack:
         silent = []
-        # One more than may wait: the first has to go.
+        # One more than may wait: the oldest is disconnected.
         for _ in range(65):
             client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             client.connect(b"\0" + address.encode())
@@ -274,7 +274,7 @@ try:
         arrays.append(shmesh.empty(1))
 except shmesh.System as error:
     assert "ulimit" in str(error), error
-# Nobody is accepted now; and the thread that would do it does not spin.
+# No client is accepted now, and the server's thread does not spin.
 child = os.fork()
 if child == 0:
     arrays.clear()

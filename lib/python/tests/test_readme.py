@@ -1,4 +1,4 @@
-"""What the documents say, done."""
+"""Runs the examples of the documents."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ def test_the_front_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("document", ["docs/python.md", "docs/from-sysv.md"])
 def test_each_example(document: str, tmp_path: Path) -> None:
-    """Those of a document build on each other."""
+    """Examples of one document build on each other."""
     found = blocks(document)
     assert found
     run("\n".join(found), tmp_path)

@@ -1,4 +1,4 @@
-"""Segments of the recipe's users as arrays."""
+"""System V segments of other programs as arrays."""
 
 import ctypes
 import gc
@@ -26,7 +26,7 @@ def attached(shmid: int) -> int:
 
 @pytest.fixture
 def segment() -> Iterator[tuple[int, int]]:
-    """A segment of 4096 bytes, as another program made it: its key and its id."""
+    """A segment of 4096 bytes, as created by another program: its key and its id."""
     key = 0x5EED_0000 | os.getpid() & 0xFFFF
     shmid = LIBC.shmget(key, 4096, 0o600 | IPC_CREAT | IPC_EXCL)
     assert shmid >= 0
@@ -58,7 +58,7 @@ def test_it_stays_attached_as_long_as_a_view_lives(segment: tuple[int, int]) -> 
     view = shmesh.attach_sysv(4096, np.uint8, shmid=shmid)[10:20][::2]
     gc.collect()
     assert attached(shmid) == 1 and view.sum() == 0
-    # Removed by its owner meanwhile, it lives on until the last one detaches; but this fixture removes it itself.
+    # Removed by its owner, it exists until the last process detaches; but this fixture removes it itself.
     del view
     gc.collect()
     assert attached(shmid) == 0

@@ -15,7 +15,7 @@ TIMES = 200
 
 
 def together(*bodies: Callable[[], Any]) -> list[Any]:
-    """Runs them at once, and raises what any of them raised."""
+    """Runs functions at the same time, and raises the exception of any of them."""
     barrier = threading.Barrier(len(bodies))
     results: list[Any] = [None] * len(bodies)
     failures: list[BaseException] = []
@@ -101,7 +101,7 @@ def test_one_message_is_released_while_it_is_read() -> None:
             loan.send()
             message = phy.receive(timeout=200)
             outcomes = together(*[lambda message=message: read(message)] * 3, message.release)
-            # Closed, or the whole of it: never another's.
+            # Closed, or all of it: never another object's.
             assert set(outcomes[:3]) <= {shmesh.Closed, number}
         assert phy.try_receive() is None
 

@@ -1,4 +1,4 @@
-"""The loader for torch. Where torch is not installed, nothing of it is tested."""
+"""The loader for torch. Without torch, these tests are skipped."""
 
 import dataclasses
 import os
@@ -100,7 +100,7 @@ def test_batches_that_are_kept_and_batches_that_are_too_large() -> None:
     for nbytes in (1 << 20, 1000):
         batches = list(DataLoader(Squares(), 4, num_workers=2, nbytes=nbytes))
         assert [int(batch[row, 0]) for batch in batches for row in range(4)] == [index * index for index in range(64)]
-        # They are the receiver's alone.
+        # Only the receiver has them.
         for batch in batches:
             batch += 1
         assert int(batches[0][0, 0]) == 1 and int(batches[-1][3, 4095]) == 63 * 63 + 1

@@ -1,4 +1,6 @@
-"""The adapter for vLLM, over a stand-in of the class that it replaces: vLLM itself takes a GPU. It shows the calls, not vLLM."""
+"""The adapter for vLLM, with a stand-in for the class that it replaces, because vLLM needs a GPU. It tests the calls, not
+vLLM.
+"""
 
 import dataclasses
 import multiprocessing

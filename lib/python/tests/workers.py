@@ -1,4 +1,4 @@
-"""What child processes of the tests do. Importable, so that `spawn` finds it."""
+"""The functions of the tests' child processes. Importable, for `spawn`."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def attach_and_produce(name: str, first: int, count: int) -> None:
             queue = shmesh.BatchQueue.attach(name)
             break
         except shmesh.NotFound:
-            assert time.monotonic() < end, "nobody answers for the name"
+            assert time.monotonic() < end, "no process answers for the name"
             time.sleep(0.01)
     produce(queue, first, count)
 
@@ -115,7 +115,7 @@ def echo(name: str, count: int) -> None:
 
 
 def use_link(link: shmesh.Link, queue: Any) -> None:
-    """What comes of using a handle of before the fork."""
+    """The result of using a handle from before the fork."""
     try:
         link.send(b"x")
     except shmesh.Forked as error:

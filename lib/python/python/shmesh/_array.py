@@ -1,4 +1,4 @@
-"""numpy arrays that lie in shared memory from the beginning."""
+"""numpy arrays in shared memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ._shmesh import DEFAULT_DIR, Memory
 __all__ = ["Array", "attach_sysv", "empty", "from_dlpack", "from_numpy", "ipc_directory", "open"]
 
 
-# What may come of reading what somebody else has written.
+# Exceptions of parsing data that another process has written.
 _NONSENSE = (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError)
 
-# The library with bfloat16 and types of 8 bits and less, which jax and others use.
+# The library with bfloat16 and types of at most 8 bits, which jax and others use.
 _ML_DTYPES = "ml_dtypes"
 
 
@@ -32,15 +32,15 @@ class Array(np.ndarray):
     """An array in shared memory.
 
     It is a numpy array in every respect. Views of it are in the same memory, which stays mapped as long as any of them
-    lives; what is computed from it is an ordinary array. Pickled, it is a handle: the receiver maps the same memory,
-    read-only unless it was made with ``readers_write=True``.
+    lives; results of computations are ordinary arrays. It is pickled as a handle: the receiver maps the same memory,
+    read-only unless it was created with ``readers_write=True``.
     """
 
     _memory: Memory | None
 
     def __array_finalize__(self, obj: Any, /) -> None:
         memory = getattr(obj, "_memory", None)
-        # A copy or a result also comes here, and lies elsewhere.
+        # numpy also calls this for copies and results, which are not in shared memory.
         self._memory = memory if memory is not None and _offset(self, memory) is not None else None
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False, /) -> Any:
@@ -51,26 +51,26 @@ class Array(np.ndarray):
 
     def __getitem__(self, index: Any, /) -> Any:
         item = super().__getitem__(index)
-        # Picked by a list or a mask, it is a copy.
+        # Indexed by a list or a mask, it is a copy.
         if type(item) is Array and item._memory is None:
             return item.view(np.ndarray)
         return item
 
     @property
     def memory(self) -> Memory:
-        """The memory that it lies in."""
+        """The memory that the array is in."""
         if self._memory is None:
             raise Invalid("this array is not in shared memory, it was copied or computed; use `shmesh.from_numpy`")
         return self._memory
 
     @property
     def name(self) -> str | None:
-        """Its name in the IPC directory, in the process that gave it one."""
+        """Its name in the IPC directory, in the process that gave it the name."""
         path = self.memory.path
         return None if path is None else os.path.basename(path).removesuffix(".array")
 
     def unlink(self) -> None:
-        """Takes the name away. Who has the array keeps it."""
+        """Removes the name. Processes that have the array keep it."""
         self.memory.unlink()
 
     def __reduce_ex__(self, protocol: Any, /) -> Any:
@@ -81,7 +81,7 @@ class Array(np.ndarray):
         address, token = memory.handle()
         writable = self.flags.writeable and memory.readers_write
         path = memory.path
-        # A name reaches further than a handle, and another may have it by then.
+        # Other processes can open a name even if they cannot use a handle, and by then another array may have it.
         named = None if path is None else (os.fspath(path.parent), self.name, memory.identity)
         return _fetch, (address, token, named, self.shape, self.dtype, offset, self.strides, writable)
 
@@ -97,13 +97,13 @@ class Array(np.ndarray):
 
 
 def _offset(array: np.ndarray, memory: Memory) -> int | None:
-    """Where in the memory the first element lies."""
+    """The offset of the first element in the memory."""
     offset = int(array.__array_interface__["data"][0]) - memory.address
     return offset if 0 <= offset <= memory.nbytes and array.base is not None else None
 
 
 def _checked(dtype: Any) -> np.dtype:
-    """The type of the elements, if they are all there is to them."""
+    """The data type, if elements consist of nothing else."""
     kind: np.dtype = np.dtype(dtype)
     if kind.hasobject:
         raise Unsupported(
@@ -135,7 +135,7 @@ def _laid_out(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, int]:
 
 
 def _described(kind: np.dtype) -> Any:
-    """A type in literals, for those who learn of it by text. Not all types can be."""
+    """The data type as literals, for processes that get its description as text. Not every type can be described."""
     if kind.type.__module__ == _ML_DTYPES and kind.type.__name__ == kind.name:
         return f"{_ML_DTYPES}.{kind.name}"
     try:
@@ -152,7 +152,7 @@ def _described(kind: np.dtype) -> Any:
 
 
 def _dtype_of(descr: Any) -> np.dtype:
-    """The type that another process describes, as `_described` does."""
+    """The data type from a description of `_described` in another process."""
     module, _, name = descr.partition(".") if isinstance(descr, str) else ("", "", "")
     if module != _ML_DTYPES:
         return np.lib.format.descr_to_dtype(descr)
@@ -160,7 +160,7 @@ def _dtype_of(descr: Any) -> np.dtype:
         import ml_dtypes
     except ImportError:
         raise ValueError(f"{descr} is a type of ml_dtypes, which is not installed here (`pip install ml_dtypes`)") from None
-    # Nothing but the types of numbers has this base among what the module has.
+    # In the module, only the types of numbers have this base class.
     kind = getattr(ml_dtypes, name, None)
     if not (isinstance(kind, type) and issubclass(kind, np.generic)):
         raise ValueError(f"ml_dtypes {ml_dtypes.__version__} has no type {name}")
@@ -168,7 +168,7 @@ def _dtype_of(descr: Any) -> np.dtype:
 
 
 def _meta(kind: np.dtype, lengths: tuple[int, ...]) -> bytes:
-    """What is said of an array with a name."""
+    """The description of an array with a name."""
     return repr((_described(kind), lengths)).encode()
 
 
@@ -180,7 +180,7 @@ def _over(
     strides: tuple[int, ...] | None = None,
 ) -> Array:
     root = memory.view(0, memory.nbytes)
-    # numpy does not check it.
+    # numpy does not check the offset.
     if offset < 0:
         raise Invalid(f"offset {offset} is negative")
     try:
@@ -222,7 +222,7 @@ def from_numpy(
     directory: str | os.PathLike[str] | None = None,
     mode: int = 0o600,
 ) -> Array:
-    """A copy of an array, in shared memory and C-contiguous, whatever the layout of the original is."""
+    """Copies an array into shared memory. The copy is C-contiguous, whatever the layout of the original is."""
     source = np.asarray(array)
     copy = empty(
         source.shape, source.dtype, name, readers_write=readers_write, directory=directory, mode=mode
@@ -232,7 +232,7 @@ def from_numpy(
 
 
 def from_dlpack(tensor: Any, name: str | None = None, *, readers_write: bool = False) -> Array:
-    """A copy of a tensor of another library (torch, cupy, jax) in shared memory; of a device's tensor, too."""
+    """Copies a tensor of another library (torch, cupy, jax), even from a device, into shared memory."""
     if hasattr(tensor, "__dlpack_device__") and tensor.__dlpack_device__()[0] != 1:
         try:
             source = np.from_dlpack(tensor, device="cpu", copy=True)  # numpy 2.1 and later
@@ -256,9 +256,9 @@ def open(  # noqa: A001 - as `io.open` and `Image.open` are called
     writable: bool = False,
     directory: str | os.PathLike[str] | None = None,
 ) -> Array:
-    """The array that another process shares under this name, read-only unless ``writable``.
+    """Opens the array that another process shares under this name, read-only unless ``writable``.
 
-    ``shape`` and ``dtype``, if given, must be those that it has.
+    ``shape`` and ``dtype``, if given, must match.
     """
     memory, meta = Memory.open(ipc_directory(directory), name, writable=writable)
     try:
@@ -286,9 +286,9 @@ def attach_sysv(
     offset: int = 0,
     writable: bool = False,
 ) -> Array:
-    """An array over a System V segment (``shmget``) of another program, by id or by key; read-only unless ``writable``.
+    """An array over an existing System V segment (``shmget``), by id or by key; read-only unless ``writable``.
 
-    It is attached where there is room, detached when the last view is gone, and never created or removed.
+    The segment is attached at a free address, detached when the last view is gone, and never created or removed.
     """
     lengths, kind, nbytes = _laid_out(shape, dtype)
     if key is not None and key >= 1 << 31:
@@ -311,7 +311,7 @@ def _fetch(
     strides: tuple[int, ...],
     writable: bool,
 ) -> Array:
-    """What a pickled array becomes."""
+    """Unpickles an array."""
     try:
         memory = Memory.fetch(address, token, writable=writable)
     except NotFound:

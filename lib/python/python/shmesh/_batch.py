@@ -1,8 +1,8 @@
 """Batches of arrays from loaders to trainers.
 
-A batch is one message: where its arrays lie is in the MSG part, and the arrays are in the DATA part. Beside the link lies
-an array of counters, in which each producer writes only the column of its seat: who has come, and who has finished. Who
-came, did not finish and is not on the link any more, has died.
+A batch is one message: the layout of its arrays is in the MSG part, and the arrays are in the DATA part. Each queue also has
+an array of counters, in which each producer only writes the column of its seat: whether it has started, and whether it has
+finished. A producer that has started, has not finished and is no longer on the link, has died.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ __all__ = ["Batch", "BatchQueue"]
 _SEATS = 64
 _STARTED, _FINISHED, _PID, _EXPECTED = range(4)
 _ALIGN = 64
-# A producer that waits for a buffer may miss that one came free, if another took its signal; it tries again after so long.
+# A producer that waits for a buffer may miss a free one, if another producer took its signal. It retries after this time.
 _LOOK_AGAIN = 0.01
 _LOOK_FOR_THE_DEAD = 0.2
-# How long nobody may answer for the name of a queue whose maker has ended.
+# How long the name of a queue may be without a process that answers for it, after its creator has ended.
 _LOOK_AFTER_THE_NAME = 0.5
 
-# A batch, or whether one was sent.
+# The result of an attempt: a batch, or whether one was sent.
 _Made = TypeVar("_Made")
-# Layouts of the specs that this process used, as each is encoded once.
+# Layouts of the specs that this process has used, as each is encoded once.
 _LAYOUTS_MAX = 256
 _layouts: dict[Any, BatchLayout] = {}
 
 
 def _encode(spec: Mapping[str, tuple[Any, Any]]) -> BatchLayout:
-    """Where the arrays of a batch lie."""
+    """Encodes the layout of a batch."""
     offset, entries, places = 0, [], []
     for key, (shape, dtype) in spec.items():
         if not isinstance(key, str):
@@ -58,12 +58,13 @@ def _encode(spec: Mapping[str, tuple[Any, Any]]) -> BatchLayout:
 
 @lru_cache(maxsize=256)
 def _decode(name: str, text: bytes) -> BatchLayout:
-    """The layout that a producer of queue ``name`` describes."""
+    """Decodes the layout of a batch from a producer of queue ``name``."""
     places = {}
     try:
         for key, descr, found, offset in ast.literal_eval(text.decode()):
             shape, dtype, _ = _array._laid_out(found, _array._dtype_of(descr))
-            # A negative number or one without an address is refused here, one outside of the batch when its array is taken.
+            # A negative number, or one that is too large, is refused here; an offset outside of the batch when its array is
+            # accessed.
             places[str(key)] = (str(key), shape, dtype, offset)
         return BatchLayout(text, 0, list(places.values()))
     except _array._NONSENSE as wrong:
@@ -71,7 +72,7 @@ def _decode(name: str, text: bytes) -> BatchLayout:
 
 
 def _load(name: str, extra: bytes) -> Any:
-    """What a producer of queue ``name`` sent with the arrays of a batch."""
+    """Decodes what a producer of queue ``name`` sent with the arrays of a batch."""
     try:
         return json.loads(extra)
     except (ValueError, RecursionError) as wrong:
@@ -84,8 +85,8 @@ Mapping.register(Batch)
 class BatchQueue:
     """Batches from producers to consumers, over a pool of ``depth`` buffers of ``nbytes`` bytes.
 
-    The process that makes it is the first consumer. It is passed to others by pickling, or by inheritance in a fork, or
-    they `attach` to its name. Each batch goes to one consumer. A producer waits while all buffers are in use. The queue ends
+    The process that creates it is the first consumer. Other processes get it by pickling, by inheritance in a fork, or by
+    `attach` with its name. Each batch goes to one consumer. A producer waits while all buffers are in use. The queue ends
     when ``producers`` of them have finished (``with queue:``, or `close`).
     """
 
@@ -124,7 +125,7 @@ class BatchQueue:
         self._consumer = link
         self._counters = _array.empty((4, _SEATS), np.int64, readers_write=True)
         self._counters[_EXPECTED, :2] = producers, mode
-        # Others attach through the counters, so their name comes last.
+        # Other processes attach through the counters, so their name is published last.
         self._counters.memory.publish(self.directory, self.name, self._meta(), mode=mode)
 
     def _prepare(self, name: str, directory: str) -> None:
@@ -140,7 +141,7 @@ class BatchQueue:
 
     @classmethod
     def attach(cls, name: str, *, directory: str | os.PathLike[str] | None = None) -> BatchQueue:
-        """The queue of this name, which another process made."""
+        """Attaches to the queue with this name, which another process has created."""
         queue = cls.__new__(cls)
         queue._prepare(name, _array.ipc_directory(directory))
         queue._counters = _array.open(name, (4, _SEATS), np.int64, writable=True, directory=queue.directory)
@@ -151,7 +152,7 @@ class BatchQueue:
 
     @property
     def producers(self) -> int:
-        """How many producers finish until the queue ends. Raise it before another one comes."""
+        """The number of producers that must finish before the queue ends. Raise it before another producer attaches."""
         return int(self._counters[_EXPECTED, 0])
 
     @producers.setter
@@ -162,19 +163,19 @@ class BatchQueue:
 
     @property
     def died(self) -> int:
-        """How many producers have ended without finishing."""
+        """The number of producers that have ended without finishing."""
         return self._ended()[1]
 
     def as_producer(self) -> BatchQueue:
-        """The queue, with this process a producer of it from now on, and not only from its first batch.
+        """Registers this process as a producer now, and not only with its first batch. Returns the queue.
 
-        In ``with queue.as_producer():``, a failure before the first batch is noticed as one after it.
+        In ``with queue.as_producer():``, a failure before the first batch is detected like a later one.
         """
         self._producing()
         return self
 
     def put(self, arrays: Mapping[str, Any], *, meta: Any = None, timeout: float | None = None) -> None:
-        """Sends a copy of these arrays. Waits for a buffer; `batch` is the way without the copy."""
+        """Sends a copy of these arrays. Waits for a free buffer. To avoid the copy, use `batch`."""
         sources = {key: np.asarray(array) for key, array in arrays.items()}
         layout = _layout_of({key: (source.shape, source.dtype) for key, source in sources.items()})
         extra = b"" if meta is None else json.dumps(meta).encode()
@@ -182,7 +183,7 @@ class BatchQueue:
         self._with_room(layout, extra, timeout, lambda link: link.put_batch(layout, extra, copied) or None)
 
     def batch(self, spec: Mapping[str, tuple[Any, Any]], *, meta: Any = None, timeout: float | None = None) -> Batch:
-        """A batch to be written in place: ``{"x": ((256, 3, 32, 32), "f4")}``. It is sent at the end of its ``with``."""
+        """Returns a batch to write in place: ``{"x": ((256, 3, 32, 32), "f4")}``. It is sent at the end of its ``with``."""
         layout = _layout_of(spec)
         extra = b"" if meta is None else json.dumps(meta).encode()
         return self._with_room(layout, extra, timeout, lambda link: link.begin_batch(layout, meta, extra))
@@ -190,7 +191,7 @@ class BatchQueue:
     def _with_room(
         self, layout: BatchLayout, extra: bytes, timeout: float | None, attempt: Callable[[Link], _Made | None]
     ) -> _Made:
-        """What ``attempt`` makes with a free buffer. It makes None while all are in use, and is tried again."""
+        """Calls ``attempt`` until it returns a result. It returns None while all buffers are in use."""
         if _monotonic() >= self._look:
             self._look_after_the_name()
         link = self._producer or self._producing()
@@ -198,7 +199,7 @@ class BatchQueue:
             try:
                 made = attempt(link)
             except Forked:
-                # The parent's. The queue takes its own place in a child.
+                # The link belongs to the parent process. A child attaches its own.
                 link = self._producing()
                 made = attempt(link)
             return self._wait_for_room(link, timeout, attempt) if made is None else made
@@ -226,18 +227,20 @@ class BatchQueue:
             link.wait_tti(search.pause())
 
     def get(self, timeout: float | None = None) -> Batch:
-        """The oldest batch. `EOFError` when all producers have finished; `PeerDied` once for each that died."""
+        """Returns the oldest batch. Raises `EOFError` when all producers have finished, and `PeerDied` once per producer
+        that died.
+        """
         deadline = None if timeout is None else _monotonic() + timeout
         while True:
             batch = self._take()
             if batch is not None:
                 return batch
             link = self._consuming()
-            # Producers are not woken for a single buffer; but they get all of them while this one waits itself.
+            # Producers are not woken for each buffer, but get all of them before this consumer waits itself.
             link.post_now()
             left = None if deadline is None else max(deadline - _monotonic(), 0.0)
             pause = _LOOK_FOR_THE_DEAD if left is None else min(left, _LOOK_FOR_THE_DEAD / 4)
-            # With a batch there, another consumer may take it again and again.
+            # If there is a batch, another consumer may take it each time.
             if not link.wait(pause) or left == 0.0:
                 self._raise_if_over(link)
                 if left == 0.0:
@@ -247,20 +250,22 @@ class BatchQueue:
                     raise Timeout(f"queue {self.name}: no batch came within {timeout} s")
 
     def _take(self) -> Batch | None:
-        """The oldest batch, if there is one."""
+        """Returns the oldest batch, or None."""
         if _monotonic() >= self._look:
             self._look_after_the_name()
         link = self._consumer or self._consuming()
         try:
             return link.try_receive_batch(_decode, _load)
         except Forked:
-            # The parent's. The queue takes its own place in a child.
+            # The link belongs to the parent process. A child attaches its own.
             return self._consuming().try_receive_batch(_decode, _load)
 
     def _raise_if_over(self, link: Link) -> None:
-        """Raises `PeerDied` for producers that died since the last call, and `EOFError` at the end; not before the last batch."""
+        """Raises `PeerDied` for producers that died since the last call, and `EOFError` at the end, but not before the last
+        batch.
+        """
         ended, died = self._ended()
-        # After the counters were read, and before the ring is: `notify` is a fence for both.
+        # Between reading the counters and reading the ring: `notify` has a memory fence.
         link.notify()
         if link.has_message:
             return
@@ -275,9 +280,9 @@ class BatchQueue:
             raise EOFError(f"queue {self.name}: all producers have finished")
 
     def get_nowait(self) -> Batch | None:
-        """The oldest batch, or None. Takes the signals of `fileno`; raises as `get` does."""
+        """Returns the oldest batch, or None. Consumes the signals of `fileno`, and raises as `get` does."""
         link = self._consuming()
-        # Before the ring is looked at: what comes after that signals again.
+        # Before the ring is read: a batch that arrives later signals again.
         while link.take_signal():
             pass
         batch = self._take()
@@ -294,7 +299,7 @@ class BatchQueue:
         return self._consuming().fileno()
 
     async def get_async(self, timeout: float | None = None) -> Batch:
-        """As `get`, in a task of ``asyncio``. A task that is cancelled has taken no batch."""
+        """As `get`, for ``asyncio``. A task that is cancelled has not taken a batch."""
         deadline = None if timeout is None else _monotonic() + timeout
         while True:
             batch = self._take()
@@ -305,7 +310,7 @@ class BatchQueue:
             left = None if deadline is None else max(deadline - _monotonic(), 0.0)
             if left != 0.0:
                 await link._readable(lambda: self._closed or link.has_message, _shorter(_LOOK_FOR_THE_DEAD, left))
-            # No task switch from here to the return.
+            # There is no task switch from here to the return.
             if left == 0.0 or not link.has_message:
                 self._raise_if_over(self._consuming())
             if left == 0.0:
@@ -315,7 +320,7 @@ class BatchQueue:
                 raise Timeout(f"queue {self.name}: no batch came within {timeout} s")
 
     async def put_async(self, arrays: Mapping[str, Any], *, meta: Any = None, timeout: float | None = None) -> None:
-        """As `put`, in a task of ``asyncio``. A task that is cancelled while it waits has sent nothing."""
+        """As `put`, for ``asyncio``. A task that is cancelled while it waits has not sent anything."""
         sources = {key: np.asarray(array) for key, array in arrays.items()}
         layout = _layout_of({key: (source.shape, source.dtype) for key, source in sources.items()})
         extra = b"" if meta is None else json.dumps(meta).encode()
@@ -325,7 +330,7 @@ class BatchQueue:
     async def batch_async(
         self, spec: Mapping[str, tuple[Any, Any]], *, meta: Any = None, timeout: float | None = None
     ) -> Batch:
-        """As `batch`, in a task of ``asyncio``: ``with await queue.batch_async(spec) as batch:``."""
+        """As `batch`, for ``asyncio``: ``with await queue.batch_async(spec) as batch:``."""
         layout = _layout_of(spec)
         extra = b"" if meta is None else json.dumps(meta).encode()
         return await self._with_room_async(layout, extra, timeout, lambda link: link.begin_batch(layout, meta, extra))
@@ -346,7 +351,7 @@ class BatchQueue:
             raise self._too_long(link, layout, extra) from None
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
-        """Batches until all producers have finished."""
+        """Yields batches until all producers have finished."""
         while True:
             try:
                 batch = await self.get_async()
@@ -356,7 +361,7 @@ class BatchQueue:
             del batch
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches until all producers have finished."""
+        """Yields batches until all producers have finished."""
         while True:
             try:
                 batch = self.get()
@@ -366,7 +371,7 @@ class BatchQueue:
             del batch
 
     def _ended(self) -> tuple[int, int]:
-        """How many producers are not there any more, and how many of them did not finish."""
+        """The number of producers that are gone, and of those that did not finish."""
         link = self._consumer or self._producer
         if link is None or self._pid != os.getpid():
             link = self._consuming()
@@ -382,21 +387,21 @@ class BatchQueue:
         return _array._meta(self._counters.dtype, self._counters.shape)
 
     def _look_after_the_name(self) -> None:
-        """Answers for the name of the queue if the process that did so has ended: others may still attach."""
+        """Answers for the name of the queue if its process has ended, so that others can still attach."""
         self._here()
         self._look = _monotonic() + _LOOK_AFTER_THE_NAME
         mode = int(self._counters[_EXPECTED, 1]) & 0o777
         try:
             self._counters.memory.adopt(self.directory, self.name, self._meta(), mode=mode or 0o600)
         except Error:
-            # Another was faster, or has made another queue of this name.
+            # Another process was faster, or has created another queue with this name.
             pass
         for link in (self._consumer, self._producer):
             if link is not None:
                 link.become_host()
 
     def _here(self) -> None:
-        """In a forked child the links are the parent's: it takes its own."""
+        """In a forked child, drops the parent's links, so that it attaches its own."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._lock = threading.Lock()
@@ -428,7 +433,7 @@ class BatchQueue:
             return self._producer
 
     def close(self) -> None:
-        """Leaves the queue: as a producer, having finished."""
+        """Detaches from the queue. A producer counts as finished."""
         self._leave(finished=True)
 
     def _leave(self, finished: bool) -> None:
@@ -439,7 +444,7 @@ class BatchQueue:
             if self._producer is not None:
                 self._producer.finish()
                 if finished:
-                    # After the last batch: waking the consumers is a fence.
+                    # After the last batch: `notify` has a memory fence.
                     self._producer.notify()
                     self._counters[_FINISHED, self._producer.seat] += 1
                     self._producer.notify()
@@ -450,7 +455,7 @@ class BatchQueue:
             self._counters.unlink()
         else:
             try:
-                # If who made the queue was killed, this removes what is left of it: names without memory.
+                # If the creator of the queue was killed, this removes its stale name.
                 _array.open(self.name, directory=self.directory)
             except Error:
                 pass
@@ -461,7 +466,7 @@ class BatchQueue:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves; a producer that failed has not finished."""
+        """Detaches. A producer with an exception does not count as finished."""
         self._leave(finished=kind is None)
 
     def __repr__(self) -> str:
@@ -469,7 +474,7 @@ class BatchQueue:
 
 
 class _Search:
-    """A producer's search for a free buffer: when it gives up, and when it looks for consumers that died."""
+    """A producer's wait for a free buffer: its timeout, and its checks for consumers that died."""
 
     def __init__(self, queue: BatchQueue, timeout: float | None) -> None:
         self._queue = queue
@@ -479,8 +484,8 @@ class _Search:
         self._look = self._now + _LOOK_FOR_THE_DEAD
 
     def attempt(self, link: Link, attempt: Callable[[Link], _Made | None]) -> _Made | None:
-        """What ``attempt`` makes, or None while all buffers are in use; `Timeout` and `PeerDied` end the search."""
-        # Old posts say nothing; one that comes after the next attempt wakes.
+        """Makes one attempt. Returns None while all buffers are in use; raises `Timeout` or `PeerDied` to end the wait."""
+        # Old posts have no meaning. A post after the next attempt ends the wait.
         link.take_posts()
         made = attempt(link)
         if made is not None:
@@ -497,7 +502,7 @@ class _Search:
         queue._look_after_the_name()
         if not over:
             return None
-        # Once more, with the buffers of the dead.
+        # Once more, after the buffers of dead consumers were recovered.
         made = attempt(link)
         if made is not None:
             return made
@@ -506,7 +511,7 @@ class _Search:
         )
 
     def pause(self) -> float:
-        """How long to wait for a signal before the next attempt."""
+        """How long to wait for a post before the next attempt."""
         return _shorter(_LOOK_AGAIN, None if self._deadline is None else max(self._deadline - self._now, 0.0))
 
 
@@ -515,12 +520,12 @@ def _shorter(limit: float, left: float | None) -> float:
 
 
 def _layout_of(spec: Mapping[str, tuple[Any, Any]]) -> BatchLayout:
-    """The layout of a spec, encoded when it is first used."""
+    """Returns the layout of a spec, which is encoded on first use."""
     try:
         key = tuple(spec.items())
         known = _layouts.get(key)
     except TypeError:
-        # Shapes or types that are lists.
+        # Shapes or types may be lists, which are not hashable.
         return _encode(spec)
     if known is None:
         known = _encode(spec)
@@ -535,5 +540,5 @@ def _no_producers(count: int) -> Invalid:
 
 
 def _attach(kind: type[BatchQueue], name: str, directory: str) -> BatchQueue:
-    """What a pickled queue becomes."""
+    """Unpickles a queue."""
     return kind.attach(name, directory=directory)

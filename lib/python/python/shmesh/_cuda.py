@@ -1,4 +1,4 @@
-"""Memory of a GPU shared with exactly the processes it was meant for, as arrays that torch and cupy use in place."""
+"""GPU memory that is shared with admitted processes only, as arrays that torch and cupy use in place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 class GpuArray:
     """An array in memory of a GPU: ``torch.from_dlpack(array)``, ``cupy.asarray(array)``.
 
-    It is contiguous, and writable by all who have it. Nobody's work is waited for: order it by a word in the memory, or by a message
+    It is contiguous, and every process with it can write it. No work is waited for: order it by a word in the memory, or by a message
     that is sent when the work is done.
     """
 
@@ -43,7 +43,7 @@ class GpuArray:
 
     @property
     def uuid(self) -> str:
-        """Which device it is, wherever it is seen from."""
+        """The UUID of the device, which is the same in all processes."""
         return self._memory.uuid
 
     @property
@@ -65,7 +65,7 @@ class GpuArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        # What was given to streams here is done when the call that gave it returns, so that no stream has to wait for it.
+        # Work that this library submits to streams is complete when its call returns, so no stream has to wait for it.
         if isinstance(stream, bool) or not isinstance(stream, int | None):
             raise TypeError(f"stream {stream!r}: a number, or None")
         if stream is not None and (stream == 0 or stream < -1):
@@ -78,7 +78,7 @@ class GpuArray:
         if copy:
             raise BufferError("this array is shared: copy what was made of it")
         code = _CODES.get(self.dtype.kind)
-        # What is longer than these is nobody else's format.
+        # Longer types have no code in DLPack.
         longest = {"f": 8, "c": 16}.get(self.dtype.kind, 8)
         if code is None or not self.dtype.isnative or self.dtype.itemsize > longest:
             raise BufferError(f"DLPack has no {self.dtype}")
@@ -89,14 +89,14 @@ class GpuArray:
         return _CUDA, self._memory.device
 
     def copy_to_host(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """A copy in memory of the host."""
+        """Copies the array to host memory."""
         host = np.empty(self.shape, self.dtype)
         if host.nbytes:
             self._memory.read_into(0, host.reshape(-1).view(np.uint8))
         return host
 
     def copy_from_host(self, array: Any) -> None:
-        """Copies an array of the same shape from memory of the host."""
+        """Copies an array of the same shape from host memory."""
         host = np.ascontiguousarray(array, dtype=self.dtype)
         if host.shape != self.shape:
             raise Mismatch(f"an array of shape {host.shape}, where this one has {self.shape}")
@@ -107,7 +107,7 @@ class GpuArray:
 class GpuSession(Session[_shmesh.GpuSession]):
     """A session with the broker of a link's sidecar, for memory of GPUs: as `DeviceSession`, by the mechanism ``cuda-vmm``.
 
-    It takes the CUDA driver, and nothing else of CUDA.
+    It only needs the CUDA driver.
     """
 
     def __init__(self, link: str, *, directory: str | os.PathLike[str] | None = None) -> None:
@@ -116,7 +116,9 @@ class GpuSession(Session[_shmesh.GpuSession]):
     def export_key(
         self, shape: Any, dtype: Any = np.uint8, *, uuid: str | None = None, flags: int = Session.DEFAULT
     ) -> tuple[bytes, GpuArray]:
-        """New memory of a GPU, by its UUID or the first: the key that names it (65 bytes), and an array over it."""
+        """Allocates memory on a GPU, given by UUID, or on the first one. Returns the key of the memory (65 bytes) and an
+        array over it.
+        """
         lengths, kind, nbytes = _laid_out(shape, dtype)
         if nbytes == 0:
             raise Invalid("there is no GPU memory of 0 bytes")
@@ -124,6 +126,8 @@ class GpuSession(Session[_shmesh.GpuSession]):
         return bytes(key), GpuArray(memory, lengths, kind)
 
     def import_by_key(self, key: bytes, shape: Any = None, dtype: Any = np.uint8) -> GpuArray:
-        """An array over the memory behind a key; without a shape, all its bytes, which are a multiple of the device's granularity."""
+        """Imports memory by its key, as an array. Without a shape, it has all its bytes, a multiple of the device's
+        granularity.
+        """
         memory, lengths, kind = self._import(key, shape, dtype)
         return GpuArray(memory, lengths, kind)

@@ -1,4 +1,4 @@
-"""Device memory shared with exactly the processes it was meant for. Today it is host memory, brokered by a sidecar."""
+"""Device memory that is shared with admitted processes only. At present it is host memory, brokered by a sidecar."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeviceSession(Session[_shmesh.DeviceSession]):
         super().__init__(_shmesh.DeviceSession.connect(ipc_directory(directory), link))
 
     def export_key(self, shape: Any, dtype: Any = np.uint8, *, flags: int = Session.DEFAULT) -> tuple[bytes, Array]:
-        """New device memory: the key that names it (65 bytes), and an array over it."""
+        """Allocates device memory. Returns its key (65 bytes) and an array over it."""
         lengths, kind, nbytes = _laid_out(shape, dtype)
         if nbytes == 0:
             raise Invalid("there is no device memory of 0 bytes")
@@ -33,6 +33,6 @@ class DeviceSession(Session[_shmesh.DeviceSession]):
         return bytes(key), _over(memory, lengths, kind)
 
     def import_by_key(self, key: bytes, shape: Any = None, dtype: Any = np.uint8) -> Array:
-        """An array over the memory behind a key; without a shape, all its bytes."""
+        """Imports memory by its key, as an array. Without a shape, it has all its bytes."""
         memory, lengths, kind = self._import(key, shape, dtype)
         return _over(memory, lengths, kind)

@@ -1,40 +1,40 @@
-"""What can go wrong. Every class also inherits from the built-in one that fits, and every text names the remedy."""
+"""Errors. Every class also inherits from the built-in exception that fits, and every text names the remedy."""
 
 
 class Error(Exception):
-    """Any error of shmesh."""
+    """Base class of all errors of shmesh."""
 
 
 class NotFound(Error, FileNotFoundError):
-    """No link, array or segment of that name; or it is gone."""
+    """There is no link, array or segment with that name, or it no longer exists."""
 
 
 class AlreadyExists(Error, FileExistsError):
-    """The name is taken."""
+    """The name is in use."""
 
 
 class Denied(Error, PermissionError):
-    """Another user's, or refused by the broker."""
+    """It belongs to another user, or the broker refused it."""
 
 
 class NoSpace(Error, MemoryError):
-    """A full ``/dev/shm``, or the memory limit of the container."""
+    """``/dev/shm`` is full, or the container's memory limit is reached."""
 
 
 class System(Error, OSError):
-    """The kernel refused something else."""
+    """A system call failed for another reason."""
 
 
 class Invalid(Error, ValueError):
-    """An argument or a configuration that cannot be."""
+    """An argument or a configuration is invalid."""
 
 
 class Mismatch(Error, ValueError):
-    """What is there has another shape, type or configuration than asked for."""
+    """The existing object has another shape, type or configuration than requested."""
 
 
 class Unsupported(Error, TypeError):
-    """A type that cannot lie in shared memory."""
+    """The type cannot be stored in shared memory."""
 
 
 class ReadOnly(Error, ValueError):
@@ -46,15 +46,15 @@ class TooLong(Error, ValueError):
 
 
 class Closed(Error, ValueError):
-    """Used after it was closed, sent or released."""
+    """It was used after it was closed, sent or released."""
 
 
 class StillViewed(Error, BufferError):
-    """Arrays over it live."""
+    """Arrays over it are still alive."""
 
 
 class Forked(Error, RuntimeError):
-    """Made by the parent, used in a forked child."""
+    """It belongs to the parent process, and was used in a forked child."""
 
 
 class Exhausted(Error):
@@ -62,14 +62,14 @@ class Exhausted(Error):
 
 
 class Timeout(Error, TimeoutError):
-    """The time is over."""
+    """The call timed out."""
 
 
 class PeerDied(Error, ConnectionError):
-    """A process at the other end died, or ended without closing."""
+    """A peer process died, or ended without closing."""
 
     rank: int | None = None
-    """Of a `MessageQueue`: the rank of the reader that died, if it said one; -1 for the writer."""
+    """For a `MessageQueue`: the rank of the reader that died, if it had one; -1 for the writer."""
 
 
 class Evicted(Error):
@@ -77,8 +77,8 @@ class Evicted(Error):
 
 
 class Damaged(Error):
-    """What is there is not, or no longer, what it should be."""
+    """The data is not what it should be, or was damaged."""
 
 
 class Busy(Error):
-    """Others still import it."""
+    """Other processes still import it."""

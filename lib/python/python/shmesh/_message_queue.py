@@ -1,4 +1,4 @@
-"""Objects from one writer to many readers, each of which gets all of them.
+"""Objects from one writer to many readers, each of which gets every object.
 
 It is a broadcast link. Readers send one message the other way when they attach: which rank they are.
 """
@@ -23,13 +23,14 @@ __all__ = ["MessageQueue"]
 
 _HELLO = struct.Struct("<iI")
 _MSG_BYTES = 16_384
-# How long a reader waits without looking whether the writer is there.
+# How long a reader waits before it checks whether the writer is alive.
 _LOOK_FOR_THE_WRITER = 0.05
-# The writer tries again so often without a pause, and then after longer and longer ones: readers do not signal that they have read.
+# The writer retries this many times without a pause, then with longer and longer pauses: readers do not signal that they
+# have read.
 _TRIES = 100
 _PAUSE_MIN, _PAUSE_MAX = 20e-6, 1e-3
 
-# What an array, a number or a type of numpy is made with. None of them runs code of the sender's choice.
+# The functions that create arrays, numbers and types of numpy. None of them runs code of the sender's choice.
 _HARMLESS = {
     ("builtins", "bytearray"),
     ("builtins", "complex"),
@@ -53,9 +54,10 @@ _HARMLESS = {
 
 
 class MessageQueue:
-    """Objects from one writer to up to 62 readers. Each reader gets every object that is sent after it attached, in order.
+    """Objects from one writer to up to 62 readers. Each reader gets every object that is sent after it has attached, in
+    order.
 
-    The process that makes it is the writer. Others get a handle by pickling the queue, or `attach` to its name, as a reader with a rank.
+    The process that creates it is the writer. Others get a handle by pickling the queue, or `attach` to its name, as a reader with a rank.
     An object is pickled; the memory of its arrays goes beside the pickle into shared memory.
     """
 
@@ -89,7 +91,7 @@ class MessageQueue:
         self._link = Link.create(
             self.name,
             pools=pools,
-            # More slots than buffers: a queue without room has no buffer.
+            # More slots than buffers, so that only buffers can run out.
             ring_len=2 * depth,
             ring_mode="broadcast",
             slow="wait",
@@ -102,7 +104,7 @@ class MessageQueue:
         self.name = name
         self.directory = directory
         self.rank = rank
-        """Which reader this is; None for the writer."""
+        """The rank of this reader; None for the writer."""
         self._awaited = 0
         self._ranks: dict[int, int] = {}
         self._died: list[PeerEvent] = []
@@ -129,7 +131,7 @@ class MessageQueue:
         queue._prepare(name, _array.ipc_directory(directory), rank)
         end = time.monotonic() + timeout
         queue._link = Link.attach(name, timeout=timeout, directory=queue.directory)
-        # Its files are there a moment before the writer is.
+        # The files of the queue exist a moment before the writer has attached.
         while not queue._has_writer():
             if time.monotonic() >= end:
                 queue._link.close()
@@ -196,7 +198,7 @@ class MessageQueue:
         )
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
-        """Waits until as many readers have attached as the queue was made for. A reader is ready as soon as it has attached."""
+        """Waits for the number of readers that the queue was created for. A reader is ready as soon as it has attached."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.rank is None and len(self._ranks) < self._awaited:
             left = _LOOK_FOR_THE_WRITER if deadline is None else min(_LOOK_FOR_THE_WRITER, max(deadline - time.monotonic(), 0.0))
@@ -210,7 +212,7 @@ class MessageQueue:
         self._awaited = 0
 
     def _look_at_peers(self) -> None:
-        """Takes what readers said when they attached, and what happened to them."""
+        """Processes what readers sent when they attached, and events of readers."""
         link = self._link
         while True:
             message = link.try_receive()
@@ -239,7 +241,8 @@ class MessageQueue:
         )
 
     def dequeue(self, timeout: float | None = None, *, copy: bool = True) -> Any:
-        """The oldest object that this reader has not read. `EOFError` when the writer has closed the queue, `PeerDied` when it died.
+        """Returns the oldest object that this reader has not read. Raises `EOFError` if the writer closed the queue, and
+        `PeerDied` if it died.
 
         Without ``copy`` the arrays of the object are read-only memory of the queue: its writer waits for this reader until they are gone.
         """
@@ -260,11 +263,11 @@ class MessageQueue:
         try:
             return read(message, copy=copy, what=f"queue {self.name}", loads=self._loads)
         finally:
-            # Arrays over it keep its buffers.
+            # Arrays over the message keep its buffers.
             message.release()
 
     def _raise_without_a_writer(self) -> None:
-        """Raises when the writer has died or closed, and all that it sent was read."""
+        """Raises an error if the writer has died or closed, and everything that it sent was read."""
         link = self._link
         while link.has_event:
             event = link.next_event()
@@ -276,13 +279,13 @@ class MessageQueue:
                 self._left = True
         writers = [other for other in link.participants() if other.side == "primary"]
         if any(other.alive is not False for other in writers):
-            # Also another one, which goes on where the first has ended.
+            # Also a new writer, which continues where the first has ended.
             self._left = False
             self._died.clear()
             return
         if link.has_message:
             return
-        # Dead ones are on the link until they are recovered, and an event after that.
+        # A dead writer is listed until it is recovered, and then there is an event.
         pids = [writer.pid for writer in writers] or [event.pid for event in self._died]
         if pids:
             raise _peer_died(f"queue {self.name}: its writer (process {pids[0]}) died", -1)
@@ -290,9 +293,9 @@ class MessageQueue:
             raise EOFError(f"queue {self.name}: its writer has closed it")
 
     def close(self) -> None:
-        """Leaves the queue. Arrays of objects that were not copied keep their memory."""
+        """Detaches from the queue. Arrays of objects that were not copied keep their memory."""
         if self.rank is None and not self._link.closed:
-            # A link with messages that were not received stays.
+            # A link with queued messages is not removed.
             self._look_at_peers()
         self._link.close(strict=False)
 
@@ -325,5 +328,5 @@ class _Harmless(pickle.Unpickler):
 
 
 def _loads_harmless(pickled: Any, *, buffers: Any) -> Any:
-    """What `pickle.loads` gives, of plain values and numpy arrays only."""
+    """Unpickles only plain values and numpy arrays."""
     return _Harmless(io.BytesIO(pickled), buffers=buffers).load()

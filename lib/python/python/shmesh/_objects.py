@@ -1,4 +1,4 @@
-"""Any object as one message: its pickle, and beside it the memory of its arrays, which is not pickled.
+"""Any object as one message: its pickle, and the memory of its arrays, which is not pickled.
 
 The MSG part has the number of buffers, the bytes of the pickle and of each buffer, and the pickle if it fits; the DATA part the pickle
 if it does not, and the buffers, each at a multiple of 64 bytes.
@@ -22,17 +22,17 @@ _MAGIC = 0x316A624F
 _ALIGN = 64
 # A smaller buffer is cheaper as a part of the pickle.
 _BUFFER_MIN = 1024
-# Of one object: the sizes of so many fit into the MSG part beside a pickle.
+# Limit per object, so that the sizes fit into the MSG part with the pickle.
 _BUFFERS_MAX = 256
 
-# What may come of reading what a peer has written.
+# Exceptions of parsing data that another process has written.
 _NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
 
 Pickler = Callable[..., pickle.Pickler]
 
 
 class Parts:
-    """An object taken apart: the bytes of its MSG part, and what its DATA part has at which offset."""
+    """An object in parts: the bytes of its MSG part, and the buffers of its DATA part with their offsets."""
 
     __slots__ = ("data", "head", "nbytes")
 
@@ -43,7 +43,7 @@ class Parts:
 
     @classmethod
     def of(cls, value: Any, msg_bytes: int, pickler: Pickler = pickle.Pickler) -> Parts:
-        """The parts of an object, for buffers with ``msg_bytes`` in their MSG part."""
+        """Splits an object, for buffers with ``msg_bytes`` in their MSG part."""
         buffers: list[memoryview] = []
 
         def keep_out(buffer: pickle.PickleBuffer) -> bool:
@@ -77,14 +77,14 @@ class Parts:
             data[offset : offset + piece.nbytes] = np.frombuffer(piece, np.uint8)
 
     def send(self, loan: Loan) -> None:
-        """Writes it into a loan, and sends that."""
+        """Writes the object into a loan, and sends it."""
         try:
             loan.msg[:] = np.frombuffer(self.head, np.uint8)
             if self.nbytes:
                 self.write(loan.data)
             loan.send()
         except BaseException:
-            # A caller that keeps the exception keeps the frames that have the loan.
+            # A caller that keeps the exception would keep the frames with the loan.
             loan.drop()
             raise
 
@@ -120,7 +120,7 @@ def read(
         if len(rest) >= pickle_bytes:
             pickled: Any = rest[:pickle_bytes]
         elif bytes_of_data is not None and pickle_bytes <= bytes_of_data.size:
-            # A copy: the sender could still write it while it is read.
+            # A copy, because the sender could still change it meanwhile.
             pickled = bytes_of_data[:pickle_bytes].tobytes()
             offset = _aligned(pickle_bytes)
         else:

@@ -1,4 +1,4 @@
-"""What sessions with the broker of a link's sidecar share, whatever the memory is."""
+"""The common part of sessions with the broker of a link's sidecar, for all kinds of memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Me = TypeVar("_Me", bound="Session[Any]")
 
 
 class Session(Generic[_Asked]):
-    """The calls that are the same for memory of all kinds.
+    """The calls that are the same for all kinds of memory.
 
     Closing the session ends its imports, and by force its exports. A child of a fork makes its own.
     """
@@ -29,23 +29,25 @@ class Session(Generic[_Asked]):
         self._session: _Asked | None = session
 
     def bare_tgid(self) -> int:
-        """This process, as others have to name it to admit it. A number from `os.getpid` is another in each container."""
+        """The number by which others admit this process. `os.getpid` differs in each container."""
         return self._open().bare_tgid()
 
     def set_import_pid(self, key: bytes, bare_tgids: Iterable[int]) -> None:
-        """Admits processes to a key of this session: all of them, or nobody."""
+        """Admits processes to a key of this session: all of them, or none."""
         self._open().set_import_pid(key, list(bare_tgids))
 
     def close(self, key: bytes, *, force: bool = False) -> None:
-        """Ends an import, when no array over it lives; or an export, when nobody imports it any more, or by ``force``."""
+        """Ends an import, if no array over it is alive; or an export, if no process imports it any more, or with
+        ``force``.
+        """
         self._open().close(key, force=force)
 
     def event(self) -> str | None:
-        """What happened, oldest first: call it when `fileno` is readable."""
+        """Events, oldest first. Call it when `fileno` is readable."""
         return self._open().event()
 
     def fileno(self) -> int:
-        """Readable when an event has come."""
+        """A descriptor that is readable when there are events."""
         return self._open().fileno()
 
     def end(self) -> None:
@@ -55,12 +57,12 @@ class Session(Generic[_Asked]):
             session.end()
 
     def _import(self, key: bytes, shape: Any, dtype: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
-        """The memory behind a key, and what is to be seen in it."""
+        """Imports memory by its key, as an array."""
         memory: Any = self._open().import_by_key(key)
         try:
             lengths, kind = _laid_out_within(memory.nbytes, shape, dtype)
         except Exception:
-            # Nobody has an array of it who could close it, and the exporter would wait for that.
+            # The caller has no array by which to close the import, and the exporter would wait for it.
             del memory
             self.close(key)
             raise
@@ -81,7 +83,7 @@ class Session(Generic[_Asked]):
 
 
 def _laid_out_within(nbytes: int, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Lengths and type of an array over what is behind a key; without a shape, over all of it."""
+    """Shape and type of an array over imported memory. Without a shape, it has all its bytes."""
     if shape is None:
         shape = nbytes // max(np.dtype(dtype).itemsize, 1)
     lengths, kind, needed = _laid_out(shape, dtype)

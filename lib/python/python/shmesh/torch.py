@@ -1,7 +1,7 @@
-"""A drop-in for `torch.utils.data.DataLoader` whose workers hand over their batches in shared memory.
+"""A drop-in replacement for `torch.utils.data.DataLoader` whose workers pass batches in shared memory.
 
-torch's own workers make a file for each tensor of each batch, and send its descriptor through a socket. These write into one pool of
-buffers, again and again. Everything else is torch's: samplers, collate functions, order, iterable datasets, ``worker_init_fn``,
+torch's own workers create a file for each tensor of each batch, and send its descriptor through a socket. These workers reuse one pool
+of buffers. Everything else is torch's: samplers, collate functions, order, iterable datasets, ``worker_init_fn``,
 ``persistent_workers``, ``pin_memory``, and the traceback of a worker's exception.
 """
 
@@ -29,13 +29,13 @@ from ._shmesh import Message
 __all__ = ["DataLoader"]
 
 _MSG_BYTES = 16_384
-# Batches without a buffer of the pool, and what workers say without one: their MSG parts alone.
+# Batches without a buffer of the pool, and other messages of workers: they only have a MSG part.
 _FURTHER_MESSAGES = 64
 _LOOK_AGAIN = 0.01
 
 with warnings.catch_warnings():
-    # torch says once that it takes a read-only array for a writable one. Here that is meant: numpy must not write what a link
-    # received, but the buffers are the receiver's alone as long as a tensor has them.
+    # torch warns once that a read-only array is used as writable. That is intended here: numpy must not write to a received
+    # message, but its buffers belong to the receiver alone while a tensor uses them.
     warnings.simplefilter("ignore")
     _read_only = np.zeros(1, np.uint8)
     _read_only.flags.writeable = False
@@ -43,7 +43,7 @@ with warnings.catch_warnings():
 
 
 class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, unused-ignore]
-    """`torch.utils.data.DataLoader` with its arguments, and with batches of workers in shared memory.
+    """`torch.utils.data.DataLoader` with its arguments, whose workers pass batches in shared memory.
 
     ``nbytes`` is how many bytes a buffer has, and there are as many buffers as batches may be on the way: ``prefetch_factor`` times
     ``num_workers``, and two for the loop. A larger batch, or one that comes while the program holds so many, travels in memory of its own.
@@ -61,13 +61,13 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, unused-igno
     def _get_iterator(self) -> Any:
         if self.num_workers > 0:
             depth = (self.prefetch_factor or 2) * self.num_workers + 2
-            # The first queue that torch makes for an iterator is that of results; the others carry indices.
+            # The first queue that torch creates for an iterator is for results; the others are for indices.
             self.multiprocessing_context.results = (self.nbytes, depth)
         return super()._get_iterator()
 
 
 def _context_like(base: Any) -> Any:
-    """A context as ``base`` is, whose next queue is one of results if that was asked for."""
+    """A context like ``base``, whose next queue is one for results if that was requested."""
 
     class Context(type(base)):  # type: ignore[misc]
         results: tuple[int, int] | None = None
@@ -80,7 +80,9 @@ def _context_like(base: Any) -> Any:
 
 
 class _Results:
-    """What workers have for the process with the loader, as a `multiprocessing.Queue` is used by torch."""
+    """The queue from workers to the process with the loader, with the interface of `multiprocessing.Queue` that torch
+    uses.
+    """
 
     def __init__(self, nbytes: int, depth: int) -> None:
         self._name = f"loader-{secrets.token_hex(8)}"
@@ -114,8 +116,8 @@ class _Results:
     def _put(self, link: Link, parts: Parts) -> None:
         pool = link.pool("cpu_data")
         if parts.nbytes and (pool is None or parts.nbytes > pool[0] or not self._put_into_a_buffer(link, parts)):
-            # Its handle goes, and the memory is kept for the receiver until that fetches it.
-            # Writable, as a buffer of the pool is: the receiver is the only one that has it.
+            # The message has a handle, and the memory is kept until the receiver has fetched it.
+            # Writable, like a buffer of the pool: only the receiver has it.
             array = _array.empty(parts.nbytes, np.uint8, readers_write=True)
             parts.write(array)
             parts = Parts.of(_Elsewhere(parts.head, array), _MSG_BYTES)
@@ -138,7 +140,7 @@ class _Results:
             try:
                 loan = link.loan(len(parts.head), parts.nbytes)
             except Exhausted:
-                # The buffers of workers that died are free after this.
+                # This frees the buffers of workers that died.
                 link.recover()
                 continue
             parts.send(loan)
@@ -158,7 +160,7 @@ class _Results:
         return self._receiver is None or not self._receiver.has_message
 
     def cancel_join_thread(self) -> None:
-        """There is no thread: what was put is there."""
+        """Does nothing: there is no thread, so everything that was put has been sent."""
 
     join_thread = cancel_join_thread
 
@@ -170,7 +172,7 @@ class _Results:
 
 
 class _Elsewhere:
-    """An object whose DATA part lies in memory of its own."""
+    """An object whose DATA part is in memory of its own."""
 
     def __init__(self, head: bytes, array: _array.Array) -> None:
         self.head = head
@@ -181,7 +183,7 @@ class _Elsewhere:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler to which the memory of a tensor is a buffer."""
+    """A pickler that passes the memory of tensors as buffers."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
@@ -193,9 +195,9 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """The tensor over such a buffer."""
+    """Creates a tensor over such a buffer."""
     array = np.frombuffer(buffer, np.uint8)
     if array.__array_interface__["data"][0] % dtype.itemsize:
-        # A small one, in the middle of a pickle.
+        # A small buffer, in the middle of a pickle.
         array = array.copy()
     return torch.from_numpy(array).view(dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""vLLM's `MessageQueue` over shmesh: a plugin of vLLM (``vllm.general_plugins``), which does nothing unless ``SHMESH_VLLM=1``.
+"""vLLM's `MessageQueue` over shmesh: a plugin of vLLM (``vllm.general_plugins``), inactive unless ``SHMESH_VLLM=1``.
 
 The queue of vLLM polls flags of all readers and waits for ever for one that has died. This one has the same methods, sleeps while idle, and
 raises `shmesh.PeerDied` with the rank. Queues with readers on other nodes stay vLLM's own.
@@ -17,12 +17,12 @@ from ._message_queue import MessageQueue
 __all__ = ["adapter_of", "register"]
 
 _MARK = "shmesh"
-# How often a reader looks whether it was cancelled.
+# Interval at which a reader checks whether it was cancelled.
 _LOOK_AGAIN = 0.1
 
 
 def register() -> None:
-    """Puts the adapter where vLLM has its class, in all modules that have imported it."""
+    """Replaces vLLM's class by the adapter in all modules that have imported it."""
     if os.environ.get("SHMESH_VLLM") != "1":
         return
     from vllm.distributed.device_communicators import shm_broadcast  # type: ignore[import-not-found, unused-ignore]
@@ -37,7 +37,7 @@ def register() -> None:
 
 
 def adapter_of(original: Any, handle_type: Any) -> Any:
-    """A subclass of vLLM's class whose queues with local readers only are ours; of others, everything is inherited."""
+    """A subclass of vLLM's class. Queues with only local readers use shmesh; other queues are inherited unchanged."""
 
     class Adapter(original):  # type: ignore[misc]
         _is_of_shmesh = True

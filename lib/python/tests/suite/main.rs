@@ -1,22 +1,22 @@
-//! Runs what tests the Python package: pytest with the module that Cargo has just built; and, as a long test, the wheel,
+//! Runs the tests of the Python package: pytest with the module that Cargo has just built. As a long test, also the wheel,
 //! and the check of the stubs against the module.
 //!
-//! In virtual environments below `target/`, which it makes and fills from PyPI. Where that cannot be, it says what it
-//! skipped; with `SHMESH_REQUIRE_PYTHON=1` that is a failure. `SHMESH_PYTHON` names another interpreter.
+//! Uses virtual environments below `target/`, which it creates and fills from PyPI. If that is not possible, it prints what
+//! it skipped; with `SHMESH_REQUIRE_PYTHON=1` that is a failure. `SHMESH_PYTHON` selects another interpreter.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What the environment has. Whoever changes it gets a new environment.
+/// The packages of the environment. A change creates a new environment.
 const PACKAGES: [&str; 4] = ["ml_dtypes>=0.3", "numpy>=1.23", "pytest>=8", "pytest-xdist>=3"];
-/// The same of the long test.
+/// The packages for the long test.
 const PACKAGES_OF_THE_WHEEL: [&str; 6] =
     ["maturin>=1.9.4,<2", "ml_dtypes>=0.3", "mypy>=1.18", "numpy>=1.23", "pytest>=8", "pytest-xdist>=3"];
 
 enum Failure {
-    /// The machine has not what is needed.
+    /// The machine lacks something that the tests need.
     Skipped(String),
-    /// It has, and it does not work.
+    /// The tests ran and failed.
     Wrong(String),
 }
 
@@ -37,7 +37,7 @@ fn or_skipped(result: Result<(), Failure>) {
     match result {
         Ok(()) => {}
         Err(Skipped(why)) if !is_required() => {
-            // Not `eprintln`, which the test harness would keep to itself.
+            // Not `eprintln`, whose output the test harness would capture.
             let text = format!("\nSKIPPED: the tests of the Python package: {why}\n");
             let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
         }
@@ -60,7 +60,7 @@ fn target() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap_or(here())
 }
 
-/// The package as it is in the sources, with the module that Cargo has built for this test.
+/// Tests the package in the sources, with the module that Cargo has built for this test.
 fn test_module() -> Result<(), Failure> {
     let python = environment(&target().join("python/module"), &PACKAGES)?;
     let package = target().join("python/package");
@@ -80,7 +80,7 @@ fn test_module() -> Result<(), Failure> {
     pytest_with(&python, Some(&package))
 }
 
-/// The package as it is installed.
+/// Tests the installed package.
 fn test_wheel() -> Result<(), Failure> {
     let (here, target) = (here(), target());
     let python = environment(&target.join("python/wheel"), &PACKAGES_OF_THE_WHEEL)?;
@@ -127,13 +127,13 @@ fn pytest_with(python: &Path, package: Option<&Path>) -> Result<(), Failure> {
         pytest.env("PYTHONPATH", package);
     }
     let tested = succeed(&mut pytest, Wrong)?;
-    // What was skipped, and how many passed.
+    // The skipped tests, and the number of passed ones.
     let text = String::from_utf8_lossy(&tested.stdout).into_owned();
     let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
     Ok(())
 }
 
-/// The interpreter of a virtual environment with what the tests need.
+/// The interpreter of a virtual environment with the packages for the tests.
 fn environment(place: &Path, packages: &[&str]) -> Result<PathBuf, Failure> {
     let chosen = std::env::var("SHMESH_PYTHON").unwrap_or_else(|_| "python3".into());
     let version = "import sys; sys.exit(sys.version_info < (3, 10))";
@@ -170,7 +170,7 @@ fn environment(place: &Path, packages: &[&str]) -> Result<PathBuf, Failure> {
     Ok(python)
 }
 
-/// Runs a command to its end. Its output is the reason if it fails.
+/// Runs a command to its end. If it fails, its output is the reason.
 fn succeed(command: &mut Command, failure: impl FnOnce(String) -> Failure) -> Result<Output, Failure> {
     // The linker is cargo's, and so are the variables that it sets for tests: another cargo would take them for its own.
     for (name, _) in std::env::vars_os() {
