@@ -17,7 +17,7 @@
 //! - `PUBLISH`: a producer's Release on the slot word, a consumer's Acquire of it: payload and descriptor are visible.
 //! - `CONSUME`: a consumer's Release of `head`, a producer's Acquire of it: the slot may be overwritten.
 //! - `FENCE`: a producer's exchange on `tail`, a recovery's exchange on it: of a message and an eviction, at least one side
-//! sees the other.
+//!   sees the other.
 
 pub(crate) mod broadcast;
 pub(crate) mod entry;
