@@ -61,8 +61,8 @@ impl<'a> Sleepers<'a> {
     }
 
     /// Sleeps until [`wake_all`](Self::wake_all), unless [`wakes`](Self::wakes) differs from `expected`. May return early.
-    pub(crate) fn sleep(self, expected: u32, limit: Duration) -> io::Result<()> {
-        futex::wait(machine_word(self.wakes), expected, Some(limit)).map(drop)
+    pub(crate) fn sleep(self, expected: u32, limit: Duration) -> io::Result<futex::Wait> {
+        futex::wait(machine_word(self.wakes), expected, Some(limit))
     }
 
     /// The value to expect when going to sleep. The caller must read it before its last check.

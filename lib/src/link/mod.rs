@@ -60,6 +60,7 @@ mod shared_bytes;
 #[cfg(feature = "typed")]
 mod typed;
 mod wait;
+mod waiter;
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -102,6 +103,7 @@ pub use request::{PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES, Request};
 pub use shared_bytes::SharedBytes;
 #[cfg(feature = "typed")]
 pub use typed::{Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
+pub use waiter::Waiter;
 
 /// How long participants may take to offer device memory to a new host.
 const GATHERING: Duration = Duration::from_millis(1500);

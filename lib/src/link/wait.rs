@@ -13,10 +13,10 @@ use crate::ring::Ring;
 use crate::sync::spin;
 
 /// Checks of the ring per reading of the clock, which costs as much as several of them.
-const LOOKS_PER_CLOCK: u32 = 16;
+pub(super) const LOOKS_PER_CLOCK: u32 = 16;
 /// How long a receiver sleeps at most before it checks again: a peer that breaks the protocol can suppress a wake-up, and
 /// must not block the others of its link.
-const SLEEP_MAX: Duration = Duration::from_secs(1);
+pub(super) const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 impl Link {
     /// Wakes the other side if a receiver sleeps or has asked for the file descriptor. Call it after sending, once per

@@ -1,0 +1,233 @@
+//! Waiting with a handle that other threads use meanwhile.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use shmesh_sys::futex;
+
+use super::wait::{LOOKS_PER_CLOCK, SLEEP_MAX};
+use super::{Link, Shared};
+use crate::error::{Error, ErrorKind, Result};
+use crate::notify::Sleepers;
+use crate::participant::Participant;
+use crate::sync::spin;
+
+/// Waits with a [`Link`] without borrowing it: other threads may use, lock or drop the handle meanwhile. See [`Link::waiter`].
+pub struct Waiter {
+    shared: Arc<Shared>,
+    me: Participant,
+    /// Threads that sleep. The seat has one bit for all of them.
+    asleep: Mutex<u32>,
+}
+
+impl Link {
+    /// A waiter of this handle. While a thread waits with it, do not wait with the handle or with a second waiter, or a notification
+    /// may wake one of the two only, and the other a second later.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// use std::sync::Mutex;
+    /// let (waiter, phy) = (phy.waiter(), Mutex::new(phy));
+    /// let has_message = || phy.lock().expect("no thread panics").has_message();
+    /// std::thread::scope(|scope| {
+    ///     let waiting = scope.spawn(|| waiter.wait_until(None, has_message));
+    ///     mac.send_inline(1, 0, b"wake up")?;
+    ///     mac.notify()?;
+    ///     waiting.join().expect("it does not panic")
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn waiter(&self) -> Waiter {
+        Waiter { shared: Arc::clone(&self.shared), me: self.endpoint.me, asleep: Mutex::new(0) }
+    }
+}
+
+impl Waiter {
+    /// Waits until `ready`, at most `timeout` (`None`: for ever). `false`: it timed out, or a signal handler ran in this thread.
+    ///
+    /// It calls `ready` after each [notification](Link::notify) of the other side, each event of another participant and each
+    /// [`wake`](Self::wake), and at least once a second. So it waits for any state whose changes are notified: a sender waits for
+    /// room if the receivers notify it when they have released a message.
+    ///
+    /// # Errors
+    /// As [`Link::wait`], and [`NoNotification`](crate::ErrorKind::NoNotification).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// config.ring_len = 2;
+    /// let phy = options.create(&config)?;
+    /// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// while phy.send_inline(1, 0, b"more").is_ok() {}
+    /// let reader = std::thread::spawn(move || {
+    ///     mac.receive()?;
+    ///     mac.notify()
+    /// });
+    /// assert!(phy.waiter().wait_until(None, || phy.send_inline(1, 0, b"the last").is_ok())?);
+    /// reader.join().expect("it does not panic")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait_until(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) -> Result<bool> {
+        if !self.shared.notify {
+            return Err(Error::from(ErrorKind::NoNotification { link: self.link() }));
+        }
+        let start = Instant::now();
+        let deadline = timeout.and_then(|timeout| start.checked_add(timeout));
+        let spin_end = start + Duration::from_micros(u64::from(self.shared.spin_us));
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if ready() {
+                    return Ok(true);
+                }
+                spin();
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Ok(false);
+            }
+            if now >= spin_end {
+                break;
+            }
+        }
+        let sleepers = self.sleepers();
+        self.count(|asleep| {
+            *asleep += 1;
+            sleepers.fall_asleep(self.me.seat);
+        });
+        let slept = self.sleep(sleepers, deadline, ready);
+        self.count(|asleep| {
+            *asleep -= 1;
+            if *asleep == 0 {
+                sleepers.wake_up(self.me.seat);
+            }
+        });
+        slept
+    }
+
+    /// Has the threads that wait with this call `ready` once more. Change first what it depends on.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    /// let (waiter, stop) = (phy.waiter(), AtomicBool::new(false));
+    /// std::thread::scope(|scope| {
+    ///     let waiting = scope.spawn(|| waiter.wait_until(None, || stop.load(SeqCst)));
+    ///     stop.store(true, SeqCst);
+    ///     waiter.wake();
+    ///     waiting.join().expect("it does not panic")
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wake(&self) {
+        // The lock orders this with a thread that is about to sleep: it is counted, or it calls `ready` after this.
+        if self.count(|asleep| *asleep > 0) {
+            let sleepers = self.sleepers();
+            sleepers.wake();
+            sleepers.wake_all();
+        }
+    }
+
+    fn sleep(
+        &self,
+        sleepers: Sleepers<'_>,
+        deadline: Option<Instant>,
+        ready: impl Fn() -> bool,
+    ) -> Result<bool> {
+        loop {
+            let wakes = sleepers.wakes();
+            if ready() {
+                return Ok(true);
+            }
+            if !self.shared.core.seats.is_current(&self.me) {
+                return Err(Error::from(ErrorKind::Evicted { link: self.link() }));
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+            let woken = sleepers.sleep(wakes, left.map_or(SLEEP_MAX, |left| left.min(SLEEP_MAX)));
+            let woken =
+                woken.map_err(|error| Error::system(&self.shared.store.link, "sleep on the futex", error))?;
+            if woken == futex::Wait::Interrupted {
+                return Ok(ready());
+            }
+        }
+    }
+
+    fn sleepers(&self) -> Sleepers<'_> {
+        Sleepers::of(self.shared.core.incoming(self.me.word.side()))
+    }
+
+    fn count<T>(&self, change: impl FnOnce(&mut u32) -> T) -> T {
+        change(&mut self.asleep.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn link(&self) -> Arc<str> {
+        Arc::clone(&self.shared.store.link)
+    }
+}
+
+impl fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiter").field("link", &self.shared.store.link).field("seat", &self.me.seat).finish()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::time::{Duration, Instant};
+
+    use crate::config::LinkConfig;
+    use crate::notify::Sleepers;
+    use crate::{Link, LinkOptions, Side};
+
+    fn asleep(link: &Link) -> u32 {
+        Sleepers::of(link.incoming()).asleep().count_ones()
+    }
+
+    fn until(what: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !what() {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn threads_of_one_seat_sleep_where_notifications_and_wakes_reach_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let phy = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();
+        let mac = options.attach("link", Side::Secondary).unwrap();
+        for (link, other) in [(&phy, &mac), (&mac, &phy)] {
+            let (waiter, first, second) = (link.waiter(), AtomicBool::new(false), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                let one = scope.spawn(|| waiter.wait_until(None, || first.load(SeqCst)));
+                let two = scope.spawn(|| waiter.wait_until(None, || second.load(SeqCst)));
+                until(|| *waiter.asleep.lock().unwrap() == 2);
+                let (rung, wakes) = (other.core().seats.rung(), waiter.sleepers().wakes());
+                first.store(true, SeqCst);
+                other.notify().unwrap();
+                assert!(other.core().seats.rung() > rung && waiter.sleepers().wakes() > wakes);
+                assert!(one.join().unwrap().unwrap());
+                assert_eq!(asleep(link), 1, "the other thread still sleeps in the seat");
+                second.store(true, SeqCst);
+                waiter.wake();
+                assert!(waiter.sleepers().wakes() > wakes + 1);
+                assert!(two.join().unwrap().unwrap());
+            });
+            assert_eq!(asleep(link), 0);
+        }
+        assert!(!phy.waiter().wait_until(Some(Duration::ZERO), || false).unwrap());
+    }
+}
