@@ -6,6 +6,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -22,6 +23,12 @@ pub(crate) struct Handle {
     post_after: AtomicUsize,
     /// Those that were released and not posted yet. Changed by who has the lock.
     unposted: AtomicUsize,
+    /// Each message that is released is notified of, for a writer that waits for room.
+    notify_releases: AtomicBool,
+    /// Waits without the lock, so that other threads can release messages meanwhile.
+    waiter: shmesh::Waiter,
+    /// Threads that wait stop.
+    closed: AtomicBool,
     /// Loans of batches are not sent any more: consumers may have seen the end of the queue.
     finished: AtomicBool,
     made: Made,
@@ -30,6 +37,9 @@ pub(crate) struct Handle {
 impl Handle {
     pub(crate) fn new(link: shmesh::Link) -> Self {
         Self {
+            notify_releases: AtomicBool::new(false),
+            waiter: link.waiter(),
+            closed: AtomicBool::new(false),
             link: Mutex::new(link),
             post_after: AtomicUsize::new(0),
             unposted: AtomicUsize::new(0),
@@ -42,12 +52,35 @@ impl Handle {
         self.post_after.store(after, Ordering::Relaxed);
     }
 
+    pub(crate) fn notify_releases(&self) {
+        self.notify_releases.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until `ready`, or until something else may end it: the end of the time, a signal, [`stop_waiting`](Self::stop_waiting).
+    pub(crate) fn wait_until(
+        &self,
+        timeout: Duration,
+        ready: impl Fn(&shmesh::Link) -> bool,
+    ) -> shmesh::Result<bool> {
+        self.waiter.wait_until(Some(timeout), || self.closed.load(Ordering::SeqCst) || ready(&self.lock()))
+    }
+
+    /// Has threads that wait return.
+    pub(crate) fn stop_waiting(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.waiter.wake();
+    }
+
     pub(crate) fn finish(&self) {
         self.finished.store(true, Ordering::Relaxed);
     }
 
     /// Counts a message that was released. Waking a sender for each buffer costs more than it is worth.
     fn released(&self, link: &shmesh::Link) {
+        if self.notify_releases.load(Ordering::Relaxed) {
+            // A writer that is not woken looks again within a second.
+            let _ = link.notify();
+        }
         let after = self.post_after.load(Ordering::Relaxed);
         if after > 0 && self.unposted.fetch_add(1, Ordering::Relaxed) + 1 >= after {
             self.post_now(link);

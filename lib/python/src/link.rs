@@ -25,12 +25,19 @@ const SLICE: Duration = Duration::from_millis(100);
 static ENDING: OnceLock<ThreadId> = OnceLock::new();
 /// Threads that wait.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// The handles that threads wait with, without looking whether the interpreter ends. Locked by who has the interpreter only.
+static WAITING_WITH: Mutex<Vec<Arc<Handle>>> = Mutex::new(Vec::new());
+/// How long a wait goes without looking whether Python has a signal that another thread has got, or that came just before it.
+const LOOK_FOR_SIGNALS: Duration = Duration::from_secs(1);
 /// How long the end of the interpreter takes for threads that wait to leave their links.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// Has threads that wait leave their links: the interpreter stops them where they are, and they would stay for ever.
 pub(crate) fn at_exit(py: Python<'_>) {
     let _ = ENDING.set(std::thread::current().id());
+    for handle in waiting_with().iter() {
+        handle.stop_waiting();
+    }
     let start = Instant::now();
     while WAITING.load(Ordering::Relaxed) > 0 && start.elapsed() < LEAVING {
         py.detach(|| std::thread::sleep(Duration::from_millis(1)));
@@ -40,6 +47,34 @@ pub(crate) fn at_exit(py: Python<'_>) {
 /// The threads that wait are the parent's.
 pub(crate) fn after_fork_in_child() {
     WAITING.store(0, Ordering::Relaxed);
+    // They are the parent's too: dropped here, they would leave the parent's links.
+    if let Ok(mut all) = WAITING_WITH.try_lock() {
+        std::mem::forget(std::mem::take(&mut *all));
+    }
+}
+
+fn waiting_with() -> MutexGuard<'static, Vec<Arc<Handle>>> {
+    WAITING_WITH.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A handle that a thread waits with.
+struct WaitingWith(Arc<Handle>);
+
+impl WaitingWith {
+    fn new(handle: Arc<Handle>) -> Self {
+        waiting_with().push(Arc::clone(&handle));
+        Self(handle)
+    }
+}
+
+impl Drop for WaitingWith {
+    fn drop(&mut self) {
+        let mut all = waiting_with();
+        let at = all.iter().position(|handle| Arc::ptr_eq(handle, &self.0));
+        let removed = at.map(|at| all.swap_remove(at));
+        drop(all);
+        drop(removed);
+    }
 }
 
 /// A thread that waits.
@@ -63,6 +98,19 @@ type Seat = (u8, &'static str, u32, Option<bool>);
 
 /// Kind, seat, side, process, and how many were missed.
 type Event = (&'static str, u8, &'static str, u32, u32);
+
+fn is_ending() -> bool {
+    ENDING.get().is_some_and(|thread| *thread != std::thread::current().id())
+}
+
+/// Whether a message with a DATA part in `pool`, or without one, would find buffers. Also when asking fails: sending says why.
+fn has_room(link: &shmesh::Link, pool: Option<PoolId>) -> bool {
+    let loaned = match pool {
+        Some(pool) => link.loan_with(pool),
+        None => link.loan(),
+    };
+    !matches!(loaned, Err(error) if matches!(error.kind(), ErrorKind::Exhausted { .. }))
+}
 
 fn name_of(side: Side) -> &'static str {
     if side == Side::Primary { "primary" } else { "secondary" }
@@ -239,21 +287,58 @@ impl Link {
             if there.map_err(of_link)? {
                 return Ok(true);
             }
-            if ENDING.get().is_some_and(|thread| *thread != std::thread::current().id()) {
-                let open = self.state().take();
-                py.detach(|| {
-                    drop((waiter, open));
-                    drop(waiting);
-                    // Nobody asks for this thread any more.
-                    loop {
-                        std::thread::park();
-                    }
-                });
+            if is_ending() {
+                self.leave(py, waiter, waiting);
             }
             py.check_signals()?;
             // Closed meanwhile, by another thread.
             drop(self.handle()?);
         }
+    }
+
+    /// Waits until `ready`, without a seat of its own and without holding the handle. False: the time is over.
+    fn wait_until(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        ready: impl Fn(&shmesh::Link) -> bool + Sync,
+    ) -> PyResult<bool> {
+        let deadline = match timeout {
+            Some(seconds) => Instant::now().checked_add(duration_of(seconds)?),
+            None => None,
+        };
+        loop {
+            let handle = WaitingWith::new(self.handle()?);
+            let waiting = Waiting::new();
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let slice = left.map_or(LOOK_FOR_SIGNALS, |left| left.min(LOOK_FOR_SIGNALS));
+            let there = py.detach(|| handle.0.wait_until(slice, &ready));
+            if is_ending() {
+                self.leave(py, handle, waiting);
+            }
+            py.check_signals()?;
+            // Closed meanwhile, by another thread.
+            drop(self.handle()?);
+            if there.map_err(of_link)? {
+                return Ok(true);
+            }
+            if left.is_some_and(|left| left <= slice) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Ends a thread that waits when the interpreter ends: it leaves the link, and never comes back.
+    fn leave(&self, py: Python<'_>, handle: impl Send, waiting: Waiting) -> ! {
+        let open = self.state().take();
+        py.detach(|| {
+            drop((handle, open));
+            drop(waiting);
+            // Nobody asks for this thread any more.
+            loop {
+                std::thread::park();
+            }
+        })
     }
 }
 
@@ -312,6 +397,22 @@ impl Link {
             match if notify { link.notify() } else { Ok(()) } {
                 Err(error) if matches!(error.kind(), ErrorKind::NoNotification { .. }) => Ok(()),
                 told => told,
+            }
+        })
+    }
+
+    /// Sends a copy of bytes that fit into a MSG buffer. False while all are in use.
+    fn try_send(&self, msg: &[u8]) -> PyResult<bool> {
+        self.with(|link| {
+            let mut loan = match link.loan() {
+                Err(error) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => return Ok(false),
+                loaned => loaned?,
+            };
+            loan.resize_msg(msg.len())?.copy_from_slice(msg);
+            loan.send()?;
+            match link.notify() {
+                Err(error) if !matches!(error.kind(), ErrorKind::NoNotification { .. }) => Err(error),
+                _ => Ok(true),
             }
         })
     }
@@ -375,6 +476,33 @@ impl Link {
     #[pyo3(signature = (timeout=None))]
     fn wait_tti(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         self.wait_for(py, timeout, shmesh::Link::wait_tti)
+    }
+
+    /// Sleeps until there is a message or an event. False: the time is over.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_any(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.wait_until(py, timeout, |link| link.has_message() || link.has_event())
+    }
+
+    /// Sleeps until there is room for a message whose DATA part is in `pool`, or a message or an event. False: the time is over.
+    ///
+    /// The receivers have to notify of what they release: `notify_releases`.
+    #[pyo3(signature = (pool=None, timeout=None))]
+    fn wait_room(&self, py: Python<'_>, pool: Option<&str>, timeout: Option<f64>) -> PyResult<bool> {
+        let pool = pool.map(pool_of).transpose()?;
+        self.wait_until(py, timeout, |link| link.has_message() || link.has_event() || has_room(link, pool))
+    }
+
+    #[pyo3(signature = (pool=None))]
+    fn has_room(&self, pool: Option<&str>) -> PyResult<bool> {
+        let pool = pool.map(pool_of).transpose()?;
+        self.with(|link| Ok(has_room(link, pool)))
+    }
+
+    /// From now on the other side is notified of each message that is released.
+    fn notify_releases(&self) -> PyResult<()> {
+        self.handle()?.notify_releases();
+        Ok(())
     }
 
     /// Takes the next event of another participant, or None. Never waits.
@@ -531,6 +659,9 @@ impl Link {
             let held = state.as_ref().map_or(0, |open| Arc::strong_count(&open.handle) - 1);
             (if held == 0 || !strict { state.take() } else { None }, held)
         };
+        if let Some(open) = &open {
+            open.handle.stop_waiting();
+        }
         // Leaving may have to remove the link.
         py.detach(|| drop(open));
         if held == 0 || !strict {

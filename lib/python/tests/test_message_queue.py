@@ -1,8 +1,10 @@
 """Objects from one writer to many readers."""
 
+import asyncio
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import threading
 import time
@@ -13,6 +15,8 @@ import numpy as np
 import pytest
 
 import shmesh
+
+from interrupts import interrupted
 
 WATCHDOG = 200
 SPAWN = multiprocessing.get_context("spawn")
@@ -34,6 +38,31 @@ def attach_and_stop(name: str, rank: int) -> None:
     queue = shmesh.MessageQueue.attach(name, rank, timeout=WATCHDOG)
     time.sleep(WATCHDOG)
     queue.close()
+
+
+def attach_and_wait(name: str, rank: int, ready: Any) -> None:
+    """A reader that sleeps until the queue is over."""
+    queue = shmesh.MessageQueue.attach(name, rank, timeout=WATCHDOG)
+    ready.send(queue.dequeue(timeout=WATCHDOG))
+    try:
+        queue.dequeue()
+    except (EOFError, shmesh.PeerDied) as error:
+        ready.send(type(error).__name__)
+
+
+def write_one_and_sleep(name: str) -> None:
+    queue = shmesh.MessageQueue(1000, name=name, readers=1)
+    queue.enqueue("last")
+    time.sleep(WATCHDOG)
+
+
+def switches(pid: int) -> int:
+    """How often threads of a process went to sleep by themselves."""
+    count = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        lines = status.read_text().splitlines()
+        count += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
+    return count
 
 
 def write_one_and_die(name: str) -> None:
@@ -236,3 +265,186 @@ def test_a_kept_exception_keeps_no_buffer() -> None:
             queue.enqueue(np.zeros(5000), timeout=WATCHDOG)
             assert reader.dequeue().sum() == 0
         assert len(kept) == 20
+
+
+def test_idle_readers_and_a_writer_without_room_do_not_wake_up() -> None:
+    mine, other = SPAWN.Pipe()
+    with shmesh.MessageQueue(1000, depth=2, readers=1, name="queue") as queue:
+        reader = SPAWN.Process(target=attach_and_wait, args=("queue", 0, other))
+        reader.start()
+        assert reader.pid is not None
+        queue.enqueue("ready")
+        assert mine.recv() == "ready"
+        time.sleep(0.5)  # it goes to sleep
+        before = switches(reader.pid)
+        time.sleep(3)
+        # One a second is the link's own; a loop that looks twenty times a second would have 60.
+        assert switches(reader.pid) - before < 20
+        with shmesh.MessageQueue.attach("queue", 1) as slow:
+            for number in range(2):
+                queue.enqueue(number, timeout=WATCHDOG)
+            assert mine.poll(0) is False
+            reader.kill()
+            reader.join()
+            with pytest.raises(shmesh.PeerDied, match="reader 0"):
+                queue.enqueue("none", timeout=WATCHDOG)
+            before = switches(os.getpid())
+            with pytest.raises(shmesh.Timeout):
+                queue.enqueue("none", timeout=3)
+            assert switches(os.getpid()) - before < 30
+            assert slow.dequeue() == 0
+
+
+def test_a_full_queue_and_an_empty_one_wake_each_other_up() -> None:
+    # A lost wake-up costs a second: so many would not end within the time of this test.
+    count = 2_000
+    with shmesh.MessageQueue(1 << 16, depth=2, spin_us=0, name="queue") as queue:
+        readers = [shmesh.MessageQueue.attach("queue", rank) for rank in range(2)]
+        sums: list[int] = []
+        threads = [
+            threading.Thread(target=lambda reader=reader: sums.append(sum(reader.dequeue() for _ in range(count))), daemon=True)
+            for reader in readers
+        ]
+        for thread in threads:
+            thread.start()
+        for number in range(count):
+            queue.enqueue(number, timeout=WATCHDOG)
+        for thread in threads:
+            thread.join(WATCHDOG)
+        assert sums == 2 * [count * (count - 1) // 2]
+        for reader in readers:
+            reader.close()
+
+
+def test_a_reader_that_dies_wakes_a_writer_without_room() -> None:
+    with shmesh.MessageQueue(1000, depth=2, readers=1, name="queue") as queue:
+        victim = SPAWN.Process(target=attach_and_stop, args=("queue", 5))
+        victim.start()
+        queue.wait_until_ready(WATCHDOG)
+        queue.enqueue(0)
+        queue.enqueue(1)
+        threading.Timer(0.2, victim.kill).start()
+        with pytest.raises(shmesh.PeerDied, match="reader 5") as error:
+            queue.enqueue(2)
+        assert error.value.rank == 5
+        victim.join()
+        queue.enqueue(2, timeout=WATCHDOG)
+
+
+def test_a_writer_that_dies_or_closes_wakes_readers() -> None:
+    writer = SPAWN.Process(target=write_one_and_sleep, args=("queue",))
+    writer.start()
+    with shmesh.MessageQueue.attach("queue", timeout=WATCHDOG) as reader:
+        assert reader.dequeue() == "last"
+        threading.Timer(0.2, writer.kill).start()
+        with pytest.raises(shmesh.PeerDied, match="writer"):
+            reader.dequeue()
+        writer.join()
+    queue = shmesh.MessageQueue(1000, name="other")
+    with shmesh.MessageQueue.attach("other") as reader:
+        threading.Timer(0.2, queue.close).start()
+        with pytest.raises(EOFError):
+            reader.dequeue()
+
+
+def test_closing_a_queue_ends_what_waits_in_it() -> None:
+    with shmesh.MessageQueue(1000, depth=2, name="queue") as queue:
+        reader = shmesh.MessageQueue.attach("queue")
+        threading.Timer(0.2, reader.close).start()
+        with pytest.raises(shmesh.Closed):
+            reader.dequeue()
+        with shmesh.MessageQueue.attach("queue"):
+            queue.enqueue(0)
+            queue.enqueue(1)
+            threading.Timer(0.2, queue.close).start()
+            with pytest.raises(shmesh.Closed):
+                queue.enqueue(2)
+
+
+def test_signals_interrupt_what_waits() -> None:
+    with shmesh.MessageQueue(1000, depth=2, readers=2, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
+        with interrupted():
+            queue.enqueue(0)
+        with interrupted():
+            reader.dequeue()
+        with shmesh.MessageQueue.attach("queue", 1):
+            queue.enqueue(0)
+            queue.enqueue(1)
+            with interrupted():
+                queue.enqueue(2)
+        assert [reader.dequeue(), reader.dequeue()] == [0, 1]
+
+
+def test_arrays_may_be_dropped_while_their_reader_waits() -> None:
+    with shmesh.MessageQueue(1 << 16, depth=2, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
+        queue.enqueue(np.zeros(5000))
+        kept = [reader.dequeue(copy=False)]
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.extend(reader.dequeue(WATCHDOG).size for _ in range(2)))
+        thread.start()
+        queue.enqueue(np.zeros(6000))
+        threading.Timer(0.2, kept.clear).start()
+        queue.enqueue(np.zeros(7000), timeout=WATCHDOG)
+        thread.join()
+        assert found == [6000, 7000]
+
+
+def test_asyncio() -> None:
+    async def run() -> None:
+        with shmesh.MessageQueue(1000, depth=2, readers=1, name="queue") as queue:
+            first = asyncio.create_task(queue.enqueue_async("first", timeout=WATCHDOG))
+            await asyncio.sleep(0.05)
+            assert not first.done()
+            reader = shmesh.MessageQueue.attach("queue", 4)
+            await first
+            assert await reader.dequeue_async(WATCHDOG) == "first"
+
+            # A task that is cancelled has taken no object, and sent none.
+            waiting = asyncio.create_task(reader.dequeue_async())
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            for number in range(2):
+                await queue.enqueue_async(number)
+            blocked = asyncio.create_task(queue.enqueue_async("never"))
+            await asyncio.sleep(0.05)
+            assert not blocked.done()
+            blocked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await blocked
+            with pytest.raises(shmesh.Timeout):
+                await queue.enqueue_async("never", timeout=0.05)
+            third = asyncio.create_task(queue.enqueue_async("third"))
+            assert [await reader.dequeue_async(WATCHDOG) for _ in range(3)] == [0, 1, "third"]
+            await third
+            with pytest.raises(shmesh.Timeout):
+                await reader.dequeue_async(timeout=0.02)
+
+            for number in range(500):
+                received = asyncio.create_task(reader.dequeue_async(WATCHDOG))
+                await queue.enqueue_async(number, WATCHDOG)
+                assert await received == number
+            waiting = asyncio.create_task(reader.dequeue_async())
+            await asyncio.sleep(0.05)
+            queue.close()
+            with pytest.raises(EOFError):
+                await waiting
+            reader.close()
+
+    asyncio.run(run())
+
+
+def test_the_descriptor() -> None:
+    with shmesh.MessageQueue(1000, depth=2, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
+        with select.epoll() as epoll:
+            epoll.register(reader.fileno(), select.EPOLLIN)
+            with pytest.raises(shmesh.Timeout):
+                reader.dequeue(timeout=0)
+            reader.take_signal()
+            assert epoll.poll(0) == []
+            queue.enqueue("x")
+            assert epoll.poll(WATCHDOG) != []
+            reader.take_signal()
+            assert reader.dequeue(timeout=0) == "x"
+            assert epoll.poll(0) == []

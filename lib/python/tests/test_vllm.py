@@ -79,6 +79,24 @@ def test_time_limits_and_cancelling() -> None:
     writer.shutdown()
 
 
+def test_what_vllms_own_class_does_besides() -> None:
+    adapter = shmesh.vllm.adapter_of(Original, Handle)
+    with pytest.raises(ValueError, match="ranks"):
+        adapter(2, 2, [1])
+    writer = adapter(1, 1, [3], 1 << 12, 2)
+    with pytest.raises(ValueError, match="rank 0"):
+        adapter.create_from_handle(writer.export_handle(), 0)
+    reader = adapter.create_from_handle(writer.export_handle(), 3)
+    for size in (1, 100_000, 200_000, 300_000):
+        writer.enqueue(b"x" * size, WATCHDOG)
+        # The second argument is `indefinite` in some releases, and `cancel` in others.
+        assert len(reader.dequeue(WATCHDOG, True) if size > 1 else reader.dequeue(indefinite=True)) == size
+    threading.Timer(0.2, reader.shutdown).start()
+    with pytest.raises(RuntimeError, match="cancelled"):
+        reader.dequeue(indefinite=True)
+    writer.shutdown()
+
+
 def test_queues_with_readers_elsewhere_stay_vllms() -> None:
     adapter = shmesh.vllm.adapter_of(Original, Handle)
     queue = adapter(2, 1)

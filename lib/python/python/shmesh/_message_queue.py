@@ -18,17 +18,18 @@ from . import _array
 from ._errors import Denied, Exhausted, Invalid, NotFound, PeerDied, Timeout, TooLong
 from ._link import Link, PeerEvent
 from ._objects import Parts, read
+from ._shmesh import Message
 
 __all__ = ["MessageQueue"]
 
 _HELLO = struct.Struct("<iI")
 _MSG_BYTES = 16_384
-# How long a reader waits before it checks whether the writer is alive.
-_LOOK_FOR_THE_WRITER = 0.05
-# The writer retries this many times without a pause, then with longer and longer pauses: readers do not signal that they
-# have read.
-_TRIES = 100
-_PAUSE_MIN, _PAUSE_MAX = 20e-6, 1e-3
+# Copying a smaller array into the pickle costs less than placing it into a second buffer.
+_BUFFER_MIN = 12_288
+# The pause between two checks for a writer whose files already exist.
+_PAUSE = 1e-3
+# How long a task waits before it checks whether the queue was closed.
+_LOOK_AGAIN = 1.0
 
 # The functions that create arrays, numbers and types of numpy. None of them runs code of the sender's choice.
 _HARMLESS = {
@@ -70,16 +71,19 @@ class MessageQueue:
         overflow: tuple[int, int] | None = None,
         name: str | None = None,
         directory: str | os.PathLike[str] | None = None,
-        spin_us: int = 50,
+        spin_us: int | None = None,
         mode: int = 0o600,
     ) -> None:
         """A queue of ``depth`` objects, whose arrays, or else whose pickle, have up to ``nbytes`` bytes together.
 
         ``readers`` is how many the first `enqueue` waits for; others may attach later. ``overflow`` is the size and number of further
-        buffers, for objects that are larger; an object that fits nowhere is a `TooLong`.
+        buffers, for objects that are larger; an object that fits nowhere is a `TooLong`. ``spin_us`` is how long a process looks before
+        it sleeps: 50, or 0 if there are not more processors than readers, because spinning then takes one from the others.
         """
         if depth < 2:
             raise Invalid(f"depth {depth}: one object is read while another is written, so at least 2")
+        if spin_us is None:
+            spin_us = 50 if len(os.sched_getaffinity(0)) > max(readers, 1) else 0
         if nbytes < 1:
             raise Invalid(f"nbytes {nbytes}: the bytes of an object, at least 1")
         self._prepare(name or f"objects-{secrets.token_hex(8)}", _array.ipc_directory(directory), None)
@@ -108,8 +112,11 @@ class MessageQueue:
         self._awaited = 0
         self._ranks: dict[int, int] = {}
         self._died: list[PeerEvent] = []
-        self._left = False
+        # Of a reader: the participants of the primary side by seat, and the process of the last one that died.
+        self._writers: dict[int, int] = {}
+        self._dead_writer: int | None = None
         self._allow_pickle = False
+        self._pickler: type[pickle.Pickler] | None = None
         self._loads: Any = pickle.loads
 
     @classmethod
@@ -132,18 +139,23 @@ class MessageQueue:
         end = time.monotonic() + timeout
         queue._link = Link.attach(name, timeout=timeout, directory=queue.directory)
         # The files of the queue exist a moment before the writer has attached.
-        while not queue._has_writer():
+        while not queue._find_writers():
             if time.monotonic() >= end:
                 queue._link.close()
                 raise NotFound(f"queue {name}: no writer is there after {timeout} s; start it, or pass a longer timeout")
-            time.sleep(_PAUSE_MAX)
+            time.sleep(_PAUSE)
         queue._allow_pickle = queue._is_own() if allow_pickle is None else allow_pickle
         queue._loads = pickle.loads if queue._allow_pickle else _loads_harmless
+        queue._link.notify_releases()
         queue._link.send_inline(_HELLO.pack(rank, queue._link.seat))
         return queue
 
-    def _has_writer(self) -> bool:
-        return any(other.side == "primary" and other.alive is not False for other in self._link.participants())
+    def _find_writers(self) -> bool:
+        """Learns who is on the primary side; False if none lives there."""
+        there = [other for other in self._link.participants() if other.side == "primary"]
+        self._writers = {other.seat: other.pid for other in there if other.alive is not False}
+        self._dead_writer = next((other.pid for other in there if other.alive is False), None)
+        return bool(self._writers)
 
     def _is_own(self) -> bool:
         """Whether only processes of this user can write the queue."""
@@ -155,40 +167,66 @@ class MessageQueue:
         raise TypeError(f"queue {self.name}: pass its name, and let each reader `attach` with its rank")
 
     def enqueue(self, value: Any, timeout: float | None = None) -> None:
-        """Sends an object to all readers. Waits while a reader has not read the oldest of ``depth``, and at first for all readers.
+        """Sends an object to all readers. Sleeps while a reader has not read the oldest of ``depth``, and at first until all readers are there.
 
         `PeerDied` says once of each reader that it died; its ``rank`` is which. The object was not sent then: call it again to go on
         with the others.
         """
-        if self.rank is not None:
-            raise Invalid(f"queue {self.name}: readers cannot enqueue; its writer is the process that made it")
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._is_of_the_writer()
         if self._awaited:
             self.wait_until_ready(timeout)
+        parts = Parts.of(value, _MSG_BYTES, self._pickler, _BUFFER_MIN)
+        pool = self._pool_of(parts)
+        while not self._sent(parts, pool):
+            self._link.wait_room(pool, self._left(deadline, timeout))
+
+    async def enqueue_async(self, value: Any, timeout: float | None = None) -> None:
+        """As `enqueue`, in a task of ``asyncio``. A task that is cancelled while it waits has sent nothing."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._is_of_the_writer()
+        link = self._link
+        while self._lacks_readers():
+            left = self._left_for_readers(deadline, timeout)
+            await link._readable(lambda: link.has_message or link.has_event, _shorter(left))
+        parts = Parts.of(value, _MSG_BYTES, self._pickler, _BUFFER_MIN)
+        pool = self._pool_of(parts)
+        while not self._sent(parts, pool):
+            left = self._left(deadline, timeout)
+            await link._readable(lambda: link.has_message or link.has_event or link.has_room(pool), _shorter(left))
+
+    def _is_of_the_writer(self) -> None:
+        if self.rank is not None:
+            raise Invalid(f"queue {self.name}: readers cannot enqueue; its writer is the process that made it")
+
+    def _sent(self, parts: Parts, pool: str | None) -> bool:
+        """Whether there were buffers for an object. It is sent then."""
         self._look_at_peers()
         self._raise_if_died()
-        parts = Parts.of(value, _MSG_BYTES)
-        pool = self._pool_of(parts)
-        link, tries, pause = self._link, 0, _PAUSE_MIN
-        while True:
-            try:
-                loan = link.loan(len(parts.head), parts.nbytes, pool=pool) if parts.nbytes else link.loan(len(parts.head))
-                break
-            except Exhausted:
-                pass
-            if deadline is not None and time.monotonic() >= deadline:
-                raise Timeout(
-                    f"queue {self.name}: a reader has not read the oldest object after {timeout} s; read faster, or raise depth"
-                )
-            tries += 1
-            if tries > _TRIES:
-                self._look_at_peers()
-                self._raise_if_died()
-                time.sleep(pause if deadline is None else min(pause, max(deadline - time.monotonic(), 0.0)))
-                pause = min(2 * pause, _PAUSE_MAX)
+        if pool is None:
+            return self._link.try_send(parts.head)
+        try:
+            loan = self._link.loan(len(parts.head), parts.nbytes, pool=pool)
+        except Exhausted:
+            return False
         parts.send(loan)
+        return True
 
-    def _pool_of(self, parts: Parts) -> str:
+    def _left(self, deadline: float | None, timeout: float | None) -> float | None:
+        """How long to wait for room."""
+        if deadline is None:
+            return None
+        left = deadline - time.monotonic()
+        if left <= 0.0:
+            raise Timeout(
+                f"queue {self.name}: a reader has not read the oldest object after {timeout} s; read faster, or raise depth"
+            )
+        return left
+
+    def _pool_of(self, parts: Parts) -> str | None:
+        """The pool whose buffers an object fits into; None if it needs no DATA part."""
+        if not parts.nbytes:
+            return None
         for pool, size in self._pools:
             if parts.nbytes <= size:
                 return pool
@@ -200,16 +238,26 @@ class MessageQueue:
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Waits for the number of readers that the queue was created for. A reader is ready as soon as it has attached."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self.rank is None and len(self._ranks) < self._awaited:
-            left = _LOOK_FOR_THE_WRITER if deadline is None else min(_LOOK_FOR_THE_WRITER, max(deadline - time.monotonic(), 0.0))
-            self._link.wait(left)
+        while self._lacks_readers():
+            self._link.wait_any(self._left_for_readers(deadline, timeout))
+
+    def _lacks_readers(self) -> bool:
+        if self.rank is None and self._awaited:
             self._look_at_peers()
             self._raise_if_died()
-            if len(self._ranks) < self._awaited and deadline is not None and time.monotonic() >= deadline:
-                raise Timeout(
-                    f"queue {self.name}: {len(self._ranks)} of {self._awaited} readers have attached after {timeout} s"
-                )
+            if len(self._ranks) < self._awaited:
+                return True
         self._awaited = 0
+        return False
+
+    def _left_for_readers(self, deadline: float | None, timeout: float | None) -> float | None:
+        """How long to wait for readers."""
+        if deadline is None:
+            return None
+        left = deadline - time.monotonic()
+        if left <= 0.0:
+            raise Timeout(f"queue {self.name}: {len(self._ranks)} of {self._awaited} readers have attached after {timeout} s")
+        return left
 
     def _look_at_peers(self) -> None:
         """Processes what readers sent when they attached, and events of readers."""
@@ -246,51 +294,83 @@ class MessageQueue:
 
         Without ``copy`` the arrays of the object are read-only memory of the queue: its writer waits for this reader until they are gone.
         """
-        if self.rank is None:
-            raise Invalid(f"queue {self.name}: its writer cannot dequeue; readers `attach` to its name")
-        link = self._link
+        link = self._reading()
         message = link.try_receive()
         if message is None:
             deadline = None if timeout is None else time.monotonic() + timeout
             while message is None:
-                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-                link.wait(_LOOK_FOR_THE_WRITER if left is None else min(left, _LOOK_FOR_THE_WRITER))
+                left = None if deadline is None else deadline - time.monotonic()
+                if not self._is_over(left, timeout):
+                    link.wait_any(left)
                 message = link.try_receive()
-                if message is None:
-                    self._raise_without_a_writer()
-                    if left == 0.0:
-                        raise Timeout(f"queue {self.name}: no object came within {timeout} s")
+        return self._object(message, copy)
+
+    async def dequeue_async(self, timeout: float | None = None, *, copy: bool = True) -> Any:
+        """As `dequeue`, in a task of ``asyncio``. A task that is cancelled has taken no object."""
+        link = self._reading()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            message = link.try_receive()
+            if message is not None:
+                return self._object(message, copy)
+            left = None if deadline is None else deadline - time.monotonic()
+            if not self._is_over(left, timeout):
+                await link._readable(lambda: link.has_message or link.has_event, _shorter(left))
+
+    def fileno(self) -> int:
+        """A descriptor for ``selectors`` and ``epoll``, readable when an object, room or an event of another process may have come.
+
+        Register it, and call `dequeue` or `enqueue` with ``timeout=0`` until it is a `Timeout`; then again each time that it is readable,
+        after `take_signal`.
+        """
+        return self._link.fileno()
+
+    def take_signal(self) -> None:
+        """Takes the signals of `fileno`, which is readable as long as there are any."""
+        while self._link.take_signal():
+            pass
+
+    def _reading(self) -> Link:
+        if self.rank is None:
+            raise Invalid(f"queue {self.name}: its writer cannot dequeue; readers `attach` to its name")
+        return self._link
+
+    def _object(self, message: Message, copy: bool) -> Any:
         try:
             return read(message, copy=copy, what=f"queue {self.name}", loads=self._loads)
         finally:
             # Arrays over the message keep its buffers.
             message.release()
 
-    def _raise_without_a_writer(self) -> None:
-        """Raises an error if the writer has died or closed, and everything that it sent was read."""
+    def _is_over(self, left: float | None, timeout: float | None) -> bool:
+        """Raises on a timeout, or if the writer has died or closed and everything that it sent was read. True: there is a message."""
         link = self._link
         while link.has_event:
             event = link.next_event()
-            if event is None or event.side == "secondary":
-                continue
-            if event.kind in ("died", "evicted"):
-                self._died.append(event)
-            elif event.kind in ("detached", "missed"):
-                self._left = True
-        writers = [other for other in link.participants() if other.side == "primary"]
-        if any(other.alive is not False for other in writers):
-            # Also a new writer, which continues where the first has ended.
-            self._left = False
-            self._died.clear()
-            return
+            if event is not None:
+                self._learn_of_the_writer(event)
         if link.has_message:
-            return
-        # A dead writer is listed until it is recovered, and then there is an event.
-        pids = [writer.pid for writer in writers] or [event.pid for event in self._died]
-        if pids:
-            raise _peer_died(f"queue {self.name}: its writer (process {pids[0]}) died", -1)
-        if self._left:
+            # Also a message that was sent before the event.
+            return True
+        if not self._writers:
+            if self._dead_writer is not None:
+                raise _peer_died(f"queue {self.name}: its writer (process {self._dead_writer}) died", -1)
             raise EOFError(f"queue {self.name}: its writer has closed it")
+        if left is not None and left <= 0.0:
+            raise Timeout(f"queue {self.name}: no object came within {timeout} s")
+        return False
+
+    def _learn_of_the_writer(self, event: PeerEvent) -> None:
+        if event.kind == "missed":
+            self._find_writers()
+        elif event.side == "primary":
+            if event.kind == "attached":
+                self._writers[event.seat] = event.pid
+                self._dead_writer = None
+            else:
+                self._writers.pop(event.seat, None)
+                if event.kind in ("died", "evicted"):
+                    self._dead_writer = event.pid
 
     def close(self) -> None:
         """Detaches from the queue. Arrays of objects that were not copied keep their memory."""
@@ -309,6 +389,10 @@ class MessageQueue:
 
     def __repr__(self) -> str:
         return f"<shmesh.MessageQueue {self.name} {'writer' if self.rank is None else f'reader {self.rank}'}>"
+
+
+def _shorter(left: float | None) -> float:
+    return _LOOK_AGAIN if left is None else min(left, _LOOK_AGAIN)
 
 
 def _peer_died(text: str, rank: int | None) -> PeerDied:

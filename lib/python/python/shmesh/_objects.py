@@ -42,30 +42,35 @@ class Parts:
         self.nbytes = nbytes
 
     @classmethod
-    def of(cls, value: Any, msg_bytes: int, pickler: Pickler = pickle.Pickler) -> Parts:
-        """Splits an object, for buffers with ``msg_bytes`` in their MSG part."""
+    def of(
+        cls, value: Any, msg_bytes: int, pickler: Pickler | None = None, buffer_min: int = _BUFFER_MIN
+    ) -> Parts:
+        """Splits an object, for buffers with ``msg_bytes`` in their MSG part. Arrays below ``buffer_min`` bytes are pickled."""
         buffers: list[memoryview] = []
 
         def keep_out(buffer: pickle.PickleBuffer) -> bool:
             raw = buffer.raw()
-            if raw.nbytes < _BUFFER_MIN or len(buffers) == _BUFFERS_MAX:
+            if raw.nbytes < buffer_min or len(buffers) == _BUFFERS_MAX:
                 return True
             buffers.append(raw)
             return False
 
-        file = io.BytesIO()
-        pickler(file, protocol=5, buffer_callback=keep_out).dump(value)
-        pickled = file.getbuffer()
-        head = _HEAD.pack(_MAGIC, len(buffers), pickled.nbytes)
+        if pickler is None:
+            pickled = pickle.dumps(value, 5, buffer_callback=keep_out)
+        else:
+            file = io.BytesIO()
+            pickler(file, protocol=5, buffer_callback=keep_out).dump(value)
+            pickled = file.getvalue()
+        head = _HEAD.pack(_MAGIC, len(buffers), len(pickled))
         if buffers:
             head += struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers))
         data: list[tuple[int, Any]] = []
         nbytes = 0
-        if len(head) + pickled.nbytes <= msg_bytes:
+        if len(head) + len(pickled) <= msg_bytes:
             head += pickled
         else:
-            data.append((0, pickled))
-            nbytes = _aligned(pickled.nbytes)
+            data.append((0, memoryview(pickled)))
+            nbytes = _aligned(len(pickled))
         for buffer in buffers:
             data.append((nbytes, buffer))
             nbytes += _aligned(buffer.nbytes)
@@ -113,7 +118,7 @@ def read(
         magic, count, pickle_bytes = _HEAD.unpack_from(head)
         if magic != _MAGIC or count > _BUFFERS_MAX:
             raise ValueError("it does not begin as one")
-        lengths = struct.unpack_from(f"<{count}Q", head, _HEAD.size)
+        lengths = struct.unpack_from(f"<{count}Q", head, _HEAD.size) if count else ()
         rest = memoryview(head)[_HEAD.size + 8 * count :]
         offset = 0
         bytes_of_data = (message.data if data is None else data) if count or len(rest) < pickle_bytes else None

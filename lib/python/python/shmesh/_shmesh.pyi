@@ -223,6 +223,16 @@ class Link:
         """TTI style: counts up, and wakes."""
     def wait_tti(self, timeout: float | None = None) -> bool:
         """TTI style: waits for a post, and takes it."""
+    def try_send(self, msg: bytes) -> bool:
+        """Sends a copy of what fits into a MSG buffer. False while all are in use."""
+    def wait_any(self, timeout: float | None = None) -> bool:
+        """Waits for a message or an event, without the GIL and without a seat of its own. False: the time is over."""
+    def wait_room(self, pool: str | None = None, timeout: float | None = None) -> bool:
+        """As `wait_any`, or for buffers of this pool, if the other side calls `notify_releases`. False: the time is over."""
+    def has_room(self, pool: str | None = None) -> bool:
+        """Whether there are buffers for a message, with a DATA part of this pool."""
+    def notify_releases(self) -> None:
+        """From now on the other side is notified of each message that is released."""
     def try_next_event(
         self,
     ) -> tuple[Literal["attached", "detached", "died", "evicted", "missed"], int, str, int, int] | None:

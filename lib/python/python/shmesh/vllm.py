@@ -6,12 +6,19 @@ raises `shmesh.PeerDied` with the rank. Queues with readers on other nodes stay 
 
 from __future__ import annotations
 
+import copyreg
+import inspect
 import os
+import pickle
 import sys
 import time
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
-from ._errors import Timeout
+import numpy as np
+
+from ._array import empty
+from ._errors import Closed, Invalid, Timeout, TooLong
 from ._message_queue import MessageQueue
 
 __all__ = ["adapter_of", "register"]
@@ -19,6 +26,12 @@ __all__ = ["adapter_of", "register"]
 _MARK = "shmesh"
 # Interval at which a reader checks whether it was cancelled.
 _LOOK_AGAIN = 0.1
+
+
+class _Large(NamedTuple):
+    """Stands for an object that fits into no buffer: its pickle, in memory of its own."""
+
+    pickled: np.ndarray
 
 
 def register() -> None:
@@ -30,14 +43,27 @@ def register() -> None:
     original = shm_broadcast.MessageQueue
     if getattr(original, "_is_of_shmesh", False):
         return
-    adapter = adapter_of(original, shm_broadcast.Handle)
+    adapter = adapter_of(original, shm_broadcast.Handle, getattr(shm_broadcast, "_reduce_tensor", None))
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "vllm" and getattr(module, "MessageQueue", None) is original:
             module.MessageQueue = adapter  # type: ignore[attr-defined]
 
 
-def adapter_of(original: Any, handle_type: Any) -> Any:
-    """A subclass of vLLM's class. Queues with only local readers use shmesh; other queues are inherited unchanged."""
+def adapter_of(original: Any, handle_type: Any, reduce_tensor: Any = None) -> Any:
+    """A subclass of vLLM's class. Queues with only local readers use shmesh; other queues are inherited unchanged.
+
+    ``reduce_tensor`` is vLLM's function that places the memory of tensors beside the pickle.
+    """
+    default_bytes = 24 << 20
+    for name, parameter in inspect.signature(original).parameters.items():
+        if name == "max_chunk_bytes" and parameter.default is not parameter.empty:
+            default_bytes = parameter.default
+
+    class Pickler(pickle.Pickler):
+        dispatch_table = dict(copyreg.dispatch_table)
+
+    if reduce_tensor is not None:
+        Pickler.dispatch_table[sys.modules["torch"].Tensor] = reduce_tensor
 
     class Adapter(original):  # type: ignore[misc]
         _is_of_shmesh = True
@@ -48,7 +74,7 @@ def adapter_of(original: Any, handle_type: Any) -> Any:
             n_reader: int,
             n_local_reader: int,
             local_reader_ranks: list[int] | None = None,
-            max_chunk_bytes: int = 10 << 20,
+            max_chunk_bytes: int = default_bytes,
             max_chunks: int = 10,
             *args: Any,
             **kwargs: Any,
@@ -57,7 +83,14 @@ def adapter_of(original: Any, handle_type: Any) -> Any:
                 super().__init__(n_reader, n_local_reader, local_reader_ranks, max_chunk_bytes, max_chunks, *args, **kwargs)
                 return
             ranks = list(range(n_local_reader)) if local_reader_ranks is None else list(local_reader_ranks)
-            self._queue = MessageQueue(max_chunk_bytes, max(2, max_chunks), readers=n_local_reader)
+            if len(ranks) != n_local_reader:
+                raise Invalid(f"{len(ranks)} ranks for {n_local_reader} local readers: name each once")
+            depth = max(2, max_chunks)
+            self._queue = MessageQueue(max_chunk_bytes, depth, readers=n_local_reader)
+            self._queue._pickler = None if reduce_tensor is None else Pickler
+            # Each until so many more were sent: by then all readers have read it.
+            self._large: deque[_Large] = deque(maxlen=depth)
+            self.shutting_down = False
             self.n_local_reader, self.n_remote_reader = n_local_reader, 0
             self.local_reader_rank = -1
             self._is_writer, self._is_local_reader, self._is_remote_reader = True, False, False
@@ -69,7 +102,10 @@ def adapter_of(original: Any, handle_type: Any) -> Any:
             place = handle.buffer_handle
             if not place or place[0] != _MARK:
                 return original.create_from_handle(handle, rank)
+            if rank not in handle.local_reader_ranks:
+                raise Invalid(f"queue {place[1]}: rank {rank} is none of its readers {handle.local_reader_ranks}")
             self = Adapter.__new__(Adapter)
+            self.shutting_down = False
             self._queue = MessageQueue.attach(place[1], rank, directory=place[2])
             self.handle = handle
             self.local_reader_rank = handle.local_reader_ranks.index(rank)
@@ -86,12 +122,32 @@ def adapter_of(original: Any, handle_type: Any) -> Any:
             if self._queue is None:
                 super().enqueue(obj, timeout)
             else:
-                self._queue.enqueue(obj, timeout)
+                try:
+                    self._queue.enqueue(obj, timeout)
+                except TooLong:
+                    pickled = np.frombuffer(pickle.dumps(obj, 5), np.uint8)
+                    large = _Large(empty(pickled.size, np.uint8))
+                    large.pickled[:] = pickled
+                    self._queue.enqueue(large, timeout)
+                    self._large.append(large)
 
-        def dequeue(self, timeout: float | None = None, cancel: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def dequeue(self, timeout: float | None = None, *args: Any, cancel: Any = None, **kwargs: Any) -> Any:
+            """As vLLM's: some releases have a ``cancel`` event before ``indefinite``, which here changes nothing: a wait logs nothing."""
+            if self._queue is None:
+                more = kwargs if cancel is None else {**kwargs, "cancel": cancel}
+                return super().dequeue(timeout, *args, **more)
+            if cancel is None:
+                cancel = next((argument for argument in args if hasattr(argument, "is_set")), None)
+            try:
+                found = self._dequeue(timeout, cancel)
+            except Closed:
+                # By `shutdown`, in another thread.
+                raise RuntimeError("cancelled") from None
+            return pickle.loads(found.pickled.data) if type(found) is _Large else found
+
+        def _dequeue(self, timeout: float | None, cancel: Any) -> Any:
             queue = self._queue
-            if queue is None:
-                return super().dequeue(timeout, *(() if cancel is None else (cancel,)), *args, **kwargs)
+            assert queue is not None
             if cancel is None:
                 return queue.dequeue(timeout)
             deadline = None if timeout is None else time.monotonic() + timeout
@@ -113,6 +169,8 @@ def adapter_of(original: Any, handle_type: Any) -> Any:
             return self.dequeue()
 
         def shutdown(self) -> None:
+            """Ends a `dequeue` of another thread, too: it raises ``RuntimeError``, as vLLM's does."""
+            self.shutting_down = True
             if self._queue is not None:
                 self._queue.close()
             elif hasattr(original, "shutdown"):
