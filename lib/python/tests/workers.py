@@ -24,6 +24,36 @@ def come_and_go(name: str, orders: Any) -> None:
     del link
 
 
+def read_broadcast(name: str, last: int, result: Any) -> None:
+    """Says which numbers it got up to the last one, and how many it lost."""
+    numbers = []
+    with shmesh.Link.attach(name, timeout=200) as link:
+        while not numbers or numbers[-1] != last:
+            link.wait(200)
+            message = link.try_receive()
+            if message is None:
+                continue
+            with message:
+                number = int.from_bytes(bytes(message), "little")
+                assert number == message.msg_id
+                assert len(message.data) == (100 + number if number % 2 else 0)
+                assert (message.data == number % 256).all()
+                numbers.append(number)
+        result.send((numbers, link.lost))
+
+
+def hold_broadcast(name: str, result: Any) -> None:
+    """Never releases the messages that have DATA, until it is killed or evicted."""
+    held = []
+    with shmesh.Link.attach(name, timeout=200) as link:
+        try:
+            while True:
+                held.append(link.try_receive())
+                time.sleep(0.001)
+        except shmesh.Error as error:
+            result.send(type(error).__name__)
+
+
 def total_of(array: np.ndarray) -> float:
     return float(np.asarray(array).sum())
 

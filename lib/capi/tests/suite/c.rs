@@ -58,6 +58,11 @@ fn requests_find_their_replies() {
 }
 
 #[test]
+fn broadcast_reaches_readers_in_other_processes() {
+    check("broadcast");
+}
+
+#[test]
 fn messages_flow_between_processes() {
     check("flow");
 }
