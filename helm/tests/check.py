@@ -399,7 +399,7 @@ def known_metrics():
         text = file.read_text()
         found = re.findall(r'register(_with_unit)?\(\s*"(\w+)"', text)
         found += [("", name) for name in re.findall(r'encode_descriptor\("(\w+)"', text)]
-        found += [("", name) for name in re.findall(r'= \("(\w+)", "', text)]
+        found += [("", name) for name in re.findall(r'=\s+\(\s*"(\w+)",\s+"', text)]
         for unit, name in found:
             full = f"{prefix}_{name}" + ("_seconds" if unit else "")
             names |= {full, full + "_total", full + "_bucket", full + "_count", full + "_sum"}
