@@ -20,7 +20,9 @@ examples! {
     broadcast: "../../examples/broadcast.rs",
     epoll: "../../examples/epoll.rs",
     latest_value: "../../examples/latest_value.rs",
+    many_links: "../../examples/many_links.rs",
     reconnect: "../../examples/reconnect.rs",
     request_reply: "../../examples/request_reply.rs",
     stream: "../../examples/stream.rs",
+    typed: "../../examples/typed.rs",
 }

@@ -1,5 +1,5 @@
 //! Builds the libraries, compiles the C programs in `tests` and runs them: as C and as C++, and under the address and
-//! undefined-behaviour sanitizers; and installs all of it, to be found by pkg-config.
+//! undefined-behaviour sanitizers; runs the examples; and installs all of it, to be found by pkg-config.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -34,7 +34,7 @@ fn compiled(compiler: &str, program: &str, flags: &[&str], out: &Path) {
     let libraries = libraries();
     let mut command = Command::new(compiler);
     command.args(flags).args(["-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]);
-    command.arg(format!("{HERE}/include")).arg("-o").arg(out).arg(format!("{HERE}/tests/{program}.c"));
+    command.arg(format!("{HERE}/include")).arg("-o").arg(out).arg(format!("{HERE}/{program}.c"));
     command.args(["-x", "none", "-L"]).arg(libraries).arg("-lshmesh");
     succeed(command.arg(format!("-Wl,-rpath,{}", libraries.display())));
 }
@@ -47,7 +47,7 @@ fn check(program: &str) {
         [("cc", &["-std=c11"]), ("c++", &["-std=c++11", "-x", "c++"]), ("cc", &sanitizers)];
     for (compiler, flags) in ways {
         let out = folder.path().join(program);
-        compiled(compiler, program, flags, &out);
+        compiled(compiler, &format!("tests/{program}"), flags, &out);
         run_program(&out, |_| {});
     }
 }
@@ -87,8 +87,20 @@ fn device_memory_has_no_address() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("devices");
     let headers = format!("-I{HERE}/nvipc/include");
-    compiled("cc", "devices", &["-std=c11", &headers, "-Wl,--no-as-needed", "-lshmesh_nvipc"], &out);
+    compiled("cc", "tests/devices", &["-std=c11", &headers, "-Wl,--no-as-needed", "-lshmesh_nvipc"], &out);
     run_program(&out, |_| {});
+}
+
+/// Without the address sanitizer: its own locks are not released in forked children.
+#[test]
+fn examples_run() {
+    let folder = tempfile::tempdir().unwrap();
+    for example in ["broadcast", "epoll", "latest_value", "reconnect", "request_reply", "stream"] {
+        let out = folder.path().join(example);
+        compiled("cc", &format!("examples/{example}"), &["-std=gnu11"], &out);
+        run_program(&out, |_| {});
+    }
+    assert_eq!(std::fs::read_dir(format!("{HERE}/examples")).unwrap().count(), 6, "each example is run");
 }
 
 #[test]
