@@ -70,7 +70,7 @@ pub use link::{AsyncLink, AsyncPendingReply, AsyncRequest};
 pub use link::{
     DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, OwnedLoan,
     OwnedMessage, OwnedPendingReply, OwnedRequest, PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES,
-    Recovered, ReplyError, Request, SendError, SharedBytes, WaitOutcome, Waiter,
+    RecoveryStats, ReplyError, Request, SendError, SharedBytes, WaitOutcome, Waiter,
 };
 #[cfg(feature = "typed")]
 pub use link::{Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};

@@ -115,12 +115,12 @@ pub(crate) fn reset(ring: &Ring, seat: SeatIndex) {
 
 /// Receivers of a ring that must be woken, as bits of seats.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingReceivers {
     sleepers: u64,
     bells: u64,
 }
 
-impl Waiting {
+impl WaitingReceivers {
     /// Only the receiver in `seat`.
     #[inline]
     pub(crate) fn only(self, seat: SeatIndex) -> Self {
@@ -145,10 +145,10 @@ impl Waiting {
 
 /// The receivers that must be woken. The caller must publish before this.
 #[inline]
-pub(crate) fn waiting(ring: &Ring) -> Waiting {
+pub(crate) fn waiting(ring: &Ring) -> WaitingReceivers {
     // DEKKER
     fence(Ordering::SeqCst);
-    Waiting {
+    WaitingReceivers {
         sleepers: ring.words().control(SLEEPERS).load(Ordering::Relaxed),
         bells: ring.words().beside(SLEEPERS, BELLS).load(Ordering::Relaxed),
     }

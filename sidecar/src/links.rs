@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use prometheus_client::metrics::counter::Counter;
 use shmesh::config::LinkConfig;
 use shmesh::inspect::View;
-use shmesh::{LinkHost, LinkOptions, MAX_SEATS, Participant, Recovered, SeatIndex, SeatWord};
+use shmesh::{LinkHost, LinkOptions, MAX_SEATS, Participant, RecoveryStats, SeatIndex, SeatWord};
 use shmesh_daemon::descriptor::watched;
 use shmesh_daemon::readiness::{Latch, Readiness};
 use shmesh_proto::broker::Attached;
@@ -185,7 +185,12 @@ impl Links {
     }
 
     /// Recovers a participant that has died; later, if the link is not kept now.
-    pub(crate) fn recover_participant(&self, link: LinkIndex, seat: SeatIndex, word: SeatWord) -> Recovered {
+    pub(crate) fn recover_participant(
+        &self,
+        link: LinkIndex,
+        seat: SeatIndex,
+        word: SeatWord,
+    ) -> RecoveryStats {
         if let Some(kept) = self.kept(link) {
             return kept.host.recover_participant(seat, word);
         }
@@ -194,7 +199,7 @@ impl Links {
         if unrecovered.len() < MAX_SEATS {
             unrecovered.push((seat, word));
         }
-        Recovered::default()
+        RecoveryStats::default()
     }
 
     /// How often a link could not be kept, or was damaged.

@@ -16,7 +16,7 @@ use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::Shared;
 use crate::link::core::Core;
-use crate::link::host::{Asked, ask, lock_path, socket_prefix};
+use crate::link::host::{HostAnswer, ask, lock_path, socket_prefix};
 use crate::segment::Memory;
 use crate::segment::header::{Header, Unusable};
 use crate::segment::layout::{LinkLayout, PoolLayout};
@@ -172,8 +172,8 @@ impl LinkPath {
         let path = self.beside("lock");
         let lock =
             Lock::open(&path).map_err(|error| self.store.refused(&path.display().to_string(), error))?;
-        let asked = lock.map_or(Ok(Asked::Nobody), |lock| ask(&self.store, &lock))?;
-        let Asked::Given(offer, ..) = asked else {
+        let asked = lock.map_or(Ok(HostAnswer::NoHost), |lock| ask(&self.store, &lock))?;
+        let HostAnswer::Offer(offer, ..) = asked else {
             let what = "is not there: it has ended, and without another process of the link the memory has gone with it";
             return Err(ErrorKind::Host { link: self.link(), path, what }.into());
         };

@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::Shared;
-use super::host::{Listening, Place};
+use super::host::{HostListener, Place};
 use super::monitor::{Start, Watch};
 use super::open::serve_memory;
 use crate::config::{Backing, PoolId};
@@ -29,7 +29,7 @@ pub(super) struct Attachment {
 
 impl Attachment {
     /// The presence must be shared already.
-    pub(super) fn new(shared: &Arc<Shared>, listening: Option<&Listening>) -> Self {
+    pub(super) fn new(shared: &Arc<Shared>, listening: Option<&HostListener>) -> Self {
         let place = listening.map(|listening| listening.place.clone());
         Self { shared: Arc::clone(shared), place: Mutex::new(place), watch: OnceLock::new() }
     }

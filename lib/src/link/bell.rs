@@ -15,7 +15,7 @@ use shmesh_sys::bell::{Bell, Ringer, is_absent};
 use super::Shared;
 use super::lease::SeatLease;
 use crate::error::{Error, ErrorKind, Result};
-use crate::notify::{self, Sleepers, Waiting};
+use crate::notify::{self, Sleepers, WaitingReceivers};
 use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::ring::Ring;
 
@@ -66,7 +66,7 @@ impl Shared {
 
     /// Wakes the receivers of a ring. Never blocks.
     #[cold]
-    pub(super) fn wake(&self, ring: &Ring, waiting: Waiting, cause: Cause) -> io::Result<()> {
+    pub(super) fn wake(&self, ring: &Ring, waiting: WaitingReceivers, cause: Cause) -> io::Result<()> {
         if waiting.is_any_asleep(&self.core.seats) {
             let sleepers = Sleepers::of(ring);
             sleepers.wake();

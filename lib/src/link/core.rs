@@ -460,19 +460,19 @@ impl Core {
 
     /// How the participant in `seat` receives from its ring.
     #[inline(always)]
-    pub(crate) fn receiving(&self, seat: SeatIndex) -> Receiving<'_> {
-        Receiving { core: self, seat }
+    pub(crate) fn receiving(&self, seat: SeatIndex) -> SeatOwners<'_> {
+        SeatOwners { core: self, seat }
     }
 }
 
 /// Receives from a ring for one seat.
 #[derive(Debug)]
-pub(crate) struct Receiving<'a> {
+pub(crate) struct SeatOwners<'a> {
     core: &'a Core,
     seat: SeatIndex,
 }
 
-impl Receiving<'_> {
+impl SeatOwners<'_> {
     #[inline(always)]
     fn table(&self, entry: Entry) -> Result<&Table, Wild> {
         if entry.is_inline() {
@@ -482,7 +482,7 @@ impl Receiving<'_> {
     }
 }
 
-impl Owners for Receiving<'_> {
+impl Owners for SeatOwners<'_> {
     #[inline(always)]
     fn look(&self, entry: Entry) -> Result<Look, Wild> {
         let table = self.table(entry)?;
@@ -551,7 +551,7 @@ impl Owners for Receiving<'_> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Recovered {
+pub struct RecoveryStats {
     /// Participants that were found dead, or evicted.
     pub participants: u32,
     /// MSG buffers and inline cells that they held.
@@ -569,13 +569,13 @@ impl Core {
     /// does it. Any number of participants may do this at once, and each may die during it: every step can be repeated.
     ///
     /// With `keep_seated`, the seat stays taken: the process may still run, and must not share the seat with another.
-    pub(crate) fn reclaim(&self, dead: &Participant, me: SeatIndex, keep_seated: bool) -> Recovered {
+    pub(crate) fn reclaim(&self, dead: &Participant, me: SeatIndex, keep_seated: bool) -> RecoveryStats {
         // A participant that is wrongly declared dead gets an error from its next call, and from the current one (FENCE). A
         // participant that detaches recovers itself, from its own seat.
         if dead.seat != me && !self.seats.evict(dead) {
-            return Recovered::default();
+            return RecoveryStats::default();
         }
-        let mut done = Recovered::default();
+        let mut done = RecoveryStats::default();
         for ring in self.all_rings() {
             if let Ring::Mpmc(ring) = ring {
                 ring.fence_producers();
@@ -629,7 +629,7 @@ impl Core {
         }
     }
 
-    fn reclaim_messages(&self, dead: &Participant, me: SeatIndex, place: usize, done: &mut Recovered) {
+    fn reclaim_messages(&self, dead: &Participant, me: SeatIndex, place: usize, done: &mut RecoveryStats) {
         let Some(table) = self.table(place) else { return };
         let held: Vec<(u32, MsgOwner)> = (0..u32::try_from(table.len()).unwrap_or(u32::MAX))
             .map(|index| (index, MsgOwner(table.owner(index).load(Ordering::Acquire))))
@@ -716,7 +716,7 @@ impl Core {
     }
 
     /// Ends the requests of `dead`, and frees replies that it has not received.
-    pub(crate) fn close_requests(&self, dead: &Participant, me: SeatIndex, done: &mut Recovered) {
+    pub(crate) fn close_requests(&self, dead: &Participant, me: SeatIndex, done: &mut RecoveryStats) {
         let Some(requests) = &self.requests else { return };
         for slot in requests.replies.of(dead.seat) {
             slot.end(
@@ -737,7 +737,7 @@ impl Core {
     }
 
     /// Frees DATA buffers whose MSG buffer was freed.
-    fn reclaim_orphans(&self, me: SeatIndex, pool: PoolId, done: &mut Recovered) {
+    fn reclaim_orphans(&self, me: SeatIndex, pool: PoolId, done: &mut RecoveryStats) {
         let Some(table) = self.table(pool as usize) else { return };
         for index in 0..u32::try_from(table.len()).unwrap_or(u32::MAX) {
             let data = DataOwner(table.owner(index).load(Ordering::Acquire));

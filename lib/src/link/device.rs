@@ -19,7 +19,7 @@ use shmesh_proto::broker::{self, Mechanism, PoolMemory, Reply, Request, reply, r
 use shmesh_proto::packet;
 use shmesh_sys::{file, socket};
 
-use super::host::{ASKED, Asked, NO_HOST, SILENT, TOLD, answer_of, ask as ask_host, memories, refused};
+use super::host::{ASKED, HostAnswer, NO_HOST, SILENT, TOLD, answer_of, ask as ask_host, memories, refused};
 use super::{Link, Shared};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
@@ -208,7 +208,7 @@ impl Shared {
     }
 
     /// Offers the host the memory that this process has, and asks for the rest.
-    pub(super) fn tell_of_memory(&self, broker: &OwnedFd) {
+    pub(super) fn announce_memory(&self, broker: &OwnedFd) {
         for pool in self.core.shape.device_pools() {
             let memory = self.memories.lock()[pool as usize].clone();
             let told = memory.as_ref().map_or_else(|| question(pool), |memory| memory.message(pool));
@@ -233,7 +233,7 @@ impl Shared {
     }
 
     /// Handles an announcement of memory by the host.
-    pub(super) fn hear_of_memory(&self, bytes: &[u8], fds: Vec<OwnedFd>) {
+    pub(super) fn memory_announced(&self, bytes: &[u8], fds: Vec<OwnedFd>) {
         if let Ok(Reply { result: Some(reply::Result::PoolMemory(told)), .. }) = packet::decode(bytes)
             && told.id != 0
             && let Some(fds) = memories(fds)
@@ -256,8 +256,10 @@ impl Shared {
         };
         loop {
             let asked = match ask_host(&self.store, &self.lock) {
-                Ok(Asked::Given(_, connection, _)) => ask(&connection, &told, &fds),
-                Ok(Asked::Nobody | Asked::Wanted) => match self.memories.lock()[pool as usize].clone() {
+                Ok(HostAnswer::Offer(_, connection, _)) => ask(&connection, &told, &fds),
+                Ok(HostAnswer::NoHost | HostAnswer::NeedsMemory) => match self.memories.lock()[pool as usize]
+                    .clone()
+                {
                     // It is offered to the next host.
                     Some(known) => return Ok(Some(known)),
                     None if start.elapsed() >= UNSERVED => return Err(refused(&self.store, NO_HOST).into()),

@@ -5,7 +5,7 @@
 
 use std::cell::OnceCell;
 
-use super::core::{Cell, Core, DataRef, INLINE, Receiving, TABLES};
+use super::core::{Cell, Core, DataRef, INLINE, SeatOwners, TABLES};
 use super::request_steps::Requester;
 use crate::config::PoolId;
 use crate::notify;
@@ -141,7 +141,7 @@ impl Endpoint {
 
     /// How this participant receives from its ring.
     #[inline(always)]
-    pub(crate) fn receiving(&self) -> Receiving<'_> {
+    pub(crate) fn receiving(&self) -> SeatOwners<'_> {
         self.core.receiving(self.me.seat)
     }
 

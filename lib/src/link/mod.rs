@@ -90,7 +90,7 @@ pub use async_request::{AsyncPendingReply, AsyncRequest};
 use attachment::Attachment;
 use bell::Cause;
 use core::Core;
-pub use core::Recovered;
+pub use core::RecoveryStats;
 use endpoint::Endpoint;
 pub use events::WaitOutcome;
 pub use host::{LinkHost, LinkHostOffer};

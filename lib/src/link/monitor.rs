@@ -21,7 +21,9 @@ use shmesh_sys::signal::Blocked;
 use shmesh_sys::{poll, socket, user};
 
 use super::Shared;
-use super::host::{ASKED, Listening, Place, Service, TOLD, discard, hang_up, lock_path, proof, socket_path};
+use super::host::{
+    ASKED, HostListener, Place, Service, TOLD, discard, hang_up, lock_path, proof, socket_path,
+};
 use super::reap::{Reap, reap};
 use crate::config::Backing;
 use crate::error::{Error, Result};
@@ -104,7 +106,7 @@ pub(super) struct Start {
     /// The connection to the host from which this process got the link.
     pub(super) session: Option<(OwnedFd, (Host, u64))>,
     /// The listener, if this process is the host.
-    pub(super) listening: Option<Listening>,
+    pub(super) listening: Option<HostListener>,
 }
 
 /// Lets the monitor watch a link until it is stopped.
@@ -137,7 +139,7 @@ impl Watch {
     }
 
     /// Lets the monitor serve the link, whose host this process has become.
-    pub(super) fn serve(&self, listening: Listening) {
+    pub(super) fn serve(&self, listening: HostListener) {
         let mut state = lock(&monitor().state);
         state.starts.push((self.id, Start { session: None, listening: Some(listening) }));
         if let Some(thread) = &state.thread {
@@ -168,7 +170,7 @@ impl Watch {
 fn spawn(thread: &Arc<Thread>) -> std::io::Result<()> {
     // Signals are for the application's own threads, whose stacks have room for its handlers.
     let _blocked = Blocked::all();
-    let (thread, mut watching) = (Arc::clone(thread), Watching::new());
+    let (thread, mut watching) = (Arc::clone(thread), WatchLoop::new());
     let builder = std::thread::Builder::new().name("shmesh-monitor".into()).stack_size(STACK_BYTES);
     let spawned = builder.spawn(move || {
         watching.run(&thread);
@@ -179,7 +181,7 @@ fn spawn(thread: &Arc<Thread>) -> std::io::Result<()> {
 }
 
 /// A link, as the thread watches it.
-struct Watched {
+struct WatchedLink {
     id: u64,
     shared: Weak<Shared>,
     watch: Option<inotify::File>,
@@ -205,12 +207,12 @@ impl Drop for Session {
     }
 }
 
-struct Watching {
+struct WatchLoop {
     inotify: Option<Watcher>,
-    links: Vec<Watched>,
+    links: Vec<WatchedLink>,
 }
 
-impl Watching {
+impl WatchLoop {
     fn new() -> Self {
         Self { inotify: Watcher::new().ok(), links: Vec::new() }
     }
@@ -263,7 +265,7 @@ impl Watching {
         let new = state.links.partition_point(|(id, _)| *id < known);
         for (id, shared) in &state.links[new..] {
             let start = starts.iter().position(|(of, _)| of == id).map(|i| starts.swap_remove(i).1);
-            self.links.push(Watched::new(*id, shared, start.unwrap_or_default(), self.inotify.as_ref()));
+            self.links.push(WatchedLink::new(*id, shared, start.unwrap_or_default(), self.inotify.as_ref()));
         }
         drop(state);
         for (id, start) in starts {
@@ -295,7 +297,7 @@ impl Watching {
     }
 }
 
-impl Watched {
+impl WatchedLink {
     fn new(id: u64, shared: &Weak<Shared>, start: Start, inotify: Option<&Watcher>) -> Self {
         let watch = shared.upgrade().and_then(|shared| inotify?.add(&lock_path(&shared.store)).ok());
         let mut reap = Reap::default();
@@ -320,7 +322,7 @@ impl Watched {
         link
     }
 
-    fn serve(&mut self, listening: Listening) {
+    fn serve(&mut self, listening: HostListener) {
         let place = listening.place.clone();
         self.service = Some((Service::new(listening), place));
     }
@@ -328,14 +330,14 @@ impl Watched {
     fn look(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
         if let Some(session) = &self.session {
-            match hear(&shared, &session.connection) {
-                Heard::Nothing => {}
-                Heard::Wanted => self.retry.1 = RETRY_MIN,
-                Heard::Attached => {
+            match read_host(&shared, &session.connection) {
+                HostMessages::None => {}
+                HostMessages::Wanted => self.retry.1 = RETRY_MIN,
+                HostMessages::Attached => {
                     self.retry.1 = RETRY_MIN;
                     self.begin(&shared);
                 }
-                Heard::Ended => self.end(&shared),
+                HostMessages::Ended => self.end(&shared),
             }
         }
         if let Some((service, _)) = &mut self.service
@@ -360,7 +362,7 @@ impl Watched {
         for mine in shared.core.seats.all().filter(|other| other.is_of(&shared.me)) {
             shared.announce(&mine);
         }
-        shared.tell_of_memory(&session.connection);
+        shared.announce_memory(&session.connection);
         // The link has a host.
         if session.host.0 == Host::Sidecar
             && let Some((_, place)) = self.service.take()
@@ -385,7 +387,7 @@ impl Watched {
             // A forked child may keep the connection of a dead host open.
             (Some(session), None) => {
                 // Packets that it has sent before.
-                let _ = hear(shared, &session.connection);
+                let _ = read_host(shared, &session.connection);
                 return self.end(shared);
             }
             (Some(_), Some(_)) => {
@@ -426,8 +428,8 @@ fn connect(shared: &Shared, host: (Host, u64)) -> Option<Session> {
 }
 
 /// The result of reading a host's packets.
-enum Heard {
-    Nothing,
+enum HostMessages {
+    None,
     /// The host knows this process now.
     Attached,
     /// The host is new, and was offered the link.
@@ -436,47 +438,49 @@ enum Heard {
     Ended,
 }
 
-fn hear(shared: &Shared, host: &OwnedFd) -> Heard {
-    let mut heard = Heard::Nothing;
+fn read_host(shared: &Shared, host: &OwnedFd) -> HostMessages {
+    let mut messages = HostMessages::None;
     for _ in 0..PACKETS_MAX {
         let packet = match socket::receive_now(host) {
             Ok(packet) => packet,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return heard,
-            Err(_) => return Heard::Ended,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return messages,
+            Err(_) => return HostMessages::Ended,
         };
         let said = packet::decode::<Reply>(&packet.bytes);
         if let Ok(Reply { result: Some(reply::Result::PoolMemory(_)), .. }) = &said {
-            shared.hear_of_memory(&packet.bytes, packet.fds);
+            shared.memory_announced(&packet.bytes, packet.fds);
             continue;
         }
         discard(packet.fds);
         if packet.bytes.is_empty() {
-            return Heard::Ended;
+            return HostMessages::Ended;
         }
         match said {
             Ok(Reply { result: Some(reply::Result::Challenge(challenge)), .. }) => {
                 if socket::send_now(host, &proof(challenge), &[]).is_err() {
-                    return Heard::Ended;
+                    return HostMessages::Ended;
                 }
             }
-            Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(_)) }) => heard = Heard::Attached,
+            Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(_)) }) => {
+                messages = HostMessages::Attached
+            }
             Ok(Reply { id: ASKED, result: Some(reply::Result::Wanted(_)) }) => {
                 if shared.store.backing != Backing::Memfd {
-                    return Heard::Ended;
+                    return HostMessages::Ended;
                 }
                 let segments = shared.segments.iter().filter_map(|segment| segment.file.as_ref());
                 let fds: Vec<_> = segments.map(AsFd::as_fd).collect();
                 let offer = packet::encode(&Request::new(ASKED, request::Op::Offer(broker::Offer {})));
                 if socket::send_now(host, &offer, &fds).is_err() {
-                    return Heard::Ended;
+                    return HostMessages::Ended;
                 }
-                heard = Heard::Wanted;
+                messages = HostMessages::Wanted;
             }
             // There is none, but there may be later.
             Ok(Reply { id: TOLD, .. }) => {}
-            Ok(Reply { result: Some(reply::Result::Refused(_)), .. }) | Err(_) => return Heard::Ended,
+            Ok(Reply { result: Some(reply::Result::Refused(_)), .. }) | Err(_) => return HostMessages::Ended,
             Ok(_) => {}
         }
     }
-    heard
+    messages
 }

@@ -14,8 +14,8 @@ use super::attachment::Attachment;
 use super::bell::Bells;
 use super::core::Core;
 use super::host::{
-    Asked, Gathered, Listening, NO_HOST, OTHER_SIDECAR, SILENT, WANTING, ask, gather, listen, lock_file,
-    refused,
+    GatherOutcome, HostAnswer, HostListener, NO_HOST, OTHER_SIDECAR, SILENT, WANTING, ask, gather, listen,
+    lock_file, refused,
 };
 use super::monitor::Start;
 use super::{Link, Shared, device};
@@ -372,7 +372,7 @@ impl LinkOptions {
     ) -> Result<Attempt<Link>> {
         let host = create.map(|_| Host::Participant);
         self.try_enter(store, create, host, limit)?.and_then(|entered| {
-            let Entered { shared, session, listening } = entered;
+            let EnteredLink { shared, session, listening } = entered;
             let attachment = Arc::new(Attachment::new(&shared, listening.as_ref()));
             let link = self.admit(&shared, &attachment, side)?;
             if self.fresh && create.is_some() {
@@ -397,7 +397,7 @@ impl LinkOptions {
         create: Option<&LinkConfig>,
         host: Option<Host>,
         limit: Duration,
-    ) -> Result<Attempt<Entered>> {
+    ) -> Result<Attempt<EnteredLink>> {
         let Some(lock) = lock_file(store, create.is_some())? else { return Ok(Attempt::Absent) };
         if create.is_some()
             && self.is_late(limit)
@@ -422,13 +422,13 @@ impl LinkOptions {
             }
             let is_served = listening.is_some() || !shared.has_descriptors();
             let session = if is_served { None } else { session_with_host(&shared) };
-            return Ok(Attempt::Done(Entered { shared, session, listening }));
+            return Ok(Attempt::Done(EnteredLink { shared, session, listening }));
         }
         // 2. Memory without names comes from the host.
         let is_host = |asked: (Host, u64)| lock.host().is_ok_and(|now| now == Some(asked));
         if host != Some(Host::Sidecar) {
             match ask(store, &lock)? {
-                Asked::Given(offer, connection, at) => {
+                HostAnswer::Offer(offer, connection, at) => {
                     // Present from now on. If it still is the host, the link still exists.
                     if !join(store, &lock)? || !is_host(at) {
                         return Ok(Attempt::Unsettled(GOING));
@@ -441,10 +441,10 @@ impl LinkOptions {
                     }
                     let shared = assemble(store, segments, lock)?;
                     let session = Some(session(&shared, connection, at));
-                    return Ok(Attempt::Done(Entered { shared, session, listening: None }));
+                    return Ok(Attempt::Done(EnteredLink { shared, session, listening: None }));
                 }
-                Asked::Wanted => return Ok(Attempt::Unsettled(WANTING)),
-                Asked::Nobody => {}
+                HostAnswer::NeedsMemory => return Ok(Attempt::Unsettled(WANTING)),
+                HostAnswer::NoHost => {}
             }
         }
         let (Some(config), Some(host)) = (create, host) else {
@@ -465,7 +465,7 @@ impl LinkOptions {
                 if shared.lock.others_joined().map_err(|error| locking(store, error))? {
                     shared.begin_to_gather();
                 }
-                Ok(Attempt::Done(Entered { shared, session: None, listening }))
+                Ok(Attempt::Done(EnteredLink { shared, session: None, listening }))
             }
             other => {
                 listening.place.end(&lock);
@@ -481,7 +481,7 @@ impl LinkOptions {
         config: &LinkConfig,
         host: Host,
         lock: &Lock,
-        listening: &Listening,
+        listening: &HostListener,
         limit: Duration,
     ) -> Result<Attempt<Vec<Segment>>> {
         let failed = |error| locking(store, error);
@@ -500,12 +500,14 @@ impl LinkOptions {
             Ok(Some(segments))
         };
         let segments = match gather(listening, limit, is_anybody, accept)? {
-            Gathered::Memory(segments) => segments,
-            Gathered::Nothing => return Ok(Attempt::Unsettled(WANTING)),
-            Gathered::Nobody if config.backing == Backing::Named || lock.is_closed().map_err(failed)? => {
+            GatherOutcome::Memory(segments) => segments,
+            GatherOutcome::NoOffer => return Ok(Attempt::Unsettled(WANTING)),
+            GatherOutcome::NoProcess
+                if config.backing == Backing::Named || lock.is_closed().map_err(failed)? =>
+            {
                 return Ok(Attempt::Unsettled(GOING));
             }
-            Gathered::Nobody => self.make_segments(store, config, true)?.unwrap_or_default(),
+            GatherOutcome::NoProcess => self.make_segments(store, config, true)?.unwrap_or_default(),
         };
         if !join(store, lock)? {
             return Ok(Attempt::Unsettled(GOING));
@@ -731,12 +733,12 @@ impl<T> Attempt<T> {
 }
 
 /// A link whose memory is mapped, and on which this process is present.
-pub(super) struct Entered {
+pub(super) struct EnteredLink {
     pub(super) shared: Arc<Shared>,
     /// The connection to the host that provided it.
     pub(super) session: Option<(OwnedFd, (Host, u64))>,
     /// The listener, if this process is the host now.
-    pub(super) listening: Option<Listening>,
+    pub(super) listening: Option<HostListener>,
 }
 
 const GOING: &str = "ends or begins just now, or the process that removes the link is stopped or stuck";
@@ -768,14 +770,14 @@ fn session(shared: &Shared, connection: OwnedFd, host: (Host, u64)) -> (OwnedFd,
 /// Opens a session with the host of a link with device pools, if it answers.
 fn session_with_host(shared: &Shared) -> Option<(OwnedFd, (Host, u64))> {
     match ask(&shared.store, &shared.lock) {
-        Ok(Asked::Given(_, connection, host)) => Some(session(shared, connection, host)),
+        Ok(HostAnswer::Offer(_, connection, host)) => Some(session(shared, connection, host)),
         _ => None,
     }
 }
 
 /// Makes this process the host of a link whose memory it has: always in a sidecar; in a participant, if newcomers need a
 /// host and there is none.
-pub(super) fn serve_memory(shared: &Shared, host: Option<Host>) -> Result<Option<Listening>> {
+pub(super) fn serve_memory(shared: &Shared, host: Option<Host>) -> Result<Option<HostListener>> {
     let (store, lock) = (&shared.store, &shared.lock);
     let is_needed = match host {
         Some(Host::Sidecar) => true,

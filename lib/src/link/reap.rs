@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Recovered, Shared};
+use super::{RecoveryStats, Shared};
 use crate::participant::{Participant, Side, Stage};
 
 /// How often to look for dead participants after a connection closed: a process closes its connections before it is gone,
@@ -62,8 +62,8 @@ pub(super) fn reap(shared: &Shared) {
 }
 
 /// Recovers dead participants from a seat of its own, because only a handle may use its seat's lists.
-pub(super) fn take_back(shared: &Shared, dead: &[Participant]) -> Recovered {
-    let mut done = Recovered::default();
+pub(super) fn take_back(shared: &Shared, dead: &[Participant]) -> RecoveryStats {
+    let mut done = RecoveryStats::default();
     if dead.is_empty() {
         return done;
     }

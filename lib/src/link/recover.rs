@@ -3,12 +3,12 @@
 use shmesh_sys::process::Liveness;
 
 use super::Link;
-use super::core::Recovered;
+use super::core::RecoveryStats;
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::sync::{Ordering, fence};
 
-impl Recovered {
+impl RecoveryStats {
     pub(super) fn add(&mut self, other: Self) {
         self.participants += other.participants;
         self.messages += other.messages;
@@ -59,16 +59,16 @@ impl Link {
     /// assert_eq!(link.recover()?.participants, 0, "no participant has died");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn recover(&self) -> Result<Recovered> {
+    pub fn recover(&self) -> Result<RecoveryStats> {
         self.check_seated()?;
-        let mut done = Recovered::default();
+        let mut done = RecoveryStats::default();
         for other in self.shared.dead().filter(|other| other.seat != self.endpoint.me.seat) {
             done.add(self.take_back(&other, false));
         }
         Ok(done)
     }
 
-    fn take_back(&self, other: &Participant, keep_seated: bool) -> Recovered {
+    fn take_back(&self, other: &Participant, keep_seated: bool) -> RecoveryStats {
         let done = self.core().reclaim(other, self.endpoint.me.seat, keep_seated);
         self.core().seats.count_recovered(done.participants);
         self.shared.wake_after_a_death();
@@ -95,13 +95,13 @@ impl Link {
     /// assert_eq!(phy.recover_participant(dead.seat, dead.word)?.participants, 0, "it was done before");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Result<Recovered> {
+    pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Result<RecoveryStats> {
         self.check_seated()?;
         match self.core().seats.at(seat) {
             Some(dead) if dead.word.is_same(word) && seat != self.endpoint.me.seat => {
                 Ok(self.take_back(&dead, false))
             }
-            _ => Ok(Recovered::default()),
+            _ => Ok(RecoveryStats::default()),
         }
     }
 
@@ -128,16 +128,16 @@ impl Link {
     /// assert!(matches!(mac.loan().unwrap_err().kind(), shmesh::ErrorKind::Evicted { .. }));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn evict(&self, seat: SeatIndex) -> Result<Recovered> {
+    pub fn evict(&self, seat: SeatIndex) -> Result<RecoveryStats> {
         self.check_seated()?;
         match self.core().seats.at(seat).filter(|_| seat != self.endpoint.me.seat) {
             Some(other) => self.evict_participant(&other),
-            None => Ok(Recovered::default()),
+            None => Ok(RecoveryStats::default()),
         }
     }
 
     /// Evicts this participant, but not a later one in its seat.
-    pub(super) fn evict_participant(&self, other: &Participant) -> Result<Recovered> {
+    pub(super) fn evict_participant(&self, other: &Participant) -> Result<RecoveryStats> {
         let alive = self.shared.liveness(other) != Liveness::Dead;
         let still_alive = || {
             Err(Error::from(ErrorKind::StillAlive {
@@ -150,7 +150,7 @@ impl Link {
             return still_alive();
         }
         if alive && !self.core().seats.evict(other) {
-            return Ok(Recovered::default());
+            return Ok(RecoveryStats::default());
         }
         // It may have become the writer just now, and be sending. It gets the error `Evicted`, and keeps its buffers until
         // its process ends.

@@ -292,7 +292,7 @@ impl SeatLease {
     }
 
     #[cold]
-    fn wake(&self, ring: &Ring, waiting: notify::Waiting) -> Result<()> {
+    fn wake(&self, ring: &Ring, waiting: notify::WaitingReceivers) -> Result<()> {
         self.core().seats.rang(self.me.seat);
         let woken = self.shared.wake(ring, waiting, Cause::Notification);
         woken.map_err(|error| Error::system(&self.shared.store.link, "open the bell of a receiver", error))

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use shmesh::{Participant, Recovered, SeatIndex, SeatWord};
+use shmesh::{Participant, RecoveryStats, SeatIndex, SeatWord};
 use shmesh_daemon::descriptor::watched;
 use shmesh_proto::broker::{Code, Processes, Reply, event, reply};
 use shmesh_proto::identity::PeerIdentity;
@@ -169,7 +169,7 @@ impl Actor {
         if let Some(account) = &dead.attached {
             self.fd_table.detach(account);
         }
-        let mut done = Recovered::default();
+        let mut done = RecoveryStats::default();
         for &(link, seat, word) in &dead.seats {
             let taken = self.links.recover_participant(link, seat, word);
             done.participants += taken.participants;

@@ -13,28 +13,28 @@ use shmesh_proto::packet;
 use shmesh_sys::file::is_size_sealed;
 use shmesh_sys::{poll, socket};
 
-use super::{Listening, SESSIONS_MAX, discard, hang_up};
+use super::{HostListener, SESSIONS_MAX, discard, hang_up};
 use crate::error::{Error, Result};
 
 /// Interval at which to check whether a process is still on the link.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The result of gathering.
-pub(in crate::link) enum Gathered<T> {
+pub(in crate::link) enum GatherOutcome<T> {
     Memory(T),
     /// No process is on the link any more, so its memory is gone.
-    Nobody,
+    NoProcess,
     /// Processes are on the link, but none has offered memory.
-    Nothing,
+    NoOffer,
 }
 
 /// Waits until a process offers something that `accept` takes.
 pub(in crate::link) fn gather<T>(
-    listening: &Listening,
+    listening: &HostListener,
     limit: Duration,
     is_anybody: impl Fn() -> Result<bool>,
     accept: impl Fn(Vec<File>) -> Result<Option<T>>,
-) -> Result<Gathered<T>> {
+) -> Result<GatherOutcome<T>> {
     let deadline = Instant::now() + limit;
     let (mut sessions, mut refused) = (Vec::<OwnedFd>::new(), None::<Error>);
     let end = |sessions: Vec<OwnedFd>| sessions.into_iter().for_each(hang_up);
@@ -42,8 +42,8 @@ pub(in crate::link) fn gather<T>(
         let is_over = Instant::now() >= deadline;
         let gathered = match is_anybody() {
             Ok(true) if !is_over => None,
-            Ok(true) => Some(refused.take().map_or(Ok(Gathered::Nothing), Err)),
-            Ok(false) => Some(Ok(Gathered::Nobody)),
+            Ok(true) => Some(refused.take().map_or(Ok(GatherOutcome::NoOffer), Err)),
+            Ok(false) => Some(Ok(GatherOutcome::NoProcess)),
             Err(error) => Some(Err(error)),
         };
         if let Some(gathered) = gathered {
@@ -60,12 +60,12 @@ pub(in crate::link) fn gather<T>(
         }
         let mut i = 0;
         while i < sessions.len() {
-            match hear(&sessions[i]) {
-                Heard::Nothing => i += 1,
-                Heard::Offer(fds) => match accept(fds) {
+            match read_session(&sessions[i]) {
+                SessionMessage::None => i += 1,
+                SessionMessage::Offer(fds) => match accept(fds) {
                     Ok(Some(memory)) => {
                         end(sessions);
-                        return Ok(Gathered::Memory(memory));
+                        return Ok(GatherOutcome::Memory(memory));
                     }
                     // Another process may have better memory.
                     Ok(None) => hang_up(sessions.remove(i)),
@@ -74,13 +74,13 @@ pub(in crate::link) fn gather<T>(
                         hang_up(sessions.remove(i));
                     }
                 },
-                Heard::End => hang_up(sessions.remove(i)),
+                SessionMessage::End => hang_up(sessions.remove(i)),
             }
         }
     }
 }
 
-fn wait(listening: &Listening, sessions: &[OwnedFd]) {
+fn wait(listening: &HostListener, sessions: &[OwnedFd]) {
     let fds = std::iter::once(listening.listener.as_fd()).chain(sessions.iter().map(AsFd::as_fd));
     let fds: Vec<_> = fds.collect();
     let mut watches: Vec<_> = fds.iter().map(poll::Watch::readable).collect();
@@ -91,32 +91,36 @@ fn wait(listening: &Listening, sessions: &[OwnedFd]) {
     }
 }
 
-enum Heard {
-    Nothing,
+enum SessionMessage {
+    None,
     Offer(Vec<File>),
     End,
 }
 
-fn hear(session: &OwnedFd) -> Heard {
+fn read_session(session: &OwnedFd) -> SessionMessage {
     let packet = match socket::receive_now(session) {
         Ok(packet) => packet,
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
-        Err(_) => return Heard::End,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return SessionMessage::None,
+        Err(_) => return SessionMessage::End,
     };
     let is_offer = |request: &Request| matches!(request.op, Some(request::Op::Offer(_)));
     match packet::decode::<Request>(&packet.bytes) {
         // No other descriptor is examined: what cannot be sealed may come from a hostile process, and block.
         Ok(request) if is_offer(&request) && packet.fds.iter().all(is_size_sealed) => {
-            Heard::Offer(packet.fds.into_iter().map(File::from).collect())
+            SessionMessage::Offer(packet.fds.into_iter().map(File::from).collect())
         }
         Ok(Request { id, op: Some(request::Op::Attach(_)), .. }) => {
             discard(packet.fds);
             let wanted = packet::encode(&Reply::new(id, reply::Result::Wanted(Wanted {})));
-            if socket::send_now(session, &wanted, &[]).is_ok() { Heard::Nothing } else { Heard::End }
+            if socket::send_now(session, &wanted, &[]).is_ok() {
+                SessionMessage::None
+            } else {
+                SessionMessage::End
+            }
         }
         _ => {
             discard(packet.fds);
-            Heard::End
+            SessionMessage::End
         }
     }
 }

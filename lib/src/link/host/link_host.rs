@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use shmesh_proto::broker::PoolMemory;
 
-use super::{Listening, OTHER_SIDECAR, lock_path, offer, refused};
+use super::{HostListener, OTHER_SIDECAR, lock_path, offer, refused};
 use crate::config::{Backing, LinkConfig};
 use crate::error::Result;
 use crate::inspect::View;
-use crate::link::open::{Entered, LinkOptions};
+use crate::link::open::{EnteredLink, LinkOptions};
 use crate::link::reap::take_back;
-use crate::link::{Recovered, Shared};
+use crate::link::{RecoveryStats, Shared};
 use crate::participant::{Participant, SeatIndex, SeatWord};
 use crate::segment::header::Header;
 use crate::segment::lock::Host;
@@ -35,7 +35,7 @@ use crate::segment::lock::Host;
 #[derive(Debug)]
 pub struct LinkHost {
     shared: Arc<Shared>,
-    listening: Listening,
+    listening: HostListener,
 }
 
 /// The descriptors that a newcomer gets from a [`LinkHost`], in this order.
@@ -74,7 +74,7 @@ impl LinkOptions {
         let store = self.store(config);
         self.settle(&store, |limit| {
             self.try_enter(&store, Some(config), Some(Host::Sidecar), limit)?.and_then(|entered| {
-                let Entered { shared, listening, .. } = entered;
+                let EnteredLink { shared, listening, .. } = entered;
                 // Without a listener it would not be a host.
                 let listening = listening.ok_or_else(|| refused(&store, OTHER_SIDECAR))?;
                 Ok(LinkHost { shared, listening })
@@ -232,7 +232,7 @@ impl LinkHost {
     /// assert_eq!(host.recover().participants, 0, "no participant has died");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn recover(&self) -> Recovered {
+    pub fn recover(&self) -> RecoveryStats {
         let dead: Vec<_> = self.shared.dead().collect();
         take_back(&self.shared, &dead)
     }
@@ -252,10 +252,10 @@ impl LinkHost {
     /// assert_eq!(done.participants, 0, "it has detached");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> Recovered {
+    pub fn recover_participant(&self, seat: SeatIndex, word: SeatWord) -> RecoveryStats {
         match self.shared.core.seats.at(seat) {
             Some(dead) if dead.word.is_same(word) => take_back(&self.shared, &[dead]),
-            _ => Recovered::default(),
+            _ => RecoveryStats::default(),
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::segment::header::LAYOUT_VERSION;
 use crate::segment::lock::{Host, Lock};
 use crate::segment::store::Store;
-pub(super) use gather::{Gathered, gather};
+pub(super) use gather::{GatherOutcome, gather};
 pub use link_host::{LinkHost, LinkHostOffer};
 pub(super) use service::Service;
 
@@ -67,13 +67,13 @@ pub(crate) struct Offer {
 }
 
 /// The host's answer to a newcomer.
-pub(crate) enum Asked {
+pub(crate) enum HostAnswer {
     /// The connection stays open as a sign of life.
-    Given(Offer, OwnedFd, (Host, u64)),
+    Offer(Offer, OwnedFd, (Host, u64)),
     /// The host does not have the memory yet.
-    Wanted,
+    NeedsMemory,
     /// There is no host at the moment.
-    Nobody,
+    NoHost,
 }
 
 /// The common prefix of the names of a link's host sockets. Each socket has a number that is unique while its process
@@ -123,8 +123,8 @@ pub(super) fn answer_of(connection: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedF
 }
 
 /// Asks the host of a link for its memory.
-pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Asked> {
-    let Some(at) = host_of(store, lock)? else { return Ok(Asked::Nobody) };
+pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<HostAnswer> {
+    let Some(at) = host_of(store, lock)? else { return Ok(HostAnswer::NoHost) };
     let path = socket_path(store, at.1);
     let host =
         |what| Error::from(ErrorKind::Host { link: Arc::clone(&store.link), path: path.clone(), what });
@@ -133,7 +133,7 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Asked> {
         Err(error) => {
             return match error.raw_os_error() {
                 // No process listens (any more).
-                Some(errno::ENOENT | errno::ECONNREFUSED | errno::EAGAIN) => Ok(Asked::Nobody),
+                Some(errno::ENOENT | errno::ECONNREFUSED | errno::EAGAIN) => Ok(HostAnswer::NoHost),
                 // A socket of another type.
                 Some(errno::EPROTOTYPE) => Err(host(STRANGER)),
                 _ => Err(store.refused(&path.display().to_string(), error)),
@@ -145,11 +145,11 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Asked> {
         .and_then(|()| socket::send(&connection, &packet::encode(&attach), &[]))
         .and_then(|()| answer_of(&connection));
     let (bytes, fds) = match asked {
-        Ok((bytes, _)) if bytes.is_empty() => return Ok(Asked::Nobody),
+        Ok((bytes, _)) if bytes.is_empty() => return Ok(HostAnswer::NoHost),
         Ok(answer) => answer,
         // The host is just ending.
         Err(error) if matches!(error.raw_os_error(), Some(errno::EPIPE | errno::ECONNRESET)) => {
-            return Ok(Asked::Nobody);
+            return Ok(HostAnswer::NoHost);
         }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             return Err(host(SILENT));
@@ -159,7 +159,9 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Asked> {
         Err(error) => return Err(store.refused(&path.display().to_string(), error)),
     };
     let attached = match packet::decode::<Reply>(&bytes) {
-        Ok(Reply { id: ASKED, result: Some(reply::Result::Wanted(_)) }) => return Ok(Asked::Wanted),
+        Ok(Reply { id: ASKED, result: Some(reply::Result::Wanted(_)) }) => {
+            return Ok(HostAnswer::NeedsMemory);
+        }
         Ok(Reply { id: ASKED, result: Some(reply::Result::Attached(attached)) }) => attached,
         // Id 0: the connection as a whole is refused.
         Ok(Reply { id: ASKED | 0, result: Some(reply::Result::Refused(refused)) }) => {
@@ -167,7 +169,7 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Asked> {
                 Code::Version => {
                     host("speaks another version of the protocol; run one version on both sides")
                 }
-                Code::Draining => return Ok(Asked::Nobody),
+                Code::Draining => return Ok(HostAnswer::NoHost),
                 _ => host("does not let this process in; its log says why"),
             });
         }
@@ -185,7 +187,7 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<Asked> {
     if u32::try_from(fds.len()) != Ok(attached.segments) {
         return Err(host("sent other descriptors than it announced"));
     }
-    Ok(Asked::Given(Offer { segments: fds.into_iter().map(File::from).collect() }, connection, at))
+    Ok(HostAnswer::Offer(Offer { segments: fds.into_iter().map(File::from).collect() }, connection, at))
 }
 
 /// The error if the socket cannot be created.
@@ -234,7 +236,7 @@ pub(crate) fn try_lock(store: &Store) -> Result<Option<Lock>> {
 
 /// A socket on which a host listens, and its number.
 #[derive(Debug)]
-pub(super) struct Listening {
+pub(super) struct HostListener {
     pub(super) listener: OwnedFd,
     pub(super) place: Place,
 }
@@ -265,7 +267,7 @@ pub(super) fn listen(
     lock: &Lock,
     host: Host,
     on: fn(&Path, u32) -> io::Result<OwnedFd>,
-) -> Result<Option<Listening>> {
+) -> Result<Option<HostListener>> {
     let listening = bind(store, lock, on).map_err(|error| deaf(store, error))?;
     let failed = |error| Error::system(&store.link, "lock the lock file", error);
     if lock.try_publish(host, listening.place.number).map_err(failed)? {
@@ -278,7 +280,7 @@ pub(super) fn listen(
     Ok(None)
 }
 
-fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -> io::Result<Listening> {
+fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -> io::Result<HostListener> {
     let mut from = 0;
     while let Some(number) = lock.take_socket(user::effective(), from)? {
         let path = socket_path(store, number);
@@ -287,7 +289,7 @@ fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -
             let _ = std::fs::remove_file(&path);
         }
         match on(&path, store.file_mode).and_then(|listener| set_nonblocking(&listener).map(|()| listener)) {
-            Ok(listener) => return Ok(Listening { listener, place: Place { number, path } }),
+            Ok(listener) => return Ok(HostListener { listener, place: Place { number, path } }),
             Err(error) => {
                 lock.leave_socket(number);
                 // Another user's socket, which may not be removed.

@@ -10,7 +10,7 @@ use shmesh_proto::packet;
 use shmesh_sys::fork::NotInherited;
 use shmesh_sys::{errno, socket};
 
-use super::{Listening, SESSIONS_MAX, discard, hang_up, memories, offer};
+use super::{HostListener, SESSIONS_MAX, discard, hang_up, memories, offer};
 use crate::link::{Shared, device};
 
 /// How long no newcomer is accepted after this process ran out of descriptors.
@@ -33,7 +33,7 @@ pub(in crate::link) struct Service {
 }
 
 impl Service {
-    pub(in crate::link) fn new(listening: Listening) -> Self {
+    pub(in crate::link) fn new(listening: HostListener) -> Self {
         let listener = NotInherited::new(listening.listener.into());
         Self { listener, sessions: Vec::new(), full_until: None }
     }

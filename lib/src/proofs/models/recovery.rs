@@ -8,7 +8,7 @@ use super::super::stage::{
     self, abandon, attach, describe, entry_of, leave, link, loan, loan_with, process, release,
 };
 use super::{Bytes, assert_all_free, drain, explore, loan_and_write, receive, send, spawn, until};
-use crate::link::core::{Core, Recovered};
+use crate::link::core::{Core, RecoveryStats};
 use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 use crate::participant::{Participant, Role, Side};
@@ -17,7 +17,7 @@ use crate::ring::{CONSUMER_ROLE, Owners, Ring};
 use crate::sync::Ordering;
 
 /// The sum of what two concurrent recoveries did.
-fn both(core: &Core, dead: Participant, first: Side, second: Side, live: impl FnOnce()) -> Recovered {
+fn both(core: &Core, dead: Participant, first: Side, second: Side, live: impl FnOnce()) -> RecoveryStats {
     let (a, b) = (attach(core, first), attach(core, second));
     let late = {
         let core = core.clone();
@@ -28,7 +28,7 @@ fn both(core: &Core, dead: Participant, first: Side, second: Side, live: impl Fn
     let a = core.reclaim(&dead, a.me.seat, false);
     let b = late.join().unwrap();
     assert_eq!(a.participants + b.participants, 1, "one of them has recovered it");
-    Recovered {
+    RecoveryStats {
         participants: 1,
         messages: a.messages + b.messages,
         data_buffers: a.data_buffers + b.data_buffers,

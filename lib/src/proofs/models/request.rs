@@ -2,7 +2,7 @@
 
 use super::super::stage::{self, abandon, attach, entry_of, link_with_requests, loan, release};
 use super::{Bytes, assert_all_free, consume, explore, loan_and_write, spawn, until};
-use crate::link::core::{Core, Recovered};
+use crate::link::core::{Core, RecoveryStats};
 use crate::link::endpoint::Endpoint;
 use crate::link::request_steps::{RequestSteps as _, TakenRequest};
 use crate::participant::Participant;
@@ -123,7 +123,7 @@ fn late_failure_does_not_reach_a_later_request() {
 }
 
 /// Recovers `dead` in a thread of its own, while `live` runs.
-fn recovered(core: &Core, dead: Participant, live: impl FnOnce()) -> Recovered {
+fn recovered(core: &Core, dead: Participant, live: impl FnOnce()) -> RecoveryStats {
     let recoverer = {
         let (core, me) = (core.clone(), attach(core, Primary));
         spawn(move || {
@@ -166,7 +166,7 @@ fn a_client_dead_in_a_reception() {
         let (first, late) = (attach(&core, Primary), attach(&core, Primary));
         let late = {
             let core = core.clone();
-            spawn(move || core.close_requests(&dead, late.me.seat, &mut Recovered::default()))
+            spawn(move || core.close_requests(&dead, late.me.seat, &mut RecoveryStats::default()))
         };
         assert_eq!(core.reclaim(&dead, first.me.seat, false).messages, 1);
         for value in 2..4 {
@@ -233,7 +233,7 @@ fn a_newcomer_keeps_its_request() {
         let (recoverer, late) = (attach(&core, Primary), attach(&core, Primary));
         let late = {
             let core = core.clone();
-            spawn(move || core.close_requests(&dead, late.me.seat, &mut Recovered::default()))
+            spawn(move || core.close_requests(&dead, late.me.seat, &mut RecoveryStats::default()))
         };
         core.reclaim(&dead, recoverer.me.seat, false);
         let client = attach(&core, Secondary);
